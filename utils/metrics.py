@@ -1,0 +1,42 @@
+"""Metrics are (sum, count) pairs: added on the device, reduced over ranks only when somebody looks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from utils.distributed import Dist
+
+MetricSums = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+def stack(sums: MetricSums) -> torch.Tensor:
+    """One (metrics, 2) tensor in the order of the sorted names."""
+    return torch.stack([torch.stack([part.detach().to(torch.float64) for part in sums[name]]) for name in sorted(sums)])
+
+
+def means(names: list[str], sums_M2: torch.Tensor) -> dict[str, float]:
+    """The mean of every metric that counted anything."""
+    return {name: total / count for name, (total, count) in zip(names, sums_M2.tolist(), strict=True) if count}
+
+
+class Meter:
+    """Adds up metrics on the device; `read` is the only place that waits for it."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._sums: torch.Tensor | None = None
+
+    def add(self, sums: MetricSums) -> None:
+        names, values = sorted(sums), stack(sums)
+        assert self._sums is None or names == self._names, f"metrics changed from {self._names} to {names}"
+        self._names, self._sums = names, values if self._sums is None else self._sums + values
+
+    def read(self, dist: Dist) -> dict[str, float]:
+        """Means over all ranks since the last read; every rank must call it."""
+        if self._sums is None:
+            return {}
+        dist.all_reduce(self._sums)
+        result, self._sums = means(self._names, self._sums), None
+        return result
