@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 
-IGNORE = -100  # label of cells and rows that count in no loss and no metric
+from utils.spec import IGNORE, Spec
+
+__all__ = ["IGNORE", "Arrays", "Batch", "EvalSet", "Source", "Spec"]
 
 Arrays = dict[str, np.ndarray]
 Batch = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Spec:
-    """What a model must know of its data."""
-
-    vocab_size: int = 0
-    seq_len: int = 0
-    num_puzzles: int = 0
-    num_classes: int = 0
-    image_shape: tuple[int, ...] = ()
-    fingerprint: str = ""
 
 
 class EvalSet(Protocol):
@@ -45,9 +34,20 @@ class Source(Protocol):
     """Where a run's examples come from."""
 
     spec: Spec
-    steps_per_epoch: float
-    total_steps: int  # steps in `epochs` epochs, exactly
-    eval_every: int  # steps in `eval_interval` epochs, exactly
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """On average: epochs of puzzles with several examples differ in length."""
+        ...
+
+    @property
+    def total_steps(self) -> int:
+        """Steps in `epochs` epochs, exactly; batches go on beyond them."""
+        ...
+
+    def is_eval_step(self, step: int) -> bool:
+        """Whether `eval_interval` epochs are complete once `step` steps are done (so the first step is 1 here)."""
+        ...
 
     def train_batch(self, step: int, shard: int) -> Arrays:
         """The rows of one shard of one step (steps count from 0)."""

@@ -5,5 +5,9 @@ class ConfigError(ValueError):
     """Something the user asked for cannot be; the run ends with this one line and exit status 2."""
 
 
+class LocalError(ConfigError):
+    """The same, true of this rank alone: it must speak, whichever rank it is."""
+
+
 class PeerError(RuntimeError):
-    """Another rank failed and has already said why; this one ends quietly with it."""
+    """Another rank failed and says why itself; this one ends quietly with it."""

@@ -6,21 +6,41 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from utils.errors import ConfigError
 
-# name -> (rank, world size, local rank) variables, most specific launcher first: mpirun inside an srun
-# allocation sets both families, and the innermost launcher is the one that numbered the processes.
+
+class Family(NamedTuple):
+    """The variables by which one launcher numbers its processes."""
+
+    rank: str
+    world_size: tuple[str, ...]  # the first one that is set counts
+    local_rank: tuple[str, ...]
+    local_size: tuple[str, ...]
+
+
+# Innermost launcher first, because its numbers are the true ones: mpirun in a Slurm job starts its daemons by
+# srun, so that its ranks see SLURM_PROCID too, and torchrun's workers see what started torchrun.
 FAMILIES = {
-    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    "openmpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    "mvapich2": ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
-    "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-    "srun": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
-    "env": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    "torchrun": Family("RANK", ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
+    "openmpi": Family("OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_LOCAL_SIZE",)),
+    "mvapich2": Family("MV2_COMM_WORLD_RANK", ("MV2_COMM_WORLD_SIZE",), ("MV2_COMM_WORLD_LOCAL_RANK",), ("MV2_COMM_WORLD_LOCAL_SIZE",)),
+    "mpich": Family("PMI_RANK", ("PMI_SIZE",), ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"), ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")),
+    "srun": Family("SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_LOCALID",), ()),
+    "env": Family("RANK", ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
 }
-# The batch script and an interactive shell carry these instead of a step number; they are no srun step.
-NOT_A_STEP = {"", "batch", "extern", "interactive", "4294967291", "4294967292", "4294967290"}
+# What Slurm puts in SLURM_STEP_ID for the batch script, an interactive shell and the like: no step of srun.
+NOT_A_STEP = {"", "batch", "extern", "interactive", *(str(2**32 - distance) for distance in range(1, 8))}
+# Names that all ranks of a job share and no other job has, for a port of its own.
+JOB_NAMES = {
+    "openmpi": ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID"),
+    "mpich": ("PMI_JOBID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"),
+    "mvapich2": ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"),
+    "srun": ("SLURM_JOB_ID",),
+}
+DEFAULT_PORT = 29500  # PyTorch's own, where nothing tells one job from another
+FIRST_PORT, PORTS = 20000, 12000  # below the range from which Linux takes its ephemeral ports
 
 
 @dataclass(frozen=True)
@@ -35,39 +55,55 @@ class Launch:
 
 def detect(env: Mapping[str, str]) -> Launch:
     """The launcher, rank, world size and local rank that the environment tells."""
-    for name, keys in FAMILIES.items():
-        if not _applies(name, env, keys):
+    for name, family in FAMILIES.items():
+        size_key = next((key for key in family.world_size if env.get(key)), None)
+        if not env.get(family.rank) or not _applies(name, env):
             continue
-        rank, world_size = (_integer(env, key) for key in keys[:2])
-        local_rank = _integer(env, keys[2]) if keys[2] in env else _local_rank_of(name, env, rank)
+        if size_key is None:
+            if name != "env":
+                continue
+            raise ConfigError(f"RANK={env['RANK']} is set but WORLD_SIZE is not; export WORLD_SIZE=<number of processes> or unset RANK")
+        rank, world_size = _integer(env, family.rank), _integer(env, size_key)
         if not 0 <= rank < world_size:
-            raise ConfigError(f"{keys[0]}={rank} is outside 0..{world_size - 1} ({keys[1]}={world_size}); unset both or correct them")
-        return Launch(name, rank, world_size, local_rank)
+            raise ConfigError(f"{family.rank}={rank} is outside 0..{world_size - 1} ({size_key}={world_size}); unset both or correct them")
+        return Launch(name, rank, world_size, _local_rank(name, env, rank, world_size))
     return Launch()
 
 
 def rendezvous(env: Mapping[str, str], launch: Launch, parent: int) -> tuple[str, int]:
-    """MASTER_ADDR and MASTER_PORT, derived from the job where the launcher gives none."""
-    address = env.get("MASTER_ADDR") or _address(env, launch)
+    """MASTER_ADDR and MASTER_PORT, derived from the job where the launcher gives none; `parent` is the parent's process id."""
+    one_host = _on_one_host(env, launch)
+    address = env.get("MASTER_ADDR") or ("127.0.0.1" if one_host else _first_address(env, launch))
     if address is None:
         raise ConfigError(
             f"MASTER_ADDR is not set and {launch.launcher} on several hosts does not tell it; export MASTER_ADDR=<host of rank 0>"
         )
-    if "MASTER_PORT" in env:
+    if env.get("MASTER_PORT"):
         return address, _integer(env, "MASTER_PORT")
-    job = next((env[k] for k in ("SLURM_JOB_ID", "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "PMI_ID_NAMESPACE") if k in env), str(parent))
-    step = env.get("SLURM_STEP_ID", "")
-    return address, 20000 + zlib.crc32(f"{job}.{step}".encode()) % 20000
+    job = next((env[key] for key in JOB_NAMES.get(launch.launcher, ()) if env.get(key)), None)
+    if launch.launcher == "srun":
+        job = f"{job}.{env['SLURM_STEP_ID']}"  # a second step of the same job meets elsewhere
+    if job is None and one_host and not env.get("MASTER_ADDR"):
+        job = str(parent)  # what started one rank on this host started them all
+    return address, DEFAULT_PORT if job is None else FIRST_PORT + zlib.crc32(job.encode()) % PORTS
 
 
-def _applies(name: str, env: Mapping[str, str], keys: tuple[str, str, str]) -> bool:
-    if not (env.get(keys[0]) and env.get(keys[1])):
-        return False
+def first_host(nodelist: str) -> str:
+    """The first host of a Slurm node list: `gpu[03-05,9],login1` gives `gpu03`."""
+    first = re.match(r"(?:[^,\[\]]|\[[\d,-]+\])+", nodelist)
+    if not first:
+        raise ConfigError(f"SLURM_JOB_NODELIST={nodelist!r} cannot be read; export MASTER_ADDR=<first host>")
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first.group())
+
+
+def _in_step(env: Mapping[str, str]) -> bool:
+    return env.get("SLURM_STEP_ID", env.get("SLURM_STEPID", "")) not in NOT_A_STEP
+
+
+def _applies(name: str, env: Mapping[str, str]) -> bool:
     if name == "torchrun":
-        return "TORCHELASTIC_RUN_ID" in env
-    if name == "srun":
-        return env.get("SLURM_STEP_ID", "") not in NOT_A_STEP
-    return True
+        return bool(env.get("TORCHELASTIC_RUN_ID"))
+    return name != "srun" or _in_step(env)
 
 
 def _integer(env: Mapping[str, str], key: str) -> int:
@@ -77,35 +113,42 @@ def _integer(env: Mapping[str, str], key: str) -> int:
         raise ConfigError(f"{key}={env[key]!r} is not a whole number; unset it or let the launcher set it") from None
 
 
-def _local_rank_of(name: str, env: Mapping[str, str], rank: int) -> int:
-    per_node = next((env[k] for k in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS") if k in env), None)
-    if per_node is not None:
-        return rank % int(per_node)
-    if name == "env":
+def _local_rank(name: str, env: Mapping[str, str], rank: int, world_size: int) -> int:
+    keys = FAMILIES[name].local_rank
+    if name == "mpich" and _in_step(env):
+        keys = (*keys, "SLURM_LOCALID")  # srun --mpi=pmi2 numbers by PMI, but only Slurm tells the local rank
+    for key in keys:
+        if env.get(key):
+            return _integer(env, key)
+    local_size = _local_size(name, env)
+    if local_size:
+        return rank % local_size
+    if name == "env" and world_size > 1:
         raise ConfigError(f"RANK={rank} is set but LOCAL_RANK is not; export LOCAL_RANK=<number of this process on its host>")
     return rank
 
 
-def _address(env: Mapping[str, str], launch: Launch) -> str | None:
-    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
+def _local_size(name: str, env: Mapping[str, str]) -> int | None:
+    return next((_integer(env, key) for key in FAMILIES[name].local_size if env.get(key)), None)
+
+
+def _on_one_host(env: Mapping[str, str], launch: Launch) -> bool:
+    if launch.world_size == 1:
+        return True
+    local_size = _local_size(launch.launcher, env)
+    if local_size is not None:
+        return local_size == launch.world_size
+    if _in_step(env):
+        return env.get("SLURM_STEP_NUM_NODES", env.get("SLURM_NNODES", "1")) == "1"
+    return launch.rank == launch.local_rank
+
+
+def _first_address(env: Mapping[str, str], launch: Launch) -> str | None:
+    # Only srun's own ranks share a step. The others may be children of a daemon's step, which lists the daemon's hosts.
+    step = launch.launcher == "srun" or (launch.launcher == "mpich" and "SLURM_LOCALID" in env and "MPI_LOCALRANKID" not in env)
+    nodes = (env.get("SLURM_STEP_NODELIST") if step else None) or env.get("SLURM_JOB_NODELIST")
     if nodes:
         return first_host(nodes)
-    if launch.launcher == "openmpi":
-        uri = env.get("OMPI_MCA_orte_hnp_uri") or env.get("PMIX_SERVER_URI41") or ""
-        if env.get("OMPI_COMM_WORLD_LOCAL_SIZE") != env.get("OMPI_COMM_WORLD_SIZE"):
-            found = re.search(r"tcp4?://([0-9.]+)", uri)
-            return found.group(1) if found else None
-        return "127.0.0.1"
-    local_size = env.get("MPI_LOCALNRANKS") or env.get("MV2_COMM_WORLD_LOCAL_SIZE") or env.get("LOCAL_WORLD_SIZE")
-    if local_size is None or int(local_size) == launch.world_size:
-        return "127.0.0.1"
-    return None
-
-
-def first_host(nodelist: str) -> str:
-    """The first host of a Slurm node list: `gpu[03-05,9],login1` gives `gpu03`."""
-    found = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodelist)
-    if not found:
-        raise ConfigError(f"SLURM_JOB_NODELIST={nodelist!r} cannot be read; export MASTER_ADDR=<first host>")
-    head, number, tail = found.groups()
-    return head + (number or "") + tail
+    # Open MPI 4 tells every rank where mpirun itself listens, which is the first host unless it was told otherwise.
+    found = re.search(r"tcp://([0-9.]+)", env.get("OMPI_MCA_orte_hnp_uri", "")) if launch.launcher == "openmpi" else None
+    return found.group(1) if found else None

@@ -34,9 +34,14 @@ class Meter:
         self._names, self._sums = names, values if self._sums is None else self._sums + values
 
     def read(self, dist: Dist) -> dict[str, float]:
-        """Means over all ranks since the last read; every rank must call it."""
-        if self._sums is None:
+        """Means over all ranks since the last read; every rank must call it, also one that had nothing to add."""
+        every = dist.all_gather_text("\n".join(self._names if self._sums is not None else []))
+        names = next((text.split("\n") for text in every if text), [])
+        differing = [rank for rank, text in enumerate(every) if text and text.split("\n") != names]
+        assert not differing, f"ranks {differing} measured other metrics than {names}"
+        if not names:
             return {}
-        dist.all_reduce(self._sums)
-        result, self._sums = means(self._names, self._sums), None
-        return result
+        sums = self._sums if self._sums is not None else torch.zeros(len(names), 2, dtype=torch.float64, device=dist.device)
+        dist.all_reduce(sums)
+        self._names, self._sums = [], None
+        return means(names, sums)

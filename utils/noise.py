@@ -1,7 +1,12 @@
-"""Random numbers as a pure function of (seed, step, shard, stream name)."""
+"""Random numbers as a pure function of (seed, step, shard, stream name), the same on every device.
+
+PyTorch's own generators give other numbers on CUDA than on a CPU. Here a counter is hashed instead: the n-th
+number of a shard's stream is a hash of n and the stream's key, in 32-bit integer arithmetic that is exact everywhere.
+"""
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,23 +27,38 @@ class Noise:
     device: torch.device = CPU
 
     def uniform(self, stream: str, shape: Sequence[int]) -> torch.Tensor:
-        """Uniform in [0, 1)."""
-        return self._draw(stream, shape, lambda size, generator: torch.rand(size, generator=generator, device=self.device))
+        """Uniform in [0, 1), in steps of 2⁻²⁴ so that every value is exact in float32."""
+        return self._bits(stream, shape).bitwise_right_shift_(8).bitwise_and_(0xFFFFFF).to(torch.float32).mul_(2.0**-24)
 
     def integers(self, stream: str, shape: Sequence[int], low: int, high: int) -> torch.Tensor:
         """Whole numbers in [low, high)."""
-        return self._draw(stream, shape, lambda size, generator: torch.randint(low, high, size, generator=generator, device=self.device))
+        assert 0 < high - low < 2**24, f"[{low}, {high}) is empty or too wide to be drawn evenly from 31 bits"
+        return self._bits(stream, shape).bitwise_and_(0x7FFFFFFF).to(torch.int64).remainder_(high - low).add_(low)
 
     def normal(self, stream: str, shape: Sequence[int]) -> torch.Tensor:
-        """Standard normal."""
-        return self._draw(stream, shape, lambda size, generator: torch.randn(size, generator=generator, device=self.device))
+        """Standard normal; equal across devices up to the rounding of log and cos."""
+        radius = (1 - self.uniform(f"{stream}/radius", shape)).log_().mul_(-2).sqrt_()  # 1 - u is never 0
+        return radius.mul_(self.uniform(f"{stream}/angle", shape).mul_(2 * math.pi).cos_())
 
-    def _draw(self, stream, shape, sample) -> torch.Tensor:
+    def _bits(self, stream: str, shape: Sequence[int]) -> torch.Tensor:
+        """32 random bits for every element."""
         slots, uneven = divmod(shape[0], len(self.shards))
         assert not uneven, f"{shape[0]} slots cannot belong to {len(self.shards)} shards"
-        size = (slots, *shape[1:])
-        return torch.cat([sample(size, self._generator(stream, shard)) for shard in self.shards])
+        counter = torch.arange(slots * math.prod(shape[1:]), dtype=torch.int32, device=self.device)
+        keys = torch.from_numpy(np.stack([self._key(stream, shard) for shard in self.shards])).to(self.device)
+        # Keyed before and after the first round: streams whose first keys are close still share no stretch.
+        bits = _mix_(counter + keys[:, :1]).bitwise_xor_(keys[:, 1:])
+        return _mix_(bits).view(*shape)
 
-    def _generator(self, stream: str, shard: int) -> torch.Generator:
-        key = np.random.SeedSequence([self.seed, self.step, shard, zlib.crc32(stream.encode())]).generate_state(1, np.uint64)[0]
-        return torch.Generator(self.device).manual_seed(int(key >> np.uint64(1)))
+    def _key(self, stream: str, shard: int) -> np.ndarray:
+        return np.random.SeedSequence([self.seed, self.step, shard, zlib.crc32(stream.encode())]).generate_state(2).view(np.int32)
+
+
+def _mix_(x: torch.Tensor) -> torch.Tensor:
+    """A bijection of the 32-bit integers in which every bit depends on every other (MurmurHash3's finaliser), in place."""
+    for shift, factor in ((16, -2048144789), (13, -1028477387), (16, None)):
+        # The mask makes PyTorch's arithmetic shift of signed integers a logical one.
+        x.bitwise_xor_((x >> shift).bitwise_and_((1 << (32 - shift)) - 1))
+        if factor is not None:
+            x.mul_(factor)
+    return x

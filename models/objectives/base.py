@@ -52,6 +52,11 @@ class Objective(nn.Module):
         super().__init__()
         self.model = model
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the net computes in."""
+        return self.model.dtype
+
     def prepare(self, dist: Dist) -> None:
         """Work before the first step; most objectives need none."""
 

@@ -1,0 +1,179 @@
+"""Who is visited when: shuffled epochs cut into steps, as pure functions of the step.
+
+An epoch visits every item once in shuffled order; `eval_interval` epochs, one after the other, make an iteration.
+Steps are packed over the whole iteration, across its epochs; what is left at its end is dropped. A *position* counts
+visits from the start of the run: item `position % items` of epoch `position // items`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from utils.errors import ConfigError
+
+BLOCK = 4096  # small epochs are drawn many at a time: a generator costs more than a shuffle of ten items
+KEPT_BLOCKS = 4
+SCANNED = 1 << 16  # visits looked at together while ragged steps are counted
+
+
+def generator(seed: int, stream: str, *place: int) -> np.random.Generator:
+    """The random numbers of one place in one stream; nothing else draws from them."""
+    return np.random.default_rng([seed, zlib.crc32(stream.encode()), *place])
+
+
+class Order:
+    """Epoch after epoch, each item once, shuffled; an item stands for `count` numbers from `first`, one picked per visit."""
+
+    def __init__(self, seed: int, first: np.ndarray, count: np.ndarray | None = None) -> None:
+        if seed < 0:
+            raise ConfigError(f"seed={seed}: must not be negative; try {-seed}")
+        self.items = len(first)
+        self._seed = seed
+        self._first = first.astype(np.int64)
+        self._count = None if count is None or (count == 1).all() else count.astype(np.int64)
+        self._epochs_per_block = max(1, BLOCK // self.items)
+        self._blocks: dict[int, np.ndarray] = {}
+
+    def visits(self, start: int, stop: int) -> np.ndarray:
+        """What is visited at positions start … stop - 1."""
+        size = self._epochs_per_block * self.items
+        blocks = range(start // size, (stop - 1) // size + 1)
+        pieces = [self._block(block)[max(0, start - block * size) : stop - block * size] for block in blocks]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def _block(self, block: int) -> np.ndarray:
+        if block not in self._blocks:
+            while len(self._blocks) >= KEPT_BLOCKS:
+                self._blocks.pop(next(iter(self._blocks)))
+            self._blocks[block] = self._draw(block)
+        return self._blocks[block]
+
+    def _draw(self, block: int) -> np.ndarray:
+        rng = generator(self._seed, "order", block)
+        shuffled = np.tile(np.arange(self.items), (self._epochs_per_block, 1))
+        rng.permuted(shuffled, axis=1, out=shuffled)
+        items = shuffled.reshape(-1)
+        picked = self._first[items]
+        return picked if self._count is None else picked + rng.integers(self._count[items])
+
+
+class Steps(Protocol):
+    """Where each step begins and ends, in positions, and which steps end an iteration."""
+
+    @property
+    def total(self) -> int: ...
+
+    def span(self, step: int) -> tuple[int, int]:
+        """The positions a step takes, from and to; goes on for ever."""
+        ...
+
+    def ends_iteration(self, done: int) -> bool:
+        """Whether an iteration is complete after `done` steps."""
+        ...
+
+
+class UniformSteps:
+    """Every visit brings the same number of examples: positions are arithmetic, nothing is stored."""
+
+    def __init__(self, items: int, visits_per_step: int, epochs: int, interval: int) -> None:
+        self._visits = items * interval
+        self._width = visits_per_step
+        self._steps = self._visits // visits_per_step
+        self.total = self._steps * (epochs // interval)
+
+    def span(self, step: int) -> tuple[int, int]:
+        iteration, place = divmod(step, self._steps)
+        start = iteration * self._visits + place * self._width
+        return start, start + self._width
+
+    def ends_iteration(self, done: int) -> bool:
+        return done > 0 and done % self._steps == 0
+
+
+class RaggedSteps:
+    """Visits of different sizes: iterations are scanned once, when first asked about; kept are the cuts between steps."""
+
+    def __init__(self, order: Order, sizes: np.ndarray, batch: int, epochs: int, interval: int) -> None:
+        self._order, self._sizes, self._batch = order, sizes, batch
+        self._interval, self._iterations = interval, epochs // interval
+        self._cuts: list[np.ndarray] = []  # per iteration: where its steps begin, and where the last one ends
+        self._ends = [0]  # steps up to the end of each iteration scanned so far
+
+    @property
+    def total(self) -> int:
+        while len(self._cuts) < self._iterations:
+            self._scan_next()
+        return self._ends[self._iterations]
+
+    def span(self, step: int) -> tuple[int, int]:
+        while self._ends[-1] <= step:
+            self._scan_next()
+        iteration = bisect_right(self._ends, step) - 1
+        start, stop = self._cuts[iteration][step - self._ends[iteration] :][:2]
+        return int(start), int(stop)
+
+    def ends_iteration(self, done: int) -> bool:
+        while self._ends[-1] < done:
+            self._scan_next()
+        return done > 0 and self._ends[bisect_left(self._ends, done)] == done
+
+    def _scan_next(self) -> None:
+        items = self._order.items
+        begin = len(self._cuts) * self._interval * items
+        end = begin + self._interval * items
+        stride = max(1, SCANNED // items) * items
+        cuts, filled = [begin], 0  # `filled`: examples already in the open step
+        for position in range(begin, end, stride):
+            visits = self._order.visits(position, min(position + stride, end))
+            examples = np.concatenate([[0], np.cumsum(self._sizes[visits])])
+            opened = -filled
+            while (stop := int(examples.searchsorted(opened + self._batch))) < len(examples):
+                cuts.append(position + stop)
+                opened = int(examples[stop])
+            filled = int(examples[-1]) - opened
+        if len(cuts) == 1:
+            raise too_small(self._batch, filled, self._interval)
+        self._cuts.append(np.array(cuts))
+        self._ends.append(self._ends[-1] + len(cuts) - 1)
+
+
+def plan_steps(order: Order, sizes: np.ndarray, batch: int, epochs: int, eval_interval: int | None) -> Steps:
+    """Cut `epochs` epochs of an order into steps of `batch` examples; `sizes` holds the examples of whatever may be visited."""
+    interval = epochs if eval_interval is None else eval_interval
+    for name, value in (("epochs", epochs), ("eval_interval", interval), ("global_batch_size", batch)):
+        if value < 1:
+            raise ConfigError(f"{name}={value}: must be at least 1")
+    if epochs % interval:
+        divisor = next(d for d in range(min(interval, epochs), 0, -1) if epochs % d == 0)
+        larger = epochs + interval - epochs % interval
+        raise ConfigError(f"eval_interval={interval} does not divide epochs={epochs}; try eval_interval={divisor} or epochs={larger}")
+    size = int(sizes[0])
+    if not (sizes == size).all():
+        steps: Steps = RaggedSteps(order, sizes, batch, epochs, interval)
+        steps.span(0)  # says at once when the data is too small
+        return steps
+    if order.items * interval * size < batch:
+        raise too_small(batch, order.items * interval * size, interval)
+    return UniformSteps(order.items, -(-batch // size), epochs, interval)
+
+
+def too_small(batch: int, examples: int, interval: int) -> ConfigError:
+    """The error for an iteration that does not fill a single batch."""
+    if not examples:
+        return ConfigError(f"global_batch_size={batch}: the training data holds no examples; build the dataset again")
+    wanted = -(-batch * interval // examples)
+    return ConfigError(
+        f"global_batch_size={batch}: eval_interval={interval} epochs give only {examples} examples, not one full batch; "
+        f"try eval_interval={wanted} (and epochs a multiple of it) or global_batch_size={examples}"
+    )
+
+
+def shard_rows(rows: Sequence | np.ndarray, shard: int, shards: int):
+    """One shard of a global batch: equal contiguous pieces."""
+    size = len(rows) // shards
+    return rows[shard * size : (shard + 1) * size]

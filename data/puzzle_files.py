@@ -1,0 +1,183 @@
+"""The on-disk format of puzzle datasets, as HRM publishes them: one `dataset.json` and five arrays per set and split.
+
+Puzzle p's examples are rows puzzle_indices[p]:puzzle_indices[p+1]; group g's puzzles are group_indices[g]:group_indices[g+1].
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from utils.errors import ConfigError
+
+ARRAYS = ("inputs", "labels", "puzzle_identifiers", "puzzle_indices", "group_indices")
+SAMPLED_ROWS = 1024  # rows looked at when a dataset is opened; all rows would mean reading gigabytes on every rank
+
+
+@dataclass(frozen=True)
+class PuzzleSet:
+    """The arrays of one set."""
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    puzzle_identifiers: np.ndarray
+    puzzle_indices: np.ndarray
+    group_indices: np.ndarray
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {name: getattr(self, name) for name in ARRAYS}
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What `dataset.json` says and we use."""
+
+    pad_id: int
+    ignore_label_id: int | None
+    blank_identifier_id: int
+    vocab_size: int
+    seq_len: int
+    num_puzzle_identifiers: int
+    sets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PuzzleSplit:
+    """One split of one dataset."""
+
+    where: str  # how messages name it: the user's key=value and the split's file
+    metadata: Metadata
+    sets: dict[str, PuzzleSet]
+    fingerprint: str = ""
+
+
+def content_fingerprint(split: PuzzleSplit) -> str:
+    """The sha256 of everything in a split; what builders write into `dataset.json`."""
+    return _digest(split, lambda rows: rows)
+
+
+def sampled_fingerprint(split: PuzzleSplit) -> str:
+    """For datasets without a written fingerprint: metadata, index arrays, shapes and a strided sample of the rows."""
+    return "sampled-" + _digest(split, sample)
+
+
+def _digest(split: PuzzleSplit, rows_of) -> str:
+    digest = hashlib.sha256(json.dumps(asdict(split.metadata), sort_keys=True).encode())
+    for name, puzzle_set in sorted(split.sets.items()):
+        for field, array in puzzle_set.arrays().items():
+            digest.update(f"{name} {field} {array.dtype.str} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(rows_of(array) if array.ndim == 2 else array).data)
+    return digest.hexdigest()
+
+
+def sample(rows: np.ndarray) -> np.ndarray:
+    """Rows at even distances, the first and the last among them."""
+    return rows[np.linspace(0, len(rows) - 1, min(len(rows), SAMPLED_ROWS)).astype(np.int64)]
+
+
+def has_split(folder: Path, split: str) -> bool:
+    return (folder / split / "dataset.json").is_file()
+
+
+def read_split(key: str, folder: Path, split: str) -> PuzzleSplit:
+    """Open a split, memory-mapped and checked; `key` is the user's `key=value` for messages."""
+    if not has_split(folder, split):
+        raise ConfigError(f"{key}: no {split}/dataset.json there; build it with python -m data.build.sudoku --output-dir {folder}")
+    where = f"{key}: {split}/dataset.json"
+    try:
+        content = json.loads((folder / split / "dataset.json").read_text())
+    except (OSError, ValueError) as error:
+        raise _damaged(where, f"cannot be read ({_one_line(error)})") from None
+    metadata = _parse_metadata(where, content)
+    sets = {name: _read_set(key, folder, split, name) for name in metadata.sets}
+    result = PuzzleSplit(f"{key}: {split}", metadata, sets, str(content.get("fingerprint") or ""))
+    for name, puzzle_set in sets.items():
+        _check_set(f"{result.where}/{name}", metadata, puzzle_set)
+    return result if result.fingerprint else replace(result, fingerprint=sampled_fingerprint(result))
+
+
+def _parse_metadata(where: str, content: Any) -> Metadata:
+    if not isinstance(content, dict):
+        raise _damaged(where, f"holds a {type(content).__name__}, not an object")
+    numbers: dict[str, Any] = {}
+    for name in ("pad_id", "ignore_label_id", "blank_identifier_id", "vocab_size", "seq_len", "num_puzzle_identifiers"):
+        if name not in content:
+            raise _damaged(where, f"lacks {name}")
+        number = numbers[name] = content[name]
+        if name == "ignore_label_id" and number is None:
+            continue
+        if type(number) is not int:
+            raise _damaged(where, f"{name}={number} is not a whole number")
+        if name in ("vocab_size", "seq_len", "num_puzzle_identifiers") and number < 1:
+            raise _damaged(where, f"{name}={number} is not positive")
+    for name, bound in (("pad_id", "vocab_size"), ("blank_identifier_id", "num_puzzle_identifiers")):
+        if not 0 <= numbers[name] < numbers[bound]:
+            raise _damaged(where, f"{name}={numbers[name]} is not in 0 … {bound} - 1 = {numbers[bound] - 1}")
+    sets = content.get("sets")
+    if not (isinstance(sets, list) and sets and all(isinstance(name, str) for name in sets)):
+        raise _damaged(where, f"sets={sets} is not a list of names")
+    return Metadata(**numbers, sets=tuple(sets))
+
+
+def _read_set(key: str, folder: Path, split: str, name: str) -> PuzzleSet:
+    arrays = {}
+    for field in ARRAYS:
+        file = f"{split}/{name}__{field}.npy"
+        try:
+            array = np.load(folder / file, mmap_mode="r" if field in ("inputs", "labels") else None, allow_pickle=False)
+        except FileNotFoundError:
+            raise _damaged(f"{key}: {file}", "is missing") from None
+        except (OSError, ValueError, EOFError) as error:
+            raise _damaged(f"{key}: {file}", f"cannot be read ({_one_line(error)})") from None
+        arrays[field] = array.view(np.ndarray)  # plain views of the map: the subclass is slow to slice
+    return PuzzleSet(**arrays)
+
+
+def _check_set(where: str, metadata: Metadata, puzzle_set: PuzzleSet) -> None:
+    for field, array in puzzle_set.arrays().items():
+        if not np.issubdtype(array.dtype, np.integer):
+            raise _damaged(f"{where}__{field}.npy", f"holds {array.dtype}, not whole numbers")
+        if array.ndim != (2 if field in ("inputs", "labels") else 1):
+            raise _damaged(f"{where}__{field}.npy", f"has shape {array.shape}")
+    rows = len(puzzle_set.inputs)
+    if puzzle_set.inputs.shape[1] != metadata.seq_len:
+        raise _damaged(f"{where}__inputs.npy", f"has rows of {puzzle_set.inputs.shape[1]}, but seq_len is {metadata.seq_len}")
+    if puzzle_set.labels.shape != puzzle_set.inputs.shape:
+        raise _damaged(f"{where}__labels.npy", f"has shape {puzzle_set.labels.shape}, but inputs {puzzle_set.inputs.shape}")
+    puzzles = len(puzzle_set.puzzle_identifiers)
+    _check_indices(f"{where}__puzzle_indices.npy", puzzle_set.puzzle_indices, puzzles, rows, "puzzles", "rows")
+    groups = len(puzzle_set.group_indices) - 1
+    _check_indices(f"{where}__group_indices.npy", puzzle_set.group_indices, groups, puzzles, "groups", "puzzles")
+    if groups and (np.diff(puzzle_set.group_indices) == 0).any():
+        raise _damaged(f"{where}__group_indices.npy", "has a group without puzzles")
+    _check_values(f"{where}__puzzle_identifiers.npy", puzzle_set.puzzle_identifiers, metadata.num_puzzle_identifiers, None)
+    _check_values(f"{where}__inputs.npy", sample(puzzle_set.inputs), metadata.vocab_size, None)
+    _check_values(f"{where}__labels.npy", sample(puzzle_set.labels), metadata.vocab_size, metadata.ignore_label_id)
+
+
+def _check_indices(where: str, indices: np.ndarray, count: int, end: int, items: str, parts: str) -> None:
+    if len(indices) != count + 1 or count < 0:
+        raise _damaged(where, f"has {len(indices)} entries for {count} {items}, not {count + 1}")
+    if indices[0] != 0 or indices[-1] != end or (indices[1:] < indices[:-1]).any():
+        raise _damaged(where, f"does not rise from 0 to the {end} {parts}")
+
+
+def _check_values(where: str, values: np.ndarray, bound: int, allowed: int | None) -> None:
+    wrong = (values < 0) | (values >= bound)
+    if allowed is not None:
+        wrong &= values != allowed
+    if wrong.any():
+        raise _damaged(where, f"holds {values[wrong].flat[0]}, not in 0 … {bound - 1}")
+
+
+def _damaged(where: str, what: str) -> ConfigError:
+    return ConfigError(f"{where} {what}; the dataset is damaged, build or download it again")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,129 @@
+"""Puzzles in HRM's format, from disk or generated on the spot, drawn by HRM's rule.
+
+An epoch visits every group of every training set once, picks one of the group's puzzles, and packs its examples in
+random order; a puzzle is cut off where the global batch is full, and the next batch begins with the next group.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from data.order import Order, generator, plan_steps, shard_rows
+from data.puzzle_pool import Member, Pool, Rows, max_vocab, open_datasets
+from data.puzzle_text import puzzle_text
+from data.source import IGNORE, Arrays, Spec
+
+
+class PuzzleSource:
+    """Training batches and evaluation sets of one or several puzzle datasets."""
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        shards: int,
+        global_batch_size: int,
+        epochs: int,
+        eval_interval: int | None = None,
+        data_path: str | None = None,
+        data_paths: Sequence[str] | None = None,
+        data_paths_test: Sequence[str] | None = None,
+        embedded: Mapping[str, int] | None = None,
+    ) -> None:
+        train, test = open_datasets(data_path, data_paths, data_paths_test, embedded)
+        self._seed, self._shards, self._batch, self._epochs = seed, shards, global_batch_size, epochs
+        self._rows = Rows([(member.split, name) for member in train for name in member.split.sets])
+        self._pool = Pool(train)
+        self._single = bool((self._pool.size == 1).all())
+        self._order = Order(seed, self._pool.group_first, self._pool.group_size)
+        self._steps = plan_steps(self._order, self._pool.size, global_batch_size, epochs, eval_interval)
+        self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None  # the last step's rows and ids, for its other shards
+        self._eval_sets = {member.prefix + name: PuzzleEvalSet(member, name) for member in test for name in member.split.sets}
+        self.spec = Spec(
+            vocab_size=max_vocab(train),
+            seq_len=train[0].split.metadata.seq_len,
+            num_puzzles=sum(member.split.metadata.num_puzzle_identifiers for member in train),
+            fingerprint=_combined([member.split.fingerprint for member in train]),
+        )
+
+    @property
+    def total_steps(self) -> int:
+        return self._steps.total
+
+    @property
+    def steps_per_epoch(self) -> float:
+        return self._steps.total / self._epochs
+
+    def is_eval_step(self, step: int) -> bool:
+        return self._steps.ends_iteration(step)
+
+    def train_batch(self, step: int, shard: int) -> Arrays:
+        """The rows of one shard of one step."""
+        if self._drawn is None or self._drawn[0] != step:
+            self._drawn = (step, *self._draw(step))
+        _, rows, ids = self._drawn
+        inputs, labels = self._rows.read(shard_rows(rows, shard, self._shards))
+        return {"inputs": inputs, "labels": labels, "puzzle_identifiers": shard_rows(ids, shard, self._shards)}
+
+    def eval_sets(self) -> Mapping[str, PuzzleEvalSet]:
+        return self._eval_sets
+
+    def describe(self, example: Arrays, prediction: np.ndarray) -> str:
+        return puzzle_text(example["inputs"], example["labels"], prediction, self.spec.vocab_size)
+
+    def _draw(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and puzzle ids of a global batch."""
+        puzzles = self._order.visits(*self._steps.span(step))
+        ids = self._pool.identifier[puzzles]
+        first = self._pool.first[puzzles]
+        if self._single:
+            return first, ids
+        rows, owner = pack(first, self._pool.size[puzzles], self._batch, generator(self._seed, "pack", step))
+        return rows, ids[owner]
+
+
+def pack(first: np.ndarray, size: np.ndarray, batch: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Puzzles' rows, in random order within each; the last puzzle fills the batch. Also whose each row is."""
+    whole, left = size[:-1], batch - int(size[:-1].sum())
+    owner = np.repeat(np.arange(len(size)), np.append(whole, left))
+    inside = owner[: batch - left]
+    place = np.arange(batch - left) - np.repeat(np.cumsum(whole) - whole, whole)
+    shuffled = np.lexsort((rng.random(batch - left), inside))  # sorts by puzzle, then at random
+    # the last puzzle may be much larger than what is left: drawn without shuffling all of it
+    last = first[-1] + rng.choice(size[-1], left, replace=False)
+    return np.concatenate([(first[inside] + place)[shuffled], last]), owner
+
+
+class PuzzleEvalSet:
+    """One test set, read by example."""
+
+    def __init__(self, member: Member, name: str) -> None:
+        puzzle_set = member.split.sets[name]
+        self._rows = Rows([(member.split, name)])
+        self._metadata = member.split.metadata
+        self._indices = puzzle_set.puzzle_indices
+        self._identifiers = (puzzle_set.puzzle_identifiers.astype(np.int64) + member.id_offset).astype(np.int32)
+        self._blank = self._metadata.blank_identifier_id + member.id_offset
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, indices: np.ndarray) -> Arrays:
+        inputs, labels = self._rows.read(indices)
+        puzzle = np.searchsorted(self._indices, indices, side="right") - 1
+        return {"inputs": inputs, "labels": labels, "puzzle_identifiers": self._identifiers[puzzle]}
+
+    def padding(self, rows: int) -> Arrays:
+        shape = (rows, self._metadata.seq_len)
+        return {
+            "inputs": np.full(shape, self._metadata.pad_id, np.int32),
+            "labels": np.full(shape, IGNORE, np.int32),
+            "puzzle_identifiers": np.full(rows, self._blank, np.int32),
+        }
+
+
+def _combined(fingerprints: list[str]) -> str:
+    return fingerprints[0] if len(fingerprints) == 1 else hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()

@@ -1,0 +1,158 @@
+"""From a source to the batches of one rank: its shards, step by step, prefetched by worker processes; and evaluation."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from data.source import Arrays, Batch, EvalSet, Source
+from utils.errors import ConfigError
+
+PARCEL = 8  # steps that travel together from a worker
+ALIGNED = 64  # bytes: views of any dtype may begin there
+
+StreamStep = tuple[int, list[Batch]]  # a step and its micro-batches
+Layout = dict[str, tuple[int, torch.dtype, tuple[int, ...]]]  # where in a parcel a batch's tensors lie
+
+
+class ShardStream(IterableDataset):
+    """Steps start_step … stop_step - 1 of a rank; `parts` are its shards, grouped into micro-batches."""
+
+    def __init__(self, source: Source, parts: Sequence[Sequence[int]], start_step: int, stop_step: int) -> None:
+        self._source = source
+        self._parts = [list(part) for part in parts]
+        self.steps = range(start_step, stop_step)
+
+    def __iter__(self) -> Iterator[StreamStep]:
+        return map(self.at, _own(self.steps))
+
+    def at(self, step: int) -> StreamStep:
+        """One step, whenever."""
+        return step, [to_tensors([self._source.train_batch(step, shard) for shard in part]) for part in self._parts]
+
+
+@dataclass(frozen=True)
+class _Parcel:
+    """Several steps in one piece of memory: what a process hands to another costs by the piece, not by the byte."""
+
+    steps: list[tuple[int, list[Layout]]]
+    content: torch.Tensor
+
+    @classmethod
+    def of(cls, steps: list[StreamStep]) -> _Parcel:
+        """Batches, one behind the other, in memory that another process can map."""
+        end, layouts, placed = 0, [], []
+        for step, parts in steps:
+            layout: list[Layout] = []
+            for part in parts:
+                layout.append({})
+                for name, tensor in part.items():
+                    layout[-1][name] = (end, tensor.dtype, tuple(tensor.shape))
+                    placed.append((end, tensor))
+                    end += -(-tensor.nbytes // ALIGNED) * ALIGNED
+            layouts.append((step, layout))
+        content = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(end))  # type: ignore[call-overload]
+        for start, tensor in placed:
+            content[start : start + tensor.nbytes] = tensor.view(-1).view(torch.uint8)
+        return cls(layouts, content)
+
+    def unpack(self) -> Iterator[StreamStep]:
+        """The steps, as views."""
+        for step, layout in self.steps:
+            yield step, [{name: self._tensor(*place) for name, place in part.items()} for part in layout]
+
+    def _tensor(self, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        return self.content[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
+    def pin_memory(self) -> _Parcel:
+        """Called by the loader's pinning thread."""
+        return replace(self, content=self.content.pin_memory())
+
+
+class _ParcelStream(IterableDataset):
+    """What the workers run."""
+
+    def __init__(self, stream: ShardStream) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[_Parcel]:
+        steps = self._stream.steps
+        for first in _own(steps[::PARCEL]):
+            yield _Parcel.of([self._stream.at(step) for step in range(first, min(first + PARCEL, steps.stop))])
+
+
+def _own(items: range) -> range:
+    """A worker's share. The loader asks its workers in turn: every n-th item from each of n keeps the order."""
+    worker = get_worker_info()
+    return items if worker is None else items[worker.id :: worker.num_workers]
+
+
+def to_tensors(pieces: Sequence[Arrays]) -> Batch:
+    """Arrays, one after the other, as one batch of tensors."""
+    if len(pieces) == 1:
+        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in pieces[0].items()}
+    return {name: torch.from_numpy(np.concatenate([piece[name] for piece in pieces])) for name in pieces[0]}
+
+
+def train_loader(stream: ShardStream, workers: int = 1, pin_memory: bool = False) -> Iterator[StreamStep]:
+    """The stream, prefetched by `workers` processes (0: none). Workers start with the first step and end with `close()`."""
+    if not workers:
+        yield from (_pinned(step) for step in stream) if pin_memory else stream
+        return
+    loader: DataLoader = DataLoader(
+        _ParcelStream(stream),
+        batch_size=None,
+        num_workers=workers,
+        pin_memory=pin_memory,
+        prefetch_factor=2,
+        worker_init_fn=_start_worker,
+        # forked workers share the source's tables, and start at once
+        multiprocessing_context="fork" if sys.platform == "linux" else None,
+        collate_fn=_unchanged,
+    )
+    parcels: Any = iter(loader)
+    try:
+        for parcel in parcels:
+            yield from parcel.unpack()
+    except ConfigError as error:
+        # the loader wraps a worker's error in its traceback; the user's line is the last
+        raise ConfigError(str(error).strip().splitlines()[-1].removeprefix("utils.errors.ConfigError: ")) from None
+    finally:
+        parcels._shutdown_workers()  # now, not when the garbage collector comes round
+
+
+def _pinned(step: StreamStep) -> StreamStep:
+    number, parts = step
+    return number, [{name: tensor.pin_memory() for name, tensor in part.items()} for part in parts]
+
+
+def _start_worker(_: int) -> None:
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
+
+
+def _unchanged(item: Any) -> Any:
+    return item
+
+
+def num_eval_batches(eval_set: EvalSet, batch_size: int) -> int:
+    """Batches of a set over all ranks."""
+    return -(-len(eval_set) // batch_size)
+
+
+def eval_batches(eval_set: EvalSet, batch_size: int, rank: int = 0, world_size: int = 1) -> Iterator[tuple[int, np.ndarray, Batch]]:
+    """This rank's batches: number, example indices, tensors (padded to `batch_size`). Boundaries are the same at any world size."""
+    for batch in range(rank, num_eval_batches(eval_set, batch_size), world_size):
+        indices = np.arange(batch * batch_size, min((batch + 1) * batch_size, len(eval_set)))
+        pieces = [eval_set.read(indices)]
+        if len(indices) < batch_size:
+            pieces.append(eval_set.padding(batch_size - len(indices)))
+        yield batch, indices, to_tensors(pieces)

@@ -1,0 +1,222 @@
+"""Sudoku of size 4, 6 and 9: a solver and a generator that work on many boards at once.
+
+Boards are digits, 0 for blank, one row of cells each (N, cells). Inside the solver a board is one column of bit masks,
+one bit per digit that a cell may still hold: (cells, N), so that every operation runs along the boards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from utils.errors import ConfigError
+
+BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # size: rows and columns of a box
+WIDTH = 4096  # boards searched together: bounds memory, and makes the search go deep before it goes wide
+ROUNDS = 30  # attempts to find enough boards before giving up
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Which cells share a row, a column or a box."""
+
+    size: int
+    units: np.ndarray  # (3 * size, size) cells of each unit
+    units_of: np.ndarray  # (3, cells) the row, column and box of each cell
+
+    @property
+    def cells(self) -> int:
+        return self.size**2
+
+    @property
+    def full(self) -> np.uint16:
+        """The mask of a cell about which nothing is known."""
+        return np.uint16((1 << self.size) - 1)
+
+
+@cache
+def geometry(size: int) -> Geometry:
+    """The units of a board; its size must be one that has boxes."""
+    if size not in BOXES:
+        raise ConfigError(f"size={size}: boards of this size are unknown; choose one of {', '.join(map(str, BOXES))}")
+    height, width = BOXES[size]
+    row, column = np.divmod(np.arange(size * size), size)
+    box = row // height * (size // width) + column // width
+    units_of = np.stack([row, size + column, 2 * size + box])
+    units = np.argsort(units_of, axis=1, kind="stable").reshape(3 * size, size)
+    return Geometry(size, units, units_of)
+
+
+def is_solved(boards: np.ndarray, size: int) -> np.ndarray:
+    """Whether each board holds every digit once in every row, column and box."""
+    geo = geometry(size)
+    bits = np.where(boards > 0, 1 << np.clip(boards.astype(np.int64) - 1, 0, 15), 0)
+    return (np.bitwise_or.reduce(bits[:, geo.units], axis=2) == geo.full).all(axis=1)
+
+
+def to_masks(boards: np.ndarray, size: int) -> np.ndarray:
+    """The solver's view: one bit for a given, all bits for a blank."""
+    bits = np.uint16(1) << (np.maximum(boards, 1) - 1).astype(np.uint16)
+    return np.ascontiguousarray(np.where(boards > 0, bits, geometry(size).full).T)
+
+
+def to_digits(masks: np.ndarray) -> np.ndarray:
+    """Boards from masks with one bit per cell."""
+    return np.ascontiguousarray(np.round(np.log2(masks)).astype(np.uint8).T + np.uint8(1))
+
+
+def propagate(masks: np.ndarray, geo: Geometry) -> np.ndarray:
+    """Fill in what follows directly (naked and hidden singles), in place; returns which boards are still possible."""
+    possible = np.ones(masks.shape[1], bool)
+    live = np.arange(masks.shape[1])  # boards that changed in the last round
+    work = masks
+    while len(live):
+        reduced, consistent = _one_round(work, geo)
+        changed = (reduced != work).any(axis=0) & consistent
+        masks[:, live] = reduced
+        possible[live] = consistent
+        live, work = live[changed], reduced[:, changed]
+    return possible
+
+
+def _one_round(masks: np.ndarray, geo: Geometry) -> tuple[np.ndarray, np.ndarray]:
+    fixed = np.where(masks & (masks - np.uint16(1)), np.uint16(0), masks)
+    members = fixed[geo.units]
+    taken = np.bitwise_or.reduce(members, axis=1)
+    # digits are powers of two: their sum equals their union only where none stands twice
+    consistent = (members.sum(axis=1, dtype=np.uint16) == taken).all(axis=0)
+    row, column, box = geo.units_of
+    seen = taken[row] | taken[column] | taken[box]
+    masks = np.where(fixed, masks, masks & ~seen)
+    once, more = np.zeros_like(taken), np.zeros_like(taken)
+    for place in range(geo.size):
+        member = masks[geo.units[:, place]]
+        more |= once & member
+        once |= member
+    consistent &= (once == geo.full).all(axis=0)  # every digit still has a place in every unit
+    once &= ~more
+    hidden = masks & (once[row] | once[column] | once[box])
+    masks = np.where(hidden, hidden, masks)
+    consistent &= ((hidden & (hidden - np.uint16(1))) == 0).all(axis=0)  # no cell must hold two digits at once
+    return masks, consistent & (masks > 0).all(axis=0)
+
+
+def count_solutions(masks: np.ndarray, size: int, limit: int) -> np.ndarray:
+    """How many solutions each board has, counted up to `limit`."""
+    geo = geometry(size)
+    counts = np.zeros(masks.shape[1], np.int64)
+    stack, owners = masks.copy(), np.arange(masks.shape[1])
+    while len(owners):
+        top, top_owners = stack[:, -WIDTH:], owners[-WIDTH:]
+        stack, owners = stack[:, :-WIDTH], owners[:-WIDTH]
+        top = np.ascontiguousarray(top)
+        possible = propagate(top, geo)
+        top, top_owners = top[:, possible], top_owners[possible]
+        choices = np.bitwise_count(top)
+        solved = (choices == 1).all(axis=0)
+        np.add.at(counts, top_owners[solved], 1)
+        open_ = ~solved & (counts[top_owners] < limit)
+        top, top_owners, choices = top[:, open_], top_owners[open_], choices[:, open_]
+        cell = np.where(choices > 1, choices, 99).argmin(axis=0)
+        board = np.arange(len(cell))
+        lowest = top[cell, board] & -top[cell, board]
+        rest = top.copy()
+        rest[cell, board] ^= lowest
+        top[cell, board] = lowest
+        keep = counts[owners] < limit
+        stack = np.concatenate([stack[:, keep], rest, top], axis=1)
+        owners = np.concatenate([owners[keep], top_owners, top_owners])
+    return np.minimum(counts, limit)
+
+
+def random_solutions(count: int, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Random solved boards, possibly with repeats: random guesses, and a fresh start wherever they lead nowhere."""
+    geo = geometry(size)
+    found: list[np.ndarray] = []
+    missing = count
+    masks = np.full((geo.cells, count), geo.full)
+    while missing > 0:
+        choices = np.bitwise_count(masks)
+        cell = np.where(choices > 1, choices + rng.random(masks.shape, np.float32) / 2, 99).argmin(axis=0)
+        board = np.arange(masks.shape[1])
+        bits = masks[cell, board] >> np.arange(size, dtype=np.uint16)[:, None] & 1
+        digit = (bits * (1 + rng.random(bits.shape))).argmax(axis=0)
+        masks[cell, board] = np.uint16(1) << digit.astype(np.uint16)
+        possible = propagate(masks, geo)
+        masks[:, ~possible] = geo.full
+        solved = (np.bitwise_count(masks) == 1).all(axis=0)
+        found.append(to_digits(masks[:, solved]))
+        missing -= int(solved.sum())
+        masks = masks[:, ~solved]
+    # boards that came easily come first: shuffle, so that a split of the result is fair
+    return rng.permutation(np.concatenate(found)[:count])
+
+
+def dig(solutions: np.ndarray, size: int, blanks: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Blank random cells one by one while the solution stays unique; returns puzzles and whether each got its blanks."""
+    geo = geometry(size)
+    puzzles = solutions.copy()
+    order = rng.permuted(np.tile(np.arange(geo.cells), (len(puzzles), 1)), axis=1)
+    for attempt in range(geo.cells):
+        live = np.flatnonzero((puzzles == 0).sum(axis=1) < blanks)
+        if not len(live):
+            break
+        cell = order[live, attempt]
+        masks = to_masks(puzzles[live], size)
+        # the solution was unique: it stays so if no solution has another digit in this cell
+        masks[cell, np.arange(len(live))] = geo.full & ~masks[cell, np.arange(len(live))]
+        unique = count_solutions(masks, size, limit=1) == 0
+        puzzles[live[unique], cell[unique]] = 0
+    return puzzles, (puzzles == 0).sum(axis=1) == blanks
+
+
+def generate(size: int, counts: tuple[int, ...], blanks: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each count that many distinct puzzles with their unique solution; no solved board occurs in two of the parts."""
+    geo = geometry(size)
+    if not 1 <= blanks < geo.cells:
+        raise ConfigError(f"blanks={blanks}: a {size}x{size} board has {geo.cells} cells; choose 1 to {geo.cells - 1}")
+    if min(counts) < 1:
+        raise ConfigError(f"train={counts[0]} test={counts[-1]}: each part needs at least one board")
+    rng = np.random.default_rng([seed, size, blanks])
+    solved = _distinct_solutions(size, sum(counts), rng)
+    if len(solved) < len(counts):
+        raise ConfigError(f"size={size}: too few boards for {len(counts)} parts")
+    shares = np.cumsum(counts)[:-1] * len(solved) // sum(counts)
+    pools = np.split(solved, np.clip(shares, 1, len(solved) - 1))
+    return [_puzzles(pool, count, size, blanks, rng) for pool, count in zip(pools, counts, strict=True)]
+
+
+def _distinct_solutions(size: int, wanted: int, rng: np.random.Generator) -> np.ndarray:
+    """Different solved boards, somewhat more than wanted where there are as many: not every board can lose enough cells."""
+    target = wanted + wanted // 16 + 16
+    found = np.empty((0, size * size), np.uint8)
+    for _ in range(ROUNDS):
+        found = np.concatenate([found, random_solutions(target, size, rng)])
+        found = found[_first_occurrences(found)]
+        if len(found) >= target:
+            break
+    return found[:target]
+
+
+def _puzzles(pool: np.ndarray, count: int, size: int, blanks: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """`count` distinct puzzles from a pool of solved boards; boards are used again only where the pool is small."""
+    puzzles, answers = pool[:0], pool[:0]
+    used = 0
+    for _ in range(ROUNDS):
+        chosen = pool[(used + np.arange(count - len(puzzles))) % len(pool)]
+        used += len(chosen)
+        dug, complete = dig(chosen, size, blanks, rng)
+        puzzles, answers = np.concatenate([puzzles, dug[complete]]), np.concatenate([answers, chosen[complete]])
+        first = _first_occurrences(puzzles)
+        puzzles, answers = puzzles[first], answers[first]
+        if len(puzzles) == count:
+            return puzzles, answers
+    raise ConfigError(
+        f"blanks={blanks}: only {len(puzzles)} of {count} different {size}x{size} puzzles found; ask for fewer blanks or fewer boards"
+    )
+
+
+def _first_occurrences(rows: np.ndarray) -> np.ndarray:
+    return np.sort(np.unique(rows, axis=0, return_index=True)[1])

@@ -1,0 +1,38 @@
+"""The classic digit classifier: two convolutions, two linear layers."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.layers import parse_dtype
+from utils.errors import ConfigError
+from utils.spec import Spec
+
+
+class CNN(nn.Module):
+    """conv32 – conv64 – pool – fc128 – fc. Dropout masks come from outside, scaled: law 1 owns the randomness."""
+
+    dropout_widths = (9216, 128)
+
+    def __init__(self, spec: Spec, dropout: tuple[float, float] = (0.25, 0.5), forward_dtype: str = "auto") -> None:
+        super().__init__()
+        if spec.image_shape != (28, 28):
+            raise ConfigError(f"arch=cnn needs images of 28×28, the data has {spec.image_shape or 'none'}; use data=digits or data=mnist")
+        self.dropout, self.forward_dtype = tuple(dropout), forward_dtype
+        self.conv1 = nn.Conv2d(1, 32, 3)
+        self.conv2 = nn.Conv2d(32, 64, 3)
+        self.fc1 = nn.Linear(9216, 128)
+        self.fc2 = nn.Linear(128, spec.num_classes)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return parse_dtype(self.forward_dtype, self.fc2.weight.device)
+
+    def forward(self, images_B1HW: Tensor, masks: tuple[Tensor, Tensor] | None) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(images_B1HW)))), 2).flatten(1)
+        x = x if masks is None else x * masks[0]
+        x = F.relu(self.fc1(x))
+        x = x if masks is None else x * masks[1]
+        return self.fc2(x)

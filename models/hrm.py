@@ -1,0 +1,43 @@
+"""Hierarchical Reasoning Model (Wang et al. 2025, arXiv 2506.21734): a fast low level under a slow high level."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from models.layers import Block, CosSin, Level
+from models.recursion import Inner, RecursiveNet, Sizes, State
+from utils.spec import Spec
+
+
+class HRMInner(Inner):
+    """H_cycles × (L_cycles low passes, one high pass); gradients through the very last pass of each level only."""
+
+    def __init__(self, sizes: Sizes, spec: Spec) -> None:
+        super().__init__(sizes, spec)
+        self.H_level = self._level(sizes.H_layers)
+        self.L_level = self._level(sizes.L_layers)
+
+    def _level(self, layers: int) -> Level:
+        return Level(
+            [Block(self.sizes.hidden_size, self.sizes.num_heads, self.sizes.expansion, self.sizes.rms_norm_eps) for _ in range(layers)]
+        )
+
+    def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
+        z_H, z_L = state
+        with torch.no_grad():
+            for round_ in range(self.sizes.H_cycles):
+                last_round = round_ == self.sizes.H_cycles - 1
+                for _ in range(self.sizes.L_cycles - last_round):
+                    z_L = self.L_level(z_L, z_H + x_BLD, cos_sin)
+                if not last_round:
+                    z_H = self.H_level(z_H, z_L, cos_sin)
+        z_L = self.L_level(z_L, z_H + x_BLD, cos_sin)
+        return self.H_level(z_H, z_L, cos_sin), z_L
+
+
+class HRM(RecursiveNet):
+    """HRM with adaptive computation time (ACT v1)."""
+
+    def __init__(self, spec: Spec, **keys) -> None:
+        super().__init__(HRMInner(Sizes(**keys), spec))

@@ -1,0 +1,151 @@
+"""Building blocks of the recursive nets. Parameter names are those of the published HRM and TRM checkpoints."""
+
+# B batch, L positions, D width, H heads, K head width, F hidden width of the MLP
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CosSin = tuple[Tensor, Tensor]
+
+
+def lecun_normal(*shape: int, std: float) -> Tensor:
+    """Normal truncated at two sigma whose standard deviation after truncation is `std`."""
+    untruncated = std / 0.87962566103423978
+    return nn.init.trunc_normal_(torch.empty(shape), std=untruncated, a=-2 * untruncated, b=2 * untruncated)
+
+
+def rms_norm(x: Tensor, eps: float) -> Tensor:
+    """Divide by the root mean square of the last dimension, computed in float32."""
+    x32 = x.float()
+    return (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def cast_weights(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The module's parameters in the forward dtype, cast here once for any number of passes over them."""
+    return {name: parameter.to(dtype) for name, parameter in module.named_parameters()}
+
+
+def parse_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on CUDA and float32 elsewhere."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return getattr(torch, name)
+
+
+class Linear(nn.Module):
+    """A linear map with truncated LeCun initialisation."""
+
+    def __init__(self, width_in: int, width_out: int, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(lecun_normal(width_out, width_in, std=width_in**-0.5))
+        self.bias = nn.Parameter(torch.zeros(width_out)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Embedding(nn.Module):
+    """A small table, trained densely."""
+
+    def __init__(self, rows: int, width: int, std: float) -> None:
+        super().__init__()
+        self.embedding_weight = nn.Parameter(lecun_normal(rows, width, std=std))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.embedding_weight)
+
+
+class RotaryEmbedding(nn.Module):
+    """Cosines and sines of rotary positions, in the half-split layout."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, head_width: int, positions: int, theta: float) -> None:
+        super().__init__()
+        frequencies = 1.0 / theta ** (torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
+        angles_LK = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies).repeat(1, 2)
+        self.register_buffer("cos", angles_LK.cos(), persistent=False)
+        self.register_buffer("sin", angles_LK.sin(), persistent=False)
+
+    def forward(self) -> CosSin:
+        return self.cos, self.sin
+
+
+def rotate(x_BHLK: Tensor, cos_sin: CosSin) -> Tensor:
+    """Turn queries or keys by their position, in the precision of the angles."""
+    cos_LK, sin_LK = cos_sin
+    x = x_BHLK.to(cos_LK.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return (x * cos_LK + torch.cat((-second, first), dim=-1) * sin_LK).to(x_BHLK.dtype)
+
+
+class Attention(nn.Module):
+    """Bidirectional self-attention through PyTorch's fused kernel."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv_proj = Linear(width, 3 * width)
+        self.o_proj = Linear(width, width)
+
+    def forward(self, x_BLD: Tensor, cos_sin: CosSin | None) -> Tensor:
+        batch, length, width = x_BLD.shape
+        query, key, value = self.qkv_proj(x_BLD).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        if cos_sin is not None:
+            query, key = rotate(query, cos_sin), rotate(key, cos_sin)
+        mixed_BHLK = F.scaled_dot_product_attention(query, key, value)
+        return self.o_proj(mixed_BHLK.transpose(1, 2).reshape(batch, length, width))
+
+
+class SwiGLU(nn.Module):
+    """Gated MLP whose hidden width is two thirds of `expansion`, rounded up to 256."""
+
+    def __init__(self, width: int, expansion: float) -> None:
+        super().__init__()
+        hidden = -(-round(expansion * width * 2 / 3) // 256) * 256
+        self.gate_up_proj = Linear(width, 2 * hidden)
+        self.down_proj = Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class Block(nn.Module):
+    """Mix over positions, then over channels, each with a residual and a norm after it."""
+
+    def __init__(self, width: int, heads: int, expansion: float, eps: float, mix_positions: int = 0) -> None:
+        super().__init__()
+        if mix_positions:  # tokens are mixed by an MLP over this many positions
+            self.mlp_t = SwiGLU(mix_positions, expansion)
+        else:
+            self.self_attn = Attention(width, heads)
+        self.mixes_by_mlp = bool(mix_positions)
+        self.mlp = SwiGLU(width, expansion)
+        self.eps = eps
+
+    def forward(self, x_BLD: Tensor, cos_sin: CosSin | None) -> Tensor:
+        if self.mixes_by_mlp:
+            x_BDL = x_BLD.transpose(1, 2)
+            x_BLD = rms_norm(x_BDL + self.mlp_t(x_BDL), self.eps).transpose(1, 2)
+        else:
+            x_BLD = rms_norm(x_BLD + self.self_attn(x_BLD, cos_sin), self.eps)
+        return rms_norm(x_BLD + self.mlp(x_BLD), self.eps)
+
+
+class Level(nn.Module):
+    """A stack of blocks applied again and again; the input is added to the state before each pass."""
+
+    def __init__(self, blocks: list[Block]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(blocks)
+
+    def forward(self, state_BLD: Tensor, injected_BLD: Tensor, cos_sin: CosSin | None) -> Tensor:
+        x_BLD = state_BLD + injected_BLD
+        for block in self.layers:
+            x_BLD = block(x_BLD, cos_sin)
+        return x_BLD

@@ -1,0 +1,131 @@
+"""Adaptive computation time: every slot of the batch thinks about its puzzle until it chooses to halt."""
+
+# B slots, T tokens, V vocabulary
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.losses import LOSSES
+from models.objectives.base import Batch, Context, Objective, Prediction, StepOut
+from models.recursion import RecursiveNet, State
+from utils.errors import ConfigError
+from utils.metrics import MetricSums
+from utils.spec import IGNORE
+
+
+@dataclass(frozen=True)
+class ActCarry:
+    """What a slot remembers: its puzzle, its thoughts, how long it has been thinking."""
+
+    state: State
+    steps: Tensor
+    halted: Tensor
+    batch: Batch
+
+
+class ActObjective(Objective):
+    """Token loss plus the halting Q losses, summed over slots; a padding row counts nowhere."""
+
+    headline = "exact_accuracy"
+    model: RecursiveNet
+
+    def __init__(self, model: RecursiveNet, loss_type: str) -> None:
+        super().__init__(model)
+        if loss_type not in LOSSES:
+            raise ConfigError(f"arch.loss.loss_type={loss_type}: choose one of {', '.join(LOSSES)}")
+        self.token_loss = LOSSES[loss_type]
+
+    def initial_carry(self, batch: Batch) -> ActCarry:
+        """All slots halted: the first step fills them."""
+        slots, tokens = batch["inputs"].shape
+        nobody = torch.zeros_like(batch["puzzle_identifiers"])
+        return ActCarry(self.model.fresh_state(slots, tokens), nobody, torch.ones_like(nobody, dtype=torch.bool), batch)
+
+    def forward(self, batch: Batch, carry: ActCarry, ctx: Context) -> StepOut:
+        carry = self._refill(carry, batch)
+        rows, weights = self.model.puzzle_rows(self._trainable_ids(carry.batch)), self.model.weights()
+        state, logits_BTV, q_B2 = self.model(carry.state, carry.batch["inputs"], rows, weights)
+
+        target = None
+        with torch.no_grad():
+            steps, last = carry.steps + 1, carry.steps + 1 >= self.model.sizes.halt_max_steps
+            halted = self._choose_to_halt(q_B2, steps, last, ctx)
+            if not self.model.sizes.no_ACT_continue and self.model.sizes.halt_max_steps > 1:
+                # the value of going on is the better choice one step later; no target net, the batch is large
+                _, _, next_B2 = self.model(state, carry.batch["inputs"], rows, weights)
+                target = torch.sigmoid(torch.where(last, next_B2[:, 0], next_B2.amax(-1)))
+
+        loss, weight, metrics = self._losses(logits_BTV, q_B2, target, steps, halted, carry.batch["labels"])
+        return StepOut(loss, weight, metrics, ActCarry(state, steps, halted, carry.batch))
+
+    def predict(self, batch: Batch) -> Prediction:
+        """Think for the full number of steps, so that slots of one batch stay together."""
+        state, weights = self.model.fresh_state(*batch["inputs"].shape), self.model.weights()
+        rows = self.model.puzzle_rows(batch["puzzle_identifiers"])
+        for _ in range(self.model.sizes.halt_max_steps):
+            state, logits_BTV, q_B2 = self.model(state, batch["inputs"], rows, weights)
+        everybody = torch.ones_like(batch["puzzle_identifiers"])
+        steps, halted = everybody * self.model.sizes.halt_max_steps, everybody.bool()
+        _, _, metrics = self._losses(logits_BTV, q_B2, None, steps, halted, batch["labels"])
+        outputs = {"logits": logits_BTV, "answer": logits_BTV.argmax(-1), "q_halt_logits": q_B2[:, 0], "q_continue_logits": q_B2[:, 1]}
+        return Prediction(metrics, outputs)
+
+    def _refill(self, carry: ActCarry, batch: Batch) -> ActCarry:
+        """Slots that halted take the new batch's puzzle and a fresh state."""
+        halted = carry.halted
+        fresh = self.model.fresh_state(*batch["inputs"].shape)
+        state = tuple(torch.where(halted[:, None, None], new, old) for new, old in zip(fresh, carry.state, strict=True))
+        mixed = {key: torch.where(halted.view(-1, *[1] * (new.ndim - 1)), new, carry.batch[key]) for key, new in batch.items()}
+        return ActCarry((state[0], state[1]), torch.where(halted, 0, carry.steps), halted, mixed)
+
+    @staticmethod
+    def _trainable_ids(batch: Batch) -> Tensor:
+        return torch.where((batch["labels"] != IGNORE).any(-1), batch["puzzle_identifiers"], -1)
+
+    def _choose_to_halt(self, q_B2: Tensor, steps: Tensor, last: Tensor, ctx: Context) -> Tensor:
+        sizes = self.model.sizes
+        if sizes.halt_max_steps == 1:
+            return last
+        wants = q_B2[:, 0] > (0.0 if sizes.no_ACT_continue else q_B2[:, 1])
+        explores = ctx.noise.uniform("explore", steps.shape) < sizes.halt_exploration_prob
+        at_least = ctx.noise.integers("explore_steps", steps.shape, 2, sizes.halt_max_steps + 1)
+        return (last | wants) & (steps >= explores * at_least)
+
+    def _losses(
+        self, logits_BTV: Tensor, q_B2: Tensor, target: Tensor | None, steps: Tensor, halted: Tensor, labels_BT: Tensor
+    ) -> tuple[Tensor, Tensor, MetricSums]:
+        counted_BT = labels_BT != IGNORE
+        cells_B = counted_BT.sum(-1)
+        valid_B = cells_B > 0
+        with torch.no_grad():
+            right_B = (counted_BT & (logits_BTV.argmax(-1) == labels_BT)).sum(-1)
+            solved_B = right_B == cells_B
+        divisor_B = cells_B.clamp_min(1)
+        token_loss = (self.token_loss(logits_BTV, labels_BT).sum(-1) / divisor_B).sum()
+        halt_loss = _q_loss(q_B2[:, 0], solved_B.float(), valid_B)
+        loss, weight = token_loss + 0.5 * halt_loss, valid_B.sum()
+
+        done_B = halted & valid_B
+        done = done_B.sum()
+        metrics = {
+            "accuracy": ((right_B / divisor_B * done_B).sum(), done),
+            "exact_accuracy": ((solved_B & done_B).sum(), done),
+            "q_halt_accuracy": ((done_B & ((q_B2[:, 0] >= 0) == solved_B)).sum(), done),
+            "steps": ((steps * done_B).sum(), done),
+            "lm_loss": (token_loss.detach(), weight),
+            "q_halt_loss": (halt_loss.detach(), weight),
+        }
+        if target is not None:
+            continue_loss = _q_loss(q_B2[:, 1], target, valid_B)
+            loss = loss + 0.5 * continue_loss
+            metrics["q_continue_loss"] = (continue_loss.detach(), weight)
+        return loss, weight, metrics
+
+
+def _q_loss(logits_B: Tensor, target_B: Tensor, valid_B: Tensor) -> Tensor:
+    return (F.binary_cross_entropy_with_logits(logits_B, target_B, reduction="none") * valid_B).sum()

@@ -1,0 +1,43 @@
+"""Image classification by cross entropy."""
+
+# B batch, C classes
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call
+
+from models.layers import cast_weights
+from models.objectives.base import Batch, Carry, Context, Objective, Prediction, StepOut
+from utils.metrics import MetricSums
+from utils.spec import IGNORE
+
+
+class ClassifyObjective(Objective):
+    """Sums the cross entropy over examples; dropout masks are noise of the step and shard."""
+
+    def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
+        slots = batch["labels"].shape[0]
+        masks = tuple(
+            (ctx.noise.uniform(f"dropout{i}", (slots, width)) >= rate) / (1 - rate)
+            for i, (width, rate) in enumerate(zip(self.model.dropout_widths, self.model.dropout, strict=True))
+        )
+        loss, weight, metrics = self._score(self._logits(batch, masks), batch["labels"])
+        return StepOut(loss, weight, {"accuracy": metrics["accuracy"]})
+
+    def predict(self, batch: Batch) -> Prediction:
+        logits_BC = self._logits(batch, None)
+        return Prediction(self._score(logits_BC, batch["labels"])[2], {"logits": logits_BC, "answer": logits_BC.argmax(-1)})
+
+    def _logits(self, batch: Batch, masks: tuple[Tensor, ...] | None) -> Tensor:
+        dtype = self.model.dtype
+        images = ((batch["inputs"].unsqueeze(1).float() - 33.3) / 78.6).to(dtype)  # mean and deviation of MNIST's pixels
+        masks = None if masks is None else tuple(mask.to(dtype) for mask in masks)
+        return functional_call(self.model, cast_weights(self.model, dtype), (images, masks)).float()
+
+    def _score(self, logits_BC: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor, MetricSums]:
+        loss = F.cross_entropy(logits_BC, labels_B.long(), ignore_index=IGNORE, reduction="sum")
+        weight = (labels_B != IGNORE).sum()
+        right = (logits_BC.argmax(-1) == labels_B).sum()
+        return loss, weight, {"loss": (loss.detach(), weight), "accuracy": (right, weight)}

@@ -1,0 +1,156 @@
+"""What HRM and TRM share: embeddings in, two recurrent states, token and halting logits out."""
+
+# B batch, L positions (puzzle prefix + tokens), T tokens, D width, V vocabulary, P puzzle width
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from models.layers import CosSin, Embedding, Linear, RotaryEmbedding, cast_weights, lecun_normal, parse_dtype
+from models.sparse_embedding import SparseEmbedding
+from utils.errors import ConfigError
+from utils.spec import Spec
+
+State = tuple[Tensor, Tensor]  # z_H, z_L
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The keys under `arch` that both nets understand, named as users of HRM and TRM know them."""
+
+    H_cycles: int
+    L_cycles: int
+    H_layers: int
+    L_layers: int
+    hidden_size: int
+    num_heads: int
+    expansion: float
+    puzzle_emb_ndim: int
+    pos_encodings: str
+    halt_max_steps: int
+    halt_exploration_prob: float
+    forward_dtype: str = "auto"
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    puzzle_emb_len: int = 0  # 0: as many positions as the puzzle embedding fills
+    mlp_t: bool = False
+    no_ACT_continue: bool = False
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_heads:
+            raise ConfigError(f"arch.hidden_size={self.hidden_size} is not a multiple of arch.num_heads={self.num_heads}")
+        if self.pos_encodings not in ("rope", "learned", "none"):
+            raise ConfigError(f"arch.pos_encodings={self.pos_encodings}: choose rope, learned or none")
+        if self.pos_encodings == "rope" and (self.hidden_size // self.num_heads) % 2:
+            raise ConfigError(
+                f"arch.num_heads={self.num_heads} gives odd heads of {self.hidden_size // self.num_heads}; rope needs even ones"
+            )
+        if self.puzzle_emb_ndim > self.prefix * self.hidden_size:
+            raise ConfigError(
+                f"arch.puzzle_emb_len={self.puzzle_emb_len} holds {self.prefix * self.hidden_size} numbers, "
+                f"arch.puzzle_emb_ndim={self.puzzle_emb_ndim} is more; try arch.puzzle_emb_len=0"
+            )
+        if self.forward_dtype not in ("auto", "float32", "bfloat16", "float16"):
+            raise ConfigError(f"arch.forward_dtype={self.forward_dtype}: choose auto, float32, bfloat16 or float16")
+        for key in ("H_cycles", "L_cycles", "L_layers", "halt_max_steps"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"arch.{key}={getattr(self, key)} must be at least 1")
+
+    @property
+    def prefix(self) -> int:
+        """How many positions stand before the tokens."""
+        return self.puzzle_emb_len or -(-self.puzzle_emb_ndim // self.hidden_size)
+
+
+class Inner(nn.Module):
+    """The net proper, the part that is compiled. Puzzle rows come from outside: their table is not dense."""
+
+    H_init: Tensor
+    L_init: Tensor
+
+    def __init__(self, sizes: Sizes, spec: Spec) -> None:
+        super().__init__()
+        self.sizes = sizes
+        width, positions = sizes.hidden_size, spec.seq_len + sizes.prefix
+        if positions == spec.seq_len:
+            raise ConfigError("arch.puzzle_emb_ndim=0 with arch.puzzle_emb_len=0 leaves no position to read the halting logits from")
+        std = width**-0.5
+        self.embed_tokens = Embedding(spec.vocab_size, width, std)
+        self.lm_head = Linear(width, spec.vocab_size)
+        self.q_head = Linear(width, 2, bias=True)
+        with torch.no_grad():  # halting starts out almost surely "no", which bootstraps faster
+            self.q_head.weight.zero_()
+            self.q_head.bias.fill_(-5.0)  # type: ignore[union-attr]
+        if sizes.puzzle_emb_ndim:
+            self.puzzle_emb = SparseEmbedding(max(1, spec.num_puzzles), sizes.puzzle_emb_ndim)
+        if sizes.pos_encodings == "rope":
+            self.rotary_emb = RotaryEmbedding(width // sizes.num_heads, positions, sizes.rope_theta)
+        elif sizes.pos_encodings == "learned":
+            self.embed_pos = Embedding(positions, width, std)
+        self.register_buffer("H_init", lecun_normal(width, std=1.0))
+        self.register_buffer("L_init", lecun_normal(width, std=1.0))
+
+    def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
+        """All cycles of one step; gradients flow through the last ones only."""
+        raise NotImplementedError
+
+    def forward(self, z_H: Tensor, z_L: Tensor, tokens_BT: Tensor, puzzle_BP: Tensor | None) -> tuple[State, Tensor, Tensor]:
+        cos_sin = self.rotary_emb() if self.sizes.pos_encodings == "rope" else None
+        z_H, z_L = self.recur((z_H, z_L), self.embed(tokens_BT, puzzle_BP), cos_sin)
+        logits_BTV = self.lm_head(z_H)[:, self.sizes.prefix :]
+        return (z_H.detach(), z_L.detach()), logits_BTV, self.q_head(z_H[:, 0]).float()
+
+    def embed(self, tokens_BT: Tensor, puzzle_BP: Tensor | None) -> Tensor:
+        """Puzzle prefix and tokens as one sequence."""
+        x_BLD = self.embed_tokens(tokens_BT)
+        prefix, width = self.sizes.prefix, self.sizes.hidden_size
+        if puzzle_BP is None:
+            x_BLD = F.pad(x_BLD, (0, 0, prefix, 0))
+        else:
+            padded_BP = F.pad(puzzle_BP, (0, prefix * width - puzzle_BP.shape[-1]))
+            x_BLD = torch.cat((padded_BP.view(-1, prefix, width), x_BLD), dim=1)
+        if self.sizes.pos_encodings == "learned":
+            x_BLD = math.sqrt(0.5) * (x_BLD + self.embed_pos.embedding_weight)  # keeps the variance
+        return math.sqrt(width) * x_BLD
+
+
+class RecursiveNet(nn.Module):
+    """Holds the inner net and decides precision: the objective asks it for states and passes."""
+
+    def __init__(self, inner: Inner) -> None:
+        super().__init__()
+        self.inner = inner
+        self.sizes = inner.sizes
+
+    def compile(self, **options) -> None:  # type: ignore[override]
+        self.inner.compile(**options)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return parse_dtype(self.sizes.forward_dtype, self.inner.H_init.device)
+
+    def weights(self) -> dict[str, Tensor] | None:
+        """The weights a step computes with; None when they need no cast."""
+        return None if self.dtype == torch.float32 else cast_weights(self.inner, self.dtype)
+
+    def fresh_state(self, slots: int, tokens: int) -> State:
+        """The learned-once starting point, for every slot."""
+        shape = (slots, tokens + self.sizes.prefix, self.sizes.hidden_size)
+        return self.inner.H_init.to(self.dtype).expand(shape), self.inner.L_init.to(self.dtype).expand(shape)
+
+    def puzzle_rows(self, ids_B: Tensor) -> Tensor | None:
+        """This step's rows of the puzzle table, in the forward dtype."""
+        return self.inner.puzzle_emb(ids_B).to(self.dtype) if self.sizes.puzzle_emb_ndim else None
+
+    def forward(
+        self, state: State, tokens_BT: Tensor, rows_BP: Tensor | None, weights: dict[str, Tensor] | None
+    ) -> tuple[State, Tensor, Tensor]:
+        """One step of reasoning: (new state, token logits, halting logits)."""
+        arguments = (*state, tokens_BT, rows_BP)
+        return self.inner(*arguments) if weights is None else functional_call(self.inner, weights, arguments)

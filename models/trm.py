@@ -1,0 +1,39 @@
+"""Tiny Recursive Model (Jolicoeur-Martineau 2025, arXiv 2510.04871): one small stack serves both levels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from models.layers import Block, CosSin, Level
+from models.recursion import Inner, RecursiveNet, Sizes, State
+from utils.spec import Spec
+
+
+class TRMInner(Inner):
+    """Refines the scratchpad z_L several times, then the answer z_H once; only the last round has gradients."""
+
+    def __init__(self, sizes: Sizes, spec: Spec) -> None:
+        super().__init__(sizes, spec)
+        mixed = spec.seq_len + sizes.prefix if sizes.mlp_t else 0
+        blocks = [Block(sizes.hidden_size, sizes.num_heads, sizes.expansion, sizes.rms_norm_eps, mixed) for _ in range(sizes.L_layers)]
+        self.L_level = Level(blocks)
+
+    def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
+        with torch.no_grad():
+            for _ in range(self.sizes.H_cycles - 1):
+                state = self._round(state, x_BLD, cos_sin)
+        return self._round(state, x_BLD, cos_sin)
+
+    def _round(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
+        z_H, z_L = state
+        for _ in range(self.sizes.L_cycles):
+            z_L = self.L_level(z_L, z_H + x_BLD, cos_sin)
+        return self.L_level(z_H, z_L, cos_sin), z_L
+
+
+class TRM(RecursiveNet):
+    """TRM with attention, or with token-mixing MLPs (`mlp_t`)."""
+
+    def __init__(self, spec: Spec, **keys) -> None:
+        super().__init__(TRMInner(Sizes(**keys), spec))

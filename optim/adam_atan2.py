@@ -1,0 +1,64 @@
+"""AdamATan2: Adam without epsilon. The ratio of the moments goes through atan2, which needs no guard against zero."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from utils.errors import ConfigError
+
+
+class AdamATan2(torch.optim.Optimizer):
+    """Decoupled decay, bias-corrected moments, `lr * atan2(first, sqrt(second))`; foreach on every device, never waits for it.
+
+    The step is counted once per group, as a plain int: bias corrections stay on the host and checkpoints stay small.
+    """
+
+    def __init__(self, params: ParamsT, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.95), weight_decay: float = 0.1) -> None:
+        if lr < 0:
+            raise ConfigError(f"lr={lr}: a learning rate is not negative; try 1e-4")
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ConfigError(f"betas={list(betas)}: two numbers from 0 up to but not including 1 are needed; try [0.9, 0.95]")
+        if weight_decay < 0:
+            raise ConfigError(f"weight_decay={weight_decay}: a decay is not negative; try 0.1")
+        super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay, "step": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """One update of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            group["step"] += 1
+            self._update(group)
+        return loss
+
+    def _update(self, group: dict[str, Any]) -> None:
+        params: list[Tensor] = [p for p in group["params"] if p.grad is not None]
+        if not params:
+            return
+        for p in params:
+            if not self.state[p]:
+                self.state[p].update(exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+        grads = [p.grad for p in params if p.grad is not None]
+        means = [self.state[p]["exp_avg"] for p in params]
+        squares = [self.state[p]["exp_avg_sq"] for p in params]
+        lr, (beta1, beta2) = group["lr"], group["betas"]
+        torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
+        torch._foreach_lerp_(means, grads, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
+
+        # As published, only the second moment is corrected inside atan2; the first one's correction scales the step.
+        bias1, bias2 = 1 - beta1 ** group["step"], 1 - beta2 ** group["step"]
+        angles = torch._foreach_sqrt(squares)
+        torch._foreach_div_(angles, bias2**0.5)
+        for mean, angle in zip(means, angles, strict=True):  # there is no foreach atan2
+            torch.atan2(mean, angle, out=angle)
+        torch._foreach_add_(params, angles, alpha=-lr / bias1)

@@ -1,0 +1,137 @@
+"""Manual all-reduce of gradients: flat buckets, sent while the last backward of a step still runs.
+
+Every `p.grad` is a view into a bucket from its first arrival in a step on. Buckets leave in one fixed order on all
+ranks, and a parameter without a gradient is a zero in its bucket, so ranks can never disagree about what is next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from optim.buckets import Bucket, fill_buckets, magnitude
+from optim.stopwatch import Stopwatch
+from utils.distributed import Dist
+from utils.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What all ranks know, and agree on, after a reduction."""
+
+    weight: float  # the global loss weight that gradients were divided by
+    finite: bool  # False: the step must not be taken
+    ranks: list[int]  # whose own gradients (dense or watched) or weight were not finite
+    parameter: str | None  # the first one, in the net's order, whose summed gradient is not finite
+
+
+class Reducer:
+    """Sums gradients over ranks and divides them once by the global weight."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], dist: Dist, bucket_mb: float = 16.0) -> None:
+        if not bucket_mb > 0:
+            raise ConfigError(f"sync.bucket_mb={bucket_mb}: a bucket holds something; try 16")
+        self.parameters = dict(parameters)
+        self.dist = dist
+        # The status (weight, one slot per rank) rides at the end of the last message instead of costing its own.
+        self.buckets = fill_buckets(self.parameters, bucket_mb, tail=1 + dist.world_size, device=dist.device)
+        self._watch = Stopwatch(dist.device)
+        self._sending = False
+        self._next = 0  # the bucket whose turn it is
+        for bucket in self.buckets:
+            for name, parameter in bucket.parameters.items():
+                parameter.register_post_accumulate_grad_hook(self._arrival(name, bucket))
+        self.zero()
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds from the end of backward until everything was reduced, since the last reading."""
+        return self._watch.read()
+
+    def zero(self) -> None:
+        """Start a step: no gradients yet, wherever old ones were."""
+        self._next = 0
+        for bucket in self.buckets:
+            bucket.reset()
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Around the last backward of a step: buckets leave as soon as they are complete."""
+        self._sending = True
+        try:
+            yield
+        finally:
+            self._sending = False
+
+    def finish(self, weight: Tensor | float, watch: Sequence[Tensor] = ()) -> Verdict:
+        """Send what remains and wait; the gradients become global sums over the global weight.
+
+        Args:
+            weight: what this rank's part of the loss counts for.
+            watch: more of this rank's gradients that must be finite, such as rows of sparse tables.
+        """
+        self._send_rest(torch.as_tensor(weight, dtype=torch.float32, device=self.dist.device), watch)
+        with self._watch.running():
+            for bucket in self.buckets:
+                bucket.wait()
+        total, *magnitudes = self.buckets[-1].tail.tolist()  # the only time a step waits for the device
+        ranks = [rank for rank, share in enumerate(magnitudes) if not math.isfinite(share)]
+        # Shares of what the dtype holds bound the sums, so the gradients need be read again only next to an overflow.
+        if ranks or (sum(magnitudes) > 0.99 and self._first_not_finite()) or not math.isfinite(total):
+            return Verdict(total, False, ranks, self._first_not_finite())
+        torch._foreach_mul_([bucket.grads for bucket in self.buckets], 1 / total if total else 0.0)
+        return Verdict(total, True, [], None)
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale all gradients to a global norm of at most `max_norm`; the norm before, still on the device."""
+        grads = [bucket.grads for bucket in self.buckets]
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in grads]))
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for grad in grads:
+            grad.mul_(factor)
+        return norm
+
+    def _arrival(self, name: str, bucket: Bucket) -> Callable[[Tensor], None]:
+        def arrived(_: Tensor) -> None:
+            if bucket.sent:
+                raise RuntimeError(f"a gradient of {name} arrived after its bucket was sent; wrap only the last backward in sending()")
+            if not self._sending:
+                bucket.move_in([name])  # at once: gradients of earlier micro-batches need no second home
+                return
+            bucket.missing.discard(name)
+            if not bucket.missing:
+                self._send_complete()
+
+        return arrived
+
+    def _send_complete(self) -> None:
+        """Send complete buckets in turn; the last one waits for the status it carries."""
+        while self._next < len(self.buckets) - 1 and not self.buckets[self._next].missing:
+            self._send(self.buckets[self._next])
+
+    def _send(self, bucket: Bucket) -> None:
+        bucket.close()
+        bucket.send(self.dist)
+        self._next += 1
+
+    def _send_rest(self, weight: Tensor, watch: Sequence[Tensor]) -> None:
+        while self._next < len(self.buckets) - 1:
+            self._send(self.buckets[self._next])
+        last = self.buckets[-1]
+        last.close()
+        parts = [bucket.magnitude for bucket in self.buckets] + [magnitude(tensor) for tensor in watch]
+        last.tail.zero_()
+        last.tail[0] = weight
+        # max() keeps NaN; a weight that is not finite makes 0 * weight NaN and finite ones change nothing
+        last.tail[1 + self.dist.rank] = torch.stack(parts).max() + 0 * weight
+        last.send(self.dist)
+        self._next += 1
+
+    def _first_not_finite(self) -> str | None:
+        grads = {name: view for bucket in self.buckets for name, view in bucket.views.items()}
+        return next((name for name in self.parameters if not bool(grads[name].isfinite().all())), None)

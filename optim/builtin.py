@@ -1,0 +1,42 @@
+"""PyTorch's own optimizers under names of this repository: a config can name these and nothing outside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+
+from utils.errors import ConfigError
+
+Named = Iterable[tuple[str, nn.Parameter]]
+
+
+def adamw(
+    params: Named, lr: float, betas: Sequence[float] = (0.9, 0.95), weight_decay: float = 0.1, eps: float = 1e-8
+) -> torch.optim.Optimizer:
+    """Adam with decoupled decay."""
+    return torch.optim.AdamW(params, lr=lr, betas=(betas[0], betas[1]), weight_decay=weight_decay, eps=eps, foreach=True)
+
+
+def adadelta(params: Named, lr: float, rho: float = 0.9, weight_decay: float = 0.0, eps: float = 1e-6) -> torch.optim.Optimizer:
+    """Adadelta."""
+    return torch.optim.Adadelta(params, lr=lr, rho=rho, weight_decay=weight_decay, eps=eps, foreach=True)
+
+
+def sgd(params: Named, lr: float, momentum: float = 0.9, weight_decay: float = 0.0, nesterov: bool = False) -> torch.optim.Optimizer:
+    """Stochastic gradient descent with momentum."""
+    return torch.optim.SGD(params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, foreach=True)
+
+
+def muon(params: Named, lr: float, momentum: float = 0.95, weight_decay: float = 0.1, nesterov: bool = True) -> torch.optim.Optimizer:
+    """Muon on matrices, its step scaled like AdamW's so that both share one learning rate."""
+    params = list(params)
+    for name, parameter in params:
+        if parameter.ndim != 2:
+            raise ConfigError(
+                f"optim.dense: Muon takes matrices, but {name} has shape {tuple(parameter.shape)}; leave it to a pattern with AdamW"
+            )
+    return torch.optim.Muon(
+        params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, adjust_lr_fn="match_rms_adamw"
+    )  # fmt: skip

@@ -1,0 +1,120 @@
+"""Exponential moving averages of the dense weights and, lazily, of the sparse tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from utils.errors import ConfigError
+
+ROWS_AT_ONCE = 1 << 16  # a whole table is walked in blocks: temporaries stay small
+
+
+class HasWeights(Protocol):
+    weights: Tensor
+
+
+class EMA:
+    """Averages in float32. A table's row is brought up to date only when it is about to change or to be read:
+    between two changes its weights stand still, and n steps towards the same value are one step by `rate ** n`.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], tables: Mapping[str, HasWeights], rate: float) -> None:
+        if not 0 <= rate < 1:
+            raise ConfigError(f"ema_rate={rate}: the share of the old average per step; choose 0 up to but not including 1, such as 0.999")
+        self.rate = rate
+        self.steps = 0
+        self._parameters = dict(parameters)
+        self._tables = dict(tables)
+        self._dense = {name: p.detach().float().clone() for name, p in self._parameters.items()}
+        self._rows = {name: table.weights.detach().float().clone() for name, table in self._tables.items()}
+        # The step up to which each row's average is true.
+        self._seen = {name: torch.zeros(len(rows), dtype=torch.int32, device=rows.device) for name, rows in self._rows.items()}
+        self._applied = False
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """After each step: the averages move towards the new weights."""
+        assert not self._applied, "the net holds averages now; a step would train them"
+        self.steps += 1
+        if self._dense:
+            torch._foreach_lerp_(list(self._dense.values()), [p.detach().float() for p in self._parameters.values()], 1 - self.rate)
+
+    @torch.no_grad()
+    def before_rows_change(self, name: str, weights: Tensor, ids: Tensor) -> None:
+        """Hook for the sparse optimizer: settle these rows' averages with the weights they had until now."""
+        self._rows[name][ids] = self._caught_up(name, weights[ids], ids)
+        self._seen[name][ids] = self.steps
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Inside, the net computes with the averages; after it, the weights are back bit by bit, whatever happened."""
+        assert not self._applied, "applied() does not nest"
+        saved = {name: p.detach().clone() for name, p in self._parameters.items()}
+        self._settle()
+        try:
+            self._applied = True
+            self._load(self._dense)
+            self._exchange_tables()
+            yield
+        finally:
+            self._exchange_tables()
+            self._load(saved)
+            self._applied = False
+
+    def state(self) -> dict[str, Tensor]:
+        """All that `load` needs, for a checkpoint; the tensors are live, so save them before the next step."""
+        state = {"steps": torch.tensor(self.steps)}
+        for kind, tensors in self._kinds().items():
+            state |= {f"{kind}/{name}": tensor for name, tensor in tensors.items()}
+        return state
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a saved `state()`."""
+        wrong = sorted(set(state) ^ set(self.state()))
+        if wrong:
+            raise ConfigError(
+                f"ema=true: the checkpoint's averages do not fit this net ({wrong[0]} is in only one of them); use its own config"
+            )
+        self.steps = int(state["steps"])
+        for kind, tensors in self._kinds().items():
+            for name, tensor in tensors.items():
+                tensor.copy_(state[f"{kind}/{name}"])
+
+    def _kinds(self) -> dict[str, dict[str, Tensor]]:
+        return {"dense": self._dense, "rows": self._rows, "seen": self._seen}
+
+    def _caught_up(self, name: str, weights: Tensor, rows: Tensor | slice) -> Tensor:
+        missed = (self.steps - self._seen[name][rows]).double()
+        towards = (1 - self.rate**missed).float()[:, None]  # 0 for a row that missed nothing, and then lerp is exact
+        return torch.lerp(self._rows[name][rows], weights.float(), towards)
+
+    @torch.no_grad()
+    def _settle(self) -> None:
+        """Bring all rows up to date."""
+        for name, table in self._tables.items():
+            for block in _blocks(len(table.weights)):
+                self._rows[name][block] = self._caught_up(name, table.weights[block], block)
+            self._seen[name].fill_(self.steps)
+
+    @torch.no_grad()
+    def _load(self, values: Mapping[str, Tensor]) -> None:
+        for name, p in self._parameters.items():  # in place: gradient views, compiled code and graphs keep their addresses
+            p.copy_(values[name])
+
+    @torch.no_grad()
+    def _exchange_tables(self) -> None:
+        for name, table in self._tables.items():
+            for block in _blocks(len(table.weights)):
+                rows = table.weights[block].clone()
+                table.weights[block] = self._rows[name][block]
+                self._rows[name][block] = rows
+
+
+def _blocks(rows: int) -> Iterator[slice]:
+    return (slice(start, start + ROWS_AT_ONCE) for start in range(0, rows, ROWS_AT_ONCE))

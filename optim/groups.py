@@ -1,0 +1,69 @@
+"""Who trains what: ordered patterns claim every parameter exactly once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from optim.sparse_signsgd import SparseSignSGD, Table
+from optim.targets import make, plain
+from utils.distributed import Dist
+from utils.errors import ConfigError
+
+
+def build(config: Sequence[Mapping[str, Any]], parameters: Mapping[str, nn.Parameter]) -> list[torch.optim.Optimizer]:
+    """One optimizer per entry of `optim.dense`, over the parameters that its pattern claims."""
+    entries = plain(config)
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, dict) or set(entry) != {"match", "optimizer"}:
+            raise ConfigError(f"optim.dense[{number}]={entry}: an entry has exactly the keys match and optimizer")
+    claims = claimed([entry["match"] for entry in entries], parameters)
+    optimizers = []
+    for number, (entry, names) in enumerate(zip(entries, claims, strict=True)):
+        # Named parameters: the optimizer keeps the names, so that checkpoints can be matched by name.
+        named = [(name, parameters[name]) for name in names]
+        optimizers.append(_with_base_lr(make(entry["optimizer"], f"optim.dense[{number}].optimizer", named)))
+    return optimizers
+
+
+def build_sparse(config: Mapping[str, Any], tables: Mapping[str, Table], capacity: int, dist: Dist) -> list[SparseSignSGD]:
+    """The optimizer of the sparse tables; none when the net has no table."""
+    if not tables:
+        return []
+    return [_with_base_lr(make(config, "optim.sparse", tables=tables, capacity=capacity, dist=dist))]
+
+
+def claimed(patterns: Sequence[str], names: Iterable[str]) -> list[list[str]]:
+    """For each pattern the names it claims: the first pattern that matches a whole name has it."""
+    compiled = [_compiled(number, pattern) for number, pattern in enumerate(patterns)]
+    claims: list[list[str]] = [[] for _ in patterns]
+    names = list(names)
+    for name in names:
+        owner = next((number for number, pattern in enumerate(compiled) if pattern.fullmatch(name)), None)
+        if owner is None:
+            raise ConfigError(f"optim.dense: no pattern matches parameter {name}; add an entry, for example match: '.*' as the last one")
+        claims[owner].append(name)
+    for number, (pattern, claim) in enumerate(zip(compiled, claims, strict=True)):
+        if not claim:
+            late = any(pattern.fullmatch(name) for name in names)
+            why = "earlier patterns claim all it matches; move it up" if late else f"matches no parameter; names look like {names[:1]}"
+            raise ConfigError(f"optim.dense[{number}].match={pattern.pattern}: {why} or remove it")
+    return claims
+
+
+def _compiled(number: int, pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"optim.dense[{number}].match={pattern}: not a regular expression ({error}); correct it") from None
+
+
+def _with_base_lr(optimizer: Any) -> Any:
+    """Remember the rate that schedules scale."""
+    for group in optimizer.param_groups:
+        group["base_lr"] = group["lr"]
+    return optimizer

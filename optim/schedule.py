@@ -1,0 +1,78 @@
+"""Learning-rate schedules: a step counted from 1 in, the factor on the base rate out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from optim.targets import make, parameters_of
+from utils.errors import ConfigError
+
+Schedule = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The base rate throughout."""
+
+    def __call__(self, step: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class WarmupCosine:
+    """HRM's: linear warm-up, then half a cosine down to `min_ratio` of the base rate at the last step."""
+
+    total_steps: int
+    warmup_steps: int
+    min_ratio: float
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 0:
+            raise ConfigError(f"lr_warmup_steps={self.warmup_steps}: a number of steps is not negative; use 0 for no warm-up")
+        if not 0 <= self.min_ratio <= 1:
+            raise ConfigError(f"lr_min_ratio={self.min_ratio}: the last rate is a share of the first; choose 0 to 1")
+
+    def __call__(self, step: int) -> float:
+        if step < self.warmup_steps:
+            return step / max(1, self.warmup_steps)
+        progress = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
+        return self.min_ratio + max(0.0, (1 - self.min_ratio) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+@dataclass(frozen=True)
+class StepDecay:
+    """Multiplied by `gamma` every so many epochs; the first epoch runs at the base rate."""
+
+    steps_per_epoch: float  # a batch may straddle two epochs
+    every_epochs: int
+    gamma: float
+
+    def __post_init__(self) -> None:
+        if self.every_epochs < 1:
+            raise ConfigError(f"optim.schedule.every_epochs={self.every_epochs}: needs at least one epoch; try 1")
+        if self.steps_per_epoch <= 0:
+            raise ConfigError(
+                f"optim.schedule.steps_per_epoch={self.steps_per_epoch}: an epoch has steps; check the dataset and the batch size"
+            )
+
+    def __call__(self, step: int) -> float:
+        return self.gamma ** (math.floor((step - 1) / self.steps_per_epoch) // self.every_epochs)
+
+
+def build_schedule(config: Mapping[str, Any], total_steps: int, steps_per_epoch: float) -> Schedule:
+    """The configured schedule, given of the run's length what its constructor takes."""
+    taken = parameters_of(config, "optim.schedule")
+    known = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
+    return make(config, "optim.schedule", **{name: value for name, value in known.items() if name in taken and name not in config})
+
+
+def set_lr(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
+    """Put every group at `factor` times the rate it was built with."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["base_lr"] * factor

@@ -1,0 +1,104 @@
+import multiprocessing
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from data.puzzles import PuzzleSource
+from data.source import IGNORE
+from data.stream import ShardStream, eval_batches, num_eval_batches, to_tensors, train_loader
+from tests.data.helpers import row_numbers, write_dataset
+from utils.errors import ConfigError
+
+PARTS = [range(0, 2), [2]]
+
+
+@pytest.fixture
+def source(tmp_path) -> PuzzleSource:
+    write_dataset(tmp_path, [[1, 2], [3]] * 20)
+    write_dataset(tmp_path, [[2], [1], [3]] * 9 + [[1]], "test")
+    return PuzzleSource(seed=0, shards=4, global_batch_size=8, epochs=4, data_path=str(tmp_path))
+
+
+class Failing:
+    """A source that fails at step 3."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def train_batch(self, step: int, shard: int) -> dict[str, np.ndarray]:
+        if step == 3:
+            raise self._error
+        return {"process": np.full(2, os.getpid())}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize(("start", "stop"), [(0, 21), (5, 29), (7, 8), (4, 4)])
+def test_steps_come_in_order_and_whole_with_any_number_of_workers(source, workers, start, stop):
+    received = list(train_loader(ShardStream(source, PARTS, start, stop), workers))
+    assert [step for step, _ in received] == list(range(start, stop))
+    for step, parts in received:
+        for part, shards in zip(parts, PARTS, strict=True):
+            expected = to_tensors([source.train_batch(step, shard) for shard in shards])
+            assert part.keys() == expected.keys()
+            for name in part:
+                assert part[name].dtype == torch.int32
+                assert torch.equal(part[name], expected[name])
+
+
+def test_the_plain_stream_keeps_the_order_in_any_loader(source):
+    loader = torch.utils.data.DataLoader(ShardStream(source, PARTS, 2, 9), batch_size=None, num_workers=2)
+    assert [step for step, _ in loader] == list(range(2, 9))
+
+
+def test_batches_are_made_in_another_process_and_survive_it(source):
+    steps = list(train_loader(ShardStream(Failing(ValueError()), [[0]], 4, 40), workers=2))
+    assert len({int(parts[0]["process"][0]) for _, parts in steps} - {os.getpid()}) == 2
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_in_a_worker_is_the_main_process_s_error(workers):
+    message = "data_path=x: is damaged; build it again"
+    with pytest.raises(ConfigError) as caught:
+        list(train_loader(ShardStream(Failing(ConfigError(message)), [[0]], 0, 9), workers))
+    assert str(caught.value) == message
+    with pytest.raises(ZeroDivisionError, match="by nothing"):
+        list(train_loader(ShardStream(Failing(ZeroDivisionError("by nothing")), [[0]], 0, 9), workers))
+
+
+def test_closing_ends_the_workers_and_ctrl_c_is_not_theirs(source):
+    steps = train_loader(ShardStream(source, PARTS, 0, 10**9), workers=2)
+    next(steps)
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGINT)
+    assert [next(steps)[0] for _ in range(60)] == list(range(1, 61))
+    assert all(worker.is_alive() for worker in workers)
+    began = time.monotonic()
+    steps.close()
+    assert time.monotonic() - began < 4
+    assert not any(worker.is_alive() for worker in workers)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("batch_size", [1, 8, 11, 100])
+def test_evaluation_reads_every_example_once_in_the_same_batches(source, world_size, batch_size):
+    test = source.eval_sets()["all"]
+    assert len(test) == 55
+    read, numbers = {}, []
+    for rank in range(world_size):
+        for number, indices, batch in eval_batches(test, batch_size, rank, world_size):
+            assert number % world_size == rank
+            assert batch["inputs"].shape == (batch_size, 4)
+            assert row_numbers(batch["inputs"].numpy()[: len(indices)]).tolist() == indices.tolist()
+            assert (batch["labels"][len(indices) :] == IGNORE).all()
+            assert (batch["inputs"][len(indices) :] == 0).all()
+            read[number] = indices
+            numbers.append(number)
+    assert sorted(numbers) == list(range(num_eval_batches(test, batch_size)))
+    assert np.concatenate([read[number] for number in sorted(read)]).tolist() == list(range(55))
+    assert all((indices // batch_size == number).all() for number, indices in read.items())

@@ -1,0 +1,251 @@
+"""Run by test_on_ranks.py in every rank: many checks of the distributed parts in one start of the processes.
+
+Each rank can compute what a single process would have, because all data is a function of (step, shard).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models.sparse_embedding import SparseEmbedding
+from optim.allreduce import Reducer
+from optim.replicas import check_same, same_everywhere
+from optim.sparse_signsgd import SparseSignSGD
+from utils import distributed
+from utils.distributed import Dist
+
+SHARDS = 8
+ALONE = Dist()
+
+
+class Net(nn.Module):
+    """Small, with a parameter that no loss reaches and one in another dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 300)
+        self.unused = nn.Parameter(torch.ones(7))
+        self.gain = nn.Parameter(torch.ones(300, dtype=torch.bfloat16))
+        self.second = nn.Linear(300, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)) * self.gain.float())
+
+
+def shard_of(step: int, shard: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + shard)
+    return torch.randn(4, 5, generator=generator), torch.randint(0, 3, (4,), generator=generator)
+
+
+def shard_loss(net: nn.Module, step: int, shard: int) -> Tensor:
+    x, label = shard_of(step, shard)
+    return nn.functional.cross_entropy(net(x), label, reduction="sum")
+
+
+def build_net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def reduced(net: nn.Module, dist: Dist, step: int, parts: int) -> dict[str, Tensor]:
+    """Gradients of a step whose shards this rank works through in `parts` micro-batches."""
+    reducer = reducers[net]
+    reducer.zero()
+    owned = [list(dist.owned_shards(SHARDS))[part::parts] for part in range(parts)]
+    for part in owned[:-1]:
+        torch.stack([shard_loss(net, step, shard) for shard in part]).sum().backward()
+    with reducer.sending():
+        torch.stack([shard_loss(net, step, shard) for shard in owned[-1]]).sum().backward()
+    verdict = reducer.finish(torch.tensor(4.0 * len(dist.owned_shards(SHARDS))))
+    assert verdict.finite, verdict
+    assert verdict.weight == 4.0 * SHARDS, verdict
+    return {name: p.grad.clone() for name, p in net.named_parameters()}
+
+
+reducers: dict[nn.Module, Reducer] = {}
+
+
+def gradients_equal_one_process(dist: Dist) -> None:
+    """Any number of ranks, micro-batches and buckets gives the gradients of one process."""
+    alone = build_net()
+    reducers[alone] = Reducer(dict(alone.named_parameters()), ALONE)
+    for bucket_mb in (0.001, 4):
+        net = build_net()
+        reducers[net] = Reducer(dict(net.named_parameters()), dist, bucket_mb=bucket_mb)
+        for step, parts in enumerate((1, 2, 1)):
+            expected, got = reduced(alone, ALONE, step, 1), reduced(net, dist, step, parts)
+            for name in expected:
+                tolerance = 2e-2 if expected[name].dtype == torch.bfloat16 else 1e-6
+                torch.testing.assert_close(got[name], expected[name], atol=tolerance, rtol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+            assert got["first.weight"].abs().sum() > 0
+            assert not got["unused"].any(), "a parameter without a gradient must be zero"
+            check_same(got, dist)
+        assert reducers[net].wait_s > 0
+        assert reducers[net].wait_s == 0, "reading resets it"
+
+
+def uneven_participation(dist: Dist) -> None:
+    """Ranks reach different parameters in different order; one has no backward at all."""
+    a, b = nn.Parameter(torch.zeros(1000)), nn.Parameter(torch.zeros(1000))
+    reducer = Reducer({"a": a, "b": b}, dist, bucket_mb=0.001)
+    reducer.zero()
+    if dist.rank:
+        with reducer.sending():
+            (a.sum() if dist.rank == 1 else b.sum()).backward()
+    verdict = reducer.finish(float(dist.rank))
+    total = sum(range(dist.world_size))
+    assert verdict.weight == total, verdict
+    torch.testing.assert_close(a.grad, torch.full((1000,), 1.0 / total))
+    torch.testing.assert_close(b.grad, torch.full((1000,), (dist.world_size - 2) / total))
+    reducer.zero()
+    assert reducer.finish(0.0).finite, "a step that weighs nothing is finite"
+    assert not a.grad.any()
+
+
+def non_finite_is_named(dist: Dist) -> None:
+    """One rank's bad gradient, watched row gradient or weight is known on all ranks by rank and parameter."""
+    culprit = dist.world_size - 1
+    net = build_net()
+    reducer = Reducer(dict(net.named_parameters()), dist, bucket_mb=0.001)
+    for name, bad in (("first.bias", float("nan")), ("second.weight", float("-inf")), ("gain", float("inf"))):
+        reducer.zero()
+        shard_loss(net, 0, dist.rank).backward()
+        if dist.rank == culprit:
+            dict(net.named_parameters())[name].grad.view(-1)[1] = bad
+        verdict = reducer.finish(4.0)
+        assert (verdict.finite, verdict.ranks, verdict.parameter) == (False, [culprit], name), verdict
+    reducer.zero()
+    rows = torch.zeros(3, 2)
+    rows[1, 1] = float("nan") if dist.rank == 0 else 0.0
+    verdict = reducer.finish(4.0, watch=[rows, torch.zeros(0, 2)])
+    assert (verdict.finite, verdict.ranks, verdict.parameter) == (False, [0], None), verdict
+    reducer.zero()
+    verdict = reducer.finish(float("inf") if dist.rank == culprit else 1.0)
+    assert (verdict.finite, verdict.ranks) == (False, [culprit]), verdict
+    reducer.zero()
+    shard_loss(net, 0, dist.rank).backward()
+    net.first.bias.grad.fill_(3e38 if dist.rank < 2 else 0)  # finite everywhere, until it is added
+    verdict = reducer.finish(1.0)
+    assert (verdict.finite, verdict.ranks, verdict.parameter) == (False, [], "first.bias"), verdict
+    reducer.zero()
+    shard_loss(net, 0, dist.rank).backward()
+    net.first.bias.grad.fill_((3e38, -3e38, 0)[dist.rank])  # as large, but the sum is fine
+    assert reducer.finish(1.0).finite
+
+
+def clipping_is_identical(dist: Dist) -> None:
+    """Clipped on the buckets as PyTorch clips a list of gradients, and bit-identical on all ranks."""
+    net = build_net()
+    reducer = Reducer(dict(net.named_parameters()), dist, bucket_mb=0.001)
+    reducer.zero()
+    shard_loss(net, 3, dist.rank).backward()
+    reducer.finish(4.0)
+    copies = [nn.Parameter(p.detach()) for p in net.parameters()]
+    for copy, p in zip(copies, net.parameters(), strict=True):
+        copy.grad = p.grad.clone()
+    norm = nn.utils.clip_grad_norm_(copies, 0.01)
+    torch.testing.assert_close(reducer.clip(0.01), norm)
+    for copy, p in zip(copies, net.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, copy.grad)
+    check_same({name: p.grad for name, p in net.named_parameters()}, dist)
+
+
+def replaced_gradients_are_taken(dist: Dist) -> None:
+    """Somebody set gradients to None or to tensors of their own: what stands there at the end counts."""
+    net = build_net()
+    reducer = Reducer(dict(net.named_parameters()), dist)
+    for _ in range(2):
+        reducer.zero()
+        shard_loss(net, 0, dist.rank).backward()
+        net.first.weight.grad = torch.full((5, 300), float(dist.rank)).t()
+        net.first.bias.grad = None
+        assert reducer.finish(1.0).finite
+        mean = (dist.world_size - 1) / 2  # of the ranks' numbers
+        torch.testing.assert_close(net.first.weight.grad, torch.full((300, 5), mean))
+        assert not net.first.bias.grad.any()
+        assert net.second.bias.grad.any()
+
+
+def sparse_replicas_stay_identical(dist: Dist) -> str:
+    """Uneven row counts, duplicates across ranks, padding ids, a rank without look-ups; the table's hash at the end."""
+    torch.manual_seed(dist.rank)  # ranks must not need the same generator state
+    table = SparseEmbedding(50, 4)
+    table.weights += torch.linspace(-1, 1, 200).view(50, 4)
+    optimizer = SparseSignSGD({"rows": table}, SHARDS * 4, dist, lr=0.1, weight_decay=0.5)
+    for step in range(6):
+        for shard in dist.owned_shards(SHARDS):
+            if step == 3 and shard < 4:
+                continue  # the first ranks look nothing up
+            generator = torch.Generator().manual_seed(100 * step + shard)
+            ids = torch.randint(-1, 12, (4,), generator=generator) if step != 4 else torch.full((4,), -1)
+            # nearly cancelling gradients: their order decides the sign of the sum
+            factors = torch.randn(4, 4, generator=generator) * 10.0 ** torch.randint(-6, 6, (4, 4), generator=generator)
+            (table(ids) * factors).sum().backward()
+        optimizer.step()
+        check_same({"rows": table.weights}, dist)
+    return hashlib.sha256(table.weights.numpy().tobytes()).hexdigest()
+
+
+def sparse_overflow_fails_everywhere(dist: Dist) -> None:
+    table = SparseEmbedding(50, 4)
+    optimizer = SparseSignSGD({"rows": table}, 2, dist, lr=0.1, weight_decay=0.5)
+    table(torch.arange(3 if dist.rank == dist.world_size - 1 else 1)).sum().backward()
+    expect(RuntimeError, f"rank {dist.world_size - 1} looked up 3 rows of rows .* room for 2", optimizer.step)
+
+
+def replicas_are_made_and_compared(dist: Dist) -> None:
+    torch.manual_seed(dist.rank)
+    tensors = {
+        "matrix": torch.randn(300, 70),
+        "transposed": torch.randn(6, 8).t(),
+        "odd half": torch.randn(11, dtype=torch.bfloat16)[1:],
+        "flags": torch.rand(5) > 0.5,
+        "scalar": torch.tensor(float(dist.rank)),
+        "empty": torch.zeros(0, 3),
+    }
+    expect(RuntimeError, "matrix differs between ranks: rank 1", lambda: check_same(tensors, dist))
+    same_everywhere(tensors, dist)
+    everyone = dist.all_gather(tensors["transposed"])
+    assert all(torch.equal(other, everyone[0]) for other in everyone)
+    assert tensors["scalar"] == 0
+    last = dist.world_size - 1
+    if dist.rank == last:
+        tensors["odd half"][4] = -tensors["odd half"][4]
+    expect(RuntimeError, f"odd half differs between ranks: rank {last} from rank 0", lambda: check_same(tensors, dist))
+    same_everywhere(tensors, dist)
+    if dist.rank == 1:  # only exchanged: a plain sum of the bits would not notice
+        tensors["matrix"][[0, 200]] = tensors["matrix"][[200, 0]]
+    expect(RuntimeError, "matrix differs between ranks: rank 1 from rank 0", lambda: check_same(tensors, dist))
+    if dist.rank == 1:
+        tensors["matrix"] = torch.zeros(2)
+    expect(RuntimeError, r"rank 0 has matrix \(300, 70\).*rank 1 has matrix \(2,\)", lambda: same_everywhere(tensors, dist))
+
+
+def expect(kind: type[Exception], pattern: str, call) -> None:
+    with pytest.raises(kind, match=pattern):
+        call()
+
+
+def main() -> None:
+    dist = distributed.start(device="cpu", timeout_s=30)
+    try:
+        gradients_equal_one_process(dist)
+        uneven_participation(dist)
+        non_finite_is_named(dist)
+        clipping_is_identical(dist)
+        replaced_gradients_are_taken(dist)
+        sparse_overflow_fails_everywhere(dist)
+        replicas_are_made_and_compared(dist)
+        print("table", sparse_replicas_stay_identical(dist))
+        print("alone", sparse_replicas_stay_identical(ALONE))
+    finally:
+        distributed.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""What the reducer promises even to a single process; several ranks are in test_on_ranks.py."""
+
+import pytest
+import torch
+from torch import nn
+
+from optim.allreduce import Reducer
+from utils.distributed import Dist
+from utils.errors import ConfigError
+
+
+def make(bucket_mb=0.0001):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    return net, Reducer(dict(net.named_parameters()), Dist(), bucket_mb)
+
+
+def test_gradients_are_views_that_survive_steps():
+    net, reducer = make()
+    places = [view for bucket in reducer.buckets for view in bucket.views.values()][::-1]
+    for _ in range(2):
+        reducer.zero()
+        net(torch.ones(3, 4)).sum().backward()
+        with reducer.sending():
+            net(torch.ones(3, 4)).sum().backward()
+        assert all(p.grad is place for p, place in zip(net.parameters(), places, strict=True))
+        assert reducer.finish(2.0).finite
+        assert all(p.grad is place for p, place in zip(net.parameters(), places, strict=True))
+        torch.testing.assert_close(net[2].bias.grad, torch.full((2,), 3.0))
+
+
+def test_micro_batches_add_up_and_are_divided_once():
+    net, reducer = make()
+    x = torch.randn(6, 4)
+    expected = torch.autograd.grad(net(x).square().sum() / 6, list(net.parameters()))
+    reducer.zero()
+    net(x[:2]).square().sum().backward()
+    with reducer.sending():
+        net(x[2:]).square().sum().backward()
+    assert reducer.finish(torch.tensor(6)).weight == 6
+    for p, grad in zip(net.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, grad)
+
+
+def test_gradients_arrive_on_masters_of_casted_copies():
+    net, reducer = make()
+    reducer.zero()
+    with reducer.sending():
+        copies = {name: p.bfloat16() for name, p in net.named_parameters()}
+        torch.func.functional_call(net, copies, torch.ones(3, 4, dtype=torch.bfloat16)).sum().backward()
+    assert reducer.finish(1.0).finite
+    torch.testing.assert_close(net[2].bias.grad, torch.full((2,), 3.0))
+
+
+def test_a_second_backward_while_sending_is_refused():
+    net, reducer = make()
+    with reducer.sending():
+        net(torch.ones(3, 4)).sum().backward()
+        again = net(torch.ones(3, 4)).sum()
+        with pytest.raises(RuntimeError, match="wrap only the last backward"):
+            again.backward()
+
+
+def test_buckets_hold_whole_gradients_of_one_kind_in_backward_order():
+    shapes = {"a": (100,), "b": (10, 10), "c": (500,), "d": (3,)}
+    named = {name: nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
+    named["e"] = nn.Parameter(torch.zeros(5, dtype=torch.float64))
+    buckets = Reducer(named, Dist(), bucket_mb=1000 / 2**20).buckets
+    assert [list(bucket.parameters) for bucket in buckets] == [["d"], ["c"], ["e"], ["b", "a"]]
+    assert buckets[-1].tail.dtype == torch.float32
+    assert Reducer({}, Dist()).finish(2.0).weight == 2
+
+
+def test_bucket_size_must_be_positive():
+    with pytest.raises(ConfigError, match=r"^sync\.bucket_mb=0"):
+        make(bucket_mb=0)

@@ -1,0 +1,135 @@
+"""The lazy average of tables against one that averages every row after every step."""
+
+import pytest
+import torch
+from torch import nn
+
+from models.sparse_embedding import SparseEmbedding
+from optim.ema import EMA
+from optim.sparse_signsgd import SparseSignSGD
+from utils.distributed import Dist
+from utils.errors import ConfigError
+
+RATE = 0.9
+
+
+def make(rate=RATE):
+    torch.manual_seed(0)
+    net = nn.Linear(3, 2)
+    table = SparseEmbedding(40, 3)
+    table.weights.normal_()
+    optimizer = SparseSignSGD({"table": table}, 16, Dist(), lr=0.1, weight_decay=0.1)
+    ema = EMA(dict(net.named_parameters()), {"table": table}, rate)
+    optimizer.before_update.append(ema.before_rows_change)
+    return net, table, optimizer, ema
+
+
+def train(net, table, optimizer, ema, steps, seed=1):
+    """Random steps; yields after each one."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        ids = torch.randint(-1, 20, (6,), generator=generator)
+        (table(ids) * torch.randn(6, 3, generator=generator)).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            for p in net.parameters():
+                p += torch.randn(p.shape, generator=generator)
+        ema.update()
+        yield
+
+
+def everything(net, table):
+    return [p.detach().clone() for p in net.parameters()] + [table.weights.clone()]
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.9, 0.999])
+def test_equals_an_average_of_everything_after_every_step(rate):
+    net, table, optimizer, ema = make(rate)
+    eager = [value.double() for value in everything(net, table)]
+    for step, _ in enumerate(train(net, table, optimizer, ema, 30)):
+        eager = [rate * old + (1 - rate) * new.double() for old, new in zip(eager, everything(net, table), strict=True)]
+        if step in (3, 17, 18, 29):
+            with ema.applied():
+                for got, expected in zip(everything(net, table), eager, strict=True):
+                    torch.testing.assert_close(got.double(), expected, atol=2e-6, rtol=2e-6)
+
+
+def test_weights_come_back_bit_by_bit_even_after_an_exception():
+    net, table, optimizer, ema = make()
+    list(train(net, table, optimizer, ema, 5))
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    before, addresses = everything(net, table), [p.data_ptr() for p in [*net.parameters(), table.weights]]
+    grads = [p.grad for p in net.parameters()]
+
+    def evaluate():
+        with ema.applied():
+            assert all(not torch.equal(a, b) for a, b in zip(everything(net, table), before, strict=True))
+            raise KeyError("evaluation failed")
+
+    with pytest.raises(KeyError):
+        evaluate()
+    assert all(torch.equal(a, b) for a, b in zip(everything(net, table), before, strict=True))
+    assert [p.data_ptr() for p in [*net.parameters(), table.weights]] == addresses
+    assert all(p.grad is grad for p, grad in zip(net.parameters(), grads, strict=True))
+
+
+def test_looking_does_not_change_what_follows():
+    results = []
+    for look in (False, True):
+        net, table, optimizer, ema = make()
+        for _ in train(net, table, optimizer, ema, 12):
+            if look:
+                with ema.applied():
+                    pass
+        with ema.applied():
+            results.append(everything(net, table))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
+
+
+def test_rows_that_nobody_touched_are_not_visited(monkeypatch):
+    net, table, optimizer, ema = make()
+    visited = []
+    original = EMA._caught_up
+    monkeypatch.setattr(EMA, "_caught_up", lambda self, name, w, rows: visited.append(len(w)) or original(self, name, w, rows))
+    list(train(net, table, optimizer, ema, 10))
+    assert len(visited) == 10
+    assert max(visited) <= 6
+
+
+def test_saved_state_continues_exactly():
+    net, table, optimizer, ema = make()
+    list(train(net, table, optimizer, ema, 7))
+    saved = {key: value.clone() for key, value in ema.state().items()}
+    assert {"steps", "dense/weight", "rows/table", "seen/table"} <= set(saved)
+    weights = everything(net, table)
+    list(train(net, table, optimizer, ema, 7, seed=2))
+    with ema.applied():
+        expected = everything(net, table)
+
+    net, table, optimizer, ema = make()
+    with torch.no_grad():
+        for tensor, value in zip([*net.parameters(), table.weights], weights, strict=True):
+            tensor.copy_(value)
+    ema.load(saved)
+    list(train(net, table, optimizer, ema, 7, seed=2))
+    with ema.applied():
+        assert all(torch.equal(a, b) for a, b in zip(everything(net, table), expected, strict=True))
+
+
+def test_average_of_low_precision_weights_is_kept_in_float32():
+    p = nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
+    ema = EMA({"p": p}, {}, 0.999)
+    p.data.fill_(1)
+    for _ in range(3):
+        ema.update()
+    torch.testing.assert_close(ema.state()["dense/p"], torch.full((4,), 1 - 0.999**3))
+
+
+def test_wrong_rate_and_foreign_state_are_named():
+    with pytest.raises(ConfigError, match=r"^ema_rate=1\.5"):
+        EMA({}, {}, 1.5)
+    _, _, _, ema = make()
+    with pytest.raises(ConfigError, match="dense/extra"):
+        ema.load({**ema.state(), "dense/extra": torch.zeros(1)})

@@ -1,0 +1,100 @@
+"""Every parameter has exactly one owner, and a config can make only what is ours."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from models.sparse_embedding import SparseEmbedding
+from optim.groups import build, build_sparse, claimed
+from optim.schedule import build_schedule
+from utils.distributed import Dist
+from utils.errors import ConfigError
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+ROOT_KEYS = {
+    "lr": 1e-2, "lr_min_ratio": 0.1, "lr_warmup_steps": 5, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1,
+    "puzzle_emb_lr": 1e-2, "puzzle_emb_weight_decay": 0.1,
+}  # fmt: skip
+LAYERS = {
+    "model.inner.embed_tokens.embedding_weight": (7, 8),
+    "model.inner.lm_head.weight": (7, 8),
+    "model.inner.q_head.weight": (2, 8),
+    "model.inner.q_head.bias": (2,),
+    "model.inner.L_level.layers.0.self_attn.qkv_proj.weight": (24, 8),
+    "model.inner.L_level.layers.0.mlp.down_proj.weight": (8, 16),
+    "model.inner.H_level.layers.11.mlp_t.gate_up_proj.weight": (32, 4),
+}
+
+
+def parameters(shapes=LAYERS):
+    torch.manual_seed(0)
+    return {name: nn.Parameter(torch.randn(shape)) for name, shape in shapes.items()}
+
+
+def config_of(name):
+    return OmegaConf.create({**ROOT_KEYS, "optim": OmegaConf.load(CONF / "optim" / f"{name}.yaml")}).optim
+
+
+def dense(match=".*", **optimizer):
+    return [{"match": match, "optimizer": {"_target_": "optim.builtin.sgd", "lr": 0.1, **optimizer}}]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "optim").glob("*.yaml")))
+def test_every_config_trains_every_parameter_once(name):
+    config, named = config_of(name), parameters()
+    optimizers = build(config.dense, named)
+    owned = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(map(id, owned)) == sorted(map(id, named.values()))
+    assert all(group["base_lr"] == group["lr"] == 1e-2 for optimizer in optimizers for group in optimizer.param_groups)
+    # a quadratic must shrink
+    before = sum(float(p.detach().square().sum()) for p in named.values())
+    for _ in range(5):
+        for p in named.values():
+            p.grad = 2 * p.detach()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert sum(float(p.detach().square().sum()) for p in named.values()) < before
+    assert 0 < build_schedule(config.schedule, total_steps=20, steps_per_epoch=4)(3) <= 1
+    (sparse,) = build_sparse(config.sparse, {"table": SparseEmbedding(3, 2)}, 4, Dist())
+    assert sparse.param_groups[0]["base_lr"] == 1e-2
+    assert build_sparse(config.sparse, {}, 4, Dist()) == []
+
+
+def test_muon_gets_the_matrices_of_the_layers_only():
+    muon, adamw = build(config_of("muon").dense, parameters())
+    assert isinstance(muon, torch.optim.Muon)
+    assert muon.param_groups[0]["param_names"] == [name for name in LAYERS if ".layers." in name]
+    assert isinstance(adamw, torch.optim.AdamW)
+    assert adamw.param_groups[0]["param_names"] == [name for name in LAYERS if ".layers." not in name]
+
+
+def test_first_pattern_wins():
+    assert claimed(["a.*", r".*\.bias", ".*"], ["a.weight", "a.bias", "b.bias", "c"]) == [["a.weight", "a.bias"], ["b.bias"], ["c"]]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (dense(match="model"), "no pattern matches parameter model.inner.embed_tokens"),  # whole names, not beginnings
+        (dense() + dense(match="conv.*"), r"optim.dense\[1\].match=conv\.\*: matches no parameter"),
+        (dense() + dense(match=".*bias"), r"optim.dense\[1\].match=\.\*bias: earlier patterns claim all"),
+        (dense(match="("), r"optim.dense\[0\].match=\(: not a regular expression"),
+        (dense(momentun=0.5), r"optim.dense\[0\].optimizer: optim.builtin.sgd .*momentun.*it takes params, lr, momentum"),
+        (dense(momentum=-3), r"optim.dense\[0\].optimizer: .*momentum=-3.*Invalid momentum"),
+        (dense(lr="fast"), r"optim.dense\[0\].optimizer: .*lr=fast"),
+        (dense(_target_="torch.optim.SGD"), r"_target_=torch.optim.SGD: only things of this repository"),
+        (dense(_target_="optim.builtin.sdg"), r"_target_=optim.builtin.sdg: not found"),
+        (dense(_target_="optimum.sgd"), r"_target_=optimum.sgd: only things of this repository"),
+        (dense(_target_="optim.builtin.muon"), r"Muon takes matrices, but model.inner.q_head.bias has shape \(2,\)"),
+        (dense(_target_="optim.adam_atan2.AdamATan2", betas=[0.9, 1.5]), r"^betas=\[0.9, 1.5\]"),
+        ([{"match": ".*"}], r"optim.dense\[0\]=.*exactly the keys match and optimizer"),
+        ([{"match": ".*", "optimizer": {"lr": 1}}], r"optim.dense\[0\].optimizer=.*needs a _target_"),
+    ],
+)
+def test_mistakes_are_one_line_that_names_them(config, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        build(config, parameters())
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,63 @@
+"""Learning rates at the steps that matter."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from optim.schedule import Constant, StepDecay, WarmupCosine, build_schedule, set_lr
+from utils.errors import ConfigError
+
+
+def test_warm_up_then_cosine_down_to_the_ratio():
+    schedule = WarmupCosine(total_steps=110, warmup_steps=10, min_ratio=0.1)
+    assert schedule(1) == pytest.approx(0.1)
+    assert schedule(9) == pytest.approx(0.9)
+    assert schedule(10) == pytest.approx(1.0)
+    assert schedule(60) == pytest.approx(0.1 + 0.9 * 0.5)
+    assert schedule(35) == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 4)))
+    assert schedule(110) == pytest.approx(0.1)
+
+
+def test_ratio_one_and_no_warm_up_is_constant():
+    assert {WarmupCosine(100, 0, 1.0)(step) for step in range(1, 101)} == {1.0}
+    assert {Constant()(step) for step in range(1, 101)} == {1.0}
+
+
+def test_step_decay_starts_with_the_first_step_of_an_epoch():
+    schedule = StepDecay(steps_per_epoch=10, every_epochs=2, gamma=0.5)
+    assert [schedule(step) for step in (1, 20, 21, 40, 41)] == [1, 1, 0.5, 0.5, 0.25]
+    straddling = StepDecay(steps_per_epoch=2.5, every_epochs=1, gamma=0.5)
+    assert [straddling(step) for step in (1, 2, 3, 4, 5, 6)] == [1, 1, 1, 0.5, 0.5, 0.25]
+
+
+def test_built_from_config_with_what_each_takes():
+    cosine = {"_target_": "optim.schedule.WarmupCosine", "warmup_steps": 2, "min_ratio": 0.0}
+    assert build_schedule(cosine, total_steps=12, steps_per_epoch=4) == WarmupCosine(12, 2, 0.0)
+    decay = {"_target_": "optim.schedule.StepDecay", "every_epochs": 1, "gamma": 0.7}
+    assert build_schedule(decay, total_steps=12, steps_per_epoch=4) == StepDecay(4, 1, 0.7)
+    assert build_schedule({"_target_": "optim.schedule.Constant"}, total_steps=12, steps_per_epoch=4) == Constant()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"_target_": "optim.schedule.WarmupCosine", "warmup_steps": 2}, "optim.schedule: .*missing.*min_ratio.*it takes total_steps"),
+        ({"_target_": "optim.schedule.WarmupCosine", "warmup_steps": -2, "min_ratio": 0.1}, "^lr_warmup_steps=-2"),
+        ({"_target_": "optim.schedule.WarmupCosine", "warmup_steps": 2, "min_ratio": 1.1}, "^lr_min_ratio=1.1"),
+        ({"_target_": "optim.schedule.StepDecay", "every_epochs": 0, "gamma": 0.7}, "every_epochs=0"),
+        ({"_target_": "os.system", "command": "true"}, "optim.schedule._target_=os.system: only things of this repository"),
+    ],
+)
+def test_mistakes_are_one_line(config, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        build_schedule(config, total_steps=12, steps_per_epoch=4)
+    assert "\n" not in str(caught.value)
+
+
+def test_set_lr_scales_the_base_rate_of_every_group():
+    optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.zeros(1))], "lr": lr, "base_lr": lr} for lr in (1.0, 0.5)])
+    for factor in (0.5, 0.25):  # always from the base: factors do not pile up
+        set_lr([optimizer], factor)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.125]

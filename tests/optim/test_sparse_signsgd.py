@@ -1,0 +1,118 @@
+"""The sparse optimizer against a dense one; several ranks are in test_on_ranks.py."""
+
+import pytest
+import torch
+
+from models.sparse_embedding import SparseEmbedding
+from optim.sparse_signsgd import SparseSignSGD, sum_duplicates
+from utils.distributed import Dist
+from utils.errors import ConfigError
+
+LR, DECAY = 0.05, 0.3
+
+
+def make(rows=30, width=4, capacity=100, **kwargs):
+    torch.manual_seed(0)
+    table = SparseEmbedding(rows, width)
+    table.weights.normal_()
+    return table, SparseSignSGD({"table": table}, capacity, Dist(), lr=LR, weight_decay=DECAY, **kwargs)
+
+
+def dense_step(weights, looked_up):
+    """Whole-table arithmetic: scatter all gradients, then decay and step the rows that were looked up."""
+    total, touched = torch.zeros_like(weights), torch.zeros(len(weights), dtype=torch.bool)
+    for ids, grads in looked_up:
+        total.index_add_(0, ids[ids >= 0].long(), grads[ids >= 0])
+        touched[ids[ids >= 0].long()] = True
+    return torch.where(touched[:, None], weights * (1 - LR * DECAY) - LR * total.sign(), weights)
+
+
+def test_equals_dense_sign_sgd_with_duplicates_micro_batches_and_padding():
+    table, optimizer = make()
+    expected = table.weights.clone()
+    for step in range(5):
+        looked_up = []
+        for _ in range(1 + step % 3):
+            ids = torch.randint(-1, 8, (9,), dtype=torch.int32)
+            factors = torch.randn(9, 4) * (torch.rand(9, 1) > 0.3)  # a looked-up row without gradient still decays
+            (table(ids) * factors).sum().backward()
+            looked_up.append((ids, factors))
+        expected = dense_step(expected, looked_up)
+        optimizer.step()
+        torch.testing.assert_close(table.weights, expected, atol=1e-7, rtol=0)
+    assert torch.equal(table.weights[8:], make()[0].weights[8:]), "rows that nobody looked up must not move"
+
+
+def test_no_active_row_and_no_look_up_change_nothing():
+    table, optimizer = make()
+    before = table.weights.clone()
+    optimizer.step()
+    table(torch.full((5,), -1)).sum().backward()
+    optimizer.step()
+    assert torch.equal(table.weights, before)
+    assert table.take() == [], "the look-ups of the step are used up"
+
+
+def test_look_up_without_backward_counts_as_zero_gradient():
+    table, optimizer = make()
+    before = table.weights.clone()
+    table(torch.tensor([3]))
+    optimizer.step()
+    torch.testing.assert_close(table.weights[3], before[3] * (1 - LR * DECAY))
+
+
+def test_hook_sees_each_changing_row_once_and_before_it_changes():
+    table, optimizer = make()
+    before, seen = table.weights.clone(), []
+    optimizer.before_update.append(lambda name, weights, ids: seen.append((name, ids.tolist(), weights[ids].clone())))
+    table(torch.tensor([7, 2, -1, 7])).sum().backward()
+    optimizer.step()
+    name, ids, rows = seen.pop()
+    assert (name, ids) == ("table", [2, 7])
+    assert torch.equal(rows, before[[2, 7]])
+    assert not seen
+
+
+def test_local_grads_show_the_step_and_zero_grad_forgets_it():
+    table, optimizer = make()
+    before = table.weights.clone()
+    (table(torch.tensor([1, 2])) * float("nan")).sum().backward()
+    (table(torch.tensor([3])) * 2).sum().backward()
+    assert [grad.isfinite().all().item() for grad in optimizer.local_grads()] == [False, True]
+    optimizer.zero_grad()
+    optimizer.step()
+    assert torch.equal(table.weights, before)
+
+
+def test_duplicates_are_added_in_row_order():
+    ids = torch.tensor([5, 1, 5, 5, 1])
+    grads = torch.tensor([[1e8], [3.0], [1.0], [-1e8], [4.0]])
+    unique, sums = sum_duplicates(ids, grads)
+    assert unique.tolist() == [1, 5]
+    assert sums.tolist() == [[7.0], [0.0]], "(1e8 + 1) - 1e8 is 0 in float32, and in no other order"
+
+
+def test_two_tables_of_different_width():
+    one, two = SparseEmbedding(5, 2), SparseEmbedding(9, 3)
+    optimizer = SparseSignSGD({"one": one, "two": two}, 4, Dist(), lr=LR, weight_decay=DECAY)
+    (one(torch.tensor([1, 4])).sum() - two(torch.tensor([8])).sum()).backward()
+    optimizer.step()
+    torch.testing.assert_close(one.weights.sum(1), -LR * 2 * torch.tensor([0.0, 1, 0, 0, 1]))
+    torch.testing.assert_close(two.weights.sum(1), LR * 3 * torch.eye(9)[8])
+
+
+def test_more_rows_than_capacity_is_an_error():
+    table, optimizer = make(capacity=3)
+    table(torch.arange(3)).sum().backward()
+    optimizer.step()
+    table(torch.arange(2)).sum().backward()
+    table(torch.arange(2)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"rank 0 looked up 4 rows of table in one step, .* room for 3"):
+        optimizer.step()
+
+
+def test_impossible_values_are_named():
+    with pytest.raises(ConfigError, match=r"^puzzle_emb_lr=-1"):
+        SparseSignSGD({"t": SparseEmbedding(2, 2)}, 1, Dist(), lr=-1, weight_decay=0)
+    with pytest.raises(ConfigError, match=r"^puzzle_emb_weight_decay=-1"):
+        SparseSignSGD({"t": SparseEmbedding(2, 2)}, 1, Dist(), lr=1, weight_decay=-1)

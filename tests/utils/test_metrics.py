@@ -1,0 +1,48 @@
+"""Metrics are sums and counts. What several ranks make of them is in test_distributed.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from utils.distributed import Dist
+from utils.metrics import Meter
+
+
+def pair(total: float, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor(total), torch.tensor(count)
+
+
+def test_means_are_over_everything_added_since_the_last_read() -> None:
+    meter = Meter()
+    meter.add({"b": pair(3.0, 1), "a": pair(1.0, 2)})
+    meter.add({"a": pair(2.0, 4), "b": pair(5.0, 3)})
+    assert meter.read(Dist()) == {"a": 0.5, "b": 2.0}
+    assert meter.read(Dist()) == {}
+    meter.add({"c": pair(1.0, 1)})
+    assert meter.read(Dist()) == {"c": 1.0}
+
+
+def test_what_counted_nothing_has_no_mean() -> None:
+    meter = Meter()
+    meter.add({"a": pair(0.0, 0), "b": pair(1.0, 1)})
+    assert meter.read(Dist()) == {"b": 1.0}
+
+
+def test_sums_of_many_small_steps_stay_exact() -> None:
+    meter = Meter()
+    meter.add({"a": pair(2.0**24, 2**24)})
+    for _ in range(3):
+        meter.add({"a": pair(1.0, 1)})  # float32 would swallow these
+    assert meter.read(Dist()) == {"a": 1.0}
+    meter.add({"a": pair(2.0**24, 1)})
+    for _ in range(3):
+        meter.add({"a": pair(1.0, 0)})
+    assert meter.read(Dist()) == {"a": 2.0**24 + 3}
+
+
+def test_a_metric_may_not_come_and_go() -> None:
+    meter = Meter()
+    meter.add({"a": pair(1.0, 1)})
+    with pytest.raises(AssertionError, match="metrics changed"):
+        meter.add({"b": pair(1.0, 1)})

@@ -1,0 +1,42 @@
+"""The state of the code that runs: revision, branch, uncommitted changes. Without git, nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT = 20_000_000  # characters of a diff worth keeping
+
+
+def revision() -> str:
+    """The commit that is checked out, or an empty text."""
+    return _git("rev-parse", "HEAD").strip()
+
+
+def summary() -> str:
+    """Revision, branch and whether there are uncommitted changes, one a line; empty outside a checkout."""
+    if not (commit := revision()):
+        return ""
+    dirty = "yes" if _git("status", "--porcelain", "--", ".").strip() else "no"
+    return f"revision: {commit}\nbranch: {_git('rev-parse', '--abbrev-ref', 'HEAD').strip()}\nuncommitted changes: {dirty}\n"
+
+
+def uncommitted() -> str:
+    """The diff against HEAD, preceded by the names of untracked files as comments that `git apply` skips."""
+    names = _git("ls-files", "--others", "--exclude-standard", "--", ".").splitlines()
+    diff = _git("diff", "HEAD", "--no-color", "--no-ext-diff", "--", ".")
+    if len(diff) > LIMIT:
+        diff = diff[:LIMIT] + "\n# cut here\n"
+    return "".join(f"# untracked: {name}\n" for name in names) + diff
+
+
+def _git(*words: str) -> str:
+    # No optional locks: a run must not get in the way of a commit that is being made.
+    env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(["git", *words], cwd=ROOT, env=env, capture_output=True, timeout=10, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""

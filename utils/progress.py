@@ -1,0 +1,97 @@
+"""The progress bar: redrawn in place on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+REDRAW_S = 0.1
+PLAIN_S = 10.0
+BAR = 20
+CLEAR = "\r\x1b[K"
+
+
+class ProgressBar:
+    """Writes to the terminal; every line that is not the bar goes through `say`, so that the two never tear each other."""
+
+    def __init__(self, stream: TextIO | None = None, launcher: str = "none", clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream or sys.stdout
+        # mpirun gives its ranks a pseudo-terminal even when its own output goes to a file.
+        self._animated = self._stream.isatty() and launcher not in ("openmpi", "mvapich2", "mpich")
+        self._clock = clock
+        self._drawn = clock()  # so that the first plain line comes after PLAIN_S
+        self._start: tuple[float, int] | None = None
+        self._line = ""
+        self._closed = False
+
+    def update(self, step: int, total: int, loss: float | None, headline: tuple[str, float | None], examples_per_s: float | None) -> None:
+        """Show where the run is; most calls cost only a look at the clock."""
+        now = self._clock()
+        self._start = self._start or (now, step)
+        last = step >= total
+        if now - self._drawn < (REDRAW_S if self._animated else PLAIN_S) and not last:
+            return
+        self._drawn = now
+        columns = max(20, shutil.get_terminal_size().columns - 1) if self._animated else 0
+        line = render(step, total, loss, headline, examples_per_s, self._time_left(now, step, total), columns)
+        if not self._animated:
+            self._write(line + "\n")
+            return
+        self._line = line[:columns]  # a wrapped line could not be redrawn
+        self._write(CLEAR + self._line)
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        self._write(f"{CLEAR}{text}\n{self._line}" if self._line else f"{text}\n")
+
+    def close(self) -> None:
+        """Leave the bar as it stands and go to the next line."""
+        if self._line:
+            self._line = ""
+            self._write("\n")
+
+    def _time_left(self, now: float, step: int, total: int) -> float | None:
+        assert self._start is not None
+        began, first = self._start
+        return (total - step) * (now - began) / (step - first) if step > first else None
+
+    def _write(self, text: str) -> None:
+        if self._closed:
+            return
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        try:
+            self._stream.write(text.encode(encoding, "replace").decode(encoding))
+            self._stream.flush()
+        except BrokenPipeError:
+            self._closed = True  # whoever read along has gone (`| head`); the run goes on
+
+
+def render(
+    step: int, total: int, loss: float | None, headline: tuple[str, float | None], examples_per_s: float | None,
+    seconds_left: float | None, columns: int = 0,
+) -> str:  # fmt: skip
+    """The line's text: in full words where columns are 0, else in short ones with a bar as long as there is room for."""
+    share = min(1.0, step / total) if total > 0 else 1.0
+    name, value = headline
+    shown = "–" if value is None else f"{100 * value:.1f}%" if "accuracy" in name else f"{value:.4g}"
+    parts = [
+        f"{'' if columns else 'step '}{step:>{len(str(total))}}/{total}",
+        f"loss {'–' if loss is None else f'{loss:.3g}'}",
+        f"{name.replace('_', ' ')} {shown}",
+        f"{'–' if examples_per_s is None else f'{examples_per_s:,.0f}'} {'ex/s' if columns else 'examples/s'}",
+        f"{'–' if seconds_left is None else duration(seconds_left)} left",
+    ]
+    text = "  ".join(parts)
+    length = min(BAR, columns - len(text) - 2)
+    full = int(length * share)
+    return f"{'━' * full}{'─' * (length - full)}  {text}" if length >= 5 else f"{100 * share:3.0f}%  {text}"
+
+
+def duration(seconds: float) -> str:
+    """`0:48`, `12:03` or `3:05:00`."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,0 +1,19 @@
+"""What a model must know of its data, and nothing more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+IGNORE = -100  # label of cells and rows that count in no loss and no metric
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Shapes and sizes that a source tells a net."""
+
+    vocab_size: int = 0
+    seq_len: int = 0
+    num_puzzles: int = 0
+    num_classes: int = 0
+    image_shape: tuple[int, ...] = ()
+    fingerprint: str = ""
