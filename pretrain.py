@@ -110,7 +110,7 @@ def build_problem(cfg: DictConfig, dist: Dist) -> tuple[Source, Objective]:
     from optim.replicas import same_everywhere
     from utils.targets import make
 
-    with dist.agreed(), dist.main_first():
+    with dist.main_first():  # it may fill a cache
         source = make(cfg.data, "data")
     prints = dist.all_gather_text(source.spec.fingerprint)
     if len(set(prints)) > 1:
@@ -122,6 +122,8 @@ def build_problem(cfg: DictConfig, dist: Dist) -> tuple[Source, Objective]:
         torch.manual_seed(cfg.seed)  # initialisers draw from the global generator, on the CPU for every device
         arch = {key: value for key, value in cfg.arch.items() if key != "loss"}
         objective = make(cfg.arch.loss, "arch.loss", make(arch, "arch", source.spec)).to(dist.device)
+        if objective.model.dtype == torch.float64:
+            objective.double()
     same_everywhere(objective.state_dict(), dist)
     objective.prepare(dist)
     return source, objective
@@ -155,7 +157,7 @@ def build(cfg: DictConfig, dist: Dist, run: Run, source: Source, objective: Obje
     if job.ema is not None:
         for optimizer in job.sparse:
             optimizer.before_update.append(job.ema.before_rows_change)
-    if peak_flops(dist.device, objective.dtype):
+    if peak_flops(dist.device, objective.model.dtype):
         job.flops_per_example = measure_flops(job)
     if cfg.compile is True or (cfg.compile == "auto" and dist.device.type == "cuda"):
         objective.compile_net()
@@ -253,7 +255,7 @@ def log(job: Job, means: dict[str, float], clock: Clock) -> None:
         "memory/peak_bytes": peak_memory(job.dist.device),
     }
     if job.flops_per_example:
-        peak = peak_flops(job.dist.device, job.objective.dtype) or 1.0
+        peak = peak_flops(job.dist.device, job.objective.model.dtype) or 1.0
         row["speed/mfu"] = job.flops_per_example * clock.examples / seconds / job.dist.world_size / peak
     job.run.log(job.step, row)
     headline = job.objective.headline
@@ -271,7 +273,8 @@ def evaluate(job: Job, show: bool = False) -> dict[str, float]:
 
     cfg, dist, objective = job.cfg, job.dist, job.objective
     size = cfg.eval_batch_size or min(1024, max(1, cfg.global_batch_size // 8))
-    names, sums, firsts = [], {}, []
+    names: list[str] = []
+    sums, firsts = {}, []
     objective.eval()
     with torch.no_grad(), job.ema.applied() if job.ema is not None else nullcontext():
         for set_name, examples in job.source.eval_sets().items():

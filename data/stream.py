@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,7 +102,7 @@ def to_tensors(pieces: Sequence[Arrays]) -> Batch:
     return {name: torch.from_numpy(np.concatenate([piece[name] for piece in pieces])) for name in pieces[0]}
 
 
-def train_loader(stream: ShardStream, workers: int = 1, pin_memory: bool = False) -> Iterator[StreamStep]:
+def train_loader(stream: ShardStream, workers: int = 1, pin_memory: bool = False) -> Generator[StreamStep, None, None]:
     """The stream, prefetched by `workers` processes (0: none). Workers start with the first step and end with `close()`."""
     if not workers:
         yield from (_pinned(step) for step in stream) if pin_memory else stream

@@ -8,7 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from utils.errors import ConfigError
+
 CosSin = tuple[Tensor, Tensor]
+# float64 is for comparing runs: weights are then kept in it too, and rounding no longer hides differences
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
 def lecun_normal(*shape: int, std: float) -> Tensor:
@@ -17,10 +21,15 @@ def lecun_normal(*shape: int, std: float) -> Tensor:
     return nn.init.trunc_normal_(torch.empty(shape), std=untruncated, a=-2 * untruncated, b=2 * untruncated)
 
 
+def widen(x: Tensor) -> Tensor:
+    """In float32 at least, where half precision would lose too much."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def rms_norm(x: Tensor, eps: float) -> Tensor:
-    """Divide by the root mean square of the last dimension, computed in float32."""
-    x32 = x.float()
-    return (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    """Divide by the root mean square of the last dimension."""
+    wide = widen(x)
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def cast_weights(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -32,7 +41,9 @@ def parse_dtype(name: str, device: torch.device) -> torch.dtype:
     """`auto` is bfloat16 on CUDA and float32 elsewhere."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return getattr(torch, name)
+    if name not in DTYPES:
+        raise ConfigError(f"arch.forward_dtype={name}: choose one of auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
 
 
 class Linear(nn.Module):

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.layers import widen
 from utils.spec import IGNORE
 
 
@@ -19,8 +20,8 @@ def stablemax_cross_entropy(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
 
 
 def softmax_cross_entropy(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
-    """The usual cross entropy, in float32."""
-    flat = F.cross_entropy(logits_BTV.float().flatten(0, -2), labels_BT.long().flatten(), ignore_index=IGNORE, reduction="none")
+    """The usual cross entropy."""
+    flat = F.cross_entropy(widen(logits_BTV).flatten(0, -2), labels_BT.long().flatten(), ignore_index=IGNORE, reduction="none")
     return flat.view(labels_BT.shape)
 
 

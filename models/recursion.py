@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from models.layers import CosSin, Embedding, Linear, RotaryEmbedding, cast_weights, lecun_normal, parse_dtype
+from models.layers import CosSin, Embedding, Linear, RotaryEmbedding, cast_weights, lecun_normal, parse_dtype, widen
 from models.sparse_embedding import SparseEmbedding
+from utils.distributed import CPU
 from utils.errors import ConfigError
 from utils.spec import Spec
 
@@ -56,8 +57,7 @@ class Sizes:
                 f"arch.puzzle_emb_len={self.puzzle_emb_len} holds {self.prefix * self.hidden_size} numbers, "
                 f"arch.puzzle_emb_ndim={self.puzzle_emb_ndim} is more; try arch.puzzle_emb_len=0"
             )
-        if self.forward_dtype not in ("auto", "float32", "bfloat16", "float16"):
-            raise ConfigError(f"arch.forward_dtype={self.forward_dtype}: choose auto, float32, bfloat16 or float16")
+        parse_dtype(self.forward_dtype, CPU)
         for key in ("H_cycles", "L_cycles", "L_layers", "halt_max_steps"):
             if getattr(self, key) < 1:
                 raise ConfigError(f"arch.{key}={getattr(self, key)} must be at least 1")
@@ -104,7 +104,7 @@ class Inner(nn.Module):
         cos_sin = self.rotary_emb() if self.sizes.pos_encodings == "rope" else None
         z_H, z_L = self.recur((z_H, z_L), self.embed(tokens_BT, puzzle_BP), cos_sin)
         logits_BTV = self.lm_head(z_H)[:, self.sizes.prefix :]
-        return (z_H.detach(), z_L.detach()), logits_BTV, self.q_head(z_H[:, 0]).float()
+        return (z_H.detach(), z_L.detach()), logits_BTV, widen(self.q_head(z_H[:, 0]))
 
     def embed(self, tokens_BT: Tensor, puzzle_BP: Tensor | None) -> Tensor:
         """Puzzle prefix and tokens as one sequence."""
@@ -137,7 +137,7 @@ class RecursiveNet(nn.Module):
 
     def weights(self) -> dict[str, Tensor] | None:
         """The weights a step computes with; None when they need no cast."""
-        return None if self.dtype == torch.float32 else cast_weights(self.inner, self.dtype)
+        return None if self.dtype == self.inner.lm_head.weight.dtype else cast_weights(self.inner, self.dtype)
 
     def fresh_state(self, slots: int, tokens: int) -> State:
         """The learned-once starting point, for every slot."""

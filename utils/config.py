@@ -52,7 +52,7 @@ def publish(config: DictConfig, dist: Any) -> DictConfig:
 
 def template(choices: dict[str, str]) -> DictConfig:
     """The defaults as written in conf/: the one list of known keys and their types."""
-    base = OmegaConf.load(CONF / "pretrain.yaml")
+    base: Any = OmegaConf.load(CONF / "pretrain.yaml")
     for key in ("defaults", "hydra"):
         del base[key]
     for group in GROUPS:
@@ -64,11 +64,11 @@ def check_keys(config: DictConfig, known: DictConfig, prefix: str) -> None:
     """Every key must be known and have its default's type; whole numbers written as 1e3 are made whole."""
     if missing := [key for key in known if key not in config]:
         raise ConfigError(f"{prefix}{missing[0]}: every key is needed and this one was deleted; remove ~{prefix}{missing[0]}")
-    for key in config:
+    for key in (str(name) for name in config):
         path, default = f"{prefix}{key}", known._get_node(key) if key in known else None
         raw = config._get_node(key)
         if key not in known:
-            raise ConfigError(f"{path}={_short(config[key])}: unknown key{_nearest(str(path), _all_keys(known, prefix))}")
+            raise ConfigError(f"{path}={_short(config[key])}: unknown key{_nearest(path, _all_keys(known, prefix))}")
         if isinstance(default, DictConfig) and isinstance(raw, DictConfig):
             check_keys(raw, default, f"{path}.")
         elif not (_is_interpolation(raw) or (isinstance(default, DictConfig | ListConfig) and isinstance(raw, type(default)))):
@@ -144,7 +144,7 @@ def name_run(config: DictConfig, choices: dict[str, str], job: int | None) -> No
     path = config.data_path or (config.data_paths[0] if config.data_paths else None)
     config.project_name = config.project_name or (Path(path).name if path else choices["data"])
     if config.run_name is None:
-        content = OmegaConf.to_yaml(OmegaConf.masked_copy(config, [key for key in config if key not in NOT_THE_RUN]), sort_keys=True)
+        content = OmegaConf.to_yaml(OmegaConf.masked_copy(config, [str(key) for key in config if key not in NOT_THE_RUN]), sort_keys=True)
         config.run_name = f"{choices['arch']}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
     elif job is not None:  # jobs of a sweep that share a name must not share a directory
         config.run_name = f"{config.run_name}-{job}"
@@ -174,15 +174,15 @@ def explain(error: BaseException) -> str:
 
 
 def _all_keys(known: DictConfig, prefix: str) -> list[str]:
-    return [f"{prefix}{key}" for key in known]
+    return [prefix + str(key) for key in known]
 
 
 def _every_key() -> list[str]:
-    keys = [*list(OmegaConf.load(CONF / "pretrain.yaml")), "experiment"]
+    keys = [*map(str, OmegaConf.load(CONF / "pretrain.yaml")), "experiment"]
     for group in GROUPS:
         for path in (CONF / group).glob("*.yaml"):
-            keys += [f"{group}.{key}" for key in OmegaConf.load(path)]
-    return [str(key) for key in keys if key not in ("defaults", "hydra")]
+            keys += [f"{group}.{key!s}" for key in OmegaConf.load(path)]
+    return [key for key in keys if key not in ("defaults", "hydra")]
 
 
 def _nearest(key: str, known: list[str]) -> str:

@@ -107,7 +107,7 @@ class ActObjective(Objective):
             solved_B = right_B == cells_B
         divisor_B = cells_B.clamp_min(1)
         token_loss = (self.token_loss(logits_BTV, labels_BT).sum(-1) / divisor_B).sum()
-        halt_loss = _q_loss(q_B2[:, 0], solved_B.float(), valid_B)
+        halt_loss = _q_loss(q_B2[:, 0], solved_B.to(q_B2.dtype), valid_B)
         loss, weight = token_loss + 0.5 * halt_loss, valid_B.sum()
 
         done_B = halted & valid_B

@@ -47,15 +47,11 @@ class Objective(nn.Module):
     """Wraps a net as `self.model` and says what to minimise."""
 
     headline = "accuracy"  # the metric a run is judged by when `objective_metric` names none
+    model: Any
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What the net computes in."""
-        return self.model.dtype
 
     def prepare(self, dist: Dist) -> None:
         """Work before the first step; most objectives need none."""

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from models.layers import cast_weights
+from models.cnn import CNN
+from models.layers import cast_weights, widen
 from models.objectives.base import Batch, Carry, Context, Objective, Prediction, StepOut
 from utils.metrics import MetricSums
 from utils.spec import IGNORE
@@ -16,6 +17,8 @@ from utils.spec import IGNORE
 
 class ClassifyObjective(Objective):
     """Sums the cross entropy over examples; dropout masks are noise of the step and shard."""
+
+    model: CNN
 
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
         slots = batch["labels"].shape[0]
@@ -34,7 +37,7 @@ class ClassifyObjective(Objective):
         dtype = self.model.dtype
         images = ((batch["inputs"].unsqueeze(1).float() - 33.3) / 78.6).to(dtype)  # mean and deviation of MNIST's pixels
         masks = None if masks is None else tuple(mask.to(dtype) for mask in masks)
-        return functional_call(self.model, cast_weights(self.model, dtype), (images, masks)).float()
+        return widen(functional_call(self.model, cast_weights(self.model, dtype), (images, masks)))
 
     def _score(self, logits_BC: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor, MetricSums]:
         loss = F.cross_entropy(logits_BC, labels_B.long(), ignore_index=IGNORE, reduction="sum")

@@ -135,15 +135,17 @@ def one_rank() -> None:
     dist = distributed.start(device="cpu")
     try:
         if dist.is_main:
-            print(f"milliseconds, median of {ROUNDS}; a ratio above 1 means that ours is faster (median of the rounds' ratios)")
-            print(f"{'net':20}{'parameters':>12}{'ours':>9}{'per param.':>12}{'DDP':>9}{'per param./ours':>17}{'DDP/ours':>10}")
+            print(f"milliseconds, median (best) of {ROUNDS} rounds; ratios of the medians (of the bests), above 1: ours is faster")
+            print(f"{'net':20}{'parameters':>11}{'ours':>16}{'per parameter':>16}{'DDP':>16}{'per param./ours':>16}{'DDP/ours':>16}")
         for name, (build, tokens) in nets().items():
             size = sum(p.numel() for p in build().parameters())
-            ms = measure(dist, build, tokens)
+            times = measure(dist, build, tokens)
+            one, many, torchs = ((statistics.median(ms), min(ms)) for ms in times.values())
+            ratios = [tuple(map(truediv, other, one)) for other in (many, torchs)]
             if dist.is_main:
-                one, many, torchs = (statistics.median(ms[way]) for way in ("ours", "per parameter", "DDP"))
-                ratios = [statistics.median(map(truediv, ms[way], ms["ours"])) for way in ("per parameter", "DDP")]
-                print(f"{name:20}{size / 1e6:>11.1f}M{one:>9.1f}{many:>12.1f}{torchs:>9.1f}{ratios[0]:>17.2f}{ratios[1]:>10.2f}")
+                columns = [f"{median:.1f} ({best:.1f})" for median, best in (one, many, torchs)]
+                columns += [f"{median:.2f} ({best:.2f})" for median, best in ratios]
+                print(f"{name:20}{size / 1e6:>10.1f}M" + "".join(f"{text:>16}" for text in columns), flush=True)
     finally:
         distributed.stop()
 
