@@ -1,0 +1,161 @@
+"""The recursive objective: what a slot remembers, what counts, and that compiling or casting changes nothing else."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from models.hrm import HRM
+from models.objectives.act import ActObjective
+from models.objectives.base import Context
+from models.trm import TRM
+from utils.errors import ConfigError
+from utils.noise import Noise
+from utils.spec import IGNORE, Spec
+
+SPEC = Spec(vocab_size=6, seq_len=9, num_puzzles=5)
+SIZES = {
+    "H_cycles": 2, "L_cycles": 2, "H_layers": 1, "L_layers": 1, "hidden_size": 16, "num_heads": 2, "expansion": 2.0,
+    "puzzle_emb_ndim": 16, "pos_encodings": "rope", "halt_max_steps": 4, "halt_exploration_prob": 0.5, "forward_dtype": "float32",
+}  # fmt: skip
+NETS = {
+    "hrm": lambda **k: HRM(SPEC, **SIZES | k),
+    "trm": lambda **k: TRM(SPEC, **SIZES | {"no_ACT_continue": True, "puzzle_emb_len": 3} | k),
+    "trm_mlp": lambda **k: TRM(SPEC, **SIZES | {"mlp_t": True, "pos_encodings": "none"} | k),
+    "hrm_learned": lambda **k: HRM(SPEC, **SIZES | {"pos_encodings": "learned"} | k),
+}
+
+
+def make(name: str, **keys) -> ActObjective:
+    torch.manual_seed(0)
+    objective = ActObjective(NETS[name](**keys), "stablemax_cross_entropy")
+    with torch.no_grad():  # undecided halting, so that slots go different ways
+        objective.model.inner.q_head.bias.zero_()
+        objective.model.inner.q_head.weight.normal_(generator=torch.Generator().manual_seed(1))
+    return objective
+
+
+def batch_of(rows: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda high, *shape: torch.randint(0, high, shape, generator=generator, dtype=torch.int32)  # noqa: E731
+    return {"inputs": draw(6, rows, 9), "labels": draw(6, rows, 9), "puzzle_identifiers": draw(5, rows)}
+
+
+def steps(objective: ActObjective, batches: list[dict[str, torch.Tensor]], shards=(0, 1)):
+    """Outputs of consecutive steps, carrying on."""
+    carry, outs = None, []
+    for step, batch in enumerate(batches):
+        carry = objective.initial_carry(batch) if carry is None else carry
+        outs.append(objective(batch, carry, Context(0.0, Noise(3, step, list(shards)))))
+        carry = outs[-1].carry
+    return outs
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_slot_keeps_its_puzzle_until_it_halts(name: str) -> None:
+    batches = [batch_of(8, seed) for seed in range(6)]
+    outs = steps(make(name), batches)
+    halted_ever = kept_ever = False
+    for before, after, batch in zip(outs, outs[1:], batches[1:], strict=False):
+        halted = before.carry.halted
+        torch.testing.assert_close(after.carry.batch["inputs"][halted], batch["inputs"][halted], rtol=0, atol=0)
+        torch.testing.assert_close(after.carry.batch["inputs"][~halted], before.carry.batch["inputs"][~halted], rtol=0, atol=0)
+        expected = torch.where(halted, 1, before.carry.steps + 1)
+        torch.testing.assert_close(after.carry.steps, expected.to(after.carry.steps.dtype), rtol=0, atol=0)
+        halted_ever, kept_ever = halted_ever or bool(halted.any()), kept_ever or bool((~halted).any())
+    assert halted_ever, "no slot ever halted: the test shows nothing"
+    assert kept_ever, "every slot halted at once: the test shows nothing"
+    assert all(int(out.carry.steps.max()) <= 4 for out in outs)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_slots_do_not_see_each_other(name: str) -> None:
+    """A step over two shards is the two steps over one shard each: sums add, carries concatenate."""
+    whole, halves = make(name), [make(name), make(name)]
+    batches = [batch_of(8, seed) for seed in range(4)]
+    outs = steps(whole, batches)
+    for i, objective in enumerate(halves):
+        mine = [{key: rows[4 * i : 4 * i + 4] for key, rows in batch.items()} for batch in batches]
+        parts = steps(objective, mine, shards=[i])
+        for out, part in zip(outs, parts, strict=True):
+            torch.testing.assert_close(out.carry.steps[4 * i : 4 * i + 4], part.carry.steps, rtol=0, atol=0)
+            torch.testing.assert_close(out.carry.state[0][4 * i : 4 * i + 4], part.carry.state[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_padding_rows_count_nowhere(name: str) -> None:
+    plain, padded = make(name), make(name)
+    batch = batch_of(4)
+    more = {key: torch.cat([rows, rows]) for key, rows in batch.items()}
+    more["labels"] = torch.cat([batch["labels"], torch.full_like(batch["labels"], IGNORE)])
+    (short,), (long,) = steps(plain, [batch], [0]), steps(padded, [more], [0, 1])
+    short.loss.backward()
+    long.loss.backward()
+    torch.testing.assert_close(long.loss, short.loss)
+    assert int(long.weight) == int(short.weight) == 4
+    for key, (total, count) in short.metrics.items():
+        torch.testing.assert_close(torch.stack([p.double() for p in long.metrics[key]]), torch.stack([total.double(), count.double()]))
+    for a, b in zip(padded.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
+    ((ids, _),) = padded.model.inner.puzzle_emb.take()
+    assert ids[4:].tolist() == [-1] * 4, "padding rows would train a puzzle"
+
+
+def test_exploration_is_noise_of_step_and_shard_only() -> None:
+    batch = batch_of(64)
+    halted = [steps(make("hrm"), [batch], shards)[0].carry.halted for shards in ([0, 1], [0, 1], [0, 2])]
+    assert torch.equal(halted[0], halted[1])
+    assert torch.equal(halted[0][:32], halted[2][:32])
+    wild = steps(make("hrm", halt_exploration_prob=1.0), [batch])[0].carry.halted
+    assert not wild.any(), "an exploring slot thinks two steps at least"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_compiling_changes_no_number_and_no_key(dtype: str) -> None:
+    eager = make("trm", forward_dtype=dtype)
+    compiled = copy.deepcopy(eager)
+    compiled.model.compile(dynamic=False, backend="aot_eager")
+    batches = [batch_of(8, seed) for seed in range(2)]
+    for a, b in zip(steps(eager, batches), steps(compiled, batches), strict=True):
+        torch.testing.assert_close(a.loss, b.loss, rtol=1e-6, atol=1e-6)
+        a.loss.backward()
+        b.loss.backward()
+    for (name, a), b in zip(eager.named_parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-5, msg=name)
+    assert list(eager.state_dict()) == list(compiled.state_dict())
+
+
+def test_weights_are_cast_once_per_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective, casts = make("trm", forward_dtype="bfloat16"), []
+    parameters = {id(p) for p in objective.parameters()}
+    original = torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, *a, **k: (casts.append(id(self)), original(self, *a, **k))[1])
+    steps(objective, [batch_of(4)], [0])
+    seen = [i for i in casts if i in parameters]
+    assert sorted(seen) == sorted(parameters), "every weight is cast exactly once, however many cycles use it"
+
+
+def test_bfloat16_and_float64_follow_float32() -> None:
+    batch = batch_of(8)
+    base = steps(make("trm"), [batch])[0].loss
+    double = make("trm", forward_dtype="float64").double()
+    torch.testing.assert_close(steps(double, [batch])[0].loss, base.double(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(steps(make("trm", forward_dtype="bfloat16"), [batch])[0].loss.float(), base.float(), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        ({"num_heads": 3}, "arch.hidden_size=16"),
+        ({"pos_encodings": "sinus"}, "arch.pos_encodings=sinus"),
+        ({"forward_dtype": "int8"}, "arch.forward_dtype=int8"),
+        ({"halt_max_steps": 0}, "arch.halt_max_steps=0"),
+        ({"puzzle_emb_ndim": 64, "puzzle_emb_len": 2}, "arch.puzzle_emb_len=2"),
+        ({"puzzle_emb_ndim": 0}, "arch.puzzle_emb_ndim=0"),
+    ],
+)
+def test_impossible_sizes_are_named(keys: dict, key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        NETS["hrm"](**keys)
