@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +30,7 @@ if TYPE_CHECKING:  # torch takes a second to import: not before the command line
     from optim.schedule import Schedule
     from optim.sparse_signsgd import SparseSignSGD
     from utils.distributed import Dist
+    from utils.metrics import Clock
     from utils.run import Run
 
 
@@ -59,7 +58,7 @@ class Job:
 def main() -> None:
     """Everything of the command line; never returns."""
 
-    @hydra.main(config_path="conf", config_name="pretrain", version_base="1.3")
+    @hydra.main(config_path=str(config.CONF), config_name="pretrain", version_base="1.3")
     def app(raw: DictConfig) -> float | None:
         from hydra.core.hydra_config import HydraConfig
         from hydra.types import RunMode
@@ -167,7 +166,7 @@ def build(cfg: DictConfig, dist: Dist, run: Run, source: Source, objective: Obje
 def train(job: Job) -> dict[str, float]:
     """All steps of the run, then the last evaluation."""
     from data.stream import ShardStream, train_loader
-    from utils.metrics import Meter
+    from utils.metrics import Clock, Meter
 
     meter, clock, results = Meter(), Clock(), {}
     carries: list[Any] = [None] * len(job.parts)
@@ -242,7 +241,7 @@ def log(job: Job, means: dict[str, float], clock: Clock) -> None:
     """One row of metrics, named as users of HRM and TRM know them."""
     from utils.hardware import peak_flops, peak_memory
 
-    seconds = max(time.perf_counter() - clock.start, 1e-9)
+    seconds = clock.seconds
     row = {f"train/{name}": value for name, value in means.items()}
     row |= {
         "train/lr": job.dense[-1].param_groups[0]["lr"],
@@ -343,19 +342,6 @@ def measure_flops(job: Job) -> int:
     for table in job.objective.tables().values():
         table.take()
     return flops // len(next(iter(batch.values())))
-
-
-class Clock:
-    """Speed since the last log: steps, examples, and time spent waiting for data."""
-
-    def __init__(self) -> None:
-        self.start, self.steps, self.examples, self.waited = time.perf_counter(), 0, 0.0, 0.0
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        begun = time.perf_counter()
-        yield
-        self.waited += time.perf_counter() - begun
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ ranks, and a parameter without a gradient is a zero in its bucket, so ranks can 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -38,14 +38,16 @@ class Reducer:
             raise ConfigError(f"sync.bucket_mb={bucket_mb}: a bucket holds something; try 16")
         self.parameters = dict(parameters)
         self.dist = dist
-        # The status (weight, one slot per rank) rides at the end of the last message instead of costing its own.
-        self.buckets = fill_buckets(self.parameters, bucket_mb, tail=1 + dist.world_size, device=dist.device)
+        self.buckets: list[Bucket] = []
+        self._bucket_mb = bucket_mb
+        self._home: dict[str, Bucket] = {}
+        self._arrivals: dict[str, None] | None = {}  # names in the order of the first step's backward; None once agreed
         self._watch = Stopwatch(dist.device)
         self._sending = False
         self._next = 0  # the bucket whose turn it is
-        for bucket in self.buckets:
-            for name, parameter in bucket.parameters.items():
-                parameter.register_post_accumulate_grad_hook(self._arrival(name, bucket))
+        for name, parameter in self.parameters.items():
+            parameter.register_post_accumulate_grad_hook(self._arrival(name))
+        self._lay_out(reversed(self.parameters))
         self.zero()
 
     @property
@@ -96,8 +98,31 @@ class Reducer:
             grad.mul_(factor)
         return norm
 
-    def _arrival(self, name: str, bucket: Bucket) -> Callable[[Tensor], None]:
+    def _lay_out(self, order: Iterable[str]) -> None:
+        """Make buckets of the parameters in this order."""
+        # The status (weight, one slot per rank) rides at the end of the last message instead of costing its own.
+        ordered = {name: self.parameters[name] for name in order}
+        self.buckets = fill_buckets(ordered, self._bucket_mb, tail=1 + self.dist.world_size, device=self.dist.device)
+        self._home = {name: bucket for bucket in self.buckets for name in bucket.parameters}
+
+    def _agree_on_order(self) -> None:
+        """Before anything is first sent: buckets in the order in which rank 0's backward filled them.
+
+        The order in which a net registers its parameters says little, and a bucket that completes last holds up all others.
+        Nothing leaves before this, so every step, also the first one after a resume, adds in the same layout.
+        """
+        arrived = list(self._arrivals or ())
+        rest = [name for name in reversed(self.parameters) if name not in set(arrived)]
+        self._lay_out(self.dist.broadcast_text("\n".join(arrived + rest)).split("\n") if self.parameters else [])
+        self._arrivals = None
+
+    def _arrival(self, name: str) -> Callable[[Tensor], None]:
         def arrived(_: Tensor) -> None:
+            if self._arrivals is not None:
+                self._arrivals.pop(name, None)  # of several micro-batches the last one counts
+                self._arrivals[name] = None
+                return
+            bucket = self._home[name]
             if bucket.sent:
                 raise RuntimeError(f"a gradient of {name} arrived after its bucket was sent; wrap only the last backward in sending()")
             if not self._sending:
@@ -120,6 +145,8 @@ class Reducer:
         self._next += 1
 
     def _send_rest(self, weight: Tensor, watch: Sequence[Tensor]) -> None:
+        if self._arrivals is not None:
+            self._agree_on_order()
         while self._next < len(self.buckets) - 1:
             self._send(self.buckets[self._next])
         last = self.buckets[-1]

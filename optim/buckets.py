@@ -27,8 +27,9 @@ class Bucket:
             self.views[name] = self._flat[start : start + p.numel()].view(p.shape)
             start += _padded(p.numel())
         self.magnitude = torch.zeros((), device=device)
+        self.missing = set(self.parameters)
+        self.sent = False
         self._work: c10d.Work | None = None
-        self.reset()
 
     def reset(self) -> None:
         """Start a step: no gradients yet, and each is expected once more before the bucket may leave."""
@@ -67,10 +68,10 @@ class Bucket:
 
 
 def fill_buckets(parameters: Mapping[str, nn.Parameter], bucket_mb: float, tail: int, device: torch.device) -> list[Bucket]:
-    """Buckets in the order in which backward completes them: parameters reversed, one dtype each, float32 last with the tail."""
+    """Buckets in the order of the parameters, one dtype each, the last one of float32 and with the tail."""
     full: list[dict[str, nn.Parameter]] = []
     filling: dict[torch.dtype, dict[str, nn.Parameter]] = {}
-    for name, p in reversed(list(parameters.items())):
+    for name, p in parameters.items():
         bucket = filling.setdefault(p.dtype, {})
         if bucket and (_bytes(bucket) + p.numel() * p.element_size()) > bucket_mb * 2**20:
             full.append(bucket)

@@ -47,8 +47,9 @@ class EMA:
     @torch.no_grad()
     def before_rows_change(self, name: str, weights: Tensor, ids: Tensor) -> None:
         """Hook for the sparse optimizer: settle these rows' averages with the weights they had until now."""
-        self._rows[name][ids] = self._caught_up(name, weights[ids], ids)
-        self._seen[name][ids] = self.steps
+        rows, seen = (tensor.index_select(0, ids) for tensor in (self._rows[name], self._seen[name]))
+        self._rows[name].index_copy_(0, ids, self._caught_up(rows, weights.index_select(0, ids), seen))
+        self._seen[name].index_fill_(0, ids, self.steps)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -89,17 +90,18 @@ class EMA:
     def _kinds(self) -> dict[str, dict[str, Tensor]]:
         return {"dense": self._dense, "rows": self._rows, "seen": self._seen}
 
-    def _caught_up(self, name: str, weights: Tensor, rows: Tensor | slice) -> Tensor:
-        missed = (self.steps - self._seen[name][rows]).double()
+    def _caught_up(self, rows: Tensor, weights: Tensor, seen: Tensor) -> Tensor:
+        missed = (self.steps - seen).double()
         towards = (1 - self.rate**missed).float()[:, None]  # 0 for a row that missed nothing, and then lerp is exact
-        return torch.lerp(self._rows[name][rows], weights.float(), towards)
+        return torch.lerp(rows, weights.float(), towards)
 
     @torch.no_grad()
     def _settle(self) -> None:
         """Bring all rows up to date."""
         for name, table in self._tables.items():
             for block in _blocks(len(table.weights)):
-                self._rows[name][block] = self._caught_up(name, table.weights[block], block)
+                rows = self._rows[name][block]
+                rows.copy_(self._caught_up(rows, table.weights[block], self._seen[name][block]))
             self._seen[name].fill_(self.steps)
 
     @torch.no_grad()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
@@ -45,3 +47,21 @@ class Meter:
         dist.all_reduce(sums)
         self._names, self._sums = [], None
         return means(names, sums)
+
+
+class Clock:
+    """Speed since it was made: steps, examples, and time spent waiting for data."""
+
+    def __init__(self) -> None:
+        self.start, self.steps, self.examples, self.waited = time.perf_counter(), 0, 0.0, 0.0
+
+    @property
+    def seconds(self) -> float:
+        return max(time.perf_counter() - self.start, 1e-9)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around what the step waits for."""
+        begun = time.perf_counter()
+        yield
+        self.waited += time.perf_counter() - begun

@@ -16,39 +16,34 @@ from operator import truediv
 
 import torch
 import torch.distributed as c10d
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from models.hrm import HRM
+from models.trm import TRM
 from optim.allreduce import Reducer
-from tests.ranks import run_ranks, succeeded
+from tests.ranks import ROOT, run_ranks, succeeded
 from utils import distributed
 from utils.distributed import Dist
+from utils.spec import Spec
 
 RANKS = 2
-ROUNDS = int(os.environ.get("ROUNDS", "15"))
+ROUNDS = int(os.environ.get("ROUNDS", "25"))
 BUCKET_MB = float(os.environ.get("BUCKET_MB", "16"))
 
 
-class Block(nn.Module):
-    """The matrices of one reasoning layer: attention (or token mixing) and SwiGLU."""
+class Reasoner(nn.Module):
+    """A recursive net with the published parameters and one cycle per step, so that computing hides less of the reduction."""
 
-    def __init__(self, width: int, inner: int) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__()
-        self.qkv_proj = nn.Linear(width, 3 * width, bias=False)
-        self.o_proj = nn.Linear(width, width, bias=False)
-        self.gate_up_proj = nn.Linear(width, 2 * inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
+        keys = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "arch" / f"{kind}.yaml"), resolve=True)
+        keys = {key: value for key, value in keys.items() if key not in ("_target_", "loss")} | {"H_cycles": 1, "L_cycles": 1}
+        self.net = {"trm": TRM, "hrm": HRM}[kind](Spec(vocab_size=11, seq_len=81, num_puzzles=1), **keys)
 
-    def forward(self, x: Tensor) -> Tensor:
-        query, key, value = (part.unsqueeze(1) for part in self.qkv_proj(x).chunk(3, dim=-1))
-        x = x + self.o_proj(nn.functional.scaled_dot_product_attention(query, key, value).squeeze(1))
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return nn.functional.rms_norm(x + self.down_proj(nn.functional.silu(gate) * up), x.shape[-1:])
-
-
-def reasoner(levels: int, layers: int, width: int = 512, inner: int = 1536, vocabulary: int = 11) -> nn.Module:
-    """Parameters of the published sizes; every level's layers are run once per step."""
-    blocks = [Block(width, inner) for _ in range(levels * layers)]
-    return nn.Sequential(nn.Embedding(vocabulary, width), *blocks, nn.Linear(width, vocabulary, bias=False))
+    def forward(self, tokens: Tensor) -> Tensor:
+        _, logits, halting = self.net(self.net.fresh_state(*tokens.shape), tokens, None, None)
+        return torch.cat((logits.flatten(), halting.flatten() + 1))
 
 
 def many_small() -> nn.Module:
@@ -58,10 +53,10 @@ def many_small() -> nn.Module:
 
 def nets() -> dict[str, tuple[Callable[[], nn.Module], Tensor]]:
     """Name -> (how to build the net, this rank's tokens)."""
-    tokens = torch.randint(0, 11, (2, 81))
+    tokens = torch.randint(0, 11, (1, 81))
     return {
-        "TRM-like": (lambda: reasoner(levels=1, layers=2), tokens),
-        "HRM-like": (lambda: reasoner(levels=2, layers=4), tokens),
+        "TRM": (lambda: Reasoner("trm"), tokens),
+        "HRM": (lambda: Reasoner("hrm"), tokens),
         "300 small tensors": (many_small, tokens),
     }
 
@@ -96,7 +91,7 @@ def per_parameter(net: nn.Module, dist: Dist) -> Callable[[Tensor], float]:
 
 
 def ddp(net: nn.Module, dist: Dist) -> Callable[[Tensor], float]:
-    wrapped = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True)
+    wrapped = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True, broadcast_buffers=False)
 
     def step(tokens: Tensor) -> float:
         loss = wrapped(tokens).square().sum()

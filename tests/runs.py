@@ -1,0 +1,88 @@
+"""Real runs of pretrain.py, and what they left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from tests.ranks import LAUNCHER_PREFIXES, ROOT, free_port, run_ranks, succeeded
+
+# A TRM with everything that could depend on the ranks: carry, exploration, Q bootstrapping, puzzle rows, averages.
+# float64: recursion amplifies rounding, which in float32 would drown what is to be compared.
+TINY_TRM = [
+    "arch=trm", "arch.hidden_size=16", "arch.num_heads=2", "arch.expansion=1", "arch.H_cycles=1", "arch.L_cycles=2",
+    "arch.halt_max_steps=4", "arch.puzzle_emb_len=1", "arch.no_ACT_continue=false", "arch.halt_exploration_prob=0.3",
+    "arch.forward_dtype=float64", "ema=true", "ema_rate=0.9", "data.embedded.size=4", "data.embedded.blanks=7",
+    "data.embedded.train=64", "data.embedded.test=37", "global_batch_size=24", "epochs=16", "eval_interval=16",
+    "lr=1e-3", "lr_warmup_steps=5", "puzzle_emb_lr=1e-3",
+]  # fmt: skip
+TINY_CNN = [
+    "arch=cnn", "data=digits", "optim=adadelta", "arch.forward_dtype=float64", "global_batch_size=32", "epochs=1", "eval_interval=1", "lr=1.0",
+]  # fmt: skip
+QUIET = ["wandb.mode=disabled", "log_interval=1", "timeout_s=60"]
+
+
+@dataclass
+class Result:
+    """Files of one run."""
+
+    directory: Path
+    stdout: str = ""
+
+    @property
+    def rows(self) -> list[dict]:
+        return [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
+
+    def series(self, name: str) -> list[float]:
+        return [row[name] for row in self.rows if name in row]
+
+    def weights(self, group: str = "model") -> dict[str, torch.Tensor]:
+        step = (self.directory / "checkpoints" / "latest").read_text().strip()
+        return load_file(self.directory / "checkpoints" / step / f"{group}.safetensors")
+
+
+def train(directory: Path, *arguments: str, ranks: int = 1, timeout: float = 120) -> Result:
+    """A run on so many ranks, started with the plain environment variables."""
+    done = succeeded(run_ranks(ranks, ["pretrain.py", *QUIET, f"checkpoint_path={directory}", *arguments], timeout))
+    return Result(directory, done[0].stdout)
+
+
+def torchrun(ranks: int, *arguments: str, cwd: Path = ROOT, timeout: float = 150) -> subprocess.CompletedProcess[str]:
+    """The same script under torchrun, from any folder."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith((*LAUNCHER_PREFIXES, "RANK", "WORLD_SIZE"))}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(free_port())]
+    command += [str(ROOT / "pretrain.py"), *arguments]
+    return subprocess.run(
+        command, cwd=cwd, env=env | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def assert_same_run(one: Result, other: Result, atol: float = 1e-6) -> None:
+    """The same metrics at every step, the same evaluation, the same weights and averages."""
+    steps = 0
+    for a, b in zip(one.rows, other.rows, strict=True):
+        names = [name for name in a if name.startswith(("train/", "eval/"))]
+        assert names == [name for name in b if name.startswith(("train/", "eval/"))]
+        for name in names:
+            assert abs(a[name] - b[name]) <= atol, f"step {a['step']} {name}: {a[name]} and {b[name]}"
+        steps += "train/loss" in a
+    assert steps >= 20, "too short to show anything"
+    for group in ("model", "ema"):
+        if (one.directory / "checkpoints" / "latest").exists() and group in _groups(one):
+            mine, theirs = one.weights(group), other.weights(group)
+            assert list(mine) == list(theirs)
+            for name in mine:
+                torch.testing.assert_close(
+                    mine[name], theirs[name], rtol=0, atol=atol, msg=lambda m, where=f"{group} {name}": f"{where}: {m}"
+                )
+
+
+def _groups(result: Result) -> list[str]:
+    return [path.stem for path in (result.directory / "checkpoints").glob("step_*/*.safetensors")]

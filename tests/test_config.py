@@ -1,0 +1,120 @@
+"""From overrides to a resolved configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize
+from omegaconf import DictConfig, OmegaConf
+
+from tests.ranks import ROOT
+from tests.runs import QUIET, torchrun, train
+from utils import config
+from utils.cli import prepare
+from utils.errors import ConfigError
+from utils.launchers import Launch
+
+CHOICES = {"arch": "hrm", "data": "puzzles", "optim": "adam_atan2", "sync": "allreduce"}
+EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
+
+# Launch lines as the HRM and TRM READMEs print them, after the launcher; $D stands for the dataset.
+HRM_SUDOKU = "data_path=$D epochs=20000 eval_interval=2000 lr=1e-4 puzzle_emb_lr=1e-4 weight_decay=1.0 puzzle_emb_weight_decay=1.0"
+HRM_FULL = (
+    "data_path=$D epochs=100 eval_interval=10 lr_min_ratio=0.1 global_batch_size=2304 lr=3e-4 puzzle_emb_lr=3e-4 weight_decay=0.1 "
+    "puzzle_emb_weight_decay=0.1 arch.loss.loss_type=softmax_cross_entropy arch.L_cycles=8 arch.halt_max_steps=8 arch.pos_encodings=learned"
+)
+TRM_SUDOKU = (
+    "arch=trm data_paths=[$D] evaluators=[] epochs=50000 eval_interval=5000 lr=1e-4 puzzle_emb_lr=1e-4 "
+    "weight_decay=1.0 puzzle_emb_weight_decay=1.0 arch.mlp_t=True arch.pos_encodings=none arch.L_layers=2 arch.H_cycles=3 arch.L_cycles=6 +run_name=x ema=True"
+)
+LINES = {"hrm_sudoku": HRM_SUDOKU, "hrm_full": HRM_FULL, "trm_sudoku": TRM_SUDOKU}
+
+
+def resolved(*overrides: str, job: int | None = None, ranks: int = 1) -> DictConfig:
+    with initialize(config_path="../conf", version_base="1.3"):
+        raw = compose("pretrain", prepare(list(overrides), Launch()))
+    choices = CHOICES | {key: value for key, _, value in (o.partition("=") for o in overrides) if key in CHOICES}
+    return config.resolve(raw, choices, Launch(world_size=ranks), job)
+
+
+def test_defaults_are_hrms_recipe() -> None:
+    cfg = resolved()
+    recipe = {
+        "global_batch_size": 768, "lr": 1e-4, "lr_warmup_steps": 2000, "lr_min_ratio": 1.0, "beta1": 0.9, "beta2": 0.95,
+        "weight_decay": 0.1, "puzzle_emb_lr": 1e-2, "puzzle_emb_weight_decay": 0.1,
+    }  # fmt: skip
+    assert {key: cfg[key] for key in recipe} == recipe
+    assert (cfg.arch.hidden_size, cfg.arch.H_layers, cfg.arch.halt_max_steps) == (512, 4, 16)
+
+
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+def test_published_launch_lines_are_understood(line: str) -> None:
+    cfg = resolved(*line.replace("$D", "data/x").split())
+    assert "data/x" in (cfg.data.data_path, *(cfg.data.data_paths or []))
+    assert cfg.data.epochs == cfg.epochs
+
+
+def test_the_name_follows_from_what_makes_the_run() -> None:
+    assert resolved().run_name == resolved("log_interval=3", "num_workers=0", "wandb.mode=offline", "device=cpu").run_name
+    assert resolved().run_name != resolved("seed=1").run_name
+    assert resolved().run_name != resolved("arch.L_cycles=3").run_name
+    assert resolved().run_name.startswith("hrm-")
+    assert resolved("+run_name=mine").checkpoint_path == "runs/puzzles/mine"
+    assert resolved("data_path=data/sudoku-x").project_name == "sudoku-x"
+
+
+def test_jobs_of_a_sweep_never_share_a_directory() -> None:
+    assert {resolved("run_name=a", job=n).checkpoint_path for n in range(3)} == {f"runs/puzzles/a-{n}" for n in range(3)}
+
+
+def test_numbers_may_be_written_either_way() -> None:
+    cfg = resolved("epochs=1e4", "lr=1", "run_name=7", "eval_interval=null")
+    assert (cfg.epochs, cfg.lr, cfg.run_name, cfg.eval_interval) == (10000, 1.0, "7", None)
+    assert isinstance(cfg.epochs, int)
+    assert isinstance(cfg.lr, float)
+
+
+def test_more_ranks_than_shards_is_refused() -> None:
+    assert resolved(ranks=8)
+    with pytest.raises(ConfigError, match="shards=8 is less than the 9 ranks"):
+        resolved(ranks=9)
+
+
+def test_every_default_has_the_type_it_demands() -> None:
+    """Writing any default on the command line changes nothing: the check and the defaults agree."""
+    base = resolved("project_name=p", "run_name=r")
+    for key, value in OmegaConf.to_container(base).items():
+        if isinstance(value, int | float | str) and key != "resume":
+            again = resolved("project_name=p", "run_name=r", f"{key}={str(value).lower() if isinstance(value, bool) else value}")
+            assert again == base, key
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_runs_two_steps(name: str, tmp_path: Path) -> None:
+    recipe = (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text()
+    fewer = [] if "/data: digits" in recipe else ["data.embedded.test=8"]
+    result = train(tmp_path / "run", f"experiment={name}", "max_steps=2", *fewer)
+    assert len(result.series("train/loss")) == 2
+    first = recipe.splitlines()
+    assert first[0] == "# @package _global_"
+    assert first[1].startswith("# "), "a recipe opens with its command"
+    assert f"experiment={name}" in first[1]
+
+
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+def test_published_launch_lines_run_on_two_ranks(line: str, sudoku_9x9: Path, tmp_path: Path) -> None:
+    """Only size and length are shrunk: width, batch and epochs."""
+    overrides = line.replace("$D", str(sudoku_9x9)).split()
+    shrunk = [
+        "arch.hidden_size=32",
+        "arch.num_heads=2",
+        "arch.H_cycles=1",
+        "arch.L_cycles=1",
+        "arch.halt_max_steps=2",
+        "global_batch_size=16",
+    ]
+    keep = [o for o in overrides if not o.startswith(("global_batch_size", "epochs", "eval_interval", "arch.H_c", "arch.L_c", "arch.halt"))]
+    done = torchrun(2, *keep, *shrunk, "epochs=2", "eval_interval=1", *QUIET, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("runs/*/*/checkpoints/step_*/model.safetensors"))
