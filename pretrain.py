@@ -230,15 +230,15 @@ def refuse(job: Job, verdict: Any) -> None:
         f"step {job.step + 1}: the gradient is not finite, first seen in {verdict.parameter or 'a sparse table'}"
         f" and on rank {', '.join(map(str, verdict.ranks)) or 'none alone (the sum overflowed)'}"
     )
-    for table in job.objective.tables().values():
-        table.take()  # forget this step's look-ups
+    for optimizer in job.sparse:
+        optimizer.zero_grad()  # forgets the step's look-ups
     if job.cfg.on_nonfinite == "raise":
         raise ConfigError(f"on_nonfinite=raise: {what}; lower lr, set grad_clip, or use on_nonfinite=skip")
     job.run.say(f"skipped {what}")
 
 
 def log(job: Job, means: dict[str, float], clock: Clock) -> None:
-    """One row of metrics, named as users of HRM and TRM know them."""
+    """One row of metrics, named as users of the published code know them."""
     from utils.hardware import peak_flops, peak_memory
 
     seconds = clock.seconds

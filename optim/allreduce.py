@@ -19,6 +19,8 @@ from optim.stopwatch import Stopwatch
 from utils.distributed import Dist
 from utils.errors import ConfigError
 
+LARGE = 1 << 14  # elements from which moving a gradient costs more than calling the mover
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -117,7 +119,7 @@ class Reducer:
         self._arrivals = None
 
     def _arrival(self, name: str) -> Callable[[Tensor], None]:
-        def arrived(_: Tensor) -> None:
+        def arrived(parameter: Tensor) -> None:
             if self._arrivals is not None:
                 self._arrivals.pop(name, None)  # of several micro-batches the last one counts
                 self._arrivals[name] = None
@@ -125,8 +127,9 @@ class Reducer:
             bucket = self._home[name]
             if bucket.sent:
                 raise RuntimeError(f"a gradient of {name} arrived after its bucket was sent; wrap only the last backward in sending()")
+            if not self._sending or parameter.numel() >= LARGE:
+                bucket.move_in([name])  # at once, while it is in the cache; small ones wait for each other to save calls
             if not self._sending:
-                bucket.move_in([name])  # at once: gradients of earlier micro-batches need no second home
                 return
             bucket.missing.discard(name)
             if not bucket.missing:

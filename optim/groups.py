@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from optim.sparse_signsgd import SparseSignSGD, Table
-from optim.targets import make, plain
 from utils.distributed import Dist
 from utils.errors import ConfigError
+from utils.targets import make, plain
 
 
 def build(config: Sequence[Mapping[str, Any]], parameters: Mapping[str, nn.Parameter]) -> list[torch.optim.Optimizer]:

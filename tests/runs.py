@@ -24,7 +24,8 @@ TINY_TRM = [
     "lr=1e-3", "lr_warmup_steps=5", "puzzle_emb_lr=1e-3",
 ]  # fmt: skip
 TINY_CNN = [
-    "arch=cnn", "data=digits", "optim=adadelta", "arch.forward_dtype=float64", "global_batch_size=32", "epochs=1", "eval_interval=1", "lr=1.0",
+    "arch=cnn", "data=digits", "optim=adadelta", "arch.forward_dtype=float64",
+    "global_batch_size=32", "epochs=1", "eval_interval=1", "lr=1.0",
 ]  # fmt: skip
 QUIET = ["wandb.mode=disabled", "log_interval=1", "timeout_s=60"]
 

@@ -25,8 +25,9 @@ HRM_FULL = (
     "puzzle_emb_weight_decay=0.1 arch.loss.loss_type=softmax_cross_entropy arch.L_cycles=8 arch.halt_max_steps=8 arch.pos_encodings=learned"
 )
 TRM_SUDOKU = (
-    "arch=trm data_paths=[$D] evaluators=[] epochs=50000 eval_interval=5000 lr=1e-4 puzzle_emb_lr=1e-4 "
-    "weight_decay=1.0 puzzle_emb_weight_decay=1.0 arch.mlp_t=True arch.pos_encodings=none arch.L_layers=2 arch.H_cycles=3 arch.L_cycles=6 +run_name=x ema=True"
+    "arch=trm data_paths=[$D] evaluators=[] epochs=50000 eval_interval=5000 lr=1e-4 puzzle_emb_lr=1e-4 weight_decay=1.0 "
+    "puzzle_emb_weight_decay=1.0 arch.mlp_t=True arch.pos_encodings=none arch.L_layers=2 arch.H_cycles=3 arch.L_cycles=6 "
+    "+run_name=x ema=True"
 )
 LINES = {"hrm_sudoku": HRM_SUDOKU, "hrm_full": HRM_FULL, "trm_sudoku": TRM_SUDOKU}
 

@@ -62,10 +62,10 @@ def template(choices: dict[str, str]) -> DictConfig:
 
 def check_keys(config: DictConfig, known: DictConfig, prefix: str) -> None:
     """Every key must be known and have its default's type; whole numbers written as 1e3 are made whole."""
-    if missing := [key for key in known if key not in config]:
+    if missing := [str(key) for key in known if key not in config]:
         raise ConfigError(f"{prefix}{missing[0]}: every key is needed and this one was deleted; remove ~{prefix}{missing[0]}")
     for key in (str(name) for name in config):
-        path, default = f"{prefix}{key}", known._get_node(key) if key in known else None
+        path, default = prefix + key, known._get_node(key) if key in known else None
         raw = config._get_node(key)
         if key not in known:
             raise ConfigError(f"{path}={_short(config[key])}: unknown key{_nearest(path, _all_keys(known, prefix))}")
