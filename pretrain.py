@@ -84,7 +84,7 @@ def pretrain(cfg: DictConfig) -> float | None:
 
     dist = distributed.start(cfg.device, cfg.backend, cfg.timeout_s)
     cfg = config.publish(cfg, dist)
-    hardware.set_fast_math()
+    hardware.tune()
     source, objective = build_problem(cfg, dist)
     with dist.agreed():
         settings = {"mode": cfg.wandb.mode, "project": cfg.project_name, "name": cfg.run_name}
@@ -291,7 +291,7 @@ def evaluate(job: Job, show: bool = False) -> dict[str, float]:
     if len(sums) > 1:
         results |= {f"eval/{key}/{name}": value for key, total in sums.items() for name, value in means(names, total).items()}
     job.run.log(job.step, results)
-    job.run.say(f"step {job.step}: " + "  ".join(f"{name} {results[f'eval/{name}']:.4f}" for name in names))
+    job.run.say(f"step {job.step}, held out: " + "  ".join(f"{name} {results[f'eval/{name}']:.4f}" for name in names))
     if show and firsts[0] is not None:
         batch, answers = firsts[0]
         job.run.say(job.source.describe({key: rows[0].numpy() for key, rows in batch.items()}, answers[0].numpy()))

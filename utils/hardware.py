@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import resource
@@ -12,6 +13,8 @@ from collections.abc import Callable
 import torch
 
 from utils.distributed import Dist
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 # NVIDIA's data sheets: dense bfloat16 (float16 where the chip has no bfloat16) operations per second. First match counts.
 PEAKS: tuple[tuple[str, float], ...] = (
@@ -48,7 +51,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 
 
 def peak_of(name: str, dtype: torch.dtype) -> float | None:
-    """Dense peak of a GPU by its name. float32 means TF32, which `set_fast_math` turns on: half of bfloat16."""
+    """Dense peak of a GPU by its name. float32 means TF32, which `tune` turns on: half of bfloat16."""
     if "MIG" in name:  # a slice of a GPU, of a size that the name tells only in memory
         return None
     peak = next((peak for pattern, peak in PEAKS if re.search(pattern, name)), None)
@@ -84,6 +87,10 @@ def describe(dist: Dist) -> str:
     return f"{ranks}{started} on {socket.gethostname()}: {device}, PyTorch {torch.__version__}"
 
 
-def set_fast_math() -> None:
-    """TF32 for float32 products on GPUs that have it."""
+def tune() -> None:
+    """TF32 for float32 products on GPUs that have it, and memory that is kept instead of given back."""
     torch.set_float32_matmul_precision("high")
+    if hasattr(ctypes.CDLL(None), "mallopt"):  # glibc
+        # by default every large tensor is mapped, page-faulted in and unmapped again at each use
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
+        ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, 2**31 - 1)

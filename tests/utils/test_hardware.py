@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from utils.distributed import Dist
-from utils.hardware import count_flops, describe, peak_flops, peak_memory, peak_of, set_fast_math
+from utils.hardware import count_flops, describe, peak_flops, peak_memory, peak_of, tune
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -74,7 +74,7 @@ def test_fast_math_warns_of_nothing() -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            set_fast_math()
+            tune()
             assert (torch.ones(4, 4) @ torch.ones(4, 4))[0, 0] == 4
         assert torch.get_float32_matmul_precision() == "high"
     finally:
