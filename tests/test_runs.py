@@ -47,7 +47,8 @@ def test_micro_batches_change_nothing(trm: Result, tmp_path: Path) -> None:
 def test_the_tiny_run_exercises_what_it_should(trm: Result) -> None:
     """Halting early, exploring, several puzzles' worth of carry: else the comparisons above show little."""
     steps = trm.series("train/steps")
-    assert any(1 < value < 4 for value in steps), steps
+    assert sum(value < 4 for value in steps) > 20, steps
+    assert sum(value != int(value) for value in steps) > 10, "slots of one step halt at different times"
     assert trm.series("train/q_continue_loss")
     start, end = trm.series("train/lm_loss")[0], trm.series("train/lm_loss")[-1]
     assert end < start - 0.05
@@ -66,7 +67,7 @@ def test_a_run_leaves_its_files(trm: Result) -> None:
     config = yaml.safe_load((trm.directory / "config.yaml").read_text())
     assert config["global_batch_size"] == 24
     assert config["arch"]["puzzle_emb_ndim"] == 16, "interpolations are resolved"
-    row = next(row for row in reversed(trm.rows) if "train/loss" in row)
+    row = {name: value for row in trm.rows for name, value in row.items()}  # of a step in which no slot halted there is no accuracy
     for name in (
         "train/lm_loss",
         "train/accuracy",
