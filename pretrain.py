@@ -6,8 +6,6 @@ Top to bottom: the command line becomes a configuration (`main`), a configuratio
 
 from __future__ import annotations
 
-import os
-import sys
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +15,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from utils import cli, config
-from utils.errors import ConfigError
-from utils.launchers import detect
+from utils.errors import ConfigError, RunError
 
 if TYPE_CHECKING:  # torch takes a second to import: not before the command line is known to be right
     import torch
@@ -55,30 +52,20 @@ class Job:
     flops_per_example: int = 0
 
 
+@hydra.main(config_path=str(config.CONF), config_name="pretrain", version_base="1.3")
+def app(raw: DictConfig) -> float | None:
+    """One job of the command line: a run, or one of a sweep."""
+    return cli.run_job(raw, pretrain)
+
+
 def main() -> None:
     """Everything of the command line; never returns."""
-
-    @hydra.main(config_path=str(config.CONF), config_name="pretrain", version_base="1.3")
-    def app(raw: DictConfig) -> float | None:
-        from hydra.core.hydra_config import HydraConfig
-        from hydra.types import RunMode
-
-        launch, state = detect(os.environ), HydraConfig.get()
-        try:
-            number = state.job.num if state.mode == RunMode.MULTIRUN else None
-            return pretrain(config.resolve(raw, dict(state.runtime.choices), launch, number))
-        except Exception as error:  # here, because Hydra would first print a line of its own
-            raise SystemExit(cli.report(error, launch)) from None
-
-    def stop() -> None:
-        if "utils.distributed" in sys.modules:  # else there is nothing to leave, and no need to import torch for it
-            sys.modules["utils.distributed"].stop()
-
-    cli.main(app, stop)
+    cli.main(app)
 
 
 def pretrain(cfg: DictConfig) -> float | None:
     """One run from its resolved configuration; the objective metric on every rank, for sweepers."""
+    from optim.replicas import check_same
     from utils import distributed, hardware
     from utils.run import Run
 
@@ -86,20 +73,22 @@ def pretrain(cfg: DictConfig) -> float | None:
     cfg = config.publish(cfg, dist)
     hardware.tune()
     source, objective = build_problem(cfg, dist)
+    run = Run(Path(cfg.checkpoint_path), dist)
     with dist.agreed():
-        settings = {"mode": cfg.wandb.mode, "project": cfg.project_name, "name": cfg.run_name}
-        run = Run.open(Path(cfg.checkpoint_path), OmegaConf.to_yaml(cfg), dist, settings)
+        job = build(cfg, dist, run, source, objective)
+        if cfg.eval_only:
+            load_weights(job)
+        check_names(job)
+    if cfg.eval_only:
+        check_same(objective.state_dict(), dist)  # hosts may hold different files under one name
+    with dist.agreed():  # last: whatever can be wrong is known before a former run is moved aside
+        run.begin(OmegaConf.to_yaml(cfg), {"mode": cfg.wandb.mode, "project": cfg.project_name, "name": cfg.run_name})
     with run:
-        with dist.agreed():
-            job = build(cfg, dist, run, source, objective)
         run.say(f"{cfg.run_name}: {sum(p.numel() for p in job.parameters.values()):,} parameters, {job.total_steps:,} steps")
         run.say(hardware.describe(dist))
-        results = evaluate_checkpoint(job) if cfg.eval_only else train(job)
+        results = evaluate(job, show=True) if cfg.eval_only else train(job)
         run.say(f"files: {run.directory}")
-    name = cfg.objective_metric or f"eval/{objective.headline}"
-    if results and name not in results:
-        raise ConfigError(f"objective_metric={name}: not measured; choose one of {', '.join(sorted(results))}")
-    return results.get(name)
+    return results.get(cfg.objective_metric or f"eval/{objective.headline}")
 
 
 def build_problem(cfg: DictConfig, dist: Dist) -> tuple[Source, Objective]:
@@ -117,24 +106,27 @@ def build_problem(cfg: DictConfig, dist: Dist) -> tuple[Source, Objective]:
         raise ConfigError(
             f"data_path={cfg.data_path}: the dataset of rank {other} differs from rank 0's; copy the same files to every host"
         )
-    with dist.agreed(), torch.random.fork_rng():
+    with dist.agreed(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(cfg.seed)  # initialisers draw from the global generator, on the CPU for every device
         arch = {key: value for key, value in cfg.arch.items() if key != "loss"}
         objective = make(cfg.arch.loss, "arch.loss", make(arch, "arch", source.spec)).to(dist.device)
         if objective.model.dtype == torch.float64:
             objective.double()
-    same_everywhere(objective.state_dict(), dist)
+    same_everywhere({**dict(objective.named_parameters()), **dict(objective.named_buffers())}, dist)
     objective.prepare(dist)
     return source, objective
 
 
 def build(cfg: DictConfig, dist: Dist, run: Run, source: Source, objective: Objective) -> Job:
     """Everything that updates the weights."""
+    from data.stream import to_tensors
+    from models.objectives.base import Context, to_device
     from optim.ema import EMA
     from optim.groups import build as build_dense
     from optim.groups import build_sparse
     from optim.schedule import build_schedule
     from utils.hardware import peak_flops
+    from utils.noise import Noise
     from utils.targets import make
 
     parameters = {name: p for name, p in objective.named_parameters() if p.requires_grad}
@@ -157,7 +149,9 @@ def build(cfg: DictConfig, dist: Dist, run: Run, source: Source, objective: Obje
         for optimizer in job.sparse:
             optimizer.before_update.append(job.ema.before_rows_change)
     if peak_flops(dist.device, objective.model.dtype):
-        job.flops_per_example = measure_flops(job)
+        shard = owned[:1]
+        batch = to_device(to_tensors([source.train_batch(0, shard[0])]), dist.device)
+        job.flops_per_example = objective.flops_per_example(batch, Context(0.0, Noise(cfg.seed, 0, shard, dist.device)))
     if cfg.compile is True or (cfg.compile == "auto" and dist.device.type == "cuda"):
         objective.compile_net()
     return job
@@ -210,7 +204,7 @@ def train_step(job: Job, parts: list[dict], carries: list[Any], meter: Any) -> t
     verdict = reducer.finish(sum(out.weight for out in outs), [grad for s in job.sparse for grad in s.local_grads()])
     if not verdict.finite:
         refuse(job, verdict)
-        return carries, 0.0
+        return [None] * len(carries), 0.0  # fresh slots: the same ones would fail again, as the weights stay
 
     for out in outs:
         meter.add({**out.metrics, "loss": (out.loss, out.weight)})
@@ -233,7 +227,7 @@ def refuse(job: Job, verdict: Any) -> None:
     for optimizer in job.sparse:
         optimizer.zero_grad()  # forgets the step's look-ups
     if job.cfg.on_nonfinite == "raise":
-        raise ConfigError(f"on_nonfinite=raise: {what}; lower lr, set grad_clip, or use on_nonfinite=skip")
+        raise RunError(f"on_nonfinite=raise: {what}; lower lr, set grad_clip, or use on_nonfinite=skip")
     job.run.say(f"skipped {what}")
 
 
@@ -250,7 +244,7 @@ def log(job: Job, means: dict[str, float], clock: Clock) -> None:
         "speed/tokens_per_s": clock.examples * max(1, job.source.spec.seq_len) / seconds,
         "speed/step_ms": 1e3 * seconds / max(1, clock.steps),
         "speed/data_wait_ms": 1e3 * clock.waited / max(1, clock.steps),
-        "speed/all_reduce_ms": 1e3 * job.reducer.wait_s / max(1, clock.steps),
+        "speed/all_reduce_ms": 1e3 * job.reducer.take_wait_s() / max(1, clock.steps),
         "memory/peak_bytes": peak_memory(job.dist.device),
     }
     if job.flops_per_example:
@@ -277,12 +271,15 @@ def evaluate(job: Job, show: bool = False) -> dict[str, float]:
     objective.eval()
     with torch.no_grad(), job.ema.applied() if job.ema is not None else nullcontext():
         for set_name, examples in job.source.eval_sets().items():
+            if not len(examples):
+                continue
             evaluation = Evaluation(dist, cfg.eval_save_outputs)
             mine = eval_batches(examples, size, dist.rank, dist.world_size)
             names, sums[set_name] = evaluation.run(
                 mine, num_eval_batches(examples, size), lambda b: objective.predict(to_device(b, dist.device))
             )
-            evaluation.save(job.run.directory / f"step_{job.step}_{set_name.replace('/', '_')}_preds.{dist.rank}.safetensors")
+            with dist.agreed():
+                evaluation.save(job.run.directory / f"step_{job.step}_{set_name.replace('/', '_')}_preds.{dist.rank}.safetensors")
             firsts.append(evaluation.first)
     objective.train()
     if not sums:
@@ -298,8 +295,8 @@ def evaluate(job: Job, show: bool = False) -> dict[str, float]:
     return results
 
 
-def evaluate_checkpoint(job: Job) -> dict[str, float]:
-    """`eval_only`: the weights of a checkpoint, its averaged ones when `ema` is on."""
+def load_weights(job: Job) -> None:
+    """`eval_only`: the weights of a checkpoint, and its averaged ones when `ema` is on."""
     from utils.checkpoint import load, load_into
 
     groups, meta = load(job.cfg.checkpoint)
@@ -309,7 +306,23 @@ def evaluate_checkpoint(job: Job) -> dict[str, float]:
             raise ConfigError(f"ema=true: checkpoint={job.cfg.checkpoint} holds no averaged weights; use ema=false")
         job.ema.load(groups["ema"])
     job.step = meta.get("step", 0)
-    return evaluate(job, show=True)
+
+
+def check_names(job: Job) -> None:
+    """Metrics and outputs that the configuration names must exist: asked of one empty row, before any training."""
+    import torch
+
+    from data.stream import to_tensors
+    from models.objectives.base import to_device
+    from utils.evaluation import check_names_known
+
+    sets = {name: examples for name, examples in job.source.eval_sets().items() if len(examples)}
+    if sets and (job.cfg.objective_metric or job.cfg.eval_save_outputs):
+        row = to_device(to_tensors([next(iter(sets.values())).padding(1)]), job.dist.device)
+        with torch.no_grad():
+            prediction = job.objective.eval().predict(row)
+        job.objective.train()
+        check_names_known(job.cfg.objective_metric, job.cfg.eval_save_outputs, list(sets), row, prediction)
 
 
 def save(job: Job) -> None:
@@ -320,28 +333,6 @@ def save(job: Job) -> None:
         groups = {"model": job.objective.state_dict()} | ({"ema": job.ema.state()} if job.ema is not None else {})
         meta = {"step": job.step, "fingerprint": job.source.spec.fingerprint, "config": OmegaConf.to_yaml(job.cfg)}
         checkpoint.save(job.run.directory / "checkpoints", job.step, groups, meta)
-
-
-def measure_flops(job: Job) -> int:
-    """Operations of one example's forward and backward, counted on one shard before anything is compiled."""
-    import torch
-
-    from models.objectives.base import Context, to_device
-    from utils.hardware import count_flops
-    from utils.noise import Noise
-
-    shard = job.parts[0][:1]
-    arrays = job.source.train_batch(0, shard[0])
-    batch = to_device({key: torch.from_numpy(value) for key, value in arrays.items()}, job.dist.device)
-
-    def once() -> None:
-        context = Context(0.0, Noise(job.cfg.seed, 0, shard, job.dist.device))
-        job.objective(batch, job.objective.initial_carry(batch), context).loss.backward()
-
-    flops = count_flops(once)
-    for table in job.objective.tables().values():
-        table.take()
-    return flops // len(next(iter(batch.values())))
 
 
 if __name__ == "__main__":

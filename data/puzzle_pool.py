@@ -49,12 +49,15 @@ class Rows:
         split, name = self._sets[which]
         inputs = split.sets[name].inputs.take(rows, axis=0)
         labels = split.sets[name].labels.take(rows, axis=0).astype(np.int32)
-        # opening a dataset looks at a sample of it; a token that no embedding has would end in a device fault
-        if inputs.size and (inputs.max() >= split.metadata.vocab_size or inputs.min() < 0):
-            bound = split.metadata.vocab_size - 1
-            raise ConfigError(f"{split.where}/{name}__inputs.npy holds a token not in 0 … {bound}; the dataset is damaged, build it again")
         if split.metadata.ignore_label_id is not None:
             np.putmask(labels, labels == split.metadata.ignore_label_id, IGNORE)
+        # opening a dataset looks at a sample of it; a token that no embedding has would end in a device fault
+        for field, tokens, lowest in (("inputs", inputs, 0), ("labels", labels, IGNORE)):
+            if tokens.size and (tokens.max() >= split.metadata.vocab_size or tokens.min() < lowest):
+                bound = split.metadata.vocab_size - 1
+                raise ConfigError(
+                    f"{split.where}/{name}__{field}.npy holds a token not in 0 … {bound}; the dataset is damaged, build it again"
+                )
         return inputs.astype(np.int32), labels
 
 

@@ -20,6 +20,8 @@ class CNN(nn.Module):
         super().__init__()
         if spec.image_shape != (28, 28):
             raise ConfigError(f"arch=cnn needs images of 28×28, the data has {spec.image_shape or 'none'}; use data=digits or data=mnist")
+        if len(dropout) != 2 or not all(isinstance(rate, int | float) and 0 <= rate < 1 for rate in dropout):
+            raise ConfigError(f"arch.dropout={dropout}: two rates, each at least 0 and less than 1; for example [0.25,0.5]")
         self.dropout, self.forward_dtype = tuple(dropout), forward_dtype
         self.conv1 = nn.Conv2d(1, 32, 3)
         self.conv2 = nn.Conv2d(32, 64, 3)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from models.layers import Block, CosSin, Level
 from models.recursion import Inner, RecursiveNet, Sizes, State
+from utils.errors import ConfigError
 from utils.spec import Spec
 
 
@@ -15,6 +16,8 @@ class HRMInner(Inner):
 
     def __init__(self, sizes: Sizes, spec: Spec) -> None:
         super().__init__(sizes, spec)
+        if sizes.H_layers < 1:
+            raise ConfigError(f"arch.H_layers={sizes.H_layers} must be more than 0")
         self.H_level = self._level(sizes.H_layers)
         self.L_level = self._level(sizes.L_layers)
 

@@ -44,6 +44,11 @@ class Sizes:
     no_ACT_continue: bool = False
 
     def __post_init__(self) -> None:
+        for key in ("H_cycles", "L_cycles", "L_layers", "hidden_size", "num_heads", "expansion", "halt_max_steps"):
+            if not getattr(self, key) > 0:
+                raise ConfigError(f"arch.{key}={getattr(self, key)} must be more than 0")
+        if not 0 <= self.halt_exploration_prob <= 1:
+            raise ConfigError(f"arch.halt_exploration_prob={self.halt_exploration_prob} is a probability; choose 0 to 1")
         if self.hidden_size % self.num_heads:
             raise ConfigError(f"arch.hidden_size={self.hidden_size} is not a multiple of arch.num_heads={self.num_heads}")
         if self.pos_encodings not in ("rope", "learned", "none"):
@@ -58,9 +63,6 @@ class Sizes:
                 f"arch.puzzle_emb_ndim={self.puzzle_emb_ndim} is more; try arch.puzzle_emb_len=0"
             )
         parse_dtype(self.forward_dtype, CPU)
-        for key in ("H_cycles", "L_cycles", "L_layers", "halt_max_steps"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"arch.{key}={getattr(self, key)} must be at least 1")
 
     @property
     def prefix(self) -> int:

@@ -52,8 +52,7 @@ class Reducer:
         self._lay_out(reversed(self.parameters))
         self.zero()
 
-    @property
-    def wait_s(self) -> float:
+    def take_wait_s(self) -> float:
         """Seconds from the end of backward until everything was reduced, since the last reading."""
         return self._watch.read()
 
@@ -83,7 +82,7 @@ class Reducer:
         with self._watch.running():
             for bucket in self.buckets:
                 bucket.wait()
-        total, *magnitudes = self.buckets[-1].tail.tolist()  # the only time a step waits for the device
+        total, *magnitudes = self.buckets[-1].tail.tolist()  # here the host waits for the device
         ranks = [rank for rank, share in enumerate(magnitudes) if not math.isfinite(share)]
         # Shares of what the dtype holds bound the sums, so the gradients need be read again only next to an overflow.
         if ranks or (sum(magnitudes) > 0.99 and self._first_not_finite()) or not math.isfinite(total):

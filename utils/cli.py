@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -10,15 +11,17 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from utils.config import explain
-from utils.errors import ConfigError, LocalError, PeerError
+from omegaconf import DictConfig
+
+from utils.config import GROUPS, explain, resolve
+from utils.errors import ConfigError, LocalError, PeerError, RunError
 from utils.launchers import Launch, detect
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
 
-def main(hydra_app: Callable[[], Any], stop: Callable[[], None]) -> NoReturn:
-    """Run the Hydra application; `stop` leaves the process group."""
+def main(hydra_app: Callable[[], Any]) -> NoReturn:
+    """Run the Hydra application to its end."""
     launch = Launch()
     try:
         launch = detect(os.environ)
@@ -28,14 +31,38 @@ def main(hydra_app: Callable[[], Any], stop: Callable[[], None]) -> NoReturn:
         code = 0
     except BaseException as error:
         code = report(error, launch)
-    leave(code, stop)
+    leave(code)
+
+
+def run_job(raw: DictConfig, run: Callable[[DictConfig], float | None]) -> float | None:
+    """Resolve what Hydra composed and run it; ends the program itself on errors, because Hydra would add a line of its own."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    launch, state = detect(os.environ), HydraConfig.get()
+    number = state.job.num if state.mode == RunMode.MULTIRUN else None
+    try:
+        try:
+            cfg = resolve(raw, dict(state.runtime.choices), launch, number)
+        except ConfigError:
+            if launch.rank == 0 or number is None:
+                raise
+            cfg = raw  # a sweeper that draws at random proposes other values on other ranks; rank 0's count
+        return run(cfg)
+    except Exception as error:
+        raise SystemExit(report(error, launch)) from None
 
 
 def prepare(arguments: list[str], launch: Launch) -> list[str]:
     """Arguments as Hydra wants them: `+key=` may also name a key that exists, and one rank alone writes sweep files."""
-    arguments = ["+" + a if a.startswith("+") and not a.startswith("++") else a for a in arguments]
+    groups = tuple(f"+{group}=" for group in (*GROUPS, "experiment"))
+    for i, argument in enumerate(arguments):
+        if argument.startswith(groups):
+            arguments[i] = argument[1:]
+        elif argument.startswith("+") and not argument.startswith("++"):
+            arguments[i] = "+" + argument
     if launch.rank > 0:
-        arguments.append(f"hydra.sweep.dir={tempfile.gettempdir()}/lockstep-sweep-{os.getpid()}")
+        arguments.append(f"hydra.sweep.dir={_scratch()}")
     return arguments
 
 
@@ -46,30 +73,33 @@ def report(error: BaseException, launch: Launch) -> int:
     if isinstance(error, KeyboardInterrupt):
         print(f"interrupted{_on(launch)}", file=sys.stderr)
         return INTERRUPTED
-    line = str(error) if isinstance(error, ConfigError | PeerError) else explain(error)
+    line = str(error) if isinstance(error, ConfigError | PeerError | RunError) else explain(error)
     if not line:
         print(f"error{_on(launch)}: {''.join(traceback.format_exception(error))}", file=sys.stderr)
         return 1
-    if (launch.rank > 0 and not isinstance(error, LocalError)) or isinstance(error, PeerError):
-        # the rank that speaks must finish before a launcher sees us gone and kills it; with bad input
-        # on every rank that is rank 0, and we are usually killed before our own turn
-        sys.stderr.flush()
+    status = 1 if isinstance(error, RunError) else BAD_INPUT
+    if isinstance(error, PeerError) or (launch.rank > 0 and not isinstance(error, LocalError)):
+        # another rank says it (rank 0 what is wrong on all); a launcher that saw us gone first would kill it before that
         time.sleep(1.5)
-        if isinstance(error, PeerError):
-            return BAD_INPUT
+        return status
     print(f"error{_on(launch)}: {line}", file=sys.stderr)
-    return BAD_INPUT
+    return status
 
 
-def leave(code: int, stop: Callable[[], None]) -> NoReturn:
+def leave(code: int) -> NoReturn:
     """Leave the group, flush, and skip the interpreter's own exit: threads of backends may abort in it."""
-    try:
-        stop()
-    except Exception as error:  # the status of the run matters more than a group that is already broken
-        print(f"while leaving the process group: {error}", file=sys.stderr)
+    # after a failure others may be waiting in a collective, and leaving in good order would wait for them
+    if code == 0 and "utils.distributed" in sys.modules:  # else there is no group, and no need to import torch for it
+        sys.modules["utils.distributed"].stop()
+    shutil.rmtree(_scratch(), ignore_errors=True)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _scratch() -> str:
+    """Where a rank other than 0 lets Hydra write what rank 0 writes for all."""
+    return f"{tempfile.gettempdir()}/lockstep-sweep-{os.getpid()}"
 
 
 def _on(launch: Launch) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ CHOICES: dict[str, tuple] = {
 POSITIVE = ("global_batch_size", "shards", "epochs", "eval_interval", "max_steps", "micro_batch_size", "eval_batch_size", "log_interval")
 # Keys that say how a run is watched or where it runs: the derived name, and so the run, is the same without them.
 NOT_THE_RUN = ("project_name", "run_name", "checkpoint_path", "wandb", "log_interval", "num_workers", "timeout_s", "device", "backend")
-NAMES = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", list: "a list like [a,b]"}
+NAMES = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", list: "a list like [a,b]", dict: "a group of keys"}
 
 
 def resolve(config: DictConfig, choices: dict[str, str], launch: Launch, job: int | None = None) -> DictConfig:
@@ -71,8 +72,11 @@ def check_keys(config: DictConfig, known: DictConfig, prefix: str) -> None:
             raise ConfigError(f"{path}={_short(config[key])}: unknown key{_nearest(path, _all_keys(known, prefix))}")
         if isinstance(default, DictConfig) and isinstance(raw, DictConfig):
             check_keys(raw, default, f"{path}.")
+        elif root_key := _followed(default):
+            if not _is_interpolation(raw):
+                raise ConfigError(f"{path}={_short(config[key])}: follows {root_key}; set {root_key} instead")
         elif not (_is_interpolation(raw) or (isinstance(default, DictConfig | ListConfig) and isinstance(raw, type(default)))):
-            config[key] = _checked(path, config[key], None if _is_interpolation(default) else known[key], default)
+            config[key] = _checked(path, config[key], known[key], default)
 
 
 def _checked(path: str, value: Any, default: Any, node: Any) -> Any:
@@ -80,7 +84,7 @@ def _checked(path: str, value: Any, default: Any, node: Any) -> Any:
         if not any(value is choice or (isinstance(choice, str) and value == choice) for choice in CHOICES[path]):
             raise ConfigError(f"{path}={value}: choose one of {', '.join(str(c).lower() for c in CHOICES[path])}")
         return value
-    wanted = OPTIONAL.get(path) or (list if isinstance(node, ListConfig) else type(default))
+    wanted = OPTIONAL.get(path) or (list if isinstance(node, ListConfig) else dict if isinstance(node, DictConfig) else type(default))
     if (value is None and (path in OPTIONAL or default is None)) or wanted is type(None) or path == "resume":
         return value
     if wanted is int and isinstance(value, float) and value.is_integer():
@@ -89,8 +93,10 @@ def _checked(path: str, value: Any, default: Any, node: Any) -> Any:
         return str(value)
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
     fits = isinstance(value, wanted) if wanted in (bool, str) else isinstance(value, int) and numeric if wanted is int else numeric
-    if wanted is list:
-        fits = isinstance(value, ListConfig | list)
+    if wanted in (list, dict):
+        fits = isinstance(value, ListConfig | list) and wanted is list
+    elif numeric:
+        fits = fits and math.isfinite(value)
     if not fits:
         raise ConfigError(
             f"{path}={_short(value)}: must be {NAMES[wanted]}" + (f", for example {default}" if default not in (None, "") else "")
@@ -112,12 +118,17 @@ def check_combinations(config: DictConfig, launch: Launch) -> None:
     if micro is not None and micro < batch // shards:
         raise ConfigError(f"micro_batch_size={micro} is less than one shard of {batch // shards} examples; raise it, or shards={shards}")
     interval = config.eval_interval
-    if interval is not None and config.epochs % interval and config.max_steps is None:
+    if interval is not None and config.epochs % interval:
         raise ConfigError(
             f"eval_interval={interval} does not divide epochs={config.epochs}; try epochs={-(-config.epochs // interval) * interval}"
         )
     if config.data_path is not None and config.data_paths is not None:
         raise ConfigError(f"data_path={config.data_path} and data_paths={config.data_paths} are both given; keep one")
+    for key in ("data_paths", "data_paths_test"):
+        if config[key] is not None and key not in config.data:
+            raise ConfigError(f"{key}={_short(config[key])}: this data reads no such key; use data_path, or data=puzzles")
+        if config[key] is not None and not all(isinstance(path, str) for path in config[key]):
+            raise ConfigError(f"{key}={_short(config[key])}: must be a list of folders")
     if config.eval_only and config.checkpoint is None:
         raise ConfigError("eval_only=true needs weights to evaluate; add checkpoint=<run directory, checkpoint or .safetensors file>")
     if config.checkpoint is not None and not config.eval_only:
@@ -143,7 +154,9 @@ def name_run(config: DictConfig, choices: dict[str, str], job: int | None) -> No
     """The same configuration has the same name, so that the same command finds its own run."""
     path = config.data_path or (config.data_paths[0] if config.data_paths else None)
     config.project_name = config.project_name or (Path(path).name if path else choices["data"])
-    if config.run_name is None:
+    if config.run_name is None and config.eval_only:
+        config.run_name = f"{choices['arch']}-evaluation"
+    elif config.run_name is None:
         content = OmegaConf.to_yaml(OmegaConf.masked_copy(config, [str(key) for key in config if key not in NOT_THE_RUN]), sort_keys=True)
         config.run_name = f"{choices['arch']}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
     elif job is not None:  # jobs of a sweep that share a name must not share a directory
@@ -188,6 +201,12 @@ def _every_key() -> list[str]:
 def _nearest(key: str, known: list[str]) -> str:
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     return f"; did you mean {near[0]}?" if near else "; conf/pretrain.yaml lists all keys"
+
+
+def _followed(default: Any) -> str:
+    """The root key whose value this one always has; empty for other keys, and for `${.neighbour}`, which is only a default."""
+    text = str(default._value()) if _is_interpolation(default) else ""
+    return "" if text.startswith("${.") else text[2:-1]
 
 
 def _is_interpolation(node: Any) -> bool:

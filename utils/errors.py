@@ -9,5 +9,9 @@ class LocalError(ConfigError):
     """The same, true of this rank alone: it must speak, whichever rank it is."""
 
 
+class RunError(RuntimeError):
+    """All ranks agree that the run cannot go on; it ends with this one line and exit status 1."""
+
+
 class PeerError(RuntimeError):
     """Another rank failed and says why itself; this one ends quietly with it."""

@@ -33,19 +33,22 @@ class Evaluation:
         do not depend on the world size, neither does the result, to the last bit.
         """
         names, rows = "", {}
-        for number, indices, batch in batches:
-            prediction = predict(batch)
-            names, rows[number] = " ".join(sorted(prediction.metrics)), stack(prediction.metrics)
-            if number == 0:
-                self.first = batch, prediction.outputs["answer"].cpu()
-            if self.keep:
-                self._saved.append(self._chosen({**batch, **prediction.outputs}, indices))
-        known = next(text.split() for text in self.dist.all_gather_text(names) if text)  # a rank may have had no batch
-        table = torch.zeros(total, len(known), 2, dtype=torch.float64, device=self.dist.device)
+        with self.dist.agreed():
+            for number, indices, batch in batches:
+                prediction = predict(batch)
+                names, rows[number] = " ".join(sorted(prediction.metrics)), stack(prediction.metrics)
+                if number == 0:
+                    self.first = batch, prediction.outputs["answer"].cpu()
+                if self.keep:
+                    known = {**batch, **prediction.outputs}
+                    kept = {key: known[key][: len(indices)].cpu().contiguous() for key in self.keep}  # padding rows come last
+                    self._saved.append(kept | {"index": torch.from_numpy(indices.copy())})
+        ordered = next(text.split() for text in self.dist.all_gather_text(names) if text)  # a rank may have had no batch
+        table = torch.zeros(total, len(ordered), 2, dtype=torch.float64, device=self.dist.device)
         for number, row in rows.items():
             table[number] = row
         self.dist.all_reduce(table)
-        return known, table.sum(0)
+        return ordered, table.sum(0)
 
     def save(self, path: Path) -> None:
         """This rank's share of the kept inputs and outputs, with the index of every example."""
@@ -55,8 +58,13 @@ class Evaluation:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_file({key: torch.cat([piece[key] for piece in self._saved]) for key in self._saved[0]}, path)
 
-    def _chosen(self, known: Batch, indices: np.ndarray) -> Batch:
-        if unknown := [key for key in self.keep if key not in known]:
-            raise ConfigError(f"eval_save_outputs={unknown}: unknown; choose from {', '.join(sorted(known))}")
-        kept = {key: known[key][: len(indices)].cpu().contiguous() for key in self.keep}  # padding rows come last
-        return kept | {"index": torch.from_numpy(indices.copy())}
+
+def check_names_known(metric: str | None, outputs: Sequence[str], sets: Sequence[str], row: Batch, prediction: Any) -> None:
+    """The metric and outputs a configuration names, against what one prediction has."""
+    metrics = [f"eval/{name}" for name in prediction.metrics]
+    if len(sets) > 1:
+        metrics += [f"eval/{key}/{name}" for key in sets for name in prediction.metrics]
+    known = {"objective_metric": metrics, "eval_save_outputs": [*row, *prediction.outputs]}
+    for key, wanted in (("objective_metric", [metric] if metric else []), ("eval_save_outputs", outputs)):
+        if unknown := [name for name in wanted if name not in known[key]]:
+            raise ConfigError(f"{key}={unknown[0]}: not known here; choose from {', '.join(sorted(known[key]))}")

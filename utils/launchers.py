@@ -82,7 +82,7 @@ def rendezvous(env: Mapping[str, str], launch: Launch, parent: int) -> tuple[str
         return address, _integer(env, "MASTER_PORT")
     job = next((env[key] for key in JOB_NAMES.get(launch.launcher, ()) if env.get(key)), None)
     if launch.launcher == "srun":
-        job = f"{job}.{env['SLURM_STEP_ID']}"  # a second step of the same job meets elsewhere
+        job = f"{job}.{env.get('SLURM_STEP_ID') or env.get('SLURM_STEPID')}"  # a second step of the same job meets elsewhere
     if job is None and one_host and not env.get("MASTER_ADDR"):
         job = str(parent)  # what started one rank on this host started them all
     return address, DEFAULT_PORT if job is None else FIRST_PORT + zlib.crc32(job.encode()) % PORTS

@@ -33,20 +33,25 @@ class Run:
 
     @classmethod
     def open(cls, directory: Path, config_text: str, dist: Dist, wandb_settings: Mapping[str, Any], quiet: bool = False) -> Run:
-        """Make the directory on rank 0, moving a former run of that name aside; `quiet` writes files only."""
-        check_mode(str(wandb_settings.get("mode", "auto")))  # on all ranks alike, before rank 0 writes anything
+        """A run that has begun; `quiet` writes files only."""
         run = cls(Path(directory), dist, quiet)
-        if dist.is_main:
-            moved = _make(run.directory)
-            (run.directory / "config.yaml").write_text(config_text, encoding="utf-8")
-            run._metrics = _append(run.directory / "metrics.jsonl")
-            run._log = _append(run.directory / "log.txt")
-            if moved:
-                run.say(f"the former run of this name is now {moved}")
-            _record_code(run.directory)
-            name, project = wandb_settings.get("name") or run.directory.name, wandb_settings.get("project")
-            run._tracker.start(run.directory, config_text, str(wandb_settings.get("mode", "auto")), project, name)
+        run.begin(config_text, wandb_settings)
         return run
+
+    def begin(self, config_text: str, wandb_settings: Mapping[str, Any]) -> None:
+        """Make the directory on rank 0, moving a former run of that name aside; nothing is written before."""
+        check_mode(str(wandb_settings.get("mode", "auto")))  # on all ranks alike, before rank 0 writes anything
+        if not self.dist.is_main:
+            return
+        moved = _make(self.directory)
+        (self.directory / "config.yaml").write_text(config_text, encoding="utf-8")
+        self._metrics = _append(self.directory / "metrics.jsonl")
+        self._log = _append(self.directory / "log.txt")
+        if moved:
+            self.say(f"the former run of this name is now {moved}")
+        _record_code(self.directory)
+        name, project = wandb_settings.get("name") or self.directory.name, wandb_settings.get("project")
+        self._tracker.start(self.directory, config_text, str(wandb_settings.get("mode", "auto")), project, name)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line of metrics.jsonl, and the same to W&B."""

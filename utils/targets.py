@@ -40,7 +40,7 @@ def make(config: Any, key: str, *args: Any, **kwargs: Any) -> Any:
         return built(*args, **kwargs)
     except ConfigError:
         raise
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise ConfigError(f"{key}: {config['_target_']}({_values(given)}): {_one_line(error)}") from error
 
 
@@ -53,9 +53,12 @@ def _locate(config: Any, key: str) -> Any:
     if not target.startswith(OURS):
         raise ConfigError(f"{key}._target_={target}: only things of this repository can be made; choose one under data, models or optim")
     try:
-        return hydra.utils.get_object(target)
+        found = hydra.utils.get_object(target)
     except Exception as error:  # Hydra raises several kinds; every one means that the name is wrong
         raise ConfigError(f"{key}._target_={target}: not found; {_one_line(error)}") from None
+    if not str(getattr(found, "__module__", "")).startswith(OURS):  # our modules import others, and their names must not leak
+        raise ConfigError(f"{key}._target_={target}: comes from {getattr(found, '__module__', 'elsewhere')}; name something defined here")
+    return found
 
 
 def _described(target: Any) -> str:

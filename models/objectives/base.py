@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from models.sparse_embedding import SparseEmbedding
 from utils.distributed import Dist
+from utils.hardware import count_flops
 from utils.metrics import MetricSums
 from utils.noise import Noise
 
@@ -70,6 +71,14 @@ class Objective(nn.Module):
     def tables(self) -> dict[str, SparseEmbedding]:
         """The sparse tables by name, for the sparse optimizer."""
         return {name: module for name, module in self.named_modules() if isinstance(module, SparseEmbedding)}
+
+    def flops_per_example(self, batch: Batch, ctx: Context) -> int:
+        """Operations of one example's forward and backward, counted in one pass that leaves no trace."""
+        flops = count_flops(lambda: self(batch, self.initial_carry(batch), ctx).loss.backward())
+        self.zero_grad()
+        for table in self.tables().values():
+            table.take()
+        return flops // len(next(iter(batch.values())))
 
     def compile_net(self) -> None:
         """Compile in place, so that state-dict keys stay clean."""
