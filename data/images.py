@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.order import Order, plan_steps, shard_rows
+from data.order import Order, Stepped, plan_steps, shard_rows
 from data.source import IGNORE, Arrays, Spec
 from utils.errors import ConfigError
 
@@ -22,7 +22,7 @@ SHADES = " .:-=+*#%@"
 Images = tuple[np.ndarray, np.ndarray]  # (N, 28, 28) and (N,), both uint8
 
 
-class ImageSource:
+class ImageSource(Stepped):
     """Training batches and the test set of a digit dataset."""
 
     def __init__(
@@ -45,17 +45,6 @@ class ImageSource:
         digest = hashlib.sha256(np.ascontiguousarray(self._inputs).data)
         digest.update(np.ascontiguousarray(self._labels).data)
         self.spec = Spec(num_classes=CLASSES, image_shape=(SIDE, SIDE), fingerprint=digest.hexdigest())
-
-    @property
-    def total_steps(self) -> int:
-        return self._steps.total
-
-    @property
-    def steps_per_epoch(self) -> float:
-        return self._steps.total / self._epochs
-
-    def is_eval_step(self, step: int) -> bool:
-        return self._steps.ends_iteration(step)
 
     def train_batch(self, step: int, shard: int) -> Arrays:
         """The rows of one shard of one step."""

@@ -142,6 +142,24 @@ class RaggedSteps:
         self._ends.append(self._ends[-1] + len(cuts) - 1)
 
 
+class Stepped:
+    """What a source tells of its steps, read from its plan."""
+
+    _steps: Steps
+    _epochs: int
+
+    @property
+    def total_steps(self) -> int:
+        return self._steps.total
+
+    @property
+    def steps_per_epoch(self) -> float:
+        return self._steps.total / self._epochs
+
+    def is_eval_step(self, step: int) -> bool:
+        return self._steps.ends_iteration(step)
+
+
 def plan_steps(order: Order, sizes: np.ndarray, batch: int, epochs: int, eval_interval: int | None) -> Steps:
     """Cut `epochs` epochs of an order into steps of `batch` examples; `sizes` holds the examples of whatever may be visited."""
     interval = epochs if eval_interval is None else eval_interval

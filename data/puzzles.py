@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from data.order import Order, generator, plan_steps, shard_rows
+from data.order import Order, Stepped, generator, plan_steps, shard_rows
 from data.puzzle_pool import Member, Pool, Rows, max_vocab, open_datasets
 from data.puzzle_text import puzzle_text
 from data.source import IGNORE, Arrays, Spec
 
 
-class PuzzleSource:
+class PuzzleSource(Stepped):
     """Training batches and evaluation sets of one or several puzzle datasets."""
 
     def __init__(
@@ -48,17 +48,6 @@ class PuzzleSource:
             num_puzzles=sum(member.split.metadata.num_puzzle_identifiers for member in train),
             fingerprint=_combined([member.split.fingerprint for member in train]),
         )
-
-    @property
-    def total_steps(self) -> int:
-        return self._steps.total
-
-    @property
-    def steps_per_epoch(self) -> float:
-        return self._steps.total / self._epochs
-
-    def is_eval_step(self, step: int) -> bool:
-        return self._steps.ends_iteration(step)
 
     def train_batch(self, step: int, shard: int) -> Arrays:
         """The rows of one shard of one step."""

@@ -119,9 +119,8 @@ def check_combinations(config: DictConfig, launch: Launch) -> None:
         raise ConfigError(f"micro_batch_size={micro} is less than one shard of {batch // shards} examples; raise it, or shards={shards}")
     interval = config.eval_interval
     if interval is not None and config.epochs % interval:
-        raise ConfigError(
-            f"eval_interval={interval} does not divide epochs={config.epochs}; try epochs={-(-config.epochs // interval) * interval}"
-        )
+        fix = f"eval_interval={config.epochs}" if interval > config.epochs else f"epochs={-(-config.epochs // interval) * interval}"
+        raise ConfigError(f"eval_interval={interval} does not divide epochs={config.epochs}; try {fix}")
     if config.data_path is not None and config.data_paths is not None:
         raise ConfigError(f"data_path={config.data_path} and data_paths={config.data_paths} are both given; keep one")
     for key in ("data_paths", "data_paths_test"):
