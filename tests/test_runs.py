@@ -52,6 +52,13 @@ def test_micro_batches_change_nothing(trm: Result, tmp_path: Path) -> None:
     assert_same_run(trm, train(tmp_path / "run", *TINY_TRM, "micro_batch_size=6"))
 
 
+def test_neither_ranks_nor_micro_batches_change_the_scale_of_gradients(tmp_path: Path) -> None:
+    """AdamATan2 would not notice a gradient four times too large; SGD does."""
+    sgd = [*TINY_TRM, "optim=sgd", "lr=0.1"]
+    one = train(tmp_path / "one", *sgd)
+    assert_same_run(one, train(tmp_path / "run", *sgd, "micro_batch_size=3", ranks=3))
+
+
 def test_the_tiny_run_exercises_what_it_should(trm: Result) -> None:
     """Halting early, exploring, several puzzles' worth of carry: else the comparisons above show little."""
     steps = trm.series("train/steps")
