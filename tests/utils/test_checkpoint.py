@@ -1,10 +1,12 @@
-"""Checkpoints: whole or absent, never unpickled, and errors of one line."""
+"""Checkpoints: known to be whole or refused, never unpickled, and errors of one line."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,109 +14,143 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from tests.utils.saver_rank import SHARDS, alone, declare, groups, shard_state
 from utils import checkpoint
 from utils.errors import ConfigError
 
-
-def group(value: float) -> dict[str, torch.Tensor]:
-    return {"weight": torch.full((2, 3), value), "count": torch.tensor(7), "half": torch.tensor([value], dtype=torch.bfloat16)}
+FILES = ["ema.safetensors", "manifest.json", "meta.json", "model.safetensors", "optimizer.safetensors", "shards.0-7.safetensors"]
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    checkpoints = tmp_path / "checkpoints"
-    folder = checkpoint.save(checkpoints, 40, {"model": group(1.0), "ema": group(2.0)}, {"fingerprint": "abc", "step": "not this"})
-    assert folder == checkpoints / "step_40"
-    assert sorted(file.name for file in folder.iterdir()) == ["ema.safetensors", "meta.json", "model.safetensors"]
-    for path in (folder, checkpoints, tmp_path, str(tmp_path)):
-        groups, meta = checkpoint.load(path)
-        assert meta == {"fingerprint": "abc", "step": 40, "groups": ["ema", "model"]}
-        for name, value in (("model", 1.0), ("ema", 2.0)):
-            assert groups[name].keys() == group(value).keys()
-            for key, tensor in group(value).items():
-                assert torch.equal(groups[name][key], tensor)
-                assert groups[name][key].dtype == tensor.dtype
-
-
-def test_one_group_is_the_models_and_the_latest_is_found(tmp_path: Path) -> None:
-    for step in (9, 10):
-        checkpoint.save(tmp_path, step, group(float(step)), {})
-    assert (tmp_path / "latest").read_text() == "step_10\n"
-    assert checkpoint.load(tmp_path)[0]["model"]["weight"][0, 0] == 10
-    assert checkpoint.load(tmp_path / "step_9")[1]["step"] == 9
-    assert sorted(os.listdir(tmp_path)) == ["latest", "step_10", "step_9"]
-
-
-def test_shared_and_strided_memory(tmp_path: Path) -> None:
-    bucket = torch.arange(12.0)
-    tied = nn.Parameter(torch.ones(3))
-    tensors = {"a": bucket[:6].view(2, 3), "b": bucket[6:], "t": bucket.view(3, 4).t(), "one": tied, "two": tied, "none": torch.empty(0)}
-    checkpoint.save(tmp_path, 1, tensors, {})
-    loaded = checkpoint.load(tmp_path)[0]["model"]
-    for key, tensor in tensors.items():
-        assert torch.equal(loaded[key], tensor), key
-    assert (tmp_path / "step_1" / "model.safetensors").stat().st_size < 1000  # a view brings only itself
-
-
-class Crash(Exception):
-    """The power goes."""
-
-
-def crash_points() -> list[tuple[str, int]]:
-    """Every change of the file system that a save makes, before which the process may die."""
-    counts = {"Path.mkdir": 2, "Path.rename": 2, "os.replace": 1, "os.fsync": 7, "shutil.rmtree": 3}
-    return [(name, at) for name, count in counts.items() for at in range(count)]
-
-
-@pytest.mark.parametrize(("name", "at"), crash_points())
-def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(name: str, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saves step 5 again over itself; whatever `latest` names is then the old or the new one, all of it."""
-    checkpoint.save(tmp_path, 5, {"model": group(1.0), "ema": group(1.0)}, {"try": 1})
-    owner = {"Path": Path, "os": os, "shutil": checkpoint.shutil}[name.split(".")[0]]
-    attribute = name.split(".")[1]
-    real, calls = getattr(owner, attribute), iter(range(100))
-
-    def dying(*args, **kwargs):
-        if next(calls) == at:
-            raise Crash
-        return real(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, attribute, dying)
-        with pytest.raises(Crash):
-            checkpoint.save(tmp_path, 5, {"model": group(2.0), "ema": group(2.0)}, {"try": 2})
-    for path in (tmp_path, tmp_path / "step_5"):
-        groups, meta = checkpoint.load(path)
-        assert {groups[g]["weight"][0, 0].item() for g in ("model", "ema")} == {float(meta["try"])}
-    checkpoint.save(tmp_path, 6, group(3.0), {})  # and the next save is not disturbed by what lies about
-    assert checkpoint.load(tmp_path)[1]["step"] == 6
-    checkpoint.save(tmp_path, 5, group(4.0), {})
-    assert sorted(os.listdir(tmp_path)) == ["latest", "step_5", "step_6"]
-
-
-def test_a_crash_before_latest_keeps_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint.save(tmp_path, 1, group(1.0), {})
-
-    def dying(*_):
-        raise Crash
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", dying)
-        with pytest.raises(Crash):
-            checkpoint.save(tmp_path, 2, group(2.0), {})
-    assert checkpoint.load(tmp_path)[1]["step"] == 1
-
-
-def refused(path: Path) -> str:
+def refused(path: Path, call: Callable[..., object] = checkpoint.load) -> str:
     with pytest.raises(ConfigError) as caught:
-        checkpoint.load(path)
+        call(path)
     text = str(caught.value)
     assert "\n" not in text
     assert text.startswith(f"checkpoint={path}: ")
     return text
 
 
-def test_damaged_files_are_named(tmp_path: Path) -> None:
-    folder = checkpoint.save(tmp_path, 3, group(1.0), {})
+def read_shards(path: Path) -> object:
+    return checkpoint.load_shards(path, range(SHARDS))
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    alone(checkpoints, 9)
+    folder = alone(checkpoints, 40)
+    assert sorted(file.name for file in folder.iterdir()) == FILES
+    for place in (folder, checkpoints, tmp_path):
+        assert checkpoint.step_folder(place) == folder
+        assert checkpoint.read_meta(place)["step"] == 40
+    for path in (folder, checkpoints, tmp_path, str(tmp_path)):
+        loaded, meta = checkpoint.load(path)
+        assert meta == {"value": 40.0, "step": 40, "groups": ["ema", "model", "optimizer"]}
+        for name, members in groups(40.0).items():
+            assert loaded[name].keys() == members.keys()
+            for key, tensor in members.items():
+                assert torch.equal(loaded[name][key], tensor)
+                assert loaded[name][key].dtype == tensor.dtype
+        some = checkpoint.load_shards(path, [5, 2])
+        assert list(some) == [5, 2]
+        assert torch.equal(some[5]["state/0"], shard_state(5, 40.0)["state/0"])
+    assert checkpoint.load(tmp_path, only=["model"])[0].keys() == {"model"}
+    assert checkpoint.load(checkpoints / "step_9")[1]["step"] == 9
+    assert (checkpoints / "latest").read_text() == "step_40\n"
+
+
+def test_tensors_lie_in_memory_of_their_own(tmp_path: Path) -> None:
+    """Not somewhere in the file: BLAS adds in another order where the alignment differs."""
+    folder = tmp_path / "step_1"
+    folder.mkdir()
+    odd = {f"t{i}": torch.arange(float(size)) for i, size in enumerate((1, 3, 500, 7, 1000))}
+    save_file(odd, folder / "model.safetensors")
+    save_file({f"0/{name}": tensor for name, tensor in odd.items()}, folder / "shards.0-0.safetensors")
+    (folder / "meta.json").write_text('{"groups": ["model"]}')
+    for loaded in (checkpoint.load(folder)[0]["model"], checkpoint.load_shards(folder, [0])[0]):
+        assert {tensor.data_ptr() % 64 for tensor in loaded.values()} == {0}
+        assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in loaded.values())
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in odd.items())
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_flipped_byte_and_every_cut_is_found_and_named(name: str, tmp_path: Path) -> None:
+    folder, said = alone(tmp_path, 40), []
+    alone(tmp_path, 30)
+    assert checkpoint.verify(folder) == ""
+    file = folder / name
+    whole = file.read_bytes()
+    size = len(whole)
+    broken = {f"flip {at}": whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in {0, 9, *range(5, size, 41), size - 1}}
+    broken |= {f"cut to {length}": whole[:length] for length in (0, 1, size // 2, size - 1)} | {"longer": whole + b"\n"}
+    for how, content in broken.items():
+        file.write_bytes(content)
+        problem = checkpoint.verify(folder)
+        assert problem.startswith(f"{name}: "), how
+        assert "\n" not in problem
+        if name != "manifest.json":
+            assert problem == f"{name}: " + ("sha256 differs" if len(content) == size else f"{len(content)} of {size} bytes")
+    assert f"step_40 is damaged ({problem})" in refused(folder, checkpoint.digest)
+    assert problem in refused(folder, read_shards if name.startswith("shards") else checkpoint.load)
+    assert checkpoint.newest_whole(tmp_path, said.append) == tmp_path / "step_30"
+    assert said == [f"checkpoint step_40 is damaged ({problem}); going back to the one before"]
+    file.unlink()
+    assert checkpoint.verify(folder) == f"{name}: missing"
+    file.write_bytes(whole)
+    assert checkpoint.newest_whole(tmp_path, said.append) == folder
+    assert len(said) == 1
+
+
+def test_the_order_of_going_back(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert checkpoint.newest_whole(tmp_path / "nothing", said.append) is None
+    for step in (9, 10, 100, 20):
+        alone(tmp_path, step)
+    for leftover in (".step_200.writing-abc-1", ".step_300.deleted", "step_x", "other"):
+        (tmp_path / leftover).mkdir()
+    (tmp_path / "step_400").write_text("a file")
+    for step, before in ((100, 20), (20, 10), (10, 9)):
+        folder = tmp_path / f"step_{step}"
+        assert checkpoint.newest_whole(tmp_path, pytest.fail) == folder
+        (folder / "meta.json").unlink()
+        assert checkpoint.newest_whole(tmp_path, said.append) == tmp_path / f"step_{before}"
+        assert said.pop() == f"checkpoint step_{step} is damaged (meta.json: missing); going back to the one before"
+        folder.rename(tmp_path / f"gone_{step}")
+    (tmp_path / "step_9" / "meta.json").unlink()
+    (tmp_path / "gone_10").rename(tmp_path / ".step_10.replaced")
+    assert checkpoint.newest_whole(tmp_path, said.append) is None
+    assert said == [
+        "checkpoint step_10 is damaged (meta.json: missing); going back to the one before",
+        "checkpoint step_9 is damaged (meta.json: missing); there is none before it",
+    ]
+
+
+def test_a_manifest_is_not_trusted_further_than_its_folder(tmp_path: Path) -> None:
+    folder = alone(tmp_path / "run", 1)
+    (tmp_path / "outside").write_text("secret")
+    manifest, good = folder / "manifest.json", json.loads((folder / "manifest.json").read_text())["files"]
+    entry = checkpoint.manifest_entry(tmp_path / "outside")
+    for name in ("../../outside", str(tmp_path / "outside"), "..", "a\0b"):
+        manifest.write_text(checkpoint.manifest_text({**good, name: entry}))
+        assert checkpoint.verify(folder) == f"manifest.json: cannot be read (names {name!r}, which is no file of this folder)"
+    manifest.write_text(json.dumps({"files": good, "sha256": "0" * 64}, indent=1) + "\n")
+    assert checkpoint.verify(folder) == "manifest.json: cannot be read (its own sha256 differs)"
+    for content in ("", "[]", "{}", "null", '{"files": [], "sha256": ""}', '{"files": {"a": 1}}', "[" * 100_000, "\xff"):
+        manifest.write_bytes(content.encode("latin-1"))
+        assert checkpoint.verify(folder).startswith("manifest.json: cannot be read"), content[:20]
+        assert "manifest.json" in refused(folder)
+    manifest.write_text(checkpoint.manifest_text(good))
+    (folder / "more.safetensors").write_bytes(b"")
+    assert checkpoint.verify(folder) == "more.safetensors: unknown to manifest.json"
+    (folder / "more.safetensors").rename(folder / ".nfs0001")
+    assert checkpoint.verify(folder) == ""
+    assert checkpoint.verify(tmp_path / "nothing") == "manifest.json: missing"
+
+
+def test_a_folder_without_a_manifest_is_loaded_but_not_vouched_for(tmp_path: Path) -> None:
+    folder = alone(tmp_path, 3)
+    (folder / "manifest.json").unlink()
+    assert checkpoint.load(tmp_path)[1]["step"] == 3
+    assert "manifest.json: missing" in refused(tmp_path, checkpoint.digest)
     weights, meta = folder / "model.safetensors", folder / "meta.json"
     whole = weights.read_bytes()
     for broken in (whole[:-5], whole[:20], b"", b"\xff" * 100):
@@ -122,7 +158,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         assert "model.safetensors is damaged or cut short" in refused(tmp_path)
     weights.unlink()
     assert "model.safetensors is damaged" in refused(tmp_path)
-    for broken_text in ("{", "[]", "{}", '{"groups": ["../x"]}', '{"groups": "model"}'):
+    for broken_text in ("{", "[]", "{}", '{"groups": ["../x"]}', '{"groups": "model"}', "[" * 100_000):
         meta.write_text(broken_text)
         assert "meta.json" in refused(folder)
     (tmp_path / "latest").write_text("../elsewhere")
@@ -134,12 +170,40 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     assert "holds no meta.json" in refused(tmp_path / "empty")
 
 
+def test_a_shard_that_nobody_saved(tmp_path: Path) -> None:
+    alone(tmp_path, 3)
+    assert "step_3 holds no state of shard 8" in refused(tmp_path, lambda path: checkpoint.load_shards(path, [7, 8]))
+
+
 class Bomb:
     def __reduce__(self):
         return (os.mkdir, ("exploded",))
 
 
-def test_pickles_are_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", FILES)
+def test_a_pickle_in_place_of_any_file_is_not_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = alone(tmp_path / "run", 1)
+    zipped = tmp_path / "zipped.pt"
+    torch.save({"a": Bomb()}, zipped)
+    for content in (pickle.dumps(Bomb()), pickle.dumps(Bomb(), protocol=0), zipped.read_bytes()):
+        (folder / name).write_bytes(content)
+        if name != "manifest.json":
+            declare(folder)
+            assert checkpoint.verify(folder) == ""  # the manifest lies well
+        said: list[str] = []
+        for call in (checkpoint.load, read_shards, checkpoint.digest):
+            with contextlib.suppress(ConfigError):
+                call(folder)
+        checkpoint.newest_whole(tmp_path / "run", said.append)
+        if name.endswith("safetensors"):
+            assert name in refused(folder, checkpoint.digest)
+    assert not (tmp_path / "exploded").exists()
+    pickle.loads(pickle.dumps(Bomb()))
+    assert (tmp_path / "exploded").exists(), "the bomb must be a real one"
+
+
+def test_bare_pickles_are_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"a": Bomb()}, tmp_path / "step_52080")
     torch.save({"a": torch.ones(1)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
@@ -154,8 +218,8 @@ def test_pickles_are_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_bare_converted_file_loses_the_compilers_prefix(tmp_path: Path) -> None:
     save_file({"_orig_mod.model.a": torch.ones(2), "model.b._orig_mod.c": torch.ones(1)}, tmp_path / "hrm.safetensors")
-    groups, meta = checkpoint.load(tmp_path / "hrm.safetensors")
-    assert set(groups["model"]) == {"model.a", "model.b._orig_mod.c"}
+    loaded, meta = checkpoint.load(tmp_path / "hrm.safetensors")
+    assert set(loaded["model"]) == {"model.a", "model.b._orig_mod.c"}
     assert meta == {}
 
 
@@ -173,8 +237,3 @@ def test_load_into_is_strict(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=message):
             checkpoint.load_into(module, tensors, "runs/x")
     assert torch.equal(module.weight, torch.ones(2, 3))
-
-
-def test_meta_is_readable_json(tmp_path: Path) -> None:
-    folder = checkpoint.save(tmp_path, 3, group(1.0), {"config": "a: é\n"})
-    assert json.loads((folder / "meta.json").read_text())["config"] == "a: é\n"

@@ -1,0 +1,52 @@
+"""What a checkpoint costs: how long training stands still, and how much slower it is while the disk is written."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from utils.distributed import Dist
+from utils.saver import Saver
+
+WEIGHTS, GROUPS, SAVES = 27_275_266, 4, 4  # HRM's parameters; the model, two moments, the average
+
+
+def steps_per_second(seconds: float) -> float:
+    """Some work of the kind a training step does, for a while."""
+    a, b = torch.randn(512, 512), torch.randn(512, 512)
+    count, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        torch.mm(a, b, out=b).clamp_(-1, 1)
+        count += 1
+    return count / (time.perf_counter() - start)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    tensors = {f"layer{i}": torch.randn(WEIGHTS // 50) for i in range(50)}
+    groups = {f"group{i}": dict(tensors) for i in range(GROUPS)}
+    size = sum(t.nbytes for group in groups.values() for t in group.values())
+    with tempfile.TemporaryDirectory(dir=".") as scratch:
+        saver = Saver(Path(scratch), Dist(), print, keep=1)
+        rows = []
+        for step in range(SAVES):
+            free = steps_per_second(1.0)
+            started = time.perf_counter()
+            saver.save(step, groups, {0: {}}, {})
+            stall = saver.take_stall_s()
+            busy = steps_per_second(0.5)
+            saver.wait()
+            rows.append((stall, time.perf_counter() - started, busy / free))
+        saver.close()
+    print(f"{size / 2**20:.0f} MiB in {GROUPS} groups\n")
+    print("| save | training stands still, s | on the disk after, s | speed meanwhile |\n|---|---|---|---|")
+    print("| first | {:.3f} | {:.2f} | {:.2f} |".format(*rows[0]))
+    print("| later (median) | {:.3f} | {:.2f} | {:.2f} |".format(*(statistics.median(column) for column in zip(*rows[1:], strict=True))))
+
+
+if __name__ == "__main__":
+    main()
