@@ -9,15 +9,25 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from omegaconf import DictConfig
 
+from utils import signals
 from utils.config import GROUPS, explain, resolve
-from utils.errors import ConfigError, LocalError, PeerError, RunError
+from utils.errors import ConfigError, LocalError, PeerError, RunError, Stopped
 from utils.launchers import Launch, detect
 
+if TYPE_CHECKING:  # it needs no torch itself, but whoever has a watch has imported torch, and the others are quicker without
+    from utils.watch import Watch
+
 BAD_INPUT, INTERRUPTED = 2, 130
+LINGER_S = 1.5  # before a failed rank leaves: others read why from what it hosts, and launchers kill the rest when one has gone
+PATIENCE_S = 5.0  # to learn why others are gone
+ALIKE_S = 2.0  # to hear rank 0 say what this rank has found, too
+AGREED_S = 60.0  # the same where it is known that another rank will say it, once it has closed its files
 
 
 def main(hydra_app: Callable[[], Any]) -> NoReturn:
@@ -25,6 +35,9 @@ def main(hydra_app: Callable[[], Any]) -> NoReturn:
     launch = Launch()
     try:
         launch = detect(os.environ)
+        signals.install(launch.rank, partial(_stopped_at_once, launch))
+        # PyTorch prints a page of C++ frames when a store's host dies; what there is to say then is ours to say
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         sys.argv[1:] = prepare(sys.argv[1:], launch)
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then hands its exceptions to us instead of printing them
         hydra_app()
@@ -67,33 +80,104 @@ def prepare(arguments: list[str], launch: Launch) -> list[str]:
 
 
 def report(error: BaseException, launch: Launch) -> int:
-    """Say what went wrong, once, and give the exit status."""
+    """Say what went wrong, once and on one rank, let the others know, and give the exit status."""
+    try:
+        return _report(error, launch, _watch())
+    except Exception as second:  # whatever reporting itself has met, the error is what counts
+        signals.say(f"error{_on(launch)}: {type(error).__name__} (telling of it failed: {type(second).__name__})")
+        return 1
+
+
+def _report(error: BaseException, launch: Launch, watch: Watch | None) -> int:
     if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if status and watch:  # if this rank or another one has failed before, that was told before and counts
+            watch.tell_failure(f"rank {launch.rank} ended with exit status {status}", status, spoken=False)
+        return status
+    if isinstance(error, Stopped):
+        if launch.rank == 0:
+            signals.say(str(error))
+        _leave_group()  # all ranks have agreed: nobody waits for another any more
+        return signals.STATUS[error.signum]
     if isinstance(error, KeyboardInterrupt):
-        print(f"interrupted{_on(launch)}", file=sys.stderr)
+        signals.say(f"interrupted{_on(launch) if launch.rank else ''}")
         return INTERRUPTED
     line = str(error) if isinstance(error, ConfigError | PeerError | RunError) else explain(error)
-    if not line:
-        print(f"error{_on(launch)}: {''.join(traceback.format_exception(error))}", file=sys.stderr)
-        return 1
-    status = 1 if isinstance(error, RunError) else BAD_INPUT
-    if isinstance(error, PeerError) or (launch.rank > 0 and not isinstance(error, LocalError)):
-        # another rank says it (rank 0 what is wrong on all); a launcher that saw us gone first would kill it before that
-        time.sleep(1.5)
-        return status
-    print(f"error{_on(launch)}: {line}", file=sys.stderr)
+    status = 1 if isinstance(error, RunError) or not line else BAD_INPUT
+    if (told := _told_elsewhere(error, line, status, launch, watch)) is not None:
+        return told
+    summary = line or _summary(error)
+    local = launch.rank > 0 or not line or isinstance(error, LocalError)
+    trace = "" if line else "\n" + "".join(traceback.format_exception(error)).rstrip()
+    signals.say(f"error{_on(launch) if local else ''}: {summary}{trace}")
+    if watch:
+        watch.tell_failure(summary, status)
+        time.sleep(LINGER_S)
     return status
+
+
+def _told_elsewhere(error: BaseException, line: str, status: int, launch: Launch, watch: Watch | None) -> int | None:
+    """The exit status where another rank tells the user, or None: this one has to speak."""
+    agreed = isinstance(error, PeerError) or (isinstance(error, RunError) and launch.rank > 0)
+    alike = bool(line) and launch.rank > 0 and not isinstance(error, LocalError)  # rank 0 finds the same, as a rule
+    if not (agreed or alike or (watch and _is_echo(error))):
+        return None
+    began = time.monotonic()
+    cause = watch.why(AGREED_S if agreed else ALIKE_S if alike else PATIENCE_S) if watch else None
+    if watch and not agreed and (cause is None or (alike and cause.text != line)):
+        return None  # nobody has said this
+    # a launcher that saw this rank gone first would kill the one that speaks
+    time.sleep(cause.linger_s if cause else max(0.0, LINGER_S - (time.monotonic() - began)))
+    return cause.status if cause else status
+
+
+def _is_echo(error: BaseException) -> bool:
+    """Whether an error may come of another rank's end: the types and texts of collectives' own errors tell."""
+    if "torch" not in sys.modules:
+        return False
+    from torch.distributed import DistError
+
+    return isinstance(error, DistError) or (type(error) is RuntimeError and "gloo" in str(error))
+
+
+def _stopped_at_once(launch: Launch, signum: int, line: str) -> bool:
+    """A signal ends this process before or while it could stop in good order; whether this rank is to say so."""
+    shutil.rmtree(_scratch(), ignore_errors=True)
+    if watch := _watch():
+        watch.tell_failure(f"rank {launch.rank} was {line}", signals.STATUS[signum], spoken=launch.rank == 0)
+        time.sleep(0.3)  # if the others hear it from rank 0, that must pass it on
+    return launch.rank == 0
+
+
+def _watch() -> Watch | None:
+    module = sys.modules.get("utils.distributed")  # without it there is no group, and no need to import torch to find out
+    dist = module.current() if module and hasattr(module, "current") else None  # a signal may come in mid-import
+    return dist.watch if dist and dist.world_size > 1 else None
+
+
+def _summary(error: BaseException) -> str:
+    try:
+        text = str(error).strip()
+    except Exception:  # a __str__ of its own
+        text = "(its text cannot be shown)"
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+def _leave_group() -> None:
+    if "utils.distributed" in sys.modules:  # else there is no group, and no need to import torch for it
+        with suppress(Exception):  # the run is over, whatever the backend finds on its way out
+            sys.modules["utils.distributed"].stop()
 
 
 def leave(code: int) -> NoReturn:
     """Leave the group, flush, and skip the interpreter's own exit: threads of backends may abort in it."""
     # after a failure others may be waiting in a collective, and leaving in good order would wait for them
-    if code == 0 and "utils.distributed" in sys.modules:  # else there is no group, and no need to import torch for it
-        sys.modules["utils.distributed"].stop()
+    if code == 0:
+        _leave_group()
     shutil.rmtree(_scratch(), ignore_errors=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
     os._exit(code)
 
 
@@ -103,4 +187,4 @@ def _scratch() -> str:
 
 
 def _on(launch: Launch) -> str:
-    return f" on rank {launch.rank}" if launch.rank > 0 else ""
+    return f" on rank {launch.rank}" if launch.world_size > 1 else ""

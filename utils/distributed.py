@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as c10d
 
 from utils.errors import ConfigError, LocalError, PeerError
-from utils.launchers import Launch, detect, rendezvous
+from utils.launchers import Launch, detect
+from utils.meeting import Meeting, exchange, meet, one_line
+from utils.meeting import watch as meet_watch
+from utils.watch import Watch
 
 CPU = torch.device("cpu")
+BACKSTOP_S = 10.0  # the watch names who does not come, and where it is; the backend's own timeout must not come before that
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,8 @@ class Dist:
     launcher: str = "none"
     device: torch.device = CPU
     timeout_s: float = 600.0
+    watch: Watch | None = field(default=None, repr=False)
+    store: c10d.Store | None = field(default=None, repr=False)  # for helper threads, which must not enter collectives
 
     @property
     def is_main(self) -> bool:
@@ -39,9 +46,40 @@ class Dist:
         start = rank * size + min(rank, extra)
         return range(start, start + size + (rank < extra))
 
+    def waiting(self) -> AbstractContextManager[None]:
+        """Around everything that blocks until other ranks have come; what blocks too long there is told from work that takes long."""
+        return nullcontext() if self.watch is None else self.watch.waiting()
+
+    def wait(self, work: c10d.Work | None) -> None:
+        """Finish what `all_reduce(async_op=True)` has begun."""
+        if work is not None:
+            with self.waiting():
+                work.wait()
+
     def all_reduce(self, tensor: torch.Tensor, async_op: bool = False) -> c10d.Work | None:
         """Sum in place over all ranks."""
-        return c10d.all_reduce(tensor, async_op=async_op) if self.world_size > 1 else None
+        if self.world_size == 1:
+            return None
+        with nullcontext() if async_op else self.waiting():
+            return c10d.all_reduce(tensor, async_op=async_op)
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """A few numbers, each summed over all ranks."""
+        if self.world_size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        with self.waiting():
+            self.all_reduce(tensor)
+            return tensor.tolist()
+
+    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Chunk r of equal chunks along the first dimension goes to rank r; the chunks received, in rank order."""
+        if self.world_size == 1:
+            return tensor
+        received = torch.empty_like(tensor := tensor.contiguous())
+        with self.waiting():
+            c10d.all_to_all_single(received, tensor)
+        return received
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """The tensors of all ranks in rank order; all must have one shape."""
@@ -49,13 +87,15 @@ class Dist:
             return [tensor]
         tensor = tensor.contiguous()
         parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        c10d.all_gather(parts, tensor)
+        with self.waiting():
+            c10d.all_gather(parts, tensor)
         return parts
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Overwrite with rank 0's tensor."""
         if self.world_size > 1:
-            c10d.broadcast(tensor, src=0)
+            with self.waiting():
+                c10d.broadcast(tensor, src=0)
 
     def broadcast_text(self, text: str) -> str:
         """Rank 0's text on every rank."""
@@ -76,9 +116,7 @@ class Dist:
     def barrier(self) -> None:
         """Wait until every rank is here; the host waits too, not only its CUDA stream."""
         if self.world_size > 1:
-            arrived = torch.ones(1, device=self.device)
-            self.all_reduce(arrived)
-            arrived.item()
+            self.sums([1.0])
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
@@ -92,7 +130,7 @@ class Dist:
         except Exception as error:
             own = error
         # A PeerError came out of an agreement further in: the rank it tells of speaks, not this one.
-        problems = self.all_gather_text("" if own is None or isinstance(own, PeerError) else _one_line(own))
+        problems = self.all_gather_text("" if own is None or isinstance(own, PeerError) else one_line(own))
         first = next((rank for rank, text in enumerate(problems) if text), None)
         if own is not None and first == self.rank:
             raise _loud(own)
@@ -112,6 +150,9 @@ class Dist:
         if self.is_main:
             with self.agreed():
                 pass  # the others are at work
+
+
+_current: Dist | None = None
 
 
 def pick_device(requested: str, launch: Launch) -> torch.device:
@@ -144,46 +185,66 @@ def pick_backend(requested: str, device: torch.device) -> str:
 
 
 def start(device: str = "auto", backend: str = "auto", timeout_s: float = 600.0) -> Dist:
-    """Join the process group, once per process: a multirun keeps it from job to job."""
+    """Join the process group, once per process: a multirun keeps it, its watch and its timeout from job to job."""
+    global _current
     launch = detect(os.environ)
     if launch.launcher == "none":
         return _placed(launch, device, backend, timeout_s)[0]
-    if c10d.is_initialized():
+    if _current is not None:
         dist, chosen = _placed(launch, device, backend, timeout_s)
         if chosen != c10d.get_backend():
             raise ConfigError(f"backend={chosen}: this process already runs {c10d.get_backend()}; sweep over backends in separate runs")
-        return dist
+        return replace(_current, device=dist.device)
     if not timeout_s > 0:
         raise ConfigError(f"timeout_s={timeout_s:g} is not a time to wait; use e.g. timeout_s=600")
-    store = _meet(launch, timeout_s)
+    meeting = meet(launch, timeout_s)
+    dist, chosen = _compared(meeting, launch, device, backend, timeout_s)
+    watch = meet_watch(meeting, launch, timeout_s)
+    watch.start()
+    atexit.register(watch.stop)  # a script that simply ends is not missed
+    _current = replace(dist, watch=watch, store=meeting.client("helpers", timeout_s))
+    with watch.waiting():
+        c10d.init_process_group(
+            chosen, store=meeting.store, rank=launch.rank, world_size=launch.world_size,
+            timeout=timedelta(seconds=timeout_s + BACKSTOP_S), device_id=dist.device if chosen == "nccl" else None,
+        )  # fmt: skip
+    return _current
+
+
+def current() -> Dist | None:
+    """The group that this process has joined, if it has."""
+    return _current
+
+
+def stop() -> None:
+    """Leave the process group; safe to call on every exit and more than once."""
+    global _current
+    if _current is not None and _current.watch is not None:
+        _current.watch.stop()
+    _current = None
+    if c10d.is_initialized():
+        c10d.destroy_process_group()
+
+
+def _compared(meeting: Meeting, launch: Launch, device: str, backend: str, timeout_s: float) -> tuple[Dist, str]:
+    """Device and backend, known to fit before the group exists: a rank without its device would leave the rest waiting."""
     found: tuple[Dist, str] | None = None
     problem: ConfigError | None = None
     try:
         found = _placed(launch, device, backend, timeout_s)
     except ConfigError as error:
         problem = error
-    # Compared before the group exists: a rank without its device, or with another backend, would leave the rest waiting.
-    told = _exchange(store, launch, f"error {_one_line(problem)}" if problem else f"backend {found[1] if found else ''}")
+    own = {"error": one_line(problem)} if problem else {"error": "", "backend": found[1] if found else ""}
+    told = exchange(meeting.store, launch, own)
     for rank, text in enumerate(told):
-        if text.startswith("error "):
-            raise _loud(problem) if problem and rank == launch.rank else PeerError(f"rank {rank}: {text.removeprefix('error ')}")
-        if text != told[0]:
-            raise ConfigError(
-                f"backend=auto: rank 0 chose {told[0].split()[1]}, rank {rank} {text.split()[1]}; set device=cpu or device=cuda"
-            )
+        if text["error"]:
+            raise _loud(problem) if problem and rank == launch.rank else PeerError(f"rank {rank}: {text['error']}")
+    for rank, text in enumerate(told):
+        if text["backend"] != told[0]["backend"]:
+            chosen = f"rank 0 chose {told[0]['backend']}, rank {rank} {text['backend']}"
+            raise ConfigError(f"backend=auto: {chosen}; set device=cpu or device=cuda")
     assert found is not None
-    dist, chosen = found
-    c10d.init_process_group(
-        chosen, store=store, rank=launch.rank, world_size=launch.world_size, timeout=timedelta(seconds=timeout_s),
-        device_id=dist.device if chosen == "nccl" else None,
-    )  # fmt: skip
-    return dist
-
-
-def stop() -> None:
-    """Leave the process group; safe to call on every exit and more than once."""
-    if c10d.is_initialized():
-        c10d.destroy_process_group()
+    return found
 
 
 def _placed(launch: Launch, device: str, backend: str, timeout_s: float) -> tuple[Dist, str]:
@@ -194,45 +255,6 @@ def _placed(launch: Launch, device: str, backend: str, timeout_s: float) -> tupl
     return Dist(launch.rank, launch.world_size, launch.local_rank, launch.launcher, where, timeout_s), chosen
 
 
-def _meet(launch: Launch, timeout_s: float) -> c10d.Store:
-    """The key-value store that all ranks share, hosted by rank 0 (or by torchrun)."""
-    address, port = rendezvous(os.environ, launch, os.getppid())
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)  # where PyTorch looks for them
-    with _meeting(launch):
-        store, _, _ = next(c10d.rendezvous("env://", rank=launch.rank, world_size=launch.world_size, timeout=timedelta(seconds=timeout_s)))
-    # torchrun keeps its store over a restart; an attempt must not meet the addresses that the last one left there.
-    return c10d.PrefixStore(f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-
-
-def _exchange(store: c10d.Store, launch: Launch, text: str) -> list[str]:
-    """Every rank's text through the store; no rank leaves before all have read, for one of them hosts it."""
-    with _meeting(launch):
-        store.set(f"told/{launch.rank}", text)
-        told = [store.get(f"told/{rank}").decode() for rank in range(launch.world_size)]
-        if store.add("read", 1) == launch.world_size:
-            store.set("all_read", "yes")
-        if launch.rank == 0:
-            store.wait(["all_read"])
-    return told
-
-
-@contextmanager
-def _meeting(launch: Launch) -> Iterator[None]:
-    try:
-        yield
-    except c10d.DistError as error:
-        where = f"MASTER_ADDR={os.environ['MASTER_ADDR']} MASTER_PORT={os.environ['MASTER_PORT']}"
-        raise ConfigError(
-            f"{where}: rank {launch.rank} of {launch.world_size} could not meet the others ({_one_line(error)[:160]}); "
-            "check that all ranks run and see the same address, or export another MASTER_PORT"
-        ) from None
-
-
 def _loud(error: Exception) -> Exception:
     """All ranks have agreed that this one speaks: its error must not be taken for one that rank 0 tells too."""
     return LocalError(str(error)) if isinstance(error, ConfigError) else error
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or "no reason given"
-    return text if isinstance(error, ConfigError) else f"{type(error).__name__}: {text}"

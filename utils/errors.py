@@ -15,3 +15,11 @@ class RunError(RuntimeError):
 
 class PeerError(RuntimeError):
     """Another rank failed and says why itself; this one ends quietly with it."""
+
+
+class Stopped(Exception):
+    """The run was asked to stop, and has saved; it ends with this message and the signal's exit status."""
+
+    def __init__(self, signum: int, message: str) -> None:
+        super().__init__(message)
+        self.signum = signum

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 from pathlib import Path
@@ -32,6 +33,14 @@ def uncommitted() -> str:
     return "".join(f"# untracked: {name}\n" for name in names) + diff
 
 
+def code_hashes() -> dict[str, str]:
+    """A short hash of every file that decides what a run does, by its path; the tests do not."""
+    files = [ROOT / "pretrain.py", *(ROOT / "conf").rglob("*.yaml")]
+    for package in ("data", "models", "optim", "utils"):
+        files += _package(ROOT / package)
+    return {str(path.relative_to(ROOT)): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in sorted(files) if path.is_file()}
+
+
 def _git(*words: str) -> str:
     # No optional locks: a run must not get in the way of a commit that is being made.
     env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
@@ -40,3 +49,9 @@ def _git(*words: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def _package(folder: Path) -> list[Path]:
+    # Datasets lie in data/ too, thousands of files: only folders that are packages are entered.
+    inner = [path for path in folder.iterdir() if (path / "__init__.py").is_file()]
+    return [*folder.glob("*.py"), *(path for sub in inner for path in _package(sub))]

@@ -1,0 +1,143 @@
+"""Requests to stop: SIGTERM, SIGUSR1 and Ctrl-C become a question that the run asks itself between steps.
+
+Python runs a handler between two bytecodes of the main thread, and that may be blocked for minutes in a collective. So
+the handlers here do nothing: the interpreter's own writes the number of each signal into a pipe, and a thread reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+STATUS: dict[int, int] = {signal.SIGTERM: 143, signal.SIGUSR1: 138, signal.SIGINT: 130}
+ORDER = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # of several requests all ranks follow the first in this order
+SAME_PRESS_S = 1.0  # under torchrun one Ctrl-C comes twice: from the terminal and from torchrun
+WORDS_S = 2.0  # how long a hard exit may be held up by a terminal that takes no output
+
+
+@dataclass
+class _State:
+    installed: bool = False
+    deferred: bool = False
+    asked: int = 0
+    interrupted: float | None = None  # when Ctrl-C came first
+    rank: int = 0
+    closing: Callable[[int, str], bool] = lambda signum, line: True
+
+
+_state = _State()
+_lock = threading.RLock()
+
+
+def install(rank: int = 0, closing: Callable[[int, str], bool] | None = None) -> None:
+    """Listen, from the main thread. `closing(signum, line)` runs before a signal ends the process; it decides whether the line is said."""
+    _state.rank, _state.closing = rank, closing or (lambda signum, line: rank == 0)
+    if _state.installed:
+        return
+    _state.installed = True
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    for signum in STATUS:
+        signal.signal(signum, _nothing)
+        signal.siginterrupt(signum, False)  # libraries in C need not be ready for interrupted calls
+    os.register_at_fork(after_in_child=_detach)
+    threading.Thread(target=_listen, args=(read,), name="signals", daemon=True).start()
+
+
+def defer() -> None:
+    """From now on a signal asks the run to stop; before, it ends the process at once."""
+    _state.deferred = True
+
+
+def asked() -> int:
+    """The signal that asked this process to stop, or 0."""
+    return _state.asked
+
+
+def ask(signum: int) -> None:
+    """Ask this process to stop, as the signal would: a peer was signalled, or the launcher is gone."""
+    with _lock:
+        if _state.installed and not _state.deferred:
+            _end(signum, f"stopped by {signal.Signals(signum).name} before training began")
+        if _state.asked:
+            return
+        _state.asked = signum
+    if signum == signal.SIGINT and _state.rank == 0:
+        say("Ctrl-C: saving, then stopping; again to stop at once")
+
+
+def flags() -> list[float]:
+    """One slot per signal, 1 for the one that asked: to be summed over ranks."""
+    return [float(_state.asked == signum) for signum in ORDER]
+
+
+def agreed(sums: Sequence[float]) -> int:
+    """The signal that all ranks follow, from the sums of their flags; 0: none."""
+    return next((int(signum) for signum, total in zip(ORDER, sums, strict=True) if total > 0.5), 0)
+
+
+def quiet_worker() -> None:
+    """In a worker process: signals to the whole process group are the main process's to handle."""
+    for signum in STATUS:
+        signal.signal(signum, signal.SIG_IGN)
+    _detach()
+
+
+def say(line: str) -> None:
+    """A line to the terminal from any thread; a progress bar that stands there gives way."""
+    with suppress(OSError, ValueError):  # that nobody reads any more is no reason to fail
+        print(f"\r\x1b[K{line}" if sys.stderr.isatty() else line, file=sys.stderr, flush=True)
+
+
+def end_now(status: int, words: Callable[[], None] = lambda: None) -> NoReturn:
+    """End the process from any thread, whatever the main thread does; last words may take two seconds."""
+
+    def speak() -> None:
+        words()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+
+    speaker = threading.Thread(target=speak, daemon=True)
+    speaker.start()
+    speaker.join(WORDS_S)
+    os._exit(status)
+
+
+def _listen(pipe: int) -> None:
+    while True:
+        for signum in os.read(pipe, 64):
+            if signum in STATUS:
+                _heard(signum)
+
+
+def _heard(signum: int) -> None:
+    if _state.deferred and signum == signal.SIGINT:
+        now = time.monotonic()
+        if _state.interrupted is None:
+            _state.interrupted = now
+        elif now - _state.interrupted > SAME_PRESS_S:
+            _end(signum, "stopped at once by Ctrl-C")
+    ask(signum)
+
+
+def _end(signum: int, line: str) -> None:
+    spoken = _state.closing(signum, line)
+    end_now(STATUS[signum], lambda: say(line) if spoken else None)
+
+
+def _nothing(signum: int, frame: object) -> None:
+    """The pipe has it already."""
+
+
+def _detach() -> None:
+    """A forked child must not write into its parent's pipe."""
+    signal.set_wakeup_fd(-1)
