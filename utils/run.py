@@ -2,86 +2,131 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+import signal
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, NoReturn
 
 from utils import git
 from utils.distributed import Dist
-from utils.errors import ConfigError
+from utils.errors import ConfigError, Stopped
 from utils.progress import ProgressBar
+from utils.signals import STATUS
+from utils.status import FINAL, Status, other_writer, write_whole
 from utils.tracking import Tracker, check_mode
 
 # What tells a run directory from a folder that something else (Hydra, a user) has made.
 MARKS = ("config.yaml", "metrics.jsonl", "log.txt", "checkpoints")
+HUSH_S = 60.0  # a disk that is full for one line and not for the next is no news every time
 
 
 class Run:
-    """Directory, log, metrics, W&B and progress bar of one job."""
+    """Directory, log, metrics, status, W&B and progress bar of one job."""
 
-    def __init__(self, directory: Path, dist: Dist, quiet: bool = False) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, dist: Dist) -> None:
+        self.directory = Path(directory)
         self.dist = dist
-        self._bar = None if quiet or not dist.is_main else ProgressBar(launcher=dist.launcher)
+        self._bar = ProgressBar(launcher=dist.launcher) if dist.is_main else None
         self._tracker = Tracker(self.say)
-        self._metrics: TextIO | None = None
-        self._log: TextIO | None = None
+        self._troubles = _Troubles(self._report)
+        self._status: Status | None = None
+        self._metrics: _Lines | None = None
+        self._log: _Lines | None = None
+        self._step: int | None = None
 
-    @classmethod
-    def open(cls, directory: Path, config_text: str, dist: Dist, wandb_settings: Mapping[str, Any], quiet: bool = False) -> Run:
-        """A run that has begun; `quiet` writes files only."""
-        run = cls(Path(directory), dist, quiet)
-        run.begin(config_text, wandb_settings)
-        return run
+    @property
+    def wandb_id(self) -> str | None:
+        """What continues this run at W&B, handed to `begin` as the setting `id`."""
+        return self._tracker.run_id
 
-    def begin(self, config_text: str, wandb_settings: Mapping[str, Any]) -> None:
-        """Make the directory on rank 0, moving a former run of that name aside; nothing is written before."""
+    def begin(self, config_text: str, wandb_settings: Mapping[str, Any], resumed: int | None = None) -> None:
+        """Make the directory on rank 0, moving a former run aside, or continue the one there at a step; nothing is written before."""
         check_mode(str(wandb_settings.get("mode", "auto")))  # on all ranks alike, before rank 0 writes anything
         if not self.dist.is_main:
             return
-        moved = _make(self.directory)
-        (self.directory / "config.yaml").write_text(config_text, encoding="utf-8")
-        self._metrics = _append(self.directory / "metrics.jsonl")
-        self._log = _append(self.directory / "log.txt")
+        if other := other_writer(self.directory):
+            raise ConfigError(f"checkpoint_path={self.directory}: another run ({other}) writes there; stop it or give another run_name")
+        moved = _make(self.directory, move=resumed is None)
+        try:
+            write_whole(self.directory / "config.yaml", config_text)
+            if resumed is not None:
+                _keep_rows(self.directory / "metrics.jsonl", resumed)
+            self._metrics = _Lines(self.directory / "metrics.jsonl", self._troubles)
+            self._log = _Lines(self.directory / "log.txt", self._troubles)
+        except OSError as error:
+            raise ConfigError(
+                f"checkpoint_path={self.directory}: cannot be written ({error.strerror}); give a folder you may write to, with room in it"
+            ) from None
+        self._status, self._step = Status(self.directory), resumed
+        self.mark("running")
+        if self.dist.watch is not None:  # it ends the process where the main thread cannot
+            self.dist.watch.last_words[:] = [lambda cause: self.mark("failed", cause, exit_status=1)]
         if moved:
             self.say(f"the former run of this name is now {moved}")
-        _record_code(self.directory)
+        if resumed is not None:
+            self.say(f"continued at step {resumed}")
+        self._record_code()
         name, project = wandb_settings.get("name") or self.directory.name, wandb_settings.get("project")
-        self._tracker.start(self.directory, config_text, str(wandb_settings.get("mode", "auto")), project, name)
+        mode, run_id = str(wandb_settings.get("mode", "auto")), wandb_settings.get("id")
+        self._tracker.start(self.directory, config_text, mode, project, name, run_id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line of metrics.jsonl, and the same to W&B."""
         if self._metrics is None:
             return
+        self._step = step
         row = {"step": step, "time": round(time.time(), 3), **{name: _strict(value) for name, value in metrics.items()}}
-        self._metrics.write(json.dumps(row, allow_nan=False) + "\n")
-        self._metrics.flush()
+        self._metrics.write(json.dumps(row, allow_nan=False))
         self._tracker.log(step, metrics)
 
     def say(self, text: str) -> None:
         """A line to the terminal and to log.txt."""
-        if self._bar is not None:
-            self._bar.say(text)
-        if self._log is not None:
-            self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
-            self._log.flush()
+        self._show(text)
+        if (log := self._log) is not None:  # another thread may speak while this one closes
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}")
 
     def progress(
         self, step: int, total: int, loss: float | None, headline_name: str, headline_value: float | None, examples_per_s: float | None
     ) -> None:
         """Move the progress bar; None stands for a value that is not known yet."""
         if self._bar is not None:
-            self._bar.update(step, total, loss, (headline_name, headline_value), examples_per_s)
+            with contextlib.suppress(OSError):
+                self._bar.update(step, total, loss, (headline_name, headline_value), examples_per_s)
 
-    def close(self, ok: bool = True) -> None:
-        """End the run, well or failed; more than once does no harm."""
+    def mark(self, state: str, reason: str = "", step: int | None = None, exit_status: int | None = None) -> None:
+        """Write status.json: `running`, `finished`, `stopped`, `requeue` or `failed`; the step is the last one logged if not given."""
+        if self._status is None:
+            return
+        try:
+            self._status.write(state, reason, self._step if step is None else step, exit_status)
+        except OSError as error:
+            self._troubles.failed("status.json", error)
+        else:
+            self._troubles.worked("status.json")
+
+    def stop(self, signum: int, step: int) -> NoReturn:
+        """End a run that has saved because it was asked to; status.json says why, since launchers lose exit statuses."""
+        name, again = signal.Signals(signum).name, signum == signal.SIGUSR1
+        message = f"{name} after step {step:,}: {'to be run again' if again else 'stopped'}; the same command goes on from there"
+        self.mark("requeue" if again else "stopped", message, step, STATUS[signum])
+        self.close(hurry=True)
+        raise Stopped(signum, message)
+
+    def close(self, ok: bool = True, hurry: bool = False) -> None:
+        """End the run, well or failed; more than once does no harm. In a hurry W&B gets seconds only."""
+        if not ok and self._status is not None and self._status.state not in FINAL:
+            self.mark("failed")
         if self._bar is not None:
-            self._bar.close()
-        self._tracker.close(ok)
+            with contextlib.suppress(OSError):
+                self._bar.close()
+        self._tracker.close(ok, hurry)
         for file in (self._metrics, self._log):
             if file is not None:
                 file.close()
@@ -91,14 +136,115 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close(ok=kind is None)
+        state = self._status.state if self._status is not None else ""
+        if error is not None and state not in FINAL:
+            state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+            self.mark(state, f"{type(error).__name__}: {error}".rstrip(": ")[:500])
+        self.close(ok=error is None, hurry=state in ("stopped", "requeue"))  # whoever asked to stop will not wait long
+
+    def _show(self, text: str) -> None:
+        if self._bar is not None:
+            with contextlib.suppress(OSError):  # output sent to a file on a full disk is no reason to end either
+                self._bar.say(text)
+
+    def _report(self, name: str, text: str) -> None:
+        """Trouble with a file; of log.txt only the terminal can tell."""
+        (self._show if name == "log.txt" else self.say)(text)
+
+    def _record_code(self) -> None:
+        """git.txt and uncommitted.diff; those of other code that this run has begun with are kept beside them."""
+        if not (summary := git.summary()):
+            return
+        texts = {"git.txt": summary, "uncommitted.diff": git.uncommitted()}
+        try:
+            before = {name: _read(self.directory / name) for name in texts}
+            if before["git.txt"] and _code(before) != _code(texts):
+                self.say(f"the code has changed since this run was here before; what it was then is in {self._keep_old(list(texts))}")
+            for name, text in texts.items():
+                write_whole(self.directory / name, text)
+        except OSError as error:
+            self._troubles.failed("git.txt", error)
+
+    def _keep_old(self, names: list[str]) -> str:
+        paths = [self.directory / name for name in names]
+        number = 1
+        while any(_numbered(path, number).exists() for path in paths):
+            number += 1
+        for path in paths:
+            if path.exists():
+                path.rename(_numbered(path, number))
+        return _numbered(paths[0], number).name
 
 
-def _make(directory: Path) -> str:
+class _Troubles:
+    """Says once that a file cannot be written, and once that it can be again."""
+
+    def __init__(self, report: Callable[[str, str], None]) -> None:
+        self._report = report
+        self._failing: set[str] = set()
+        self._said: dict[str, float] = {}
+
+    def failed(self, name: str, error: OSError) -> None:
+        now = time.monotonic()
+        if name not in self._failing and now - self._said.get(name, -math.inf) >= HUSH_S:
+            self._failing.add(name)
+            self._said[name] = now
+            self._report(name, f"{name} cannot be written ({error.strerror or error}); training goes on")
+
+    def worked(self, name: str) -> None:
+        if name in self._failing:
+            self._failing.discard(name)
+            self._report(name, f"{name} can be written again")
+
+
+class _Lines:
+    """A file that grows by whole lines: a disk that refuses one costs that line, not the next and not the training."""
+
+    def __init__(self, path: Path, troubles: _Troubles) -> None:
+        self._name, self._troubles, self._lock = path.name, troubles, threading.Lock()
+        self._file = open(path, "ab+", buffering=0)  # noqa: SIM115 (open as long as the run)
+        self._torn: int | None = None  # the length without the half of a line that stands at the end
+        if self._file.seek(0, os.SEEK_END) and (self._file.seek(-1, os.SEEK_END), self._file.read(1))[1] != b"\n":
+            self.write("")  # a former process died within a line; what follows must not be glued to it
+
+    def write(self, line: str) -> None:
+        """Append a line, or say why not."""
+        try:
+            with self._lock:
+                if not self._file.closed:
+                    self._append(f"{line}\n".encode(errors="backslashreplace"))
+        except OSError as error:
+            self._troubles.failed(self._name, error)
+        else:
+            self._troubles.worked(self._name)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError), self._lock:
+            self._file.close()
+
+    def _append(self, data: bytes) -> None:
+        self._cut()
+        self._torn, left = os.fstat(self._file.fileno()).st_size, data
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._cut()
+            raise
+        self._torn = None
+
+    def _cut(self) -> None:
+        if self._torn is not None:
+            self._file.truncate(self._torn)
+            self._torn = None
+
+
+def _make(directory: Path, move: bool) -> str:
     """Create the directory; the name to which a former run was moved, if there was one."""
     moved = ""
     try:
-        if any((directory / mark).exists() for mark in MARKS):
+        if move and any((directory / mark).exists() for mark in MARKS):
             number = 1
             while (aside := directory.with_name(f"{directory.name}.old-{number}")).exists():
                 number += 1
@@ -110,14 +256,37 @@ def _make(directory: Path) -> str:
     return moved
 
 
-def _append(file: Path) -> TextIO:
-    return open(file, "a", encoding="utf-8", errors="surrogateescape")
+def _keep_rows(file: Path, last: int) -> None:
+    """Leave the whole rows up to a step, as an undisturbed run would have at that moment."""
+    if not file.exists():
+        return
+    lines = file.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith(b"\n") and (step := _step(line)) is not None and step <= last]
+    if len(kept) < len(lines):
+        write_whole(file, b"".join(kept).decode())
 
 
-def _record_code(directory: Path) -> None:
-    if summary := git.summary():
-        (directory / "git.txt").write_text(summary)
-        (directory / "uncommitted.diff").write_text(git.uncommitted(), errors="surrogateescape")
+def _step(line: bytes) -> int | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    step = row.get("step") if isinstance(row, dict) else None
+    return step if isinstance(step, int) else None
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="surrogateescape") if path.exists() else ""
+
+
+def _code(texts: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Revision and changes; the names of files that git does not know come and go."""
+    changes = [line for line in texts["uncommitted.diff"].splitlines() if not line.startswith("# untracked: ")]
+    return texts["git.txt"].partition("\n")[0], changes
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.stem}.old-{number}{path.suffix}")
 
 
 def _strict(value: Any) -> float | int | None:

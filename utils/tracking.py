@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import netrc
 import os
+import queue
+import signal
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -15,11 +18,15 @@ from utils.errors import ConfigError
 
 MODES = ("auto", "online", "offline", "disabled")
 INIT_S, FINISH_S = 15.0, 30.0
+START_S = INIT_S + 5.0  # for W&B to notice by itself
+HURRY_S = 3.0  # a job that is preempted has little time, and a checkpoint to write in it
+STALL_S, LEAVE_S = 30.0, 3.0
+QUEUE = 4096  # rows
 # Nothing of W&B's own on the terminal, no capture of code or console, no system metrics.
 QUIET: dict[str, Any] = {
     "silent": True, "quiet": True, "console": "off", "disable_code": True, "disable_git": True, "save_code": False,
     "disable_job_creation": True, "x_disable_stats": True, "x_disable_meta": True, "x_save_requirements": False,
-    "init_timeout": INIT_S, "login_timeout": INIT_S, "finish_timeout": FINISH_S,
+    "x_transaction_log_flush_interval": 5.0, "init_timeout": INIT_S, "login_timeout": INIT_S, "finish_timeout": FINISH_S,
 }  # fmt: skip
 
 
@@ -60,64 +67,171 @@ def has_credentials(env: Mapping[str, str]) -> bool:
 
 
 class Tracker:
-    """One W&B run, or none. The first failure is said once and ends it; the training goes on."""
+    """One W&B run, or none. The first failure is said once and ends it; the training goes on.
+
+    A thread of its own talks to W&B: a network that stalls, or W&B's own process when it hangs, must not hold up the steps.
+    """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._wandb: Any = None
-        self._run: Any = None
+        self._worker: _Worker | None = None
+        self._run_id: str | None = None
 
-    def start(self, directory: Path, config_text: str, mode: str, project: str | None, name: str | None) -> None:
-        """Open a run whose files live under the run directory."""
+    @property
+    def run_id(self) -> str | None:
+        """W&B's name for the run, by which a later job continues it; kept where W&B is off or fails, for the job after that."""
+        return self._run_id
+
+    def start(self, directory: Path, config_text: str, mode: str, project: str | None, name: str | None, run_id: str | None = None) -> None:
+        """Open a run whose files live under the run directory, or go on with the one of that id."""
+        self._run_id = run_id
         mode, remark = resolve_mode(mode, os.environ)
         if remark:
             self._say(remark)
-        if mode != "disabled":
-            self._guard("could not start", lambda: self._open(directory, config_text, mode, project, name))
+        if mode == "disabled":
+            return
+        os.environ.setdefault("WANDB_SILENT", "true")  # its log-in speaks before it has seen the settings
+        try:
+            import wandb  # here and not in the thread: on a slow disk this may take longer than W&B is given to start
+        except ImportError:
+            return self._say("W&B: the package is not installed; off for this run (pip install wandb, or set wandb.mode=disabled)")
+        except Exception as error:
+            return self._say(f"W&B: could not start ({_brief(error)}); off for this run")
+        settings = {"mode": mode, "project": project, "name": name, "dir": str(directory)}
+        if run_id:
+            settings |= {"id": run_id, "resume": "allow"}
+        self._worker = _Worker(wandb)
+        self._worker.open(settings, config_text)
+        if not self._worker.answered.wait(START_S):
+            self._drop(f"did not start within {START_S:g} s")
+        elif self._worker.trouble:
+            self._drop(self._worker.trouble)
+        else:
+            self._run_id = self._worker.run_id or run_id
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand over one step's metrics."""
-        if self._run is not None:
-            self._guard("could not log", lambda: self._run.log(dict(metrics), step=step))
+        """Hand over one step's metrics; a step that W&B has seen before it was continued stays as it is there."""
+        if self._worker is None:
+            pass
+        elif self._worker.trouble:
+            self._drop(self._worker.trouble)
+        elif self._worker.silent_s() > STALL_S:
+            self._drop(f"has not answered for {STALL_S:g} s")
+        elif not self._worker.log(step, dict(metrics)):
+            self._drop(f"is {QUEUE} rows behind")
 
-    def close(self, ok: bool) -> None:
+    def close(self, ok: bool, hurry: bool = False) -> None:
         """End the run as finished or failed, and W&B's own process with it; waits a bounded time."""
-        if self._run is None:
+        if self._worker is None:
             return
-        run, wandb, self._run = self._run, self._wandb, None
-
-        def finish() -> None:
-            run.finish(exit_code=0 if ok else 1)
-            wandb.teardown()
-
-        worker = threading.Thread(target=lambda: self._guard("could not finish", finish), daemon=True)
-        worker.start()
-        worker.join(FINISH_S)
-        if worker.is_alive():
-            self._say(f"W&B: did not finish within {FINISH_S:g} s; its files are complete, `wandb sync` uploads them")
-
-    def _open(self, directory: Path, config_text: str, mode: str, project: str | None, name: str | None) -> None:
-        os.environ.setdefault("WANDB_SILENT", "true")  # its log-in speaks before it has seen the settings
-        import wandb
-        from omegaconf import OmegaConf
-
-        self._wandb = wandb
-        fields = wandb.Settings.model_fields  # which of them exist depends on W&B's version
-        settings = wandb.Settings(**{key: value for key, value in QUIET.items() if key in fields})
-        config: Any = OmegaConf.to_container(OmegaConf.create(config_text))
-        chosen: Any = mode
-        self._run = wandb.init(project=project, name=name, dir=str(directory), mode=chosen, config=config, settings=settings)
-
-    def _guard(self, what: str, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except ImportError:
-            self._drop("the package is not installed; off for this run (pip install wandb, or set wandb.mode=disabled)")
-        except Exception as error:
-            self._drop(f"{what} ({' '.join(str(error).split())[:120]}); off for this run")
+        worker, self._worker, within = self._worker, None, HURRY_S if hurry else FINISH_S
+        worker.finish(ok, within)
+        if worker.trouble:
+            self._say(f"W&B: {worker.trouble}; off for this run")
+        elif worker.is_alive():
+            self._say(f"W&B: did not finish within {within:g} s and is left behind; `wandb sync` uploads what its files hold")
+        if worker.leave(0.0):
+            _kill_service()
 
     def _drop(self, why: str) -> None:
-        self._run = None
-        self._say(f"W&B: {why}")
+        worker, self._worker = self._worker, None
+        self._say(f"W&B: {why}; off for this run")
+        if worker is not None and worker.leave(LEAVE_S if worker.trouble else 0.0):  # after an error it is about to end by itself
+            _kill_service()
+
+
+class _Worker(threading.Thread):
+    """Talks to W&B, one call after the other in the order given, until it is told to finish or a call fails."""
+
+    def __init__(self, wandb: Any) -> None:
+        super().__init__(name="wandb", daemon=True)
+        self.trouble = ""
+        self.run_id: str | None = None
+        self.answered = threading.Event()  # W&B has started, or has failed to
+        self._calls: queue.Queue[tuple[str, Callable[[], object]] | None] = queue.Queue(QUEUE)
+        self._since: float | None = None
+        self._leaving = False
+        self._wandb = wandb
+        self._run: Any = None
+
+    def open(self, settings: Mapping[str, Any], config_text: str) -> None:
+        self._calls.put(("could not start", lambda: self._open(settings, config_text)))
+        self.start()
+
+    def log(self, step: int, metrics: dict[str, float]) -> bool:
+        """False where too many wait already."""
+        with contextlib.suppress(queue.Full):
+            self._calls.put_nowait(("could not log", lambda: self._run.log(metrics, step=step)))
+            return True
+        return False
+
+    def finish(self, ok: bool, within: float) -> None:
+        """Ask for the end after all that was handed over, and wait for it."""
+        deadline = time.monotonic() + within
+        with contextlib.suppress(queue.Full):
+            self._calls.put(("could not finish", lambda: self._run.finish(exit_code=0 if ok else 1)), timeout=within)
+            self._calls.put(None, timeout=max(0.0, deadline - time.monotonic()))
+        self.join(max(0.0, deadline - time.monotonic()))
+
+    def leave(self, within: float) -> bool:
+        """Have it end without what waits still, and wait for that; whether it has not."""
+        self._leaving = True
+        with contextlib.suppress(queue.Full):
+            self._calls.put_nowait(None)  # where nothing waits, it does
+        self.join(within)
+        return self.is_alive()
+
+    def silent_s(self) -> float:
+        """How long the call in progress has taken."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def run(self) -> None:
+        try:
+            while (task := self._calls.get()) is not None and not self._leaving:
+                what, call = task
+                self._since = time.monotonic()
+                call()
+                self._since = None
+                self.answered.set()
+        except Exception as error:
+            self.trouble = f"{what} ({_brief(error)})"
+        self.answered.set()
         with contextlib.suppress(Exception):
             self._wandb.teardown()  # its own process would stay beside ours to the end
+
+    def _open(self, given: Mapping[str, Any], config_text: str) -> None:
+        from omegaconf import OmegaConf
+
+        fields = self._wandb.Settings.model_fields  # which of them exist depends on W&B's version
+        settings = self._wandb.Settings(**{key: value for key, value in QUIET.items() if key in fields})
+        config: Any = OmegaConf.to_container(OmegaConf.create(config_text))
+        with _logs_in(given["dir"]):
+            self._run = self._wandb.init(config=config, settings=settings, **given)
+        self.run_id = getattr(self._run, "id", None)
+
+
+@contextlib.contextmanager
+def _logs_in(directory: str) -> Iterator[None]:
+    """W&B's own process logs to its cache, which would be under the home directory; it looks where that is as it starts."""
+    if "WANDB_CACHE_DIR" in os.environ:
+        yield
+        return
+    os.environ["WANDB_CACHE_DIR"] = directory
+    try:
+        yield
+    finally:
+        os.environ.pop("WANDB_CACHE_DIR", None)
+
+
+def _kill_service() -> None:
+    """End W&B's own process where it hangs: it has our output open, and whoever reads that would wait for it."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for pid in children.read_text().split():
+                if Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].endswith(b"wandb-core"):
+                    os.kill(int(pid), signal.SIGKILL)
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(str(error).split())[:120]

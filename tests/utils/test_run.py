@@ -20,8 +20,17 @@ from utils.run import Run
 OFF = {"mode": "disabled", "project": "p", "name": "n"}
 
 
-def opened(folder: Path, dist: Dist | None = None, text: str = "seed: 0\n") -> Run:
-    return Run.open(folder, text, dist or Dist(), OFF)
+def opened(folder: Path, dist: Dist | None = None, text: str = "seed: 0\n", resumed: int | None = None) -> Run:
+    run = Run(folder, dist or Dist())
+    run.begin(text, OFF, resumed)
+    return run
+
+
+def written(folder: Path) -> list[dict]:
+    """The rows of metrics.jsonl, every line of which must be whole and strict JSON."""
+    text = (folder / "metrics.jsonl").read_text()
+    assert text == "" or text.endswith("\n")
+    return [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
 
 
 def test_files_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,7 +39,7 @@ def test_files_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         run.log(2, {"train/loss": 0.25})
         assert (run.directory / "metrics.jsonl").read_text().count("\n") == 2  # flushed while the run goes on
         run.say("hello – you")
-    rows = [json.loads(line, parse_constant=pytest.fail) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
+    rows = written(run.directory)
     assert [row["step"] for row in rows] == [1, 2]
     assert rows[0]["train/loss"] is None
     assert rows[0]["up"] is None
@@ -69,6 +78,7 @@ def test_other_ranks_write_and_say_nothing(tmp_path: Path, capsys: pytest.Captur
         run.log(1, {"a": 1.0})
         run.say("hello")
         run.progress(2, 2, 0.1, "accuracy", 0.5, 3.0)
+        run.mark("finished")
     assert os.listdir(tmp_path) == []
     assert capsys.readouterr() == ("", "")
 
@@ -76,7 +86,7 @@ def test_other_ranks_write_and_say_nothing(tmp_path: Path, capsys: pytest.Captur
 def test_a_bad_mode_is_an_error_on_every_rank(tmp_path: Path) -> None:
     for rank in (0, 1):
         with pytest.raises(ConfigError, match=r"^wandb.mode=maybe: choose one of auto, online, offline, disabled$"):
-            Run.open(tmp_path / "x", "", Dist(rank, 2), {"mode": "maybe"})
+            Run(tmp_path / "x", Dist(rank, 2)).begin("", {"mode": "maybe"})
     assert os.listdir(tmp_path) == []
 
 
@@ -114,6 +124,70 @@ def test_the_code_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (tmp_path / "code" / "a.py").read_text() == "two\n"
     monkeypatch.setenv("PATH", "")
     assert git.summary() == ""
+
+
+ODD = "name \u2028 odd"
+
+
+def logged(folder: Path, steps: range, text: str, resumed: int | None = None) -> None:
+    with opened(folder, text=text, resumed=resumed) as run:
+        for step in steps:
+            run.log(step, {"loss": 1 / step, ODD: float("nan")})
+
+
+def test_a_continued_run_reads_like_an_undisturbed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("utils.run.time.time", lambda: 1.0)  # the one thing that may differ
+    undisturbed, disturbed = tmp_path / "a", tmp_path / "b"
+    logged(undisturbed, range(1, 9), "lr: 2")
+    logged(disturbed, range(1, 7), "lr: 1")  # the rows after the checkpoint of step 4 are lost with the crash
+    (disturbed / "checkpoints" / "step_4").mkdir(parents=True)
+    for name in ("metrics.jsonl", "log.txt"):
+        with open(disturbed / name, "a") as file:
+            file.write('{"step": 1, "los')  # and one more was being written
+    opened(disturbed, text="lr: 2", resumed=4).close()
+    assert [row["step"] for row in written(disturbed)] == [1, 2, 3, 4]
+    logged(disturbed, range(5, 9), "lr: 2", resumed=4)
+    assert (disturbed / "metrics.jsonl").read_bytes() == (undisturbed / "metrics.jsonl").read_bytes()
+    assert (disturbed / "config.yaml").read_text() == "lr: 2"
+    assert (disturbed / "log.txt").read_text().splitlines()[-2].endswith("  continued at step 4")
+    assert "los\n" in (disturbed / "log.txt").read_text()  # nothing is glued to it
+    assert (disturbed / "checkpoints" / "step_4").is_dir()
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+    assert not list(disturbed.glob(".*"))
+
+
+def test_rows_that_are_no_rows_are_dropped(tmp_path: Path) -> None:
+    lines = [b'{"step": 1}', b"\xff\xfe", b"[3]", b"", b'{"loss": 1}', b'{"step": "2"}', b'{"step": 9}', b'{"step": 2}', b'{"step": 2}']
+    opened(tmp_path).close()
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
+    opened(tmp_path, resumed=2).close()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 1}\n{"step": 2}\n'
+    opened(tmp_path, resumed=0).close()
+    assert written(tmp_path) == []
+
+
+def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(ConfigError, match=r"^checkpoint_path=.*: cannot be written \(Is a directory\); give a folder"):
+        opened(tmp_path, resumed=2)
+
+
+def test_the_code_a_run_began_with_stays_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"summary": "revision: a\nuncommitted changes: no\n", "uncommitted": ""}
+    monkeypatch.setattr(git, "summary", lambda: texts["summary"])
+    monkeypatch.setattr(git, "uncommitted", lambda: texts["uncommitted"])
+    opened(tmp_path).close()
+    texts["uncommitted"] = "# untracked: notes.txt\n"  # no other code
+    opened(tmp_path, resumed=1).close()
+    assert {path.name for path in tmp_path.glob("*git*")} == {"git.txt"}
+    for number, (revision, change) in enumerate([("b", ""), ("b", "-one\n+two\n"), ("c", "")], start=1):
+        texts.update(summary=f"revision: {revision}\nuncommitted changes: no\n", uncommitted=change)
+        opened(tmp_path, resumed=1).close()
+        assert (tmp_path / "log.txt").read_text().count("the code has changed") == number
+    revisions = [(tmp_path / name).read_text()[10] for name in ("git.old-1.txt", "git.old-2.txt", "git.old-3.txt", "git.txt")]
+    assert revisions == ["a", "b", "b", "c"]
+    changes = [(tmp_path / f"uncommitted{old}.diff").read_text() for old in (".old-1", ".old-2", ".old-3", "")]
+    assert changes == ["# untracked: notes.txt\n", "", "-one\n+two\n", ""]
 
 
 class Terminal(io.StringIO):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
+import threading
+import time
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from utils.run import Run
 from utils.tracking import has_credentials, resolve_mode
 
 KEY = {"WANDB_API_KEY": "k" * 40}
+OFFLINE = {"mode": "offline", "project": "p", "name": "n"}
+CONFIG = "lr: 0.001\narch: {name: trm}\n"
 
 
 @pytest.mark.parametrize(
@@ -54,6 +58,8 @@ def test_credentials_in_netrc_count_for_their_host(tmp_path: Path) -> None:
 
 
 class FakeRun:
+    id = "new-id"
+
     def __init__(self, fake: FakeWandb) -> None:
         self.fake = fake
 
@@ -87,10 +93,16 @@ class FakeWandb(types.ModuleType):
         self.note("teardown")
 
 
+def begun(folder: Path, **settings: object) -> Run:
+    run = Run(folder, Dist())
+    run.begin(CONFIG, {**OFFLINE, **settings})
+    return run
+
+
 def use(fake: FakeWandb | None, folder: Path, monkeypatch: pytest.MonkeyPatch, ok: bool = True) -> None:
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.setenv("WANDB_SILENT", "true")
-    run = Run.open(folder, "lr: 0.001\narch: {name: trm}\n", Dist(), {"mode": "offline", "project": "p", "name": "n"})
+    run = begun(folder)
     for step in (1, 2, 3):
         run.log(step, {"loss": float("nan")})
     run.close(ok)
@@ -110,6 +122,7 @@ def test_a_run_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         "config": {"lr": 0.001, "arch": {"name": "trm"}},
     }
     assert vars(fake.given["settings"]) == {"silent": True}  # only what this version knows
+    assert "id" not in fake.given
     assert capsys.readouterr().out == ""
     failed = FakeWandb()
     use(failed, tmp_path / "y", monkeypatch, ok=False)
@@ -132,28 +145,103 @@ def test_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert capsys.readouterr().out.startswith("W&B: the package is not installed; off for this run")
 
 
-def test_a_hanging_finish_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    import threading
-
-    released = threading.Event()
+def test_a_continued_run_is_the_same_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeWandb()
-    monkeypatch.setattr(FakeRun, "finish", lambda self, exit_code: released.wait(30))
-    monkeypatch.setattr(tracking, "FINISH_S", 0.1)
-    use(fake, tmp_path / "x", monkeypatch)
-    assert "did not finish within 0.1 s" in capsys.readouterr().out
-    released.set()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    with begun(tmp_path / "x") as run:
+        assert run.wandb_id == "new-id"
+    with begun(tmp_path / "y", id="old-id") as run:
+        assert (fake.given["id"], fake.given["resume"]) == ("old-id", "allow")
+    fake.failing = "init"
+    for settings in ({}, {"mode": "disabled"}):  # the job after this one may go on with it all the same
+        with begun(tmp_path / "z", id="old-id", **settings) as run:
+            assert run.wandb_id == "old-id"
+    assert Run(tmp_path, Dist(1, 2)).wandb_id is None
 
 
-def test_the_real_package_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("wandb")
-    for key in [key for key in os.environ if key.startswith("WANDB_")]:
-        monkeypatch.delenv(key)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    run = Run.open(tmp_path / "x", "lr: 0.001\n", Dist(), {"mode": "auto", "project": "p", "name": "n"})
-    run.log(1, {"loss": 1.0})
-    run.close()
-    files = list((tmp_path / "x" / "wandb").glob("offline-run-*/run-*.wandb"))
-    assert len(files) == 1
-    assert files[0].stat().st_size > 100
-    assert not list((tmp_path / "x").rglob("*.py"))
-    assert capfd.readouterr() == ("", "")
+class Stuck:
+    """Something of W&B that does not answer before it is released."""
+
+    def __init__(self) -> None:
+        self.entered, self.released = threading.Event(), threading.Event()
+
+    def __call__(self, *given: object, **named: object) -> None:
+        self.entered.set()
+        self.released.wait(30)
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb())
+    stuck = Stuck()
+    yield stuck
+    stuck.released.set()
+    for thread in threading.enumerate():
+        if thread.name == "wandb":
+            thread.join(5)
+            assert not thread.is_alive()  # it ends once it can
+
+
+def test_a_hanging_start_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stuck: Stuck
+) -> None:
+    monkeypatch.setattr(FakeWandb, "init", stuck)
+    monkeypatch.setattr(tracking, "START_S", 0.1)
+    begun(tmp_path).close()
+    assert capsys.readouterr().out == "W&B: did not start within 0.1 s; off for this run\n"
+
+
+def test_a_hanging_log_holds_up_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stuck: Stuck
+) -> None:
+    monkeypatch.setattr(FakeRun, "log", stuck)
+    monkeypatch.setattr(tracking, "STALL_S", 0.2)
+    began = time.monotonic()
+    with begun(tmp_path) as run:
+        for step in range(100):
+            run.log(step, {"loss": 1.0})
+        assert capsys.readouterr().out == ""
+        time.sleep(0.3)
+        for step in range(100, 200):
+            run.log(step, {"loss": 1.0})
+    assert time.monotonic() - began < 2
+    assert capsys.readouterr().out == "W&B: has not answered for 0.2 s; off for this run\n"
+    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 200
+
+
+def test_rows_that_wait_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stuck: Stuck
+) -> None:
+    monkeypatch.setattr(FakeRun, "log", stuck)
+    monkeypatch.setattr(tracking, "QUEUE", 3)
+    with begun(tmp_path) as run:
+        run.log(0, {"loss": 1.0})
+        assert stuck.entered.wait(5)
+        for step in range(1, 9):
+            run.log(step, {"loss": 1.0})
+    assert capsys.readouterr().out == "W&B: is 3 rows behind; off for this run\n"
+
+
+def test_a_slow_log_keeps_the_order_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+
+    def slow(self: FakeRun, metrics: dict, step: int) -> None:
+        time.sleep(0.01)
+        fake.note("log", step)
+
+    monkeypatch.setattr(FakeRun, "log", slow)
+    with begun(tmp_path) as run:
+        for step in range(20):
+            run.log(step, {})
+    assert fake.calls == [("init", None), *(("log", step) for step in range(20)), ("finish", 0), ("teardown", None)]
+
+
+@pytest.mark.parametrize("hurry", [False, True])
+def test_a_hanging_finish_is_left_behind(
+    hurry: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stuck: Stuck
+) -> None:
+    monkeypatch.setattr(FakeRun, "finish", stuck)
+    monkeypatch.setattr(tracking, "HURRY_S" if hurry else "FINISH_S", 0.1)
+    begun(tmp_path).close(hurry=hurry)
+    assert capsys.readouterr().out.startswith("W&B: did not finish within 0.1 s")

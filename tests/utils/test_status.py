@@ -1,0 +1,245 @@
+"""status.json, two runs that want one directory, and disks that are full."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import ROOT
+from tests.utils.test_run import Clock, opened, written
+from utils.errors import ConfigError
+from utils.status import other_writer
+from utils.tracking import Tracker
+
+FAILED = "metrics.jsonl cannot be written (No space left on device); training goes on\n"
+WORKS = "metrics.jsonl can be written again\n"
+
+
+def state(folder: Path) -> dict:
+    return json.loads((folder / "status.json").read_text())
+
+
+def test_how_a_run_ended_is_there_to_read(tmp_path: Path) -> None:
+    with opened(tmp_path) as run:
+        now = state(tmp_path)
+        assert (now["state"], now["host"], now["pid"], now["step"]) == ("running", socket.gethostname(), os.getpid(), None)
+        run.log(7, {})
+    assert state(tmp_path)["state"] == "running"  # a good end is for the caller to tell
+    run.mark("finished", exit_status=0)
+    assert [state(tmp_path)[key] for key in ("state", "step", "exit_status")] == ["finished", 7, 0]
+    run.mark("requeue", "SIGUSR1\n came", step=8, exit_status=138)
+    assert [state(tmp_path)[key] for key in ("state", "reason", "step", "exit_status")] == ["requeue", "SIGUSR1 came", 8, 138]
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("marked", "error", "expected", "hurry"),
+    [
+        ("", ZeroDivisionError("over\nzero"), ("failed", "ZeroDivisionError: over zero"), False),
+        ("", KeyboardInterrupt(), ("stopped", "KeyboardInterrupt"), True),
+        ("requeue", RuntimeError("stop"), ("requeue", "told"), True),
+        ("stopped", RuntimeError("stop"), ("stopped", "told"), True),
+        ("finished", RuntimeError("late"), ("finished", "told"), False),
+    ],
+)
+def test_an_error_is_the_end_unless_another_was_marked(
+    marked: str, error: BaseException, expected: tuple[str, str], hurry: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+    monkeypatch.setattr(Tracker, "close", lambda self, ok, hurry: closed.append((ok, hurry)))
+    run = opened(tmp_path)
+    if marked:
+        run.mark(marked, "told")
+    with pytest.raises(type(error)), run:
+        raise error
+    assert (state(tmp_path)["state"], state(tmp_path)["reason"]) == expected
+    assert closed == [(False, hurry)]
+
+
+def test_a_failed_close_is_a_failure(tmp_path: Path) -> None:
+    opened(tmp_path).close(ok=False)
+    assert state(tmp_path)["state"] == "failed"
+
+
+HOLDER = """
+import sys; from pathlib import Path; from utils.distributed import Dist; from utils.run import Run
+run = Run(Path(sys.argv[1]), Dist()); run.begin("a: 1", {"mode": "disabled"}); print("begun", flush=True); sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def another_run(folder: Path) -> Iterator[subprocess.Popen]:
+    command = [sys.executable, "-c", HOLDER, str(folder)]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        while process.stdout.readline() not in ("begun\n", ""):
+            pass
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("resumed", [None, 0])
+def test_two_runs_do_not_share_a_directory(resumed: int | None, tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    with another_run(folder) as other:
+        before = sorted(os.listdir(folder))
+        expected = rf"^checkpoint_path=.*/x: another run \(pid {other.pid} on host .*\) writes there; stop it or give another run_name$"
+        with pytest.raises(ConfigError, match=expected):
+            opened(folder, text="mine", resumed=resumed)
+        assert (os.listdir(tmp_path), sorted(os.listdir(folder))) == (["x"], before)
+        assert (folder / "config.yaml").read_text() == "a: 1"
+
+        now = state(folder)
+        for change in ({"host": "elsewhere"}, {"process_began": now["process_began"] - 1}, {"state": "failed"}, {"pid": "?"}):
+            (folder / "status.json").write_text(json.dumps(now | change))
+            assert other_writer(folder) == ""  # not that process: a pid alone is used again
+        (folder / "status.json").write_text(json.dumps(now))
+        assert other_writer(folder) != ""
+        os.kill(other.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # dead, though nobody has asked how it ended
+        opened(folder, text="mine", resumed=resumed).close()
+    assert (folder / "config.yaml").read_text() == "mine"
+    assert other_writer(folder) == ""  # this process is no other one: a sweep may come here twice
+
+
+class FullDisk:
+    """A file that takes half of a line and then no more."""
+
+    def __init__(self, file: io.FileIO) -> None:
+        self.file, self.full, self.dead = file, True, False
+
+    def write(self, data: bytes) -> int:
+        if not self.full:
+            return self.file.write(data)
+        if len(data) > 4:
+            return self.file.write(data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def truncate(self, length: int) -> int:
+        if self.dead:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return self.file.truncate(length)
+
+    def fileno(self) -> int:
+        return self.file.fileno()
+
+    def close(self) -> None:
+        self.file.close()
+
+    @property
+    def closed(self) -> bool:
+        return self.file.closed
+
+
+def test_a_full_disk_costs_rows_and_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("utils.run.time.monotonic", clock)
+    with opened(tmp_path) as run:
+        run.log(1, {"loss": 1.0})
+        assert run._metrics is not None
+        run._metrics._file = disk = FullDisk(run._metrics._file)  # type: ignore[assignment,arg-type]
+        for step in (2, 3):
+            run.log(step, {"loss": 1.0})
+            assert [row["step"] for row in written(tmp_path)] == [1]  # half a line is taken back
+            clock.now += 100
+        assert capsys.readouterr().out == FAILED
+        disk.full = False
+        run.log(4, {"loss": 1.0})
+        assert capsys.readouterr().out == WORKS
+        for said in (FAILED + WORKS, ""):  # a disk that wavers is no news for a while
+            disk.full = True
+            run.log(5, {"loss": 1.0})
+            disk.full = False
+            run.log(6, {"loss": 1.0})
+            assert capsys.readouterr().out == said
+        clock.now += 100
+        disk.full = disk.dead = True
+        run.log(9, {"loss": 1.0})
+        run.log(10, {"loss": 1.0})
+        assert capsys.readouterr().out == FAILED
+        disk.full = disk.dead = False
+        run.log(11, {"loss": 1.0})
+    assert [row["step"] for row in written(tmp_path)] == [1, 4, 6, 6, 11]
+    assert (tmp_path / "log.txt").read_text().count("cannot be written") == 3
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False).returncode:
+        pytest.skip("a small file system to fill cannot be mounted here (needs root)")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_training_goes_on_beside_a_disk_that_is_really_full(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with opened(small_disk / "x") as run:
+        run.log(1, {"loss": 1.0})
+        with open(small_disk / "filler", "wb", buffering=0) as filler, contextlib.suppress(OSError):
+            while True:
+                filler.write(bytes(512))
+        for step in range(2, 1000):
+            run.log(step, {"loss": 1.0, "a longer row": step})
+        run.mark("stopped")
+        run.say("half a page " * 200)
+        before = [row["step"] for row in written(run.directory)]
+        (small_disk / "filler").unlink()
+        run.log(1000, {"loss": 1.0})
+        run.mark("finished")
+    assert [row["step"] for row in written(run.directory)] == [*before, 1000]
+    assert before == list(range(1, len(before) + 1))
+    assert len(before) < 200
+    assert state(run.directory)["state"] == "finished"
+    said = [line for line in capsys.readouterr().out.splitlines() if "written" in line]
+    for name in ("metrics.jsonl", "log.txt", "status.json"):  # each one once
+        assert said.count(f"{name} cannot be written (No space left on device); training goes on") == 1
+        assert said.count(f"{name} can be written again") == 1
+    assert len(said) == 6
+
+
+def test_a_disk_full_at_the_start_is_one_line(small_disk: Path) -> None:
+    with open(small_disk / "filler", "wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(bytes(512))
+    with pytest.raises(ConfigError, match=r"^checkpoint_path=.*x: cannot be (made|written) \(No space left on device\)"):
+        opened(small_disk / "x")
+
+
+def test_a_directory_that_is_gone_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with opened(tmp_path / "x") as run:
+        (tmp_path / "x").rename(tmp_path / "y")
+        run.log(1, {"loss": 1.0})
+        run.mark("finished")
+        run.mark("finished")
+    assert capsys.readouterr().out == "status.json cannot be written (No such file or directory); training goes on\n"
+    assert len(written(tmp_path / "y")) == 1
+
+
+def test_output_to_a_full_disk_ends_nothing(tmp_path: Path) -> None:
+    code = HOLDER.replace(
+        'print("begun", flush=True); sys.stdin.read()', 'run.say("a" * 9999); run.progress(1, 1, 0.1, "a", 0.1, 1.0); run.close()'
+    )
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code + "import os; os._exit(7)", str(tmp_path)], cwd=ROOT, stdout=full, check=False, timeout=60
+        )
+    assert done.returncode == 7

@@ -1,0 +1,97 @@
+"""The real W&B, offline or out of reach: bounded, quiet, within the run directory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.utils.test_tracking import begun
+from utils import tracking
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The real package, with a home directory of its own and no network."""
+    pytest.importorskip("wandb")
+    for key in [key for key in os.environ if key.startswith("WANDB_")]:
+        monkeypatch.delenv(key)
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    yield tmp_path / "home"
+    for pid in services():  # of a test that failed
+        os.kill(pid, signal.SIGKILL)
+
+
+def services() -> list[int]:
+    """W&B's own processes among our children that are alive."""
+    found = []
+    for children in Path("/proc/self/task").glob("*/children"):
+        found += [int(pid) for pid in children.read_text().split() if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return found
+
+
+def test_the_real_package_offline(home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = begun(tmp_path / "x", mode="auto")
+    run.log(1, {"loss": 1.0})
+    run.close()
+    again = begun(tmp_path / "x", mode="auto", id=run.wandb_id)
+    assert again.wandb_id == run.wandb_id
+    again.close()
+    for folder in ("x", "x.old-1"):
+        files = list((tmp_path / folder / "wandb").glob(f"offline-run-*-{run.wandb_id}/run-*.wandb"))
+        assert len(files) == 1
+        assert files[0].stat().st_size > 100
+    assert not list(tmp_path.rglob("*.py"))
+    assert list((tmp_path / "x" / "wandb" / "logs").glob("core-debug-*"))  # which W&B has in the home directory by itself
+    assert not list(home.iterdir())
+    assert services() == []
+    assert capfd.readouterr() == ("the former run of this name is now x.old-1\n", "")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_its_process_dies_or_hangs(
+    signum: signal.Signals, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tracking, "FINISH_S", 1.0)
+    began = time.monotonic()
+    with begun(tmp_path / "x") as run:
+        run.log(0, {"loss": 1.0})
+        (service,) = services()
+        os.kill(service, signum)
+        time.sleep(0.2)
+        for step in range(1, 100):
+            run.log(step, {"loss": 1.0})
+            time.sleep(0.002)
+        said = capfd.readouterr().out
+        assert said.startswith("W&B: could not log (" if signum == signal.SIGKILL else "")
+    assert time.monotonic() - began < 6
+    later = capfd.readouterr()
+    assert later.out.startswith("W&B: did not finish within 1 s" if signum == signal.SIGSTOP else "")
+    assert ((said + later.out).count("\n"), later.err) == (1, "")
+    time.sleep(0.2)
+    assert services() == []  # it would hold the terminal open
+    assert (tmp_path / "x" / "metrics.jsonl").read_text().count("\n") == 100
+
+
+@pytest.mark.slow
+def test_a_server_that_is_out_of_reach(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    began = time.monotonic()
+    with begun(tmp_path / "x", mode="auto", id="former") as run:
+        assert time.monotonic() - began < 22
+        run.log(1, {"loss": 1.0})
+        assert run.wandb_id == "former"
+    assert time.monotonic() - began < 25
+    said = capfd.readouterr()
+    assert said.out.startswith("W&B: ")
+    assert said.out.endswith("; off for this run\n")
+    assert (said.out.count("\n"), said.err) == (1, "")
+    assert services() == []
