@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -30,26 +30,32 @@ class Verdict:
     finite: bool  # False: the step must not be taken
     ranks: list[int]  # whose own gradients (dense or watched) or weight were not finite
     parameter: str | None  # the first one, in the net's order, whose summed gradient is not finite
+    notices: list[float] = field(default_factory=list)  # the sums over ranks of what each had to tell the others
+
+    @property
+    def problem(self) -> str:
+        """For people: what is not finite, and whose fault it is."""
+        whose = ", ".join(map(str, self.ranks)) or "none alone (the sum overflowed)"
+        return f"the gradient is not finite, first seen in {self.parameter or 'a sparse table'} and on rank {whose}"
 
 
 class Reducer:
     """Sums gradients over ranks and divides them once by the global weight."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], dist: Dist, bucket_mb: float = 16.0) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], dist: Dist, bucket_mb: float = 16.0, notices: int = 0) -> None:
         if not bucket_mb > 0:
             raise ConfigError(f"sync.bucket_mb={bucket_mb}: a bucket holds something; try 16")
         self.parameters = dict(parameters)
         self.dist = dist
         self.buckets: list[Bucket] = []
-        self._bucket_mb = bucket_mb
+        self._bucket_mb, self._notices = bucket_mb, notices
         self._home: dict[str, Bucket] = {}
         self._arrivals: dict[str, None] | None = {}  # names in the order of the first step's backward; None once agreed
         self._watch = Stopwatch(dist.device)
         self._sending = False
         self._next = 0  # the bucket whose turn it is
-        for name, parameter in self.parameters.items():
-            parameter.register_post_accumulate_grad_hook(self._arrival(name))
         self._lay_out(reversed(self.parameters))
+        self._prepare()
         self.zero()
 
     def take_wait_s(self) -> float:
@@ -62,33 +68,40 @@ class Reducer:
         for bucket in self.buckets:
             bucket.reset()
 
+    def backward(self, last: bool) -> AbstractContextManager[None]:
+        """Around every backward of a step; during the last one buckets leave as soon as they are complete."""
+        return self._overlapping() if last else nullcontext()
+
     @contextmanager
-    def sending(self) -> Iterator[None]:
-        """Around the last backward of a step: buckets leave as soon as they are complete."""
+    def _overlapping(self) -> Iterator[None]:
         self._sending = True
         try:
             yield
         finally:
             self._sending = False
 
-    def finish(self, weight: Tensor | float, watch: Sequence[Tensor] = ()) -> Verdict:
+    def finish(self, weights: Sequence[Tensor | float], watch: Sequence[Tensor] = (), notices: Sequence[float] = ()) -> Verdict:
         """Send what remains and wait; the gradients become global sums over the global weight.
 
         Args:
-            weight: what this rank's part of the loss counts for.
+            weights: what each backward of this rank counts for.
             watch: more of this rank's gradients that must be finite, such as rows of sparse tables.
+            notices: numbers to be summed over ranks on this occasion, as many as the constructor was told.
         """
-        self._send_rest(torch.as_tensor(weight, dtype=torch.float32, device=self.dist.device), watch)
-        with self._watch.running():
-            for bucket in self.buckets:
-                bucket.wait()
-        total, *magnitudes = self.buckets[-1].tail.tolist()  # here the host waits for the device
-        ranks = [rank for rank, share in enumerate(magnitudes) if not math.isfinite(share)]
+        with self.dist.waiting():
+            self._send_rest(self._total(weights), watch, notices)
+            with self._watch.running():
+                for bucket in self.buckets:
+                    bucket.wait()
+            tail = self.buckets[-1].tail.tolist()  # here the host waits for the device
+        ranks = self.dist.world_size
+        total, magnitudes, told = tail[0], tail[1 : 1 + ranks], tail[1 + ranks : 1 + ranks + self._notices]
+        bad = [rank for rank, share in enumerate(magnitudes) if not math.isfinite(share)]
         # Shares of what the dtype holds bound the sums, so the gradients need be read again only next to an overflow.
-        if ranks or (sum(magnitudes) > 0.99 and self._first_not_finite()) or not math.isfinite(total):
-            return Verdict(total, False, ranks, self._first_not_finite())
+        if bad or (sum(magnitudes) > 0.99 and self._first_not_finite()) or not math.isfinite(total):
+            return Verdict(total, False, bad, self._first_not_finite(), told)
         torch._foreach_mul_([bucket.grads for bucket in self.buckets], 1 / total if total else 0.0)
-        return Verdict(total, True, [], None)
+        return Verdict(total, True, [], None, told)
 
     def clip(self, max_norm: float) -> Tensor:
         """Scale all gradients to a global norm of at most `max_norm`; the norm before, still on the device."""
@@ -99,11 +112,21 @@ class Reducer:
             grad.mul_(factor)
         return norm
 
+    def _prepare(self) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.register_post_accumulate_grad_hook(self._arrival(name))
+
+    def _total(self, weights: Sequence[Tensor | float]) -> Tensor:
+        return torch.as_tensor(sum(weights), dtype=torch.float32, device=self.dist.device)
+
+    def _sum_over_ranks(self, bucket: Bucket) -> None:
+        bucket.send(self.dist)
+
     def _lay_out(self, order: Iterable[str]) -> None:
         """Make buckets of the parameters in this order."""
-        # The status (weight, one slot per rank) rides at the end of the last message instead of costing its own.
+        # The status (weight, one slot per rank, notices) rides at the end of the last message instead of costing its own.
         ordered = {name: self.parameters[name] for name in order}
-        self.buckets = fill_buckets(ordered, self._bucket_mb, tail=1 + self.dist.world_size, device=self.dist.device)
+        self.buckets = fill_buckets(ordered, self._bucket_mb, tail=1 + self.dist.world_size + self._notices, device=self.dist.device)
         self._home = {name: bucket for bucket in self.buckets for name in bucket.parameters}
 
     def _agree_on_order(self) -> None:
@@ -125,7 +148,7 @@ class Reducer:
                 return
             bucket = self._home[name]
             if bucket.sent:
-                raise RuntimeError(f"a gradient of {name} arrived after its bucket was sent; wrap only the last backward in sending()")
+                raise RuntimeError(f"a gradient of {name} arrived after its bucket was sent; only the last backward of a step is last=True")
             if not self._sending or parameter.numel() >= LARGE:
                 bucket.move_in([name])  # at once, while it is in the cache; small ones wait for each other to save calls
             if not self._sending:
@@ -143,10 +166,10 @@ class Reducer:
 
     def _send(self, bucket: Bucket) -> None:
         bucket.close()
-        bucket.send(self.dist)
+        self._sum_over_ranks(bucket)
         self._next += 1
 
-    def _send_rest(self, weight: Tensor, watch: Sequence[Tensor]) -> None:
+    def _send_rest(self, weight: Tensor, watch: Sequence[Tensor], notices: Sequence[float]) -> None:
         if self._arrivals is not None:
             self._agree_on_order()
         while self._next < len(self.buckets) - 1:
@@ -158,7 +181,9 @@ class Reducer:
         last.tail[0] = weight
         # max() keeps NaN; a weight that is not finite makes 0 * weight NaN and finite ones change nothing
         last.tail[1 + self.dist.rank] = torch.stack(parts).max() + 0 * weight
-        last.send(self.dist)
+        if notices:
+            last.tail[-self._notices :] = torch.tensor(notices)
+        self._sum_over_ranks(last)
         self._next += 1
 
     def _first_not_finite(self) -> str | None:

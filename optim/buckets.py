@@ -19,12 +19,12 @@ class Bucket:
     def __init__(self, parameters: Mapping[str, nn.Parameter], dtype: torch.dtype, device: torch.device, tail: int = 0) -> None:
         self.parameters = dict(parameters)
         size = sum(_padded(p.numel()) for p in self.parameters.values())
-        self._flat = torch.zeros(size + tail, dtype=dtype, device=device)
-        self.grads, self.tail = self._flat[:size], self._flat[size:]
+        self.flat = torch.zeros(size + tail, dtype=dtype, device=device)
+        self.grads, self.tail = self.flat[:size], self.flat[size:]
         self.views: dict[str, Tensor] = {}
         start = 0
         for name, p in self.parameters.items():
-            self.views[name] = self._flat[start : start + p.numel()].view(p.shape)
+            self.views[name] = self.flat[start : start + p.numel()].view(p.shape)
             start += _padded(p.numel())
         self.magnitude = torch.zeros((), device=device)
         self.missing = set(self.parameters)
@@ -55,9 +55,15 @@ class Bucket:
         self.move_in(self.parameters)
         self.magnitude = magnitude(self.grads)
 
+    def fill(self, grads: Tensor) -> None:
+        """Take finished gradients in, laid out as `grads` is, for the parameters to have."""
+        self.grads.copy_(grads)
+        for name, p in self.parameters.items():
+            p.grad = self.views[name]
+
     def send(self, dist: Dist) -> None:
         """Start summing over ranks."""
-        self._work = dist.all_reduce(self._flat, async_op=True)
+        self._work = dist.all_reduce(self.flat, async_op=True)
         self.sent = True
 
     def wait(self) -> None:

@@ -24,16 +24,24 @@ def means(names: list[str], sums_M2: torch.Tensor) -> dict[str, float]:
 
 
 class Meter:
-    """Adds up metrics on the device; `read` is the only place that waits for it."""
+    """Adds up metrics on the device; `read` is the only place that waits for it.
 
-    def __init__(self) -> None:
+    Every shard has a row of its own and rows are added last, in order: the result has the same bits at any number of
+    ranks if the shards' sums have.
+    """
+
+    def __init__(self, shards: int = 1) -> None:
+        self._shards = shards
         self._names: list[str] = []
-        self._sums: torch.Tensor | None = None
+        self._sums: torch.Tensor | None = None  # (shards, metrics, 2)
 
-    def add(self, sums: MetricSums) -> None:
+    def add(self, sums: MetricSums, shard: int = 0) -> None:
+        """Several shards computed together count as the first of them."""
         names, values = sorted(sums), stack(sums)
         assert self._sums is None or names == self._names, f"metrics changed from {self._names} to {names}"
-        self._names, self._sums = names, values if self._sums is None else self._sums + values
+        if self._sums is None:
+            self._names, self._sums = names, values.new_zeros(self._shards, *values.shape)
+        self._sums[shard] += values
 
     def read(self, dist: Dist) -> dict[str, float]:
         """Means over all ranks since the last read; every rank must call it, also one that had nothing to add."""
@@ -43,10 +51,21 @@ class Meter:
         assert not differing, f"ranks {differing} measured other metrics than {names}"
         if not names:
             return {}
-        sums = self._sums if self._sums is not None else torch.zeros(len(names), 2, dtype=torch.float64, device=dist.device)
+        sums = self._sums
+        if sums is None:
+            sums = torch.zeros(self._shards, len(names), 2, dtype=torch.float64, device=dist.device)
         dist.all_reduce(sums)
         self._names, self._sums = [], None
-        return means(names, sums)
+        return means(names, sums.sum(0))
+
+    def state(self, shard: int) -> dict[str, torch.Tensor]:
+        """What a shard has added up since the last read, for a checkpoint."""
+        return {} if self._sums is None else {name: self._sums[shard, i] for i, name in enumerate(self._names)}
+
+    def restore(self, shard: int, state: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        """Continue from a saved `state`."""
+        if state:
+            self.add({name: (pair[0].to(device), pair[1].to(device)) for name, pair in state.items()}, shard)
 
 
 class Clock:
@@ -65,3 +84,15 @@ class Clock:
         begun = time.perf_counter()
         yield
         self.waited += time.perf_counter() - begun
+
+    def speeds(self, tokens: int, reducing_s: float, saving_s: float) -> dict[str, float]:
+        """What a step cost on average; `tokens` make an example."""
+        seconds, steps = self.seconds, max(1, self.steps)
+        return {
+            "speed/examples_per_s": self.examples / seconds,
+            "speed/tokens_per_s": self.examples * tokens / seconds,
+            "speed/step_ms": 1e3 * seconds / steps,
+            "speed/data_wait_ms": 1e3 * self.waited / steps,
+            "speed/all_reduce_ms": 1e3 * reducing_s / steps,
+            "speed/checkpoint_ms": 1e3 * saving_s / steps,
+        }

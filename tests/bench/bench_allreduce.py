@@ -70,9 +70,9 @@ def ours(net: nn.Module, dist: Dist) -> Callable[[Tensor], float]:
         loss = net(tokens).square().sum()
         start = _aligned(dist)
         reducer.zero()
-        with reducer.sending():
+        with reducer.backward(last=True):
             loss.backward()
-        reducer.finish(1.0)
+        reducer.finish([1.0])
         return time.perf_counter() - start
 
     return step

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from models.sparse_embedding import SparseEmbedding
 from optim.allreduce import Reducer
+from optim.exact import ExactReducer
 from optim.replicas import check_same, same_everywhere
 from optim.sparse_signsgd import SparseSignSGD
 from utils import distributed
@@ -61,9 +62,9 @@ def reduced(net: nn.Module, dist: Dist, step: int, parts: int) -> dict[str, Tens
     owned = [list(dist.owned_shards(SHARDS))[part::parts] for part in range(parts)]
     for part in owned[:-1]:
         torch.stack([shard_loss(net, step, shard) for shard in part]).sum().backward()
-    with reducer.sending():
+    with reducer.backward(last=True):
         torch.stack([shard_loss(net, step, shard) for shard in owned[-1]]).sum().backward()
-    verdict = reducer.finish(torch.tensor(4.0 * len(dist.owned_shards(SHARDS))))
+    verdict = reducer.finish([torch.tensor(4.0 * len(dist.owned_shards(SHARDS)))])
     assert verdict.finite, verdict
     assert verdict.weight == 4.0 * SHARDS, verdict
     return {name: p.grad.clone() for name, p in net.named_parameters()}
@@ -90,21 +91,44 @@ def gradients_equal_one_process(dist: Dist) -> None:
         assert reducers[net].take_wait_s() == 0, "reading resets it"
 
 
+def exact_gradients_have_the_bits_of_one_process(dist: Dist) -> None:
+    """Also those of weights that are no whole numbers, and after clipping."""
+    bits = []
+    for place in (ALONE, dist):
+        net = build_net()
+        reducer = ExactReducer(dict(net.named_parameters()), place, SHARDS, bucket_mb=0.001, notices=2)
+        for step in range(2):
+            reducer.zero()
+            owned = place.owned_shards(SHARDS)
+            for shard in owned:
+                with reducer.backward(last=shard == owned[-1]):
+                    shard_loss(net, step, shard).backward()
+            verdict = reducer.finish([torch.tensor(0.1 * (shard + 1)) for shard in owned], notices=[1.0, float(place.rank)])
+            assert verdict.finite, verdict
+            assert verdict.notices == [place.world_size, sum(range(place.world_size))], verdict
+            reducer.clip(0.5)
+            bits.append([verdict.weight, *(p.grad.clone() for p in net.parameters())])
+    for alone, together in zip(bits[:2], bits[2:], strict=True):
+        assert alone[0] == together[0]
+        assert all(torch.equal(a, b) for a, b in zip(alone[1:], together[1:], strict=True))
+        assert any(grad.any() for grad in together[1:])
+
+
 def uneven_participation(dist: Dist) -> None:
     """Ranks reach different parameters in different order; one has no backward at all."""
     a, b = nn.Parameter(torch.zeros(1000)), nn.Parameter(torch.zeros(1000))
     reducer = Reducer({"a": a, "b": b}, dist, bucket_mb=0.001)
     reducer.zero()
     if dist.rank:
-        with reducer.sending():
+        with reducer.backward(last=True):
             (a.sum() if dist.rank == 1 else b.sum()).backward()
-    verdict = reducer.finish(float(dist.rank))
+    verdict = reducer.finish([float(dist.rank)])
     total = sum(range(dist.world_size))
     assert verdict.weight == total, verdict
     torch.testing.assert_close(a.grad, torch.full((1000,), 1.0 / total))
     torch.testing.assert_close(b.grad, torch.full((1000,), (dist.world_size - 2) / total))
     reducer.zero()
-    assert reducer.finish(0.0).finite, "a step that weighs nothing is finite"
+    assert reducer.finish([0.0]).finite, "a step that weighs nothing is finite"
     assert not a.grad.any()
 
 
@@ -118,25 +142,25 @@ def non_finite_is_named(dist: Dist) -> None:
         shard_loss(net, 0, dist.rank).backward()
         if dist.rank == culprit:
             dict(net.named_parameters())[name].grad.view(-1)[1] = bad
-        verdict = reducer.finish(4.0)
+        verdict = reducer.finish([4.0])
         assert (verdict.finite, verdict.ranks, verdict.parameter) == (False, [culprit], name), verdict
     reducer.zero()
     rows = torch.zeros(3, 2)
     rows[1, 1] = float("nan") if dist.rank == 0 else 0.0
-    verdict = reducer.finish(4.0, watch=[rows, torch.zeros(0, 2)])
+    verdict = reducer.finish([4.0], watch=[rows, torch.zeros(0, 2)])
     assert (verdict.finite, verdict.ranks, verdict.parameter) == (False, [0], None), verdict
     reducer.zero()
-    verdict = reducer.finish(float("inf") if dist.rank == culprit else 1.0)
+    verdict = reducer.finish([float("inf") if dist.rank == culprit else 1.0])
     assert (verdict.finite, verdict.ranks) == (False, [culprit]), verdict
     reducer.zero()
     shard_loss(net, 0, dist.rank).backward()
     net.first.bias.grad.fill_(3e38 if dist.rank < 2 else 0)  # finite everywhere, until it is added
-    verdict = reducer.finish(1.0)
+    verdict = reducer.finish([1.0])
     assert (verdict.finite, verdict.ranks, verdict.parameter) == (False, [], "first.bias"), verdict
     reducer.zero()
     shard_loss(net, 0, dist.rank).backward()
-    net.first.bias.grad.fill_((3e38, -3e38, 0)[dist.rank])  # as large, but the sum is fine
-    assert reducer.finish(1.0).finite
+    net.first.bias.grad.fill_((3e38, -3e38, 0, 0)[dist.rank])  # as large, but the sum is fine
+    assert reducer.finish([1.0]).finite
 
 
 def clipping_is_identical(dist: Dist) -> None:
@@ -145,7 +169,7 @@ def clipping_is_identical(dist: Dist) -> None:
     reducer = Reducer(dict(net.named_parameters()), dist, bucket_mb=0.001)
     reducer.zero()
     shard_loss(net, 3, dist.rank).backward()
-    reducer.finish(4.0)
+    reducer.finish([4.0])
     copies = [nn.Parameter(p.detach()) for p in net.parameters()]
     for copy, p in zip(copies, net.parameters(), strict=True):
         copy.grad = p.grad.clone()
@@ -165,7 +189,7 @@ def replaced_gradients_are_taken(dist: Dist) -> None:
         shard_loss(net, 0, dist.rank).backward()
         net.first.weight.grad = torch.full((5, 300), float(dist.rank)).t()
         net.first.bias.grad = None
-        assert reducer.finish(1.0).finite
+        assert reducer.finish([1.0]).finite
         mean = (dist.world_size - 1) / 2  # of the ranks' numbers
         torch.testing.assert_close(net.first.weight.grad, torch.full((300, 5), mean))
         assert not net.first.bias.grad.any()
@@ -236,6 +260,8 @@ def main() -> None:
     dist = distributed.start(device="cpu", timeout_s=30)
     try:
         gradients_equal_one_process(dist)
+        if SHARDS % dist.world_size == 0:
+            exact_gradients_have_the_bits_of_one_process(dist)
         uneven_participation(dist)
         non_finite_is_named(dist)
         clipping_is_identical(dist)

@@ -22,9 +22,9 @@ def test_gradients_are_views_into_the_buckets():
         net(torch.ones(3, 4)).sum().backward()
         views = {name: view for bucket in reducer.buckets for name, view in bucket.views.items()}
         assert step == 0 or all(p.grad is views[name] for name, p in net.named_parameters())
-        with reducer.sending():
+        with reducer.backward(last=True):
             net(torch.ones(3, 4)).sum().backward()
-        assert reducer.finish(2.0).finite
+        assert reducer.finish([2.0]).finite
         views = {name: view for bucket in reducer.buckets for name, view in bucket.views.items()}
         assert all(p.grad is views[name] for name, p in net.named_parameters())
         torch.testing.assert_close(net[2].bias.grad, torch.full((2,), 3.0))
@@ -36,9 +36,9 @@ def test_micro_batches_add_up_and_are_divided_once():
     expected = torch.autograd.grad(net(x).square().sum() / 6, list(net.parameters()))
     reducer.zero()
     net(x[:2]).square().sum().backward()
-    with reducer.sending():
+    with reducer.backward(last=True):
         net(x[2:]).square().sum().backward()
-    assert reducer.finish(torch.tensor(6)).weight == 6
+    assert reducer.finish([torch.tensor(6)]).weight == 6
     for p, grad in zip(net.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, grad)
 
@@ -46,21 +46,21 @@ def test_micro_batches_add_up_and_are_divided_once():
 def test_gradients_arrive_on_masters_of_casted_copies():
     net, reducer = make()
     reducer.zero()
-    with reducer.sending():
+    with reducer.backward(last=True):
         copies = {name: p.bfloat16() for name, p in net.named_parameters()}
         torch.func.functional_call(net, copies, torch.ones(3, 4, dtype=torch.bfloat16)).sum().backward()
-    assert reducer.finish(1.0).finite
+    assert reducer.finish([1.0]).finite
     torch.testing.assert_close(net[2].bias.grad, torch.full((2,), 3.0))
 
 
 def test_a_second_backward_while_sending_is_refused():
     net, reducer = make()
-    reducer.finish(1.0)  # the first step only learns the order
+    reducer.finish([1.0])  # the first step only learns the order
     reducer.zero()
-    with reducer.sending():
+    with reducer.backward(last=True):
         net(torch.ones(3, 4)).sum().backward()
         again = net(torch.ones(3, 4)).sum()
-        with pytest.raises(RuntimeError, match="wrap only the last backward"):
+        with pytest.raises(RuntimeError, match="only the last backward of a step"):
             again.backward()
 
 
@@ -72,15 +72,15 @@ def test_buckets_hold_whole_gradients_of_one_kind_in_backward_order():
     for _ in range(2):
         reducer.zero()
         # backward meets c first, then d, a, b; nothing reaches e
-        with reducer.sending():
+        with reducer.backward(last=True):
             y = named["b"].sum() * 1.0
             y = named["a"].sum() * y
             y = named["d"].sum() * y
             (named["c"].sum() * y).backward()
-        reducer.finish(1.0)
+        reducer.finish([1.0])
         assert [list(bucket.parameters) for bucket in reducer.buckets] == [["c"], ["e"], ["d", "a", "b"]]
     assert reducer.buckets[-1].tail.dtype == torch.float32
-    assert Reducer({}, Dist()).finish(2.0).weight == 2
+    assert Reducer({}, Dist()).finish([2.0]).weight == 2
 
 
 def test_bucket_size_must_be_positive():
