@@ -6,15 +6,17 @@ Top to bottom: the command line becomes a configuration (`main`), a configuratio
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from utils import cli, config
+from utils import cli, config, signals
 from utils.errors import ConfigError, RunError
 
 if TYPE_CHECKING:  # torch takes a second to import: not before the command line is known to be right
@@ -22,18 +24,21 @@ if TYPE_CHECKING:  # torch takes a second to import: not before the command line
 
     from data.source import Source
     from models.objectives.base import Objective
-    from optim.allreduce import Reducer
+    from optim.allreduce import Reducer, Verdict
     from optim.ema import EMA
     from optim.schedule import Schedule
     from optim.sparse_signsgd import SparseSignSGD
     from utils.distributed import Dist
-    from utils.metrics import Clock
+    from utils.keeper import Keeper
+    from utils.metrics import Clock, Meter
+    from utils.resume import Start
     from utils.run import Run
+    from utils.slots import Slots
 
 
 @dataclass
 class Job:
-    """The parts of one run. Ranks differ in `dist` and `parts` alone."""
+    """The parts of one run. Ranks differ in `dist`, `parts` and `slots` alone."""
 
     cfg: DictConfig
     dist: Dist
@@ -42,14 +47,26 @@ class Job:
     objective: Objective
     parameters: dict[str, torch.nn.Parameter]
     parts: list[range]  # this rank's shards, cut into micro-batches
+    slots: Slots
+    meter: Meter
     sparse: list[SparseSignSGD]
     dense: list[torch.optim.Optimizer]
     schedule: Schedule
     reducer: Reducer
     ema: EMA | None
     total_steps: int
+    keeper: Keeper = field(init=False)
     step: int = 0
+    evaluation_due: bool = False
+    results: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+    best: float | None = None  # value of the metric that the run is judged by
+    resumed_from: str = ""
     flops_per_example: int = 0
+
+    @property
+    def headline(self) -> str:
+        """The metric that the run is judged by."""
+        return self.cfg.objective_metric or f"eval/{self.objective.headline}"
 
 
 @hydra.main(config_path=str(config.CONF), config_name="pretrain", version_base="1.3")
@@ -65,38 +82,59 @@ def main() -> None:
 
 def pretrain(cfg: DictConfig) -> float | None:
     """One run from its resolved configuration; the objective metric on every rank, for sweepers."""
+    from data.stream import to_tensors
+    from models.objectives.base import to_device
     from optim.replicas import check_same
-    from utils import distributed, hardware
+    from utils import distributed, hardware, resume, state
+    from utils.evaluation import check_names
+    from utils.keeper import Keeper
     from utils.run import Run
 
     dist = distributed.start(cfg.device, cfg.backend, cfg.timeout_s)
+    signals.defer()
     cfg = config.publish(cfg, dist)
-    hardware.tune()
-    source, objective = build_problem(cfg, dist)
+    hardware.tune(cfg.exact)
     run = Run(Path(cfg.checkpoint_path), dist)
+    start = resume.find(cfg, dist, run.say)
+    source, objective = build_problem(cfg, dist, run, start)
     with dist.agreed():
         job = build(cfg, dist, run, source, objective)
+        resume.check_fits(start, cfg, source.spec.fingerprint, job.total_steps)
         if cfg.eval_only:
-            load_weights(job)
-        check_names(job)
-    if cfg.eval_only:
-        check_same(objective.state_dict(), dist)  # hosts may hold different files under one name
+            state.load_weights(job, cfg.checkpoint)
+        elif start.folder is not None:
+            state.restore(job, start.folder, start.meta)
+        check_names(cfg, source.eval_sets(), objective, lambda rows: to_device(to_tensors([rows]), dist.device))
+    check_same(objective.state_dict(), dist)  # hosts may hold different files under one name
+    if resume.is_finished(start, job.total_steps):
+        run.say(f"{cfg.run_name} is finished, {job.step:,} steps: {run.directory}; resume=false would begin again")
+        return job.results.get(job.headline)
     with dist.agreed():  # last: whatever can be wrong is known before a former run is moved aside
-        run.begin(OmegaConf.to_yaml(cfg), {"mode": cfg.wandb.mode, "project": cfg.project_name, "name": cfg.run_name})
+        wandb = {"mode": cfg.wandb.mode, "project": cfg.project_name, "name": cfg.run_name, "id": start.meta.get("wandb_id")}
+        run.begin(OmegaConf.to_yaml(cfg), wandb, resumed=start.step if start.continues else None)
     with run:
         run.say(f"{cfg.run_name}: {sum(p.numel() for p in job.parameters.values()):,} parameters, {job.total_steps:,} steps")
         run.say(hardware.describe(dist))
-        results = evaluate(job, show=True) if cfg.eval_only else train(job)
+        if cfg.eval_only:
+            stop, _ = evaluate(job)
+            if stop:
+                run.stop(stop, job.step)
+        else:
+            with Keeper(job, start.step if start.continues else -1) as job.keeper:
+                train(job)
         run.say(f"files: {run.directory}")
-    return results.get(cfg.objective_metric or f"eval/{objective.headline}")
+        run.mark("finished", step=job.step, exit_status=0)
+    return job.results.get(job.headline)
 
 
-def build_problem(cfg: DictConfig, dist: Dist) -> tuple[Source, Objective]:
+def build_problem(cfg: DictConfig, dist: Dist, run: Run, start: Start) -> tuple[Source, Objective]:
     """The data and the net, the same on every rank."""
     import torch
 
     from optim.replicas import same_everywhere
+    from utils.checkpoint import load
     from utils.targets import make
+    from utils.transfer import begin_with
 
     with dist.main_first():  # it may fill a cache
         source = make(cfg.data, "data")
@@ -112,6 +150,8 @@ def build_problem(cfg: DictConfig, dist: Dist) -> tuple[Source, Objective]:
         objective = make(cfg.arch.loss, "arch.loss", make(arch, "arch", source.spec)).to(dist.device)
         if objective.model.dtype == torch.float64:
             objective.double()
+        if cfg.init_from and dist.is_main and start.folder is None:
+            begin_with(objective, load(cfg.init_from, {"model"})[0]["model"], objective.tables(), cfg.init_from, run.say)
     same_everywhere({**dict(objective.named_parameters()), **dict(objective.named_buffers())}, dist)
     objective.prepare(dist)
     return source, objective
@@ -125,23 +165,35 @@ def build(cfg: DictConfig, dist: Dist, run: Run, source: Source, objective: Obje
     from optim.groups import build as build_dense
     from optim.groups import build_sparse
     from optim.schedule import build_schedule
+    from utils.fitting import shards_at_once
     from utils.hardware import peak_flops
+    from utils.keeper import NOTICES
+    from utils.metrics import Meter
     from utils.noise import Noise
+    from utils.slots import Slots
     from utils.targets import make
 
     parameters = {name: p for name, p in objective.named_parameters() if p.requires_grad}
     tables = objective.tables()
-    shard_size = cfg.global_batch_size // cfg.shards
     owned = dist.owned_shards(cfg.shards)
-    per_part = max(1, (cfg.micro_batch_size or cfg.global_batch_size) // shard_size)
     total_steps = cfg.max_steps or source.total_steps
+
+    def beginning(shards: Sequence[int]) -> tuple[dict[str, torch.Tensor], Context]:
+        """What the first step would see of these shards."""
+        batch = to_device(to_tensors([source.train_batch(0, shard) for shard in shards]), dist.device)
+        return batch, Context(0.0, Noise(cfg.seed, 0, shards, dist.device))
+
+    size = shards_at_once(cfg, len(owned), dist.device, parameters.values(), lambda n: objective.rehearse(*beginning(owned[:n])))
+    parts = [owned[i : i + size] for i in range(0, len(owned), size)]
     job = Job(
         cfg=cfg, dist=dist, run=run, source=source, objective=objective, parameters=parameters,
-        parts=[owned[i : i + per_part] for i in range(0, len(owned), per_part)],
-        sparse=build_sparse(cfg.optim.sparse, tables, shard_size * len(dist.owned_shards(cfg.shards, rank=0)), dist),
+        parts=parts, slots=Slots(parts), meter=Meter(cfg.shards),
+        sparse=build_sparse(
+            cfg.optim.sparse, tables, cfg.global_batch_size // cfg.shards * len(dist.owned_shards(cfg.shards, rank=0)), dist
+        ),
         dense=build_dense(cfg.optim.dense, parameters),
         schedule=build_schedule(cfg.optim.schedule, total_steps, source.steps_per_epoch),
-        reducer=make(cfg.sync, "sync", parameters, dist),
+        reducer=make(cfg.sync, "sync", parameters, dist, notices=NOTICES),
         ema=EMA(parameters, tables, cfg.ema_rate) if cfg.ema else None,
         total_steps=total_steps,
     )  # fmt: skip
@@ -149,44 +201,54 @@ def build(cfg: DictConfig, dist: Dist, run: Run, source: Source, objective: Obje
         for optimizer in job.sparse:
             optimizer.before_update.append(job.ema.before_rows_change)
     if peak_flops(dist.device, objective.model.dtype):
-        shard = owned[:1]
-        batch = to_device(to_tensors([source.train_batch(0, shard[0])]), dist.device)
-        job.flops_per_example = objective.flops_per_example(batch, Context(0.0, Noise(cfg.seed, 0, shard, dist.device)))
+        job.flops_per_example = objective.flops_per_example(*beginning(owned[:1]))
     if cfg.compile is True or (cfg.compile == "auto" and dist.device.type == "cuda"):
         objective.compile_net()
     return job
 
 
-def train(job: Job) -> dict[str, float]:
-    """All steps of the run, then the last evaluation."""
+def train(job: Job) -> None:
+    """Step, log, evaluate and save, until the run has its length or somebody asks it to stop."""
     from data.stream import ShardStream, train_loader
-    from utils.metrics import Clock, Meter
+    from utils.metrics import Clock
 
-    meter, clock, results = Meter(), Clock(), {}
-    carries: list[Any] = [None] * len(job.parts)
     job.objective.train()
     stream = ShardStream(job.source, job.parts, job.step, job.total_steps)
     with closing(train_loader(stream, job.cfg.num_workers, job.dist.device.type == "cuda")) as loader:
+        between_steps(job, job.dist.sums(job.keeper.notices()))
+        clock = Clock()
         while job.step < job.total_steps:
             with clock.waiting():
                 _, parts = next(loader)
-            carries, counted = train_step(job, parts, carries, meter)
+            verdict = train_step(job, parts)
             job.step += 1
-            clock.steps, clock.examples = clock.steps + 1, clock.examples + counted
+            clock.steps, clock.examples = clock.steps + 1, clock.examples + (verdict.weight if verdict.finite else 0.0)
             last = job.step == job.total_steps
             if job.step % job.cfg.log_interval == 0 or last:
-                log(job, meter.read(job.dist), clock)
+                log(job, clock)
                 clock = Clock()
-            if job.source.is_eval_step(job.step) or last:
-                if last or job.cfg.checkpoint_every_eval:
-                    save(job)
-                results = evaluate(job, show=last)
+            job.evaluation_due = last or job.source.is_eval_step(job.step)
+            if between_steps(job, verdict.notices):
                 clock = Clock()
-    return results
+        job.keeper.settle()
 
 
-def train_step(job: Job, parts: list[dict], carries: list[Any], meter: Any) -> tuple[list[Any], float]:
-    """One step: sum locally, reduce, divide once, update. Returns the carries and the examples that counted."""
+def between_steps(job: Job, told: Sequence[float]) -> bool:
+    """Evaluate, save, stop, as all ranks have agreed. Returns whether there was an evaluation, which takes its time."""
+    stop, wanted = job.keeper.heed(told)
+    evaluated, better = job.evaluation_due and not stop, False
+    if evaluated:
+        stop, better = evaluate(job)
+        wanted = wanted or job.cfg.checkpoint_every_eval or job.step == job.total_steps
+    job.keeper.save_if(job.step, wanted, bool(stop), better)
+    if stop:
+        job.keeper.settle()
+        job.run.stop(stop, job.step)
+    return evaluated
+
+
+def train_step(job: Job, parts: list[dict]) -> Verdict:
+    """One step: sum locally, reduce, divide once, update."""
     from models.objectives.base import Context, to_device
     from optim.schedule import set_lr
     from utils.noise import Noise
@@ -194,20 +256,19 @@ def train_step(job: Job, parts: list[dict], carries: list[Any], meter: Any) -> t
     cfg, objective, reducer = job.cfg, job.objective, job.reducer
     reducer.zero()
     outs = []
-    for i, (shards, batch) in enumerate(zip(job.parts, parts, strict=True)):
-        batch = to_device(batch, job.dist.device)
+    for i, (shards, part) in enumerate(zip(job.parts, parts, strict=True)):
+        batch = to_device(part, job.dist.device)
         context = Context(job.step / job.total_steps, Noise(cfg.seed, job.step, shards, job.dist.device))
-        carry = objective.initial_carry(batch) if carries[i] is None else carries[i]
-        outs.append(objective(batch, carry, context))
-        with reducer.sending() if i == len(parts) - 1 else nullcontext():
+        outs.append(objective(batch, job.slots.get(i, partial(objective.initial_carry, batch)), context))
+        with reducer.backward(last=i == len(parts) - 1):
             outs[-1].loss.backward()
-    verdict = reducer.finish(sum(out.weight for out in outs), [grad for s in job.sparse for grad in s.local_grads()])
+    verdict = reducer.finish([out.weight for out in outs], [grad for s in job.sparse for grad in s.local_grads()], job.keeper.notices())
     if not verdict.finite:
         refuse(job, verdict)
-        return [None] * len(carries), 0.0  # fresh slots: the same ones would fail again, as the weights stay
+        return verdict
 
-    for out in outs:
-        meter.add({**out.metrics, "loss": (out.loss, out.weight)})
+    for shards, out in zip(job.parts, outs, strict=True):
+        job.meter.add({**out.metrics, "loss": (out.loss, out.weight)}, shards[0])
     if cfg.grad_clip is not None:
         reducer.clip(cfg.grad_clip)
     set_lr([*job.sparse, *job.dense], job.schedule(job.step + 1))
@@ -215,124 +276,68 @@ def train_step(job: Job, parts: list[dict], carries: list[Any], meter: Any) -> t
         optimizer.step()
     if job.ema is not None:
         job.ema.update()
-    return [out.carry for out in outs], verdict.weight
+    job.slots.put(out.carry for out in outs)
+    return verdict
 
 
-def refuse(job: Job, verdict: Any) -> None:
+def refuse(job: Job, verdict: Verdict) -> None:
     """A step whose gradients are not finite: all ranks know, and all do the same."""
-    what = (
-        f"step {job.step + 1}: the gradient is not finite, first seen in {verdict.parameter or 'a sparse table'}"
-        f" and on rank {', '.join(map(str, verdict.ranks)) or 'none alone (the sum overflowed)'}"
-    )
     for optimizer in job.sparse:
         optimizer.zero_grad()  # forgets the step's look-ups
     if job.cfg.on_nonfinite == "raise":
-        raise RunError(f"on_nonfinite=raise: {what}; lower lr, set grad_clip, or use on_nonfinite=skip")
-    job.run.say(f"skipped {what}")
+        raise RunError(f"on_nonfinite=raise: step {job.step + 1}: {verdict.problem}; lower lr, set grad_clip, or use on_nonfinite=skip")
+    job.slots.put([None] * len(job.parts))  # fresh slots: the same ones would fail again, as the weights stay
+    job.run.say(f"skipped step {job.step + 1}: {verdict.problem}")
 
 
-def log(job: Job, means: dict[str, float], clock: Clock) -> None:
+def log(job: Job, clock: Clock) -> None:
     """One row of metrics, named as users of the published code know them."""
     from utils.hardware import peak_flops, peak_memory
 
-    seconds = clock.seconds
+    means = job.meter.read(job.dist)
     row = {f"train/{name}": value for name, value in means.items()}
-    row |= {
-        "train/lr": job.dense[-1].param_groups[0]["lr"],
-        "epoch": job.step / job.source.steps_per_epoch,
-        "speed/examples_per_s": clock.examples / seconds,
-        "speed/tokens_per_s": clock.examples * max(1, job.source.spec.seq_len) / seconds,
-        "speed/step_ms": 1e3 * seconds / max(1, clock.steps),
-        "speed/data_wait_ms": 1e3 * clock.waited / max(1, clock.steps),
-        "speed/all_reduce_ms": 1e3 * job.reducer.take_wait_s() / max(1, clock.steps),
-        "memory/peak_bytes": peak_memory(job.dist.device),
-    }
+    row |= {"train/lr": job.dense[-1].param_groups[0]["lr"], "epoch": job.step / job.source.steps_per_epoch}
+    row |= clock.speeds(max(1, job.source.spec.seq_len), job.reducer.take_wait_s(), job.keeper.take_stall_s())
+    row["memory/peak_bytes"] = peak_memory(job.dist.device)
     if job.flops_per_example:
         peak = peak_flops(job.dist.device, job.objective.model.dtype) or 1.0
-        row["speed/mfu"] = job.flops_per_example * clock.examples / seconds / job.dist.world_size / peak
+        row["speed/mfu"] = job.flops_per_example * row["speed/examples_per_s"] / job.dist.world_size / peak
     job.run.log(job.step, row)
     headline = job.objective.headline
     job.run.progress(job.step, job.total_steps, means.get("loss"), headline, means.get(headline), row["speed/examples_per_s"])
 
 
-def evaluate(job: Job, show: bool = False) -> dict[str, float]:
-    """Every example of every set exactly once over all ranks; `show` prints the first one and the answer to it."""
+def evaluate(job: Job) -> tuple[int, bool]:
+    """Every example of every set exactly once over all ranks. Returns the signal that cut it short, and whether it is the best."""
     import torch
 
     from data.stream import eval_batches, num_eval_batches
     from models.objectives.base import to_device
-    from utils.evaluation import Evaluation
-    from utils.metrics import means
+    from utils.evaluation import Abandoned, Evaluation, improves
 
-    cfg, dist, objective = job.cfg, job.dist, job.objective
+    cfg, dist = job.cfg, job.dist
     size = cfg.eval_batch_size or min(1024, max(1, cfg.global_batch_size // 8))
-    names: list[str] = []
-    sums, firsts = {}, []
-    objective.eval()
-    with torch.no_grad(), job.ema.applied() if job.ema is not None else nullcontext():
-        for set_name, examples in job.source.eval_sets().items():
-            if not len(examples):
-                continue
-            evaluation = Evaluation(dist, cfg.eval_save_outputs)
-            mine = eval_batches(examples, size, dist.rank, dist.world_size)
-            names, sums[set_name] = evaluation.run(
-                mine, num_eval_batches(examples, size), lambda b: objective.predict(to_device(b, dist.device))
-            )
-            with dist.agreed():
-                evaluation.save(job.run.directory / f"step_{job.step}_{set_name.replace('/', '_')}_preds.{dist.rank}.safetensors")
-            firsts.append(evaluation.first)
-    objective.train()
-    if not sums:
-        return {}
-    results = {f"eval/{name}": value for name, value in means(names, torch.stack(list(sums.values())).sum(0)).items()}
-    if len(sums) > 1:
-        results |= {f"eval/{key}/{name}": value for key, total in sums.items() for name, value in means(names, total).items()}
-    job.run.log(job.step, results)
-    job.run.say(f"step {job.step}, held out: " + "  ".join(f"{name} {results[f'eval/{name}']:.4f}" for name in names))
-    if show and firsts[0] is not None:
-        batch, answers = firsts[0]
-        job.run.say(job.source.describe({key: rows[0].numpy() for key, rows in batch.items()}, answers[0].numpy()))
-    return results
-
-
-def load_weights(job: Job) -> None:
-    """`eval_only`: the weights of a checkpoint, and its averaged ones when `ema` is on."""
-    from utils.checkpoint import load, load_into
-
-    groups, meta = load(job.cfg.checkpoint)
-    load_into(job.objective, groups["model"], f"checkpoint={job.cfg.checkpoint}")
-    if job.ema is not None:
-        if "ema" not in groups:
-            raise ConfigError(f"ema=true: checkpoint={job.cfg.checkpoint} holds no averaged weights; use ema=false")
-        job.ema.load(groups["ema"])
-    job.step = meta.get("step", 0)
-
-
-def check_names(job: Job) -> None:
-    """Metrics and outputs that the configuration names must exist: asked of one empty row, before any training."""
-    import torch
-
-    from data.stream import to_tensors
-    from models.objectives.base import to_device
-    from utils.evaluation import check_names_known
-
-    sets = {name: examples for name, examples in job.source.eval_sets().items() if len(examples)}
-    if sets and (job.cfg.objective_metric or job.cfg.eval_save_outputs):
-        row = to_device(to_tensors([next(iter(sets.values())).padding(1)]), job.dist.device)
-        with torch.no_grad():
-            prediction = job.objective.eval().predict(row)
+    evaluation = Evaluation(dist, job.run.directory, cfg.eval_save_outputs)
+    job.objective.eval()
+    try:
+        with torch.no_grad(), job.ema.applied() if job.ema is not None else nullcontext():
+            for name, examples in job.source.eval_sets().items():
+                mine, total = eval_batches(examples, size, dist.rank, dist.world_size), num_eval_batches(examples, size)
+                evaluation.run(job.step, name, mine, total, lambda batch: job.objective.predict(to_device(batch, dist.device)))
+    except Abandoned:
+        return signals.agreed(dist.sums(signals.flags())), False
+    finally:
         job.objective.train()
-        check_names_known(job.cfg.objective_metric, job.cfg.eval_save_outputs, list(sets), row, prediction)
-
-
-def save(job: Job) -> None:
-    """A checkpoint of weights and step, written by rank 0."""
-    from utils import checkpoint
-
-    if job.dist.is_main:
-        groups = {"model": job.objective.state_dict()} | ({"ema": job.ema.state()} if job.ema is not None else {})
-        meta = {"step": job.step, "fingerprint": job.source.spec.fingerprint, "config": OmegaConf.to_yaml(job.cfg)}
-        checkpoint.save(job.run.directory / "checkpoints", job.step, groups, meta)
+    job.evaluation_due, job.results = False, evaluation.results()
+    if job.results:
+        job.run.log(job.step, job.results)
+        job.run.say(f"step {job.step}, held out: {evaluation.summary()}")
+    if evaluation.first is not None and (cfg.eval_only or job.step == job.total_steps):
+        batch, answers = evaluation.first
+        job.run.say(job.source.describe({key: rows[0].numpy() for key, rows in batch.items()}, answers[0].numpy()))
+    better = improves(job.headline, job.results, job.best)
+    job.best = job.results[job.headline] if better else job.best
+    return 0, better
 
 
 if __name__ == "__main__":

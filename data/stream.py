@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from data.source import Arrays, Batch, EvalSet, Source
-from utils.errors import ConfigError
+from utils import signals
+from utils.errors import ConfigError, LocalError
 
 PARCEL = 8  # steps that travel together from a worker
 ALIGNED = 64  # bytes: views of any dtype may begin there
@@ -124,7 +124,7 @@ def train_loader(stream: ShardStream, workers: int = 1, pin_memory: bool = False
             yield from parcel.unpack()
     except ConfigError as error:
         # the loader wraps a worker's error in its traceback; the user's line is the last
-        raise ConfigError(str(error).strip().splitlines()[-1].removeprefix("utils.errors.ConfigError: ")) from None
+        raise LocalError(str(error).strip().splitlines()[-1].removeprefix("utils.errors.ConfigError: ")) from None
     finally:
         parcels._shutdown_workers()  # now, not when the garbage collector comes round
 
@@ -136,7 +136,7 @@ def _pinned(step: StreamStep) -> StreamStep:
 
 def _start_worker(_: int) -> None:
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
+    signals.quiet_worker()  # signals are the main process's to handle
 
 
 def _unchanged(item: Any) -> Any:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from tests.ranks import LAUNCHER_PREFIXES, ROOT, free_port, run_ranks, succeeded
+from tests.ranks import LAUNCHER_PREFIXES, ROOT, Completed, free_port, run_ranks, succeeded
 
 # A TRM with everything that could depend on the ranks: carry, exploration, Q bootstrapping, puzzle rows, averages.
 # float64: recursion amplifies rounding, which in float32 would drown what is to be compared.
@@ -27,6 +27,8 @@ TINY_CNN = [
     "arch=cnn", "data=digits", "optim=adadelta", "arch.forward_dtype=float64",
     "global_batch_size=32", "epochs=1", "eval_interval=1", "lr=1.0",
 ]  # fmt: skip
+FLOAT32 = ["arch.forward_dtype=float32"]
+EXACT = [*FLOAT32, "exact=true"]
 QUIET = ["wandb.mode=disabled", "log_interval=1", "timeout_s=60"]
 
 
@@ -55,6 +57,19 @@ def train(directory: Path, *arguments: str, ranks: int = 1, timeout: float = 120
     return Result(directory, done[0].stdout)
 
 
+def faulty(
+    directory: Path, fault: str, rank: int | str, when: int, *arguments: str, ranks: int = 1, timeout: float = 120
+) -> list[Completed]:
+    """A run in which something goes wrong; what tests/faults.py knows."""
+    command = ["-m", "tests.faults", fault, str(rank), str(when), *QUIET, f"checkpoint_path={directory}", *arguments]
+    return run_ranks(ranks, command, timeout)
+
+
+def learned(result: Result) -> list[dict]:
+    """All logged metrics but times and speeds."""
+    return [{name: value for name, value in row.items() if name == "step" or name.startswith(("train/", "eval/"))} for row in result.rows]
+
+
 def torchrun(ranks: int, *arguments: str, cwd: Path = ROOT, timeout: float = 150) -> subprocess.CompletedProcess[str]:
     """The same script under torchrun, from any folder."""
     env = {key: value for key, value in os.environ.items() if not key.startswith((*LAUNCHER_PREFIXES, "RANK", "WORLD_SIZE"))}
@@ -63,6 +78,12 @@ def torchrun(ranks: int, *arguments: str, cwd: Path = ROOT, timeout: float = 150
     return subprocess.run(
         command, cwd=cwd, env=env | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=timeout, check=False
     )
+
+
+def digest(path: Path) -> str:
+    """What `python -m utils.checkpoint digest` prints."""
+    command = [sys.executable, "-m", "utils.checkpoint", "digest", str(path)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
 
 
 def assert_same_run(one: Result, other: Result, atol: float = 1e-6) -> None:

@@ -175,9 +175,9 @@ def test_every_rank_returns_rank_0s_metric(tmp_path: Path) -> None:
     assert values[0] == values[1] != "METRIC None"
 
 
-def test_the_same_name_moves_the_earlier_run_aside(tmp_path: Path) -> None:
+def test_a_run_begun_again_moves_the_earlier_one_aside(tmp_path: Path) -> None:
     for _ in range(2):
-        train(tmp_path / "run", *TINY_TRM, "max_steps=1")
+        train(tmp_path / "run", *TINY_TRM, "max_steps=1", "resume=false")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.old-1"]
 
 

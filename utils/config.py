@@ -22,16 +22,24 @@ GROUPS = ("arch", "data", "optim", "sync")
 OPTIONAL: dict[str, type] = {
     "data_path": str, "data_paths": list, "data_paths_test": list, "checkpoint": str, "checkpoint_path": str,
     "project_name": str, "run_name": str, "objective_metric": str, "max_steps": int, "eval_interval": int,
-    "micro_batch_size": int, "eval_batch_size": int, "grad_clip": float,
+    "micro_batch_size": int, "eval_batch_size": int, "grad_clip": float, "init_from": str,
+    "checkpoint_interval": int, "checkpoint_minutes": float, "keep": int,
 }  # fmt: skip
 CHOICES: dict[str, tuple] = {
     "compile": ("auto", True, False),
     "on_nonfinite": ("raise", "skip"),
     "wandb.mode": ("auto", "online", "offline", "disabled"),
 }
-POSITIVE = ("global_batch_size", "shards", "epochs", "eval_interval", "max_steps", "micro_batch_size", "eval_batch_size", "log_interval")
-# Keys that say how a run is watched or where it runs: the derived name, and so the run, is the same without them.
-NOT_THE_RUN = ("project_name", "run_name", "checkpoint_path", "wandb", "log_interval", "num_workers", "timeout_s", "device", "backend")
+POSITIVE = (
+    "global_batch_size", "shards", "epochs", "eval_interval", "max_steps", "micro_batch_size", "eval_batch_size", "log_interval",
+    "checkpoint_interval", "keep",
+)  # fmt: skip
+# Keys that say how a run is watched, kept or computed: the derived name, and so the run, is the same without them.
+NOT_THE_RUN = (
+    "project_name", "run_name", "checkpoint_path", "resume", "checkpoint_interval", "checkpoint_minutes", "checkpoint_every_eval", "keep",
+    "wandb", "log_interval", "objective_metric", "eval_save_outputs", "eval_batch_size", "eval_only", "checkpoint",
+    "num_workers", "timeout_s", "device", "backend", "compile", "micro_batch_size", "on_nonfinite",
+)  # fmt: skip
 NAMES = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", list: "a list like [a,b]", dict: "a group of keys"}
 
 
@@ -85,7 +93,11 @@ def _checked(path: str, value: Any, default: Any, node: Any) -> Any:
             raise ConfigError(f"{path}={value}: choose one of {', '.join(str(c).lower() for c in CHOICES[path])}")
         return value
     wanted = OPTIONAL.get(path) or (list if isinstance(node, ListConfig) else dict if isinstance(node, DictConfig) else type(default))
-    if (value is None and (path in OPTIONAL or default is None)) or wanted is type(None) or path == "resume":
+    if (value is None and (path in OPTIONAL or default is None)) or wanted is type(None):
+        return value
+    if path == "resume":
+        return "auto" if value is True else value if value is False else str(value)
+    if path == "micro_batch_size" and value == "auto":
         return value
     if wanted is int and isinstance(value, float) and value.is_integer():
         return int(value)
@@ -107,7 +119,7 @@ def _checked(path: str, value: Any, default: Any, node: Any) -> Any:
 def check_combinations(config: DictConfig, launch: Launch) -> None:
     """What each value allows the others to be."""
     for key in POSITIVE:
-        if config[key] is not None and config[key] < 1:
+        if isinstance(config[key], int) and config[key] < 1:
             raise ConfigError(f"{key}={config[key]}: must be at least 1")
     batch, shards = config.global_batch_size, config.shards
     if batch % shards:
@@ -115,7 +127,7 @@ def check_combinations(config: DictConfig, launch: Launch) -> None:
     if launch.world_size > shards:
         raise ConfigError(f"shards={shards} is less than the {launch.world_size} ranks that were started; try shards={launch.world_size}")
     micro = config.micro_batch_size
-    if micro is not None and micro < batch // shards:
+    if isinstance(micro, int) and micro < batch // shards:
         raise ConfigError(f"micro_batch_size={micro} is less than one shard of {batch // shards} examples; raise it, or shards={shards}")
     interval = config.eval_interval
     if interval is not None and config.epochs % interval:
@@ -132,10 +144,8 @@ def check_combinations(config: DictConfig, launch: Launch) -> None:
         raise ConfigError("eval_only=true needs weights to evaluate; add checkpoint=<run directory, checkpoint or .safetensors file>")
     if config.checkpoint is not None and not config.eval_only:
         raise ConfigError(f"checkpoint={config.checkpoint} is used by eval_only=true alone; add it, or remove checkpoint")
-    if config.exact is True:
-        raise ConfigError("exact=true is not available yet; use exact=false")
-    if config.resume is not False:
-        raise ConfigError(f"resume={config.resume} is not available yet; use resume=false, which moves an earlier run of this name aside")
+    if config.exact:
+        check_exact(config, launch)
     if len(config.evaluators):
         raise ConfigError(f"evaluators={config.evaluators}: there are none beside the built-in evaluation; use evaluators=[]")
     for key in ("beta1", "beta2", "ema_rate"):
@@ -144,9 +154,19 @@ def check_combinations(config: DictConfig, launch: Launch) -> None:
     for key in ("lr", "puzzle_emb_lr", "weight_decay", "puzzle_emb_weight_decay", "lr_warmup_steps", "num_workers"):
         if config[key] < 0:
             raise ConfigError(f"{key}={config[key]}: must not be negative")
-    for key in ("timeout_s", "grad_clip"):
+    for key in ("timeout_s", "grad_clip", "checkpoint_minutes"):
         if config[key] is not None and config[key] <= 0:
             raise ConfigError(f"{key}={config[key]}: must be more than 0")
+
+
+def check_exact(config: DictConfig, launch: Launch) -> None:
+    """What bitwise equality asks for: whole branches of a binary tree on every rank, one shard at a time."""
+    ranks, shards, micro = launch.world_size, config.shards, config.micro_batch_size
+    possible = [str(n) for n in (2**power for power in range(shards.bit_length())) if shards % n == 0]
+    if str(ranks) not in possible:
+        raise ConfigError(f"exact=true on {ranks} ranks: with shards={shards} it takes {', '.join(possible)} ranks; start one of these")
+    if isinstance(micro, int) and micro != config.global_batch_size // shards:
+        raise ConfigError(f"micro_batch_size={micro}: exact=true computes one shard at a time; use micro_batch_size=null")
 
 
 def name_run(config: DictConfig, choices: dict[str, str], job: int | None) -> None:

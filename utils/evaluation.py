@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,57 +10,105 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from utils import signals
 from utils.distributed import Dist
 from utils.errors import ConfigError
-from utils.metrics import stack
+from utils.metrics import means, stack
 
 Batch = dict[str, Tensor]
+ABANDONED = "\n"  # told instead of metric names
 Numbered = Iterable[tuple[int, np.ndarray, Batch]]  # batch number, indices of its examples, tensors
 
 
+class Abandoned(Exception):
+    """Somebody asked the run to stop; all ranks leave the evaluation together."""
+
+
 class Evaluation:
-    """What the ranks find out about one set of examples."""
+    """What the ranks find out about all sets of examples."""
 
-    def __init__(self, dist: Dist, keep: Sequence[str] = ()) -> None:
-        self.dist, self.keep = dist, keep
-        self.first: tuple[Batch, Tensor] | None = None  # batch 0 and the answers to it, where it was computed
-        self._saved: list[Batch] = []
+    def __init__(self, dist: Dist, directory: Path, keep: Sequence[str] = ()) -> None:
+        self.dist, self.directory, self.keep = dist, directory, keep
+        self.first: tuple[Batch, Tensor] | None = None  # the first batch and the answers to it, where it was computed
+        self._names: list[str] = []
+        self._sums: dict[str, Tensor] = {}
 
-    def run(self, batches: Numbered, total: int, predict: Callable[[Batch], Any]) -> tuple[list[str], Tensor]:
-        """Metric names and their (sum, count) over all `total` batches; every rank must call it.
+    def run(self, step: int, set_name: str, batches: Numbered, total: int, predict: Callable[[Batch], Any]) -> None:
+        """Take in one set of `total` batches; every rank must call it. Raises Abandoned on all of them.
 
         Each batch's sums keep a row of their own and rows are added in order on every rank: with batch boundaries that
         do not depend on the world size, neither does the result, to the last bit.
         """
-        names, rows = "", {}
+        if not total:
+            return
+        names, rows, kept, stopped = "", {}, [], False
         with self.dist.agreed():
             for number, indices, batch in batches:
+                if stopped := bool(signals.asked()):
+                    break
                 prediction = predict(batch)
                 names, rows[number] = " ".join(sorted(prediction.metrics)), stack(prediction.metrics)
-                if number == 0:
+                if number == 0 and not self._sums:
                     self.first = batch, prediction.outputs["answer"].cpu()
                 if self.keep:
-                    known = {**batch, **prediction.outputs}
-                    kept = {key: known[key][: len(indices)].cpu().contiguous() for key in self.keep}  # padding rows come last
-                    self._saved.append(kept | {"index": torch.from_numpy(indices.copy())})
-        ordered = next(text.split() for text in self.dist.all_gather_text(names) if text)  # a rank may have had no batch
-        table = torch.zeros(total, len(ordered), 2, dtype=torch.float64, device=self.dist.device)
+                    known = {**batch, **prediction.outputs}  # padding rows come last
+                    share = {key: known[key][: len(indices)].cpu().contiguous() for key in self.keep}
+                    kept.append(share | {"index": torch.from_numpy(indices.copy())})
+        told = self.dist.all_gather_text(ABANDONED if stopped else names)
+        if ABANDONED in told:
+            raise Abandoned
+        self._names = next(text.split() for text in told if text)  # a rank may have had no batch
+        table = torch.zeros(total, len(self._names), 2, dtype=torch.float64, device=self.dist.device)
         for number, row in rows.items():
             table[number] = row
         self.dist.all_reduce(table)
-        return ordered, table.sum(0)
+        self._sums[set_name] = table.sum(0)
+        with self.dist.agreed():
+            self._save(self.directory / f"step_{step}_{set_name.replace('/', '_')}_preds.{self.dist.rank}.safetensors", kept)
 
-    def save(self, path: Path) -> None:
+    def results(self) -> dict[str, float]:
+        """Means over all sets, and those of each where there are several."""
+        if not self._sums:
+            return {}
+        total = torch.stack(list(self._sums.values())).sum(0)
+        results = {f"eval/{name}": value for name, value in means(self._names, total).items()}
+        if len(self._sums) > 1:
+            for key, sums in self._sums.items():
+                results |= {f"eval/{key}/{name}": value for name, value in means(self._names, sums).items()}
+        return results
+
+    def summary(self) -> str:
+        """The means over all sets, for people."""
+        results = self.results()
+        return "  ".join(f"{name} {results[f'eval/{name}']:.4f}" for name in self._names if f"eval/{name}" in results)
+
+    def _save(self, path: Path, kept: list[Batch]) -> None:
         """This rank's share of the kept inputs and outputs, with the index of every example."""
         from safetensors.torch import save_file
 
-        if self._saved:
+        if kept:
             path.parent.mkdir(parents=True, exist_ok=True)
-            save_file({key: torch.cat([piece[key] for piece in self._saved]) for key in self._saved[0]}, path)
+            save_file({key: torch.cat([piece[key] for piece in kept]) for key in kept[0]}, path)
 
 
-def check_names_known(metric: str | None, outputs: Sequence[str], sets: Sequence[str], row: Batch, prediction: Any) -> None:
-    """The metric and outputs a configuration names, against what one prediction has."""
+def improves(name: str, results: Mapping[str, float], best: float | None) -> bool:
+    """Whether a metric got better: losses and the like count down, everything else up."""
+    if name not in results:
+        return False
+    down = any(word in name for word in ("loss", "error", "perplexity", "bits"))
+    return best is None or (results[name] < best if down else results[name] > best)
+
+
+def check_names(config: Any, eval_sets: Mapping[str, Any], objective: Any, to_batch: Callable[[Any], Batch]) -> None:
+    """Metrics and outputs that the configuration names must exist: asked of one empty row, before any training."""
+    metric, outputs = config.objective_metric, config.eval_save_outputs
+    sets = {name: examples for name, examples in eval_sets.items() if len(examples)}
+    if not sets or not (metric or outputs):
+        return
+    row = to_batch(next(iter(sets.values())).padding(1))
+    with torch.no_grad():
+        prediction = objective.eval().predict(row)
+    objective.train()
     metrics = [f"eval/{name}" for name in prediction.metrics]
     if len(sets) > 1:
         metrics += [f"eval/{key}/{name}" for key in sets for name in prediction.metrics]

@@ -87,9 +87,14 @@ def describe(dist: Dist) -> str:
     return f"{ranks}{started} on {socket.gethostname()}: {device}, PyTorch {torch.__version__}"
 
 
-def tune() -> None:
+def tune(exact: bool = False) -> None:
     """TF32 for float32 products on GPUs that have it, and memory that is kept instead of given back."""
     torch.set_float32_matmul_precision("high")
+    if exact and torch.cuda.is_available():
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+        torch.use_deterministic_algorithms(True)  # an operation that has no such kernel says so, and ends the run
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.backends.cudnn.benchmark = False
     if hasattr(ctypes.CDLL(None), "mallopt"):  # glibc
         # by default every large tensor is mapped, page-faulted in and unmapped again at each use
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 32 * 2**20)

@@ -72,13 +72,18 @@ class Objective(nn.Module):
         """The sparse tables by name, for the sparse optimizer."""
         return {name: module for name, module in self.named_modules() if isinstance(module, SparseEmbedding)}
 
+    def rehearse(self, batch: Batch, ctx: Context) -> None:
+        """One forward and backward that leave no trace."""
+        try:
+            self(batch, self.initial_carry(batch), ctx).loss.backward()
+        finally:
+            self.zero_grad()
+            for table in self.tables().values():
+                table.take()
+
     def flops_per_example(self, batch: Batch, ctx: Context) -> int:
-        """Operations of one example's forward and backward, counted in one pass that leaves no trace."""
-        flops = count_flops(lambda: self(batch, self.initial_carry(batch), ctx).loss.backward())
-        self.zero_grad()
-        for table in self.tables().values():
-            table.take()
-        return flops // len(next(iter(batch.values())))
+        """Operations of one example's forward and backward."""
+        return count_flops(lambda: self.rehearse(batch, ctx)) // len(next(iter(batch.values())))
 
     def compile_net(self) -> None:
         """Compile in place, so that state-dict keys stay clean."""

@@ -26,6 +26,13 @@ def error_of(call) -> str:
     return ""
 
 
+def shared(dist: Dist) -> list[str]:
+    """What each rank puts into the store for helper threads."""
+    assert dist.store is not None
+    dist.store.set(f"from/{dist.rank}", str(dist.rank))
+    return [dist.store.get(f"from/{rank}").decode() for rank in range(dist.world_size)]
+
+
 def agree(dist: Dist, failing: tuple[int, ...], kind: type[Exception]) -> None:
     with dist.agreed():
         if dist.rank in failing:
@@ -73,6 +80,9 @@ def main(folder: Path) -> None:
     result = {
         "launch": [dist.launcher, dist.rank, dist.world_size, dist.local_rank],
         "sum": total.item(),
+        "sums": dist.sums([1.0, 10.0 * dist.rank]),
+        "all_to_all": dist.all_to_all(torch.arange(8).view(2, 4).t()[:, 1:] + 100 * dist.rank).tolist(),
+        "shared": shared(dist),
         "gathered": [part.tolist() for part in dist.all_gather(strided)],
         "copied": copied.tolist(),
         "broadcast": [dist.broadcast_text(text if dist.is_main else "not this") == text for text in TEXTS],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +17,9 @@ import torch
 from tests.utils.rank_check import metrics
 from utils.distributed import Dist, pick_backend, pick_device, start
 from utils.errors import ConfigError
+from utils.git import code_hashes
 from utils.launchers import Launch
+from utils.meeting import _other_code
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(Path(__file__).with_name("rank_check.py"))
@@ -69,6 +72,9 @@ def test_two_ranks(launcher: str, tmp_path: Path) -> None:
     for rank, result in enumerate(found):
         assert result["launch"] == [launcher, rank, 2, rank]
         assert result["sum"] == 3.0
+        assert result["sums"] == [2.0, 10.0]
+        assert result["all_to_all"] == [[4 + 2 * rank], [5 + 2 * rank], [104 + 2 * rank], [105 + 2 * rank]]
+        assert result["shared"] == ["0", "1"]
         assert result["gathered"] == [[[0, 2], [4, 6], [8, 10]], [[100, 102], [104, 106], [108, 110]]]
         assert result["copied"] == [5.0] * 3
         assert result["broadcast"] == [True] * 4
@@ -127,6 +133,56 @@ except ConfigError as error:
     assert "rank 0 of 2 could not meet the others" in last
 
 
+START = """
+import sys, torch
+{change}
+from utils import cli, distributed
+cli.main(lambda: distributed.start(device="cpu", timeout_s=30))
+"""
+
+
+def started(change: str) -> list[tuple[int, str]]:
+    """How two ranks end, the second of which begins with these lines of code."""
+    numbers = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
+    codes = [START.format(change=lines) for lines in ("", change)]
+    return finish([spawn([sys.executable, "-c", code], clean_env(**number)) for code, number in zip(codes, numbers, strict=True)])
+
+
+def test_ranks_with_different_pytorch_do_not_start() -> None:
+    other = f"rank 1 (host {socket.gethostname()}) runs PyTorch 2.11.0"
+    line = f"error: {other} and rank 0 {torch.__version__}; use one environment on all hosts\n"
+    assert started("torch.__version__ = '2.11.0'") == [(2, line), (2, "")]
+
+
+def test_ranks_with_different_code_do_not_start(tmp_path: Path) -> None:
+    for name in code_hashes():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name in ("optim/ema.py", "data/set/notes.py", "tests/ranks.py"):  # of these one decides something about a run
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("another")
+    ends = started(f"sys.path[:] = [{str(tmp_path)!r}] + [path for path in sys.path[1:] if path != {str(ROOT)!r}]")
+    line = f"error: rank 1 (host {socket.gethostname()}) runs other code than rank 0: optim/ema.py differs; use one checkout on all hosts\n"
+    assert ends == [(2, line), (2, "")]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "line"),
+    [
+        ({"a.py": "1", "b.py": "2"}, {"a.py": "1", "b.py": "2"}, ""),
+        ({"a.py": "1", "b.py": "2", "c.py": "3"}, {"a.py": "1", "b.py": "0", "c.py": "0"}, "b.py differs"),
+        ({"a.py": "1", "b.py": "2"}, {"b.py": "2"}, "a.py is missing there"),
+        ({"b.py": "2"}, {"a.py": "1", "b.py": "2"}, "a.py is there and not here"),
+    ],
+)
+def test_the_first_file_that_differs_is_named(first: dict[str, str], second: dict[str, str], line: str) -> None:
+    store = torch.distributed.HashStore()
+    for rank, files in enumerate((first, first, second)):
+        store.set(f"code/{rank}", json.dumps(files))
+    expected = f"rank 2 (host c) runs other code than rank 0: {line}; use one checkout on all hosts" if line else ""
+    assert _other_code(store, [{"host": host} for host in "abc"]) == expected
+
+
 def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in set(os.environ) - set(clean_env()):
         monkeypatch.delenv(key)
@@ -136,6 +192,11 @@ def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     assert value.item() == 2.0
     assert dist.all_gather_text("é") == ["é"]
     assert dist.broadcast_text("é") == "é"
+    assert dist.sums([2, 0.5]) == [2.0, 0.5]
+    assert dist.all_to_all(value) is value
+    assert dist.watch is None
+    with dist.waiting():
+        dist.wait(None)
     assert not torch.distributed.is_initialized()
     with pytest.raises(ConfigError, match="no such board"), dist.agreed():
         raise ConfigError("no such board")

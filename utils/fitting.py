@@ -1,0 +1,43 @@
+"""How many shards go through the device at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from utils.errors import ConfigError
+
+
+def shards_at_once(config: Any, owned: int, device: torch.device, parameters: Iterable[Tensor], rehearse: Callable[[int], object]) -> int:
+    """What `micro_batch_size` and `exact` ask for; ranks may differ in it, for results do not depend on it."""
+    asked, shard_size = config.micro_batch_size, config.global_batch_size // config.shards
+    if config.exact:
+        return 1
+    if isinstance(asked, int):
+        return asked // shard_size
+    if asked is None or device.type != "cuda":
+        return owned
+    # What the optimizer will hold from its first step on, mostly two moments a weight, must fit beside it.
+    moments = [torch.empty_like(parameter) for parameter in parameters for _ in range(2)]
+    size = largest_that_fits(owned, rehearse, f"one shard of {shard_size} examples")
+    del moments
+    return size
+
+
+def largest_that_fits(most: int, attempt: Callable[[int], object], smallest: str) -> int:
+    """Halve from `most` until `attempt` no longer runs out of memory; `smallest` names the least in the error."""
+    size = most
+    while True:
+        try:
+            attempt(size)
+            return size
+        except torch.OutOfMemoryError:
+            pass  # what the attempt held is freed outside the handler only: its traceback keeps the tensors alive
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if size == 1:
+            raise ConfigError(f"micro_batch_size=auto: not even {smallest} fits into the memory; raise shards, or lower global_batch_size")
+        size = -(-size // 2)

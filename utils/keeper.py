@@ -1,0 +1,70 @@
+"""When checkpoints are written, what ranks tell each other about it, and that the last one is on the disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from utils import signals
+from utils.errors import RunError
+from utils.saver import Saver
+from utils.state import snapshot
+
+FAILED_SAVES = 3  # in a row: then the run could not be continued, and stops
+NOTICES = len(signals.flags()) + 2  # numbers that every rank sends along with its gradients
+
+
+class Keeper:
+    """Saves a job by steps, by the clock, and when it is asked to stop."""
+
+    def __init__(self, job: Any, saved_step: int) -> None:
+        self._job, self._cfg = job, job.cfg
+        self._saver = Saver(job.run.directory / "checkpoints", job.dist, job.run.say, job.cfg.keep)
+        self._saved_step, self._saved_at = saved_step, time.monotonic()
+        self.take_stall_s = self._saver.take_stall_s
+
+    def notices(self) -> list[float]:
+        """What this rank has to tell: signals, that it is time to save (by rank 0's clock), that saving fails."""
+        minutes = self._cfg.checkpoint_minutes
+        due = self._job.dist.is_main and minutes is not None and time.monotonic() - self._saved_at > 60 * minutes
+        return [*signals.flags(), float(due), float(self._saver.failures >= FAILED_SAVES)]
+
+    def heed(self, told: Sequence[float]) -> tuple[int, bool]:
+        """From the sums over ranks: the signal to stop by, or 0, and whether it is time to save."""
+        *stop, due, failing = told
+        if failing:
+            self._give_up(f"{FAILED_SAVES} saves in a row failed")
+        return signals.agreed(stop), bool(due)
+
+    def save_if(self, step: int, wanted: bool, stopping: bool, better: bool) -> None:
+        """Save what is wanted, what the interval asks for, and whatever a stopping run has not saved yet."""
+        interval = self._cfg.checkpoint_interval
+        periodic = interval is not None and step > 0 and step % interval == 0
+        if wanted or better or (step != self._saved_step and (stopping or periodic)):
+            self._save(better)
+
+    def settle(self) -> None:
+        """Wait until the last checkpoint is on the disk; a run must not end without it."""
+        for _ in range(FAILED_SAVES):
+            # Asked of every rank: rank 0 hosts the store that the others hear by, and must not leave before they have.
+            told = self._job.dist.all_gather_text(self._saver.wait())
+            if not (problem := next(filter(None, told), "")):
+                return
+            self._save(better=False)
+        self._give_up(f"step {self._job.step} could not be saved ({problem})")
+
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        # what is being written is finished; after a failure other ranks may be dead, and are not waited for long
+        self._saver.close(None if kind is None else 5.0)
+
+    def _save(self, better: bool) -> None:
+        self._saver.save(self._job.step, *snapshot(self._job), better)
+        self._saved_step, self._saved_at = self._job.step, time.monotonic()
+
+    def _give_up(self, why: str) -> None:
+        raise RunError(f"checkpoint_path={self._job.run.directory}: {why}; make room there, and start the run again to go on")

@@ -1,0 +1,21 @@
+"""Begin a run with another run's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from torch import Tensor, nn
+
+from utils.checkpoint import load_into
+
+
+def begin_with(module: nn.Module, tensors: Mapping[str, Tensor], tables: Collection[str], what: str, say: Callable[[str], None]) -> None:
+    """Fill a module. A table of puzzles that has another number of rows here starts with the mean row everywhere."""
+    own, adapted = module.state_dict(), dict(tensors)
+    for name in (f"{table}.weights" for table in tables):
+        theirs = adapted.get(name)
+        if theirs is not None and theirs.ndim == 2 and len(theirs) != len(own[name]) and theirs.shape[1:] == own[name].shape[1:]:
+            mean = theirs.double().mean(0, keepdim=True).to(theirs.dtype)
+            adapted[name] = mean.expand(len(own[name]), -1)
+            say(f"init_from={what}: {name} has {len(theirs):,} rows there and {len(own[name]):,} here; every row begins as their mean")
+    load_into(module, adapted, what)
