@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.ranks import ROOT
+from tests.runs import TROUBLED, Result, train
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +43,23 @@ def ragged(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, array in arrays.items():
             np.save(folder / split / f"all__{name}.npy", array.astype(np.int32))
     return folder
+
+
+@pytest.fixture(scope="session")
+def undisturbed_pair(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """What a run of two ranks is where nothing happens to it."""
+    return train(tmp_path_factory.mktemp("undisturbed") / "run", *TROUBLED, ranks=2)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own that a test may fill."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(folder)], capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"a small disk cannot be mounted here (needs root): {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=20)

@@ -1,19 +1,25 @@
-"""pretrain.py with one thing going wrong at a chosen moment on a chosen rank: `python -m tests.faults KIND RANK WHEN key=value …`.
+"""pretrain.py with something going wrong at a chosen moment on a chosen rank: `python -m tests.faults FAULT RANK WHEN key=value …`.
 
-KIND is `<what>@<where>`. What: raise, hang, kill, nan, or a signal such as SIGTERM (twice: SIGTERM+SIGTERM).
+FAULT is `<what>@<where>`. What: raise, hang, kill, nan, full or readonly (the disk that FAULT_DISK names), wandb (its process
+is killed), suspend (for 20 s), a signal such as SIGTERM, or several (SIGINT+pause+SIGINT); `launcher:SIGTERM` goes to the launcher.
 Where: objective (of a training step), predict (an evaluation batch), data (the source is made), worker (a batch in a loader
 process), callback (a hook of the sparse optimizer), save (in the thread that writes a checkpoint).
-RANK is a number or `all`. WHEN counts calls from 0 in this process; a torchrun restart is left in peace.
+RANK is a number or `all`. WHEN counts calls from 0 in this process: `7`, or `1-2`, or `3-` for all from there. A torchrun
+restart is left in peace, unless RANK is `random`: then WHEN is a seed, and each of the first restarts has a fault of its own.
 """
 
 from __future__ import annotations
 
 import os
+import random
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +28,7 @@ import pretrain
 from data.puzzles import PuzzleSource
 from models.objectives.act import ActObjective
 from optim import sparse_signsgd
-from utils import saver
+from utils import saver, signals
 from utils.launchers import detect
 
 PLACES: dict[str, tuple[Any, str]] = {
@@ -33,49 +39,104 @@ PLACES: dict[str, tuple[Any, str]] = {
     "callback": (sparse_signsgd.SparseSignSGD, "_update"),
     "save": (saver, "_write"),
 }
+FAULTY_RESTARTS = 4  # of a run with random faults
+LATEST = 12  # step after a start at which they come
 
 
 def main() -> None:
-    kind, rank, when, *arguments = sys.argv[1:]
+    kind, who, when, *arguments = sys.argv[1:]
     what, _, where = kind.partition("@")
-    if rank in ("all", str(detect(os.environ).rank)) and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-        plant(what, where, int(when))
+    me, restart = detect(os.environ), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if who == "random":
+        draw = random.Random(int(when) + restart)
+        rank, moment, delay = draw.randrange(me.world_size), draw.randrange(LATEST), draw.uniform(0, 0.03)
+        if rank == me.rank and restart < FAULTY_RESTARTS:
+            plant(what, where, [moment], delay)
+    elif who in ("all", str(me.rank)) and restart == 0:
+        first, dash, last = when.partition("-")
+        plant(what, where, range(int(first), int(last or 10**9 if dash else first) + 1))
     sys.argv = ["pretrain.py", *arguments]
     pretrain.main()
 
 
-def plant(what: str, where: str, when: int) -> None:
-    """Have the chosen call go wrong."""
+def plant(what: str, where: str, moments: Container[int], delay: float = 0.0) -> None:
+    """Have the chosen calls go wrong."""
     owner, name = PLACES[where]
     original: Callable[..., Any] = getattr(owner, name)
     calls = iter(range(10**9))
 
     def faulty(*args: Any, **kwargs: Any) -> Any:
-        if next(calls) != when:
+        if next(calls) not in moments:
+            mend(what)
             return original(*args, **kwargs)
-        print(f"FAULT {what}", flush=True)
+        print(f"FAULT {what} {time.monotonic()}", flush=True)
         if what == "nan":
             out = original(*args, **kwargs)
             out.loss.register_hook(lambda grad: grad * float("nan"))
             return out
-        go_wrong(what)
+        go_wrong(what, delay)
         return original(*args, **kwargs)
 
     setattr(owner, name, faulty)
 
 
-def go_wrong(what: str) -> None:
+def go_wrong(what: str, delay: float) -> None:
     if what == "raise":
         raise ZeroDivisionError("a planted error")
     if what == "hang":
         time.sleep(3600)
     elif what == "kill":  # a moment later, wherever the process then is
-        delay = float(os.environ.get("FAULT_DELAY_S", "0"))
         threading.Timer(delay, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+    elif what == "full":
+        with open(disk() / "filler", "ab") as filler:
+            filler.write(b"x" * shutil.disk_usage(disk()).free)
+    elif what == "readonly":
+        if os.access(disk(), os.W_OK):
+            subprocess.run(["mount", "--bind", disk(), disk()], check=True)
+            subprocess.run(["mount", "-o", "remount,bind,ro", disk()], check=True)
+    elif what == "suspend":  # as Ctrl-Z and fg, or a scheduler that wants the machine for a while
+        pid = os.getpid()
+        subprocess.Popen(["sh", "-c", f"sleep 0.7; kill -STOP {pid}; sleep 20; kill -CONT {pid}"], start_new_session=True)
+        for _ in range(20 if detect(os.environ).rank == 0 else 0):  # the others wait for rank 0 before and after
+            time.sleep(0.1)
+    elif what == "wandb":
+        kill_wandb()
+    elif what.startswith("launcher:"):
+        os.kill(os.getppid(), signal.Signals[what.removeprefix("launcher:")])
+        deadline = time.monotonic() + 7
+        while not signals.asked() and time.monotonic() < deadline:  # training would be over before the launcher has done its part
+            time.sleep(0.05)
     else:
         for name in what.split("+"):
-            os.kill(os.getpid(), signal.Signals[name])
+            time.sleep(1.5) if name == "pause" else os.kill(os.getpid(), signal.Signals[name])
             time.sleep(0.05)
+
+
+def mend(what: str) -> None:
+    if what == "full":
+        (disk() / "filler").unlink(missing_ok=True)
+    elif what == "readonly" and not os.access(disk(), os.W_OK):
+        subprocess.run(["umount", "--lazy", disk()], check=True)
+
+
+def disk() -> Path:
+    return Path(os.environ["FAULT_DISK"])
+
+
+def kill_wandb() -> None:
+    """It is started beside training, which may be faster."""
+    while not (services := wandb_services()):
+        time.sleep(0.1)
+    for pid in services:
+        os.kill(pid, signal.SIGKILL)
+
+
+def wandb_services() -> list[int]:
+    """W&B's own processes among our children that are alive."""
+    found = []
+    for children in Path("/proc/self/task").glob("*/children"):
+        found += [int(pid) for pid in children.read_text().split() if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return found
 
 
 if __name__ == "__main__":

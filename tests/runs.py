@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -29,6 +33,9 @@ TINY_CNN = [
 ]  # fmt: skip
 FLOAT32 = ["arch.forward_dtype=float32"]
 EXACT = [*FLOAT32, "exact=true"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+# Two ranks to which something happens.
+TROUBLED = [*TINY_TRM, *FLOAT32, "max_steps=23", "log_interval=4", "checkpoint_interval=5", "timeout_s=8"]
 QUIET = ["wandb.mode=disabled", "log_interval=1", "timeout_s=60"]
 
 
@@ -58,11 +65,18 @@ def train(directory: Path, *arguments: str, ranks: int = 1, timeout: float = 120
 
 
 def faulty(
-    directory: Path, fault: str, rank: int | str, when: int, *arguments: str, ranks: int = 1, timeout: float = 120
+    directory: Path,
+    fault: str,
+    rank: int | str,
+    when: int | str,
+    *arguments: str,
+    ranks: int = 1,
+    timeout: float = 120,
+    env: Mapping[str, str] | None = None,
 ) -> list[Completed]:
     """A run in which something goes wrong; what tests/faults.py knows."""
     command = ["-m", "tests.faults", fault, str(rank), str(when), *QUIET, f"checkpoint_path={directory}", *arguments]
-    return run_ranks(ranks, command, timeout)
+    return run_ranks(ranks, command, timeout, env)
 
 
 def learned(result: Result) -> list[dict]:
@@ -70,14 +84,34 @@ def learned(result: Result) -> list[dict]:
     return [{name: value for name, value in row.items() if name == "step" or name.startswith(("train/", "eval/"))} for row in result.rows]
 
 
+def goes_on(directory: Path, undisturbed: Result) -> None:
+    """The same command again, and the troubled run becomes the undisturbed one."""
+    again = train(directory, *TROUBLED, ranks=2)
+    assert digest(again.directory) == digest(undisturbed.directory)
+    assert learned(again) == learned(undisturbed)
+
+
+def status(directory: Path) -> dict[str, Any]:
+    """Why a run ended."""
+    return json.loads((directory / "status.json").read_text())
+
+
 def torchrun(ranks: int, *arguments: str, cwd: Path = ROOT, timeout: float = 150) -> subprocess.CompletedProcess[str]:
     """The same script under torchrun, from any folder."""
+    return launched([*TORCHRUN, "--nproc-per-node", str(ranks), str(ROOT / "pretrain.py"), *arguments], cwd, timeout)
+
+
+def launched(command: Sequence[str], cwd: Path = ROOT, timeout: float = 150) -> subprocess.CompletedProcess[str]:
+    """A launcher's end, and that of all who write where it does: of ranks that outlive it too."""
     env = {key: value for key, value in os.environ.items() if not key.startswith((*LAUNCHER_PREFIXES, "RANK", "WORLD_SIZE"))}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(free_port())]
-    command += [str(ROOT / "pretrain.py"), *arguments]
-    return subprocess.run(
-        command, cwd=cwd, env=env | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=timeout, check=False
-    )
+    env |= {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port()), "PET_MASTER_PORT": str(free_port())}
+    process = subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        out, err = process.communicate(timeout=timeout)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def digest(path: Path) -> str:

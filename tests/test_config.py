@@ -103,7 +103,9 @@ def test_every_experiment_runs_two_steps(name: str, tmp_path: Path) -> None:
     assert f"experiment={name}" in first[1]
 
 
-@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, id=name, marks=[] if name == "trm_sudoku" else pytest.mark.slow) for name, line in LINES.items()]
+)
 def test_published_launch_lines_run_on_two_ranks(line: str, sudoku_9x9: Path, tmp_path: Path) -> None:
     """Only size and length are shrunk: width, batch and epochs."""
     overrides = line.replace("$D", str(sudoku_9x9)).split()

@@ -220,6 +220,7 @@ def test_init_from_with_another_number_of_puzzles(undisturbed: Result, ragged: P
     assert torch.equal(run.weights()[table], torch.ones_like(run.weights()[table]))
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_is_named_and_skipped(undisturbed: Result, tmp_path: Path) -> None:
     arguments = [*TRM, "checkpoint_interval=4"]
     stopped(tmp_path / "run", *arguments)

@@ -30,7 +30,7 @@ def cnn(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return train(tmp_path_factory.mktemp("cnn") / "run", *TINY_CNN)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_trm_is_the_same_run_at_any_number_of_ranks(trm: Result, ranks: int, tmp_path: Path) -> None:
     assert_same_run(trm, train(tmp_path / "run", *TINY_TRM, ranks=ranks))
 
@@ -43,7 +43,8 @@ def test_ragged_puzzles_with_many_ids_are_the_same_run(ragged: Path, ranks: int,
     assert (one.weights()["model.inner.puzzle_emb.weights"].abs().amax(1) > 0).sum() > 20, "many rows were trained"
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_cnn_is_the_same_run_at_any_number_of_ranks(cnn: Result, ranks: int, tmp_path: Path) -> None:
     assert_same_run(cnn, train(tmp_path / "run", *TINY_CNN, ranks=ranks))
 
@@ -54,7 +55,7 @@ def test_micro_batches_change_nothing(trm: Result, tmp_path: Path) -> None:
 
 def test_neither_ranks_nor_micro_batches_change_the_scale_of_gradients(tmp_path: Path) -> None:
     """AdamATan2 would not notice a gradient four times too large; SGD does."""
-    sgd = [*TINY_TRM, "optim=sgd", "lr=0.1"]
+    sgd = [*TINY_TRM, "optim=sgd", "lr=0.1", "epochs=8", "eval_interval=8"]
     one = train(tmp_path / "one", *sgd)
     assert_same_run(one, train(tmp_path / "run", *sgd, "micro_batch_size=3", ranks=3))
 
@@ -123,6 +124,7 @@ def test_an_evaluation_may_name_the_very_run_it_evaluates(tmp_path: Path) -> Non
     assert torch.equal(Result(tmp_path / "run.old-1").weights()["model.inner.lm_head.weight"], weights)
 
 
+@pytest.mark.slow
 def test_cnn_learns_the_digits(tmp_path: Path) -> None:
     accuracy = train(tmp_path / "run", "experiment=digits", timeout=200).series("eval/accuracy")
     assert len(accuracy) == 5
@@ -175,6 +177,7 @@ def test_every_rank_returns_rank_0s_metric(tmp_path: Path) -> None:
     assert values[0] == values[1] != "METRIC None"
 
 
+@pytest.mark.slow
 def test_a_run_begun_again_moves_the_earlier_one_aside(tmp_path: Path) -> None:
     for _ in range(2):
         train(tmp_path / "run", *TINY_TRM, "max_steps=1", "resume=false")

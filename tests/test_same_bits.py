@@ -31,6 +31,7 @@ def test_digests_and_logged_metrics_are_equal(alone: tuple[list[str], Result], r
     assert digest(one.directory) == digest(other.directory)
 
 
+@pytest.mark.slow
 def test_float32_without_exact_is_not_bitwise_equal(tmp_path: Path) -> None:
     """Else the tests above show nothing."""
     fast = [*TRM, "exact=false"]

@@ -19,7 +19,7 @@ from utils.meeting import watch as meet_watch
 from utils.watch import Watch
 
 CPU = torch.device("cpu")
-BACKSTOP_S = 10.0  # the watch names who does not come, and where it is; the backend's own timeout must not come before that
+BACKSTOP_S = 86400.0  # it is the watch that ends a wait; the backend would count time in which all ranks were suspended
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,19 @@ class Peer:
         return self.answers and self.waited_s >= 0
 
 
+class Standstill:
+    """Notices that this process itself was stopped for a while, by Ctrl-Z, a scheduler or a paused machine: that is nobody's delay."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def over(self) -> float:
+        """Seconds for which the thread that asks here several times a second was not able to."""
+        now = time.monotonic()
+        gap, self._last = now - self._last, now
+        return gap if gap > SILENT_S else 0.0
+
+
 class Hub:
     """Runs on rank 0 until rank 0 leaves."""
 
@@ -118,9 +131,13 @@ class Hub:
         self._thread.join(LEAVE_S + 2 * TICK_S)
 
     def _run(self) -> None:
-        told, judged, ticked = False, 0.0, 0.0
+        told, judged, ticked, standstill = False, 0.0, 0.0, Standstill()
         while True:
-            for key, _ in self._selector.select(TICK_S):
+            ready = self._selector.select(TICK_S)
+            stood = standstill.over()
+            for peer in self._peers:
+                peer.heard += stood
+            for key, _ in ready:
                 if key.fileobj is self._listener:
                     self._accept()
                 else:

@@ -21,7 +21,7 @@ from signal import SIGTERM
 from types import FrameType
 
 from utils import signals
-from utils.hub import SILENT_S, Hub, Line, Message
+from utils.hub import SILENT_S, Hub, Line, Message, Standstill
 from utils.launchers import Launch
 
 BEAT_S = 0.5
@@ -110,9 +110,12 @@ class Watch:
     def _run(self) -> None:
         selector = selectors.DefaultSelector()
         selector.register(self._line.socket, selectors.EVENT_READ)
-        due = 0.0
+        due, standstill = 0.0, Standstill()
         while self._cause is None:
-            if selector.select(max(0.0, due - time.monotonic())) and not self._receive():
+            ready = selector.select(max(0.0, due - time.monotonic()))
+            if stood := standstill.over():
+                self._stood_still(stood)
+            if ready and not self._receive():
                 break
             now = time.monotonic()
             if now >= due:
@@ -124,6 +127,12 @@ class Watch:
         self._line.socket.close()
         if self._cause is not None:
             self._finish(self._cause)
+
+    def _stood_still(self, seconds: float) -> None:
+        self._since = min(self._since + seconds, time.monotonic())  # a wait may have begun just now
+        self._heard += seconds
+        if self._orphaned is not None:
+            self._orphaned += seconds
 
     def _receive(self) -> bool:
         """Heed what the hub says; False when there is nothing more to come."""

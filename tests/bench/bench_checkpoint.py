@@ -34,13 +34,16 @@ def main() -> None:
         saver = Saver(Path(scratch), Dist(), print, keep=1)
         rows = []
         for step in range(SAVES):
-            free = steps_per_second(1.0)
             started = time.perf_counter()
-            saver.save(step, groups, {0: {}}, {})
-            stall = saver.take_stall_s()
-            busy = steps_per_second(0.5)
+            saver.save(2 * step, groups, {0: {}}, {})
             saver.wait()
-            rows.append((stall, time.perf_counter() - started, busy / free))
+            written = time.perf_counter() - started
+            free = steps_per_second(0.3)
+            saver.save(2 * step + 1, groups, {0: {}}, {})
+            busy = steps_per_second(0.3)
+            stall = saver.take_stall_s() / 2
+            saver.wait()
+            rows.append((stall, written, busy / free))
         saver.close()
     print(f"{size / 2**20:.0f} MiB in {GROUPS} groups\n")
     print("| save | training stands still, s | on the disk after, s | speed meanwhile |\n|---|---|---|---|")

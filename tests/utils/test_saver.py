@@ -158,17 +158,6 @@ def test_a_log_that_cannot_be_written_does_not_hurt(tmp_path: Path, monkeypatch:
     made.close()
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(folder)], capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True, timeout=20)
-
-
 def test_a_full_disk_costs_no_checkpoint(small_disk: Path, said: list[str]) -> None:
     made = Saver(small_disk / "run" / "checkpoints", Dist(), said.append, keep=2)
     rows = 1_300_000 // (30 * 4)  # three of these do not fit

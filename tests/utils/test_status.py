@@ -179,18 +179,6 @@ def test_a_full_disk_costs_rows_and_is_said_once(
     assert (tmp_path / "log.txt").read_text().count("cannot be written") == 3
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False).returncode:
-        pytest.skip("a small file system to fill cannot be mounted here (needs root)")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 def test_training_goes_on_beside_a_disk_that_is_really_full(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with opened(small_disk / "x") as run:
         run.log(1, {"loss": 1.0})

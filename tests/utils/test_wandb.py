@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults import wandb_services
 from tests.utils.test_tracking import begun
 from utils import tracking
 
@@ -23,16 +24,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     yield tmp_path / "home"
-    for pid in services():  # of a test that failed
+    for pid in wandb_services():  # of a test that failed
         os.kill(pid, signal.SIGKILL)
-
-
-def services() -> list[int]:
-    """W&B's own processes among our children that are alive."""
-    found = []
-    for children in Path("/proc/self/task").glob("*/children"):
-        found += [int(pid) for pid in children.read_text().split() if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return found
 
 
 def test_the_real_package_offline(home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +42,7 @@ def test_the_real_package_offline(home: Path, tmp_path: Path, capfd: pytest.Capt
     assert not list(tmp_path.rglob("*.py"))
     assert list((tmp_path / "x" / "wandb" / "logs").glob("core-debug-*"))  # which W&B has in the home directory by itself
     assert not list(home.iterdir())
-    assert services() == []
+    assert wandb_services() == []
     assert capfd.readouterr() == ("the former run of this name is now x.old-1\n", "")
 
 
@@ -61,7 +54,7 @@ def test_its_process_dies_or_hangs(
     began = time.monotonic()
     with begun(tmp_path / "x") as run:
         run.log(0, {"loss": 1.0})
-        (service,) = services()
+        (service,) = wandb_services()
         os.kill(service, signum)
         time.sleep(0.2)
         for step in range(1, 100):
@@ -74,7 +67,7 @@ def test_its_process_dies_or_hangs(
     assert later.out.startswith("W&B: did not finish within 1 s" if signum == signal.SIGSTOP else "")
     assert ((said + later.out).count("\n"), later.err) == (1, "")
     time.sleep(0.2)
-    assert services() == []  # it would hold the terminal open
+    assert wandb_services() == []  # it would hold the terminal open
     assert (tmp_path / "x" / "metrics.jsonl").read_text().count("\n") == 100
 
 
@@ -94,4 +87,4 @@ def test_a_server_that_is_out_of_reach(
     assert said.out.startswith("W&B: ")
     assert said.out.endswith("; off for this run\n")
     assert (said.out.count("\n"), said.err) == (1, "")
-    assert services() == []
+    assert wandb_services() == []
