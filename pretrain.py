@@ -132,7 +132,6 @@ def build_problem(cfg: DictConfig, dist: Dist, run: Run, start: Start) -> tuple[
     import torch
 
     from optim.replicas import same_everywhere
-    from utils.checkpoint import load
     from utils.targets import make
     from utils.transfer import begin_with
 
@@ -151,7 +150,7 @@ def build_problem(cfg: DictConfig, dist: Dist, run: Run, start: Start) -> tuple[
         if objective.model.dtype == torch.float64:
             objective.double()
         if cfg.init_from and dist.is_main and start.folder is None:
-            begin_with(objective, load(cfg.init_from, {"model"})[0]["model"], objective.tables(), cfg.init_from, run.say)
+            begin_with(objective, cfg.init_from, objective.tables(), run.say)
     same_everywhere({**dict(objective.named_parameters()), **dict(objective.named_buffers())}, dist)
     objective.prepare(dist)
     return source, objective

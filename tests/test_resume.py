@@ -190,6 +190,7 @@ def test_a_path_without_a_whole_checkpoint_is_refused(undisturbed: Result, tmp_p
     assert f"resume={tmp_path}/nowhere" in refusal(tmp_path / "run", *TRM, f"resume={tmp_path}/nowhere")
     save_file({"x": torch.ones(1)}, tmp_path / "bare.safetensors")
     assert "init_from" in refusal(tmp_path / "run", *TRM, f"resume={tmp_path}/bare.safetensors")
+    assert refusal(tmp_path / "run", *TRM, f"init_from={tmp_path}/bare.safetensors").startswith(f"error: init_from={tmp_path}/bare")
 
 
 def test_other_data_is_refused(undisturbed: Result, tmp_path: Path) -> None:

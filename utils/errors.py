@@ -1,5 +1,8 @@
 """Errors that speak to the user: one line with the key, the value and what would be right."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class ConfigError(ValueError):
     """Something the user asked for cannot be; the run ends with this one line and exit status 2."""
@@ -23,3 +26,12 @@ class Stopped(Exception):
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(message)
         self.signum = signum
+
+
+@contextmanager
+def said_of(key: str) -> Iterator[None]:
+    """What is wrong with a checkpoint is said of the key by which the user gave it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("checkpoint=", f"{key}=", 1)) from None

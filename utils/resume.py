@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from utils import checkpoint
 from utils.config import NOT_THE_RUN
 from utils.distributed import Dist
-from utils.errors import ConfigError
+from utils.errors import ConfigError, said_of
 
 # A run may become longer; where its data lies does not matter, because its fingerprint is compared.
 MAY_CHANGE = (*NOT_THE_RUN, "epochs", "max_steps", "data_path", "data_paths")
@@ -80,13 +80,11 @@ def _look(config: DictConfig, say: Callable[[str], None]) -> Start:
     return Start(continues=former.is_file() and not _differences(OmegaConf.load(former), config))
 
 
+@said_of("resume")
 def _named(path: Path) -> Path:
     if path.is_file():
         raise ConfigError(f"resume={path}: a file of weights alone; use init_from={path} to begin with them")
-    try:
-        return checkpoint.step_folder(path).resolve()
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("checkpoint=", "resume=", 1)) from None
+    return checkpoint.step_folder(path).resolve()
 
 
 def _at(folder: Path, config: DictConfig) -> Start:

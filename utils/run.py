@@ -34,7 +34,7 @@ class Run:
         self.directory = Path(directory)
         self.dist = dist
         self._bar = ProgressBar(launcher=dist.launcher) if dist.is_main else None
-        self._tracker = Tracker(self.say)
+        self._tracker = Tracker(self.say, dist.timeout_s / 2)
         self._troubles = _Troubles(self._report)
         self._status: Status | None = None
         self._metrics: _Lines | None = None

@@ -72,8 +72,9 @@ class Tracker:
     A thread of its own talks to W&B: a network that stalls, or W&B's own process when it hangs, must not hold up the steps.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str], None], patience_s: float) -> None:
+        """Nothing takes longer than `patience_s`: other ranks wait for this one, and not for ever."""
+        self._say, self._patience_s = say, patience_s
         self._worker: _Worker | None = None
         self._run_id: str | None = None
 
@@ -100,10 +101,10 @@ class Tracker:
         settings = {"mode": mode, "project": project, "name": name, "dir": str(directory)}
         if run_id:
             settings |= {"id": run_id, "resume": "allow"}
-        self._worker = _Worker(wandb)
+        self._worker, within = _Worker(wandb), min(START_S, self._patience_s)
         self._worker.open(settings, config_text)
-        if not self._worker.answered.wait(START_S):
-            self._drop(f"did not start within {START_S:g} s")
+        if not self._worker.answered.wait(within):
+            self._drop(f"did not start within {within:g} s")
         elif self._worker.trouble:
             self._drop(self._worker.trouble)
         else:
@@ -124,7 +125,7 @@ class Tracker:
         """End the run as finished or failed, and W&B's own process with it; waits a bounded time."""
         if self._worker is None:
             return
-        worker, self._worker, within = self._worker, None, HURRY_S if hurry else FINISH_S
+        worker, self._worker, within = self._worker, None, min(HURRY_S if hurry else FINISH_S, self._patience_s)
         worker.finish(ok, within)
         if worker.trouble:
             self._say(f"W&B: {worker.trouble}; off for this run")

@@ -93,8 +93,8 @@ class FakeWandb(types.ModuleType):
         self.note("teardown")
 
 
-def begun(folder: Path, **settings: object) -> Run:
-    run = Run(folder, Dist())
+def begun(folder: Path, timeout_s: float = 600.0, **settings: object) -> Run:
+    run = Run(folder, Dist(timeout_s=timeout_s))
     run.begin(CONFIG, {**OFFLINE, **settings})
     return run
 
@@ -191,6 +191,14 @@ def test_a_hanging_start_is_left_behind(
     assert capsys.readouterr().out == "W&B: did not start within 0.1 s; off for this run\n"
 
 
+def test_a_hanging_start_is_left_behind_before_other_ranks_give_rank_0_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stuck: Stuck
+) -> None:
+    monkeypatch.setattr(FakeWandb, "init", stuck)
+    begun(tmp_path, timeout_s=0.2).close()
+    assert capsys.readouterr().out == "W&B: did not start within 0.1 s; off for this run\n"
+
+
 def test_a_hanging_log_holds_up_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stuck: Stuck
 ) -> None:
@@ -245,3 +253,11 @@ def test_a_hanging_finish_is_left_behind(
     monkeypatch.setattr(tracking, "HURRY_S" if hurry else "FINISH_S", 0.1)
     begun(tmp_path).close(hurry=hurry)
     assert capsys.readouterr().out.startswith("W&B: did not finish within 0.1 s")
+
+
+def test_a_hanging_finish_does_not_hold_up_the_next_job_of_other_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stuck: Stuck
+) -> None:
+    monkeypatch.setattr(FakeRun, "finish", stuck)
+    begun(tmp_path, timeout_s=0.6).close()
+    assert capsys.readouterr().out.startswith("W&B: did not finish within 0.3 s")
