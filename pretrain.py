@@ -59,7 +59,8 @@ class Job:
     step: int = 0
     evaluation_due: bool = False
     results: dict[str, float] = field(default_factory=dict)  # of the last evaluation
-    best: float | None = None  # value of the metric that the run is judged by
+    best: float | None = None  # value of the metric that the run is judged by,
+    best_of: str = ""  # and its name
     resumed_from: str = ""
     flops_per_example: int = 0
 
@@ -107,18 +108,18 @@ def pretrain(cfg: DictConfig) -> float | None:
         check_names(cfg, source.eval_sets(), objective, lambda rows: to_device(to_tensors([rows]), dist.device))
     check_same(objective.state_dict(), dist)  # hosts may hold different files under one name
     if resume.is_finished(start, job.total_steps):
+        run.confirm_finished(job.step)
         run.say(f"{cfg.run_name} is finished, {job.step:,} steps: {run.directory}; resume=false would begin again")
         return job.results.get(job.headline)
     with dist.agreed():  # last: whatever can be wrong is known before a former run is moved aside
         wandb = {"mode": cfg.wandb.mode, "project": cfg.project_name, "name": cfg.run_name, "id": start.meta.get("wandb_id")}
-        run.begin(OmegaConf.to_yaml(cfg), wandb, resumed=start.step if start.continues else None)
+        run.begin(OmegaConf.to_yaml(cfg), wandb, start.step if start.continues else None, job.evaluation_due)
     with run:
         run.say(f"{cfg.run_name}: {sum(p.numel() for p in job.parameters.values()):,} parameters, {job.total_steps:,} steps")
         run.say(hardware.describe(dist))
         if cfg.eval_only:
-            stop, _ = evaluate(job)
-            if stop:
-                run.stop(stop, job.step)
+            if stop := evaluate(job):
+                run.stop(stop, job.step, "an evaluation saves nothing")
         else:
             with Keeper(job, start.step if start.continues else -1) as job.keeper:
                 train(job)
@@ -206,6 +207,7 @@ def build(cfg: DictConfig, dist: Dist, run: Run, source: Source, objective: Obje
     return job
 
 
+@cli.told_at_once()
 def train(job: Job) -> None:
     """Step, log, evaluate and save, until the run has its length or somebody asks it to stop."""
     from data.stream import ShardStream, train_loader
@@ -235,14 +237,15 @@ def train(job: Job) -> None:
 def between_steps(job: Job, told: Sequence[float]) -> bool:
     """Evaluate, save, stop, as all ranks have agreed. Returns whether there was an evaluation, which takes its time."""
     stop, wanted = job.keeper.heed(told)
-    evaluated, better = job.evaluation_due and not stop, False
+    evaluated = job.evaluation_due and not stop
     if evaluated:
-        stop, better = evaluate(job)
+        stop = evaluate(job)
         wanted = wanted or job.cfg.checkpoint_every_eval or job.step == job.total_steps
-    job.keeper.save_if(job.step, wanted, bool(stop), better)
+    job.keeper.save_if(wanted, bool(stop), evaluated and not stop)
     if stop:
         job.keeper.settle()
-        job.run.stop(stop, job.step)
+        same = "the same command" if job.cfg.resume is not False else "the same command without resume=false"
+        job.run.stop(stop, job.step, f"{same} goes on from there")
     return evaluated
 
 
@@ -306,17 +309,18 @@ def log(job: Job, clock: Clock) -> None:
     job.run.progress(job.step, job.total_steps, means.get("loss"), headline, means.get(headline), row["speed/examples_per_s"])
 
 
-def evaluate(job: Job) -> tuple[int, bool]:
-    """Every example of every set exactly once over all ranks. Returns the signal that cut it short, and whether it is the best."""
+@cli.told_at_once()
+def evaluate(job: Job) -> int:
+    """Every example of every set exactly once over all ranks. Returns the signal that cut it short, or 0."""
     import torch
 
     from data.stream import eval_batches, num_eval_batches
     from models.objectives.base import to_device
-    from utils.evaluation import Abandoned, Evaluation, improves
+    from utils.evaluation import Abandoned, Evaluation
 
     cfg, dist = job.cfg, job.dist
     size = cfg.eval_batch_size or min(1024, max(1, cfg.global_batch_size // 8))
-    evaluation = Evaluation(dist, job.run.directory, cfg.eval_save_outputs)
+    evaluation = Evaluation(dist, job.run.directory, job.run.say, cfg.eval_save_outputs)
     job.objective.eval()
     try:
         with torch.no_grad(), job.ema.applied() if job.ema is not None else nullcontext():
@@ -324,7 +328,7 @@ def evaluate(job: Job) -> tuple[int, bool]:
                 mine, total = eval_batches(examples, size, dist.rank, dist.world_size), num_eval_batches(examples, size)
                 evaluation.run(job.step, name, mine, total, lambda batch: job.objective.predict(to_device(batch, dist.device)))
     except Abandoned:
-        return signals.agreed(dist.sums(signals.flags())), False
+        return signals.agreed(dist.sums(signals.flags()))
     finally:
         job.objective.train()
     job.evaluation_due, job.results = False, evaluation.results()
@@ -334,9 +338,7 @@ def evaluate(job: Job) -> tuple[int, bool]:
     if evaluation.first is not None and (cfg.eval_only or job.step == job.total_steps):
         batch, answers = evaluation.first
         job.run.say(job.source.describe({key: rows[0].numpy() for key, rows in batch.items()}, answers[0].numpy()))
-    better = improves(job.headline, job.results, job.best)
-    job.best = job.results[job.headline] if better else job.best
-    return 0, better
+    return 0
 
 
 if __name__ == "__main__":

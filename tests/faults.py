@@ -1,7 +1,8 @@
 """pretrain.py with something going wrong at a chosen moment on a chosen rank: `python -m tests.faults FAULT RANK WHEN key=value …`.
 
-FAULT is `<what>@<where>`. What: raise, hang, kill, nan, full or readonly (the disk that FAULT_DISK names), wandb (its process
-is killed), suspend (for 20 s), a signal such as SIGTERM, or several (SIGINT+pause+SIGINT); `launcher:SIGTERM` goes to the launcher.
+FAULT is `<what>@<where>`. What: raise (raise-stuck: with a W&B that does not end), hang, kill, nan, full or readonly (the disk
+that FAULT_DISK names), wandb (its process is killed), suspend (for 20 s), a signal such as SIGTERM, or several
+(SIGINT+pause+SIGINT); `launcher:SIGTERM` goes to the launcher.
 Where: objective (of a training step), predict (an evaluation batch), data (the source is made), worker (a batch in a loader
 process), callback (a hook of the sparse optimizer), save (in the thread that writes a checkpoint).
 RANK is a number or `all`. WHEN counts calls from 0 in this process: `7`, or `1-2`, or `3-` for all from there. A torchrun
@@ -28,7 +29,7 @@ import pretrain
 from data.puzzles import PuzzleSource
 from models.objectives.act import ActObjective
 from optim import sparse_signsgd
-from utils import saver, signals
+from utils import saver, signals, tracking
 from utils.launchers import detect
 
 PLACES: dict[str, tuple[Any, str]] = {
@@ -85,6 +86,9 @@ def go_wrong(what: str, delay: float) -> None:
         raise ZeroDivisionError("a planted error")
     if what == "hang":
         time.sleep(3600)
+    elif what == "raise-stuck":  # and W&B does not come to an end
+        tracking.Tracker.close = lambda *_, **__: time.sleep(60)  # type: ignore[method-assign]
+        raise ZeroDivisionError("a planted error")
     elif what == "kill":  # a moment later, wherever the process then is
         threading.Timer(delay, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
     elif what == "full":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.ranks import Completed, run_ranks, succeeded
-from tests.runs import EXACT, FLOAT32, QUIET, TINY_CNN, TINY_TRM, Result, digest, faulty, learned, torchrun, train
+from tests.runs import EXACT, FLOAT32, QUIET, TINY_CNN, TINY_TRM, Result, digest, faulty, learned, status, torchrun, train
 
 # Stopped after step 10: in the middle of an epoch and of a logging interval, with slots that think on.
 TRM = [*TINY_TRM, *FLOAT32, "max_steps=23", "log_interval=4"]
@@ -46,12 +46,12 @@ def refusal(directory: Path, *arguments: str) -> str:
 def test_a_stopped_run_goes_on_to_the_same_bits(undisturbed: Result, tmp_path: Path) -> None:
     (done,) = stopped(tmp_path / "run", *TRM)
     assert "SIGTERM after step 10: stopped; the same command goes on from there" in done.stderr
-    status = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert (status["state"], status["step"], status["exit_status"]) == ("stopped", 10, STOPPED)
+    told = status(tmp_path / "run")
+    assert (told["state"], told["step"], told["exit_status"]) == ("stopped", 10, STOPPED)
     again = train(tmp_path / "run", *TRM)
     assert digest(again.directory) == digest(undisturbed.directory)
     assert learned(again) == learned(undisturbed)
-    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "finished"
+    assert status(tmp_path / "run")["state"] == "finished"
     assert [path.name for path in tmp_path.iterdir()] == ["run"], "nothing is moved aside"
 
 
@@ -103,7 +103,7 @@ def test_evaluation_that_was_cut_short_is_made_up_for(tmp_path: Path) -> None:
     assert len(one.series("eval/accuracy")) == 2
     done = faulty(tmp_path / "run", "SIGUSR1@predict", 0, 3, *arguments)
     assert done[0].returncode == 138, done[0].stderr
-    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "requeue"
+    assert status(tmp_path / "run")["state"] == "requeue"
     again = train(tmp_path / "run", *arguments)
     assert learned(again) == learned(one)
     assert digest(again.directory) == digest(one.directory)
@@ -111,8 +111,10 @@ def test_evaluation_that_was_cut_short_is_made_up_for(tmp_path: Path) -> None:
 
 def test_a_finished_run_says_so(undisturbed: Result) -> None:
     before, files = digest(undisturbed.directory), (undisturbed.directory / "metrics.jsonl").read_text()
+    (undisturbed.directory / "status.json").write_text('{"state": "running"}')
     again = train(undisturbed.directory, *TRM)
     assert "is finished, 23 steps" in again.stdout
+    assert status(undisturbed.directory)["state"] == "finished", "a crash between the last checkpoint and the last word is made up for"
     assert digest(undisturbed.directory) == before
     assert (undisturbed.directory / "metrics.jsonl").read_text() == files
 
@@ -170,6 +172,12 @@ def test_resume_false_moves_the_former_run_aside(tmp_path: Path) -> None:
     assert [row["step"] for row in again.rows if "train/loss" in row] == [3]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.old-1"]
     assert digest(tmp_path / "run.old-1")
+    (restarted,) = run_ranks(
+        1, ["pretrain.py", *QUIET, f"checkpoint_path={tmp_path}/run", *TRM, "max_steps=3", "resume=false"],
+        env={"TORCHELASTIC_RESTART_COUNT": "1"},
+    )  # fmt: skip
+    assert "is finished, 3 steps" in restarted.stdout, "what a launcher starts again goes on"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.old-1"]
 
 
 @pytest.mark.slow
@@ -179,11 +187,12 @@ def test_resume_path_goes_on_there_and_then_from_its_own(undisturbed: Result, tm
     done = faulty(tmp_path / "other", "SIGTERM@objective", 0, 4, *TRM, path)
     assert done[0].returncode == STOPPED
     assert (tmp_path / "other" / "checkpoints" / "latest").read_text() == "step_15\n"
+    train(tmp_path / "run", *TRM, "max_steps=11")
+    (tmp_path / "run" / "checkpoints").rename(tmp_path / "gone")
     again = train(tmp_path / "other", *TRM, path)
-    assert again.rows[0]["step"] == 12, "the interrupted one goes on instead of beginning at the path again"
+    assert again.rows[0]["step"] == 12, "it goes on from its own, whatever has become of the one that it came from"
     assert digest(again.directory) == digest(undisturbed.directory)
     assert not (tmp_path / "other.old-1").exists()
-    assert (tmp_path / "run" / "checkpoints" / "latest").read_text() == "step_10\n", "the run it came from is left alone"
 
 
 def test_a_path_without_a_whole_checkpoint_is_refused(undisturbed: Result, tmp_path: Path) -> None:
@@ -191,6 +200,16 @@ def test_a_path_without_a_whole_checkpoint_is_refused(undisturbed: Result, tmp_p
     save_file({"x": torch.ones(1)}, tmp_path / "bare.safetensors")
     assert "init_from" in refusal(tmp_path / "run", *TRM, f"resume={tmp_path}/bare.safetensors")
     assert refusal(tmp_path / "run", *TRM, f"init_from={tmp_path}/bare.safetensors").startswith(f"error: init_from={tmp_path}/bare")
+
+
+def test_a_run_without_a_whole_checkpoint_is_not_begun_again_unasked(undisturbed: Result, tmp_path: Path) -> None:
+    run = shutil.copytree(undisturbed.directory, tmp_path / "run")
+    for file in run.glob("checkpoints/step_*/model.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1])
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    line = refusal(run, *TRM)
+    assert line == f"error: checkpoint_path={run}: no checkpoint there is whole; add resume=false to move all that aside and begin again\n"
+    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 
 
 def test_other_data_is_refused(undisturbed: Result, tmp_path: Path) -> None:

@@ -183,8 +183,8 @@ def _damage(folder: Path, names: Collection[str] | None = None) -> str:
         files = _read_manifest(folder)
     except (OSError, ValueError, RecursionError) as error:
         return f"{MANIFEST}: " + ("missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({brief(error)})")
-    # Hidden files are passed over: network disks and desktops leave theirs, and nothing here reads them.
-    present = {entry.name for entry in folder.iterdir() if not entry.name.startswith(".")} - {MANIFEST}
+    # Notes of a user or of a desktop are passed over, because nothing here reads them.
+    present = {entry.name for entry in folder.glob("[!.]*.safetensors")}
     for name in sorted(files.keys() | present if names is None else names):
         try:
             problem = _file_damage(folder / name, files.get(name))

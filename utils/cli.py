@@ -8,8 +8,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # it needs no torch itself, but whoever has a watch has impor
     from utils.watch import Watch
 
 BAD_INPUT, INTERRUPTED = 2, 130
+TOLD = "exit_status"  # an error carries it once everybody has heard of the error
 LINGER_S = 1.5  # before a failed rank leaves: others read why from what it hosts, and launchers kill the rest when one has gone
 PATIENCE_S = 5.0  # to learn why others are gone
 ALIKE_S = 2.0  # to hear rank 0 say what this rank has found, too
@@ -63,7 +64,20 @@ def run_job(raw: DictConfig, run: Callable[[DictConfig], float | None]) -> float
             cfg = raw  # a sweeper that draws at random proposes other values on other ranks; rank 0's count
         return run(cfg)
     except Exception as error:
-        raise SystemExit(report(error, launch)) from None
+        raise SystemExit(vars(error).get(TOLD) or report(error, launch)) from None
+
+
+@contextmanager
+def told_at_once() -> Iterator[None]:
+    """The others hear of an error before this rank closes its files: that may take longer than they would wait for it."""
+    try:
+        yield
+    except Stopped:
+        raise
+    except Exception as error:
+        if TOLD not in vars(error):
+            vars(error)[TOLD] = report(error, detect(os.environ))
+        raise
 
 
 def prepare(arguments: list[str], launch: Launch) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from utils import signals
+from utils.checkpoint import brief
 from utils.distributed import Dist
 from utils.errors import ConfigError
 from utils.metrics import means, stack
@@ -27,8 +29,8 @@ class Abandoned(Exception):
 class Evaluation:
     """What the ranks find out about all sets of examples."""
 
-    def __init__(self, dist: Dist, directory: Path, keep: Sequence[str] = ()) -> None:
-        self.dist, self.directory, self.keep = dist, directory, keep
+    def __init__(self, dist: Dist, directory: Path, say: Callable[[str], None], keep: Sequence[str] = ()) -> None:
+        self.dist, self.directory, self.keep, self._say = dist, directory, keep, say
         self.first: tuple[Batch, Tensor] | None = None  # the first batch and the answers to it, where it was computed
         self._names: list[str] = []
         self._sums: dict[str, Tensor] = {}
@@ -63,8 +65,7 @@ class Evaluation:
             table[number] = row
         self.dist.all_reduce(table)
         self._sums[set_name] = table.sum(0)
-        with self.dist.agreed():
-            self._save(self.directory / f"step_{step}_{set_name.replace('/', '_')}_preds.{self.dist.rank}.safetensors", kept)
+        self._save(self.directory / f"step_{step}_{set_name.replace('/', '_')}_preds.{self.dist.rank}.safetensors", kept)
 
     def results(self) -> dict[str, float]:
         """Means over all sets, and those of each where there are several."""
@@ -83,20 +84,31 @@ class Evaluation:
         return "  ".join(f"{name} {results[f'eval/{name}']:.4f}" for name in self._names if f"eval/{name}" in results)
 
     def _save(self, path: Path, kept: list[Batch]) -> None:
-        """This rank's share of the kept inputs and outputs, with the index of every example."""
+        """This rank's share of the kept inputs and outputs, with the index of every example; every rank calls it."""
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
+        problem = ""
         if kept:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_file({key: torch.cat([piece[key] for piece in kept]) for key in kept[0]}, path)
+            aside = path.with_name(f".{path.name}.writing")
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                save_file({key: torch.cat([piece[key] for piece in kept]) for key in kept[0]}, aside)
+                aside.replace(path)
+            except (OSError, SafetensorError) as error:
+                aside.unlink(missing_ok=True)
+                problem = f"{path.name} cannot be written ({brief(error)}); the run goes on"
+        for said in filter(None, self.dist.all_gather_text(problem) if self.keep else ()):
+            self._say(said)
 
 
 def improves(name: str, results: Mapping[str, float], best: float | None) -> bool:
     """Whether a metric got better: losses and the like count down, everything else up."""
-    if name not in results:
+    value = results.get(name, math.nan)
+    if math.isnan(value):
         return False
-    down = any(word in name for word in ("loss", "error", "perplexity", "bits"))
-    return best is None or (results[name] < best if down else results[name] > best)
+    down = any(word in name.rpartition("/")[2] for word in ("loss", "error", "perplexity", "bits"))
+    return best is None or (value < best if down else value > best)
 
 
 def check_names(config: Any, eval_sets: Mapping[str, Any], objective: Any, to_batch: Callable[[Any], Batch]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import subprocess
@@ -16,8 +17,12 @@ def revision() -> str:
     return _git("rev-parse", "HEAD").strip()
 
 
+@functools.cache
 def summary() -> str:
-    """Revision, branch and whether there are uncommitted changes, one a line; empty outside a checkout."""
+    """Revision, branch and whether there are uncommitted changes, one a line; empty outside a checkout.
+
+    As first asked, at the start: code that changes later is not what runs.
+    """
     if not (commit := revision()):
         return ""
     dirty = "yes" if _git("status", "--porcelain", "--", ".").strip() else "no"

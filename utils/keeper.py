@@ -9,6 +9,7 @@ from typing import Any
 
 from utils import signals
 from utils.errors import RunError
+from utils.evaluation import improves
 from utils.saver import Saver
 from utils.state import snapshot
 
@@ -23,6 +24,8 @@ class Keeper:
         self._job, self._cfg = job, job.cfg
         self._saver = Saver(job.run.directory / "checkpoints", job.dist, job.run.say, job.cfg.keep)
         self._saved_step, self._saved_at = saved_step, time.monotonic()
+        self._best_before: float | None = None
+        self._best_step = -1
         self.take_stall_s = self._saver.take_stall_s
 
     def notices(self) -> list[float]:
@@ -38,9 +41,10 @@ class Keeper:
             self._give_up(f"{FAILED_SAVES} saves in a row failed")
         return signals.agreed(stop), bool(due)
 
-    def save_if(self, step: int, wanted: bool, stopping: bool, better: bool) -> None:
-        """Save what is wanted, what the interval asks for, and whatever a stopping run has not saved yet."""
-        interval = self._cfg.checkpoint_interval
+    def save_if(self, wanted: bool, stopping: bool, evaluated: bool) -> None:
+        """Save what is wanted or the best, what the interval asks for, and whatever a stopping run has not saved yet."""
+        step, interval = self._job.step, self._cfg.checkpoint_interval
+        better = evaluated and self._is_best()
         periodic = interval is not None and step > 0 and step % interval == 0
         if wanted or better or (step != self._saved_step and (stopping or periodic)):
             self._save(better)
@@ -52,7 +56,7 @@ class Keeper:
             told = self._job.dist.all_gather_text(self._saver.wait())
             if not (problem := next(filter(None, told), "")):
                 return
-            self._save(better=False)
+            self._save(self._best_step == self._job.step)
         self._give_up(f"step {self._job.step} could not be saved ({problem})")
 
     def __enter__(self) -> Keeper:
@@ -62,7 +66,25 @@ class Keeper:
         # what is being written is finished; after a failure other ranks may be dead, and are not waited for long
         self._saver.close(None if kind is None else 5.0)
 
+    def _is_best(self) -> bool:
+        """Compared with what is on the disk: a better one that could not be saved does not count."""
+        self._forget_lost_best()
+        job = self._job
+        before = job.best if job.best_of == job.headline else None
+        if not improves(job.headline, job.results, before):
+            return False
+        self._best_before, self._best_step = before, job.step
+        job.best, job.best_of = job.results[job.headline], job.headline
+        return True
+
+    def _forget_lost_best(self) -> None:
+        self._saver.wait()
+        if self._saver.best_failed:
+            self._job.best, self._saver.best_failed = self._best_before, False
+
     def _save(self, better: bool) -> None:
+        if not better:
+            self._forget_lost_best()
         self._saver.save(self._job.step, *snapshot(self._job), better)
         self._saved_step, self._saved_at = self._job.step, time.monotonic()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,15 +36,15 @@ def find(config: DictConfig, dist: Dist, say: Callable[[str], None]) -> Start:
     """Rank 0 looks and decides, every rank gets its decision."""
     found = Start()
     with dist.agreed():
-        if dist.is_main and config.resume is not False and not config.eval_only:
+        if dist.is_main and not config.eval_only and (config.resume is not False or _started_again()):
             found = _look(config, say)
     folder = dist.broadcast_text(str(found.folder or ""))
     continues = dist.broadcast_text("yes" if found.continues else "") == "yes"
     if not folder:
         return Start(None, continues)
-    with dist.agreed():
+    with dist.agreed(), said_of("checkpoint_path"):
         meta = checkpoint.read_meta(Path(folder))
-    return Start(Path(folder), continues, meta if continues else {**meta, "resumed_from": folder})
+    return Start(Path(folder), continues, meta if continues else {**meta, "resumed_from": str(config.resume)})
 
 
 def check_fits(start: Start, config: DictConfig, fingerprint: str, total_steps: int) -> None:
@@ -68,16 +69,24 @@ def _look(config: DictConfig, say: Callable[[str], None]) -> Start:
     directory = Path(config.checkpoint_path)
     own = checkpoint.newest_whole(directory / "checkpoints", say)
     meta = checkpoint.read_meta(own) if own else {}
-    if config.resume != "auto":
-        named = _named(Path(config.resume))
-        if meta.get("resumed_from") != str(named):  # else it has begun there already, and been interrupted since
-            return _at(named, config)
+    if config.resume not in ("auto", False) and meta.get("resumed_from") != config.resume:
+        return _at(_named(Path(config.resume)), config)
+    # else it has begun there already, and been interrupted since
     if own is not None:
         _check_same_run(OmegaConf.create(meta["config"]), config, directory)
         return Start(own, True, meta)
+    if checkpoint.steps_in(directory / "checkpoints"):
+        raise ConfigError(
+            f"checkpoint_path={directory}: no checkpoint there is whole; add resume=false to move all that aside and begin again"
+        )
     # Interrupted before its first checkpoint, a run begins again in its own directory.
     former = directory / "config.yaml"
     return Start(continues=former.is_file() and not _differences(OmegaConf.load(former), config))
+
+
+def _started_again() -> bool:
+    """By a launcher, with the same command: `resume=false` has been heeded, and what the run has done since is its own."""
+    return any(int(os.environ.get(name) or 0) > 0 for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
 
 
 @said_of("resume")

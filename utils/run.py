@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -17,14 +15,14 @@ from typing import Any, NoReturn
 from utils import git
 from utils.distributed import Dist
 from utils.errors import ConfigError, Stopped
+from utils.lines import Lines, Troubles, keep_rows
 from utils.progress import ProgressBar
 from utils.signals import STATUS
-from utils.status import FINAL, Status, other_writer, write_whole
+from utils.status import FINAL, Status, other_writer, state_of, write_whole
 from utils.tracking import Tracker, check_mode
 
 # What tells a run directory from a folder that something else (Hydra, a user) has made.
 MARKS = ("config.yaml", "metrics.jsonl", "log.txt", "checkpoints")
-HUSH_S = 60.0  # a disk that is full for one line and not for the next is no news every time
 
 
 class Run:
@@ -35,10 +33,10 @@ class Run:
         self.dist = dist
         self._bar = ProgressBar(launcher=dist.launcher) if dist.is_main else None
         self._tracker = Tracker(self.say, dist.timeout_s / 2)
-        self._troubles = _Troubles(self._report)
+        self._troubles = Troubles(self._report)
         self._status: Status | None = None
-        self._metrics: _Lines | None = None
-        self._log: _Lines | None = None
+        self._metrics: Lines | None = None
+        self._log: Lines | None = None
         self._step: int | None = None
 
     @property
@@ -46,7 +44,7 @@ class Run:
         """What continues this run at W&B, handed to `begin` as the setting `id`."""
         return self._tracker.run_id
 
-    def begin(self, config_text: str, wandb_settings: Mapping[str, Any], resumed: int | None = None) -> None:
+    def begin(self, config_text: str, wandb_settings: Mapping[str, Any], resumed: int | None = None, evaluation_due: bool = False) -> None:
         """Make the directory on rank 0, moving a former run aside, or continue the one there at a step; nothing is written before."""
         check_mode(str(wandb_settings.get("mode", "auto")))  # on all ranks alike, before rank 0 writes anything
         if not self.dist.is_main:
@@ -57,9 +55,9 @@ class Run:
         try:
             write_whole(self.directory / "config.yaml", config_text)
             if resumed is not None:
-                _keep_rows(self.directory / "metrics.jsonl", resumed)
-            self._metrics = _Lines(self.directory / "metrics.jsonl", self._troubles)
-            self._log = _Lines(self.directory / "log.txt", self._troubles)
+                keep_rows(self.directory / "metrics.jsonl", resumed, evaluation_due)
+            self._metrics = Lines(self.directory / "metrics.jsonl", self._troubles)
+            self._log = Lines(self.directory / "log.txt", self._troubles)
         except OSError as error:
             raise ConfigError(
                 f"checkpoint_path={self.directory}: cannot be written ({error.strerror}); give a folder you may write to, with room in it"
@@ -67,7 +65,7 @@ class Run:
         self._status, self._step = Status(self.directory), resumed
         self.mark("running")
         if self.dist.watch is not None:  # it ends the process where the main thread cannot
-            self.dist.watch.last_words[:] = [lambda cause: self.mark("failed", cause, exit_status=1)]
+            self.dist.watch.last_words[:] = [self._last_word]
         if moved:
             self.say(f"the former run of this name is now {moved}")
         if resumed is not None:
@@ -111,16 +109,24 @@ class Run:
         else:
             self._troubles.worked("status.json")
 
-    def stop(self, signum: int, step: int) -> NoReturn:
-        """End a run that has saved because it was asked to; status.json says why, since launchers lose exit statuses."""
+    def confirm_finished(self, step: int) -> None:
+        """Have status.json say so, where a crash after the last checkpoint has kept it from that."""
+        if self.dist.is_main and state_of(self.directory) != "finished":
+            self._status = Status(self.directory)
+            self.mark("finished", step=step, exit_status=0)
+
+    def stop(self, signum: int, step: int, hint: str) -> NoReturn:
+        """End a run because it was asked to; status.json says why, since launchers lose exit statuses. The hint says what comes next."""
         name, again = signal.Signals(signum).name, signum == signal.SIGUSR1
-        message = f"{name} after step {step:,}: {'to be run again' if again else 'stopped'}; the same command goes on from there"
+        message = f"{name} after step {step:,}: {'to be run again' if again else 'stopped'}; {hint}"
         self.mark("requeue" if again else "stopped", message, step, STATUS[signum])
         self.close(hurry=True)
         raise Stopped(signum, message)
 
     def close(self, ok: bool = True, hurry: bool = False) -> None:
         """End the run, well or failed; more than once does no harm. In a hurry W&B gets seconds only."""
+        if self.dist.watch is not None:
+            self.dist.watch.last_words.clear()
         if not ok and self._status is not None and self._status.state not in FINAL:
             self.mark("failed")
         if self._bar is not None:
@@ -140,7 +146,12 @@ class Run:
         if error is not None and state not in FINAL:
             state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
             self.mark(state, f"{type(error).__name__}: {error}".rstrip(": ")[:500])
-        self.close(ok=error is None, hurry=state in ("stopped", "requeue"))  # whoever asked to stop will not wait long
+        # whoever asked to stop will not wait long, nor do other ranks that have failed with this one
+        self.close(ok=error is None, hurry=state in ("stopped", "requeue") or (error is not None and self.dist.world_size > 1))
+
+    def _last_word(self, cause: str) -> None:
+        if self._status is not None and self._status.state not in FINAL:
+            self.mark("failed", cause, exit_status=1)
 
     def _show(self, text: str) -> None:
         if self._bar is not None:
@@ -176,70 +187,6 @@ class Run:
         return _numbered(paths[0], number).name
 
 
-class _Troubles:
-    """Says once that a file cannot be written, and once that it can be again."""
-
-    def __init__(self, report: Callable[[str, str], None]) -> None:
-        self._report = report
-        self._failing: set[str] = set()
-        self._said: dict[str, float] = {}
-
-    def failed(self, name: str, error: OSError) -> None:
-        now = time.monotonic()
-        if name not in self._failing and now - self._said.get(name, -math.inf) >= HUSH_S:
-            self._failing.add(name)
-            self._said[name] = now
-            self._report(name, f"{name} cannot be written ({error.strerror or error}); training goes on")
-
-    def worked(self, name: str) -> None:
-        if name in self._failing:
-            self._failing.discard(name)
-            self._report(name, f"{name} can be written again")
-
-
-class _Lines:
-    """A file that grows by whole lines: a disk that refuses one costs that line, not the next and not the training."""
-
-    def __init__(self, path: Path, troubles: _Troubles) -> None:
-        self._name, self._troubles, self._lock = path.name, troubles, threading.Lock()
-        self._file = open(path, "ab+", buffering=0)  # noqa: SIM115 (open as long as the run)
-        self._torn: int | None = None  # the length without the half of a line that stands at the end
-        if self._file.seek(0, os.SEEK_END) and (self._file.seek(-1, os.SEEK_END), self._file.read(1))[1] != b"\n":
-            self.write("")  # a former process died within a line; what follows must not be glued to it
-
-    def write(self, line: str) -> None:
-        """Append a line, or say why not."""
-        try:
-            with self._lock:
-                if not self._file.closed:
-                    self._append(f"{line}\n".encode(errors="backslashreplace"))
-        except OSError as error:
-            self._troubles.failed(self._name, error)
-        else:
-            self._troubles.worked(self._name)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError), self._lock:
-            self._file.close()
-
-    def _append(self, data: bytes) -> None:
-        self._cut()
-        self._torn, left = os.fstat(self._file.fileno()).st_size, data
-        try:
-            while left:
-                left = left[self._file.write(left) :]
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._cut()
-            raise
-        self._torn = None
-
-    def _cut(self) -> None:
-        if self._torn is not None:
-            self._file.truncate(self._torn)
-            self._torn = None
-
-
 def _make(directory: Path, move: bool) -> str:
     """Create the directory; the name to which a former run was moved, if there was one."""
     moved = ""
@@ -254,25 +201,6 @@ def _make(directory: Path, move: bool) -> str:
     except OSError as error:
         raise ConfigError(f"checkpoint_path={directory}: cannot be made ({error.strerror}); give a folder you may write to") from None
     return moved
-
-
-def _keep_rows(file: Path, last: int) -> None:
-    """Leave the whole rows up to a step, as an undisturbed run would have at that moment."""
-    if not file.exists():
-        return
-    lines = file.read_bytes().splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith(b"\n") and (step := _step(line)) is not None and step <= last]
-    if len(kept) < len(lines):
-        write_whole(file, b"".join(kept).decode())
-
-
-def _step(line: bytes) -> int | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    step = row.get("step") if isinstance(row, dict) else None
-    return step if isinstance(step, int) else None
 
 
 def _read(path: Path) -> str:

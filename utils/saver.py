@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import threading
@@ -45,11 +46,13 @@ class Saver:
 
     def __init__(self, directory: Path, dist: Dist, say: Callable[[str], None], keep: int | None = 2) -> None:
         assert keep is None or keep >= 1, keep
-        self.failures = 0
+        self.failures = 0  # in a row
+        self.best_failed = False  # whether the last save of a best did not come to be
         self._directory, self._dist, self._say, self._keep = directory, dist, say, keep
         self._buffers: dict[str, Tensor] = {}
         self._thread: threading.Thread | None = None
-        self._outcome, self._serial, self._stall_s, self._patience_s = "", 0, 0.0, dist.timeout_s
+        self._outcome, self._serial, self._stall_s = "", 0, 0.0
+        self._patience_s = math.inf  # a slow disk is no failure; a run whose ranks have died is ended by the watch
         with dist.agreed():
             if dist.is_main:
                 _tidy(directory)
@@ -68,8 +71,8 @@ class Saver:
 
         Of `groups`, `meta` and `best` only rank 0's count, of `shards` each rank's own.
         """
-        started = time.perf_counter()
         self._join()
+        started = time.perf_counter()
         self._serial += 1
         wanted = dict(groups) if self._dist.is_main else {}
         assert all(name and name != "shards" and "." not in name and "/" not in name for name in wanted), list(wanted)
@@ -85,26 +88,26 @@ class Saver:
         self._stall_s += time.perf_counter() - started
 
     def wait(self) -> str:
-        """Until no save is in progress on rank 0; empty, or why the last one failed."""
+        """Until no save is in progress; empty, or why the last one failed. All ranks are told the same."""
         self._join()
         return self._outcome
 
     def take_stall_s(self) -> float:
-        """Seconds for which `save` has held up its caller since the last reading."""
+        """Seconds for which callers have been held up since the last reading."""
         taken, self._stall_s = self._stall_s, 0.0
         return taken
 
     def close(self, patience_s: float | None = None) -> None:
         """Finish what is being written, so that the process may exit; `patience_s` bounds the wait for ranks that may be dead."""
-        if patience_s is not None:
-            self._patience_s = min(self._patience_s, patience_s)
+        self._patience_s = math.inf if patience_s is None else patience_s
         self._join()
         self._buffers = {}
 
     def _join(self) -> None:
         if self._thread is not None:
+            started = time.perf_counter()
             self._thread.join()
-            self._thread = None
+            self._thread, self._stall_s = None, self._stall_s + time.perf_counter() - started
 
     def _snapshot(self, groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
         """Copies in CPU memory, kept from save to save: fresh pages would cost more than the copying."""
@@ -138,6 +141,8 @@ class Saver:
         except Exception as error:
             problem = problem or brief(error)  # the store went with the rank that hosts it
         self.failures = self.failures + 1 if problem else 0
+        if job.best:
+            self.best_failed = bool(problem)
         self._outcome = problem
 
     def _follow(self, job: _Job, files: Files, problem: str) -> str:

@@ -14,7 +14,7 @@ from utils import checkpoint, git
 from utils.errors import ConfigError
 from utils.slots import within
 
-KEPT = ("evaluation_due", "results", "best", "resumed_from")  # of a job, beside its tensors
+KEPT = ("evaluation_due", "results", "best", "best_of", "resumed_from")  # of a job, beside its tensors
 
 
 def snapshot(job: Any) -> tuple[dict[str, Any], dict[int, dict[str, Tensor]], dict[str, Any]]:
@@ -43,10 +43,9 @@ def restore(job: Any, folder: Path, meta: Mapping[str, Any]) -> None:
         job.meter.restore(shard, within("meter/", tensors), job.dist.device)
     for key in KEPT:
         setattr(job, key, meta[key])
-    if job.cfg.exact and meta["threads"] != torch.get_num_threads():
-        job.run.say(
-            f"exact=true: the run had {meta['threads']} threads per rank and has {torch.get_num_threads()} now; its bits will differ"
-        )
+    for what, now in (("threads", torch.get_num_threads()), ("torch", torch.__version__)):
+        if meta[what] != now:
+            job.run.say(f"{what}: {meta[what]} when the checkpoint was written, {now} now; the run goes on, with other rounding")
     if meta["code"] != git.summary():
         job.run.say("the code has changed since the checkpoint: " + " ".join(meta["code"].split()) + " then")
 
@@ -54,7 +53,7 @@ def restore(job: Any, folder: Path, meta: Mapping[str, Any]) -> None:
 def load_weights(job: Any, path: str | Path) -> None:
     """The weights of a checkpoint, and its averaged ones when `ema` is on."""
     groups, meta = checkpoint.load(path, {"model", "ema"})
-    checkpoint.load_into(job.objective, groups["model"], f"checkpoint={path}")
+    checkpoint.load_into(job.objective, groups["model"], str(path))
     if job.ema is not None:
         if "ema" not in groups:
             raise ConfigError(f"ema=true: checkpoint={path} holds no averaged weights; use ema=false")

@@ -41,17 +41,30 @@ class Status:
             write_whole(self._path, json.dumps(row, indent=1) + "\n")
 
 
+def state_of(directory: Path) -> str:
+    """What the file says; nothing where there is none that can be read."""
+    row = _row(directory)
+    return str(row.get("state", "")) if isinstance(row, dict) else ""
+
+
 def other_writer(directory: Path) -> str:
     """`pid 123 on host x`, if a process of this host that is alive, and not this one, says that it runs there; else nothing."""
     try:
-        row: Any = json.loads((directory / FILE).read_text(encoding="utf-8"))
+        row = _row(directory)
         pid, host, began = int(row["pid"]), row["host"], row["process_began"]
         running = row["state"] == "running"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return ""
     if not running or host != socket.gethostname() or pid == os.getpid() or began is None or began != _began(pid):
         return ""
     return f"pid {pid} on host {host}"
+
+
+def _row(directory: Path) -> Any:
+    try:
+        return json.loads((directory / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def write_whole(path: Path, text: str) -> None:

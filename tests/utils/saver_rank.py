@@ -65,6 +65,11 @@ def full_disk(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def slowly(*args: Any, **kwargs: Any) -> None:
+    time.sleep(0.5)
+    save_file(*args, **kwargs)
+
+
 @dataclass
 class Scene:
     """One rank's view of a row of saves."""
@@ -73,9 +78,9 @@ class Scene:
     folder: Path
     said: list[str]
 
-    def saver(self, name: str, elsewhere: bool = False, timeout_s: float = 30.0) -> Saver:
-        directory = self.folder / ("elsewhere" if elsewhere else name)
-        return Saver(directory, replace(self.dist, timeout_s=timeout_s), self.said.append)
+    def saver(self, name: str, elsewhere: bool = False) -> Saver:
+        dist = replace(self.dist, timeout_s=0.2) if name == "slow" else self.dist
+        return Saver(self.folder / ("elsewhere" if elsewhere else name), dist, self.said.append)
 
     def save(self, one: Saver, step: int) -> list[Any]:
         """How a save went, as this rank sees it."""
@@ -101,11 +106,13 @@ def save_together(folder: Path) -> None:
     apart = scene.saver("apart", elsewhere=dist.rank == 2)
     result["apart"] = scene.save(apart, 1)
     apart.close()
-    silent = scene.saver("silent", timeout_s=0.5)
-    result["silent"] = ["", 0] if dist.rank == 2 else scene.save(silent, 1)
-    silent.close()
-    dist.barrier()
-    hurried = scene.saver("hurried", timeout_s=1000)
+    slow = scene.saver("slow")
+    if dist.rank == 0:
+        saver.save_file = slowly
+    result["slow"] = scene.save(slow, 1)
+    saver.save_file = save_file
+    slow.close()
+    hurried = scene.saver("hurried")
     started = time.monotonic()
     if dist.rank != 2:
         hurried.save(1, groups(1.0), owned(dist, 1.0), {})

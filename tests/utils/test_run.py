@@ -102,6 +102,7 @@ def test_the_code_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     (tmp_path / "code").mkdir()
     monkeypatch.setattr(git, "ROOT", tmp_path / "code")
+    git.summary.cache_clear()
     assert (git.revision(), git.summary()) == ("", "")
     opened(tmp_path / "bare").close()
     assert not (tmp_path / "bare" / "git.txt").exists()
@@ -111,8 +112,11 @@ def test_the_code_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     run_git("add", ".")
     run_git("commit", "-q", "-m", "x")
     commit = run_git("rev-parse", "HEAD").strip()
+    assert git.summary() == "", "what runs is what was there when it was first asked"
+    git.summary.cache_clear()
     assert git.summary() == f"revision: {commit}\nbranch: trunk\nuncommitted changes: no\n"
     (tmp_path / "code" / "a.py").write_text("two\n")
+    git.summary.cache_clear()
     (tmp_path / "code" / "new.py").write_text("")
     opened(tmp_path / "x").close()
     assert (tmp_path / "x" / "git.txt").read_text().endswith("uncommitted changes: yes\n")
@@ -123,7 +127,9 @@ def test_the_code_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     run_git("apply", str(tmp_path / "x" / "uncommitted.diff"))
     assert (tmp_path / "code" / "a.py").read_text() == "two\n"
     monkeypatch.setenv("PATH", "")
+    git.summary.cache_clear()
     assert git.summary() == ""
+    git.summary.cache_clear()
 
 
 ODD = "name \u2028 odd"

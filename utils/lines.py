@@ -1,0 +1,102 @@
+"""Files of a run that grow line by line, on disks that may refuse one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from utils.status import write_whole
+
+HUSH_S = 60.0  # a disk that is full for one line and not for the next is no news every time
+
+
+class Troubles:
+    """Says once that a file cannot be written, and once that it can be again."""
+
+    def __init__(self, report: Callable[[str, str], None]) -> None:
+        self._report = report
+        self._failing: set[str] = set()
+        self._said: dict[str, float] = {}
+
+    def failed(self, name: str, error: OSError) -> None:
+        now = time.monotonic()
+        if name not in self._failing and now - self._said.get(name, -math.inf) >= HUSH_S:
+            self._failing.add(name)
+            self._said[name] = now
+            self._report(name, f"{name} cannot be written ({error.strerror or error}); training goes on")
+
+    def worked(self, name: str) -> None:
+        if name in self._failing:
+            self._failing.discard(name)
+            self._report(name, f"{name} can be written again")
+
+
+class Lines:
+    """A file that grows by whole lines: a disk that refuses one costs that line, not the next and not the training."""
+
+    def __init__(self, path: Path, troubles: Troubles) -> None:
+        self._name, self._troubles, self._lock = path.name, troubles, threading.Lock()
+        self._file = open(path, "ab+", buffering=0)  # noqa: SIM115 (open as long as the run)
+        self._torn: int | None = None  # the length without the half of a line that stands at the end
+        if self._file.seek(0, os.SEEK_END) and (self._file.seek(-1, os.SEEK_END), self._file.read(1))[1] != b"\n":
+            self.write("")  # a former process died within a line; what follows must not be glued to it
+
+    def write(self, line: str) -> None:
+        """Append a line, or say why not."""
+        try:
+            with self._lock:
+                if not self._file.closed:
+                    self._append(f"{line}\n".encode(errors="backslashreplace"))
+        except OSError as error:
+            self._troubles.failed(self._name, error)
+        else:
+            self._troubles.worked(self._name)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError), self._lock:
+            self._file.close()
+
+    def _append(self, data: bytes) -> None:
+        self._cut()
+        self._torn, left = os.fstat(self._file.fileno()).st_size, data
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._cut()
+            raise
+        self._torn = None
+
+    def _cut(self) -> None:
+        if self._torn is not None:
+            self._file.truncate(self._torn)
+            self._torn = None
+
+
+def keep_rows(file: Path, last: int, evaluation_due: bool) -> None:
+    """Leave the whole rows up to a step, as an undisturbed run would have at that moment: before its evaluation, where one is due."""
+    if not file.exists():
+        return
+    lines = file.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith(b"\n") and _belongs(line, last, evaluation_due)]
+    if len(kept) < len(lines):
+        write_whole(file, b"".join(kept).decode())
+
+
+def _belongs(line: bytes, last: int, evaluation_due: bool) -> bool:
+    try:
+        row: Any = json.loads(line)
+    except ValueError:
+        return False
+    step = row.get("step") if isinstance(row, dict) else None
+    if not isinstance(step, int) or step > last:
+        return False
+    return not (evaluation_due and step == last and any(name.startswith("eval/") for name in row))
