@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.ranks import ROOT
-from tests.runs import TROUBLED, Result, train
+from tests.runs import INTERRUPTED, TROUBLED, Result, train
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +43,12 @@ def ragged(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, array in arrays.items():
             np.save(folder / split / f"all__{name}.npy", array.astype(np.int32))
     return folder
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """One rank's run that nobody interrupts."""
+    return train(tmp_path_factory.mktemp("undisturbed") / "run", *INTERRUPTED)
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,9 @@ EXACT = [*FLOAT32, "exact=true"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 # Two ranks to which something happens.
 TROUBLED = [*TINY_TRM, *FLOAT32, "max_steps=23", "log_interval=4", "checkpoint_interval=5", "timeout_s=8"]
+# Stopped after step 10, it is in the middle of an epoch and of a logging interval, with slots that think on.
+INTERRUPTED = [*TINY_TRM, *FLOAT32, "max_steps=23", "log_interval=4"]
+STOPPED = 143
 QUIET = ["wandb.mode=disabled", "log_interval=1", "timeout_s=60"]
 
 
@@ -77,6 +80,14 @@ def faulty(
     """A run in which something goes wrong; what tests/faults.py knows."""
     command = ["-m", "tests.faults", fault, str(rank), str(when), *QUIET, f"checkpoint_path={directory}", *arguments]
     return run_ranks(ranks, command, timeout, env)
+
+
+def stopped(directory: Path, *arguments: str, ranks: int = 1) -> list[Completed]:
+    """A run that somebody stops after ten steps."""
+    done = faulty(directory, "SIGTERM@objective", "all", 9 * (8 // ranks if "exact=true" in arguments else 1), *arguments, ranks=ranks)
+    assert {rank.returncode for rank in done} == {STOPPED}, done[0].stderr
+    assert (directory / "checkpoints" / "latest").read_text() == "step_10\n"
+    return done
 
 
 def learned(result: Result) -> list[dict]:

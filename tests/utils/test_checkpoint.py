@@ -139,6 +139,8 @@ def test_a_manifest_is_not_trusted_further_than_its_folder(tmp_path: Path) -> No
         assert checkpoint.verify(folder).startswith("manifest.json: cannot be read"), content[:20]
         assert "manifest.json" in refused(folder)
     manifest.write_text(checkpoint.manifest_text(good))
+    (folder / "notes.txt").write_text("a user's")
+    assert checkpoint.verify(folder) == ""
     (folder / "more.safetensors").write_bytes(b"")
     assert checkpoint.verify(folder) == "more.safetensors: unknown to manifest.json"
     (folder / "more.safetensors").rename(folder / ".nfs0001")

@@ -20,9 +20,11 @@ from utils.run import Run
 OFF = {"mode": "disabled", "project": "p", "name": "n"}
 
 
-def opened(folder: Path, dist: Dist | None = None, text: str = "seed: 0\n", resumed: int | None = None) -> Run:
+def opened(
+    folder: Path, dist: Dist | None = None, text: str = "seed: 0\n", resumed: int | None = None, evaluation_due: bool = False
+) -> Run:
     run = Run(folder, dist or Dist())
-    run.begin(text, OFF, resumed)
+    run.begin(text, OFF, resumed, evaluation_due)
     return run
 
 
@@ -285,3 +287,14 @@ def test_importing_run_loads_nothing_heavy() -> None:
     code = "import sys, utils.run; print([name for name in ('wandb', 'datasets', 'safetensors', 'omegaconf') if name in sys.modules])"
     root = Path(__file__).resolve().parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_an_evaluation_that_is_still_due_is_not_there_twice(tmp_path: Path) -> None:
+    with opened(tmp_path) as run:
+        for row in ({"train/loss": 1.0}, {"eval/accuracy": 0.5}):
+            run.log(1, row)
+            run.log(2, row)
+    opened(tmp_path, resumed=2).close()
+    assert len(written(tmp_path)) == 4
+    opened(tmp_path, resumed=2, evaluation_due=True).close()
+    assert [(row["step"], "eval/accuracy" in row) for row in written(tmp_path)] == [(1, False), (2, False), (1, True)]

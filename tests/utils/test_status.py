@@ -13,17 +13,28 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.ranks import ROOT
 from tests.utils.test_run import Clock, opened, written
+from utils.distributed import Dist
 from utils.errors import ConfigError
+from utils.run import Run
 from utils.status import other_writer
 from utils.tracking import Tracker
 
 FAILED = "metrics.jsonl cannot be written (No space left on device); training goes on\n"
 WORKS = "metrics.jsonl can be written again\n"
+
+
+def fill(folder: Path) -> None:
+    """Leave no byte free on a disk."""
+    with open(folder / "filler", "wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(bytes(512))
 
 
 def state(folder: Path) -> dict:
@@ -70,6 +81,31 @@ def test_an_error_is_the_end_unless_another_was_marked(
 def test_a_failed_close_is_a_failure(tmp_path: Path) -> None:
     opened(tmp_path).close(ok=False)
     assert state(tmp_path)["state"] == "failed"
+
+
+def test_a_last_word_of_the_watch_replaces_no_end(tmp_path: Path) -> None:
+    """In a sweep the next job may fail before it has a directory of its own."""
+    watch: Any = SimpleNamespace(last_words=[])
+    run = opened(tmp_path, Dist(watch=watch))
+    (speak,) = watch.last_words
+    speak("rank 1 is gone")
+    assert [state(tmp_path)[key] for key in ("state", "reason", "exit_status")] == ["failed", "rank 1 is gone", 1]
+    run.mark("finished")
+    speak("rank 1 is gone")
+    assert state(tmp_path)["state"] == "finished"
+    run.close()
+    assert watch.last_words == []
+
+
+def test_a_finished_run_whose_last_word_was_lost(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    assert state(tmp_path)["state"] == "running"
+    Run(tmp_path, Dist()).confirm_finished(9)
+    assert [state(tmp_path)[key] for key in ("state", "step", "exit_status")] == ["finished", 9, 0]
+    before = (tmp_path / "status.json").read_text()
+    Run(tmp_path, Dist()).confirm_finished(10)
+    Run(tmp_path, Dist(1, 2)).confirm_finished(10)
+    assert (tmp_path / "status.json").read_text() == before
 
 
 HOLDER = """
@@ -182,9 +218,7 @@ def test_a_full_disk_costs_rows_and_is_said_once(
 def test_training_goes_on_beside_a_disk_that_is_really_full(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with opened(small_disk / "x") as run:
         run.log(1, {"loss": 1.0})
-        with open(small_disk / "filler", "wb", buffering=0) as filler, contextlib.suppress(OSError):
-            while True:
-                filler.write(bytes(512))
+        fill(small_disk)
         for step in range(2, 1000):
             run.log(step, {"loss": 1.0, "a longer row": step})
         run.mark("stopped")
@@ -205,9 +239,7 @@ def test_training_goes_on_beside_a_disk_that_is_really_full(small_disk: Path, ca
 
 
 def test_a_disk_full_at_the_start_is_one_line(small_disk: Path) -> None:
-    with open(small_disk / "filler", "wb", buffering=0) as filler, contextlib.suppress(OSError):
-        while True:
-            filler.write(bytes(512))
+    fill(small_disk)
     with pytest.raises(ConfigError, match=r"^checkpoint_path=.*x: cannot be (made|written) \(No space left on device\)"):
         opened(small_disk / "x")
 

@@ -1,0 +1,182 @@
+"""Where a run begins: afresh, where it ended, or at what it is told; and what it does not do unasked."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.ranks import run_ranks
+from tests.runs import (
+    FLOAT32,
+    INTERRUPTED,
+    QUIET,
+    STOPPED,
+    TINY_TRM,
+    Result,
+    digest,
+    faulty,
+    status,
+    stopped,
+    torchrun,
+    train,
+)
+
+
+def refusal(directory: Path, *arguments: str) -> str:
+    """The line with which a start is refused."""
+    (done,) = run_ranks(1, ["pretrain.py", *QUIET, f"checkpoint_path={directory}", *arguments])
+    assert done.returncode == 2, done.stdout
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def test_a_finished_run_says_so(undisturbed: Result) -> None:
+    before, files = digest(undisturbed.directory), (undisturbed.directory / "metrics.jsonl").read_text()
+    (undisturbed.directory / "status.json").write_text('{"state": "running"}')
+    again = train(undisturbed.directory, *INTERRUPTED)
+    assert "is finished, 23 steps" in again.stdout
+    assert status(undisturbed.directory)["state"] == "finished", "a crash between the last checkpoint and the last word is made up for"
+    assert digest(undisturbed.directory) == before
+    assert (undisturbed.directory / "metrics.jsonl").read_text() == files
+
+
+@pytest.mark.slow
+def test_a_finished_run_can_be_made_longer(undisturbed: Result, tmp_path: Path) -> None:
+    """With a constant learning rate it is the run that was longer from the start."""
+    short = train(tmp_path / "run", *INTERRUPTED, "max_steps=9")
+    longer = train(short.directory, *INTERRUPTED)
+    assert {row["step"] for row in longer.rows} > {23, 9}
+    for name, tensor in undisturbed.weights().items():
+        assert torch.equal(longer.weights()[name], tensor), name
+    assert "is already at step 23" not in longer.stdout
+    assert "max_steps=9: that is 9 steps, and the run has done 23" in refusal(short.directory, *INTERRUPTED, "max_steps=9")
+
+
+@pytest.mark.parametrize(
+    ("change", "then"),
+    [
+        ("lr=3e-3", "lr=0.01"),
+        ("seed=5", "seed=0"),
+        ("arch.L_cycles=3", "arch.L_cycles=2"),
+        ("shards=4", "shards=8"),
+        ("exact=true", "exact=False"),
+    ],
+)
+def test_a_change_that_would_make_it_another_run_is_refused(undisturbed: Result, change: str, then: str) -> None:
+    line = refusal(undisturbed.directory, *INTERRUPTED, change)
+    key, value = change.split("=")
+    assert f"{key}={value.replace('3e-3', '0.003').replace('true', 'True')}: " in line
+    assert f"has {then};" in line
+
+
+@pytest.mark.slow
+def test_changes_that_do_not_touch_the_run_are_accepted(undisturbed: Result, tmp_path: Path) -> None:
+    stopped(tmp_path / "run", *INTERRUPTED)
+    changes = [
+        "log_interval=7",
+        "num_workers=0",
+        "timeout_s=33",
+        "keep=3",
+        "eval_save_outputs=[answer]",
+        "checkpoint_interval=5",
+        "on_nonfinite=skip",
+    ]
+    again = train(tmp_path / "run", *INTERRUPTED, *changes)
+    for name, tensor in undisturbed.weights().items():
+        assert torch.equal(again.weights()[name], tensor), name
+
+
+@pytest.mark.slow
+def test_resume_false_moves_the_former_run_aside(tmp_path: Path) -> None:
+    stopped(tmp_path / "run", *INTERRUPTED)
+    again = train(tmp_path / "run", *INTERRUPTED, "max_steps=3", "resume=false")
+    assert [row["step"] for row in again.rows if "train/loss" in row] == [3]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.old-1"]
+    assert digest(tmp_path / "run.old-1")
+    (restarted,) = run_ranks(
+        1, ["pretrain.py", *QUIET, f"checkpoint_path={tmp_path}/run", *INTERRUPTED, "max_steps=3", "resume=false"],
+        env={"TORCHELASTIC_RESTART_COUNT": "1"},
+    )  # fmt: skip
+    assert "is finished, 3 steps" in restarted.stdout, "what a launcher starts again goes on"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.old-1"]
+
+
+@pytest.mark.slow
+def test_resume_path_goes_on_there_and_then_from_its_own(undisturbed: Result, tmp_path: Path) -> None:
+    stopped(tmp_path / "run", *INTERRUPTED)
+    path = f"resume={tmp_path}/run"
+    done = faulty(tmp_path / "other", "SIGTERM@objective", 0, 4, *INTERRUPTED, path)
+    assert done[0].returncode == STOPPED
+    assert (tmp_path / "other" / "checkpoints" / "latest").read_text() == "step_15\n"
+    train(tmp_path / "run", *INTERRUPTED, "max_steps=11")
+    (tmp_path / "run" / "checkpoints").rename(tmp_path / "gone")
+    again = train(tmp_path / "other", *INTERRUPTED, path)
+    assert again.rows[0]["step"] == 12, "it goes on from its own, whatever has become of the one that it came from"
+    assert digest(again.directory) == digest(undisturbed.directory)
+    assert not (tmp_path / "other.old-1").exists()
+
+
+def test_a_path_without_a_whole_checkpoint_is_refused(undisturbed: Result, tmp_path: Path) -> None:
+    assert f"resume={tmp_path}/nowhere" in refusal(tmp_path / "run", *INTERRUPTED, f"resume={tmp_path}/nowhere")
+    save_file({"x": torch.ones(1)}, tmp_path / "bare.safetensors")
+    assert "init_from" in refusal(tmp_path / "run", *INTERRUPTED, f"resume={tmp_path}/bare.safetensors")
+    assert refusal(tmp_path / "run", *INTERRUPTED, f"init_from={tmp_path}/bare.safetensors").startswith(f"error: init_from={tmp_path}/bare")
+
+
+def test_a_run_without_a_whole_checkpoint_is_not_begun_again_unasked(undisturbed: Result, tmp_path: Path) -> None:
+    run = shutil.copytree(undisturbed.directory, tmp_path / "run")
+    for file in run.glob("checkpoints/step_*/model.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1])
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    line = refusal(run, *INTERRUPTED)
+    assert line == f"error: checkpoint_path={run}: no checkpoint there is whole; add resume=false to move all that aside and begin again\n"
+    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
+
+
+def test_other_data_is_refused(undisturbed: Result, tmp_path: Path) -> None:
+    meta = undisturbed.directory / "config.yaml"
+    assert "train: 64" in meta.read_text()
+    line = refusal(undisturbed.directory, *INTERRUPTED, "data.embedded.train=48")
+    assert "data.embedded.train=48" in line
+
+
+@pytest.mark.slow
+def test_init_from_takes_the_weights_alone(undisturbed: Result, tmp_path: Path) -> None:
+    fresh = train(
+        tmp_path / "run", *INTERRUPTED, "max_steps=1", "lr=0", "puzzle_emb_lr=0", "weight_decay=0", f"init_from={undisturbed.directory}"
+    )
+    for name, tensor in undisturbed.weights().items():
+        assert torch.equal(fresh.weights()[name], tensor), name
+    assert fresh.rows[0]["step"] == 1
+
+
+@pytest.mark.slow
+def test_init_from_with_another_number_of_puzzles(undisturbed: Result, ragged: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    tensors = load_file(undisturbed.directory / "checkpoints" / "step_23" / "model.safetensors")
+    table = "model.inner.puzzle_emb.weights"
+    tensors[table] = torch.arange(3.0)[:, None] + torch.zeros(3, tensors[table].shape[1])
+    save_file(tensors, source / "model.safetensors")
+    run = train(tmp_path / "run", *INTERRUPTED, "max_steps=1", "lr=0", "puzzle_emb_lr=0", f"init_from={source}/model.safetensors")
+    assert "has 3 rows there and" in run.stdout
+    assert torch.equal(run.weights()[table], torch.ones_like(run.weights()[table]))
+
+
+@pytest.mark.slow
+def test_a_sweep_started_again_skips_what_is_finished(tmp_path: Path) -> None:
+    sweep = ["-m", "seed=0,1", "max_steps=6", *TINY_TRM, *FLOAT32, *QUIET]
+    first = torchrun(1, "seed=0", *sweep[2:], cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    both = torchrun(2, *sweep, cwd=tmp_path)
+    assert both.returncode == 0, both.stderr
+    assert both.stdout.count("is finished, 6 steps") == 1
+    runs = sorted((tmp_path / "runs" / "puzzles").iterdir())
+    assert len(runs) == 2
+    assert {(run / "checkpoints" / "latest").read_text() for run in runs} == {"step_6\n"}
+    again = torchrun(2, *sweep, cwd=tmp_path)
+    assert again.stdout.count("is finished, 6 steps") == 2
