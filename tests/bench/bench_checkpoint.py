@@ -38,10 +38,11 @@ def main() -> None:
             saver.save(2 * step, groups, {0: {}}, {})
             saver.wait()
             written = time.perf_counter() - started
+            saver.take_stall_s()  # waiting counts as well
             free = steps_per_second(0.3)
             saver.save(2 * step + 1, groups, {0: {}}, {})
+            stall = saver.take_stall_s()
             busy = steps_per_second(0.3)
-            stall = saver.take_stall_s() / 2
             saver.wait()
             rows.append((stall, written, busy / free))
         saver.close()

@@ -18,7 +18,9 @@ TIMEOUT_S = 8  # what TROUBLED says
 
 def fault_at(text: str) -> float:
     """The moment of the planted fault, by the monotonic clock."""
-    (moment,) = re.findall(r"^FAULT \S+ (\S+)$", text, re.MULTILINE)
+    found = re.findall(r"^FAULT \S+ (\S+)$", text, re.MULTILINE)
+    assert len(found) == 1, text
+    (moment,) = found
     return float(moment)
 
 
