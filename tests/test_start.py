@@ -16,9 +16,11 @@ from tests.runs import (
     QUIET,
     STOPPED,
     TINY_TRM,
+    TORCHRUN,
     Result,
     digest,
     faulty,
+    launched,
     status,
     stopped,
     torchrun,
@@ -97,12 +99,22 @@ def test_resume_false_moves_the_former_run_aside(tmp_path: Path) -> None:
     assert [row["step"] for row in again.rows if "train/loss" in row] == [3]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.old-1"]
     assert digest(tmp_path / "run.old-1")
-    (restarted,) = run_ranks(
-        1, ["pretrain.py", *QUIET, f"checkpoint_path={tmp_path}/run", *INTERRUPTED, "max_steps=3", "resume=false"],
-        env={"TORCHELASTIC_RESTART_COUNT": "1"},
-    )  # fmt: skip
-    assert "is finished, 3 steps" in restarted.stdout, "what a launcher starts again goes on"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before_it_begins", [False, True])
+def test_resume_false_under_a_launcher_that_starts_again(before_it_begins: bool, undisturbed: Result, tmp_path: Path) -> None:
+    """The old run is moved aside once, also where the first attempt does not come so far."""
+    stopped(tmp_path / "run", *INTERRUPTED)
+    fault = ["raise@data", "0", "0"] if before_it_begins else ["kill@objective", "0", "12"]
+    command = [*TORCHRUN, "--nproc-per-node", "1", "--max-restarts", "1", "-m", "tests.faults", *fault, *QUIET]
+    done = launched([*command, f"checkpoint_path={tmp_path}/run", *INTERRUPTED, "checkpoint_interval=5", "resume=false"])
+    assert done.returncode == 0, done.stderr
+    assert "FAULT" in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.old-1"]
+    assert (tmp_path / "run.old-1" / "checkpoints" / "latest").read_text() == "step_10\n"
+    assert ("continued at step" in (tmp_path / "run" / "log.txt").read_text()) is not before_it_begins
+    assert digest(tmp_path / "run") == digest(undisturbed.directory)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from utils import checkpoint
 from utils.config import NOT_THE_RUN
 from utils.distributed import Dist
 from utils.errors import ConfigError, said_of
+from utils.status import started_again
 
 # A run may become longer; where its data lies does not matter, because its fingerprint is compared.
 MAY_CHANGE = (*NOT_THE_RUN, "epochs", "max_steps", "data_path", "data_paths")
@@ -36,7 +36,8 @@ def find(config: DictConfig, dist: Dist, say: Callable[[str], None]) -> Start:
     """Rank 0 looks and decides, every rank gets its decision."""
     found = Start()
     with dist.agreed():
-        if dist.is_main and not config.eval_only and (config.resume is not False or _started_again()):
+        # what a launcher starts again has heeded `resume=false` already, if it came so far
+        if dist.is_main and not config.eval_only and (config.resume is not False or started_again(Path(config.checkpoint_path))):
             found = _look(config, say)
     folder = dist.broadcast_text(str(found.folder or ""))
     continues = dist.broadcast_text("yes" if found.continues else "") == "yes"
@@ -82,11 +83,6 @@ def _look(config: DictConfig, say: Callable[[str], None]) -> Start:
     # Interrupted before its first checkpoint, a run begins again in its own directory.
     former = directory / "config.yaml"
     return Start(continues=former.is_file() and not _differences(OmegaConf.load(former), config))
-
-
-def _started_again() -> bool:
-    """By a launcher, with the same command: `resume=false` has been heeded, and what the run has done since is its own."""
-    return any(int(os.environ.get(name) or 0) > 0 for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
 
 
 @said_of("resume")

@@ -35,7 +35,7 @@ class Status:
         row = {
             "state": state, "reason": " ".join(reason.split()), "step": step, "exit_status": exit_status,
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "host": socket.gethostname(), "pid": pid, "process_began": _began(pid),
+            "host": socket.gethostname(), "pid": pid, "process_began": _began(pid), "launch": _launch(),
         }  # fmt: skip
         with self._lock:
             write_whole(self._path, json.dumps(row, indent=1) + "\n")
@@ -45,6 +45,16 @@ def state_of(directory: Path) -> str:
     """What the file says; nothing where there is none that can be read."""
     row = _row(directory)
     return str(row.get("state", "")) if isinstance(row, dict) else ""
+
+
+def started_again(directory: Path) -> bool:
+    """Whether a launcher has started this process in place of one that had begun the run in this directory."""
+    launch, row = _launch(), _row(directory)
+    restarted = launch["torchrun_restarts"] or launch["slurm_restarts"]
+    if not restarted or not isinstance(row, dict) or not isinstance(row.get("launch"), dict):
+        return False
+    same = ("parent", "parent_began") if launch["torchrun_restarts"] else ("slurm_job",)
+    return all(row["launch"].get(key) == launch[key] for key in same)
 
 
 def other_writer(directory: Path) -> str:
@@ -58,6 +68,15 @@ def other_writer(directory: Path) -> str:
     if not running or host != socket.gethostname() or pid == os.getpid() or began is None or began != _began(pid):
         return ""
     return f"pid {pid} on host {host}"
+
+
+def _launch() -> dict[str, Any]:
+    """What stays the same when a launcher starts its processes again, and how often it has."""
+    parent, env = os.getppid(), os.environ
+    return {
+        "parent": parent, "parent_began": _began(parent), "slurm_job": env.get("SLURM_JOB_ID", ""),
+        "torchrun_restarts": int(env.get("TORCHELASTIC_RESTART_COUNT") or 0), "slurm_restarts": int(env.get("SLURM_RESTART_COUNT") or 0),
+    }  # fmt: skip
 
 
 def _row(directory: Path) -> Any:
