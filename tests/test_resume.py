@@ -44,15 +44,14 @@ def test_a_stopped_run_goes_on_to_the_same_bits(undisturbed: Result, tmp_path: P
 
 
 @pytest.mark.slow
-def test_two_ranks_without_loader_processes_too(tmp_path: Path) -> None:
-    one = train(tmp_path / "undisturbed", *INTERRUPTED, ranks=2)
+def test_two_ranks_without_loader_processes_too(undisturbed_pair: Result, tmp_path: Path) -> None:
     stopped(tmp_path / "run", *INTERRUPTED, "num_workers=0", ranks=2)
-    assert digest(train(tmp_path / "run", *INTERRUPTED, "num_workers=2", ranks=2).directory) == digest(one.directory)
+    assert digest(train(tmp_path / "run", *INTERRUPTED, "num_workers=2", ranks=2).directory) == digest(undisturbed_pair.directory)
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(2, 1), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((4, 1), (4, 2), (4, 8), (1, 4)))],
+    [(2, 1), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((4, 1), (4, 2), (4, 8)))],
 )
 def test_exact_runs_go_on_at_any_number_of_ranks(exact: Result, before: int, after: int, tmp_path: Path) -> None:
     stopped(tmp_path / "run", *INTERRUPTED, *EXACT, ranks=before)
