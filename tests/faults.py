@@ -1,7 +1,7 @@
 """pretrain.py with something going wrong at a chosen moment on a chosen rank: `python -m tests.faults FAULT RANK WHEN key=value …`.
 
 FAULT is `<what>@<where>`. What: raise (raise-stuck: with a W&B that does not end), hang, kill, nan, full or readonly (the disk
-that FAULT_DISK names), wandb (its process is killed), suspend (for 20 s), a signal such as SIGTERM, or several
+that FAULT_DISK names), wandb (its process is killed), suspend (for 10 s), a signal such as SIGTERM, or several
 (SIGINT+pause+SIGINT); `launcher:SIGTERM` goes to the launcher.
 Where: objective (of a training step), predict (an evaluation batch), data (the source is made), worker (a batch in a loader
 process), callback (a hook of the sparse optimizer), save (in the thread that writes a checkpoint).
@@ -100,7 +100,7 @@ def go_wrong(what: str, delay: float) -> None:
             subprocess.run(["mount", "-o", "remount,bind,ro", disk()], check=True)
     elif what == "suspend":  # as Ctrl-Z and fg, or a scheduler that wants the machine for a while
         pid = os.getpid()
-        subprocess.Popen(["sh", "-c", f"sleep 0.7; kill -STOP {pid}; sleep 20; kill -CONT {pid}"], start_new_session=True)
+        subprocess.Popen(["sh", "-c", f"sleep 0.7; kill -STOP {pid}; sleep 10; kill -CONT {pid}"], start_new_session=True)
         for _ in range(20 if detect(os.environ).rank == 0 else 0):  # the others wait for rank 0 before and after
             time.sleep(0.1)
     elif what == "wandb":

@@ -176,13 +176,6 @@ def test_every_rank_returns_rank_0s_metric(tmp_path: Path) -> None:
     assert values[0] == values[1] != "METRIC None"
 
 
-@pytest.mark.slow
-def test_a_run_begun_again_moves_the_earlier_one_aside(tmp_path: Path) -> None:
-    for _ in range(2):
-        train(tmp_path / "run", *TINY_TRM, "max_steps=1", "resume=false")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.old-1"]
-
-
 def test_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "pretrain.py", *TINY_TRM, *QUIET, "max_steps=100000", f"checkpoint_path={tmp_path}/run"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
