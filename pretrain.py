@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # torch takes a second to import: not before the command line
     from optim.sparse_signsgd import SparseSignSGD
     from utils.distributed import Dist
     from utils.keeper import Keeper
-    from utils.metrics import Clock, Meter
+    from utils.metrics import Clock, Meter, Metric
     from utils.resume import Start
     from utils.run import Run
     from utils.slots import Slots
@@ -55,19 +55,15 @@ class Job:
     reducer: Reducer
     ema: EMA | None
     total_steps: int
+    headline: Metric  # what the run is judged by, by its name in evaluations
     keeper: Keeper = field(init=False)
     step: int = 0
     evaluation_due: bool = False
     results: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     best: float | None = None  # value of the metric that the run is judged by,
-    best_of: str = ""  # and its name
+    best_of: str = ""  # and which that is
     resumed_from: str = ""
     flops_per_example: int = 0
-
-    @property
-    def headline(self) -> str:
-        """The metric that the run is judged by."""
-        return self.cfg.objective_metric or f"eval/{self.objective.headline}"
 
 
 @hydra.main(config_path=str(config.CONF), config_name="pretrain", version_base="1.3")
@@ -110,13 +106,15 @@ def pretrain(cfg: DictConfig) -> float | None:
     if resume.is_finished(start, job.total_steps):
         run.confirm_finished(job.step)
         run.say(f"{cfg.run_name} is finished, {job.step:,} steps: {run.directory}; resume=false would begin again")
-        return job.results.get(job.headline)
+        return job.results.get(job.headline.name)
     with dist.agreed():  # last: whatever can be wrong is known before a former run is moved aside
         wandb = {"mode": cfg.wandb.mode, "project": cfg.project_name, "name": cfg.run_name, "id": start.meta.get("wandb_id")}
         run.begin(OmegaConf.to_yaml(cfg), wandb, start.step if start.continues else None, job.evaluation_due)
     with run:
         run.say(f"{cfg.run_name}: {sum(p.numel() for p in job.parameters.values()):,} parameters, {job.total_steps:,} steps")
         run.say(hardware.describe(dist))
+        if cfg.objective_metric:
+            run.say(f"the best checkpoint is the one with the {'lowest' if job.headline.lower else 'highest'} {job.headline.name}")
         if cfg.eval_only:
             if stop := evaluate(job):
                 run.stop(stop, job.step, "an evaluation saves nothing")
@@ -125,7 +123,7 @@ def pretrain(cfg: DictConfig) -> float | None:
                 train(job)
         run.say(f"files: {run.directory}")
         run.mark("finished", step=job.step, exit_status=0)
-    return job.results.get(job.headline)
+    return job.results.get(job.headline.name)
 
 
 def build_problem(cfg: DictConfig, dist: Dist, run: Run, start: Start) -> tuple[Source, Objective]:
@@ -196,6 +194,7 @@ def build(cfg: DictConfig, dist: Dist, run: Run, source: Source, objective: Obje
         reducer=make(cfg.sync, "sync", parameters, dist, notices=NOTICES),
         ema=EMA(parameters, tables, cfg.ema_rate) if cfg.ema else None,
         total_steps=total_steps,
+        headline=objective.judged_by(cfg.objective_metric),
     )  # fmt: skip
     if job.ema is not None:
         for optimizer in job.sparse:
@@ -223,7 +222,7 @@ def train(job: Job) -> None:
                 _, parts = next(loader)
             verdict = train_step(job, parts)
             job.step += 1
-            clock.steps, clock.examples = clock.steps + 1, clock.examples + (verdict.weight if verdict.finite else 0.0)
+            clock.steps, clock.examples = clock.steps + 1, clock.examples + job.cfg.global_batch_size
             last = job.step == job.total_steps
             if job.step % job.cfg.log_interval == 0 or last:
                 log(job, clock)
@@ -305,7 +304,7 @@ def log(job: Job, clock: Clock) -> None:
         peak = peak_flops(job.dist.device, job.objective.model.dtype) or 1.0
         row["speed/mfu"] = job.flops_per_example * row["speed/examples_per_s"] / job.dist.world_size / peak
     job.run.log(job.step, row)
-    headline = job.objective.headline
+    headline = job.objective.headline.name
     job.run.progress(job.step, job.total_steps, means.get("loss"), headline, means.get(headline), row["speed/examples_per_s"])
 
 

@@ -106,7 +106,9 @@ class Reducer:
     def clip(self, max_norm: float) -> Tensor:
         """Scale all gradients to a global norm of at most `max_norm`; the norm before, still on the device."""
         grads = [bucket.grads for bucket in self.buckets]
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in grads]))
+        # in float32 at least: norms are sums of squares, and half precision would overflow
+        wide = [torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in grads]
+        norm = torch.linalg.vector_norm(torch.stack(wide))
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for grad in grads:
             grad.mul_(factor)

@@ -123,7 +123,7 @@ def test_a_run_without_a_checkpoint_begins_again_in_its_place(undisturbed: Resul
 @pytest.mark.slow
 def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
     """The best by a metric that grows from step to step is the first; by one that falls, the last."""
-    arguments = [*INTERRUPTED, "epochs=24", "eval_interval=4", "max_steps=60", "lr=1e-3", "keep=1", "objective_metric=eval/lm_loss"]
+    arguments = [*INTERRUPTED, "epochs=24", "eval_interval=4", "max_steps=60", "lr=1e-3", "keep=1", "objective_metric=-eval/lm_loss"]
     run = train(tmp_path / "run", *arguments)
     losses = {row["step"]: row["eval/lm_loss"] for row in run.rows if "eval/lm_loss" in row}
     best = min(losses, key=lambda step: losses[step])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from utils import signals
 from utils.checkpoint import brief
 from utils.distributed import Dist
 from utils.errors import ConfigError
-from utils.metrics import means, stack
+from utils.metrics import Metric, means, stack
 
 Batch = dict[str, Tensor]
 ABANDONED = "\n"  # told instead of metric names
@@ -102,18 +101,9 @@ class Evaluation:
             self._say(said)
 
 
-def improves(name: str, results: Mapping[str, float], best: float | None) -> bool:
-    """Whether a metric got better: losses and the like count down, everything else up."""
-    value = results.get(name, math.nan)
-    if math.isnan(value):
-        return False
-    down = any(word in name.rpartition("/")[2] for word in ("loss", "error", "perplexity", "bits"))
-    return best is None or (value < best if down else value > best)
-
-
 def check_names(config: Any, eval_sets: Mapping[str, Any], objective: Any, to_batch: Callable[[Any], Batch]) -> None:
     """Metrics and outputs that the configuration names must exist: asked of one empty row, before any training."""
-    metric, outputs = config.objective_metric, config.eval_save_outputs
+    metric, outputs = Metric.parse(config.objective_metric or "").name, config.eval_save_outputs
     sets = {name: examples for name, examples in eval_sets.items() if len(examples)}
     if not sets or not (metric or outputs):
         return

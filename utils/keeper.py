@@ -9,7 +9,6 @@ from typing import Any
 
 from utils import signals
 from utils.errors import RunError
-from utils.evaluation import improves
 from utils.saver import Saver
 from utils.state import snapshot
 
@@ -70,11 +69,11 @@ class Keeper:
         """Compared with what is on the disk: a better one that could not be saved does not count."""
         self._forget_lost_best()
         job = self._job
-        before = job.best if job.best_of == job.headline else None
-        if not improves(job.headline, job.results, before):
+        before = job.best if job.best_of == str(job.headline) else None
+        if not job.headline.improves(job.results, before):
             return False
         self._best_before, self._best_step = before, job.step
-        job.best, job.best_of = job.results[job.headline], job.headline
+        job.best, job.best_of = job.results[job.headline.name], str(job.headline)
         return True
 
     def _forget_lost_best(self) -> None:

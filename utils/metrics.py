@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
 from utils.distributed import Dist
 
 MetricSums = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric that runs and checkpoints are judged by; written with a minus where less is better."""
+
+    name: str
+    lower: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Metric:
+        """What `str` made, or a user wrote."""
+        return cls(text.removeprefix("-"), text.startswith("-"))
+
+    def __str__(self) -> str:
+        return f"-{self.name}" if self.lower else self.name
+
+    def improves(self, results: Mapping[str, float], best: float | None) -> bool:
+        """Whether a result is better than the best so far; one that is missing or NaN is not."""
+        value = results.get(self.name, math.nan)
+        if math.isnan(value):
+            return False
+        return best is None or (value < best if self.lower else value > best)
 
 
 def stack(sums: MetricSums) -> torch.Tensor:
@@ -69,10 +94,10 @@ class Meter:
 
 
 class Clock:
-    """Speed since it was made: steps, examples, and time spent waiting for data."""
+    """Speed since it was made: steps, examples (what a loss is divided by is another matter), and time spent waiting for data."""
 
     def __init__(self) -> None:
-        self.start, self.steps, self.examples, self.waited = time.perf_counter(), 0, 0.0, 0.0
+        self.start, self.steps, self.examples, self.waited = time.perf_counter(), 0, 0, 0.0
 
     @property
     def seconds(self) -> float:

@@ -14,7 +14,7 @@ from models.losses import LOSSES
 from models.objectives.base import Batch, Context, Objective, Prediction, StepOut
 from models.recursion import RecursiveNet, State
 from utils.errors import ConfigError
-from utils.metrics import MetricSums
+from utils.metrics import Metric, MetricSums
 from utils.spec import IGNORE
 
 
@@ -31,7 +31,8 @@ class ActCarry:
 class ActObjective(Objective):
     """Token loss plus the halting Q losses, summed over slots; a padding row counts nowhere."""
 
-    headline = "exact_accuracy"
+    headline = Metric("exact_accuracy")
+    costs = frozenset({"lm_loss", "q_halt_loss", "q_continue_loss"})
     model: RecursiveNet
 
     def __init__(self, model: RecursiveNet, loss_type: str) -> None:

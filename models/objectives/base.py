@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from models.sparse_embedding import SparseEmbedding
 from utils.distributed import Dist
 from utils.hardware import count_flops
-from utils.metrics import MetricSums
+from utils.metrics import Metric, MetricSums
 from utils.noise import Noise
 
 Batch = dict[str, Tensor]
@@ -47,7 +47,8 @@ class Prediction:
 class Objective(nn.Module):
     """Wraps a net as `self.model` and says what to minimise."""
 
-    headline = "accuracy"  # the metric a run is judged by when `objective_metric` names none
+    headline = Metric("accuracy")  # what a run is judged by when `objective_metric` names nothing
+    costs: frozenset[str] = frozenset()  # other metrics of which less is better
     model: Any
 
     def __init__(self, model: nn.Module) -> None:
@@ -71,6 +72,13 @@ class Objective(nn.Module):
     def tables(self) -> dict[str, SparseEmbedding]:
         """The sparse tables by name, for the sparse optimizer."""
         return {name: module for name, module in self.named_modules() if isinstance(module, SparseEmbedding)}
+
+    def judged_by(self, asked: str | None) -> Metric:
+        """The metric of evaluations that tells the best checkpoint: the headline, or what the user asked for."""
+        if not asked:
+            return Metric(f"eval/{self.headline.name}", self.headline.lower)
+        metric = Metric.parse(asked)
+        return Metric(metric.name, metric.lower or metric.name.rpartition("/")[2] in self.costs)
 
     def rehearse(self, batch: Batch, ctx: Context) -> None:
         """One forward and backward that leave no trace."""

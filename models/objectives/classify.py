@@ -18,6 +18,7 @@ from utils.spec import IGNORE
 class ClassifyObjective(Objective):
     """Sums the cross entropy over examples; dropout masks are noise of the step and shard."""
 
+    costs = frozenset({"loss"})
     model: CNN
 
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:

@@ -159,3 +159,12 @@ def test_bfloat16_and_float64_follow_float32() -> None:
 def test_impossible_sizes_are_named(keys: dict, key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         NETS["hrm"](**keys)
+
+
+def test_the_objective_knows_which_way_its_metrics_are_better() -> None:
+    objective = make("trm")
+    asked = {text: objective.judged_by(text) for text in ("", "eval/lm_loss", "eval/all/q_halt_loss", "eval/steps", "-eval/steps")}
+    assert {text: str(metric) for text, metric in asked.items()} == {
+        "": "eval/exact_accuracy", "eval/lm_loss": "-eval/lm_loss", "eval/all/q_halt_loss": "-eval/all/q_halt_loss",
+        "eval/steps": "eval/steps", "-eval/steps": "-eval/steps",
+    }  # fmt: skip

@@ -83,6 +83,20 @@ def test_buckets_hold_whole_gradients_of_one_kind_in_backward_order():
     assert Reducer({}, Dist()).finish([2.0]).weight == 2
 
 
+@pytest.mark.parametrize("dtypes", [(torch.float64,), (torch.float32,), (torch.bfloat16,), (torch.bfloat16, torch.float32, torch.float64)])
+def test_gradients_of_any_precision_are_clipped(dtypes):
+    named = {f"p{i}": nn.Parameter(torch.ones(300, dtype=dtype)) for i, dtype in enumerate(dtypes)}
+    reducer = Reducer(named, Dist())
+    with reducer.backward(last=True):
+        sum((30 * p.double()).sum() for p in named.values()).backward()
+    assert reducer.finish([1.0]).finite
+    before = 30 * (300 * len(dtypes)) ** 0.5
+    assert abs(float(reducer.clip(1.0)) - before) < 1e-3 * before
+    after = sum(p.grad.double().square().sum() for p in named.values()) ** 0.5
+    assert abs(float(after) - 1) < 5e-3
+    assert all(p.grad.dtype == p.dtype for p in named.values())
+
+
 def test_bucket_size_must_be_positive():
     with pytest.raises(ConfigError, match=r"^sync\.bucket_mb=0"):
         make(bucket_mb=0)

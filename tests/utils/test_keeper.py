@@ -10,10 +10,10 @@ import pytest
 
 from utils import keeper
 from utils.errors import RunError
-from utils.evaluation import improves
 from utils.keeper import Keeper
+from utils.metrics import Metric
 
-LOSS, ACCURACY = "eval/lm_loss", "eval/accuracy"
+LOSS, ACCURACY = Metric("eval/lm_loss", lower=True), Metric("eval/accuracy")
 
 
 class FakeSaver:
@@ -54,7 +54,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def evaluated(job: Any, step: int, value: float, wanted: bool = False) -> None:
-    job.step, job.results = step, {job.headline: value}
+    job.step, job.results = step, {job.headline.name: value}
     job.keeper.save_if(wanted, stopping=False, evaluated=True)
 
 
@@ -67,7 +67,7 @@ def test_the_best_is_saved_and_others_only_when_wanted(job: Any) -> None:
         evaluated(job, step, value)
     evaluated(job, 4, 0.1, wanted=True)
     assert saved(job) == [(1, True), (3, True), (4, False)]
-    assert (job.best, job.best_of) == (0.6, ACCURACY)
+    assert (job.best, job.best_of) == (0.6, "eval/accuracy")
 
 
 def test_a_best_that_could_not_be_saved_does_not_count(job: Any) -> None:
@@ -111,20 +111,10 @@ def test_another_metric_is_not_compared_with_the_old_ones_value(job: Any) -> Non
     assert saved(job) == [(1, True), (2, True), (3, True)]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "best", "better"),
-    [
-        (ACCURACY, 0.5, None, True),
-        (ACCURACY, 0.5, 0.5, False),
-        (ACCURACY, 0.6, 0.5, True),
-        (LOSS, 0.6, 0.5, False),
-        (LOSS, 0.4, 0.5, True),
-        ("eval/no-errors/accuracy", 0.6, 0.5, True),
-        (LOSS, float("nan"), None, False),
-        (LOSS, float("nan"), 0.5, False),
-        (LOSS, float("inf"), None, True),
-    ],
-)
-def test_losses_count_down_and_all_else_up(name: str, value: float, best: float | None, better: bool) -> None:
-    assert improves(name, {name: value}, best) is better
-    assert not improves("eval/other", {name: value}, best)
+def test_another_direction_is_another_measure(job: Any) -> None:
+    job.headline = Metric("eval/kl", lower=True)
+    evaluated(job, 1, 3.0)
+    job.headline = Metric("eval/kl")
+    evaluated(job, 2, 2.0)
+    evaluated(job, 3, 1.0)
+    assert saved(job) == [(1, True), (2, True)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from utils.distributed import Dist
-from utils.metrics import Meter
+from utils.metrics import Meter, Metric
 
 
 def pair(total: float, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,3 +46,24 @@ def test_a_metric_may_not_come_and_go() -> None:
     meter.add({"a": pair(1.0, 1)})
     with pytest.raises(AssertionError, match="metrics changed"):
         meter.add({"b": pair(1.0, 1)})
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "best", "better"),
+    [
+        ("eval/accuracy", 0.5, None, True),
+        ("eval/accuracy", 0.5, 0.5, False),
+        ("eval/accuracy", 0.6, 0.5, True),
+        ("-eval/kl", 0.6, 0.5, False),
+        ("-eval/kl", 0.4, 0.5, True),
+        ("eval/error_rate_avoided", 0.6, 0.5, True),  # a name says nothing
+        ("-eval/kl", float("nan"), None, False),
+        ("-eval/kl", float("nan"), 0.5, False),
+        ("-eval/kl", float("inf"), None, True),
+    ],
+)
+def test_which_way_is_better_is_said_and_not_guessed(metric: str, value: float, best: float | None, better: bool) -> None:
+    parsed = Metric.parse(metric)
+    assert str(parsed) == metric
+    assert parsed.improves({parsed.name: value}, best) is better
+    assert not parsed.improves({"eval/other": value}, best)
