@@ -21,6 +21,9 @@ from utils.spec import Spec
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 NAMES = ("hrm", "trm_att", "trm_mlp")
+# The published scale of the token-mixing MLP amplifies rounding: in float64 it gives 2e-4 else than was recorded, and float32
+# differs by 5e-4 between processors. A net that computes something else is off by whole numbers.
+EVALUATION_ATOL = {"trm_mlp": 2e-3}
 
 
 class Recording:
@@ -85,10 +88,11 @@ def test_evaluation_of_the_final_weights(name: str) -> None:
     recorded.load("final")
     with torch.no_grad():
         prediction = recorded.objective.eval().predict(recorded.batch(5))
+    atol = EVALUATION_ATOL.get(name, 1e-5)
     for key in ("logits", "q_halt_logits"):
-        recorded.close(f"eval/{key}", prediction.outputs[key], 1e-5)
+        recorded.close(f"eval/{key}", prediction.outputs[key], atol)
     for metric, (total, _) in prediction.metrics.items():
-        recorded.close(f"eval/metric/{metric}", total, 1e-5)
+        recorded.close(f"eval/metric/{metric}", total, atol)
 
 
 def test_init_is_not_final() -> None:
