@@ -6,6 +6,11 @@ Top to bottom: the command line becomes a configuration (`main`), a configuratio
 
 from __future__ import annotations
 
+from utils import early
+
+if __name__ == "__main__":
+    early.begin()
+
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
@@ -87,7 +92,7 @@ def pretrain(cfg: DictConfig) -> float | None:
     from utils.keeper import Keeper
     from utils.run import Run
 
-    dist = distributed.start(cfg.device, cfg.backend, cfg.timeout_s)
+    dist = distributed.start(cfg.device, cfg.backend, cfg.timeout_s, Path(cfg.checkpoint_path))
     signals.defer()
     cfg = config.publish(cfg, dist)
     hardware.tune(cfg.exact)

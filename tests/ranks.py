@@ -8,8 +8,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -43,13 +45,14 @@ def run_ranks(n: int, args: Sequence[str], timeout: float = 60, env: Mapping[str
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(n), "OMP_NUM_THREADS": "1"}
     common |= {"PYTHONUNBUFFERED": "1", **(env or {})}
     children: list[_Child] = []
-    try:
-        for rank in range(n):
-            children.append(_start(args, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
-        _wait(children, timeout)
-    finally:
-        for child in children:
-            _kill(child, "killed by the test")
+    with _ended_by_sigterm():
+        try:
+            for rank in range(n):
+                children.append(_start(args, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
+            _wait(children, timeout)
+        finally:
+            for child in children:
+                _kill(child, "killed by the test")
     return [_completed(rank, child) for rank, child in enumerate(children)]
 
 
@@ -65,6 +68,19 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """A program that is asked to end takes its ranks along: they are in sessions of their own, where nobody else would ask them."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _start(args: Sequence[str], env: Mapping[str, str]) -> _Child:

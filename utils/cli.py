@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 
 from utils import signals
 from utils.config import GROUPS, explain, resolve
+from utils.early import open_standard_streams
 from utils.errors import ConfigError, LocalError, PeerError, RunError, Stopped
 from utils.launchers import Launch, detect
 
@@ -35,10 +36,11 @@ def main(hydra_app: Callable[[], Any]) -> NoReturn:
     """Run the Hydra application to its end."""
     launch = Launch()
     try:
+        open_standard_streams()
         launch = detect(os.environ)
         signals.install(launch.rank, partial(_stopped_at_once, launch))
-        # PyTorch prints a page of C++ frames when a store's host dies; what there is to say then is ours to say
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        # PyTorch prints a page of C++ frames when a store's host dies or none is found; what there is to say then is ours to say
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         sys.argv[1:] = prepare(sys.argv[1:], launch)
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then hands its exceptions to us instead of printing them
         hydra_app()

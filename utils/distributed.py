@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as c10d
 
 from utils.errors import ConfigError, LocalError, PeerError
 from utils.launchers import Launch, detect
-from utils.meeting import Meeting, exchange, meet, one_line
+from utils.meeting import Meeting, Told, exchange, meet, one_line
 from utils.meeting import watch as meet_watch
 from utils.watch import Watch
 
@@ -184,8 +185,11 @@ def pick_backend(requested: str, device: torch.device) -> str:
     return chosen
 
 
-def start(device: str = "auto", backend: str = "auto", timeout_s: float = 600.0) -> Dist:
-    """Join the process group, once per process: a multirun keeps it, its watch and its timeout from job to job."""
+def start(device: str = "auto", backend: str = "auto", timeout_s: float = 600.0, folder: Path = Path()) -> Dist:
+    """Join the process group, once per process: a multirun keeps it, its watch and its timeout from job to job.
+
+    The ranks' key goes by a file in the folder, or above it where it does not exist yet.
+    """
     global _current
     launch = detect(os.environ)
     if launch.launcher == "none":
@@ -198,11 +202,11 @@ def start(device: str = "auto", backend: str = "auto", timeout_s: float = 600.0)
     if not timeout_s > 0:
         raise ConfigError(f"timeout_s={timeout_s:g} is not a time to wait; use e.g. timeout_s=600")
     meeting = meet(launch, timeout_s)
-    dist, chosen = _compared(meeting, launch, device, backend, timeout_s)
-    watch = meet_watch(meeting, launch, timeout_s)
+    dist, chosen, told = _compared(meeting, device, backend)
+    watch = meet_watch(meeting, told, folder)
     watch.start()
     atexit.register(watch.stop)  # a script that simply ends is not missed
-    _current = replace(dist, watch=watch, store=meeting.client("helpers", timeout_s))
+    _current = replace(dist, watch=watch, store=meeting.client("helpers"))
     with watch.waiting():
         c10d.init_process_group(
             chosen, store=meeting.store, rank=launch.rank, world_size=launch.world_size,
@@ -226,25 +230,25 @@ def stop() -> None:
         c10d.destroy_process_group()
 
 
-def _compared(meeting: Meeting, launch: Launch, device: str, backend: str, timeout_s: float) -> tuple[Dist, str]:
+def _compared(meeting: Meeting, device: str, backend: str) -> tuple[Dist, str, list[Told]]:
     """Device and backend, known to fit before the group exists: a rank without its device would leave the rest waiting."""
     found: tuple[Dist, str] | None = None
     problem: ConfigError | None = None
     try:
-        found = _placed(launch, device, backend, timeout_s)
+        found = _placed(meeting.launch, device, backend, meeting.timeout_s)
     except ConfigError as error:
         problem = error
     own = {"error": one_line(problem)} if problem else {"error": "", "backend": found[1] if found else ""}
-    told = exchange(meeting.store, launch, own)
+    told = exchange(meeting, own)
     for rank, text in enumerate(told):
         if text["error"]:
-            raise _loud(problem) if problem and rank == launch.rank else PeerError(f"rank {rank}: {text['error']}")
+            raise _loud(problem) if problem and rank == meeting.launch.rank else PeerError(f"rank {rank}: {text['error']}")
     for rank, text in enumerate(told):
         if text["backend"] != told[0]["backend"]:
             chosen = f"rank 0 chose {told[0]['backend']}, rank {rank} {text['backend']}"
             raise ConfigError(f"backend=auto: {chosen}; set device=cpu or device=cuda")
     assert found is not None
-    return found
+    return *found, told
 
 
 def _placed(launch: Launch, device: str, backend: str, timeout_s: float) -> tuple[Dist, str]:

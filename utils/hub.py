@@ -1,70 +1,31 @@
 """Where the ranks' watch threads meet: a small server in a thread of rank 0 that decides why a run ends, and tells everybody.
 
-Messages are lines of JSON. The first verdict counts. A rank that dies closes its connection, which is noticed at once; a rank
-that leaves in good order, or fails with an error, says so on the same connection before.
+The first verdict counts. A rank that dies closes its connection, which is noticed at once; a rank that leaves in good order, or
+fails with an error, says so on the same connection before. Anybody who reaches the port may connect, but only who knows the key
+is listened to, and nothing that arrives ends the thread.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
+import hmac
 import selectors
 import socket
 import threading
 import time
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
-from utils.signals import say
+from utils.connection import LONGEST, Connection, Message, closed_in_children
+from utils.signals import STATUS, end_now, say
 
 TICK_S = 0.2
 SILENT_S = 2.5  # a watch thread tells something twice a second; one that has not for so long is not running
 SETTLE_S = 0.3  # before a silent end is told: of several killed at once all are named, and one that speaks for itself is heard
 LEAVE_S = 5.0  # how long rank 0 waits for the others to hear that it leaves
-LONGEST = 1 << 16  # of a message
-
-Message = dict[str, Any]
-_open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-
-
-class Line:
-    """One end of a connection that carries lines of JSON."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.settimeout(2.0)
-        if connection.family != socket.AF_UNIX:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _open.add(connection)
-        self.socket = connection
-        self._received = b""
-        self._lock = threading.Lock()
-
-    def send(self, message: Message) -> None:
-        """Best effort: whoever does not listen any more will be missed elsewhere."""
-        with suppress(OSError), self._lock:
-            self.socket.sendall(json.dumps(message).encode() + b"\n")
-
-    def receive(self) -> list[Message] | None:
-        """What has arrived; None at the end of the connection."""
-        try:
-            chunk = self.socket.recv(LONGEST)
-        except TimeoutError:
-            return []
-        except OSError:
-            return None
-        *lines, self._received = (self._received + chunk).split(b"\n")
-        if len(self._received) > LONGEST or not (chunk or lines):
-            return None
-        return list(_messages(lines))
-
-    def finish(self) -> None:
-        """Send no more; what is under way still arrives."""
-        with suppress(OSError):
-            self.socket.shutdown(socket.SHUT_WR)
+INTRODUCE_S = 5.0  # how long whoever connects may take to say who it is
+STRANGERS = 64  # connections that have not said it, beside those of ranks that are still to come
+INTRODUCTION = 1024  # bytes of what a stranger may say
 
 
 @dataclass
@@ -76,7 +37,7 @@ class Peer:
     waited_s: float = -1.0  # in the present one; negative: it does not wait
     place: str = ""
     heard: float = field(default_factory=time.monotonic)
-    state: str = "here"  # or left, gone, failed
+    state: str = "here"  # or expected (it has not come yet), left, gone, failed
 
     @property
     def answers(self) -> bool:
@@ -103,14 +64,15 @@ class Standstill:
 class Hub:
     """Runs on rank 0 until rank 0 leaves."""
 
-    def __init__(self, host: str, world_size: int, timeout_s: float) -> None:
+    def __init__(self, address: str, world_size: int, timeout_s: float, key: str) -> None:
         self.timeout_s = timeout_s
-        self.key = secrets.token_hex(8)
-        self._listener = _listen(host)
+        self._key = key
+        self._listener = listen(address)
+        self._listener.setblocking(False)  # whoever was there to be accepted may be gone again
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._peers = [Peer(rank) for rank in range(world_size)]
-        self._lines: dict[Line, Peer] = {}
+        self._peers = [Peer(rank, state="expected") for rank in range(world_size)]
+        self._connections: dict[Connection, Peer] = {}  # oldest first
         self._over = False
         self._stops: set[int] = set()  # requests that everybody has heard of
         self._silent: list[tuple[int, str, int]] = []  # rank, its words and status: ends that nobody has told the user of
@@ -131,19 +93,32 @@ class Hub:
         self._thread.join(LEAVE_S + 2 * TICK_S)
 
     def _run(self) -> None:
+        """Without this thread no hang and no death would be noticed: should it fail after all, the run ends, aloud."""
+        try:
+            self._serve()
+        except Exception as error:
+            words = f"the watch over all ranks has failed on rank 0 ({type(error).__name__}: {error})"
+            say(f"error: {words}")
+            with suppress(Exception):
+                self._end(words, 1, patient=False)
+            time.sleep(SETTLE_S)  # the others hear it before their connections end
+            end_now(1)
+
+    def _serve(self) -> None:
         told, judged, ticked, standstill = False, 0.0, 0.0, Standstill()
         while True:
             ready = self._selector.select(TICK_S)
             stood = standstill.over()
-            for peer in self._peers:
+            for peer in (*self._peers, *(self._connections[stranger] for stranger in self._strangers())):
                 peer.heard += stood
             for key, _ in ready:
                 if key.fileobj is self._listener:
                     self._accept()
-                else:
+                elif key.data in self._connections:  # it may have had to make room
                     self._hear(key.data)
             now = time.monotonic()
             if now - judged > TICK_S / 2:  # not after each of many ranks' messages
+                self._turn_away(now)
                 self._judge(now)
                 judged = now
             if self._leaving is None:
@@ -154,59 +129,95 @@ class Hub:
             if not told:
                 self._tell({"left": True})
                 told = True
-            if not self._lines or now - self._leaving > LEAVE_S:
+            if not any(peer.rank >= 0 for peer in self._connections.values()) or now - self._leaving > LEAVE_S:
                 break
-        for line in list(self._lines):
-            self._drop(line)
+        for connection in list(self._connections):
+            self._drop(connection)
         self._listener.close()
         self._selector.close()
 
     def _accept(self) -> None:
-        with suppress(OSError):  # it may have gone away in between
-            self._greet(self._listener.accept()[0])
+        try:
+            connected, _ = self._listener.accept()
+        except OSError:
+            time.sleep(0.01)  # out of descriptors: the listener stays ready, and must not keep this thread busy
+            return
+        strangers = self._strangers()
+        expected = sum(peer.state == "expected" for peer in self._peers)
+        for connection in strangers[: max(0, len(strangers) + 1 - STRANGERS - expected)]:
+            self._drop(connection)
+        self._greet(connected)
 
-    def _greet(self, connection: socket.socket) -> None:
-        line = Line(connection)
-        self._lines[line] = Peer()
-        self._selector.register(connection, selectors.EVENT_READ, line)
+    def _greet(self, connected: socket.socket) -> None:
+        connection = Connection(connected, longest=INTRODUCTION)
+        self._connections[connection] = Peer()
+        self._selector.register(connected, selectors.EVENT_READ, connection)
 
-    def _drop(self, line: Line) -> None:
-        self._selector.unregister(line.socket)
-        line.socket.close()
-        del self._lines[line]
+    def _strangers(self) -> list[Connection]:
+        return [connection for connection, peer in self._connections.items() if peer.rank < 0]
 
-    def _hear(self, line: Line) -> None:
-        messages, peer = line.receive(), self._lines[line]
+    def _turn_away(self, now: float) -> None:
+        for connection in self._strangers():
+            if now - self._connections[connection].heard > INTRODUCE_S:
+                self._drop(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+        del self._connections[connection]
+
+    def _hear(self, connection: Connection) -> None:
+        messages, peer = connection.receive(), self._connections[connection]
         for message in messages or ():
             if peer.rank >= 0:
-                self._heed(peer, message)
-            elif message.get("key") == self.key and message.get("rank") in range(len(self._peers)):
-                peer = self._lines[line] = self._peers[message["rank"]]
-                peer.heard = time.monotonic()
+                with suppress(KeyError, TypeError, ValueError, OverflowError):  # it is no message of ours
+                    self._heed(peer, message)
+            elif (known := self._introduced(connection, message)) is not None:
+                peer = known
             else:
                 messages = None  # a stranger
                 break
         if messages is None:
-            self._drop(line)
+            self._drop(connection)
             if peer.rank >= 0 and peer.state == "here":
                 peer.state = "gone"
                 self._ended_silently(peer.rank, "", 1)
 
+    def _introduced(self, connection: Connection, message: Message) -> Peer | None:
+        """The rank that a first message is from, if it is one and its sender knows the key."""
+        key, rank = message.get("key"), message.get("rank")
+        if not (isinstance(key, str) and hmac.compare_digest(key.encode(errors="replace"), self._key.encode())):
+            return None
+        if type(rank) is not int or not 0 <= rank < len(self._peers):
+            return None
+        peer = self._peers[rank]
+        if peer.state != "expected":
+            words = f"a second process is rank {rank}; give each process its own number"
+            connection.send({"end": words, "status": 2, "speaker": rank, "patient": True})
+            return None
+        peer.state, peer.heard = "here", time.monotonic()
+        del self._connections[connection]
+        self._connections[connection] = peer
+        connection.longest = LONGEST
+        return peer
+
     def _heed(self, peer: Peer, message: Message) -> None:
         peer.heard = time.monotonic()
         if "beat" in message:
-            peer.entered, peer.waited_s, peer.place = message["beat"]
+            entered, waited_s, place = message["beat"]
+            peer.entered, peer.waited_s, peer.place = int(entered), float(waited_s), str(place)
         elif "left" in message:
             peer.state = "left"
         elif "failed" in message:
             peer.state = "failed"
+            words, status = str(message["failed"]), int(message["status"])
             if message["spoken"]:
-                self._end(message["failed"], message["status"])
+                self._end(words, status)
             else:
-                self._ended_silently(peer.rank, message["failed"], message["status"])
-        elif "stop" in message:
+                self._ended_silently(peer.rank, words, status)
+        elif message.get("stop") in STATUS:
             if message["why"] and not self._stops:
-                say(message["why"])
+                say(str(message["why"]))
             if message["stop"] not in self._stops:
                 self._stops.add(message["stop"])
                 self._tell({"stop": message["stop"]})
@@ -235,9 +246,9 @@ class Hub:
             self._tell({"end": words, "status": status, "speaker": speaker, "patient": patient})
 
     def _tell(self, message: Message) -> None:
-        for line, peer in self._lines.items():
+        for connection, peer in self._connections.items():
             if peer.rank >= 0:
-                line.send(message)
+                connection.send(message)
 
 
 def hang(peers: Sequence[Peer], timeout_s: float) -> str:
@@ -253,6 +264,8 @@ def hang(peers: Sequence[Peer], timeout_s: float) -> str:
     first = missing[0]
     if first.state == "left":
         doing = "has ended already"
+    elif first.state == "expected":
+        doing = "has not come at all"
     elif first.answers:
         doing = f"is at {first.place}"
     else:
@@ -269,28 +282,8 @@ def named(ranks: Sequence[int], verb: bool = True) -> str:
     return f"rank{'' if one else 's'} {numbers}" + ((" is" if one else " are") if verb else "")
 
 
-def _messages(lines: Sequence[bytes]) -> Iterator[Message]:
-    for line in lines:
-        try:
-            message = json.loads(line)
-        except ValueError:
-            message = None
-        yield message if isinstance(message, dict) else {}
-
-
-def _listen(host: str) -> socket.socket:
-    family, _, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    # A name may mean a loopback address here and the network's elsewhere, so only what is surely local is bound alone.
-    alone = host == "localhost" or place[0] in ("127.0.0.1", "::1")
-    listener = socket.create_server((place[0] if alone else "", 0), family=family, backlog=1024)
-    _open.add(listener)
+def listen(address: str) -> socket.socket:
+    """A port of its own at an address of this host; at all of them where none is given."""
+    listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET, backlog=1024)
+    closed_in_children(listener)
     return listener
-
-
-def _close_all() -> None:
-    """A forked child must not keep a connection open that its parent's death would close."""
-    for connection in list(_open):
-        connection.close()
-
-
-os.register_at_fork(after_in_child=_close_all)

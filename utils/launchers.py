@@ -79,7 +79,9 @@ def rendezvous(env: Mapping[str, str], launch: Launch, parent: int) -> tuple[str
             f"MASTER_ADDR is not set and {launch.launcher} on several hosts does not tell it; export MASTER_ADDR=<host of rank 0>"
         )
     if env.get("MASTER_PORT"):
-        return address, _integer(env, "MASTER_PORT")
+        if not 0 < (port := _integer(env, "MASTER_PORT")) < 1 << 16:
+            raise ConfigError(f"MASTER_PORT={port} is no port; export one from 1024 to 65535")
+        return address, port
     job = next((env[key] for key in JOB_NAMES.get(launch.launcher, ()) if env.get(key)), None)
     if launch.launcher == "srun":
         job = f"{job}.{env.get('SLURM_STEP_ID') or env.get('SLURM_STEPID')}"  # a second step of the same job meets elsewhere

@@ -5,19 +5,30 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as c10d
 
-from utils import git
-from utils.errors import ConfigError
+from utils import git, signals
+from utils.addresses import address_of, own_address, place, reachable
+from utils.errors import ConfigError, LocalError, PeerError
 from utils.hub import Hub
+from utils.key_file import offered, read_key
 from utils.launchers import Launch, rendezvous
 from utils.watch import Watch
+
+WORD_S = 5.0  # of waiting in silence; then a word is said
+ANSWER_S = 30.0  # for what listens at the master's port to show that it is a store
+UNKNOWN_S = 15.0  # for a name to become known, as those of a cluster's services do when their hosts have started
+LINGER_S = 1.0  # for the others to read why, before rank 0 takes the store away
+POLL_S = 0.01
 
 Told = dict[str, str]
 
@@ -29,60 +40,135 @@ class Meeting:
     store: c10d.Store
     host: str
     port: int
+    launch: Launch
+    timeout_s: float
 
-    def client(self, prefix: str, timeout_s: float) -> c10d.Store:
+    def client(self, prefix: str) -> c10d.Store:
         """A connection of its own, for a thread of its own: a call that blocks holds up all others on the same one."""
-        store = c10d.TCPStore(self.host, self.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
-        return c10d.PrefixStore(prefix, store)
+        return c10d.PrefixStore(prefix, _client(self.host, self.port, self.timeout_s))
+
+    def gather(self, stage: str, own: str) -> list[str]:
+        """What every rank says at this stage."""
+        self.store.set(f"{stage}/{self.launch.rank}", own)
+        keys = [f"{stage}/{rank}" for rank in range(self.launch.world_size)]
+        self._await(keys)
+        return [text.decode() for text in self.store.multi_get(keys)]
+
+    def from_rank_0(self, key: str) -> str:
+        """What rank 0 says under this name."""
+        self._await([key])
+        return self.store.get(key).decode()
+
+    def part(self) -> None:
+        """Before an error that all ranks have found: rank 0, which hosts the store, goes when the others need it no more."""
+        self.store.set(f"parted/{self.launch.rank}", "")
+        if self.launch.rank == 0:
+            self._await([f"parted/{rank}" for rank in range(self.launch.world_size)])
+
+    def _await(self, keys: list[str]) -> None:
+        """Polled, because a call that blocks could not say for whom it waits. The n-th key is rank n's."""
+        waiting = _Waiting(self.timeout_s)
+        while not self.store.check(keys):
+            if self.store.check(["over"]):
+                raise PeerError(self.store.get("over").decode())
+            if waiting.over() or waiting.worth_a_word():
+                self._speak([rank for rank, key in enumerate(keys) if not self.store.check([key])], waiting.over())
+            waiting.pause()
+
+    def _speak(self, missing: list[int], over: bool) -> None:
+        if not missing:
+            return
+        who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} of {self.launch.world_size}"
+        speaks = self.launch.rank == next(rank for rank in range(self.launch.world_size) if rank not in missing)
+        if over:
+            line = f"{_where()}: {who} did not come within timeout_s={self.timeout_s:g} s; check that all ranks run and see one address"
+            self.store.set("over", line)
+            time.sleep(LINGER_S if self.launch.rank == 0 else 0)
+            raise _own(line, self.launch) if speaks else PeerError(line)
+        if speaks:
+            signals.say(f"waiting for {who} at {_where()}")
+
+
+class _Waiting:
+    """How long somebody has been waiting, and whether it is time to say so."""
+
+    def __init__(self, most_s: float) -> None:
+        self._began, self._most_s, self._said, self._pause_s = time.monotonic(), most_s, False, POLL_S
+
+    def passed(self) -> float:
+        return time.monotonic() - self._began
+
+    def over(self) -> bool:
+        return self.passed() > self._most_s
+
+    def worth_a_word(self) -> bool:
+        """Once, after a while."""
+        if self._said or self.passed() < WORD_S:
+            return False
+        self._said = True
+        return True
+
+    def pause(self) -> None:
+        time.sleep(self._pause_s)
+        self._pause_s = min(0.2, 1.1 * self._pause_s)  # of many ranks none should keep the store busy
 
 
 def meet(launch: Launch, timeout_s: float) -> Meeting:
-    """Wait for all ranks."""
-    host, port = rendezvous(os.environ, launch, os.getppid())
+    """Find the store: rank 0 hosts it, the others look for rank 0."""
+    try:
+        host, port = rendezvous(os.environ, launch, os.getppid())
+    except ConfigError as error:  # what a launcher sets is wrong on all ranks alike; what is set by hand may be so here alone
+        raise _own(str(error), launch) if launch.launcher == "env" else error from None
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)  # where PyTorch looks for them
-    timeout = timedelta(seconds=timeout_s)
+    agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     with _meeting(launch):
-        store, _, _ = next(c10d.rendezvous("env://", rank=launch.rank, world_size=launch.world_size, timeout=timeout))
+        if launch.rank == 0 and not agents:
+            store: c10d.Store = _hosted(host, port, timeout_s)
+        else:
+            _find(host, port, launch, timeout_s)
+            store = _client(host, port, timeout_s)
         # torchrun keeps its store over a restart; an attempt must not meet the addresses that the last one left there.
         store = c10d.PrefixStore(f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-            return Meeting(store, host, port)
-        # torchrun hosts this store. It may die before the run does, which then still has a checkpoint to write.
-        if launch.rank == 0:
-            host = _own_address(host)
-            own = c10d.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
-            store.set("store", f"{host} {own.port}")
-        else:
-            host, text = store.get("store").decode().split()
-            own = c10d.TCPStore(host, int(text), is_master=False, wait_for_workers=False, timeout=timeout)
-        return Meeting(c10d.PrefixStore("run", own), host, own.port)
+        meeting = Meeting(store, host, port, launch, timeout_s)
+        if agents:  # torchrun hosts this store. It may die before the run does, which then still has a checkpoint to write.
+            if launch.rank == 0:
+                own = _hosted(host := own_address(host), 0, timeout_s)
+                store.set("store", f"{host} {own.port}")
+            else:
+                host, text = meeting.from_rank_0("store").split()
+                own = _client(host, int(text), timeout_s)
+            meeting = replace(meeting, store=c10d.PrefixStore("run", own), host=host, port=own.port)
+        if meeting.store.add(f"count/{launch.rank}", 1) > 1:
+            raise _own(f"{_where()}: rank {launch.rank} is there already; give each process a number of its own", launch)
+        return meeting
 
 
-def watch(meeting: Meeting, launch: Launch, timeout_s: float) -> Watch:
-    """This rank's watch, connected to the others'."""
+def watch(meeting: Meeting, told: Sequence[Told], folder: Path) -> Watch:
+    """This rank's watch, connected to the hub. The key goes by a file in the folder if all see it, else by the store."""
+    launch = meeting.launch
     with _meeting(launch):
-        hub = Hub(meeting.host, launch.world_size, timeout_s) if launch.rank == 0 else None
-        if hub is not None:
-            meeting.store.set("hub", f"{meeting.host} {hub.port} {hub.key}")
-        return Watch.join(meeting.store.get("hub").decode(), launch, timeout_s, hub)
+        if launch.rank > 0:
+            hub = json.loads(meeting.from_rank_0("hub"))
+            key = read_key(hub["key_file"])
+            meeting.store.set(f"sees_key/{launch.rank}", "yes" if key else "no")
+            return Watch.join(hub["host"], hub["port"], meeting.from_rank_0("key") or key, launch, meeting.timeout_s, None)
+        host, listen_at = reachable(meeting.host, [text["place"] for text in told], [text["master"] for text in told])
+        with offered(folder) as (file, key):
+            own = Hub(listen_at, launch.world_size, meeting.timeout_s, key)
+            meeting.store.set("hub", json.dumps({"host": host, "port": own.port, "key_file": file}))
+            seen = "no" not in meeting.gather("sees_key", "yes")
+        meeting.store.set("key", "" if seen else key)
+        return Watch.join(host, own.port, key, launch, meeting.timeout_s, own)
 
 
-def exchange(store: c10d.Store, launch: Launch, own: Told) -> list[Told]:
-    """What every rank tells, through the store; ConfigError on all ranks where one runs other code or another PyTorch.
-
-    No rank leaves before all have read, for one of them hosts the store.
-    """
-    files = json.dumps(git.code_hashes())
-    own = {**own, "host": socket.gethostname(), "torch": torch.__version__}
-    with _meeting(launch):
-        store.set(f"code/{launch.rank}", files)
-        store.set(f"told/{launch.rank}", json.dumps(own))
-        told = [json.loads(store.get(f"told/{rank}")) for rank in range(launch.world_size)]
-        problem = _other_torch(told) or _other_code(store, told)
-        if store.add("read", 1) == launch.world_size:
-            store.set("all_read", "yes")
-        if launch.rank == 0:
-            store.wait(["all_read"])
+def exchange(meeting: Meeting, own: Told) -> list[Told]:
+    """What every rank tells; ConfigError on all ranks where one runs other code or another PyTorch."""
+    own = {**own, "host": socket.gethostname(), "place": place(), "master": address_of(meeting.host), "torch": torch.__version__}
+    with _meeting(meeting.launch):
+        meeting.store.set(f"code/{meeting.launch.rank}", json.dumps(git.code_hashes()))
+        told: list[Told] = [json.loads(text) for text in meeting.gather("told", json.dumps(own))]
+        problem = _other_torch(told) or _other_code(meeting.store, told)
+        meeting.part()
     if problem:
         raise ConfigError(problem)
     return told
@@ -117,19 +203,58 @@ def _rank(rank: int, told: Told) -> str:
     return f"rank {rank} (host {told['host']})"
 
 
-def _own_address(master: str) -> str:
-    """Where the others reach this host: as they reach the master, if that is here; else by the address that faces it."""
-    places = socket.getaddrinfo(master, 0, type=socket.SOCK_STREAM)
-    for family, kind, _, _, place in places:
-        with socket.socket(family, kind) as probe:
-            try:
-                probe.bind(place)
-                return master
-            except OSError:
-                continue
-    with socket.socket(places[0][0], socket.SOCK_DGRAM) as probe:
-        probe.connect((places[0][4][0], 9))
-        return probe.getsockname()[0]
+def _hosted(host: str, port: int, timeout_s: float) -> c10d.TCPStore:
+    """A store in this process. PyTorch's asks nobody who he is, so it listens no further than it must."""
+    alone = host in ("127.0.0.1", "localhost")
+    dual = socket.has_dualstack_ipv6() and not alone
+    listener = socket.create_server(
+        ("127.0.0.1" if alone else "", port), family=socket.AF_INET6 if dual else socket.AF_INET, dualstack_ipv6=dual, backlog=1024
+    )
+    # whatever the others call this host, its own way to the store is the shortest one
+    own, fd = ("127.0.0.1", listener.getsockname()[1]), listener.detach()
+    return c10d.TCPStore(*own, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s), master_listen_fd=fd)
+
+
+def _client(host: str, port: int, timeout_s: float) -> c10d.TCPStore:
+    """A connection to the store. Made in a thread, because PyTorch waits for ever for what accepts and does not answer."""
+    made: list[c10d.TCPStore | Exception] = []
+
+    def make() -> None:
+        try:
+            made.append(c10d.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)))
+        except Exception as error:
+            made.append(error)
+
+    thread = threading.Thread(target=make, daemon=True)
+    thread.start()
+    thread.join(min(ANSWER_S, timeout_s))
+    if not made:
+        raise OSError("what listens there does not answer as a store")
+    if isinstance(made[0], Exception):
+        raise made[0]
+    return made[0]
+
+
+def _find(host: str, port: int, launch: Launch, timeout_s: float) -> None:
+    """Wait until somebody listens there. PyTorch would wait without a word, and fail with a page of C++ frames."""
+    waiting = _Waiting(timeout_s)
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=WORD_S).close()
+            return
+        except OSError as error:
+            unknown = isinstance(error, socket.gaierror)
+            reason = "that name is not known here" if unknown else "nobody listens there"
+            if waiting.over() or (unknown and waiting.passed() > UNKNOWN_S):
+                line = f"{_where()}: rank {launch.rank} of {launch.world_size} did not find rank 0 ({reason})"
+                raise _own(f"{line}; check that rank 0 runs, and correct the address where it is wrong", launch) from None
+            if waiting.worth_a_word():
+                signals.say(f"rank {launch.rank} waits for rank 0 at {_where()} ({reason})")
+        waiting.pause()
+
+
+def _where() -> str:
+    return f"MASTER_ADDR={os.environ['MASTER_ADDR']} MASTER_PORT={os.environ['MASTER_PORT']}"
 
 
 @contextmanager
@@ -137,8 +262,14 @@ def _meeting(launch: Launch) -> Iterator[None]:
     try:
         yield
     except (c10d.DistError, OSError) as error:
-        where = f"MASTER_ADDR={os.environ['MASTER_ADDR']} MASTER_PORT={os.environ['MASTER_PORT']}"
-        raise ConfigError(
-            f"{where}: rank {launch.rank} of {launch.world_size} could not meet the others ({one_line(error)[:160]}); "
-            "check that all ranks run and see the same address, or export another MASTER_PORT"
+        reason = str(error).partition("Exception raised from")[0]
+        raise _own(
+            f"{_where()}: rank {launch.rank} of {launch.world_size} could not meet the others ({' '.join(reason.split())[:160]}); "
+            "check that all ranks run and see the same address, or export another MASTER_PORT",
+            launch,
         ) from None
+
+
+def _own(line: str, launch: Launch) -> ConfigError:
+    """What this rank has found, and no other may say in its place."""
+    return LocalError(line) if launch.rank else ConfigError(line)

@@ -21,7 +21,8 @@ from signal import SIGTERM
 from types import FrameType
 
 from utils import signals
-from utils.hub import SILENT_S, Hub, Line, Message, Standstill
+from utils.connection import Connection, Message
+from utils.hub import SILENT_S, Hub, Standstill
 from utils.launchers import Launch
 
 BEAT_S = 0.5
@@ -44,10 +45,10 @@ class Cause:
 class Watch:
     """What the main thread sees of it; with `hub` on rank 0."""
 
-    def __init__(self, line: Line, launch: Launch, timeout_s: float, name: str, hub: Hub | None = None) -> None:
+    def __init__(self, connection: Connection, launch: Launch, timeout_s: float, name: str, hub: Hub | None = None) -> None:
         self.timeout_s = timeout_s
         self.last_words: list[Callable[[str], None]] = []  # called with the cause before a hard exit
-        self._line, self._launch, self._name, self._hub = line, launch, name, hub
+        self._connection, self._launch, self._name, self._hub = connection, launch, name, hub
         self._process, self._parent, self._main = os.getpid(), os.getppid(), threading.main_thread().ident
         self._depth, self._entered, self._since = 0, 0, 0.0
         self._heard = time.monotonic()
@@ -60,13 +61,12 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     @classmethod
-    def join(cls, place: str, launch: Launch, timeout_s: float, hub: Hub | None) -> Watch:
+    def join(cls, host: str, port: int, key: str, launch: Launch, timeout_s: float, hub: Hub | None) -> Watch:
         """Connect to the hub, of which rank 0 has told the place; rank 0 has it in its own process."""
-        host, port, key = place.split()
-        connection = hub.local if hub is not None else socket.create_connection((host, int(port)), timeout=min(30.0, timeout_s))
-        line = Line(connection)
-        line.send({"key": key, "rank": launch.rank})
-        return cls(line, launch, timeout_s, f"{host}:{port}", hub)
+        connected = hub.local if hub is not None else socket.create_connection((host, port), timeout=min(30.0, timeout_s))
+        connection = Connection(connected)
+        connection.send({"key": key, "rank": launch.rank})
+        return cls(connection, launch, timeout_s, f"{host}:{port}", hub)
 
     def start(self) -> None:
         self._thread.start()
@@ -76,8 +76,8 @@ class Watch:
         if self._main_is_leaving or os.getpid() != self._process:
             return
         self._main_is_leaving = True
-        self._line.send({"left": True})
-        self._line.finish()
+        self._connection.send({"left": True})
+        self._connection.finish()
         if self._hub is not None:
             self._hub.leave()
         self._thread.join(SILENT_S)
@@ -98,7 +98,7 @@ class Watch:
 
     def tell_failure(self, text: str, status: int = 1, spoken: bool = True) -> None:
         """This rank ends the run, with this exit status; what it has not told the user itself is told on rank 0."""
-        self._line.send({"failed": text, "status": status, "spoken": spoken})
+        self._connection.send({"failed": text, "status": status, "spoken": spoken})
 
     def why(self, within_s: float) -> Cause | None:
         """Why others are gone, as soon as it is known."""
@@ -108,8 +108,16 @@ class Watch:
         return self._cause
 
     def _run(self) -> None:
+        """Without this thread the rank would wait for ever for others that are gone: should it fail, the rank ends, aloud."""
+        try:
+            self._listen()
+        except Exception as error:
+            signals.say(f"error on rank {self._launch.rank}: its watch over the others has failed ({type(error).__name__}: {error})")
+            signals.end_now(1)
+
+    def _listen(self) -> None:
         selector = selectors.DefaultSelector()
-        selector.register(self._line.socket, selectors.EVENT_READ)
+        selector.register(self._connection.socket, selectors.EVENT_READ)
         due, standstill = 0.0, Standstill()
         while self._cause is None:
             ready = selector.select(max(0.0, due - time.monotonic()))
@@ -120,11 +128,11 @@ class Watch:
             now = time.monotonic()
             if now >= due:
                 due = now + BEAT_S
-                self._line.send({"beat": [self._entered, self._waited_s(now), self._place()]})
+                self._connection.send({"beat": [self._entered, self._waited_s(now), self._place()]})
                 self._spread(now)
                 self._doubt(now)
         selector.close()
-        self._line.socket.close()
+        self._connection.socket.close()
         if self._cause is not None:
             self._finish(self._cause)
 
@@ -136,7 +144,7 @@ class Watch:
 
     def _receive(self) -> bool:
         """Heed what the hub says; False when there is nothing more to come."""
-        messages = self._line.receive()
+        messages = self._connection.receive()
         self._heard = time.monotonic()
         for message in messages or ():
             self._heed(message)
@@ -154,7 +162,7 @@ class Watch:
             signals.ask(message["stop"])
         elif "left" in message:
             self._left = True
-            self._line.finish()
+            self._connection.finish()
 
     def _conclude(self, cause: Cause, patient: bool = True) -> None:
         self._patient = patient
@@ -167,13 +175,13 @@ class Watch:
         if self._launch.launcher in PARENTS and self._orphaned is None and os.getppid() != self._parent:
             self._orphaned = now
             why = f"{self._launch.launcher}, which started rank {self._launch.rank}, is gone: saving, then stopping"
-            self._line.send({"stop": SIGTERM, "why": why})
+            self._connection.send({"stop": SIGTERM, "why": why})
             signals.ask(SIGTERM)
         if self._orphaned is not None and now - self._orphaned > self.timeout_s:
             self._end_now(Cause("the launcher is gone, and the run did not stop", signals.STATUS[SIGTERM]))
         if (asked := signals.asked()) and asked != self._told_stop:
             self._told_stop = asked
-            self._line.send({"stop": asked, "why": ""})
+            self._connection.send({"stop": asked, "why": ""})
 
     def _doubt(self, now: float) -> None:
         """Rank 0 itself may be what does not answer."""
