@@ -27,6 +27,7 @@ from utils.watch import Watch
 WORD_S = 5.0  # of waiting in silence; then a word is said
 ANSWER_S = 30.0  # for what listens at the master's port to show that it is a store
 UNKNOWN_S = 15.0  # for a name to become known, as those of a cluster's services do when their hosts have started
+PATIENCE_S = 10.0  # of those who leave it to another to say that ranks are missing
 LINGER_S = 1.0  # for the others to read why, before rank 0 takes the store away
 POLL_S = 0.01
 
@@ -72,21 +73,23 @@ class Meeting:
             if self.store.check(["over"]):
                 raise PeerError(self.store.get("over").decode())
             if waiting.over() or waiting.worth_a_word():
-                self._speak([rank for rank, key in enumerate(keys) if not self.store.check([key])], waiting.over())
+                missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
+                first = next((rank for rank in range(self.launch.world_size) if rank not in missing), 0)
+                if missing and self.launch.rank == first:  # of those who are here
+                    self._speak(missing, waiting.over())
+                elif waiting.passed() > self.timeout_s + PATIENCE_S:
+                    raise _own(f"{_where()}: rank {first} did not say whether all ranks have come; start the run again", self.launch)
             waiting.pause()
 
     def _speak(self, missing: list[int], over: bool) -> None:
-        if not missing:
-            return
         who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} of {self.launch.world_size}"
-        speaks = self.launch.rank == next(rank for rank in range(self.launch.world_size) if rank not in missing)
-        if over:
-            line = f"{_where()}: {who} did not come within timeout_s={self.timeout_s:g} s; check that all ranks run and see one address"
-            self.store.set("over", line)
-            time.sleep(LINGER_S if self.launch.rank == 0 else 0)
-            raise _own(line, self.launch) if speaks else PeerError(line)
-        if speaks:
+        if not over:
             signals.say(f"waiting for {who} at {_where()}")
+            return
+        line = f"{_where()}: {who} did not come within timeout_s={self.timeout_s:g} s; check that all ranks run and see one address"
+        self.store.set("over", line)
+        time.sleep(LINGER_S if self.launch.rank == 0 else 0)
+        raise _own(line, self.launch)
 
 
 class _Waiting:

@@ -22,7 +22,7 @@ import os, sys
 os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # as the command line sets it before PyTorch is loaded
 from utils import cli, distributed, meeting
 meeting.WORD_S, meeting.UNKNOWN_S, meeting.ANSWER_S = 0.5, 1.0, 2.0
-cli.main(lambda: distributed.start(device="cpu", timeout_s=4))
+cli.main(lambda: distributed.start(device="cpu", timeout_s=6))
 """
 
 
@@ -59,7 +59,7 @@ def silent() -> Iterator[int]:
 
 
 def test_each_way_of_not_meeting_is_said_in_one_line() -> None:
-    """All at the same time: each rank's words, what is said at its end, and its exit status."""
+    """All at the same time: what is said while a rank waits, its last line, and its exit status."""
     with ExitStack() as stack:
         taken, (a, b, c, d, e) = stack.enter_context(silent()), (free_port() for _ in range(5))
         nowhere = f"MASTER_ADDR=nowhere.invalid MASTER_PORT={a}"
@@ -94,11 +94,11 @@ def test_each_way_of_not_meeting_is_said_in_one_line() -> None:
             ),
             (
                 "rank 1 does not come", rank(0, 2, c),
-                f"waiting for rank 1 of 2 at {at(c)}\nerror: {at(c)}: rank 1 of 2 did not come within timeout_s=4 s{see_one}",
+                f"waiting for rank 1 of 2 at {at(c)}\nerror: {at(c)}: rank 1 of 2 did not come within timeout_s=6 s{see_one}",
             ),
             (
                 "one of three is killed before", rank(0, 3, d),
-                f"waiting for rank 2 of 3 at {at(d)}\nerror: {at(d)}: rank 2 of 3 did not come within timeout_s=4 s{see_one}",
+                f"error: {at(d)}: rank 2 of 3 did not come within timeout_s=6 s{see_one}",
             ),
             ("and the other", rank(1, 3, d), ""),
             ("the one that is", rank(2, 3, d, ends_first="import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n"), ""),
@@ -108,10 +108,14 @@ def test_each_way_of_not_meeting_is_said_in_one_line() -> None:
         found = {name: (process.communicate(timeout=60)[0], process.returncode) for name, process, _ in cases}
         twice = [process.communicate(timeout=60)[0] for process in (first, second, host)]
     for name, _, expected in cases:
-        assert found[name] == (expected, -9 if "the one that is" in name else 2), name
+        (text, status), lines = found[name], expected.splitlines()
+        # on a busy machine others come so late that a word is said of them, too
+        said = [line for line in text.splitlines() if line in lines or not line.startswith(("waiting for", "rank 1 waits for"))]
+        assert said == lines, name
+        assert status == (-9 if "the one that is" in name else 2), name
     there = f"error on rank 1: {at(e)}: rank 1 is there already; give each process a number of its own\n"
     assert sum(text.endswith(there) for text in twice[:2]) == 1, twice
-    assert f"rank 2 of 3 did not come within timeout_s=4 s{see_one}" in twice[2]
+    assert f"rank 2 of 3 did not come within timeout_s=6 s{see_one}" in twice[2]
 
 
 @pytest.mark.parametrize(
