@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +61,14 @@ def succeeded(ranks: Sequence[Completed]) -> Sequence[Completed]:
     failed = [f"--- rank {r.rank} ended with {r.returncode}\n{r.stdout[-2000:]}\n{r.stderr[-4000:]}" for r in ranks if r.returncode]
     assert not failed, "\n".join(failed)
     return ranks
+
+
+def until(true: Callable[[], bool], within: float = 3) -> bool:
+    """Whether it comes true in time."""
+    deadline = time.monotonic() + within
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return true()
 
 
 def free_port() -> int:

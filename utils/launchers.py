@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 from collections.abc import Mapping
@@ -39,6 +40,8 @@ JOB_NAMES = {
     "mvapich2": ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"),
     "srun": ("SLURM_JOB_ID",),
 }
+PARENTS = ("torchrun", "openmpi", "mpich", "mvapich2", "srun")  # launchers that are the ranks' parents for as long as they live
+PARENT = os.getppid()  # as this program began
 DEFAULT_PORT = 29500  # PyTorch's own, where nothing tells one job from another
 FIRST_PORT, PORTS = 20000, 12000  # below the range from which Linux takes its ephemeral ports
 
@@ -51,6 +54,11 @@ class Launch:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the launcher is gone, as far as that can be seen."""
+        return self.launcher in PARENTS and os.getppid() != PARENT
 
 
 def detect(env: Mapping[str, str]) -> Launch:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from signal import SIGTERM
 
 import torch
 import torch.distributed as c10d
@@ -46,7 +47,7 @@ class Meeting:
 
     def client(self, prefix: str) -> c10d.Store:
         """A connection of its own, for a thread of its own: a call that blocks holds up all others on the same one."""
-        return c10d.PrefixStore(prefix, _client(self.host, self.port, self.timeout_s))
+        return c10d.PrefixStore(prefix, _client(self.host, self.port, self.launch, self.timeout_s))
 
     def gather(self, stage: str, own: str) -> list[str]:
         """What every rank says at this stage."""
@@ -68,7 +69,7 @@ class Meeting:
 
     def _await(self, keys: list[str]) -> None:
         """Polled, because a call that blocks could not say for whom it waits. The n-th key is rank n's."""
-        waiting = _Waiting(self.timeout_s)
+        waiting = _Waiting(self.launch, self.timeout_s)
         while not self.store.check(keys):
             if self.store.check(["over"]):
                 raise PeerError(self.store.get("over").decode())
@@ -95,7 +96,8 @@ class Meeting:
 class _Waiting:
     """How long somebody has been waiting, and whether it is time to say so."""
 
-    def __init__(self, most_s: float) -> None:
+    def __init__(self, launch: Launch, most_s: float) -> None:
+        self._launch = launch
         self._began, self._most_s, self._said, self._pause_s = time.monotonic(), most_s, False, POLL_S
 
     def passed(self) -> float:
@@ -112,6 +114,10 @@ class _Waiting:
         return True
 
     def pause(self) -> None:
+        if self._launch.orphaned:  # there is no watch yet to notice it
+            if self._launch.rank == 0:
+                signals.say(f"{self._launch.launcher}, which started rank 0, is gone: stopped before training began")
+            raise SystemExit(signals.STATUS[SIGTERM])
         time.sleep(self._pause_s)
         self._pause_s = min(0.2, 1.1 * self._pause_s)  # of many ranks none should keep the store busy
 
@@ -129,7 +135,7 @@ def meet(launch: Launch, timeout_s: float) -> Meeting:
             store: c10d.Store = _hosted(host, port, timeout_s)
         else:
             _find(host, port, launch, timeout_s)
-            store = _client(host, port, timeout_s)
+            store = _client(host, port, launch, timeout_s)
         # torchrun keeps its store over a restart; an attempt must not meet the addresses that the last one left there.
         store = c10d.PrefixStore(f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         meeting = Meeting(store, host, port, launch, timeout_s)
@@ -139,7 +145,7 @@ def meet(launch: Launch, timeout_s: float) -> Meeting:
                 store.set("store", f"{host} {own.port}")
             else:
                 host, text = meeting.from_rank_0("store").split()
-                own = _client(host, int(text), timeout_s)
+                own = _client(host, int(text), launch, timeout_s)
             meeting = replace(meeting, store=c10d.PrefixStore("run", own), host=host, port=own.port)
         if meeting.store.add(f"count/{launch.rank}", 1) > 1:
             raise _own(f"{_where()}: rank {launch.rank} is there already; give each process a number of its own", launch)
@@ -218,7 +224,7 @@ def _hosted(host: str, port: int, timeout_s: float) -> c10d.TCPStore:
     return c10d.TCPStore(*own, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s), master_listen_fd=fd)
 
 
-def _client(host: str, port: int, timeout_s: float) -> c10d.TCPStore:
+def _client(host: str, port: int, launch: Launch, timeout_s: float) -> c10d.TCPStore:
     """A connection to the store. Made in a thread, because PyTorch waits for ever for what accepts and does not answer."""
     made: list[c10d.TCPStore | Exception] = []
 
@@ -230,9 +236,11 @@ def _client(host: str, port: int, timeout_s: float) -> c10d.TCPStore:
 
     thread = threading.Thread(target=make, daemon=True)
     thread.start()
-    thread.join(min(ANSWER_S, timeout_s))
-    if not made:
-        raise OSError("what listens there does not answer as a store")
+    waiting = _Waiting(launch, min(ANSWER_S, timeout_s))
+    while not made:
+        if waiting.over():
+            raise OSError("what listens there does not answer as a store")
+        waiting.pause()
     if isinstance(made[0], Exception):
         raise made[0]
     return made[0]
@@ -240,7 +248,7 @@ def _client(host: str, port: int, timeout_s: float) -> c10d.TCPStore:
 
 def _find(host: str, port: int, launch: Launch, timeout_s: float) -> None:
     """Wait until somebody listens there. PyTorch would wait without a word, and fail with a page of C++ frames."""
-    waiting = _Waiting(timeout_s)
+    waiting = _Waiting(launch, timeout_s)
     while True:
         try:
             socket.create_connection((host, port), timeout=WORD_S).close()

@@ -28,7 +28,6 @@ from utils.launchers import Launch
 BEAT_S = 0.5
 GRACE_S = 5.0  # how long the main thread may take to end by itself once it is known that the run is over
 STUCK_S = 2.0  # the same where it waits for others, which no longer come
-PARENTS = ("torchrun", "openmpi", "mpich", "mvapich2", "srun")  # launchers that are the ranks' parents for as long as they live
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HIDDEN = ("utils/watch.py", "utils/distributed.py")  # where waiting happens, but never why
 
@@ -49,7 +48,7 @@ class Watch:
         self.timeout_s = timeout_s
         self.last_words: list[Callable[[str], None]] = []  # called with the cause before a hard exit
         self._connection, self._launch, self._name, self._hub = connection, launch, name, hub
-        self._process, self._parent, self._main = os.getpid(), os.getppid(), threading.main_thread().ident
+        self._process, self._main = os.getpid(), threading.main_thread().ident
         self._depth, self._entered, self._since = 0, 0, 0.0
         self._heard = time.monotonic()
         self._told_stop = 0
@@ -172,7 +171,7 @@ class Watch:
 
     def _spread(self, now: float) -> None:
         """Requests to stop go from one rank to all; that the launcher is gone is one."""
-        if self._launch.launcher in PARENTS and self._orphaned is None and os.getppid() != self._parent:
+        if self._orphaned is None and self._launch.orphaned:
             self._orphaned = now
             why = f"{self._launch.launcher}, which started rank {self._launch.rank}, is gone: saving, then stopping"
             self._connection.send({"stop": SIGTERM, "why": why})

@@ -7,13 +7,13 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
 from tests.ranks import run_ranks as ranks
-from tests.ranks import succeeded
+from tests.ranks import succeeded, until
 from utils import hub as hub_module
 from utils.hub import INTRODUCE_S, STRANGERS, Hub
 
@@ -64,14 +64,6 @@ def heard(connection: socket.socket, word: str, within: float = 5) -> dict:
         for line in received.split(b"\n")[:-1]:
             if word in json.loads(line):
                 return json.loads(line)
-
-
-def until(true: Callable[[], bool], within: float = 3) -> bool:
-    """Whether it comes true in time."""
-    deadline = time.monotonic() + within
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return true()
 
 
 STRANGE = {

@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
-from tests.ranks import LAUNCHER_PREFIXES, ROOT, free_port
+from tests.ranks import LAUNCHER_PREFIXES, ROOT, free_port, until
 from utils import addresses
 from utils.key_file import offered, read_key
 
@@ -162,3 +163,26 @@ def test_a_key_that_cannot_be_handed_over_by_file_goes_another_way(tmp_path, mon
     with offered(tmp_path) as (file, other):
         assert file == ""
         assert other != key
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks for a process that is nobody's child")
+def test_ranks_whose_launcher_is_killed_before_they_meet_end_at_once(tmp_path: Path) -> None:
+    """They would wait for its store as long as for a rank that is late."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
+    env |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    code = START.replace("timeout_s=6", "timeout_s=60")
+    launcher = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {code!r}]); time.sleep(60)"
+    with (tmp_path / "out").open("wb") as out:
+        process = subprocess.Popen([sys.executable, "-c", launcher], cwd=ROOT, env=env, stdout=out, stderr=out)
+    try:
+        said = "rank 0 waits for rank 0 at"
+        assert until(lambda: said in (tmp_path / "out").read_text(), 30)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        (rank_0,) = (int(pid) for pid in children.read_text().split())
+    finally:
+        process.kill()
+        process.wait()
+    assert until(lambda: not Path(f"/proc/{rank_0}/cmdline").exists() or not Path(f"/proc/{rank_0}/cmdline").read_bytes(), 5)
+    last = (tmp_path / "out").read_text().splitlines()[-1]
+    assert last == "torchrun, which started rank 0, is gone: stopped before training began"
