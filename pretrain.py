@@ -84,19 +84,26 @@ def main() -> None:
 
 def pretrain(cfg: DictConfig) -> float | None:
     """One run from its resolved configuration; the objective metric on every rank, for sweepers."""
-    from data.stream import to_tensors
-    from models.objectives.base import to_device
-    from optim.replicas import check_same
-    from utils import distributed, hardware, resume, state
-    from utils.evaluation import check_names
-    from utils.keeper import Keeper
+    from utils import distributed, hardware
     from utils.run import Run
 
     dist = distributed.start(cfg.device, cfg.backend, cfg.timeout_s, Path(cfg.checkpoint_path))
     signals.defer()
     cfg = config.publish(cfg, dist)
     hardware.tune(cfg.exact)
-    run = Run(Path(cfg.checkpoint_path), dist)
+    with Run(Path(cfg.checkpoint_path), dist, cfg.eval_only) as run:
+        return train_or_evaluate(cfg, dist, run)
+
+
+def train_or_evaluate(cfg: DictConfig, dist: Dist, run: Run) -> float | None:
+    """The run, once its directory is its own."""
+    from data.stream import to_tensors
+    from models.objectives.base import to_device
+    from optim.replicas import check_same
+    from utils import hardware, resume, state
+    from utils.evaluation import check_names
+    from utils.keeper import Keeper
+
     start = resume.find(cfg, dist, run.say)
     source, objective = build_problem(cfg, dist, run, start)
     with dist.agreed():
@@ -112,22 +119,20 @@ def pretrain(cfg: DictConfig) -> float | None:
         run.confirm_finished(job.step)
         run.say(f"{cfg.run_name} is finished, {job.step:,} steps: {run.directory}; resume=false would begin again")
         return job.results.get(job.headline.name)
-    with dist.agreed():  # last: whatever can be wrong is known before a former run is moved aside
-        wandb = {"mode": cfg.wandb.mode, "project": cfg.project_name, "name": cfg.run_name, "id": start.meta.get("wandb_id")}
-        run.begin(OmegaConf.to_yaml(cfg), wandb, start.step if start.continues else None, job.evaluation_due)
-    with run:
-        run.say(f"{cfg.run_name}: {sum(p.numel() for p in job.parameters.values()):,} parameters, {job.total_steps:,} steps")
-        run.say(hardware.describe(dist))
-        if cfg.objective_metric:
-            run.say(f"the best checkpoint is the one with the {'lowest' if job.headline.lower else 'highest'} {job.headline.name}")
-        if cfg.eval_only:
-            if stop := evaluate(job):
-                run.stop(stop, job.step, "an evaluation saves nothing")
-        else:
-            with Keeper(job, start.step if start.continues else -1) as job.keeper:
-                train(job)
-        run.say(f"files: {run.directory}")
-        run.mark("finished", step=job.step, exit_status=0)
+    # last: whatever can be wrong is known before a former run is moved aside
+    wandb = {"mode": cfg.wandb.mode, "project": cfg.project_name, "name": cfg.run_name, "id": start.meta.get("wandb_id")}
+    run.begin(OmegaConf.to_yaml(cfg), wandb, start.step if start.continues else None, job.evaluation_due)
+    run.say(f"{cfg.run_name}: {sum(p.numel() for p in job.parameters.values()):,} parameters, {job.total_steps:,} steps")
+    run.say(hardware.describe(dist))
+    if cfg.objective_metric:
+        run.say(f"the best checkpoint is the one with the {'lowest' if job.headline.lower else 'highest'} {job.headline.name}")
+    if cfg.eval_only:
+        if stop := evaluate(job):
+            run.stop(stop, job.step, "an evaluation saves nothing")
+    else:
+        with Keeper(job, start.step if start.continues else -1) as job.keeper:
+            train(job)
+    run.finish(job.step)
     return job.results.get(job.headline.name)
 
 

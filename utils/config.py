@@ -173,13 +173,13 @@ def name_run(config: DictConfig, choices: dict[str, str], job: int | None) -> No
     """The same configuration has the same name, so that the same command finds its own run."""
     path = config.data_path or (config.data_paths[0] if config.data_paths else None)
     config.project_name = config.project_name or (Path(path).name if path else choices["data"])
-    if config.run_name is None and config.eval_only:
-        config.run_name = f"{choices['arch']}-evaluation"
-    elif config.run_name is None:
+    if config.run_name is None:
         content = OmegaConf.to_yaml(OmegaConf.masked_copy(config, [str(key) for key in config if key not in NOT_THE_RUN]), sort_keys=True)
         config.run_name = f"{choices['arch']}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
     elif job is not None:  # jobs of a sweep that share a name must not share a directory
         config.run_name = f"{config.run_name}-{job}"
+    if config.eval_only:  # beside the run that it evaluates, and never in its place
+        config.run_name += "-evaluation"
     config.checkpoint_path = config.checkpoint_path or f"runs/{config.project_name}/{config.run_name}"
 
 

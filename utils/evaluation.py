@@ -91,7 +91,8 @@ class Evaluation:
         if kept:
             aside = path.with_name(f".{path.name}.writing")
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                if not self.dist.is_main:  # whose host may not share the disk; rank 0 has made the folder, and it may be gone since
+                    path.parent.mkdir(parents=True, exist_ok=True)
                 save_file({key: torch.cat([piece[key] for piece in kept]) for key in kept[0]}, aside)
                 aside.replace(path)
             except (OSError, SafetensorError) as error:

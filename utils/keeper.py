@@ -13,7 +13,7 @@ from utils.saver import Saver
 from utils.state import snapshot
 
 FAILED_SAVES = 3  # in a row: then the run could not be continued, and stops
-NOTICES = len(signals.flags()) + 2  # numbers that every rank sends along with its gradients
+NOTICES = len(signals.flags()) + 3  # numbers that every rank sends along with its gradients
 
 
 class Keeper:
@@ -28,15 +28,16 @@ class Keeper:
         self.take_stall_s = self._saver.take_stall_s
 
     def notices(self) -> list[float]:
-        """What this rank has to tell: signals, that it is time to save (by rank 0's clock), that saving fails."""
+        """What this rank has to tell: signals, that it is time to save (by rank 0's clock), that saving fails, that all is lost."""
         minutes = self._cfg.checkpoint_minutes
         due = self._job.dist.is_main and minutes is not None and time.monotonic() - self._saved_at > 60 * minutes
-        return [*signals.flags(), float(due), float(self._saver.failures >= FAILED_SAVES)]
+        lost = bool(self._job.run.lost())
+        return [*signals.flags(), float(due), float(self._saver.failures >= FAILED_SAVES), float(lost)]
 
     def heed(self, told: Sequence[float]) -> tuple[int, bool]:
         """From the sums over ranks: the signal to stop by, or 0, and whether it is time to save."""
-        *stop, due, failing = told
-        if failing:
+        *stop, due, failing, lost = told
+        if failing or lost:
             self._give_up(f"{FAILED_SAVES} saves in a row failed")
         return signals.agreed(stop), bool(due)
 
@@ -55,6 +56,8 @@ class Keeper:
             told = self._job.dist.all_gather_text(self._saver.wait())
             if not (problem := next(filter(None, told), "")):
                 return
+            if any(self._job.dist.all_gather_text(self._job.run.lost())):
+                break
             self._save(self._best_step == self._job.step)
         self._give_up(f"step {self._job.step} could not be saved ({problem})")
 
@@ -88,4 +91,5 @@ class Keeper:
         self._saved_step, self._saved_at = self._job.step, time.monotonic()
 
     def _give_up(self, why: str) -> None:
-        raise RunError(f"checkpoint_path={self._job.run.directory}: {why}; make room there, and start the run again to go on")
+        there = f"checkpoint_path={self._job.run.directory}: {why}; make room there, and start the run again to go on"
+        raise RunError(self._job.run.lost() or there)  # rank 0 knows and speaks

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from utils.status import write_whole
+from utils.files import write_whole
 
 HUSH_S = 60.0  # a disk that is full for one line and not for the next is no news every time
 
@@ -93,8 +93,8 @@ def keep_rows(file: Path, last: int, evaluation_due: bool) -> None:
 
 def _belongs(line: bytes, last: int, evaluation_due: bool) -> bool:
     try:
-        row: Any = json.loads(line)
-    except ValueError:
+        row: Any = json.loads(line.decode())  # json itself would take other encodings, too
+    except (ValueError, RecursionError):
         return False
     step = row.get("step") if isinstance(row, dict) else None
     if not isinstance(step, int) or step > last:

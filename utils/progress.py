@@ -8,19 +8,21 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from utils.terminal import CLEAR, redrawable
+
 REDRAW_S = 0.1
 PLAIN_S = 10.0
 BAR = 20
-CLEAR = "\r\x1b[K"
+SPARE = ("speed", "headline", "loss", "left", "steps")  # what a narrow terminal does without, in this order
 
 
 class ProgressBar:
     """Writes to the terminal; every line that is not the bar goes through `say`, so that the two never tear each other."""
 
     def __init__(self, stream: TextIO | None = None, launcher: str = "none", clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream = stream or sys.stdout
+        self._stream = sys.stdout if stream is None else stream  # which may be None itself: closed before we began
         # mpirun gives its ranks a pseudo-terminal even when its own output goes to a file.
-        self._animated = self._stream.isatty() and launcher not in ("openmpi", "mvapich2", "mpich")
+        self._animated = redrawable(self._stream) and launcher not in ("openmpi", "mvapich2", "mpich")
         self._clock = clock
         self._drawn = clock()  # so that the first plain line comes after PLAIN_S
         self._start: tuple[float, int] | None = None
@@ -35,12 +37,12 @@ class ProgressBar:
         if now - self._drawn < (REDRAW_S if self._animated else PLAIN_S) and not last:
             return
         self._drawn = now
-        columns = max(20, shutil.get_terminal_size().columns - 1) if self._animated else 0
+        columns = max(1, shutil.get_terminal_size().columns - 1) if self._animated else 0
         line = render(step, total, loss, headline, examples_per_s, self._time_left(now, step, total), columns)
         if not self._animated:
             self._write(line + "\n")
             return
-        self._line = line[:columns]  # a wrapped line could not be redrawn
+        self._line = line
         self._write(CLEAR + self._line)
 
     def say(self, text: str) -> None:
@@ -59,35 +61,50 @@ class ProgressBar:
         return (total - step) * (now - began) / (step - first) if step > first else None
 
     def _write(self, text: str) -> None:
-        if self._closed:
+        """Whatever has become of the stream is no reason to end a run."""
+        if self._closed or self._stream is None:
             return
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         try:
             self._stream.write(text.encode(encoding, "replace").decode(encoding))
             self._stream.flush()
-        except BrokenPipeError:
-            self._closed = True  # whoever read along has gone (`| head`); the run goes on
+        except (BrokenPipeError, ValueError):
+            self._closed = True  # whoever read along has gone (`| head`), or it has been closed
+        except OSError:
+            pass  # a file on a full disk; the next line may find room
 
 
 def render(
     step: int, total: int, loss: float | None, headline: tuple[str, float | None], examples_per_s: float | None,
     seconds_left: float | None, columns: int = 0,
 ) -> str:  # fmt: skip
-    """The line's text: in full words where columns are 0, else in short ones with a bar as long as there is room for."""
+    """The line's text: in full words where columns are 0; else in short ones, as many as there is room for, a bar first of all.
+
+    A line never has more columns than these: one that a terminal wraps could not be redrawn.
+    """
     share = min(1.0, step / total) if total > 0 else 1.0
     name, value = headline
     shown = "–" if value is None else f"{100 * value:.1f}%" if "accuracy" in name else f"{value:.4g}"
-    parts = [
-        f"{'' if columns else 'step '}{step:>{len(str(total))}}/{total}",
-        f"loss {'–' if loss is None else f'{loss:.3g}'}",
-        f"{name.replace('_', ' ')} {shown}",
-        f"{'–' if examples_per_s is None else f'{examples_per_s:,.0f}'} {'ex/s' if columns else 'examples/s'}",
-        f"{'–' if seconds_left is None else duration(seconds_left)} left",
-    ]
-    text = "  ".join(parts)
+    parts = {
+        "steps": f"{'' if columns else 'step '}{step:>{len(str(total))}}/{total}",
+        "loss": f"loss {'–' if loss is None else f'{loss:.3g}'}",
+        "headline": f"{name.replace('_', ' ')} {shown}",
+        "speed": f"{'–' if examples_per_s is None else f'{examples_per_s:,.0f}'} {'ex/s' if columns else 'examples/s'}",
+        "left": f"{'–' if seconds_left is None else duration(seconds_left)} left",
+    }
+    text = "  ".join(parts.values())
     length = min(BAR, columns - len(text) - 2)
-    full = int(length * share)
-    return f"{'━' * full}{'─' * (length - full)}  {text}" if length >= 5 else f"{100 * share:3.0f}%  {text}"
+    if length >= 5:
+        full = int(length * share)
+        return f"{'━' * full}{'─' * (length - full)}  {text}"
+    percent = f"{100 * share:3.0f}%"
+    line = "  ".join([percent, *parts.values()])
+    for spare in SPARE:
+        if not columns or len(line) <= columns:
+            return line
+        del parts[spare]
+        line = "  ".join([percent, *parts.values()])
+    return percent.strip() if len(percent.strip()) <= columns else "…"  # half a number would be another one
 
 
 def duration(seconds: float) -> str:

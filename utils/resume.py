@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from utils import checkpoint
 from utils.config import NOT_THE_RUN
@@ -81,8 +83,17 @@ def _look(config: DictConfig, say: Callable[[str], None]) -> Start:
             f"checkpoint_path={directory}: no checkpoint there is whole; add resume=false to move all that aside and begin again"
         )
     # Interrupted before its first checkpoint, a run begins again in its own directory.
-    former = directory / "config.yaml"
-    return Start(continues=former.is_file() and not _differences(OmegaConf.load(former), config))
+    former = _read_config(directory / "config.yaml")
+    return Start(continues=former is not None and not _differences(former, config))
+
+
+def _read_config(file: Path) -> DictConfig | None:
+    """What a run said that it was, if that can be read still."""
+    try:
+        found = OmegaConf.load(file) if file.is_file() else None
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException, RecursionError):
+        return None
+    return found if isinstance(found, DictConfig) else None
 
 
 @said_of("resume")

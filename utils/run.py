@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
+import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+from utils import directory as folders
 from utils import git
 from utils.distributed import Dist
-from utils.errors import ConfigError, Stopped
+from utils.errors import ConfigError, RunError, Stopped
+from utils.files import write_whole
 from utils.lines import Lines, Troubles, keep_rows
+from utils.lock import Lock
 from utils.progress import ProgressBar
 from utils.signals import STATUS
-from utils.status import FINAL, Status, other_writer, state_of, write_whole
+from utils.status import FINAL, Heartbeat, Status, other_writer, silent_writer, state_of
 from utils.tracking import Tracker, check_mode
-
-# What tells a run directory from a folder that something else (Hydra, a user) has made.
-MARKS = ("config.yaml", "metrics.jsonl", "log.txt", "checkpoints")
 
 
 class Run:
-    """Directory, log, metrics, status, W&B and progress bar of one job."""
+    """Directory, log, metrics, status, W&B and progress bar of one job. `with run:` has the directory for this process alone."""
 
-    def __init__(self, directory: Path, dist: Dist) -> None:
-        self.directory = Path(directory)
-        self.dist = dist
+    def __init__(self, directory: Path, dist: Dist, evaluates: bool = False) -> None:
+        """An evaluation takes a directory of its own, which has its name once the run has begun."""
+        self.directory = directory if directory.name not in ("", "..") else Path(os.path.abspath(directory))
+        self.dist, self._evaluates = dist, evaluates
+        self._lock = Lock(self.directory)
         self._bar = ProgressBar(launcher=dist.launcher) if dist.is_main else None
         self._tracker = Tracker(self.say, dist.timeout_s / 2)
         self._troubles = Troubles(self._report)
         self._status: Status | None = None
+        self._heartbeat: Heartbeat | None = None
         self._metrics: Lines | None = None
         self._log: Lines | None = None
         self._step: int | None = None
@@ -47,23 +50,33 @@ class Run:
     def begin(self, config_text: str, wandb_settings: Mapping[str, Any], resumed: int | None = None, evaluation_due: bool = False) -> None:
         """Make the directory on rank 0, moving a former run aside, or continue the one there at a step; nothing is written before."""
         check_mode(str(wandb_settings.get("mode", "auto")))  # on all ranks alike, before rank 0 writes anything
-        if not self.dist.is_main:
-            return
-        if other := other_writer(self.directory):
-            raise ConfigError(f"checkpoint_path={self.directory}: another run ({other}) writes there; stop it or give another run_name")
-        moved = _make(self.directory, move=resumed is None)
+        with self.dist.agreed():
+            if self.dist.is_main:
+                self._begin(config_text, wandb_settings, resumed, evaluation_due)
+        self.directory = Path(self.dist.broadcast_text(str(self.directory)))
+
+    def _begin(self, config_text: str, wandb_settings: Mapping[str, Any], resumed: int | None, evaluation_due: bool) -> None:
+        moved = ""
+        if self._evaluates:
+            self.directory = folders.make_another(self.directory)
+        else:
+            self._refuse_other_writer()  # again, for one on a host that our lock does not reach
+            moved = folders.make(self.directory, move=resumed is None)
+        folders.check_files(self.directory)
         try:
             write_whole(self.directory / "config.yaml", config_text)
             if resumed is not None:
                 keep_rows(self.directory / "metrics.jsonl", resumed, evaluation_due)
             self._metrics = Lines(self.directory / "metrics.jsonl", self._troubles)
             self._log = Lines(self.directory / "log.txt", self._troubles)
+            self._status = Status(self.directory)
         except OSError as error:
             raise ConfigError(
                 f"checkpoint_path={self.directory}: cannot be written ({error.strerror}); give a folder you may write to, with room in it"
             ) from None
-        self._status, self._step = Status(self.directory), resumed
+        self._step = resumed
         self.mark("running")
+        self._heartbeat = Heartbeat(self._renew)
         if self.dist.watch is not None:  # it ends the process where the main thread cannot
             self.dist.watch.last_words[:] = [self._last_word]
         if moved:
@@ -95,19 +108,26 @@ class Run:
     ) -> None:
         """Move the progress bar; None stands for a value that is not known yet."""
         if self._bar is not None:
-            with contextlib.suppress(OSError):
-                self._bar.update(step, total, loss, (headline_name, headline_value), examples_per_s)
+            self._bar.update(step, total, loss, (headline_name, headline_value), examples_per_s)
 
     def mark(self, state: str, reason: str = "", step: int | None = None, exit_status: int | None = None) -> None:
         """Write status.json: `running`, `finished`, `stopped`, `requeue` or `failed`; the step is the last one logged if not given."""
-        if self._status is None:
-            return
-        try:
-            self._status.write(state, reason, self._step if step is None else step, exit_status)
-        except OSError as error:
-            self._troubles.failed("status.json", error)
-        else:
-            self._troubles.worked("status.json")
+        if (status := self._status) is not None:
+            self._tell(lambda: status.write(state, reason, self._step if step is None else step, exit_status))
+
+    def lost(self) -> str:
+        """What to tell the user where the directory is no longer this run's, as rank 0 sees it; empty as long as it is."""
+        if self._status is None or not (why := self._status.lost()):
+            return ""
+        return f"checkpoint_path={self.directory}: {why}, so nothing more is saved; bring it back and start the run again to go on"
+
+    def finish(self, step: int) -> None:
+        """Say on all ranks that the run has come to its good end, unless what it has made is not there."""
+        with self.dist.agreed():
+            if lost := self.lost():
+                raise RunError(lost)
+        self.say(f"files: {self.directory}")
+        self.mark("finished", step=step, exit_status=0)
 
     def confirm_finished(self, step: int) -> None:
         """Have status.json say so, where a crash after the last checkpoint has kept it from that."""
@@ -127,18 +147,27 @@ class Run:
         """End the run, well or failed; more than once does no harm. In a hurry W&B gets seconds only."""
         if self.dist.watch is not None:
             self.dist.watch.last_words.clear()
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         if not ok and self._status is not None and self._status.state not in FINAL:
             self.mark("failed")
         if self._bar is not None:
-            with contextlib.suppress(OSError):
-                self._bar.close()
+            self._bar.close()
         self._tracker.close(ok, hurry)
-        for file in (self._metrics, self._log):
+        for file in (self._metrics, self._log, self._status):
             if file is not None:
                 file.close()
         self._metrics = self._log = None
+        self._lock.release()
 
     def __enter__(self) -> Run:
+        try:
+            with self.dist.agreed():
+                if self.dist.is_main:
+                    self._claim()
+        except BaseException:
+            self._lock.release()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -149,14 +178,43 @@ class Run:
         # whoever asked to stop will not wait long, nor do other ranks that have failed with this one
         self.close(ok=error is None, hurry=state in ("stopped", "requeue") or (error is not None and self.dist.world_size > 1))
 
+    def _claim(self) -> None:
+        """Before anything there is read: what is read while another run writes is not what will be there."""
+        if self._evaluates:
+            folders.refuse_checkpoints(self.directory)
+            return
+        if holder := self._lock.acquire():
+            self._refuse(holder)
+        self._refuse_other_writer()
+        if remark := silent_writer(self.directory):
+            self.say(remark)
+
+    def _refuse_other_writer(self) -> None:
+        if other := other_writer(self.directory):
+            self._refuse(other)
+
+    def _refuse(self, other: str) -> NoReturn:
+        raise ConfigError(f"checkpoint_path={self.directory}: another run ({other}) writes there; stop it or give another run_name")
+
+    def _renew(self) -> None:
+        if (status := self._status) is not None:
+            self._tell(lambda: status.renew(self._step))
+
+    def _tell(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self._troubles.failed("status.json", error)
+        else:
+            self._troubles.worked("status.json")
+
     def _last_word(self, cause: str) -> None:
         if self._status is not None and self._status.state not in FINAL:
             self.mark("failed", cause, exit_status=1)
 
     def _show(self, text: str) -> None:
         if self._bar is not None:
-            with contextlib.suppress(OSError):  # output sent to a file on a full disk is no reason to end either
-                self._bar.say(text)
+            self._bar.say(text)
 
     def _report(self, name: str, text: str) -> None:
         """Trouble with a file; of log.txt only the terminal can tell."""
@@ -187,24 +245,8 @@ class Run:
         return _numbered(paths[0], number).name
 
 
-def _make(directory: Path, move: bool) -> str:
-    """Create the directory; the name to which a former run was moved, if there was one."""
-    moved = ""
-    try:
-        if move and any((directory / mark).exists() for mark in MARKS):
-            number = 1
-            while (aside := directory.with_name(f"{directory.name}.old-{number}")).exists():
-                number += 1
-            directory.rename(aside)
-            moved = aside.name
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"checkpoint_path={directory}: cannot be made ({error.strerror}); give a folder you may write to") from None
-    return moved
-
-
 def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="surrogateescape") if path.exists() else ""
+    return path.read_text(encoding="utf-8", errors="surrogateescape") if path.is_file() else ""
 
 
 def _code(texts: Mapping[str, str]) -> tuple[str, list[str]]:

@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
+from utils.terminal import CLEAR, redrawable
+
 STATUS: dict[int, int] = {signal.SIGTERM: 143, signal.SIGUSR1: 138, signal.SIGINT: 130}
 ORDER = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # of several requests all ranks follow the first in this order
 SAME_PRESS_S = 1.0  # under torchrun one Ctrl-C comes twice: from the terminal and from torchrun
@@ -93,8 +95,9 @@ def quiet_worker() -> None:
 
 def say(line: str) -> None:
     """A line to the terminal from any thread; a progress bar that stands there gives way."""
-    with suppress(OSError, ValueError):  # that nobody reads any more is no reason to fail
-        print(f"\r\x1b[K{line}" if sys.stderr.isatty() else line, file=sys.stderr, flush=True)
+    if (stream := sys.stderr) is not None:  # None where it was closed before we began
+        with suppress(OSError, ValueError):  # that nobody reads any more is no reason to fail
+            print(f"{CLEAR}{line}" if redrawable(stream) else line, file=stream, flush=True)
 
 
 def end_now(status: int, words: Callable[[], None] = lambda: None) -> NoReturn:

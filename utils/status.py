@@ -1,73 +1,151 @@
 """`status.json`: whether a run is going on and how it ended, for people and for scripts that start it again.
 
-A file, because launchers swallow exit statuses: torchrun and mpirun answer 1 whatever their ranks said.
+A file, because launchers swallow exit statuses: torchrun and mpirun answer 1 whatever their ranks said. A run that is going on
+renews it now and then, because a host that went down can say nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import json
 import os
 import socket
 import threading
 import time
+import uuid
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from utils.files import read_row, write_whole
 
 FILE = "status.json"
 FINAL = ("finished", "stopped", "requeue", "failed")  # well; asked to stop; asked to stop and be started again; an error
 STATES = ("running", *FINAL)
+BEAT_S = 10.0
+FRESH_S = 60.0  # a host that has not been heard of for so long is taken to have died
 
 
 class Status:
-    """The state of one run, kept in its directory."""
+    """The state of one run, kept in its directory for as long as that is this run's."""
 
     def __init__(self, directory: Path) -> None:
         self.state = ""
-        self._path = directory / FILE
-        self._lock = threading.Lock()  # a thread that watches the others may have the last word
+        self._directory, self._path = directory, directory / FILE
+        self._writer, self._former = uuid.uuid4().hex, read_row(self._path).get("writer")
+        self._row: dict[str, Any] = {}
+        self._taken = ""
+        self._lock = threading.RLock()  # threads that renew it, or that watch the other ranks, write too
+        # Held open: another folder that comes to be in its place has another number then, also on network disks.
+        self._folder: int | None = os.open(directory, os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY))
 
     def write(self, state: str, reason: str, step: int | None, exit_status: int | None) -> None:
         """Replace the file; the state counts even where the disk takes no file."""
         assert state in STATES, state
-        self.state = state
-        pid = os.getpid()
-        row = {
-            "state": state, "reason": " ".join(reason.split()), "step": step, "exit_status": exit_status,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "host": socket.gethostname(), "pid": pid, "process_began": _began(pid), "launch": _launch(),
-        }  # fmt: skip
         with self._lock:
-            write_whole(self._path, json.dumps(row, indent=1) + "\n")
+            self.state = state
+            pid = os.getpid()
+            self._row = {
+                "state": state, "reason": " ".join(reason.split()), "step": step, "exit_status": exit_status,
+                "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "heartbeat": time.time(),
+                "host": socket.gethostname(), "pid": pid, "process_began": _began(pid), "launch": _launch(), "writer": self._writer,
+            }  # fmt: skip
+            self._publish()
+
+    def renew(self, step: int | None) -> None:
+        """Say that the run is still going on."""
+        with self._lock:
+            if self.state == "running":
+                self._row |= {"heartbeat": time.time(), "step": step}
+                self._publish()
+
+    def lost(self) -> str:
+        """Why the directory is no longer this run's; empty as long as it is. Waits for no other thread."""
+        if self._folder is None:
+            return ""
+        try:
+            there = os.path.samestat(os.stat(self._directory), os.fstat(self._folder))
+        except OSError as error:  # a disk that does not answer is another matter
+            there = error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+        return self._taken if there else "deleted or moved while the run was going on"
+
+    def close(self) -> None:
+        """Nothing is written any more."""
+        with self._lock:
+            if self._folder is not None:
+                os.close(self._folder)
+            self._folder = None
+
+    def _publish(self) -> None:
+        if self._folder is None or self.lost():
+            return
+        now = read_row(self._path)
+        if now and now.get("writer") not in (self._writer, self._former):
+            self._taken = f"another run ({_name(now)}) has taken it over"
+        else:
+            write_whole(self._path, json.dumps(self._row, indent=1) + "\n")
+
+
+class Heartbeat:
+    """Calls a function every so often from a thread of its own, until it is stopped. A forked process has no such thread."""
+
+    def __init__(self, beat: Callable[[], None]) -> None:
+        self._beat, self._stopped = beat, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(BEAT_S):
+            self._beat()
 
 
 def state_of(directory: Path) -> str:
     """What the file says; nothing where there is none that can be read."""
-    row = _row(directory)
-    return str(row.get("state", "")) if isinstance(row, dict) else ""
+    return str(read_row(directory / FILE).get("state", ""))
 
 
 def started_again(directory: Path) -> bool:
     """Whether a launcher has started this process in place of one that had begun the run in this directory."""
-    launch, row = _launch(), _row(directory)
-    restarted = launch["torchrun_restarts"] or launch["slurm_restarts"]
-    if not restarted or not isinstance(row, dict) or not isinstance(row.get("launch"), dict):
+    row, now = read_row(directory / FILE), _launch()
+    then = row.get("launch")
+    if not isinstance(then, dict):
         return False
-    same = ("parent", "parent_began") if launch["torchrun_restarts"] else ("slurm_job",)
-    return all(row["launch"].get(key) == launch[key] for key in same)
+
+    def same(*keys: str) -> bool:
+        return all(now[key] and then.get(key) == now[key] for key in keys)
+
+    # The first rank may have come to another host, where torchrun is another process; a run without a name ("none") is anybody's.
+    elsewhere = row.get("host") != socket.gethostname() and now["torchrun_run"] != "none" and same("torchrun_run")
+    torchrun = now["torchrun_restarts"] and (elsewhere or same("parent", "parent_began"))
+    return bool(torchrun or (now["slurm_restarts"] and same("slurm_job")))
 
 
 def other_writer(directory: Path) -> str:
-    """`pid 123 on host x`, if a process of this host that is alive, and not this one, says that it runs there; else nothing."""
-    try:
-        row = _row(directory)
-        pid, host, began = int(row["pid"]), row["host"], row["process_began"]
-        running = row["state"] == "running"
-    except (ValueError, KeyError, TypeError):
+    """`pid 123 on host x`, if another process says that it runs there and is alive, as far as one can know; else nothing."""
+    row = read_row(directory / FILE)
+    if row.get("state") != "running":
         return ""
-    if not running or host != socket.gethostname() or pid == os.getpid() or began is None or began != _began(pid):
+    if row.get("host") == socket.gethostname():
+        pid, began = row.get("pid"), row.get("process_began")
+        alive = isinstance(pid, int) and pid != os.getpid() and began is not None and began == _began(pid)
+        return _name(row) if alive else ""
+    age = _age(row)
+    if age is None or abs(age) >= FRESH_S or started_again(directory):
         return ""
-    return f"pid {pid} on host {host}"
+    return f"{_name(row)}, heard of {max(0.0, age):.0f} s ago and given up after {FRESH_S:.0f} s"
+
+
+def silent_writer(directory: Path) -> str:
+    """What to tell the user of a run on another host that has not said how it ended; nothing, if there is no such."""
+    row = read_row(directory / FILE)
+    age = _age(row)
+    if row.get("state") != "running" or row.get("host") == socket.gethostname() or age is None or abs(age) < FRESH_S:
+        return ""
+    when = f"{_span(abs(age))} {'ago' if age > 0 else 'ahead by its clock'}"
+    return f"another run was writing here ({_name(row)}), last heard of {when}; taken to have died"
 
 
 def _launch() -> dict[str, Any]:
@@ -75,30 +153,30 @@ def _launch() -> dict[str, Any]:
     parent, env = os.getppid(), os.environ
     return {
         "parent": parent, "parent_began": _began(parent), "slurm_job": env.get("SLURM_JOB_ID", ""),
-        "torchrun_restarts": int(env.get("TORCHELASTIC_RESTART_COUNT") or 0), "slurm_restarts": int(env.get("SLURM_RESTART_COUNT") or 0),
+        "torchrun_run": env.get("TORCHELASTIC_RUN_ID", ""), "torchrun_restarts": _count(env, "TORCHELASTIC_RESTART_COUNT"),
+        "slurm_restarts": _count(env, "SLURM_RESTART_COUNT"),
     }  # fmt: skip
 
 
-def _row(directory: Path) -> Any:
-    try:
-        return json.loads((directory / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
+def _count(env: Mapping[str, str], key: str) -> int:
+    return int(env[key]) if env.get(key, "").isdecimal() else 0
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file at once: a reader, or a crash, finds the old text or the new one."""
-    aside = path.with_name(f".{path.name}.writing")
-    try:
-        with open(aside, "w", encoding="utf-8", errors="surrogateescape") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(aside, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise
+def _name(row: Mapping[str, Any]) -> str:
+    return f"pid {row.get('pid')} on host {row.get('host')}"
+
+
+def _age(row: Mapping[str, Any]) -> float | None:
+    """Seconds since the last heartbeat; None where there was none. Clocks of hosts differ, so it may be less than 0."""
+    beat = row.get("heartbeat")
+    return time.time() - beat if isinstance(beat, int | float) and abs(beat) < 1e12 else None
+
+
+def _span(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def _began(pid: int) -> int | None:

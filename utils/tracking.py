@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import netrc
 import os
 import queue
@@ -19,6 +20,7 @@ from utils.errors import ConfigError
 MODES = ("auto", "online", "offline", "disabled")
 INIT_S, FINISH_S = 15.0, 30.0
 START_S = INIT_S + 5.0  # for W&B to notice by itself
+ONLINE_SHARE = 0.6  # of the time that others wait for this rank; the rest is for going offline where the network does not answer
 HURRY_S = 3.0  # a job that is preempted has little time, and a checkpoint to write in it
 STALL_S, LEAVE_S = 30.0, 3.0
 QUEUE = 4096  # rows
@@ -101,14 +103,27 @@ class Tracker:
         settings = {"mode": mode, "project": project, "name": name, "dir": str(directory)}
         if run_id:
             settings |= {"id": run_id, "resume": "allow"}
-        self._worker, within = _Worker(wandb), min(START_S, self._patience_s)
-        self._worker.open(settings, config_text)
-        if not self._worker.answered.wait(within):
-            self._drop(f"did not start within {within:g} s")
-        elif self._worker.trouble:
-            self._drop(self._worker.trouble)
-        else:
-            self._run_id = self._worker.run_id or run_id
+        deadline = time.monotonic() + self._patience_s
+        why = self._open(wandb, settings, config_text, min(START_S, ONLINE_SHARE * self._patience_s if mode == "online" else math.inf))
+        if why and mode == "online":
+            self._say(f"W&B: {why}; recording offline, `wandb sync` uploads it")
+            left = max(0.0, deadline - time.monotonic())
+            why = self._open(wandb, settings | {"mode": "offline"}, config_text, min(START_S, left))
+        if why:
+            self._say(f"W&B: {why}; off for this run")
+
+    def _open(self, wandb: Any, settings: Mapping[str, Any], config_text: str, within: float) -> str:
+        """Start it in a thread of its own; empty, or why it did not come to be."""
+        worker = _Worker(wandb)
+        worker.open(settings, config_text)
+        answered = worker.answered.wait(within)
+        if answered and not worker.trouble:
+            self._worker, self._run_id = worker, worker.run_id or self._run_id
+            return ""
+        _leave(worker)
+        worker.join(min(LEAVE_S, within / 4))  # two of them would get in each other's way,
+        worker.forsaken = True  # and one that comes to its end later yet must not end the other's
+        return worker.trouble if answered else f"did not start within {within:g} s"
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand over one step's metrics; a step that W&B has seen before it was continued stays as it is there."""
@@ -137,8 +152,8 @@ class Tracker:
     def _drop(self, why: str) -> None:
         worker, self._worker = self._worker, None
         self._say(f"W&B: {why}; off for this run")
-        if worker is not None and worker.leave(LEAVE_S if worker.trouble else 0.0):  # after an error it is about to end by itself
-            _kill_service()
+        if worker is not None:
+            _leave(worker)
 
 
 class _Worker(threading.Thread):
@@ -147,6 +162,7 @@ class _Worker(threading.Thread):
     def __init__(self, wandb: Any) -> None:
         super().__init__(name="wandb", daemon=True)
         self.trouble = ""
+        self.forsaken = False
         self.run_id: str | None = None
         self.answered = threading.Event()  # W&B has started, or has failed to
         self._calls: queue.Queue[tuple[str, Callable[[], object]] | None] = queue.Queue(QUEUE)
@@ -199,7 +215,8 @@ class _Worker(threading.Thread):
             self.trouble = f"{what} ({_brief(error)})"
         self.answered.set()
         with contextlib.suppress(Exception):
-            self._wandb.teardown()  # its own process would stay beside ours to the end
+            if not self.forsaken:
+                self._wandb.teardown()  # its own process would stay beside ours to the end
 
     def _open(self, given: Mapping[str, Any], config_text: str) -> None:
         from omegaconf import OmegaConf
@@ -225,6 +242,11 @@ def _logs_in(directory: str) -> Iterator[None]:
         os.environ.pop("WANDB_CACHE_DIR", None)
 
 
+def _leave(worker: _Worker) -> None:
+    if worker.leave(LEAVE_S if worker.trouble else 0.0):  # after an error it is about to end by itself
+        _kill_service()
+
+
 def _kill_service() -> None:
     """End W&B's own process where it hangs: it has our output open, and whoever reads that would wait for it."""
     for children in Path("/proc/self/task").glob("*/children"):
@@ -235,4 +257,4 @@ def _kill_service() -> None:
 
 
 def _brief(error: Exception) -> str:
-    return " ".join(str(error).split())[:120]
+    return " ".join(str(error).split())[:120] or type(error).__name__

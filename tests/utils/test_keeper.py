@@ -47,7 +47,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(keeper, "snapshot", lambda job: ())
     dist = SimpleNamespace(is_main=True, all_gather_text=lambda text: [text])
     cfg = SimpleNamespace(keep=2, checkpoint_minutes=None, checkpoint_interval=None)
-    run = SimpleNamespace(directory=Path("runs/x"), say=print)
+    run = SimpleNamespace(directory=Path("runs/x"), say=print, lost=lambda: "")
     made = SimpleNamespace(dist=dist, cfg=cfg, run=run, step=0, best=None, best_of="", headline=ACCURACY, results={})
     made.keeper = Keeper(made, -1)
     return made
@@ -100,6 +100,20 @@ def test_the_last_one_is_tried_again_as_the_best(job: Any) -> None:
     evaluated(job, 6, 0.95)
     with pytest.raises(RunError, match=r"step 6 could not be saved \(rank 0: No space left on device\); make room there"):
         job.keeper.settle()
+
+
+def test_a_directory_that_is_gone_ends_the_run_without_another_try(job: Any) -> None:
+    quiet = job.keeper.notices()
+    assert not any(quiet)
+    assert job.keeper.heed(quiet) == (0, False)
+    job.keeper._saver.fail = 9
+    evaluated(job, 7, 0.9)
+    job.run.lost = lambda: "it is gone"
+    with pytest.raises(RunError, match=r"^it is gone$"):
+        job.keeper.heed(job.keeper.notices())
+    with pytest.raises(RunError, match=r"^it is gone$"):
+        job.keeper.settle()
+    assert saved(job) == [(7, True)]
 
 
 def test_another_metric_is_not_compared_with_the_old_ones_value(job: Any) -> None:

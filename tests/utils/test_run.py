@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,16 +15,30 @@ import pytest
 from utils import git
 from utils.distributed import Dist
 from utils.errors import ConfigError
-from utils.progress import ProgressBar, duration, render
 from utils.run import Run
 
 OFF = {"mode": "disabled", "project": "p", "name": "n"}
 
 
+@dataclass(frozen=True)
+class Second(Dist):
+    """Rank 1 of two, to which rank 0 has told its directory."""
+
+    rank: int = 1
+    world_size: int = 2
+    told: str = ""
+
+    def all_gather_text(self, text: str) -> list[str]:
+        return ["", text]
+
+    def broadcast_text(self, text: str) -> str:
+        return self.told
+
+
 def opened(
     folder: Path, dist: Dist | None = None, text: str = "seed: 0\n", resumed: int | None = None, evaluation_due: bool = False
 ) -> Run:
-    run = Run(folder, dist or Dist())
+    run = Run(folder, dist or Dist()).__enter__()
     run.begin(text, OFF, resumed, evaluation_due)
     return run
 
@@ -76,11 +91,12 @@ def test_an_impossible_directory_is_one_line(tmp_path: Path) -> None:
 
 
 def test_other_ranks_write_and_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with opened(tmp_path / "x", Dist(1, 2)) as run:
+    with opened(tmp_path / "x", Second(told="x-2")) as run:
+        assert run.directory == Path("x-2")  # all ranks write outputs there
         run.log(1, {"a": 1.0})
         run.say("hello")
         run.progress(2, 2, 0.1, "accuracy", 0.5, 3.0)
-        run.mark("finished")
+        run.finish(2)
     assert os.listdir(tmp_path) == []
     assert capsys.readouterr() == ("", "")
 
@@ -165,7 +181,7 @@ def test_a_continued_run_reads_like_an_undisturbed_one(tmp_path: Path, monkeypat
 
 
 def test_rows_that_are_no_rows_are_dropped(tmp_path: Path) -> None:
-    lines = [b'{"step": 1}', b"\xff\xfe", b"[3]", b"", b'{"loss": 1}', b'{"step": "2"}', b'{"step": 9}', b'{"step": 2}', b'{"step": 2}']
+    lines = [b'{"step": 1}', b"\xff\xfe", b"[" * 99_999, b'{"step": 1, "a": "\xed\xa0\x80"}', '{"step": 1}'.encode("utf-16"), b"[3]", b"", b'{"loss": 1}', b'{"step": "2"}', b'{"step": 9}', b'{"step": 2}', b'{"step": 2}']
     opened(tmp_path).close()
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
     opened(tmp_path, resumed=2).close()
@@ -175,9 +191,34 @@ def test_rows_that_are_no_rows_are_dropped(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").mkdir()
+    (tmp_path / ".config.yaml.writing").mkdir()
     with pytest.raises(ConfigError, match=r"^checkpoint_path=.*: cannot be written \(Is a directory\); give a folder"):
         opened(tmp_path, resumed=2)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "log.txt", "status.json", "git.txt"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_holds_up_nothing(name: str, make: Callable[[Path], None], tmp_path: Path) -> None:
+    """Whoever opens a pipe waits for its other end."""
+    run = tmp_path / "x"
+    run.mkdir()
+    make(run / name)
+    if name == "git.txt":
+        opened(run, resumed=2).close()
+        return
+    with pytest.raises(ConfigError, match=rf"^checkpoint_path=.*x: {name} there is no regular file; move it away"):
+        opened(run, resumed=2)
+    assert os.listdir(run) == [name]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe[", b"[" * 100_000, b'{"state": "running", "pid": Infinity, "heartbeat": [1], "launch": 3}'])
+def test_garbage_in_its_files_holds_up_nothing(content: bytes, tmp_path: Path) -> None:
+    files = ("config.yaml", "metrics.jsonl", "log.txt", "status.json")
+    for name in files:
+        (tmp_path / name).write_bytes(content)
+    opened(tmp_path, resumed=2).close()
+    assert written(tmp_path) == []
+    assert json.loads((tmp_path / "status.json").read_text())["pid"] == os.getpid()
 
 
 def test_the_code_a_run_began_with_stays_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,91 +237,6 @@ def test_the_code_a_run_began_with_stays_recorded(tmp_path: Path, monkeypatch: p
     assert revisions == ["a", "b", "b", "c"]
     changes = [(tmp_path / f"uncommitted{old}.diff").read_text() for old in (".old-1", ".old-2", ".old-3", "")]
     assert changes == ["# untracked: notes.txt\n", "", "-one\n+two\n", ""]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_elsewhere_a_plain_line_now_and_then() -> None:
-    stream, clock = io.StringIO(), Clock()
-    bar = ProgressBar(stream, clock=clock)
-    for step in range(1, 301):
-        clock.now += 0.1
-        bar.update(step, 300, None, ("exact_accuracy", None), None)
-    bar.close()
-    lines = stream.getvalue().splitlines()
-    assert len(lines) == 3  # about 10 s, about 20 s, and the last
-    assert lines[-1] == "100%  step 300/300  loss –  exact accuracy –  – examples/s  0:00 left"
-    assert lines[0].endswith("0:20 left")
-    assert "\r" not in stream.getvalue()
-    assert "\x1b" not in stream.getvalue()
-
-
-def test_on_a_terminal_one_line_is_redrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    stream, clock = Terminal(), Clock()
-    bar = ProgressBar(stream, clock=clock)
-    for step in range(1, 101):
-        clock.now += 0.02
-        bar.update(step, 100, 0.5, ("exact_accuracy", 0.987), 12345.6)
-        if step == 50:
-            bar.say("saved")
-    bar.close()
-    text = stream.getvalue()
-    assert text.count("\n") == 2
-    assert 18 <= text.count("\r") <= 24  # 2 s at ten a second
-    before, after = text.split("saved\n")
-    assert before.endswith("\r\x1b[K")  # the bar is wiped before the line ...
-    assert after.startswith(before.split("\x1b[K")[-2])  # ... and is there again below it
-    assert text.rstrip("\n").endswith("━━━  100/100  loss 0.5  exact accuracy 98.7%  12,346 ex/s  0:00 left")
-    assert all(len(line) < 100 for line in text.replace("\n", "\r").replace("\x1b[K", "").split("\r"))
-
-
-def test_the_bar_fits_its_terminal() -> None:
-    usual = (123, 1500, 0.01234, ("exact_accuracy", 0.973), 5432.1, 48.0)
-    for columns in (79, 90, 100, 120):
-        line = render(*usual, columns=columns)
-        assert len(line) <= columns
-        assert line.endswith("─   123/1500  loss 0.0123  exact accuracy 97.3%  5,432 ex/s  0:48 left")
-    assert render(*usual, columns=120).startswith("━" + "─" * 19 + "  ")
-    long = (1234, 99999, 1.2345e-5, ("exact_accuracy", 0.5), 98765.4, 3725.0)
-    assert len(render(*long, columns=79)) <= 84
-    assert "━" not in render(*long, columns=79)
-    assert "perplexity 12.34" in render(1, 2, 0.1, ("perplexity", 12.341), 1.0, None)
-    assert [duration(seconds) for seconds in (0, 59.6, 3725)] == ["0:00", "1:00", "1:02:05"]
-
-
-def test_mpirun_terminals_get_plain_lines() -> None:
-    stream = Terminal()
-    ProgressBar(stream, launcher="openmpi").update(1, 1, 0.5, ("accuracy", 0.5), 1.0)
-    assert "\r" not in stream.getvalue()
-
-
-def test_a_closed_pipe_does_not_end_the_run() -> None:
-    class Closed(io.StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
-
-    bar = ProgressBar(Closed())
-    bar.say("a")
-    bar.update(1, 1, 0.5, ("accuracy", 0.5), 1.0)
-    bar.close()
-
-
-def test_an_ascii_terminal_is_no_error() -> None:
-    raw = io.BytesIO()
-    bar = ProgressBar(io.TextIOWrapper(raw, encoding="ascii"))
-    bar.update(1, 1, None, ("accuracy", None), None)
-    assert b"loss ?" in raw.getvalue()
 
 
 def test_importing_run_loads_nothing_heavy() -> None:

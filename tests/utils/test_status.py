@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from tests.ranks import ROOT
-from tests.utils.test_run import Clock, opened, written
+from tests.utils.test_progress import Clock
+from tests.utils.test_run import Second, opened, written
 from utils.distributed import Dist
 from utils.errors import ConfigError
 from utils.run import Run

@@ -1,0 +1,71 @@
+"""The folder of a run: a training moves a former run aside, an evaluation takes a name that nobody has."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+from utils.errors import ConfigError
+
+# What tells a run directory from a folder that something else (Hydra, a user) has made.
+MARKS = ("config.yaml", "metrics.jsonl", "log.txt", "checkpoints")
+FILES = ("config.yaml", "metrics.jsonl", "log.txt", "status.json")
+OF_CHECKPOINTS = re.compile(r"checkpoints|latest|meta\.json|manifest\.json|step_\d+")
+
+
+def make(directory: Path, move: bool) -> str:
+    """Create the directory; the name to which a former run was moved, if there was one."""
+    moved = ""
+    try:
+        if move and any((directory / mark).exists() for mark in MARKS):
+            number = 1
+            while (aside := directory.with_name(f"{directory.name}.old-{number}")).exists():
+                number += 1
+            directory.rename(aside)
+            moved = aside.name
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _not_made(directory, error) from None
+    return moved
+
+
+def make_another(directory: Path) -> Path:
+    """Create the directory, or `name-2`, `name-3` … where a run is there already; two that ask at once get two."""
+    for number in itertools.count(1):
+        chosen = directory if number == 1 else directory.with_name(f"{directory.name}-{number}")
+        try:
+            chosen.mkdir(parents=True, exist_ok=True)
+            if not any((chosen / mark).exists() for mark in MARKS):
+                open(chosen / MARKS[0], "x").close()  # of several who have come so far, one can do this
+                break
+        except FileExistsError:
+            if not chosen.is_dir():
+                raise ConfigError(f"checkpoint_path={chosen}: is a file; give a folder") from None
+        except OSError as error:
+            raise _not_made(chosen, error) from None
+    return chosen
+
+
+def refuse_checkpoints(directory: Path) -> None:
+    """An evaluation leaves a training alone, and what belongs to it."""
+    try:
+        found = [entry.name for entry in directory.iterdir() if OF_CHECKPOINTS.fullmatch(entry.name)] if directory.is_dir() else []
+    except OSError as error:
+        raise _not_made(directory, error) from None
+    if found:
+        raise ConfigError(
+            f"checkpoint_path={directory}: holds checkpoints ({min(found)}), beside which an evaluation writes nothing; give another "
+            "folder, or leave checkpoint_path out"
+        )
+
+
+def check_files(directory: Path) -> None:
+    """What lies where a run's files belong must be files: a pipe or a folder can be neither read nor replaced."""
+    for name in FILES:
+        if (directory / name).exists() and not (directory / name).is_file():
+            raise ConfigError(f"checkpoint_path={directory}: {name} there is no regular file; move it away, or give another run_name")
+
+
+def _not_made(directory: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"checkpoint_path={directory}: cannot be made ({error.strerror}); give a folder you may write to")

@@ -1,0 +1,149 @@
+"""One writer per run directory: a lock that the kernel takes back when its process dies, however that dies."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from utils.errors import ConfigError
+
+TRIES = 100  # each one is lost to somebody who removed the file or its folder at that moment
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)  # what file systems without flock answer
+NOT_MINE = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+_held: set[Lock] = set()
+
+
+class Lock:
+    """Beside the directory and not in it, so that it stays where it is when a former run is moved aside."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = Path(os.path.abspath(directory))
+        self._path = self._directory.with_name(f".{self._directory.name}.lock") if self._directory.name else self._directory / ".lock"
+        self._descriptor: int | None = None
+        self._made: list[Path] = []  # folders that were not there before, outermost first
+
+    def acquire(self) -> str:
+        """Take it for as long as this process lives or until `release`; else who holds it. Where no locks are to be had, nobody does."""
+        if self._descriptor is not None:
+            return ""
+        try:
+            return self._take()
+        except OSError as error:
+            inside = self._directory / ".lock"
+            if error.errno not in NOT_MINE or not self._directory.is_dir() or self._path == inside:
+                raise self._refusal(error) from None
+            self._path = inside  # the directory was made for this user, where it could not make one itself
+        try:
+            return self._take()
+        except OSError as error:
+            raise self._refusal(error) from None
+
+    def release(self) -> None:
+        """Leave nothing behind: not the file, nor folders that were made for it and are empty. More than once does no harm."""
+        if (descriptor := self._descriptor) is not None:
+            with suppress(OSError):  # removed while it is held: who waits for it finds out that it is another one now
+                if _is_at(descriptor, self._path):
+                    self._path.unlink()
+            _held.discard(self)
+            self._descriptor = None
+            os.close(descriptor)
+        with suppress(OSError):
+            while self._made:
+                self._made.pop().rmdir()
+        self._made = []
+
+    def _take(self) -> str:
+        for _ in range(TRIES):
+            try:
+                self._make_folders()
+                descriptor = self._open()
+            except FileNotFoundError:
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                current = _is_at(descriptor, self._path)
+            except FileNotFoundError:
+                current = False
+            except BlockingIOError:
+                return _read(descriptor) or "which has just begun"
+            except OSError as error:
+                unused = os.fstat(descriptor).st_size == 0
+                os.close(descriptor)
+                if error.errno not in NO_LOCKS:
+                    raise
+                with suppress(OSError):
+                    if unused:
+                        self._path.unlink()
+                return ""
+            if current:
+                self._keep(descriptor)
+                return ""
+            os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    def _keep(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        _held.add(self)
+        with suppress(OSError):  # only words are lost, on a full disk or in another user's file
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode())
+
+    def _open(self) -> int:
+        # never through a link, which could lead to any file, and never waiting for the other end of a pipe
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | flags, 0o666)
+        except PermissionError:
+            if not self._path.exists():
+                raise
+            descriptor = os.open(self._path, os.O_RDONLY | flags)  # another user's
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise IsADirectoryError(errno.EISDIR, "no regular file")
+        return descriptor
+
+    def _make_folders(self) -> None:
+        missing = []
+        for folder in self._path.parents:
+            if folder.exists():
+                break
+            missing.append(folder)
+        for folder in reversed(missing):
+            with suppress(FileExistsError):
+                folder.mkdir()
+                self._made.append(folder)
+
+    def _refusal(self, error: OSError) -> ConfigError:
+        if error.errno in (errno.EISDIR, errno.ELOOP):
+            return ConfigError(f"checkpoint_path={self._directory}: {self._path} is no regular file; remove it, a run locks it")
+        return ConfigError(f"checkpoint_path={self._directory}: cannot be made ({error.strerror}); give a folder you may write to")
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    return os.path.samestat(os.fstat(descriptor), os.stat(path))
+
+
+def _read(descriptor: int) -> str:
+    """Who holds the lock, as it has written into it."""
+    try:
+        return " ".join(os.pread(descriptor, 300, 0).decode(errors="replace").split())
+    finally:
+        os.close(descriptor)
+
+
+def _let_go() -> None:
+    """A loader process may live a moment longer than the run; as long as it had the file open, the lock would be held."""
+    for lock in list(_held):
+        if lock._descriptor is not None:
+            os.close(lock._descriptor)
+        lock._descriptor, lock._made = None, []
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
