@@ -117,10 +117,11 @@ def started_again(directory: Path) -> bool:
     def same(*keys: str) -> bool:
         return all(now[key] and then.get(key) == now[key] for key in keys)
 
-    # The first rank may have come to another host, where torchrun is another process; a run without a name ("none") is anybody's.
-    elsewhere = row.get("host") != socket.gethostname() and now["torchrun_run"] != "none" and same("torchrun_run")
-    torchrun = now["torchrun_restarts"] and (elsewhere or same("parent", "parent_began"))
-    return bool(torchrun or (now["slurm_restarts"] and same("slurm_job")))
+    if row.get("host") == socket.gethostname():
+        torchrun = same("parent", "parent_began")
+    else:  # the first rank has come to another host, where torchrun is another process; a run without a name ("none") is anybody's
+        torchrun = same("torchrun_run") and now["torchrun_run"] != "none"
+    return bool((now["torchrun_restarts"] and torchrun) or (now["slurm_restarts"] and same("slurm_job")))
 
 
 def other_writer(directory: Path) -> str:
