@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import netrc
 import os
 import queue
@@ -104,7 +103,7 @@ class Tracker:
         if run_id:
             settings |= {"id": run_id, "resume": "allow"}
         deadline = time.monotonic() + self._patience_s
-        why = self._open(wandb, settings, config_text, min(START_S, ONLINE_SHARE * self._patience_s if mode == "online" else math.inf))
+        why = self._open(wandb, settings, config_text, min(START_S, self._patience_s * (ONLINE_SHARE if mode == "online" else 1.0)))
         if why and mode == "online":
             self._say(f"W&B: {why}; recording offline, `wandb sync` uploads it")
             left = max(0.0, deadline - time.monotonic())
@@ -121,8 +120,9 @@ class Tracker:
             self._worker, self._run_id = worker, worker.run_id or self._run_id
             return ""
         _leave(worker)
-        worker.join(min(LEAVE_S, within / 4))  # two of them would get in each other's way,
-        worker.forsaken = True  # and one that comes to its end later yet must not end the other's
+        if settings["mode"] == "online":
+            worker.join(min(LEAVE_S, within / 4))  # two of them would get in each other's way,
+            worker.forsaken = True  # and one that comes to its end later must not end the other's
         return worker.trouble if answered else f"did not start within {within:g} s"
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

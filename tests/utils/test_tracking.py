@@ -140,6 +140,60 @@ def test_a_failure_is_said_once(
     assert fake.calls[-1] == ("teardown", None)
 
 
+class NoNetwork(FakeWandb):
+    """Fails online, and offline too where it is told to."""
+
+    def __init__(self, offline: str = "") -> None:
+        super().__init__()
+        self.offline, self.modes = offline, []
+
+    def init(self, **given: object) -> FakeRun:
+        self.modes.append((given["mode"], given.get("id")))
+        self.failing = "init" if given["mode"] == "online" else self.offline
+        return super().init(**given)
+
+
+def test_what_cannot_start_online_is_recorded_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", KEY["WANDB_API_KEY"])
+    monkeypatch.setitem(sys.modules, "wandb", fake := NoNetwork())
+    with begun(tmp_path / "x", mode="auto", id="former") as run:
+        run.log(1, {"loss": 1.0})
+        assert run.wandb_id == "new-id"
+    assert fake.modes == [("online", "former"), ("offline", "former")]
+    names = [name for name, _ in fake.calls]
+    assert names == ["init", "teardown", "init", "log", "finish", "teardown"]
+    remark = "W&B: could not start (the server is on fire); recording offline, `wandb sync` uploads it\n"
+    assert capsys.readouterr().out == remark
+    monkeypatch.setitem(sys.modules, "wandb", NoNetwork("init"))
+    with begun(tmp_path / "y", mode="auto"):
+        assert capsys.readouterr().out == remark + "W&B: could not start (the server is on fire); off for this run\n"
+
+
+def test_a_network_that_hangs_takes_no_longer_than_others_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stuck: Stuck
+) -> None:
+    """The start that hangs may come to its end later; then it must not end the other one."""
+    monkeypatch.setenv("WANDB_API_KEY", KEY["WANDB_API_KEY"])
+    monkeypatch.setitem(sys.modules, "wandb", fake := NoNetwork())
+    start = fake.init
+    monkeypatch.setattr(fake, "init", lambda **given: stuck() if given["mode"] == "online" else start(**given))
+    began = time.monotonic()
+    with begun(tmp_path / "x", timeout_s=1.0, mode="auto") as run:
+        assert time.monotonic() - began < 0.5
+        stuck.released.set()
+        time.sleep(0.1)
+        run.log(1, {"loss": 1.0})
+    assert fake.calls == [("init", None), ("log", 1), ("finish", 0), ("teardown", None)]
+    assert capsys.readouterr().out == "W&B: did not start within 0.3 s; recording offline, `wandb sync` uploads it\n"
+    monkeypatch.setattr(fake, "init", stuck)
+    stuck.released.clear()
+    began = time.monotonic()
+    begun(tmp_path / "y", timeout_s=1.0, mode="auto").close()
+    assert time.monotonic() - began < 0.7
+
+
 def test_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     use(None, tmp_path / "x", monkeypatch)
     assert capsys.readouterr().out.startswith("W&B: the package is not installed; off for this run")

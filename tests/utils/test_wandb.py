@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,7 +85,31 @@ def test_a_server_that_is_out_of_reach(
         assert run.wandb_id == "former"
     assert time.monotonic() - began < 25
     said = capfd.readouterr()
-    assert said.out.startswith("W&B: ")
-    assert said.out.endswith("; off for this run\n")
+    assert said.out.startswith("W&B: could not start (")
+    assert said.out.endswith("; recording offline, `wandb sync` uploads it\n")
     assert (said.out.count("\n"), said.err) == (1, "")
+    (recorded,) = (tmp_path / "x" / "wandb").glob("offline-run-*-former/run-former.wandb")
+    assert recorded.stat().st_size > 500
+    assert wandb_services() == []
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_answer(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Other ranks wait for eight seconds, so that W&B's own patience is too long."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(50)
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+        begun(tmp_path / "warm", mode="disabled").close()
+        began = time.monotonic()
+        with begun(tmp_path / "x", timeout_s=8.0, mode="auto") as run:
+            assert time.monotonic() - began < 5
+            run.log(1, {"loss": 1.0})
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("W&B: did not start within 2.4 s; recording offline, `wandb sync` uploads it\n", "")
+    (recorded,) = (tmp_path / "x" / "wandb").glob("offline-run-*/run-*.wandb")
+    assert recorded.stat().st_size > 500
     assert wandb_services() == []
