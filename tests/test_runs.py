@@ -114,14 +114,6 @@ def test_eval_only_repeats_the_evaluation_on_two_ranks(trm: Result, tmp_path: Pa
     assert raw.series("eval/lm_loss") != again.series("eval/lm_loss"), "averaged and raw weights must differ"
 
 
-def test_an_evaluation_may_name_the_very_run_it_evaluates(tmp_path: Path) -> None:
-    first = train(tmp_path / "run", *TINY_TRM, "max_steps=2")
-    weights = first.weights()["model.inner.lm_head.weight"]
-    again = train(tmp_path / "run", *TINY_TRM, "eval_only=true", f"checkpoint={tmp_path}/run")
-    assert again.series("eval/accuracy")
-    assert torch.equal(Result(tmp_path / "run.old-1").weights()["model.inner.lm_head.weight"], weights)
-
-
 @pytest.mark.slow
 def test_cnn_learns_the_digits(tmp_path: Path) -> None:
     accuracy = train(tmp_path / "run", "experiment=digits", timeout=200).series("eval/accuracy")
