@@ -114,7 +114,7 @@ def test_a_directory_that_goes_away_ends_the_run(
             take(run.directory)
 
     monkeypatch.setattr(Run, "log", log_and_lose)
-    with pytest.raises(RunError, match=r"^checkpoint_path=runs/p/x: deleted or moved while the run was going on, so nothing more is saved"):
+    with pytest.raises(RunError, match=r"^checkpoint_path=runs/p/x: deleted or moved while the run was going on; put back, it goes on"):
         do("run_name=x", "eval_save_outputs=[answer]")
     for file in ("config.yaml", "metrics.jsonl", "log.txt", "status.json", "step_3_test_preds.0.safetensors"):
         assert not (folder / "x" / file).exists(), "nothing is made again"

@@ -119,7 +119,7 @@ class Run:
         """What to tell the user where the directory is no longer this run's, as rank 0 sees it; empty as long as it is."""
         if self._status is None or not (why := self._status.lost()):
             return ""
-        return f"checkpoint_path={self.directory}: {why}, so nothing more is saved; bring it back and start the run again to go on"
+        return f"checkpoint_path={self.directory}: {why}"
 
     def finish(self, step: int) -> None:
         """Say on all ranks that the run has come to its good end, unless what it has made is not there."""

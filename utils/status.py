@@ -67,7 +67,7 @@ class Status:
             there = os.path.samestat(os.stat(self._directory), os.fstat(self._folder))
         except OSError as error:  # a disk that does not answer is another matter
             there = error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
-        return self._taken if there else "deleted or moved while the run was going on"
+        return self._taken if there else "deleted or moved while the run was going on; put back, it goes on when it is started again"
 
     def close(self) -> None:
         """Nothing is written any more."""
@@ -81,7 +81,7 @@ class Status:
             return
         now = read_row(self._path)
         if now and now.get("writer") not in (self._writer, self._former):
-            self._taken = f"another run ({_name(now)}) has taken it over"
+            self._taken = f"another run ({_name(now)}) has taken it over; give one of them another run_name"
         else:
             write_whole(self._path, json.dumps(self._row, indent=1) + "\n")
 

@@ -268,7 +268,7 @@ def test_a_directory_that_is_gone_is_found_out_and_not_made_again(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(status, "BEAT_S", 0.02)
-    words = f"checkpoint_path={tmp_path}/x: deleted or moved while the run was going on, so nothing more is saved"
+    words = f"checkpoint_path={tmp_path}/x: deleted or moved while the run was going on; put back, it goes on"
     with pytest.raises(RunError, match=words), opened(tmp_path / "x") as run:
         assert run.lost() == ""
         (tmp_path / "x").rename(tmp_path / "y")
@@ -293,7 +293,7 @@ def test_a_run_that_another_has_taken_over_leaves_it_alone(tmp_path: Path, monke
         newer = json.dumps(state(tmp_path / "x") | {"writer": "b", "host": "n8", "pid": 5})
         (tmp_path / "x" / "status.json").write_text(newer)
         until(run.lost)
-        assert "another run (pid 5 on host n8) has taken it over, so nothing more is saved" in run.lost()
+        assert "another run (pid 5 on host n8) has taken it over; give one of them another run_name" in run.lost()
         run.mark("failed")
     assert (tmp_path / "x" / "status.json").read_text() == newer
 
