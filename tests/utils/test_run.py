@@ -181,7 +181,20 @@ def test_a_continued_run_reads_like_an_undisturbed_one(tmp_path: Path, monkeypat
 
 
 def test_rows_that_are_no_rows_are_dropped(tmp_path: Path) -> None:
-    lines = [b'{"step": 1}', b"\xff\xfe", b"[" * 99_999, b'{"step": 1, "a": "\xed\xa0\x80"}', '{"step": 1}'.encode("utf-16"), b"[3]", b"", b'{"loss": 1}', b'{"step": "2"}', b'{"step": 9}', b'{"step": 2}', b'{"step": 2}']
+    lines = [
+        b'{"step": 1}',
+        b"\xff\xfe",
+        b"[" * 99_999,
+        b'{"step": 1, "a": "\xed\xa0\x80"}',
+        '{"step": 1}'.encode("utf-16"),
+        b"[3]",
+        b"",
+        b'{"loss": 1}',
+        b'{"step": "2"}',
+        b'{"step": 9}',
+        b'{"step": 2}',
+        b'{"step": 2}',
+    ]
     opened(tmp_path).close()
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
     opened(tmp_path, resumed=2).close()
@@ -211,7 +224,9 @@ def test_what_is_no_file_holds_up_nothing(name: str, make: Callable[[Path], None
     assert os.listdir(run) == [name]
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe[", b"[" * 100_000, b'{"state": "running", "pid": Infinity, "heartbeat": [1], "launch": 3}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe[", b"[" * 100_000, b'{"state": "running", "pid": Infinity, "heartbeat": [1], "launch": 3}']
+)
 def test_garbage_in_its_files_holds_up_nothing(content: bytes, tmp_path: Path) -> None:
     files = ("config.yaml", "metrics.jsonl", "log.txt", "status.json")
     for name in files:
