@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.files import write_whole
+from utils.plainfiles import read_bytes
 
 HUSH_S = 60.0  # a disk that is full for one line and not for the next is no news every time
 
@@ -85,7 +86,7 @@ def keep_rows(file: Path, last: int, evaluation_due: bool) -> None:
     """Leave the whole rows up to a step, as an undisturbed run would have at that moment: before its evaluation, where one is due."""
     if not file.exists():
         return
-    lines = file.read_bytes().splitlines(keepends=True)
+    lines = read_bytes(file).splitlines(keepends=True)
     kept = [line for line in lines if line.endswith(b"\n") and _belongs(line, last, evaluation_due)]
     if len(kept) < len(lines):
         write_whole(file, b"".join(kept).decode())

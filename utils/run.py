@@ -40,6 +40,7 @@ class Run:
         self._heartbeat: Heartbeat | None = None
         self._metrics: Lines | None = None
         self._log: Lines | None = None
+        self._early: list[str] = []  # said before there was a log
         self._step: int | None = None
 
     @property
@@ -75,6 +76,8 @@ class Run:
                 f"checkpoint_path={self.directory}: cannot be written ({error.strerror}); give a folder you may write to, with room in it"
             ) from None
         self._step = resumed
+        for text in self._early:
+            self._note(text)
         self.mark("running")
         self._heartbeat = Heartbeat(self._renew)
         if self.dist.watch is not None:  # it ends the process where the main thread cannot
@@ -100,6 +103,11 @@ class Run:
     def say(self, text: str) -> None:
         """A line to the terminal and to log.txt."""
         self._show(text)
+        if self._status is None:
+            self._early.append(text)
+        self._note(text)
+
+    def _note(self, text: str) -> None:
         if (log := self._log) is not None:  # another thread may speak while this one closes
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}")
 
