@@ -59,10 +59,14 @@ class Meter:
         self._shards = shards
         self._names: list[str] = []
         self._sums: torch.Tensor | None = None  # (shards, metrics, 2)
+        self._restored = False
 
     def add(self, sums: MetricSums, shard: int = 0) -> None:
         """Several shards computed together count as the first of them."""
         names, values = sorted(sums), stack(sums)
+        if self._restored and names != self._names:
+            self._sums = None  # other code wrote the checkpoint, and measured other things
+        self._restored = False
         assert self._sums is None or names == self._names, f"metrics changed from {self._names} to {names}"
         if self._sums is None:
             self._names, self._sums = names, values.new_zeros(self._shards, *values.shape)
@@ -91,6 +95,7 @@ class Meter:
         """Continue from a saved `state`."""
         if state:
             self.add({name: (pair[0].to(device), pair[1].to(device)) for name, pair in state.items()}, shard)
+            self._restored = True
 
 
 class Clock:
