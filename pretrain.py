@@ -100,7 +100,7 @@ def train_or_evaluate(cfg: DictConfig, dist: Dist, run: Run) -> float | None:
     from data.stream import to_tensors
     from models.objectives.base import to_device
     from optim.replicas import check_same
-    from utils import hardware, resume, state
+    from utils import hardware, resume
     from utils.evaluation import check_names
     from utils.keeper import Keeper
 
@@ -108,11 +108,8 @@ def train_or_evaluate(cfg: DictConfig, dist: Dist, run: Run) -> float | None:
     source, objective = build_problem(cfg, dist, run, start)
     with dist.agreed():
         job = build(cfg, dist, run, source, objective)
-        resume.check_fits(start, cfg, source.spec.fingerprint, job.total_steps)
-        if cfg.eval_only:
-            state.load_weights(job, cfg.checkpoint)
-        elif start.folder is not None:
-            state.restore(job, start.folder, start.meta)
+    start = resume.take_up(job, start)
+    with dist.agreed():
         check_names(cfg, source.eval_sets(), objective, lambda rows: to_device(to_tensors([rows]), dist.device))
     check_same(objective.state_dict(), dist)  # hosts may hold different files under one name
     if resume.is_finished(start, job.total_steps):
@@ -195,7 +192,7 @@ def build(cfg: DictConfig, dist: Dist, run: Run, source: Source, objective: Obje
     parts = [owned[i : i + size] for i in range(0, len(owned), size)]
     job = Job(
         cfg=cfg, dist=dist, run=run, source=source, objective=objective, parameters=parameters,
-        parts=parts, slots=Slots(parts), meter=Meter(cfg.shards),
+        parts=parts, slots=Slots(parts, lambda: objective.initial_carry(beginning(owned[:1])[0])), meter=Meter(cfg.shards),
         sparse=build_sparse(
             cfg.optim.sparse, tables, cfg.global_batch_size // cfg.shards * len(dist.owned_shards(cfg.shards, rank=0)), dist
         ),

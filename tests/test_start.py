@@ -17,6 +17,7 @@ from tests.runs import (
     STOPPED,
     TINY_TRM,
     TORCHRUN,
+    TROUBLED,
     Result,
     digest,
     faulty,
@@ -26,6 +27,7 @@ from tests.runs import (
     torchrun,
     train,
 )
+from tests.utils.saver_rank import declare
 
 
 def refusal(directory: Path, *arguments: str) -> str:
@@ -192,3 +194,61 @@ def test_a_sweep_started_again_skips_what_is_finished(tmp_path: Path) -> None:
     assert {(run / "checkpoints" / "latest").read_text() for run in runs} == {"step_6\n"}
     again = torchrun(2, *sweep, cwd=tmp_path)
     assert again.stdout.count("is finished, 6 steps") == 2
+
+
+def spoil(checkpoints: Path, step: int) -> None:
+    """Whole by its manifest, and of another net: all slots remember one number too many."""
+    folder = checkpoints / f"step_{step}"
+    for file in folder.glob("shards.*"):
+        tensors = load_file(file)
+        wider = {name: torch.cat([tensor, tensor[:, :, :1]], 2) for name, tensor in tensors.items() if tensor.ndim == 3}
+        assert wider
+        save_file({**tensors, **wider}, file)
+    declare(folder)
+
+
+def test_a_checkpoint_that_does_not_fit_is_one_line(undisturbed: Result, tmp_path: Path) -> None:
+    run = shutil.copytree(undisturbed.directory, tmp_path / "run")
+    spoil(run / "checkpoints", 23)
+    line = refusal(run, *INTERRUPTED)
+    assert line.startswith(f"error: checkpoint_path={run}: no checkpoint there fits (step_23: ")
+    assert "has shape (3, 17, 17) in the saved state and (3, 17, 16) here" in line
+    assert line.endswith("add resume=false to move all that aside and begin again\n")
+
+
+@pytest.mark.slow
+def test_two_ranks_go_back_together(undisturbed_pair: Result, tmp_path: Path) -> None:
+    """A meta that is none, and before it one that does not fit: both ranks take the one before that."""
+    run = shutil.copytree(undisturbed_pair.directory, tmp_path / "run")
+    for step in (21, 22):
+        shutil.copytree(run / "checkpoints" / "step_20", run / "checkpoints" / f"step_{step}")
+        meta = run / "checkpoints" / f"step_{step}" / "meta.json"
+        meta.write_text(meta.read_text().replace('"step": 20', f'"step": {step}'))
+    (run / "checkpoints" / "step_22" / "meta.json").write_text('{"step": 22, "groups": ["model", "optimizer", "ema"]}')
+    declare(run / "checkpoints" / "step_22")
+    for step in (21, 23):
+        spoil(run / "checkpoints", step)
+    again = train(run, *TROUBLED, ranks=2)
+    assert "checkpoint step_23 does not fit" in again.stdout
+    assert "checkpoint step_22 is damaged (meta.json: has no threads); going back to the one before" in again.stdout
+    assert "going back to step_20" in again.stdout
+    assert digest(run) == digest(undisturbed_pair.directory)
+    spoil(run / "checkpoints", 23)
+    for ranks in (1, 2):
+        done = run_ranks(ranks, ["pretrain.py", *QUIET, f"checkpoint_path={run}", *TROUBLED])
+        assert {rank.returncode for rank in done} == {2}
+        assert "".join(rank.stderr for rank in done).count("\n") == 1
+        assert "no checkpoint there fits (step_23: " in done[0].stderr
+
+
+@pytest.mark.slow
+def test_its_own_directory_named_by_resume(undisturbed: Result, tmp_path: Path) -> None:
+    """The run that goes on is its own, in its place; and says what a new length does to the learning rate."""
+    run = shutil.copytree(undisturbed.directory, tmp_path / "run")
+    line = refusal(run, *INTERRUPTED, "lr_min_ratio=0.1")
+    assert "lr_min_ratio=0.1" in line
+    short = train(tmp_path / "short", *INTERRUPTED, "lr_min_ratio=0.1", "max_steps=9")
+    longer = train(short.directory, *INTERRUPTED, "lr_min_ratio=0.1", f"resume={short.directory}")
+    assert "the learning rate jumps at step 9 from 0.001 to 0.00" in (longer.directory / "log.txt").read_text()
+    assert longer.rows[-1]["step"] == 23
+    assert not (tmp_path / "short.old-1").exists()

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from utils import signals
-from utils.checkpoint import brief
 from utils.distributed import Dist
 from utils.errors import ConfigError
 from utils.metrics import Metric, means, stack
+from utils.plainfiles import brief
 
 Batch = dict[str, Tensor]
 ABANDONED = "\n"  # told instead of metric names

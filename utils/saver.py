@@ -20,9 +20,10 @@ import torch.distributed as c10d
 from safetensors.torch import save_file  # here, because the loader may fork its workers while our thread would be importing
 from torch import Tensor
 
-from utils.checkpoint import MANIFEST, STEP_FOLDER, brief, manifest_entry, manifest_text, replaced, steps_in
 from utils.distributed import Dist
-from utils.errors import ConfigError
+from utils.manifest import MANIFEST, entry_of, text_of
+from utils.plainfiles import brief
+from utils.stepfolders import Retention, pointed, remove, replaced
 
 POLL_S = 0.02
 VISIBLE_S = 20.0  # how long a network disk may take to show one host what another wrote
@@ -48,14 +49,15 @@ class Saver:
         assert keep is None or keep >= 1, keep
         self.failures = 0  # in a row
         self.best_failed = False  # whether the last save of a best did not come to be
-        self._directory, self._dist, self._say, self._keep = directory, dist, say, keep
+        self._directory, self._dist, self._say = directory, dist, say
+        self._retention = Retention(directory, keep, say)
         self._buffers: dict[str, Tensor] = {}
         self._thread: threading.Thread | None = None
         self._outcome, self._serial, self._stall_s = "", 0, 0.0
         self._patience_s = math.inf  # a slow disk is no failure; a run whose ranks have died is ended by the watch
         with dist.agreed():
             if dist.is_main:
-                _tidy(directory)
+                self._retention.tidy()
         # Ranks come here after the tidying, and a rank that an earlier crash left behind does not know this name.
         self._token = dist.broadcast_text(uuid.uuid4().hex[:8])
 
@@ -133,7 +135,7 @@ class Saver:
         files: Files = {}
         problem = ""
         try:
-            files = _write(job.aside, job.files)
+            files = _write(job.aside, job.files, VISIBLE_S if job.serial == 1 and not self._dist.is_main else 0.0)
         except Exception as error:
             problem = brief(error)
         try:
@@ -164,15 +166,14 @@ class Saver:
             try:
                 everything = {name: entry for written, _ in told.values() for name, entry in written.items()}
                 _finish(job, everything)
-                _publish(job, self._directory)
+                _publish(job, self._directory, self._retention)
             except Exception as error:
                 outcome = f"rank 0: {brief(error)}"
         if not outcome:
-            with contextlib.suppress(OSError):  # what could not be deleted is tried again after the next save
-                self._retire(job.step)
+            self._retention.retire(job.step)
         else:
             shutil.rmtree(job.aside, ignore_errors=True)
-            last = _named(self._directory / "latest")
+            last = pointed(self._directory / "latest")
             kept = f"the last whole one is {last}" if last else "there is no whole one yet"
             with contextlib.suppress(Exception):  # the log may lie on the same full disk
                 self._say(f"checkpoint of step {job.step} FAILED on {outcome}; training goes on, {kept}")
@@ -207,40 +208,26 @@ class Saver:
     def _key(self, serial: int, rank: int | None = None) -> str:
         return f"save/{self._token}/{serial}/{'outcome' if rank is None else rank}"
 
-    def _retire(self, step: int) -> None:
-        """Delete all but the newest and the best. Steps ahead of this one belong to a course that the run has left."""
-        if self._keep is None:
-            return
-        steps = steps_in(self._directory)
-        kept = {f"step_{number}" for number in [number for number in steps if number <= step][: self._keep]}
-        for name in {f"step_{number}" for number in steps} - kept - {_named(self._directory / "best")}:
-            folder, deleted = self._directory / name, self._directory / f".{name}.deleted"
-            # Renamed first: a folder that is half deleted must not look like a checkpoint.
-            (folder if folder.exists() else replaced(folder)).rename(deleted)
-            shutil.rmtree(deleted, ignore_errors=True)
 
-
-def _tidy(directory: Path) -> None:
-    """Make the folder, and remove what crashed writers left half written or half deleted."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for entry in list(directory.iterdir()):
-            inner, _, state = entry.name.removeprefix(".").partition(".")
-            if not entry.name.startswith(".") or not (STEP_FOLDER.fullmatch(inner) or inner in ("latest", "best")):
-                continue
-            if state.startswith("writing") or state == "deleted" or (state == "replaced" and (directory / inner).exists()):
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    except OSError as error:
-        raise ConfigError(f"checkpoint_path: {directory} cannot be used ({brief(error)}); give a folder you may write to") from None
-
-
-def _write(aside: Path, files: Mapping[str, Mapping[str, Tensor]]) -> Files:
+def _write(aside: Path, files: Mapping[str, Mapping[str, Tensor]], patience_s: float) -> Files:
     if files:
-        aside.mkdir(parents=True, exist_ok=True)
+        _make(aside, patience_s)
     for name, tensors in files.items():
         save_file(dict(tensors), aside / f"{name}.safetensors", metadata={"format": "pt"})
         _sync(aside / f"{name}.safetensors")
-    return {f"{name}.safetensors": manifest_entry(aside / f"{name}.safetensors") for name in files}
+    return {f"{name}.safetensors": entry_of(aside / f"{name}.safetensors") for name in files}
+
+
+def _make(aside: Path, patience_s: float = 0.0) -> None:
+    """The folder alone: a run directory that somebody has deleted or moved away must not come back with a single checkpoint in it."""
+    started = time.monotonic()
+    while True:
+        try:
+            return aside.mkdir(exist_ok=True)
+        except FileNotFoundError:
+            if time.monotonic() - started >= patience_s:
+                raise OSError(f"{aside.parent} is not there: deleted, moved away, or on a disk that not all hosts share") from None
+            time.sleep(POLL_S)
 
 
 def _finish(job: _Job, files: Files) -> None:
@@ -251,36 +238,31 @@ def _finish(job: _Job, files: Files) -> None:
             if time.monotonic() - started > VISIBLE_S:
                 raise OSError(f"{name} of another rank is not to be seen here; put checkpoint_path on a disk that all hosts share")
             time.sleep(POLL_S)
-    job.aside.mkdir(exist_ok=True)
+    _make(job.aside)
     _write_text(job.aside / "meta.json", job.meta)
-    _write_text(job.aside / MANIFEST, manifest_text({**files, "meta.json": manifest_entry(job.aside / "meta.json")}))
+    _write_text(job.aside / MANIFEST, text_of({**files, "meta.json": entry_of(job.aside / "meta.json")}))
     _sync(job.aside)
 
 
-def _publish(job: _Job, directory: Path) -> None:
+def _publish(job: _Job, directory: Path, retention: Retention) -> None:
     """Give the folder its name and point to it; a crash between any two lines leaves a whole checkpoint."""
     final = directory / f"step_{job.step}"
     pointers = ["latest", "best"] if job.best else ["latest"]
     for name in pointers:  # before any renaming, because a full disk refuses even these few bytes
         _write_text(directory / f".{name}.writing", f"{final.name}\n")
-    if final.exists():
-        shutil.rmtree(replaced(final), ignore_errors=True)
+    if final.is_dir() or final.is_symlink():
+        remove(replaced(final))
         final.rename(replaced(final))  # a folder cannot be renamed over a full one; until the next line readers look here
+    retention.make_way(final)
     job.aside.rename(final)
     _sync(directory)
     for name in pointers:
+        if (directory / name).is_dir() and not (directory / name).is_symlink():
+            retention.make_way(directory / name)
         os.replace(directory / f".{name}.writing", directory / name)
     _sync(directory)
-    shutil.rmtree(replaced(final), ignore_errors=True)
-
-
-def _named(pointer: Path) -> str:
-    """The step folder that `latest` or `best` names, or nothing."""
-    try:
-        name = pointer.read_text(errors="replace").strip()
-    except OSError:
-        return ""
-    return name if STEP_FOLDER.fullmatch(name) else ""
+    with contextlib.suppress(OSError):  # the next save of this step, or the next start, tries again
+        remove(replaced(final))
 
 
 def _write_text(file: Path, text: str) -> None:

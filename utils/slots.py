@@ -14,8 +14,9 @@ from utils import trees
 class Slots:
     """The carries of one rank's micro-batches."""
 
-    def __init__(self, parts: Sequence[Sequence[int]]) -> None:
-        self._parts = parts
+    def __init__(self, parts: Sequence[Sequence[int]], beginning: Callable[[], Any]) -> None:
+        """`beginning` makes the fresh carry of one shard: what is restored must be like it."""
+        self._parts, self._beginning = parts, beginning
         self._carries: list[Any] = [None] * len(parts)
         self._saved: Mapping[int, Mapping[str, Tensor]] = {}  # what a checkpoint held, until the first step asks for it
 
@@ -41,6 +42,13 @@ class Slots:
             if carry is not None:
                 shares |= {shard: trees.flatten(piece) for shard, piece in zip(part, trees.split(carry, len(part)), strict=True)}
         return shares
+
+    def check(self, saved: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """A ConfigError unless `restore` can take these shares."""
+        template = self._beginning() if any(saved.values()) else None
+        for share in saved.values():
+            if share:
+                trees.rebuild(template, share)
 
     def restore(self, saved: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Continue from saved shares, however they were cut into micro-batches."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ from torch import Tensor
 
 from utils import checkpoint, git
 from utils.errors import ConfigError
+from utils.meta import config_of
 from utils.slots import within
 
+PAIR = torch.empty(2, dtype=torch.float64, device="meta")  # a sum and its count
 KEPT = ("evaluation_due", "results", "best", "best_of", "resumed_from")  # of a job, beside its tensors
 
 
@@ -28,37 +32,75 @@ def snapshot(job: Any) -> tuple[dict[str, Any], dict[int, dict[str, Tensor]], di
     }
     meta = {key: getattr(job, key) for key in KEPT} | {
         "config": OmegaConf.to_yaml(job.cfg), "fingerprint": job.source.spec.fingerprint, "wandb_id": job.run.wandb_id,
-        "code": git.summary(), "torch": torch.__version__, "threads": torch.get_num_threads(),
+        "lr": _rate(job), "code": git.summary(), "torch": torch.__version__, "threads": torch.get_num_threads(),
     }  # fmt: skip
     return groups, shards, meta
 
 
 def restore(job: Any, folder: Path, meta: Mapping[str, Any]) -> None:
-    """Go on from a checkpoint."""
-    load_weights(job, folder)
-    load_optimizer_state(job.dense, checkpoint.load(folder, {"optimizer"})[0]["optimizer"])
-    saved = checkpoint.load_shards(folder, [shard for part in job.parts for shard in part])
-    job.slots.restore({shard: within("carry/", tensors) for shard, tensors in saved.items()})
-    for shard, tensors in saved.items():
-        job.meter.restore(shard, within("meter/", tensors), job.dist.device)
-    for key in KEPT:
+    """Go on from a checkpoint. A ConfigError leaves the job as it was: all is compared before anything is taken."""
+    groups = checkpoint.load(folder, {"model", "optimizer", "ema"})[0]
+    shards = checkpoint.load_shards(folder, [shard for part in job.parts for shard in part])
+    carries = {shard: within("carry/", tensors) for shard, tensors in shards.items()}
+    meters = {shard: within("meter/", tensors) for shard, tensors in shards.items()}
+    _check_groups(job, groups, meta)
+    job.slots.check(carries)
+    for shard, tensors in shards.items():
+        own = {f"meter/{name}": PAIR for name in meters[shard]} | {f"carry/{name}": tensor for name, tensor in carries[shard].items()}
+        checkpoint.check_alike(own, tensors, f"shard {shard}", same_types=True)
+
+    _take_weights(job, groups)
+    load_optimizer_state(job.dense, groups["optimizer"])
+    job.slots.restore(carries)
+    for shard, tensors in meters.items():
+        job.meter.restore(shard, tensors, job.dist.device)
+    for key in ("step", *KEPT):
         setattr(job, key, meta[key])
-    for what, now in (("threads", torch.get_num_threads()), ("torch", torch.__version__)):
-        if meta[what] != now:
-            job.run.say(f"{what}: {meta[what]} when the checkpoint was written, {now} now; the run goes on, with other rounding")
-    if meta["code"] != git.summary():
-        job.run.say("the code has changed since the checkpoint: " + " ".join(meta["code"].split()) + " then")
+    _say_what_differs(job, meta)
 
 
 def load_weights(job: Any, path: str | Path) -> None:
     """The weights of a checkpoint, and its averaged ones when `ema` is on."""
     groups, meta = checkpoint.load(path, {"model", "ema"})
-    checkpoint.load_into(job.objective, groups["model"], str(path))
+    checkpoint.check_alike(job.objective.state_dict(), groups.get("model", {}), f"checkpoint={path}")
     if job.ema is not None:
         if "ema" not in groups:
             raise ConfigError(f"ema=true: checkpoint={path} holds no averaged weights; use ema=false")
-        job.ema.load(groups["ema"])
+        checkpoint.check_alike(job.ema.state(), groups["ema"], f"checkpoint={path}", same_types=True)
+    _take_weights(job, groups)
     job.step = meta.get("step", 0)
+
+
+def _take_weights(job: Any, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
+    job.objective.load_state_dict(groups["model"])
+    if job.ema is not None:
+        job.ema.load(groups["ema"])
+
+
+def _check_groups(job: Any, groups: Mapping[str, Mapping[str, Tensor]], meta: Mapping[str, Any]) -> None:
+    own = {"model": job.objective.state_dict(), "optimizer": optimizer_state(job.dense)}
+    own |= {"ema": job.ema.state()} if job.ema is not None else {}
+    untouched = meta["step"] == 0 or config_of(meta["config"]).get("on_nonfinite") == "skip"  # every step so far may have been refused
+    if not (untouched and groups.get("optimizer", {}).keys() == own["optimizer"].keys()):
+        own["optimizer"] |= _memories(job.dense)
+    for group, tensors in own.items():
+        checkpoint.check_alike(tensors, groups.get(group, {}), group, same_types=True)
+
+
+def _say_what_differs(job: Any, meta: Mapping[str, Any]) -> None:
+    for what, now in (("threads", torch.get_num_threads()), ("torch", torch.__version__)):
+        if meta[what] != now:
+            job.run.say(f"{what}: {meta[what]} when the checkpoint was written, {now} now; the run goes on, with other rounding")
+    if meta["code"] != git.summary():
+        job.run.say("the code has changed since the checkpoint: " + " ".join(meta["code"].split()) + " then")
+    before, after = (f"{rate:.6g}" for rate in (meta.get("lr", _rate(job)), _rate(job)))
+    if before != after and job.step:
+        job.run.say(f"the learning rate jumps at step {job.step} from {before} to {after}, because the run has another length now")
+
+
+def _rate(job: Any) -> float:
+    """The rate of the step that was taken last, as the schedule has it for the run's length."""
+    return job.dense[-1].param_groups[0]["base_lr"] * job.schedule(job.step)
 
 
 def optimizer_state(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
@@ -73,6 +115,28 @@ def optimizer_state(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Te
                     if value is not None:
                         state[f"{number}/{name}/{key}"] = torch.as_tensor(value)
     return state
+
+
+def _memories(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
+    """What `optimizer_state` holds of the parameters after a step, as tensors without content."""
+    state: dict[str, Tensor] = {}
+    for number, optimizer in enumerate(optimizers):
+        for group in optimizer.param_groups:
+            for name, parameter in _named(group):
+                for key, value in _memory(optimizer, group, parameter).items():
+                    shape = parameter.shape if value.shape == (2, 2) else value.shape
+                    state[f"{number}/{name}/{key}"] = torch.empty(shape, dtype=value.dtype, device="meta")
+    return state
+
+
+def _memory(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], like: Tensor) -> dict[str, Tensor]:
+    """What an optimizer keeps of one parameter: asked of a twin that takes a step with a tiny one."""
+    tiny = torch.nn.Parameter(torch.zeros(2, 2, dtype=like.dtype, device=like.device))
+    tiny.grad = torch.zeros_like(tiny)
+    twin = copy.copy(optimizer)
+    twin.state, twin.param_groups = defaultdict(dict), [{**group, "params": [tiny]}]
+    twin.step()
+    return {key: torch.as_tensor(value) for key, value in twin.state[tiny].items() if value is not None}
 
 
 def load_optimizer_state(optimizers: Sequence[torch.optim.Optimizer], state: Mapping[str, Tensor]) -> None:

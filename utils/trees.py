@@ -28,7 +28,7 @@ def flatten(value: Any) -> dict[str, Tensor]:
 
 
 def rebuild(template: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The template's structure and devices with these tensors; all names and all shapes must fit."""
+    """The template's structure, devices and precision with these tensors; all names and all shapes must fit."""
     expected = flatten(template)
     for name in (*expected, *tensors):
         if name not in tensors or name not in expected:
@@ -37,7 +37,10 @@ def rebuild(template: Any, tensors: Mapping[str, Tensor]) -> Any:
         there, here = tuple(tensors[name].shape), tuple(expected[name].shape)
         if there != here:
             raise ConfigError(f"{name or 'the tensor'} has shape {there} in the saved state and {here} here; {FIX}")
-    return _map(lambda name, found: tensors[name].to(found[0].device), [template])
+        theirs, ours = tensors[name].dtype, expected[name].dtype
+        if theirs != ours and not (theirs.is_floating_point and ours.is_floating_point):
+            raise ConfigError(f"{name or 'the tensor'} is of {theirs} in the saved state and of {ours} here; {FIX}")
+    return _map(lambda name, found: tensors[name].to(found[0].device, found[0].dtype), [template])
 
 
 def split(value: Any, parts: int) -> list[Any]:

@@ -18,11 +18,16 @@ from typing import Any
 
 import torch
 
-from utils import checkpoint, distributed, saver
+from utils import checkpoint, distributed, manifest, saver
 from utils.distributed import Dist
 from utils.saver import Saver
 
 SHARDS = 8
+# what a run says of itself beside its tensors
+META = {
+    "config": f"shards: {SHARDS}\n", "fingerprint": "x", "code": "", "torch": "2", "threads": 1, "wandb_id": None,
+    "evaluation_due": False, "results": {}, "best": None, "best_of": "", "resumed_from": "",
+}  # fmt: skip
 save_file = saver.save_file
 Group = dict[str, torch.Tensor]
 
@@ -46,7 +51,7 @@ def alone(directory: Path, step: int, value: float | None = None, keep: int | No
     value = float(step) if value is None else value
     lines: list[str] = []
     one = Saver(directory, Dist(), lines.append, keep=keep)
-    one.save(step, groups(value), {shard: shard_state(shard, value) for shard in range(SHARDS)}, {"value": value}, best)
+    one.save(step, groups(value), {shard: shard_state(shard, value) for shard in range(SHARDS)}, {**META, "value": value}, best)
     assert one.wait() == "", lines
     one.close()
     return directory / f"step_{step}"
@@ -54,8 +59,8 @@ def alone(directory: Path, step: int, value: float | None = None, keep: int | No
 
 def declare(folder: Path) -> None:
     """A manifest that vouches for whatever lies in the folder."""
-    files = {entry.name: checkpoint.manifest_entry(entry) for entry in folder.iterdir() if entry.name != "manifest.json"}
-    (folder / "manifest.json").write_text(checkpoint.manifest_text(files))
+    files = {entry.name: manifest.entry_of(entry) for entry in folder.iterdir() if entry.name != "manifest.json"}
+    (folder / "manifest.json").write_text(manifest.text_of(files))
 
 
 # --- ranks that save together
@@ -80,11 +85,13 @@ class Scene:
 
     def saver(self, name: str, elsewhere: bool = False) -> Saver:
         dist = replace(self.dist, timeout_s=0.2) if name == "slow" else self.dist
-        return Saver(self.folder / ("elsewhere" if elsewhere else name), dist, self.said.append)
+        folder = self.folder / ("elsewhere" if elsewhere else name)
+        folder.mkdir(exist_ok=True)
+        return Saver(folder, dist, self.said.append)
 
     def save(self, one: Saver, step: int) -> list[Any]:
         """How a save went, as this rank sees it."""
-        one.save(step, groups(float(step)), owned(self.dist, float(step)), {"world_size": "not told to the digest"})
+        one.save(step, groups(float(step)), owned(self.dist, float(step)), {**META, "world_size": "not told to the digest"})
         return [one.wait(), one.failures]
 
 
@@ -130,7 +137,7 @@ def save_once(folder: Path) -> None:
     """One save by so many ranks, to be compared between numbers of ranks."""
     dist = distributed.start(device="cpu", timeout_s=30)
     one = Saver(folder / "checkpoints", dist, print)
-    one.save(7, groups(7.0), owned(dist, 7.0), {"world_size": dist.world_size})
+    one.save(7, groups(7.0), owned(dist, 7.0), {**META, "world_size": dist.world_size})
     assert one.wait() == ""
     one.close()
     dist.barrier()
@@ -174,7 +181,7 @@ def save_for_ever(directory: Path, told: int, value: int) -> None:
     while True:
         value += 1
         shards = {shard: shard_state(shard, value) for shard in range(SHARDS)}
-        one.save(value // 2, groups(float(value), rows=5000), shards, {"value": value})
+        one.save(value // 2, groups(float(value), rows=5000), shards, {**META, "value": value})
         assert one.wait() == ""
         os.write(told, f"{value}\n".encode())
 

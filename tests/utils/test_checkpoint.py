@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from tests.utils.saver_rank import SHARDS, alone, declare, groups, shard_state
-from utils import checkpoint
+from tests.utils.saver_rank import META, SHARDS, alone, declare, groups, shard_state
+from utils import checkpoint, manifest
 from utils.errors import ConfigError
 
 FILES = ["ema.safetensors", "manifest.json", "meta.json", "model.safetensors", "optimizer.safetensors", "shards.0-7.safetensors"]
@@ -44,7 +44,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
         assert checkpoint.read_meta(place)["step"] == 40
     for path in (folder, checkpoints, tmp_path, str(tmp_path)):
         loaded, meta = checkpoint.load(path)
-        assert meta == {"value": 40.0, "step": 40, "groups": ["ema", "model", "optimizer"]}
+        assert meta == {**META, "value": 40.0, "step": 40, "groups": ["ema", "model", "optimizer"]}
         for name, members in groups(40.0).items():
             assert loaded[name].keys() == members.keys()
             for key, tensor in members.items():
@@ -127,18 +127,18 @@ def test_the_order_of_going_back(tmp_path: Path) -> None:
 def test_a_manifest_is_not_trusted_further_than_its_folder(tmp_path: Path) -> None:
     folder = alone(tmp_path / "run", 1)
     (tmp_path / "outside").write_text("secret")
-    manifest, good = folder / "manifest.json", json.loads((folder / "manifest.json").read_text())["files"]
-    entry = checkpoint.manifest_entry(tmp_path / "outside")
+    listed, good = folder / "manifest.json", json.loads((folder / "manifest.json").read_text())["files"]
+    entry = manifest.entry_of(tmp_path / "outside")
     for name in ("../../outside", str(tmp_path / "outside"), "..", "a\0b"):
-        manifest.write_text(checkpoint.manifest_text({**good, name: entry}))
+        listed.write_text(manifest.text_of({**good, name: entry}))
         assert checkpoint.verify(folder) == f"manifest.json: cannot be read (names {name!r}, which is no file of this folder)"
-    manifest.write_text(json.dumps({"files": good, "sha256": "0" * 64}, indent=1) + "\n")
+    listed.write_text(json.dumps({"files": good, "sha256": "0" * 64}, indent=1) + "\n")
     assert checkpoint.verify(folder) == "manifest.json: cannot be read (its own sha256 differs)"
     for content in ("", "[]", "{}", "null", '{"files": [], "sha256": ""}', '{"files": {"a": 1}}', "[" * 100_000, "\xff"):
-        manifest.write_bytes(content.encode("latin-1"))
+        listed.write_bytes(content.encode("latin-1"))
         assert checkpoint.verify(folder).startswith("manifest.json: cannot be read"), content[:20]
         assert "manifest.json" in refused(folder)
-    manifest.write_text(checkpoint.manifest_text(good))
+    listed.write_text(manifest.text_of(good))
     (folder / "notes.txt").write_text("a user's")
     assert checkpoint.verify(folder) == ""
     (folder / "more.safetensors").write_bytes(b"")
@@ -192,7 +192,7 @@ def test_a_pickle_in_place_of_any_file_is_not_run(name: str, tmp_path: Path, mon
         (folder / name).write_bytes(content)
         if name != "manifest.json":
             declare(folder)
-            assert checkpoint.verify(folder) == ""  # the manifest lies well
+            assert manifest.damage(folder) == ""  # the manifest lies well
         said: list[str] = []
         for call in (checkpoint.load, read_shards, checkpoint.digest):
             with contextlib.suppress(ConfigError):

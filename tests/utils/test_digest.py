@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -52,17 +53,20 @@ def test_the_digest_tells_every_tensor(tmp_path: Path) -> None:
     content = {file.name: file.read_bytes() for file in folder.iterdir()}
     base = {"a": torch.zeros(4), "b": torch.ones(2)}
     for name in ("model", "shards.0-7"):
-        prefix = "3/" if name.startswith("shards") else ""
+        prefixes = [f"{shard}/" for shard in range(SHARDS)] if name.startswith("shards") else [""]
         seen = {first}
         for tensors in (base, {**base, "b": torch.ones(2) + 1e-7}, {"a": base["a"], "c": base["b"]}, {**base, "a": torch.zeros(2, 2)},
                         {**base, "a": torch.zeros(4, dtype=torch.int32)}, {"a": base["a"]}):  # fmt: skip
-            save_file({f"{prefix}{key}": tensor for key, tensor in tensors.items()}, folder / f"{name}.safetensors")
+            save_file(
+                {f"{prefix}{key}": tensor.clone() for prefix in prefixes for key, tensor in tensors.items()}, folder / f"{name}.safetensors"
+            )
             declare(folder)
             seen.add(checkpoint.digest(folder))
         assert len(seen) == 7
         for file, whole in content.items():
             (folder / file).write_bytes(whole)
-    (folder / "meta.json").write_text('{"groups": [], "other": 1}')
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, "threads": 7, "code": "other"}))
     declare(folder)
     assert checkpoint.digest(tmp_path) == first
 

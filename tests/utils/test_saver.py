@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from tests.ranks import ROOT, run_ranks, succeeded
-from tests.utils.saver_rank import alone, full_disk, groups, shard_state
+from tests.utils.saver_rank import META, alone, full_disk, groups, shard_state
 from utils import checkpoint, saver
 from utils.distributed import Dist
 from utils.errors import ConfigError
@@ -44,6 +44,9 @@ def names(directory: Path) -> list[str]:
     return sorted(entry.name for entry in directory.iterdir())
 
 
+ONE_SHARD = {**META, "config": "shards: 1"}
+
+
 class Gate:
     """A writer that waits until it is let through."""
 
@@ -61,7 +64,7 @@ class Gate:
 
 def test_the_caller_goes_on_and_changes_its_tensors(one: Saver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, state, shard = Gate(monkeypatch), groups(1.0), shard_state(0, 1.0)
-    one.save(1, state, {0: shard}, {})
+    one.save(1, state, {0: shard}, META)
     for tensor in (state["model"]["weight"], shard["state/0"]):
         tensor.fill_(99.0)
     assert checkpoint.newest_whole(tmp_path / "checkpoints", pytest.fail) is None
@@ -74,11 +77,11 @@ def test_the_caller_goes_on_and_changes_its_tensors(one: Saver, tmp_path: Path, 
 
 def test_a_save_waits_for_the_one_before_and_tells_for_how_long(one: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
-    one.save(1, groups(1.0), {}, {})
+    one.save(1, groups(1.0), {}, META)
     first = one.take_stall_s()
     threading.Timer(0.4, gate.open.set).start()
     started = time.perf_counter()
-    one.save(2, groups(2.0), {}, {})
+    one.save(2, groups(2.0), {}, META)
     assert first < 0.2
     assert 0.3 < one.take_stall_s() <= time.perf_counter() - started
     assert one.take_stall_s() == 0.0
@@ -99,10 +102,10 @@ def test_the_copies_memory_is_used_again(one: Saver, monkeypatch: pytest.MonkeyP
 def test_closing_finishes_what_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
     made = Saver(tmp_path, Dist(), pytest.fail)
-    made.save(1, groups(1.0), {}, {})
+    made.save(1, groups(1.0), {}, META)
     threading.Timer(0.2, gate.open.set).start()
     made.close()
-    assert checkpoint.newest_whole(tmp_path, pytest.fail) == tmp_path / "step_1"
+    assert checkpoint.load(tmp_path)[1]["step"] == 1
     made.close()
 
 
@@ -110,13 +113,13 @@ def test_shared_and_strided_memory(one: Saver, tmp_path: Path) -> None:
     bucket, tied = torch.arange(12.0), nn.Parameter(torch.ones(3))
     tensors = {"a": bucket[:6].view(2, 3), "b": bucket[6:], "all": bucket, "t": bucket.view(3, 4).t(), "one": tied, "two": tied}
     tensors |= {"none": torch.empty(0), "wide": torch.ones(1).expand(4, 5), "scalar": torch.tensor(True)}
-    one.save(1, {"model": tensors, "nothing": {}}, {0: {}, 1: {"x": bucket[:1]}}, {})
+    one.save(1, {"model": tensors, "optimizer": {}}, {0: {}, 1: {"x": bucket[:1]}}, META)
     assert one.wait() == ""
     loaded = checkpoint.load(tmp_path)[0]
     assert loaded["model"].keys() == tensors.keys()
     for key, tensor in tensors.items():
         assert torch.equal(loaded["model"][key], tensor), key
-    assert loaded["nothing"] == {}
+    assert loaded["optimizer"] == {}
     shards = checkpoint.load_shards(tmp_path, [1, 0])
     assert shards[0] == {}
     assert torch.equal(shards[1]["x"], torch.zeros(1))
@@ -130,23 +133,23 @@ def test_a_failure_is_told_and_the_next_success_forgets_it(
     fail = "checkpoint of step {} FAILED on rank 0: No space left on device; training goes on, {}"
     with monkeypatch.context() as patch:
         patch.setattr(saver, "save_file", full_disk)
-        one.save(1, groups(1.0), {}, {})
+        one.save(1, groups(1.0), {}, META)
         assert one.wait() == "rank 0: No space left on device"
         assert said == [fail.format(1, "there is no whole one yet")]
         assert names(directory) == []
-    one.save(2, groups(2.0), {}, {})
+    one.save(2, groups(2.0), {}, META)
     assert (one.wait(), one.failures) == ("", 0)
     for name in ("fsync", "replace", "open"):
         with monkeypatch.context() as patch:
             patch.setattr(os, name, full_disk)
-            one.save(3, groups(3.0), {}, {}, best=True)
+            one.save(3, groups(3.0), {}, META, best=True)
             assert one.wait() == "rank 0: No space left on device"
         assert one.best_failed
         assert said.pop() == fail.format(3, "the last whole one is step_2")
         assert (directory / "latest").read_text() == "step_2\n"
         assert checkpoint.load(directory)[1]["step"] == 2
     assert one.failures == 3
-    one.save(4, groups(4.0), {}, {})
+    one.save(4, groups(4.0), {}, META)
     assert (one.wait(), one.failures) == ("", 0)
     assert checkpoint.load(directory)[1]["step"] == 4
 
@@ -154,7 +157,7 @@ def test_a_failure_is_told_and_the_next_success_forgets_it(
 def test_a_log_that_cannot_be_written_does_not_hurt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Saver(tmp_path, Dist(), full_disk)
     monkeypatch.setattr(saver, "save_file", full_disk)
-    made.save(1, groups(1.0), {}, {})
+    made.save(1, groups(1.0), {}, META)
     assert made.wait() == "rank 0: No space left on device"
     made.close()
 
@@ -163,7 +166,7 @@ def test_a_full_disk_costs_no_checkpoint(small_disk: Path, said: list[str]) -> N
     made = Saver(small_disk / "run" / "checkpoints", Dist(), said.append, keep=2)
     rows = 1_300_000 // (30 * 4)  # three of these do not fit
     for step in (1, 2):
-        made.save(step, groups(float(step), rows), {0: shard_state(0, 1.0)}, {})
+        made.save(step, groups(float(step), rows), {0: shard_state(0, 1.0)}, ONE_SHARD)
         assert made.wait() == ""
     whole = checkpoint.digest(small_disk / "run")
     for spare in (1_000_000, 30_000, 5_000, 0):  # the disk fills up at another file each time

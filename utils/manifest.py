@@ -1,0 +1,83 @@
+"""The manifest of a checkpoint: size and sha256 of its files, and whether they are still so."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from utils.plainfiles import brief, open_plain, read_text
+
+MANIFEST = "manifest.json"
+CHUNK = 1 << 23  # large, so that a thread that hashes seldom asks for the interpreter
+Entry = dict[str, int | str]
+
+
+def text_of(files: Mapping[str, Mapping[str, int | str]]) -> str:
+    """The manifest, which carries a sha256 of its own content."""
+    known = {name: dict(entry) for name, entry in sorted(files.items())}
+    own = hashlib.sha256(json.dumps(known).encode()).hexdigest()
+    return json.dumps({"files": known, "sha256": own}, indent=1) + "\n"
+
+
+def entry_of(file: Path) -> Entry:
+    """What the manifest says of a file."""
+    total, size = hashlib.sha256(), file.stat().st_size
+    hash_into(total, file, 0, size)
+    return {"bytes": size, "sha256": total.hexdigest()}
+
+
+def damage(folder: Path, names: Collection[str] | None = None) -> str:
+    """Empty when these files, or all of the folder, are as they were written; else one line: the file, and what is wrong with it."""
+    try:
+        files = _read(folder)
+    except (OSError, ValueError, RecursionError) as error:
+        return f"{MANIFEST}: " + ("missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({brief(error)})")
+    # Notes of a user or of a desktop are passed over, because nothing here reads them.
+    present = {entry.name for entry in folder.glob("[!.]*.safetensors")}
+    for name in sorted(files.keys() | present if names is None else names):
+        try:
+            problem = _file_damage(folder / name, files.get(name))
+        except OSError as error:
+            problem = f"cannot be read ({brief(error)})"
+        if problem:
+            return f"{name}: {problem}"
+    return ""
+
+
+def hash_into(total: Any, file: Path, start: int, size: int) -> None:
+    """A part of a file."""
+    chunk = memoryview(bytearray(min(CHUNK, max(1, size))))
+    with open_plain(file) as stream:
+        stream.seek(start)
+        while size > 0 and (count := stream.readinto(chunk[: min(CHUNK, size)])):
+            total.update(chunk[:count])
+            size -= count
+
+
+def _file_damage(file: Path, expected: Mapping[str, int | str] | None) -> str:
+    if expected is None:
+        return f"unknown to {MANIFEST}"
+    if not file.is_file():
+        return "not a plain file" if os.path.lexists(file) else "missing"
+    if (size := file.stat().st_size) != expected.get("bytes"):
+        return f"{size} of {expected.get('bytes')} bytes"
+    return "" if entry_of(file) == expected else "sha256 differs"
+
+
+def _read(folder: Path) -> dict[str, Entry]:
+    text = read_text(folder / MANIFEST)
+    try:
+        files = json.loads(text)["files"]
+        same = text_of(files) == text
+    except (KeyError, TypeError, AttributeError):
+        same = False
+    if not same:
+        raise ValueError("its own sha256 differs")
+    for name in files:
+        if name in ("", ".", "..", MANIFEST) or "/" in name or "\0" in name:
+            raise ValueError(f"names {name!r}, which is no file of this folder")
+    return files

@@ -1,0 +1,90 @@
+"""Files of tensors: read as safetensors or refused, never unpickled."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from utils.plainfiles import brief, open_plain
+
+if TYPE_CHECKING:  # the digest does without, and answers a second earlier
+    from torch import Tensor
+
+START = 512  # bytes by which a pickle is known
+OLD_PICKLE = re.compile(rb"c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n|\([dl]p[0-9]+\n|[\]})]q.", re.DOTALL)
+
+
+class Unreadable(ValueError):
+    """Why a file of tensors is refused: the rest of a sentence that begins with its name."""
+
+
+class Entry(NamedTuple):
+    """One tensor of a file, as the header tells it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int  # in the file
+    size: int
+
+
+def read(file: Path, prefixes: tuple[str, ...] = ("",)) -> dict[str, Tensor]:
+    """The tensors whose names start so, each in memory of its own: a view into the file lies anywhere, and BLAS rounds by alignment."""
+    from safetensors import safe_open
+
+    _refuse(file)
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return {key: opened.get_tensor(key).clone() for key in opened.keys() if key.startswith(prefixes)}  # noqa: SIM118
+    except Exception as error:  # a dtype that PyTorch has not is told in many ways
+        raise _damaged(error) from None
+
+
+def entries(file: Path) -> dict[str, Entry]:
+    """What the file holds; torch is not needed for that."""
+    from safetensors import SafetensorError, safe_open
+
+    _refuse(file)
+    try:
+        with safe_open(file, framework="np"), open_plain(file) as stream:  # the library has checked the header that is read here
+            length = int.from_bytes(stream.read(8), "little")
+            header: dict[str, Any] = json.loads(stream.read(length))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _damaged(error) from None
+    found = {}
+    for name, told in header.items():
+        if name != "__metadata__":
+            start, end = told["data_offsets"]
+            found[name] = Entry(told["dtype"], tuple(told["shape"]), 8 + length + start, end - start)
+    return found
+
+
+def _refuse(file: Path) -> None:
+    """What is not a plain file, and pickles."""
+    try:
+        with open_plain(file) as stream:
+            start = stream.read(START)
+    except OSError as error:
+        raise _damaged(error) from None
+    if not _looks_like_safetensors(start) and _looks_like_a_pickle(start):
+        raise Unreadable(
+            "is a pickle, which could run any code and is never read here; convert it once: "
+            f"`safetensors.torch.save_file(torch.load({str(file)!r}, weights_only=True, map_location='cpu'), 'model.safetensors')`"
+        )
+
+
+def _looks_like_safetensors(start: bytes) -> bool:
+    """The length of a header, whose lower bytes can be any, those of a pickle or a zip too; then the header."""
+    return start[4:9] == b"\0\0\0\0{"
+
+
+def _looks_like_a_pickle(start: bytes) -> bool:
+    """A zip as torch.save writes it, or a bare pickle: from protocol 2 on it tells its number, older ones are a dict, list or name."""
+    if start[:4] == b"PK\3\4":
+        return b"data.pkl" in start  # in the first name
+    return (start[:1] == b"\x80" and start[1:2] in (b"\2", b"\3", b"\4", b"\5")) or OLD_PICKLE.match(start) is not None
+
+
+def _damaged(error: Exception) -> Unreadable:
+    return Unreadable(f"is damaged or cut short ({brief(error)})")
