@@ -67,3 +67,15 @@ def test_which_way_is_better_is_said_and_not_guessed(metric: str, value: float, 
     assert str(parsed) == metric
     assert parsed.improves({parsed.name: value}, best) is better
     assert not parsed.improves({"eval/other": value}, best)
+
+
+def test_sums_that_other_code_saved_are_forgotten() -> None:
+    meter, three = Meter(2), pair(3.0, 2)
+    for shard in (0, 1):
+        meter.restore(shard, {"old": torch.stack(three).double()}, torch.device("cpu"))
+    for shard in (0, 1):
+        meter.add({"new": three}, shard)
+    assert meter.read(Dist()) == {"new": 1.5}
+    meter.add({"new": three})
+    with pytest.raises(AssertionError, match="metrics changed"):
+        meter.add({"old": three})
