@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -64,7 +66,7 @@ class Evaluation:
             table[number] = row
         self.dist.all_reduce(table)
         self._sums[set_name] = table.sum(0)
-        self._save(self.directory / f"step_{step}_{set_name.replace('/', '_')}_preds.{self.dist.rank}.safetensors", kept)
+        self._save(self.directory / f"step_{step}_{file_part(set_name)}_preds.{self.dist.rank}.safetensors", kept)
 
     def results(self) -> dict[str, float]:
         """Means over all sets, and those of each where there are several."""
@@ -100,6 +102,12 @@ class Evaluation:
                 problem = f"{path.name} cannot be written ({brief(error)}); the run goes on"
         for said in filter(None, self.dist.all_gather_text(problem) if self.keep else ()):
             self._say(said)
+
+
+def file_part(set_name: str) -> str:
+    """A set's name for a file: of any characters and length (it may begin with a path), and unlike that of every other set."""
+    quoted = quote(set_name, safe="", errors="surrogateescape")
+    return quoted if len(quoted) <= 150 else f"{quoted[:100]}-{sha256(quoted.encode()).hexdigest()[:16]}"
 
 
 def check_names(config: Any, eval_sets: Mapping[str, Any], objective: Any, to_batch: Callable[[Any], Batch]) -> None:
