@@ -11,6 +11,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from utils.errors import ConfigError
 
 OURS = ("data.", "models.", "optim.")
+TOO_LARGE = ("can't allocate memory", "size calculation overflowed")  # what PyTorch says of tensors that fit no memory
 
 
 def plain(config: Any) -> Any:
@@ -40,7 +41,9 @@ def make(config: Any, key: str, *args: Any, **kwargs: Any) -> Any:
         return built(*args, **kwargs)
     except ConfigError:
         raise
-    except (TypeError, ValueError, ArithmeticError) as error:
+    except (TypeError, ValueError, ArithmeticError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in TOO_LARGE):
+            raise
         raise ConfigError(f"{key}: {config['_target_']}({_values(given)}): {_one_line(error)}") from error
 
 
