@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
+import signal
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils import signal_handling
 
 from data.source import Arrays, Batch, EvalSet, Source
 from utils import signals
-from utils.errors import ConfigError, LocalError
+from utils.errors import ConfigError, LocalError, RankError
 
 PARCEL = 8  # steps that travel together from a worker
 ALIGNED = 64  # bytes: views of any dtype may begin there
+DEATH_S = 1.0  # a dead worker's connections are gone a moment before it counts as dead
+INSTEAD = "num_workers=0 loads in the training process"
+CAUSES = {
+    signal.SIGKILL: ", as the system does when memory runs out",
+    signal.SIGBUS: ", as happens when shared memory is full or a file of the dataset becomes shorter",
+}
 
 StreamStep = tuple[int, list[Batch]]  # a step and its micro-batches
 Layout = dict[str, tuple[int, torch.dtype, tuple[int, ...]]]  # where in a parcel a batch's tensors lie
@@ -83,10 +93,22 @@ class _ParcelStream(IterableDataset):
     def __init__(self, stream: ShardStream) -> None:
         self._stream = stream
 
-    def __iter__(self) -> Iterator[_Parcel]:
+    def __iter__(self) -> Iterator[_Parcel | Exception]:
+        """Parcels; an error that is one line travels like them, because the loader would make a page of it."""
         steps = self._stream.steps
         for first in _own(steps[::PARCEL]):
-            yield _Parcel.of([self._stream.at(step) for step in range(first, min(first + PARCEL, steps.stop))])
+            try:
+                content = [self._stream.at(step) for step in range(first, min(first + PARCEL, steps.stop))]
+            except ConfigError as error:
+                yield LocalError(str(error))
+                return
+            try:
+                yield _Parcel.of(content)
+            except RuntimeError as error:
+                if "shared memory" not in str(error):
+                    raise
+                yield _no_room(error)
+                return
 
 
 def _own(items: range) -> range:
@@ -105,8 +127,12 @@ def to_tensors(pieces: Sequence[Arrays]) -> Batch:
 def train_loader(stream: ShardStream, workers: int = 1, pin_memory: bool = False) -> Generator[StreamStep, None, None]:
     """The stream, prefetched by `workers` processes (0: none). Workers start with the first step and end with `close()`."""
     if not workers:
-        yield from (_pinned(step) for step in stream) if pin_memory else stream
+        try:
+            yield from (_pinned(step) for step in stream) if pin_memory else stream
+        except ConfigError as error:
+            raise LocalError(str(error)) from None
         return
+    signal_handling._SIGCHLD_handler_set = True  # else PyTorch's raises wherever the main thread is when a worker dies
     loader: DataLoader = DataLoader(
         _ParcelStream(stream),
         batch_size=None,
@@ -118,15 +144,50 @@ def train_loader(stream: ShardStream, workers: int = 1, pin_memory: bool = False
         multiprocessing_context="fork" if sys.platform == "linux" else None,
         collate_fn=_unchanged,
     )
-    parcels: Any = iter(loader)
     try:
-        for parcel in parcels:
+        multiprocessing.Lock()  # queues have such locks, in shared memory; a loader that fails to make one leaves a traceback behind
+        parcels: Any = iter(loader)
+    except OSError as error:
+        raise _no_room(error) from None
+    try:
+        while (parcel := _received(parcels)) is not None:
             yield from parcel.unpack()
-    except ConfigError as error:
-        # the loader wraps a worker's error in its traceback; the user's line is the last
-        raise LocalError(str(error).strip().splitlines()[-1].removeprefix("utils.errors.ConfigError: ")) from None
     finally:
         parcels._shutdown_workers()  # now, not when the garbage collector comes round
+
+
+def _received(parcels: Any) -> _Parcel | None:
+    """The next parcel; None after the last one."""
+    _check_alive(parcels._workers)
+    try:
+        parcel = next(parcels, None)
+    except (RuntimeError, OSError, EOFError) as error:  # what a dead worker had sent may go with it, which shows as any of these
+        alive = {worker.sentinel: worker for worker in parcels._workers if worker.exitcode is None}
+        for sentinel in wait(list(alive), DEATH_S):
+            alive[sentinel].join(DEATH_S)
+        _check_alive(parcels._workers)
+        if "exited unexpectedly" in str(error):
+            raise RankError(f"a loader process ended too early; {INSTEAD}") from None
+        raise
+    if isinstance(parcel, Exception):
+        raise parcel
+    return parcel
+
+
+def _check_alive(workers: Sequence[Any]) -> None:
+    for worker in workers:
+        if code := worker.exitcode:  # 0: it has sent its last parcel
+            how = f"was killed by {_name_of(-code)}{CAUSES.get(-code, '')}" if code < 0 else f"ended with exit status {code}"
+            raise RankError(f"loader process {worker.pid} {how}; {INSTEAD}")
+
+
+def _name_of(signum: int) -> str:
+    return next((known.name for known in signal.Signals if known == signum), f"signal {signum}")
+
+
+def _no_room(error: Exception) -> RankError:
+    said = " ".join(str(error).split())
+    return RankError(f"loader processes cannot share what they load ({said}); make shared memory (/dev/shm) larger, or {INSTEAD}")
 
 
 def _pinned(step: StreamStep) -> StreamStep:
@@ -137,6 +198,8 @@ def _pinned(step: StreamStep) -> StreamStep:
 def _start_worker(_: int) -> None:
     torch.set_num_threads(1)
     signals.quiet_worker()  # signals are the main process's to handle
+    for signum in (signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE):
+        signal.signal(signum, signal.SIG_DFL)  # PyTorch's handlers print; how a worker died is told once, by the main process
 
 
 def _unchanged(item: Any) -> Any:

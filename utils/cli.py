@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from utils import signals
 from utils.config import GROUPS, explain, resolve
 from utils.early import open_standard_streams
-from utils.errors import ConfigError, LocalError, PeerError, RunError, Stopped
+from utils.errors import ConfigError, LocalError, PeerError, RankError, RunError, Stopped
 from utils.launchers import Launch, detect
 
 if TYPE_CHECKING:  # it needs no torch itself, but whoever has a watch has imported torch, and the others are quicker without
@@ -118,12 +118,12 @@ def _report(error: BaseException, launch: Launch, watch: Watch | None) -> int:
     if isinstance(error, KeyboardInterrupt):
         signals.say(f"interrupted{_on(launch) if launch.rank else ''}")
         return INTERRUPTED
-    line = str(error) if isinstance(error, ConfigError | PeerError | RunError) else explain(error)
-    status = 1 if isinstance(error, RunError) or not line else BAD_INPUT
+    line = str(error) if isinstance(error, ConfigError | PeerError | RankError | RunError) else explain(error)
+    status = 1 if isinstance(error, RankError | RunError) or not line else BAD_INPUT
     if (told := _told_elsewhere(error, line, status, launch, watch)) is not None:
         return told
     summary = line or _summary(error)
-    local = launch.rank > 0 or not line or isinstance(error, LocalError)
+    local = launch.rank > 0 or not line or isinstance(error, LocalError | RankError)
     trace = "" if line else "\n" + "".join(traceback.format_exception(error)).rstrip()
     signals.say(f"error{_on(launch) if local else ''}: {summary}{trace}")
     if watch:
@@ -135,7 +135,7 @@ def _report(error: BaseException, launch: Launch, watch: Watch | None) -> int:
 def _told_elsewhere(error: BaseException, line: str, status: int, launch: Launch, watch: Watch | None) -> int | None:
     """The exit status where another rank tells the user, or None: this one has to speak."""
     agreed = isinstance(error, PeerError) or (isinstance(error, RunError) and launch.rank > 0)
-    alike = bool(line) and launch.rank > 0 and not isinstance(error, LocalError)  # rank 0 finds the same, as a rule
+    alike = bool(line) and launch.rank > 0 and not isinstance(error, LocalError | RankError)  # rank 0 finds the same, as a rule
     if not (agreed or alike or (watch and _is_echo(error))):
         return None
     began = time.monotonic()

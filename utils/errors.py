@@ -16,6 +16,10 @@ class RunError(RuntimeError):
     """All ranks agree that the run cannot go on; it ends with this one line and exit status 1."""
 
 
+class RankError(RuntimeError):
+    """This rank alone cannot go on, for a reason outside the program: it says so in one line, and all end with exit status 1."""
+
+
 class PeerError(RuntimeError):
     """Another rank failed and says why itself; this one ends quietly with it."""
 

@@ -9,9 +9,11 @@ import torch
 
 from data.puzzles import PuzzleSource
 from data.source import IGNORE
-from data.stream import ShardStream, eval_batches, num_eval_batches, to_tensors, train_loader
+from data.stream import PARCEL, ShardStream, eval_batches, num_eval_batches, to_tensors, train_loader
 from tests.data.helpers import row_numbers, write_dataset
-from utils.errors import ConfigError
+from utils import cli
+from utils.errors import ConfigError, LocalError, RankError
+from utils.launchers import Launch
 
 PARTS = [range(0, 2), [2]]
 
@@ -62,7 +64,7 @@ def test_batches_are_made_in_another_process_and_survive_it(source):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_error_in_a_worker_is_the_main_process_s_error(workers):
     message = "data_path=x: is damaged; build it again"
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(LocalError) as caught:  # of this rank: it must speak
         list(train_loader(ShardStream(Failing(ConfigError(message)), [[0]], 0, 9), workers))
     assert str(caught.value) == message
     with pytest.raises(ZeroDivisionError, match="by nothing"):
@@ -71,17 +73,77 @@ def test_an_error_in_a_worker_is_the_main_process_s_error(workers):
 
 def test_closing_ends_the_workers_and_ctrl_c_is_not_theirs(source):
     steps = train_loader(ShardStream(source, PARTS, 0, 10**9), workers=2)
-    next(steps)
+    for _ in range(PARCEL + 1):  # so many that both workers have begun
+        next(steps)
     workers = multiprocessing.active_children()
     assert len(workers) == 2
     for worker in workers:
         os.kill(worker.pid, signal.SIGINT)
-    assert [next(steps)[0] for _ in range(60)] == list(range(1, 61))
+    assert [next(steps)[0] for _ in range(60)] == list(range(PARCEL + 1, PARCEL + 61))
     assert all(worker.is_alive() for worker in workers)
     began = time.monotonic()
     steps.close()
     assert time.monotonic() - began < 4
     assert not any(worker.is_alive() for worker in workers)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_worker_is_one_line_and_not_where_it_happens(workers):
+    steps = train_loader(ShardStream(Failing(ValueError()), [[0]], 4, 10**9), workers)
+    for _ in range(PARCEL * workers):
+        _, parts = next(steps)
+    victim = int(parts[0]["process"][0])
+    os.kill(victim, signal.SIGKILL)
+    time.sleep(0.2)  # a step: PyTorch would raise here
+    with pytest.raises(RankError) as caught:
+        list(steps)
+    killed = f"loader process {victim} was killed by SIGKILL, as the system does when memory runs out"
+    assert str(caught.value) == f"{killed}; num_workers=0 loads in the training process"
+    assert not multiprocessing.active_children()
+
+
+class Ending:
+    """A source whose process ends at once."""
+
+    def __init__(self, end) -> None:
+        self._end = end
+
+    def train_batch(self, step: int, shard: int) -> dict[str, np.ndarray]:
+        self._end()
+        return {}
+
+
+@pytest.mark.slow  # PyTorch asks every five seconds whether its workers live
+@pytest.mark.parametrize(("end", "message"), [
+    (lambda: os.kill(os.getpid(), signal.SIGBUS), "was killed by SIGBUS, as happens when shared memory is full"),
+    (lambda: os._exit(0), "ended too early"),
+])  # fmt: skip
+def test_a_worker_that_ends_while_it_is_waited_for_is_one_line(end, message, capfd):
+    with pytest.raises(RankError, match=f"loader process .*{message}"):
+        list(train_loader(ShardStream(Ending(end), [[0]], 0, 9), 1))
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("place", "error"), [
+    ("torch.UntypedStorage._new_shared", RuntimeError("unable to open shared memory object </x>: No space left on device (28)")),
+    ("multiprocessing.Lock", OSError(28, "No space left on device")),
+])  # fmt: skip
+def test_too_little_shared_memory_is_one_line(place, error, monkeypatch):
+    def full(*_):
+        raise error
+
+    monkeypatch.setattr(place, full)
+    with pytest.raises(RankError, match=r"No space left on device.*make shared memory \(/dev/shm\) larger, or num_workers=0"):
+        list(train_loader(ShardStream(Failing(ValueError()), [[0]], 4, 40), 1))
+
+
+@pytest.mark.parametrize(("launch", "said"), [
+    (Launch(), "error: no memory\n"), (Launch(rank=1, world_size=2), "error on rank 1: no memory\n"),
+    (Launch(rank=0, world_size=2), "error on rank 0: no memory\n"),
+])  # fmt: skip
+def test_what_ends_one_rank_is_one_line_with_its_rank_and_status_1(launch, said, capsys):
+    assert cli.report(RankError("no memory"), launch) == 1
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
