@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import math
+import os
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -127,29 +130,32 @@ def _from_hub(split: str) -> Images:
 
 def _from_folder(folder: Path, split: str) -> Images:
     image_file, label_file = IDX_FILES[split]
-    images, labels = _read_idx(folder, image_file, 3), _read_idx(folder, label_file, 1)
-    if images.shape[1:] != (SIDE, SIDE):
-        raise ConfigError(f"data_path={folder}: {image_file} holds images of {images.shape[1:]}, not {(SIDE, SIDE)}; give MNIST's files")
+    images, labels = _read_idx(folder, image_file, (SIDE, SIDE)), _read_idx(folder, label_file, ())
     if len(images) != len(labels):
         raise ConfigError(
             f"data_path={folder}: {image_file} has {len(images)} images, {label_file} {len(labels)} labels; download both again"
         )
-    if len(labels) and labels.max() >= CLASSES:
+    if not len(labels):
+        raise ConfigError(f"data_path={folder}: {image_file} holds no images; download it again")
+    if labels.max() >= CLASSES:
         raise ConfigError(f"data_path={folder}: {label_file} holds label {labels.max()}, not 0 to {CLASSES - 1}; download it again")
     return images, labels
 
 
-def _read_idx(folder: Path, name: str, dimensions: int) -> np.ndarray:
-    """One idx file, compressed or not: magic number (bytes, dimensions), sizes, values."""
-    path = next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+def _read_idx(folder: Path, name: str, item: tuple[int, ...]) -> np.ndarray:
+    """The items of one idx file, compressed or not: magic number (bytes, dimensions), sizes, values."""
+    path = next((path for path in (folder / name, folder / f"{name}.gz") if os.path.isfile(path)), None)
     if path is None:
         raise ConfigError(f"data_path={folder}: no {name} or {name}.gz there; download MNIST's four idx files into it")
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"data_path={folder}: {path.name} cannot be read ({error}); download it again") from None
+    dimensions = 1 + len(item)
     header = 4 + 4 * dimensions
-    shape = np.frombuffer(content[4:header], ">u4").astype(int) if len(content) >= header else np.zeros(0, int)
-    if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) - header != shape.prod():
+    shape = tuple(int.from_bytes(content[start : start + 4], "big") for start in range(4, header, 4))
+    if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) - header != math.prod(shape):
         raise ConfigError(f"data_path={folder}: {path.name} is no complete idx file of bytes in {dimensions} dimensions; download it again")
+    if shape[1:] != item:
+        raise ConfigError(f"data_path={folder}: {path.name} holds images of {shape[1:]}, not {item}; give MNIST's files")
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

@@ -7,16 +7,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
+import reprlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from data.npy import brief, open_array
 from utils.errors import ConfigError
 
-ARRAYS = ("inputs", "labels", "puzzle_identifiers", "puzzle_indices", "group_indices")
-SAMPLED_ROWS = 1024  # rows looked at when a dataset is opened; all rows would mean reading gigabytes on every rank
+ARRAYS = {"inputs": 2, "labels": 2, "puzzle_identifiers": 1, "puzzle_indices": 1, "group_indices": 1}  # and their dimensions
+CHECKED_WHOLE = 1 << 26  # bytes of an array up to which all of it is checked when a dataset is opened
+SAMPLED_ROWS = 1024  # rows looked at where it is larger: all would mean reading gigabytes on every rank
+MOST_IDS = 2**31 - 1  # ids travel as int32
+# what `dataset.json` may say: an embedding of more tokens would fit no machine, and only a damaged file asks for one
+MOST = {"vocab_size": 1 << 20, "seq_len": MOST_IDS, "num_puzzle_identifiers": MOST_IDS}
+SET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")  # sets name files, on reading and on evaluation
+FINGERPRINT = re.compile(r"[ -~]{0,200}")
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,7 @@ def sample(rows: np.ndarray) -> np.ndarray:
 
 
 def has_split(folder: Path, split: str) -> bool:
-    return (folder / split / "dataset.json").is_file()
+    return os.path.isfile(folder / split / "dataset.json")  # Path.is_file raises for names that no file can have
 
 
 def read_split(key: str, folder: Path, split: str) -> PuzzleSplit:
@@ -90,12 +100,12 @@ def read_split(key: str, folder: Path, split: str) -> PuzzleSplit:
         raise ConfigError(f"{key}: no {split}/dataset.json there; build it with python -m data.build.sudoku --output-dir {folder}")
     where = f"{key}: {split}/dataset.json"
     try:
-        content = json.loads((folder / split / "dataset.json").read_text())
-    except (OSError, ValueError) as error:
-        raise _damaged(where, f"cannot be read ({_one_line(error)})") from None
+        content = json.loads((folder / split / "dataset.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        raise _damaged(where, f"cannot be read ({brief(error)})") from None
     metadata = _parse_metadata(where, content)
     sets = {name: _read_set(key, folder, split, name) for name in metadata.sets}
-    result = PuzzleSplit(f"{key}: {split}", metadata, sets, str(content.get("fingerprint") or ""))
+    result = PuzzleSplit(f"{key}: {split}", metadata, sets, content.get("fingerprint", ""))
     for name, puzzle_set in sets.items():
         _check_set(f"{result.where}/{name}", metadata, puzzle_set)
     return result if result.fingerprint else replace(result, fingerprint=sampled_fingerprint(result))
@@ -112,38 +122,38 @@ def _parse_metadata(where: str, content: Any) -> Metadata:
         if name == "ignore_label_id" and number is None:
             continue
         if type(number) is not int:
-            raise _damaged(where, f"{name}={number} is not a whole number")
-        if name in ("vocab_size", "seq_len", "num_puzzle_identifiers") and number < 1:
-            raise _damaged(where, f"{name}={number} is not positive")
+            raise _damaged(where, f"{name}={reprlib.repr(number)} is not a whole number")
+        if name in MOST and not 1 <= number <= MOST[name]:
+            raise _damaged(where, f"{name}={reprlib.repr(number)} is not in 1 … {MOST[name]}")
     for name, bound in (("pad_id", "vocab_size"), ("blank_identifier_id", "num_puzzle_identifiers")):
         if not 0 <= numbers[name] < numbers[bound]:
-            raise _damaged(where, f"{name}={numbers[name]} is not in 0 … {bound} - 1 = {numbers[bound] - 1}")
-    sets = content.get("sets")
-    if not (isinstance(sets, list) and sets and all(isinstance(name, str) for name in sets)):
-        raise _damaged(where, f"sets={sets} is not a list of names")
+            raise _damaged(where, f"{name}={reprlib.repr(numbers[name])} is not in 0 … {bound} - 1 = {numbers[bound] - 1}")
+    sets, fingerprint = content.get("sets"), content.get("fingerprint", "")
+    if not (isinstance(sets, list) and sets and all(isinstance(name, str) and SET_NAME.fullmatch(name) for name in sets)):
+        raise _damaged(where, f"sets={reprlib.repr(sets)} is not a list of names (letters, digits, _ . + -)")
+    if len(set(sets)) < len(sets):
+        raise _damaged(where, f"sets={reprlib.repr(sets)} names a set twice")
+    if not (isinstance(fingerprint, str) and FINGERPRINT.fullmatch(fingerprint)):
+        raise _damaged(where, f"fingerprint={reprlib.repr(fingerprint)} is not a line of plain text")
     return Metadata(**numbers, sets=tuple(sets))
 
 
 def _read_set(key: str, folder: Path, split: str, name: str) -> PuzzleSet:
     arrays = {}
-    for field in ARRAYS:
+    for field, dimensions in ARRAYS.items():
         file = f"{split}/{name}__{field}.npy"
         try:
-            array = np.load(folder / file, mmap_mode="r" if field in ("inputs", "labels") else None, allow_pickle=False)
+            arrays[field] = open_array(folder / file, dimensions)
         except FileNotFoundError:
             raise _damaged(f"{key}: {file}", "is missing") from None
-        except (OSError, ValueError, EOFError) as error:
-            raise _damaged(f"{key}: {file}", f"cannot be read ({_one_line(error)})") from None
-        arrays[field] = array.view(np.ndarray)  # plain views of the map: the subclass is slow to slice
+        except OSError as error:
+            raise _damaged(f"{key}: {file}", f"cannot be read ({brief(error)})") from None
+        except ValueError as error:
+            raise _damaged(f"{key}: {file}", str(error)) from None
     return PuzzleSet(**arrays)
 
 
 def _check_set(where: str, metadata: Metadata, puzzle_set: PuzzleSet) -> None:
-    for field, array in puzzle_set.arrays().items():
-        if not np.issubdtype(array.dtype, np.integer):
-            raise _damaged(f"{where}__{field}.npy", f"holds {array.dtype}, not whole numbers")
-        if array.ndim != (2 if field in ("inputs", "labels") else 1):
-            raise _damaged(f"{where}__{field}.npy", f"has shape {array.shape}")
     rows = len(puzzle_set.inputs)
     if puzzle_set.inputs.shape[1] != metadata.seq_len:
         raise _damaged(f"{where}__inputs.npy", f"has rows of {puzzle_set.inputs.shape[1]}, but seq_len is {metadata.seq_len}")
@@ -151,23 +161,26 @@ def _check_set(where: str, metadata: Metadata, puzzle_set: PuzzleSet) -> None:
         raise _damaged(f"{where}__labels.npy", f"has shape {puzzle_set.labels.shape}, but inputs {puzzle_set.inputs.shape}")
     puzzles = len(puzzle_set.puzzle_identifiers)
     _check_indices(f"{where}__puzzle_indices.npy", puzzle_set.puzzle_indices, puzzles, rows, "puzzles", "rows")
-    groups = len(puzzle_set.group_indices) - 1
+    groups = max(0, len(puzzle_set.group_indices) - 1)
     _check_indices(f"{where}__group_indices.npy", puzzle_set.group_indices, groups, puzzles, "groups", "puzzles")
     if groups and (np.diff(puzzle_set.group_indices) == 0).any():
         raise _damaged(f"{where}__group_indices.npy", "has a group without puzzles")
-    _check_values(f"{where}__puzzle_identifiers.npy", puzzle_set.puzzle_identifiers, metadata.num_puzzle_identifiers, None)
-    _check_values(f"{where}__inputs.npy", sample(puzzle_set.inputs), metadata.vocab_size, None)
-    _check_values(f"{where}__labels.npy", sample(puzzle_set.labels), metadata.vocab_size, metadata.ignore_label_id)
+    check_values(f"{where}__puzzle_identifiers.npy", puzzle_set.puzzle_identifiers, metadata.num_puzzle_identifiers)
+    check_values(f"{where}__inputs.npy", _enough(puzzle_set.inputs), metadata.vocab_size)
+    check_values(f"{where}__labels.npy", _enough(puzzle_set.labels), metadata.vocab_size, metadata.ignore_label_id)
 
 
 def _check_indices(where: str, indices: np.ndarray, count: int, end: int, items: str, parts: str) -> None:
-    if len(indices) != count + 1 or count < 0:
+    if len(indices) != count + 1:
         raise _damaged(where, f"has {len(indices)} entries for {count} {items}, not {count + 1}")
     if indices[0] != 0 or indices[-1] != end or (indices[1:] < indices[:-1]).any():
         raise _damaged(where, f"does not rise from 0 to the {end} {parts}")
 
 
-def _check_values(where: str, values: np.ndarray, bound: int, allowed: int | None) -> None:
+def check_values(where: str, values: np.ndarray, bound: int, allowed: int | None = None) -> None:
+    """Refuse what is not in 0 … bound - 1, nor `allowed`. Values must be as they stand in the file: a cast may wrap into the range."""
+    if not values.size or (values.max() < bound and values.min() >= 0):
+        return
     wrong = (values < 0) | (values >= bound)
     if allowed is not None:
         wrong &= values != allowed
@@ -175,9 +188,9 @@ def _check_values(where: str, values: np.ndarray, bound: int, allowed: int | Non
         raise _damaged(where, f"holds {values[wrong].flat[0]}, not in 0 … {bound - 1}")
 
 
+def _enough(rows: np.ndarray) -> np.ndarray:
+    return rows if rows.nbytes <= CHECKED_WHOLE else sample(rows)
+
+
 def _damaged(where: str, what: str) -> ConfigError:
     return ConfigError(f"{where} {what}; the dataset is damaged, build or download it again")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

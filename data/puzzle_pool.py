@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from data.puzzle_files import PuzzleSplit, has_split, read_split
+from data.puzzle_files import MOST_IDS, PuzzleSplit, check_values, has_split, read_split
 from data.source import IGNORE
 from data.sudoku import generate
 from data.sudoku_sets import sudoku_split
@@ -48,16 +49,14 @@ class Rows:
     def _read_set(self, which: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         split, name = self._sets[which]
         inputs = split.sets[name].inputs.take(rows, axis=0)
-        labels = split.sets[name].labels.take(rows, axis=0).astype(np.int32)
-        if split.metadata.ignore_label_id is not None:
-            np.putmask(labels, labels == split.metadata.ignore_label_id, IGNORE)
-        # opening a dataset looks at a sample of it; a token that no embedding has would end in a device fault
-        for field, tokens, lowest in (("inputs", inputs, 0), ("labels", labels, IGNORE)):
-            if tokens.size and (tokens.max() >= split.metadata.vocab_size or tokens.min() < lowest):
-                bound = split.metadata.vocab_size - 1
-                raise ConfigError(
-                    f"{split.where}/{name}__{field}.npy holds a token not in 0 … {bound}; the dataset is damaged, build it again"
-                )
+        raw = split.sets[name].labels.take(rows, axis=0)
+        vocab_size, ignored = split.metadata.vocab_size, split.metadata.ignore_label_id
+        # opening a dataset may look at a sample of it; a token that no embedding has would end in a device fault
+        check_values(f"{split.where}/{name}__inputs.npy", inputs, vocab_size)
+        check_values(f"{split.where}/{name}__labels.npy", raw, vocab_size, ignored)
+        labels = raw.astype(np.int32)
+        if ignored is not None:
+            np.putmask(labels, raw == ignored, IGNORE)
         return inputs.astype(np.int32), labels
 
 
@@ -108,16 +107,23 @@ def embedded_sudoku(*, size: int, train: int, test: int, blanks: int, num_aug: i
 
 
 def _open_train(key: str, paths: list[str]) -> list[Member]:
-    if len({Path(path).resolve() for path in paths}) < len(paths):
-        raise ConfigError(f"{key}={paths}: a folder is given twice; give each once")
+    splits = _read_each(key, paths, "train")
     members: list[Member] = []
     used = 0
-    for path in paths:
-        split = read_split(f"{key}={path}", Path(path), "train")
+    for path, split in zip(paths, splits, strict=True):
         _check_seq_len(f"{key}={path}", split, members or [Member(split)])
         members.append(Member(split, used))
         used += split.metadata.num_puzzle_identifiers
+    if used > MOST_IDS:
+        raise ConfigError(f"{key}={paths}: has {used} puzzle ids together, more than {MOST_IDS}; give fewer datasets")
     return members
+
+
+def _read_each(key: str, paths: list[str], split: str) -> list[PuzzleSplit]:
+    splits = [read_split(f"{key}={path}", Path(path), split) for path in paths]  # first: not every text is a path
+    if len({os.path.realpath(path) for path in paths}) < len(paths):
+        raise ConfigError(f"{key}={paths}: a folder is given twice; give each once")
+    return splits
 
 
 def _open_test(key: str, paths: list[str], test_paths: list[str], train: list[Member]) -> list[Member]:
@@ -125,14 +131,14 @@ def _open_test(key: str, paths: list[str], test_paths: list[str], train: list[Me
     given = bool(test_paths)
     key = "data_paths_test" if given else key
     found = test_paths if given else [path for path in paths if has_split(Path(path), "test")]
+    splits = _read_each(key, found, "test")
     prefixes = _prefixes(found) if len(test_paths or paths) > 1 else [""] * len(found)
-    resolved = [Path(path).resolve() for path in paths]
+    real = [os.path.realpath(path) for path in paths]
     members = []
-    for place, (path, prefix) in enumerate(zip(found, prefixes, strict=True)):
+    for place, (path, prefix, split) in enumerate(zip(found, prefixes, splits, strict=True)):
         named = f"{key}={path}"
-        split = read_split(named, Path(path), "test")
         _check_seq_len(named, split, train)
-        owner = resolved.index(Path(path).resolve()) if Path(path).resolve() in resolved else place
+        owner = real.index(os.path.realpath(path)) if os.path.realpath(path) in real else place
         if owner >= len(train):
             raise ConfigError(f"{named}: has no training folder in its place; give as many data_paths as data_paths_test")
         known, ids = train[owner].split.metadata, split.metadata
@@ -157,6 +163,6 @@ def _check_seq_len(named: str, split: PuzzleSplit, train: list[Member]) -> None:
 
 
 def _prefixes(paths: list[str]) -> list[str]:
-    """A folder's name per path; the whole path where two names are equal."""
-    names = [Path(path).resolve().name for path in paths]
-    return [f"{name if names.count(name) == 1 else path}/" for name, path in zip(names, paths, strict=True)]
+    """A folder's name per path; the whole paths where two names are equal."""
+    names = [os.path.basename(os.path.realpath(path)) for path in paths]
+    return [f"{name}/" for name in (names if len(set(names)) == len(names) else paths)]

@@ -93,7 +93,7 @@ class PuzzleEvalSet:
         puzzle_set = member.split.sets[name]
         self._rows = Rows([(member.split, name)])
         self._metadata = member.split.metadata
-        self._indices = puzzle_set.puzzle_indices
+        self._indices = puzzle_set.puzzle_indices.astype(np.int64)
         self._identifiers = (puzzle_set.puzzle_identifiers.astype(np.int64) + member.id_offset).astype(np.int32)
         self._blank = self._metadata.blank_identifier_id + member.id_offset
 

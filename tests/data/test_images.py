@@ -1,5 +1,6 @@
 import gzip
 import hashlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -131,3 +132,51 @@ def test_describe_draws_the_digit():
     assert made.describe(example, np.array(label)).endswith(f"answer: {label} (correct)")
     assert "wrong, it is" in made.describe(example, np.array((label + 1) % 10))
     assert "@" in made.describe(example, np.array(label))
+
+
+def idx(shape: tuple[int, ...], values: bytes) -> bytes:
+    return bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes() + values
+
+
+IMAGES, LABELS = IDX_FILES["train"]
+DIGITS = [
+    ("sizes that overflow", IMAGES, idx((2**31, 2**31, 4), b""), "is no complete idx file of bytes in 3 dimensions"),
+    ("no images of endless size", IMAGES, idx((0, 2**32 - 1, 2**32 - 1), b""), "holds images of (4294967295, 4294967295), not (28, 28)"),
+    ("other images", IMAGES, idx((50, 14, 56), bytes(50 * 784)), "holds images of (14, 56), not (28, 28)"),
+    ("no images", IMAGES, idx((0, 28, 28), b""), "has 0 images, train-labels-idx1-ubyte 50 labels"),
+    ("half a header", IMAGES, b"\0\0\x08\x03\0\0", "is no complete idx file"),
+    ("no gzip", f"{IMAGES}.gz", b"GIF89a", "train-images-idx3-ubyte.gz cannot be read (Not a gzipped file"),
+    ("half a gzip", f"{IMAGES}.gz", gzip.compress(bytes(9000))[:-9], "train-images-idx3-ubyte.gz cannot be read"),
+    ("a wrong gzip", f"{IMAGES}.gz", gzip.compress(bytes(9000))[:12] + b"\xff" * 40, "train-images-idx3-ubyte.gz cannot be read (Error -3"),
+]  # fmt: skip
+
+
+def write_digits(folder: Path, count: int) -> None:
+    for image_file, label_file in IDX_FILES.values():
+        (folder / image_file).write_bytes(idx((count, 28, 28), bytes(count * 784)))
+        (folder / label_file).write_bytes(idx((count,), bytes(count)))
+
+
+def digits(folder: Path) -> ImageSource:
+    return ImageSource(seed=0, shards=2, global_batch_size=10, epochs=2, dataset="mnist", data_path=str(folder))
+
+
+@pytest.mark.parametrize(("file", "content", "message"), [case[1:] for case in DIGITS], ids=[case[0] for case in DIGITS])
+def test_damaged_digits_are_named(tmp_path: Path, file: str, content: bytes, message: str) -> None:
+    write_digits(tmp_path, 50)
+    digits(tmp_path)
+    (tmp_path / IMAGES).unlink()
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        digits(tmp_path)
+    assert str(caught.value).startswith(f"data_path={tmp_path}: ")
+    assert message in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_no_digits_are_named(tmp_path: Path) -> None:
+    write_digits(tmp_path, 0)
+    with pytest.raises(ConfigError, match="train-images-idx3-ubyte holds no images"):
+        digits(tmp_path)
+    with pytest.raises(ConfigError, match="no train-images-idx3-ubyte"):
+        digits(Path("x" * 300))
