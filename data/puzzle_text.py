@@ -9,26 +9,33 @@ from data.sudoku import BOXES
 from data.sudoku_sets import BLANK
 
 GAP = "    "
+NOTHING = "?"  # in the place of an answer that can stand in no cell
 
 
 def puzzle_text(inputs: np.ndarray, labels: np.ndarray, prediction: np.ndarray, vocab_size: int) -> str:
     """Puzzle, answer and verdict, wrong cells marked `x`; Sudoku boards as boards, other squares as grids, the rest as rows."""
     wrong = (labels != IGNORE) & (prediction != labels)
-    side = round(len(inputs) ** 0.5)
+    side, width = round(len(inputs) ** 0.5), len(str(vocab_size - 1))
     if side * side != len(inputs):
         # a token per column, so that puzzle, answer and marks stand under each other
-        rows = [("puzzle", inputs), ("answer", prediction), ("", np.where(wrong, "x", ""))]
-        body = [f"{name:7}" + " ".join(f"{cell!s:>3}" for cell in row) for name, row in rows]
+        marks = ["x" if bad else "" for bad in wrong]
+        rows = [("puzzle", [str(token) for token in inputs]), ("answer", _shown(prediction, 0, vocab_size - 1)), ("", marks)]
+        body = [(f"{name:7}" + " ".join(f"{cell:>{width + 1}}" for cell in row)).rstrip() for name, row in rows]
     elif side in BOXES and vocab_size == side + 2:
         puzzle = _board(["." if token <= BLANK else str(token - 1) for token in inputs], side)
-        body = _beside(puzzle, _board(_marked(prediction - 1, wrong, 1), side))
+        body = _beside(puzzle, _board(_marked(_shown(prediction - 1, 1, side), wrong, 1), side))
     else:
-        width = len(str(vocab_size - 1))
-        body = _beside(_grid([f"{token:>{width}}" for token in inputs], side), _grid(_marked(prediction, wrong, width), side))
+        answer = _marked(_shown(prediction, 0, vocab_size - 1), wrong, width)
+        body = _beside(_grid([f"{token:>{width}}" for token in inputs], side), _grid(answer, side))
     return "\n".join([*body, _verdict(labels, wrong)])
 
 
-def _marked(values: np.ndarray, wrong: np.ndarray, width: int) -> list[str]:
+def _shown(values: np.ndarray, least: int, most: int) -> list[str]:
+    """An untrained model answers with anything: a pad or a blank where a digit belongs."""
+    return [str(value) if least <= value <= most else NOTHING for value in values]
+
+
+def _marked(values: list[str], wrong: np.ndarray, width: int) -> list[str]:
     """Every cell followed by its mark, so that all cells are equally wide."""
     return [f"{value:>{width}}" + ("x" if bad else " ") for value, bad in zip(values, wrong, strict=True)]
 

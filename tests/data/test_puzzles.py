@@ -1,11 +1,10 @@
-import json
-import os
 import shutil
 
 import numpy as np
 import pytest
 
 from data.order import Order, RaggedSteps, UniformSteps, plan_steps
+from data.puzzle_text import puzzle_text
 from data.puzzles import PuzzleSource, pack
 from data.source import IGNORE
 from tests.data.helpers import ragged_groups, row_numbers, write_dataset
@@ -186,56 +185,6 @@ def test_fingerprint_follows_the_content(tmp_path):
     assert source(tmp_path).spec.fingerprint == "written"
 
 
-def _shorten(path):
-    path.write_bytes(path.read_bytes()[:-30])
-
-
-def _save(values):
-    return lambda path: np.save(path, np.array(values))
-
-
-DAMAGE = [
-    ("dataset.json", os.remove, "no train/dataset.json there; build it with python -m data.build.sudoku --output-dir"),
-    ("dataset.json", lambda path: path.write_text("{"), "train/dataset.json cannot be read"),
-    ("dataset.json", lambda path: path.write_text("[]"), "holds a list"),
-    ("dataset.json", lambda path: path.write_text(json.dumps({"pad_id": 0})), "train/dataset.json lacks ignore_label_id"),
-    ("all__labels.npy", os.remove, "train/all__labels.npy is missing"),
-    ("all__inputs.npy", _shorten, "train/all__inputs.npy cannot be read"),
-    ("all__inputs.npy", lambda path: np.save(path, np.full(20, {}), allow_pickle=True), "train/all__inputs.npy cannot be read"),
-    ("all__inputs.npy", _save(np.ones((20, 4))), "all__inputs.npy holds float64"),
-    ("all__inputs.npy", _save(np.ones((20, 5), int)), "rows of 5, but seq_len is 4"),
-    ("all__inputs.npy", _save(np.full((20, 4), 17)), "all__inputs.npy holds 17, not in 0 … 16"),
-    ("all__labels.npy", _save(np.ones((19, 4), int)), r"has shape \(19, 4\), but inputs \(20, 4\)"),
-    ("all__labels.npy", _save(np.full((20, 4), -3)), "all__labels.npy holds -3"),
-    ("all__puzzle_indices.npy", _save([0, 1]), "has 2 entries for 20 puzzles, not 21"),
-    ("all__puzzle_indices.npy", _save([*range(20), 21]), "does not rise from 0 to the 20 rows"),
-    ("all__group_indices.npy", _save([0, 30, 20]), "does not rise from 0 to the 20 puzzles"),
-    ("all__group_indices.npy", _save([0, 0, 20]), "has a group without puzzles"),
-    ("all__puzzle_identifiers.npy", _save(np.full(20, 21)), "puzzle_identifiers.npy holds 21, not in 0 … 20"),
-]
-
-
-@pytest.mark.parametrize(("file", "damage", "message"), DAMAGE)
-def test_damaged_datasets_are_named(tmp_path, file, damage, message):
-    write_dataset(tmp_path, [[1]] * 20)
-    source(tmp_path)
-    damage(tmp_path / "train" / file)
-    with pytest.raises(ConfigError, match=message) as caught:
-        source(tmp_path)
-    assert str(caught.value).startswith(f"data_path={tmp_path}")
-    assert "\n" not in str(caught.value)
-
-
-def test_a_bad_token_between_the_sampled_rows_is_found_when_drawn(tmp_path, monkeypatch):
-    arrays = write_dataset(tmp_path, [[1]] * 20)
-    arrays["inputs"][7] = 99
-    np.save(tmp_path / "train" / "all__inputs.npy", arrays["inputs"])
-    monkeypatch.setattr("data.puzzle_files.SAMPLED_ROWS", 2)
-    made = source(tmp_path)
-    with pytest.raises(ConfigError, match="holds a token not in 0 … 16"):
-        [global_batch(made, step, 2) for step in range(made.total_steps)]
-
-
 def test_impossible_requests_name_key_value_and_fix(tmp_path):
     write_dataset(tmp_path / "a", [[1]] * 20)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
@@ -253,6 +202,36 @@ def test_impossible_requests_name_key_value_and_fix(tmp_path):
     ]:
         with pytest.raises(ConfigError, match=message):
             source(**({"path": a} | settings))
+
+
+def test_paths_that_are_none_and_folders_given_twice(tmp_path):
+    for name in "ab":
+        write_dataset(tmp_path / name, [[1]] * 20)
+        write_dataset(tmp_path / name, [[1]] * 20, "test")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    for settings, message in [
+        *(({"data_paths": [a, path]}, "no train/dataset.json there") for path in ("a\0b", "x" * 300, str(tmp_path / "loop"))),
+        ({"data_paths": [a], "data_paths_test": ["a\0b"]}, "no test/dataset.json there"),
+        ({"data_paths": [a, f"{b}/../a"]}, "a folder is given twice"),
+        ({"data_paths": [a, b], "data_paths_test": [a, a]}, "data_paths_test=.*a folder is given twice"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            source(**settings)
+    for name in "ab":
+        write_dataset(tmp_path / name, [[1]] * 20, num_puzzle_identifiers=2**31 - 1)
+    with pytest.raises(ConfigError, match="has 4294967294 puzzle ids together, more than 2147483647"):
+        source(data_paths=[a, b])
+
+
+def test_each_test_set_has_a_name_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("x/b", "real/b", "y/n"):
+        write_dataset(tmp_path / name, [[1]] * 20)
+        write_dataset(tmp_path / name, [[1]] * 20, "test")
+    (tmp_path / "n").symlink_to(tmp_path / "real" / "b")  # its name is b; what it is called here is another's name
+    sets = source(data_paths=["n", "x/b", "y/n"]).eval_sets()
+    assert len(sets) == 3
 
 
 def test_embedded_boards_train_and_test_without_files():
@@ -281,3 +260,31 @@ def test_describe_other_shapes(tmp_path):
     example = {name: array[0] for name, array in made.train_batch(0, 0).items()}
     answer = np.where(example["labels"] == IGNORE, 3, example["labels"])
     assert made.describe(example, answer).endswith("correct")  # ignored cells are never wrong
+
+
+@pytest.mark.parametrize(("side", "vocab", "answer", "labels", "first"), [
+    (4, 6, [0, 1, 5, 2], [2, 3, 4, IGNORE], ". . | . .    ?x ?x | 4x 1"),
+    (4, 6, [0, 1, 6, -7], [IGNORE] * 4, ". . | . .    ?  ?  | ?  ?"),
+    (6, 8, [1, 7, 0], [7, 7, 7], ". . . | 4 5 6    ?x 6  ?x | 4  5  6"),
+    (9, 11, [1, 0, 10], [2, 3, 10], ". . . | 4 5 6 | 7 8 9    ?x ?x 9  | 4  5  6  | 7  8  9"),
+    (5, 12, [0, 1, 11, 99], [0, 2, 10, 3], " 1  1  1  1  6     0   1x 11x  ?x  6"),
+])  # fmt: skip
+def test_what_is_no_digit_shows_as_such_and_columns_stay(side, vocab, answer, labels, first):
+    inputs, prediction, wanted = (np.tile(np.arange(side) + 2, side) for _ in range(3))
+    inputs[: len(answer)], prediction[: len(answer)], wanted[: len(labels)] = 1, answer, labels
+    _, *lines, _ = puzzle_text(inputs, wanted, prediction, vocab).splitlines()
+    assert lines[0] == first
+    cells = [at for at, mark in enumerate(first) if mark in "?|." or (mark.isdigit() and not first[at + 1 : at + 2].isdigit())]
+    for line in lines:
+        assert "+" in line or all(line[at] != " " for at in cells)
+        assert [at for at, mark in enumerate(line) if mark in "|+"] == [at for at, mark in enumerate(first) if mark == "|"]
+
+
+def test_a_row_keeps_its_columns():
+    """Which is no square: a token per column, whatever its length."""
+    inputs, labels, prediction = np.array([1, 20, 1000, 7, 3]), np.array([1, 2, 1000, IGNORE, 3]), np.array([1, 1023, 1000, 5000, -1])
+    puzzle, answer, marks, verdict = puzzle_text(inputs, labels, prediction, 1024).splitlines()
+    assert puzzle == "puzzle     1    20  1000     7     3"
+    assert answer == "answer     1  1023  1000     ?     ?"
+    assert marks  == "                 x                 x"  # fmt: skip
+    assert verdict == "wrong: 2 of 4 cells (marked x)"
