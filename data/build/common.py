@@ -18,7 +18,7 @@ IDENTIFIERS = "identifiers.json"
 
 def check_output(folder: Path, splits: tuple[str, ...] = ("train", "test")) -> None:
     """Refuse to replace anything but an earlier dataset; called before the work starts."""
-    if not folder.exists():
+    if not os.path.exists(folder):  # Path.exists raises for names that no file can have
         return
     strangers = (
         ["it is a file"] if not folder.is_dir() else sorted(p.name for p in folder.iterdir() if p.name not in (*splits, IDENTIFIERS))
@@ -43,7 +43,7 @@ def write_dataset(folder: Path, splits: dict[str, PuzzleSplit], identifiers: lis
         aside.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
-        if old.exists() and not folder.exists():
+        if os.path.exists(old) and not os.path.exists(folder):
             old.rename(folder)
         raise ConfigError(f"--output-dir {folder}: cannot be written ({error.strerror}); choose another folder") from None
     finally:

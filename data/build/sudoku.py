@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from data.build.common import check_output, write_dataset
+from data.npy import brief
 from data.sudoku import BOXES, generate, is_solved
 from data.sudoku_sets import sudoku_split
 from utils.errors import ConfigError
@@ -41,7 +43,7 @@ def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Bo
         try:
             difficulty = int(rating)
         except ValueError:
-            raise ConfigError(f"{file}: line {line} has rating={rating}, not a whole number; correct or remove it") from None
+            raise ConfigError(f"{file}: line {line} has rating={brief(rating)}, not a whole number; correct or remove it") from None
         if min_difficulty is None or difficulty >= min_difficulty:
             lines.append(line)
             questions.append(question)
@@ -71,18 +73,21 @@ def _check(file: str, lines: list[int], good: np.ndarray | np.bool_, problem: st
 
 def read_csv(path: Path) -> Iterator[Row]:
     """The rows of a file with their line numbers."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigError(f"--input-dir {path.parent}: no {path.name} there; give a folder that holds train.csv and test.csv")
     with open(path, newline="", encoding="utf-8", errors="replace") as file:
         reader = csv.reader(file)
-        header = next(reader, [])
-        if missing := [name for name in COLUMNS if name not in header]:
-            raise ConfigError(f"{path}: line 1 lacks the column {missing[0]}; it should be source,question,answer,rating")
-        places = [header.index(name) for name in COLUMNS]
-        for row in reader:
-            if len(row) != len(header):
-                raise ConfigError(f"{path}: line {reader.line_num} has {len(row)} fields, not {len(header)}; correct or remove it")
-            yield reader.line_num, row[places[0]], row[places[1]], row[places[2]]
+        try:
+            header = next(reader, [])
+            if missing := [name for name in COLUMNS if name not in header]:
+                raise ConfigError(f"{path}: line 1 lacks the column {missing[0]}; it should be source,question,answer,rating")
+            places = [header.index(name) for name in COLUMNS]
+            for row in reader:
+                if len(row) != len(header):
+                    raise ConfigError(f"{path}: line {reader.line_num} has {len(row)} fields, not {len(header)}; correct or remove it")
+                yield reader.line_num, row[places[0]], row[places[1]], row[places[2]]
+        except (csv.Error, OSError) as error:
+            raise ConfigError(f"{path}: line {reader.line_num} cannot be read ({error}); correct or remove it") from None
 
 
 def read_hub(name: str, split: str) -> Iterator[Row]:
@@ -98,8 +103,8 @@ def read_hub(name: str, split: str) -> Iterator[Row]:
         raise ConfigError(f"--hub {name}: split {split} cannot be loaded ({reason}); download the CSV files and use --input-dir") from None
     for start in range(0, len(rows), 10_000):
         part = rows[start : start + 10_000]
-        for place, values in enumerate(zip(*(part[column] for column in COLUMNS), strict=True)):
-            yield start + place + 2, *values  # as lines of a CSV file, below its header
+        for place, (question, answer, rating) in enumerate(zip(*(part[column] for column in COLUMNS), strict=True)):
+            yield start + place + 2, question or "", answer or "", rating or ""  # as lines of a CSV file, below its header
 
 
 def convert(options: argparse.Namespace) -> tuple[int, dict[str, Boards]]:

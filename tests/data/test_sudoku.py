@@ -188,7 +188,8 @@ def test_the_hub_path_gives_the_same_boards(tmp_path, csv_boards, monkeypatch):
     ("rating", "stars", "line 1 lacks the column rating"), (",3\n", ",x\n", "line 5 has rating=x"),
     (",3\n", "\n", "line 5 has 3 fields, not 4"), (",3\n", "1,3,\n", "line 5 has 5 fields"),
     ("here,", "here,.", "line 2 has 82 and 81 cells"), ("here,", "here,1", "line 2 has 82"),
-    (".", "z", "line 2 has characters other than 1 to 9"),
+    (".", "z", "line 2 has characters other than 1 to 9"), (",3\n", f",{'3' * 5000}\n", "333…, not a whole number"),
+    ("here,", f"here,{'1' * 200_000}", "line 2 cannot be read (field larger than"),
 ])  # fmt: skip
 def test_malformed_rows_are_named_with_their_line(tmp_path, csv_boards, capsys, old, new, message):
     file = tmp_path / "csv" / "train.csv"
@@ -199,6 +200,17 @@ def test_malformed_rows_are_named_with_their_line(tmp_path, csv_boards, capsys, 
     assert str(file) in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_names_that_no_folder_can_have_are_one_line(tmp_path, capsys):
+    for options, message in [
+        (["--output-dir", "x" * 300, "--size", "4", "--train", "2", "--test", "2"], "cannot be written"),
+        (["--output-dir", str(tmp_path / "out"), "--input-dir", "x" * 300], "no train.csv there"),
+    ]:
+        assert main(options) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
 
 
 def test_wrong_answers_are_named_with_their_line(tmp_path, capsys):
