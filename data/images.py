@@ -14,7 +14,7 @@ import numpy as np
 
 from data.order import Order, Stepped, plan_steps, shard_rows
 from data.source import IGNORE, Arrays, Spec
-from utils.errors import ConfigError
+from utils.errors import ConfigError, brief
 
 SIDE = 28
 CLASSES = 10
@@ -150,7 +150,7 @@ def _read_idx(folder: Path, name: str, item: tuple[int, ...]) -> np.ndarray:
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"data_path={folder}: {path.name} cannot be read ({error}); download it again") from None
+        raise ConfigError(f"data_path={folder}: {path.name} cannot be read ({brief(error)}); download it again") from None
     dimensions = 1 + len(item)
     header = 4 + 4 * dimensions
     shape = tuple(int.from_bytes(content[start : start + 4], "big") for start in range(4, header, 4))

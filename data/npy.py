@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 import os
-import stat
 import warnings
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from utils.errors import brief
+from utils.files import open_plain
+
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def open_array(path: Path, dimensions: int) -> np.ndarray:
     """Map a file's array; ValueError says what is wrong with it, OSError that it cannot be read."""
-    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for somebody to write into it
-        raise ValueError("is no regular file")
-    with open(path, "rb") as file:
+    with open_plain(path) as file:
         shape, fortran, dtype = _header(file)
         start, size = file.tell(), os.fstat(file.fileno()).st_size
         if dtype.kind not in "iu":
@@ -30,12 +30,6 @@ def open_array(path: Path, dimensions: int) -> np.ndarray:
         array = np.memmap(file, dtype, "r", start, shape, "F" if fortran else "C")
     # `take` would copy the whole of an array of another layout, every time; and plain views are quicker to slice than the subclass
     return np.require(array.view(np.ndarray), requirements=["C", "A"])
-
-
-def brief(thing: object) -> str:
-    """A text of one line, cut off where nobody would read on."""
-    text = " ".join(str(thing).split())
-    return text if len(text) <= 160 else text[:159] + "…"
 
 
 def _header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from data.npy import brief, open_array
-from utils.errors import ConfigError
+from data.npy import open_array
+from utils.errors import ConfigError, brief
 
 ARRAYS = {"inputs": 2, "labels": 2, "puzzle_identifiers": 1, "puzzle_indices": 1, "group_indices": 1}  # and their dimensions
 CHECKED_WHOLE = 1 << 26  # bytes of an array up to which all of it is checked when a dataset is opened

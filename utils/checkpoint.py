@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from utils import contents, manifest, tensorfiles
 from utils import meta as metas
-from utils.errors import ConfigError
+from utils.errors import ConfigError, brief
 from utils.manifest import MANIFEST
-from utils.plainfiles import brief
 from utils.stepfolders import identity, pointed, resolved, steps_in
 from utils.tensorfiles import Unreadable
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from utils import meta, tensorfiles
-from utils.plainfiles import brief
+from utils.errors import brief
 from utils.tensorfiles import Unreadable
 
 PIECE = re.compile(r"shards\.(0|[1-9][0-9]*)-(0|[1-9][0-9]*)\.safetensors")

@@ -39,3 +39,11 @@ def said_of(key: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(str(error).replace("checkpoint=", f"{key}=", 1)) from None
+
+
+def brief(thing: object) -> str:
+    """What an error says, or a value is, in a few words of one line."""
+    text = thing.strerror if isinstance(thing, OSError) and thing.strerror else str(thing)
+    text = text.rpartition("I/O error: ")[2].partition(" (os error")[0]  # as safetensors words what the system said
+    text = " ".join(text.split()) or type(thing).__name__
+    return text if len(text) <= 160 else f"{text[:159]}…"

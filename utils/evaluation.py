@@ -14,9 +14,8 @@ from torch import Tensor
 
 from utils import signals
 from utils.distributed import Dist
-from utils.errors import ConfigError
+from utils.errors import ConfigError, brief
 from utils.metrics import Metric, means, stack
-from utils.plainfiles import brief
 
 Batch = dict[str, Tensor]
 ABANDONED = "\n"  # told instead of metric names

@@ -1,12 +1,40 @@
-"""Files that a reader or a crash finds whole, and reading what somebody else may have put in their place."""
+"""Files that a reader or a crash finds whole, and reading what anybody may have left in their place.
+
+Only plain files are opened: a pipe or a device would hang a run.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
+
+LIMIT = 1 << 24  # bytes of text; what a run writes is far shorter
+
+
+def open_plain(path: Path) -> io.FileIO:
+    """The file, to be read without a buffer."""
+    if not stat.S_ISREG(mode := os.stat(path).st_mode):
+        raise OSError(*((errno.EISDIR, "Is a directory") if stat.S_ISDIR(mode) else (errno.EINVAL, "not a plain file")), str(path))
+    return open(path, "rb", buffering=0)
+
+
+def read_bytes(path: Path, limit: int | None = None) -> bytes:
+    """All of a file, if it is no longer than this."""
+    with open_plain(path) as stream:
+        if limit is not None and os.fstat(stream.fileno()).st_size > limit:
+            raise ValueError(f"more than {limit:,} bytes")
+        return stream.readall()
+
+
+def read_text(path: Path) -> str:
+    """The text of a file; a ValueError where it is none."""
+    return read_bytes(path, LIMIT).decode()
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -25,9 +53,9 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def read_row(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty where there is none that can be read. A pipe would hold up whoever opens it."""
+    """The JSON object in a file; empty where there is none that can be read."""
     try:
-        row = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        row = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         row = None
     return row if isinstance(row, dict) else {}

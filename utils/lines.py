@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from utils.files import write_whole
-from utils.plainfiles import read_bytes
+from utils.files import read_bytes, write_whole
 
 HUSH_S = 60.0  # a disk that is full for one line and not for the next is no news every time
 

@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from utils.plainfiles import brief, open_plain, read_text
+from utils.errors import brief
+from utils.files import open_plain, read_text
 
 MANIFEST = "manifest.json"
 CHUNK = 1 << 23  # large, so that a thread that hashes seldom asks for the interpreter

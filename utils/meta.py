@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from utils.plainfiles import read_text
+from utils.files import read_text
 from utils.stepfolders import STEP_FOLDER
 
 LONGEST, DEEPEST = 1 << 18, 50  # of a configuration; ours have some thousand characters and five levels

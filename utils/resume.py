@@ -12,11 +12,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from utils import checkpoint, state
 from utils.config import NOT_THE_RUN
+from utils.directory import MARKS
 from utils.distributed import Dist
 from utils.errors import ConfigError, said_of
+from utils.files import read_text
 from utils.meta import config_of
-from utils.plainfiles import read_text
-from utils.run import MARKS
 from utils.status import started_again
 from utils.stepfolders import identity, resolved, steps_in
 

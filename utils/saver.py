@@ -21,8 +21,8 @@ from safetensors.torch import save_file  # here, because the loader may fork its
 from torch import Tensor
 
 from utils.distributed import Dist
+from utils.errors import brief
 from utils.manifest import MANIFEST, entry_of, text_of
-from utils.plainfiles import brief
 from utils.stepfolders import Retention, pointed, remove, replaced
 
 POLL_S = 0.02

@@ -9,8 +9,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from utils.errors import ConfigError
-from utils.plainfiles import brief, read_text
+from utils.errors import ConfigError, brief
+from utils.files import read_text
 
 STEP_FOLDER = re.compile(r"step_(0|[1-9][0-9]*)")  # as the saver writes it: step_004 is somebody else's
 POINTERS = ("latest", "best")

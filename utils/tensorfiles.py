@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from utils.plainfiles import brief, open_plain
+from utils.errors import brief
+from utils.files import open_plain
 
 if TYPE_CHECKING:  # the digest does without, and answers a second earlier
     from torch import Tensor

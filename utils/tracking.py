@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from utils.errors import ConfigError
+from utils.errors import ConfigError, brief
 
 MODES = ("auto", "online", "offline", "disabled")
 INIT_S, FINISH_S = 15.0, 30.0
@@ -98,7 +98,7 @@ class Tracker:
         except ImportError:
             return self._say("W&B: the package is not installed; off for this run (pip install wandb, or set wandb.mode=disabled)")
         except Exception as error:
-            return self._say(f"W&B: could not start ({_brief(error)}); off for this run")
+            return self._say(f"W&B: could not start ({brief(error)}); off for this run")
         settings = {"mode": mode, "project": project, "name": name, "dir": str(directory)}
         if run_id:
             settings |= {"id": run_id, "resume": "allow"}
@@ -212,7 +212,7 @@ class _Worker(threading.Thread):
                 self._since = None
                 self.answered.set()
         except Exception as error:
-            self.trouble = f"{what} ({_brief(error)})"
+            self.trouble = f"{what} ({brief(error)})"
         self.answered.set()
         with contextlib.suppress(Exception):
             if not self.forsaken:
@@ -254,7 +254,3 @@ def _kill_service() -> None:
             for pid in children.read_text().split():
                 if Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].endswith(b"wandb-core"):
                     os.kill(int(pid), signal.SIGKILL)
-
-
-def _brief(error: Exception) -> str:
-    return " ".join(str(error).split())[:120] or type(error).__name__

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from data.build.common import check_output, write_dataset
-from data.npy import brief
 from data.sudoku import BOXES, generate, is_solved
 from data.sudoku_sets import sudoku_split
-from utils.errors import ConfigError
+from utils.errors import ConfigError, brief
 
 COLUMNS = ("question", "answer", "rating")
 BLANKS = {4: 9, 6: 23, 9: 50}  # by size: hard enough to be interesting, and nearly every board can lose so many

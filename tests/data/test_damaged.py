@@ -138,8 +138,8 @@ DAMAGE: list[tuple[str, Damage, str]] = [
     )),
     # what is a file, and what it begins with
     ("no labels", instead("all__labels.npy", lambda _: None), "all__labels.npy is missing"),
-    ("a folder", instead("all__inputs.npy", os.mkdir), "all__inputs.npy is no regular file"),
-    ("a pipe", instead("all__inputs.npy", os.mkfifo), "all__inputs.npy is no regular file"),
+    ("a folder", instead("all__inputs.npy", os.mkdir), "all__inputs.npy cannot be read (Is a directory)"),
+    ("a pipe", instead("all__inputs.npy", os.mkfifo), "all__inputs.npy cannot be read (not a plain file)"),
     ("a link to nothing", instead("all__inputs.npy", lambda path: path.symlink_to("nowhere")), "all__inputs.npy is missing"),
     ("a link to itself", instead("all__inputs.npy", lambda path: path.symlink_to(path)), "all__inputs.npy cannot be read"),
     ("a zip", instead("all__inputs.npy", zipped), "all__inputs.npy cannot be read (the magic string is not correct"),
@@ -285,6 +285,7 @@ def test_a_table_that_fits_no_memory_is_one_line(rows: int) -> None:
 
 def test_whatever_a_set_is_called_its_outputs_stay_in_the_run_directory(tmp_path: Path) -> None:
     names = ["all", "a/b_c", "a_b/c", "../../x", "/etc/x", "..", "x" * 300, "x" * 301, "a\0b", "\udce9/all", "é" * 90]
+    (tmp_path / "run").mkdir()
     evaluation = Evaluation(Dist(), tmp_path / "run", print, ["answer"])
     one = torch.ones(())
     for name in names:
