@@ -45,6 +45,17 @@ def test_an_exception_on_one_rank_ends_all_and_is_shown_first(
     assert said[rank].startswith(f"error on rank {rank}: ZeroDivisionError: "), said
     assert said[1 - rank] == "", "the other rank has nothing to add"
     assert status(tmp_path / "run")["state"] == "failed"
+    assert "ZeroDivisionError" in status(tmp_path / "run")["reason"], "not what its end did to the other rank"
+    goes_on(tmp_path / "run", undisturbed_pair)
+
+
+@pytest.mark.slow
+def test_a_loader_process_that_is_killed_is_one_line(undisturbed_pair: Result, tmp_path: Path) -> None:
+    done = faulty(tmp_path / "run", "kill@worker", 1, 60, *TROUBLED, ranks=2)
+    assert {rank.returncode for rank in done} == {1}
+    line = r"error on rank 1: loader process \d+ was killed by SIGKILL, as the system does when memory runs out; num_workers=0 loads .*\n"
+    assert re.fullmatch(line, done[1].stderr), done[1].stderr
+    assert done[0].stderr == ""
     goes_on(tmp_path / "run", undisturbed_pair)
 
 

@@ -182,7 +182,8 @@ class Run:
         state = self._status.state if self._status is not None else ""
         if error is not None and state not in FINAL:
             state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-            self.mark(state, f"{type(error).__name__}: {error}".rstrip(": ")[:500])
+            known = self.dist.watch.cause if self.dist.watch is not None else None  # else what another rank's end did here would be told
+            self.mark(state, (known.text if known else f"{type(error).__name__}: {error}".rstrip(": "))[:500])
         # whoever asked to stop will not wait long, nor do other ranks that have failed with this one
         self.close(ok=error is None, hurry=state in ("stopped", "requeue") or (error is not None and self.dist.world_size > 1))
 

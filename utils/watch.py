@@ -99,6 +99,11 @@ class Watch:
         """This rank ends the run, with this exit status; what it has not told the user itself is told on rank 0."""
         self._connection.send({"failed": text, "status": status, "spoken": spoken})
 
+    @property
+    def cause(self) -> Cause | None:
+        """Why the run is over, if that is known here."""
+        return self._cause
+
     def why(self, within_s: float) -> Cause | None:
         """Why others are gone, as soon as it is known."""
         self._wondering = True
