@@ -213,7 +213,7 @@ def build(cfg: DictConfig, dist: Dist, run: Run, source: Source, objective: Obje
     return job
 
 
-@cli.told_at_once()
+@cli.told_at_once
 def train(job: Job) -> None:
     """Step, log, evaluate and save, until the run has its length or somebody asks it to stop."""
     from data.stream import ShardStream, train_loader
@@ -315,7 +315,7 @@ def log(job: Job, clock: Clock) -> None:
     job.run.progress(job.step, job.total_steps, means.get("loss"), headline, means.get(headline), row["speed/examples_per_s"])
 
 
-@cli.told_at_once()
+@cli.told_at_once
 def evaluate(job: Job) -> int:
     """Every example of every set exactly once over all ranks. Returns the signal that cut it short, or 0."""
     import torch

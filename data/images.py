@@ -34,14 +34,14 @@ class ImageSource(Stepped):
         seed: int,
         shards: int,
         global_batch_size: int,
-        epochs: int,
+        epochs: int | None,
         eval_interval: int | None = None,
         dataset: str = "digits",
         data_path: str | None = None,
     ) -> None:
         train, test = _load(dataset, data_path)
         self._inputs, self._labels = train
-        self._shards, self._epochs = shards, epochs
+        self._shards = shards
         self._order = Order(seed, np.arange(len(self._labels)))
         self._steps = plan_steps(self._order, np.ones(len(self._labels), np.int64), global_batch_size, epochs, eval_interval)
         self._test = ImageEvalSet(*test)

@@ -1,8 +1,9 @@
 """Who is visited when: shuffled epochs cut into steps, as pure functions of the step.
 
 An epoch visits every item once in shuffled order; `eval_interval` epochs, one after the other, make an iteration.
-Steps are packed over the whole iteration, across its epochs; what is left at its end is dropped. A *position* counts
-visits from the start of the run: item `position % items` of epoch `position // items`.
+Steps are packed over the whole iteration, across its epochs; what is left at its end is dropped. Without a number of
+epochs the run is one iteration that never ends. A *position* counts visits from the start of the run: item
+`position % items` of epoch `position // items`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,12 @@ class Steps(Protocol):
     """Where each step begins and ends, in positions, and which steps end an iteration."""
 
     @property
-    def total(self) -> int: ...
+    def total(self) -> int:
+        """In all epochs; 0 where no number of epochs is given."""
+        ...
+
+    @property
+    def per_epoch(self) -> float: ...
 
     def span(self, step: int) -> tuple[int, int]:
         """The positions a step takes, from and to; goes on for ever."""
@@ -80,27 +86,31 @@ class Steps(Protocol):
 class UniformSteps:
     """Every visit brings the same number of examples: positions are arithmetic, nothing is stored."""
 
-    def __init__(self, items: int, visits_per_step: int, epochs: int, interval: int) -> None:
-        self._visits = items * interval
+    def __init__(self, items: int, visits_per_step: int, epochs: int | None, interval: int | None) -> None:
+        self._visits = items * (interval or 1)
         self._width = visits_per_step
-        self._steps = self._visits // visits_per_step
-        self.total = self._steps * (epochs // interval)
+        self._steps = self._visits // visits_per_step if interval else None
+        self.total = self._steps * (epochs // interval) if epochs and interval and self._steps else 0
+        self.per_epoch = self._steps / interval if interval and self._steps else items / visits_per_step
 
     def span(self, step: int) -> tuple[int, int]:
-        iteration, place = divmod(step, self._steps)
+        iteration, place = divmod(step, self._steps) if self._steps else (0, step)
         start = iteration * self._visits + place * self._width
         return start, start + self._width
 
     def ends_iteration(self, done: int) -> bool:
-        return done > 0 and done % self._steps == 0
+        return self._steps is not None and done > 0 and done % self._steps == 0
 
 
 class RaggedSteps:
     """Visits of different sizes: iterations are scanned once, when first asked about; kept are the cuts between steps."""
 
-    def __init__(self, order: Order, sizes: np.ndarray, batch: int, epochs: int, interval: int) -> None:
+    def __init__(self, order: Order, sizes: np.ndarray, batch: int, epochs: int | None, interval: int | None) -> None:
         self._order, self._sizes, self._batch = order, sizes, batch
-        self._interval, self._iterations = interval, epochs // interval
+        self._endless = interval is None
+        # of the iteration that never ends, pieces are scanned; each begins where the last whole step of the one before has ended
+        self._interval = interval or 1 + batch // order.items
+        self._epochs, self._iterations = epochs, (epochs or 0) // self._interval
         self._cuts: list[np.ndarray] = []  # per iteration: where its steps begin, and where the last one ends
         self._ends = [0]  # steps up to the end of each iteration scanned so far
 
@@ -109,6 +119,13 @@ class RaggedSteps:
         while len(self._cuts) < self._iterations:
             self._scan_next()
         return self._ends[self._iterations]
+
+    @property
+    def per_epoch(self) -> float:
+        if self._epochs:
+            return self.total / self._epochs
+        self.span(0)
+        return self._ends[1] * self._order.items / int(self._cuts[0][-1]) if self._endless else self._ends[1] / self._interval
 
     def span(self, step: int) -> tuple[int, int]:
         while self._ends[-1] <= step:
@@ -120,11 +137,11 @@ class RaggedSteps:
     def ends_iteration(self, done: int) -> bool:
         while self._ends[-1] < done:
             self._scan_next()
-        return done > 0 and self._ends[bisect_left(self._ends, done)] == done
+        return done > 0 and not self._endless and self._ends[bisect_left(self._ends, done)] == done
 
     def _scan_next(self) -> None:
         items = self._order.items
-        begin = len(self._cuts) * self._interval * items
+        begin = int(self._cuts[-1][-1]) if self._cuts and self._endless else len(self._cuts) * self._interval * items
         end = begin + self._interval * items
         stride = max(1, SCANNED // items) * items
         cuts, filled = [begin], 0  # `filled`: examples already in the open step
@@ -146,7 +163,6 @@ class Stepped:
     """What a source tells of its steps, read from its plan."""
 
     _steps: Steps
-    _epochs: int
 
     @property
     def total_steps(self) -> int:
@@ -154,19 +170,19 @@ class Stepped:
 
     @property
     def steps_per_epoch(self) -> float:
-        return self._steps.total / self._epochs
+        return self._steps.per_epoch
 
     def is_eval_step(self, step: int) -> bool:
         return self._steps.ends_iteration(step)
 
 
-def plan_steps(order: Order, sizes: np.ndarray, batch: int, epochs: int, eval_interval: int | None) -> Steps:
+def plan_steps(order: Order, sizes: np.ndarray, batch: int, epochs: int | None, eval_interval: int | None) -> Steps:
     """Cut `epochs` epochs of an order into steps of `batch` examples; `sizes` holds the examples of whatever may be visited."""
     interval = epochs if eval_interval is None else eval_interval
     for name, value in (("epochs", epochs), ("eval_interval", interval), ("global_batch_size", batch)):
-        if value < 1:
+        if value is not None and value < 1:
             raise ConfigError(f"{name}={value}: must be at least 1")
-    if epochs % interval:
+    if epochs is not None and interval is not None and epochs % interval:
         divisor = next(d for d in range(min(interval, epochs), 0, -1) if epochs % d == 0)
         larger = epochs + interval - epochs % interval
         raise ConfigError(f"eval_interval={interval} does not divide epochs={epochs}; try eval_interval={divisor} or epochs={larger}")
@@ -175,7 +191,7 @@ def plan_steps(order: Order, sizes: np.ndarray, batch: int, epochs: int, eval_in
         steps: Steps = RaggedSteps(order, sizes, batch, epochs, interval)
         steps.span(0)  # says at once when the data is too small
         return steps
-    if order.items * interval * size < batch:
+    if interval is not None and order.items * interval * size < batch:
         raise too_small(batch, order.items * interval * size, interval)
     return UniformSteps(order.items, -(-batch // size), epochs, interval)
 

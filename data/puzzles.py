@@ -26,7 +26,7 @@ class PuzzleSource(Stepped):
         seed: int,
         shards: int,
         global_batch_size: int,
-        epochs: int,
+        epochs: int | None,
         eval_interval: int | None = None,
         data_path: str | None = None,
         data_paths: Sequence[str] | None = None,
@@ -34,7 +34,7 @@ class PuzzleSource(Stepped):
         embedded: Mapping[str, int] | None = None,
     ) -> None:
         train, test = open_datasets(data_path, data_paths, data_paths_test, embedded)
-        self._seed, self._shards, self._batch, self._epochs = seed, shards, global_batch_size, epochs
+        self._seed, self._shards, self._batch = seed, shards, global_batch_size
         self._rows = Rows([(member.split, name) for member in train for name in member.split.sets])
         self._pool = Pool(train)
         self._single = bool((self._pool.size == 1).all())

@@ -31,9 +31,13 @@ _spare_the_compiler()
 def build(config: Sequence[Mapping[str, Any]], parameters: Mapping[str, nn.Parameter]) -> list[torch.optim.Optimizer]:
     """One optimizer per entry of `optim.dense`, over the parameters that its pattern claims."""
     entries = plain(config)
+    if not isinstance(entries, list):
+        raise ConfigError(f"optim.dense={entries}: must be a list of entries with the keys match and optimizer")
     for number, entry in enumerate(entries):
         if not isinstance(entry, dict) or set(entry) != {"match", "optimizer"}:
             raise ConfigError(f"optim.dense[{number}]={entry}: an entry has exactly the keys match and optimizer")
+        if not isinstance(entry["match"], str):
+            raise ConfigError(f"optim.dense[{number}].match={entry['match']}: must be a regular expression in quotes, for example '.*'")
     claims = claimed([entry["match"] for entry in entries], parameters)
     optimizers = []
     for number, (entry, names) in enumerate(zip(entries, claims, strict=True)):

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.ranks import LAUNCHER_PREFIXES, ROOT, free_port, run_ranks
+from tests.lines import Lines
+from tests.ranks import LAUNCHER_PREFIXES, ROOT, Completed, free_port, run_ranks
 
-# what must be wrong before torch is imported: arguments, and what the line must say
-QUICK = [
+Row = tuple[list[str], str] | tuple[list[str], str, int]  # arguments, what the line must say, and the number of ranks where not one
+
+# what must be known from the command line alone
+QUICK: list[Row] = [
     (["lrr=1"], "lrr=1: unknown key; did you mean lr?"),
     (["arch.hiden_size=64"], "arch.hiden_size=64: unknown key; did you mean arch.hidden_size?"),
     (["+fooo=1"], "fooo=1: unknown key"),
@@ -48,9 +52,108 @@ QUICK = [
     (["+experiment=demos"], "experiment=demos: unknown; choose one of"),
     (["lr=1,2"], "lr=1,2: several values; add -m"),
     (["lr=="], "lr==: cannot be read"),
+    # names are names of directories
+    (["run_name="], "run_name=: is empty"),
+    (["run_name=."], "run_name=.: must be a name"),
+    (["run_name=.."], "run_name=..: must be a name"),
+    (["run_name=' '"], "must be a name"),
+    (["run_name=a/b"], "run_name=a/b: must be a name, not a path"),
+    (["project_name=../x"], "project_name=../x: must be a name, not a path"),
+    (["run_name=" + "x" * 201], "is 201 bytes long; a name of a folder takes at most 200"),
+    (["run_name='" + "é" * 101 + "'"], "is 202 bytes long"),
+    (["run_name='a\0b'"], "run_name='a\\x00b': holds a character that cannot be printed"),
+    (["run_name='a\x1b[2J\nb'"], "run_name='a\\x1b[2J\\nb': holds a character that cannot be printed"),
+    (["checkpoint_path=.."], "checkpoint_path=..: must end with a name"),
+    # variables that are not set
+    (["init_from="], "init_from=: is empty", 2),
+    (["resume="], "resume=: is empty"),
+    (["resume=null"], "resume=null: must be a word"),
+    (["checkpoint=", "eval_only=true"], "checkpoint=: is empty"),
+    (["checkpoint_path="], "checkpoint_path=: is empty"),
+    (["data_path="], "data_path=: is empty"),
+    (["data_paths=[]"], "data_paths=[]: names no folder"),
+    (["data_paths=['']"], "data_paths=['']: must be a list of folders"),
+    (["eval_save_outputs=[[a]]"], "eval_save_outputs=[['a']]: must be a list of names"),
+    (["lr="], "lr=: must be a number"),
+    ([""], "'': an empty argument"),
+    # what stands for something else
+    (["arch=trm", "arch.mlp_t=${oc.env:HOME}"], "arch.mlp_t=/"),
+    (["lr=${oc.env:NO_SUCH_VARIABLE}"], "error: lr=${oc.env:NO_SUCH_VARIABLE}: the environment variable NO_SUCH_VARIABLE is not set"),
+    (["lr=${oc.env:NO_SUCH_VARIABLE,'1e-3'}"], "lr=1e-3: must be a number, for example 0.0001; this is a word"),
+    (["epochs=${oc.decode:'1.5'}"], "epochs=1.5: must be a whole number"),
+    (["seed=${oc.decode:'-3'}"], "seed=-3: must not be negative"),
+    (["lr=${foo}"], "error: lr=${foo}: there is no key foo"),
+    (["lr=${beta1}", "beta1=${lr}"], "leads back to itself"),
+    (["lr=${nope:1}"], "lr=${nope:1}: cannot be read as an interpolation"),
+    (["lr=${beta1"], "lr=${beta1: cannot be read"),
+    (["data.shards=${seed}"], "data.shards=0: follows shards"),
+    (["lr=???"], "lr=???: stands for a value that is missing"),
+    # nothing but what this repository makes
+    (["arch._target_=os.system"], "arch._target_=os.system: only things of this repository"),
+    (["arch._target_=models.trm.torch.load"], "arch._target_=models.trm.torch.load: not found"),
+    (["data._target_=data.build.sudoku.main"], "data._target_=data.build.sudoku.main: only things of this repository"),
+    (
+        ["arch=cnn", "data=digits", "arch.dropout=[{_target_: torch.load, f: x.pt, weights_only: false},0.1]"],
+        "arch.dropout[0]._target_=torch.load: ",
+    ),
+    (
+        ["optim.dense=[{match: '.*', optimizer: {_target_: optim.builtin.sgd, lr: {_target_: os.makedirs, name: made}}}]"],
+        "optim.dense[0].optimizer.lr._target_=os.makedirs: nothing is made here",
+    ),
+    (
+        ["optim.dense=[{match: '.*', optimizer: {_target_: optim.builtin.sgd, _partial_: true}}]"],
+        "optim.dense[0].optimizer._partial_=True: ",
+    ),
+    (["+_target_=os.system"], "_target_=os.system: nothing is made here"),
+    (["lr=${optim.sparse}"], "lr._target_=optim.sparse_signsgd.SparseSignSGD: nothing is made here"),
+    # numbers that no machine computes with
+    (["seed=-1"], "seed=-1: must not be negative"),
+    (["seed=1e30"], "seed=1000000000000000019884624838656: whole numbers must be less than 9223372036854775808"),
+    (["keep=9223372036854775808"], "keep=9223372036854775808: whole numbers must be less than"),
+    (["seed=" + "9" * 5000], "a number of 5000 digits"),
+    (["lr=0." + "9" * 5000], "a number of 5000 digits", 2),
+    (["arch.dropout=[0.1," + "9" * 5000 + "]"], "a number of 5000 digits"),
+    (["lr=1e400"], "lr=inf: must be a number, and a finite one"),
+    (["arch=cnn", "arch.dropout=[nan,0.1]"], "arch.dropout[0]=nan: must be a number, and a finite one"),
+    (["lr=1e300"], "lr=1e+300: must be at most 1000000"),
+    (["timeout_s=1e300"], "timeout_s=1e+300: must be at most 2592000 (30 days)", 2),
+    (["timeout_s=nan"], "timeout_s=nan: must be a number"),
+    (["checkpoint_minutes=1e300"], "checkpoint_minutes=1e+300: must be at most 43200 (30 days)"),
+    (["num_workers=1000000"], "num_workers=1000000: must be at most 256"),
+    (["shards=1000000000"], "shards=1000000000: must be at most 65536"),
+    (["epochs=1e18"], "epochs=1000000000000000000: must be at most 1000000000"),
+    (["sync.bucket_mb=1e300"], "sync.bucket_mb=1e+300: must be at most"),
+    (["eval_batch_size=1e12"], "eval_batch_size=1000000000000: must be at most 1000000"),
+    (["epochs=null"], "epochs=null: nothing says how long the run is; give epochs or max_steps"),
+    # choices of groups
+    (["arch=null"], "arch=null: unknown; choose one of cnn, hrm, trm", 2),
+    (["data=null"], "data=null: unknown; choose one of digits, mnist, puzzles"),
+    (["optim="], "optim=: unknown; choose one of"),
+    (["+sync=null"], "sync=null: unknown; choose one of allreduce"),
+    (["arch=[trm,hrm]"], "arch=[trm,hrm]: unknown; choose one of cnn, hrm, trm"),
+    (["data=[digits]"], "data=[digits]: unknown; choose one of"),
+    (["~optim"], "optim=null: unknown; choose one of"),
+    (["arch=../arch/trm"], "arch=../arch/trm: unknown; choose one of"),
+    # what Hydra itself finds
+    (["="], "=: names no key"),
+    (["+"], "+: names no key"),
+    (["~"], "~: names no key"),
+    (["@"], "@: names no key"),
+    (["key="], "key: unknown key"),
+    (["arch.mlp_t=true"], "arch.mlp_t=true: the arch chosen here has no such key"),
+    (["~lr=3"], "~lr: every key is needed"),
+    (["experiment=${lr}"], "experiment=${lr}: unknown; choose one of"),
+    (["run_name=ünïcode"], "run_name=ünïcode: cannot be read; write key=value, with quotes around"),
+    (["optim.dense={}"], "optim.dense={}: that key holds something of another kind"),
+    (["optim.dense=adam"], "optim.dense=adam: must be a list"),
+    (["--config-name=nope"], "Cannot find primary config 'nope'"),
+    (["--config-dir=/nope"], "config directory '/nope' not found"),
+    (["hydra.run.dir=/proc/nope"], "hydra.run.dir=/proc/nope: cannot be used (No such file or directory)"),
+    (["hydra.sweep.dir=/proc/nope", "-m"], "hydra.sweep.dir=/proc/nope: cannot be used"),
+    (["hydra.job.chdir=true"], "hydra.job.chdir=true: paths are relative to the folder where the command was started"),
 ]
 # what only the run itself can find out
-SLOW = [
+SLOW: list[Row] = [
     (["device=tpu"], "device=tpu: choose auto, cpu or cuda"),
     (
         ["arch.loss.loss_type=hinge", "arch.hidden_size=16"],
@@ -66,35 +169,65 @@ SLOW = [
         "objective_metric=eval/accurracy: not known here; choose from eval/accuracy",
     ),
     (["eval_save_outputs=[logit]", "arch.hidden_size=16"], "eval_save_outputs=logit: not known here"),
-    (["arch._target_=optim.builtin.torch.load"], "arch._target_=optim.builtin.torch.load: comes from torch"),
-    (["arch._target_=os.system"], "arch._target_=os.system: only things of this repository"),
+    (["data_path=nowhere"], "data_path=nowhere", 2),
+    (["arch.hidden_size=1e9"], "arch: models.hrm.HRM("),
+    (["optim.dense=[]", "arch.hidden_size=16"], "optim.dense: no pattern matches parameter"),
+    (["optim.dense=[x]", "arch.hidden_size=16"], "optim.dense[0]=x: an entry has exactly the keys match and optimizer"),
+    (
+        ["optim.dense=[{match: '.*'}]", "arch.hidden_size=16"],
+        "optim.dense[0]={'match': '.*'}: an entry has exactly the keys match and optimizer",
+    ),
+    (
+        ["optim.dense=[{match: 3, optimizer: {_target_: optim.builtin.sgd, lr: 1}}]", "arch.hidden_size=16"],
+        "optim.dense[0].match=3: must be",
+    ),
+    (["optim.dense=[{match: null, optimizer: null}]", "arch.hidden_size=16"], "optim.dense[0].match=None: must be", 2),
+    (["optim.dense=[{match: '.*', optimizer: null}]", "arch.hidden_size=16"], "optim.dense[0].optimizer=None: needs a _target_"),
 ]
 
 
-def pretrain(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def lines() -> Iterator[Lines]:
+    lines = Lines()
+    yield lines
+    lines.close()
+
+
+def assert_one_line(ranks: list[Completed], line: str) -> None:
+    said = "\n".join(rank.stderr for rank in ranks)
+    assert {rank.returncode for rank in ranks} == {2}, said
+    assert len(re.findall(r"^error(?: on rank \d+)?: ", said, re.MULTILINE)) == 1, said
+    assert len(said.split("\n")) == 1 + len(ranks), said
+    assert line in said
+    assert not any(rank.stdout for rank in ranks)
+
+
+@pytest.mark.parametrize("row", [*QUICK, *SLOW], ids=lambda row: " ".join(row[0])[:80])
+def test_bad_input_is_one_line(row: Row, lines: Lines, tmp_path: Path) -> None:
+    arguments, line, ranks = (*row, 1)[:3]
+    assert_one_line(lines.run(arguments, tmp_path, ranks), line)
+    assert not any(tmp_path.iterdir()), "nothing is written before everything is right"
+
+
+def pretrain(*arguments: str, cwd: Path = ROOT) -> list[Completed]:
+    """A process as users start it."""
     env = {key: value for key, value in os.environ.items() if not key.startswith((*LAUNCHER_PREFIXES, "RANK", "WORLD_SIZE"))}
     command = [sys.executable, str(ROOT / "pretrain.py"), *arguments]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return [Completed(0, done.returncode, done.stdout, done.stderr)]
 
 
-def assert_one_line(done: subprocess.CompletedProcess[str], line: str) -> None:
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("error: "), done.stderr
-    assert line in done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert done.stdout == ""
+def test_a_true_process_says_the_same(tmp_path: Path) -> None:
+    assert_one_line(pretrain("lr=fast", cwd=tmp_path), "lr=fast: must be a number, for example 0.0001")
+    assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("arguments", "line"), QUICK, ids=[" ".join(arguments) for arguments, _ in QUICK])
-def test_known_from_the_command_line(arguments: list[str], line: str, tmp_path: Path) -> None:
-    assert_one_line(pretrain(*arguments, cwd=tmp_path), line)
-    assert not any(tmp_path.iterdir()), "nothing is written before the configuration is right"
-
-
-@pytest.mark.parametrize(("arguments", "line"), SLOW, ids=[" ".join(arguments) for arguments, _ in SLOW])
-def test_known_from_the_run(arguments: list[str], line: str, tmp_path: Path) -> None:
-    assert_one_line(pretrain(*arguments, f"checkpoint_path={tmp_path}/run"), line)
-    assert not (tmp_path / "run").exists()
+def test_a_line_that_hangs_is_killed(lines: Lines, tmp_path: Path) -> None:
+    """One rank of two waits for the other."""
+    (alone,) = lines.run(
+        ["seed=1"], tmp_path, env={"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"}, limit_s=2
+    )
+    assert alone.returncode == -9
 
 
 def test_answers_before_importing_torch() -> None:
@@ -104,34 +237,29 @@ def test_answers_before_importing_torch() -> None:
     assert done.stdout.split() == ["False", "2"], done.stderr
 
 
-def test_cuda_that_is_absent_is_named(tmp_path: Path) -> None:
+def test_cuda_that_is_absent_is_named(lines: Lines, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
-    assert_one_line(pretrain("device=cuda", f"checkpoint_path={tmp_path}/run"), "device=cuda: PyTorch")
+    assert_one_line(lines.run(["device=cuda"], tmp_path), "device=cuda: PyTorch")
 
 
-def test_a_damaged_dataset_is_named(tmp_path: Path) -> None:
+def test_a_damaged_dataset_is_named(lines: Lines, tmp_path: Path) -> None:
     folder = tmp_path / "set" / "train"
     folder.mkdir(parents=True)
     meta = {"pad_id": 0, "ignore_label_id": 0, "blank_identifier_id": 0, "vocab_size": 8, "seq_len": 4, "num_puzzle_identifiers": 1}
     (folder / "dataset.json").write_text(json.dumps(meta | {"total_groups": 1, "mean_puzzle_examples": 1, "sets": ["all"]}))
     np.save(folder / "all__inputs.npy", np.zeros((1, 4), np.uint8))
-    done = pretrain(f"data_path={tmp_path}/set", f"checkpoint_path={tmp_path}/run")
+    done = lines.run([f"data_path={tmp_path}/set"], tmp_path)
     assert_one_line(done, f"data_path={tmp_path}/set")
-    assert "all__" in done.stderr
+    assert "all__" in done[0].stderr
 
 
-@pytest.mark.parametrize(
-    ("ranks", "arguments", "line"), [(2, ["data_path=nowhere"], "data_path=nowhere"), (9, ["seed=1"], "shards=8 is less than the 9 ranks")]
-)
-def test_all_ranks_end_and_rank_0_speaks_first(ranks: int, arguments: list[str], line: str) -> None:
-    started = time.monotonic()
-    done = run_ranks(ranks, ["pretrain.py", *arguments, "timeout_s=60"], timeout=90)
-    assert time.monotonic() - started < 60, "a rank waited for the timeout of a collective"
+def test_all_ranks_end_and_rank_0_speaks_first() -> None:
+    done = run_ranks(9, ["pretrain.py", "seed=1", "timeout_s=60"], timeout=50)
     assert {rank.returncode for rank in done} == {2}
     assert sum(rank.stderr.count("error") for rank in done) == 1, "one rank says it, once"
-    assert line in done[0].stderr
+    assert "shards=8 is less than the 9 ranks" in done[0].stderr
 
 
 def test_torchrun_shows_one_line_of_ours(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from utils.cli import prepare
 from utils.errors import ConfigError
 from utils.launchers import Launch
 
-CHOICES = {"arch": "hrm", "data": "puzzles", "optim": "adam_atan2", "sync": "allreduce"}
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
 
 # Launch lines as the HRM and TRM READMEs print them, after the launcher; $D stands for the dataset.
@@ -32,11 +31,10 @@ TRM_SUDOKU = (
 LINES = {"hrm_sudoku": HRM_SUDOKU, "hrm_full": HRM_FULL, "trm_sudoku": TRM_SUDOKU}
 
 
-def resolved(*overrides: str, job: int | None = None, ranks: int = 1) -> DictConfig:
+def resolved(*overrides: str, job: list[str] | None = None, ranks: int = 1) -> DictConfig:
     with initialize(config_path="../conf", version_base="1.3"):
-        raw = compose("pretrain", prepare(list(overrides), Launch()))
-    choices = CHOICES | {key: value for key, _, value in (o.partition("=") for o in overrides) if key in CHOICES}
-    return config.resolve(raw, choices, Launch(world_size=ranks), job)
+        raw = compose("pretrain", prepare(list(overrides), Launch()), return_hydra_config=True)
+    return config.resolve(raw, raw.hydra.runtime.choices, Launch(world_size=ranks), job)
 
 
 def test_defaults_are_hrms_recipe() -> None:
@@ -65,8 +63,57 @@ def test_the_name_follows_from_what_makes_the_run() -> None:
     assert resolved("data_path=data/sudoku-x").project_name == "sudoku-x"
 
 
-def test_jobs_of_a_sweep_never_share_a_directory() -> None:
-    assert {resolved("run_name=a", job=n).checkpoint_path for n in range(3)} == {f"runs/puzzles/a-{n}" for n in range(3)}
+def job(*overrides: str) -> str:
+    """The name of a job of a sweep over these."""
+    return resolved(*overrides, job=list(overrides)).run_name
+
+
+def test_jobs_of_a_sweep_have_readable_names_of_their_own() -> None:
+    assert job("experiment=demo", "seed=2") == "demo-seed=2"
+    assert job("experiment=demo") == "demo", "the run that it is without a sweep"
+    assert job("seed=2", "run_name=a", "arch=trm") == "a-arch=trm,seed=2"
+    assert job("run_name=a", "experiment=demo") != job("run_name=a", "experiment=digits")
+    assert resolved("run_name=a", "seed=1", job=["seed=1"]).checkpoint_path == "runs/puzzles/a-seed=1"
+    assert resolved("seed=2", job=["seed=2"]).run_name == resolved("seed=2").run_name, "a derived name tells jobs apart already"
+
+
+def test_the_same_job_has_the_same_name_in_every_sweep() -> None:
+    assert job("run_name=a", "lr=1e-3", "seed=0") == job("+seed=0", "lr=0.001", "run_name=a") == "a-lr=0.001,seed=0"
+    assert job("run_name=a", "seed=0", "num_workers=0", "wandb.mode=disabled") == "a-seed=0", "how a run is watched is not the run"
+
+
+def test_names_of_jobs_fit_file_systems_and_stay_different() -> None:
+    overrides = [f"run_name='{'é' * 90}'", *(f"{key}=1e-3" for key in ("lr", "puzzle_emb_lr", "weight_decay", "puzzle_emb_weight_decay"))]
+    names = [job(*overrides, f"seed={seed}") for seed in (0, 1)]
+    assert names[0] != names[1]
+    paths = [job("run_name=a", f"data_path={path}") for path in ("x/y", "x_y", "x:y")]
+    assert len({*paths}) == 3
+    for name in (*names, *paths):
+        assert len(name.encode()) <= 220
+        assert not set("/: ") & set(name)
+
+
+@pytest.mark.parametrize(("path", "name"), [(".", None), ("..", None), ("/", "puzzles"), ("a/b/", "b"), ("a/..", None)])
+def test_the_project_has_the_name_of_the_data(path: str, name: str | None) -> None:
+    assert resolved(f"data_path={path}").project_name == (name or Path(path).resolve().name)
+
+
+def test_what_stands_for_a_right_value_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATA", "data/x")
+    monkeypatch.setenv("RATE", "1e-3")
+    cfg = resolved(
+        "data_path=${oc.env:DATA}", "lr='${oc.decode:${oc.env:RATE}}'", "epochs=${eval_interval}", "eval_interval=1e3", "run_name=x-${seed}"
+    )
+    assert (cfg.data_path, cfg.lr, cfg.epochs, cfg.data.epochs, cfg.run_name) == ("data/x", 1e-3, 1000, 1000, "x-0")
+    assert cfg.optim.dense[0].optimizer.lr == 1e-3
+    assert resolved("experiment=null") == resolved("+experiment=") == resolved()
+
+
+def test_a_length_in_steps_needs_no_epochs() -> None:
+    cfg = resolved("epochs=null", "max_steps=12")
+    assert (cfg.epochs, cfg.data.epochs) == (None, None)
+    with pytest.raises(ConfigError, match=r"^epochs=null: .*give epochs or max_steps"):
+        resolved("epochs=null")
 
 
 def test_numbers_may_be_written_either_way() -> None:

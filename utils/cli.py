@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 from omegaconf import DictConfig
 
 from utils import signals
-from utils.config import GROUPS, explain, resolve
+from utils.complaints import blame, explain
+from utils.config import GROUPS, check_choice, resolve
 from utils.early import open_standard_streams
 from utils.errors import ConfigError, LocalError, PeerError, RankError, RunError, Stopped
 from utils.launchers import Launch, detect
+from utils.values import short, unprintable, visible
 
 if TYPE_CHECKING:  # it needs no torch itself, but whoever has a watch has imported torch, and the others are quicker without
     from utils.watch import Watch
 
+P = ParamSpec("P")
+T = TypeVar("T")
 BAD_INPUT, INTERRUPTED = 2, 130
+CHOSEN = (*GROUPS, "experiment")
+NOTHING = ("null", "", "''", '""')
 TOLD = "exit_status"  # an error carries it once everybody has heard of the error
 LINGER_S = 1.5  # before a failed rank leaves: others read why from what it hosts, and launchers kill the rest when one has gone
 PATIENCE_S = 5.0  # to learn why others are gone
@@ -43,7 +50,12 @@ def main(hydra_app: Callable[[], Any]) -> NoReturn:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         sys.argv[1:] = prepare(sys.argv[1:], launch)
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then hands its exceptions to us instead of printing them
-        hydra_app()
+        try:
+            hydra_app()
+        except Exception as error:  # a job ends by SystemExit: this is what Hydra met before it, or around it
+            if line := blame(error, sys.argv[1:]):
+                raise ConfigError(line) from None
+            raise
         code = 0
     except BaseException as error:
         code = report(error, launch)
@@ -56,12 +68,14 @@ def run_job(raw: DictConfig, run: Callable[[DictConfig], float | None]) -> float
     from hydra.types import RunMode
 
     launch, state = detect(os.environ), HydraConfig.get()
-    number = state.job.num if state.mode == RunMode.MULTIRUN else None
+    overrides = list(state.overrides.task) if state.mode == RunMode.MULTIRUN else None
     try:
+        if state.job.chdir:
+            raise ConfigError("hydra.job.chdir=true: paths are relative to the folder where the command was started; remove it")
         try:
-            cfg = resolve(raw, dict(state.runtime.choices), launch, number)
+            cfg = resolve(raw, dict(state.runtime.choices), launch, overrides)
         except ConfigError:
-            if launch.rank == 0 or number is None:
+            if launch.rank == 0 or overrides is None:
                 raise
             cfg = raw  # a sweeper that draws at random proposes other values on other ranks; rank 0's count
         return run(cfg)
@@ -69,30 +83,51 @@ def run_job(raw: DictConfig, run: Callable[[DictConfig], float | None]) -> float
         raise SystemExit(vars(error).get(TOLD) or report(error, launch)) from None
 
 
-@contextmanager
-def told_at_once() -> Iterator[None]:
+def told_at_once(work: Callable[P, T]) -> Callable[P, T]:
     """The others hear of an error before this rank closes its files: that may take longer than they would wait for it."""
-    try:
-        yield
-    except Stopped:
-        raise
-    except Exception as error:
-        if TOLD not in vars(error):
-            vars(error)[TOLD] = report(error, detect(os.environ))
-        raise
+
+    @wraps(work)  # no context manager: its generator would keep sweepers from pickling the script's functions
+    def told(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return work(*args, **kwargs)
+        except Stopped:
+            raise
+        except Exception as error:
+            if TOLD not in vars(error):
+                vars(error)[TOLD] = report(error, detect(os.environ))
+            raise
+
+    return told
 
 
 def prepare(arguments: list[str], launch: Launch) -> list[str]:
     """Arguments as Hydra wants them: `+key=` may also name a key that exists, and one rank alone writes sweep files."""
-    groups = tuple(f"+{group}=" for group in (*GROUPS, "experiment"))
-    for i, argument in enumerate(arguments):
-        if argument.startswith(groups):
-            arguments[i] = argument[1:]
-        elif argument.startswith("+") and not argument.startswith("++"):
-            arguments[i] = "+" + argument
+    prepared = []
+    for argument in arguments:
+        check_argument(argument)
+        group, _, choice = argument.lstrip("+").partition("=")
+        if group == "experiment" and choice in NOTHING:
+            continue
+        if (group in GROUPS and (choice in NOTHING or choice.startswith("["))) or (group in CHOSEN and choice.startswith(("{", "$"))):
+            check_choice(group, choice)
+        if group in CHOSEN and "=" in argument:
+            argument = argument.lstrip("+")
+        prepared.append(f"+{argument}" if argument.startswith("+") and not argument.startswith("++") else argument)
     if launch.rank > 0:
-        arguments.append(f"hydra.sweep.dir={_scratch()}")
-    return arguments
+        prepared.append(f"hydra.sweep.dir={_scratch()}")
+    return prepared
+
+
+def check_argument(argument: str) -> None:
+    """What Hydra's grammar would stumble over without saying where."""
+    if not argument.strip():
+        raise ConfigError("'': an empty argument, as a variable that is not set leaves it; remove it")
+    if re.fullmatch(r"[+~@=]+|[+~@]*=.*", argument):
+        raise ConfigError(f"{short(argument)}: names no key; write key=value")
+    if unprintable(argument):
+        raise ConfigError(f"{short(argument)}: holds a character that cannot be printed; remove it")
+    if digits := re.search(r"\d{1000,}", argument.replace("_", "")):
+        raise ConfigError(f"{short(argument)}: a number of {len(digits[0])} digits; no key takes one")
 
 
 def report(error: BaseException, launch: Launch) -> int:
@@ -119,6 +154,7 @@ def _report(error: BaseException, launch: Launch, watch: Watch | None) -> int:
         signals.say(f"interrupted{_on(launch) if launch.rank else ''}")
         return INTERRUPTED
     line = str(error) if isinstance(error, ConfigError | PeerError | RankError | RunError) else explain(error)
+    line = visible(line)  # what a user has typed, or how a file is called, must not reach the terminal as it is
     status = 1 if isinstance(error, RankError | RunError) or not line else BAD_INPUT
     if (told := _told_elsewhere(error, line, status, launch, watch)) is not None:
         return told
