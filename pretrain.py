@@ -121,8 +121,6 @@ def train_or_evaluate(cfg: DictConfig, dist: Dist, run: Run) -> float | None:
     run.begin(OmegaConf.to_yaml(cfg), wandb, start.step if start.continues else None, job.evaluation_due)
     run.say(f"{cfg.run_name}: {sum(p.numel() for p in job.parameters.values()):,} parameters, {job.total_steps:,} steps")
     run.say(hardware.describe(dist))
-    if cfg.objective_metric:
-        run.say(f"the best checkpoint is the one with the {'lowest' if job.headline.lower else 'highest'} {job.headline.name}")
     if cfg.eval_only:
         if stop := evaluate(job):
             run.stop(stop, job.step, "an evaluation saves nothing")

@@ -26,6 +26,8 @@ class Keeper:
         self._best_before: float | None = None
         self._best_step = -1
         self.take_stall_s = self._saver.take_stall_s
+        if self._cfg.objective_metric:  # the user may not think of a sign
+            job.run.say(f"the best checkpoint is the one with the {'lowest' if job.headline.lower else 'highest'} {job.headline.name}")
 
     def notices(self) -> list[float]:
         """What this rank has to tell: signals, that it is time to save (by rank 0's clock), that saving fails, that all is lost."""

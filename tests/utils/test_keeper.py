@@ -46,7 +46,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(keeper, "Saver", FakeSaver)
     monkeypatch.setattr(keeper, "snapshot", lambda job: ())
     dist = SimpleNamespace(is_main=True, all_gather_text=lambda text: [text])
-    cfg = SimpleNamespace(keep=2, checkpoint_minutes=None, checkpoint_interval=None)
+    cfg = SimpleNamespace(keep=2, checkpoint_minutes=None, checkpoint_interval=None, objective_metric=None)
     run = SimpleNamespace(directory=Path("runs/x"), say=print, lost=lambda: "")
     made = SimpleNamespace(dist=dist, cfg=cfg, run=run, step=0, best=None, best_of="", headline=ACCURACY, results={})
     made.keeper = Keeper(made, -1)
