@@ -85,7 +85,7 @@ def test_an_evaluation_leaves_the_training_alone(folder: Path) -> None:
 
 def test_an_evaluation_is_named_after_its_run() -> None:
     evaluates = ["eval_only=true", "checkpoint=somewhere"]
-    for name, job in (([], None), (["run_name=x"], 3)):
+    for name, job in (([], None), (["run_name=x"], ["seed=3"])):
         assert resolved(*SMALL, *name, *evaluates, job=job).run_name == resolved(*SMALL, *name, job=job).run_name + "-evaluation"
 
 

@@ -15,7 +15,7 @@ import yaml
 from safetensors.torch import load_file
 
 from tests.ranks import ROOT, run_ranks
-from tests.runs import QUIET, TINY_CNN, TINY_TRM, Result, assert_same_run, torchrun, train
+from tests.runs import FLOAT32, QUIET, TINY_CNN, TINY_TRM, Result, assert_same_run, torchrun, train
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,8 @@ def test_a_step_that_is_not_finite_is_refused_on_all_ranks(policy: str, tmp_path
     arguments = [
         *TINY_TRM,
         *QUIET,
-        "lr=1e300",
+        *FLOAT32,
+        "lr=1e6",
         "lr_warmup_steps=0",
         "max_steps=4",
         f"on_nonfinite={policy}",

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from utils.config import CONF, GROUPS, options
+from utils.errors import ConfigError, RunError
 from utils.values import nearest, short
 
 
@@ -44,6 +45,8 @@ def blame(error: Exception, arguments: Sequence[str]) -> str:
     """The same for whatever ends Hydra itself, before a job or around it; empty where it is no fault of the command line."""
     import yaml
 
+    if isinstance(error, ConfigError | RunError):
+        return ""  # it is a line of ours already
     if line := explain(error):
         return line
     if isinstance(error, OSError):
