@@ -8,11 +8,12 @@ PY := .venv/bin/python
 train: .venv/ready
 	$(PY) pretrain.py experiment=demo
 
+# two processes side by side: most tests wait for ranks to start, and few keep both cores busy
 test: .venv/ready
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile
 
 test-all: .venv/ready
-	$(PY) -m pytest -m ''
+	$(PY) -m pytest -n 2 --dist loadfile -m ''
 
 lint: .venv/ready
 	$(PY) -m ruff check .
