@@ -19,6 +19,8 @@ from utils.errors import ConfigError
 from utils.spec import Spec
 
 State = tuple[Tensor, Tensor]  # z_H, z_L
+# Beyond these a net is built or thinks for ever
+MOST = {"H_cycles": 1000, "L_cycles": 1000, "H_layers": 1000, "L_layers": 1000, "halt_max_steps": 10000, "puzzle_emb_len": 10000}
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,9 @@ class Sizes:
         for key in ("H_cycles", "L_cycles", "L_layers", "hidden_size", "num_heads", "expansion", "halt_max_steps"):
             if not getattr(self, key) > 0:
                 raise ConfigError(f"arch.{key}={getattr(self, key)} must be more than 0")
+        for key, most in MOST.items():
+            if not 0 <= getattr(self, key) <= most:
+                raise ConfigError(f"arch.{key}={getattr(self, key)}: must be at least 0 and at most {most}")
         if not 0 <= self.halt_exploration_prob <= 1:
             raise ConfigError(f"arch.halt_exploration_prob={self.halt_exploration_prob} is a probability; choose 0 to 1")
         if self.hidden_size % self.num_heads:

@@ -16,7 +16,8 @@ def adamw(
     params: Named, lr: float, betas: Sequence[float] = (0.9, 0.95), weight_decay: float = 0.1, eps: float = 1e-8
 ) -> torch.optim.Optimizer:
     """Adam with decoupled decay."""
-    return torch.optim.AdamW(params, lr=lr, betas=(betas[0], betas[1]), weight_decay=weight_decay, eps=eps, foreach=True)
+    beta1, beta2 = betas
+    return torch.optim.AdamW(params, lr=lr, betas=(beta1, beta2), weight_decay=weight_decay, eps=eps, foreach=True)
 
 
 def adadelta(params: Named, lr: float, rho: float = 0.9, weight_decay: float = 0.0, eps: float = 1e-6) -> torch.optim.Optimizer:

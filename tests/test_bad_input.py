@@ -148,8 +148,15 @@ QUICK: list[Row] = [
     (["optim.dense=adam"], "optim.dense=adam: must be a list"),
     (["--config-name=nope"], "Cannot find primary config 'nope'"),
     (["--config-dir=/nope"], "config directory '/nope' not found"),
+    (["--nope"], "unrecognized arguments: --nope; --help tells what there is"),
+    (["--cfg", "x"], "argument --cfg/-c: invalid choice: 'x'"),
+    (["--experimental-rerun=x.pickle"], "--experimental-rerun=x.pickle: would read a pickle"),
     (["hydra.run.dir=/proc/nope"], "hydra.run.dir=/proc/nope: cannot be used (No such file or directory)"),
-    (["hydra.sweep.dir=/proc/nope", "-m"], "hydra.sweep.dir=/proc/nope: cannot be used"),
+    (["hydra.sweep.dir=/proc/nope", "-m"], "hydra.sweep.dir=/proc/nope: cannot be used", 2),
+    (["hydra.callbacks.x._target_=os.system"], "hydra.callbacks.x._target_=os.system: Hydra would run that"),
+    (["hydra.launcher._target_=os.system", "-m", "seed=0,1"], "hydra.launcher._target_=os.system: Hydra would run that"),
+    (["hydra/launcher=nope", "-m"], "hydra/launcher=nope: unknown; choose one of"),
+    (["arch=null,trm", "-m"], "arch=null: unknown; choose one of"),
     (["hydra.job.chdir=true"], "hydra.job.chdir=true: paths are relative to the folder where the command was started"),
 ]
 # what only the run itself can find out
@@ -220,6 +227,10 @@ def pretrain(*arguments: str, cwd: Path = ROOT) -> list[Completed]:
 def test_a_true_process_says_the_same(tmp_path: Path) -> None:
     assert_one_line(pretrain("lr=fast", cwd=tmp_path), "lr=fast: must be a number, for example 0.0001")
     assert not any(tmp_path.iterdir())
+
+
+def test_a_wrong_job_of_a_sweep_ends_all_ranks(lines: Lines, tmp_path: Path) -> None:
+    assert_one_line(lines.run(["seed=x,0", "-m"], tmp_path, 2), "seed=x: must be a whole number")
 
 
 def test_a_line_that_hangs_is_killed(lines: Lines, tmp_path: Path) -> None:

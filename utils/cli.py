@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -17,12 +16,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 from omegaconf import DictConfig
 
 from utils import signals
+from utils.arguments import prepare, refuse_usage
 from utils.complaints import blame, explain
-from utils.config import GROUPS, check_choice, resolve
+from utils.config import resolve
 from utils.early import open_standard_streams
 from utils.errors import ConfigError, LocalError, PeerError, RankError, RunError, Stopped
 from utils.launchers import Launch, detect
-from utils.values import short, unprintable, visible
+from utils.values import visible
 
 if TYPE_CHECKING:  # it needs no torch itself, but whoever has a watch has imported torch, and the others are quicker without
     from utils.watch import Watch
@@ -30,8 +30,6 @@ if TYPE_CHECKING:  # it needs no torch itself, but whoever has a watch has impor
 P = ParamSpec("P")
 T = TypeVar("T")
 BAD_INPUT, INTERRUPTED = 2, 130
-CHOSEN = (*GROUPS, "experiment")
-NOTHING = ("null", "", "''", '""')
 TOLD = "exit_status"  # an error carries it once everybody has heard of the error
 LINGER_S = 1.5  # before a failed rank leaves: others read why from what it hosts, and launchers kill the rest when one has gone
 PATIENCE_S = 5.0  # to learn why others are gone
@@ -48,10 +46,13 @@ def main(hydra_app: Callable[[], Any]) -> NoReturn:
         signals.install(launch.rank, partial(_stopped_at_once, launch))
         # PyTorch prints a page of C++ frames when a store's host dies or none is found; what there is to say then is ours to say
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-        sys.argv[1:] = prepare(sys.argv[1:], launch)
+        sys.argv[1:] = prepare(sys.argv[1:], launch.rank, _scratch())
+        refuse_usage()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then hands its exceptions to us instead of printing them
         try:
             hydra_app()
+        except ConfigError:
+            raise
         except Exception as error:  # a job ends by SystemExit: this is what Hydra met before it, or around it
             if line := blame(error, sys.argv[1:]):
                 raise ConfigError(line) from None
@@ -75,7 +76,7 @@ def run_job(raw: DictConfig, run: Callable[[DictConfig], float | None]) -> float
         try:
             cfg = resolve(raw, dict(state.runtime.choices), launch, overrides)
         except ConfigError:
-            if launch.rank == 0 or overrides is None:
+            if launch.rank == 0 or overrides is None or "basic_sweeper" in state.sweeper._target_:
                 raise
             cfg = raw  # a sweeper that draws at random proposes other values on other ranks; rank 0's count
         return run(cfg)
@@ -98,36 +99,6 @@ def told_at_once(work: Callable[P, T]) -> Callable[P, T]:
             raise
 
     return told
-
-
-def prepare(arguments: list[str], launch: Launch) -> list[str]:
-    """Arguments as Hydra wants them: `+key=` may also name a key that exists, and one rank alone writes sweep files."""
-    prepared = []
-    for argument in arguments:
-        check_argument(argument)
-        group, _, choice = argument.lstrip("+").partition("=")
-        if group == "experiment" and choice in NOTHING:
-            continue
-        if (group in GROUPS and (choice in NOTHING or choice.startswith("["))) or (group in CHOSEN and choice.startswith(("{", "$"))):
-            check_choice(group, choice)
-        if group in CHOSEN and "=" in argument:
-            argument = argument.lstrip("+")
-        prepared.append(f"+{argument}" if argument.startswith("+") and not argument.startswith("++") else argument)
-    if launch.rank > 0:
-        prepared.append(f"hydra.sweep.dir={_scratch()}")
-    return prepared
-
-
-def check_argument(argument: str) -> None:
-    """What Hydra's grammar would stumble over without saying where."""
-    if not argument.strip():
-        raise ConfigError("'': an empty argument, as a variable that is not set leaves it; remove it")
-    if re.fullmatch(r"[+~@=]+|[+~@]*=.*", argument):
-        raise ConfigError(f"{short(argument)}: names no key; write key=value")
-    if unprintable(argument):
-        raise ConfigError(f"{short(argument)}: holds a character that cannot be printed; remove it")
-    if digits := re.search(r"\d{1000,}", argument.replace("_", "")):
-        raise ConfigError(f"{short(argument)}: a number of {len(digits[0])} digits; no key takes one")
 
 
 def report(error: BaseException, launch: Launch) -> int:

@@ -20,9 +20,9 @@ def explain(error: BaseException) -> str:
     if not isinstance(error, HydraException | OmegaConfBaseException):
         return ""
     text = str(error)
-    if found := re.search(r"Could not find '(\w+)/([^']*)'", text):
+    if found := re.search(r"Could not find '([\w/]+)/([^'/]*)'", text):
         group, name = found.groups()
-        known = options(group)
+        known = options(group) or re.findall(r"^\t(\S+)$", text, re.MULTILINE)
         return f"{group}={name}: unknown; choose one of {', '.join(known)}" if known else f"{group}={name}: unknown key"
     if found := re.search(r"Could not delete from config\. The value of '([^']*)'", text):
         return f"~{found.group(1)}: every key is needed; remove ~{found.group(1)}"

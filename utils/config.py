@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from utils.launchers import Launch
 from utils.limits import check_combinations
 from utils.naming import check_name, folder_name, job_name
 from utils.targets import check_special, is_special
-from utils.values import checked, is_interpolation, nearest, short
+from utils.values import checked, is_interpolation, leaves, nearest, short
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 GROUPS = ("arch", "data", "optim", "sync")
@@ -100,9 +100,9 @@ def filled_in(given: Plain) -> Plain:
         filled: Any = OmegaConf.to_container(OmegaConf.create(given), resolve=True)
     except (OmegaConfBaseException, RecursionError, ValueError) as error:
         key = str(getattr(error, "full_key", None) or "")
-        said = dict(_leaves(given)).get(key)
+        said = dict(leaves(given)).get(key)
         raise ConfigError(f"{key}={short(said)}: {_reason(error)}") from None
-    for path, value in _leaves(filled):
+    for path, value in leaves(filled):
         if is_interpolation(value):
             raise ConfigError(f"{path}={short(value)}: ${{ begins an interpolation and no value; remove it")
     return filled
@@ -129,17 +129,6 @@ def _followed(default: Any) -> str:
     """The root key whose value this one always has; empty for other keys, and for `${.neighbour}`, which is only a default."""
     text = str(default._value()) if default._is_interpolation() else ""
     return "" if text.startswith("${.") else text[2:-1]
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list):
-        for number, inner in enumerate(value):
-            yield from _leaves(inner, f"{path}[{number}]")
-    else:
-        yield path, value
 
 
 def _reason(error: Exception) -> str:

@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from utils.errors import ConfigError
 from utils.launchers import Launch
-from utils.values import short
+from utils.values import leaves, short
 
 # At least and at most, with what the bound means to people where the number does not say it.
 RANGES: dict[str, tuple[float, float, str]] = {
@@ -34,6 +34,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "grad_clip": (0, 10**30, ""),
     "sync.bucket_mb": (0, 10**6, ""),
 }
+MOST = 1e30  # of any number: float32 must hold it, and what optimizers make of it
 MORE_THAN = ("timeout_s", "checkpoint_minutes", "grad_clip", "sync.bucket_mb")  # the lower bound itself is too small
 
 
@@ -49,6 +50,9 @@ def check_ranges(config: DictConfig) -> None:
             raise ConfigError(f"{key}={value}: must {'not be negative' if least == 0 else f'be at least {least}'}")
         if value > most:
             raise ConfigError(f"{key}={short(value)}: must be at most {most}{f' ({meaning})' if meaning else ''}")
+    for path, value in leaves(OmegaConf.to_container(config)):
+        if isinstance(value, float) and abs(value) > MOST:
+            raise ConfigError(f"{path}={value}: must be at most {MOST:g}")
     for key in ("beta1", "beta2", "ema_rate"):
         if not 0 <= config[key] < 1:
             raise ConfigError(f"{key}={config[key]}: must be at least 0 and less than 1")

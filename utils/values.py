@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig
@@ -76,6 +76,18 @@ def check_plain(path: str, value: Any) -> None:
         raise ConfigError(f"{path}={short(value)}: {TOO_LARGE}")
     elif isinstance(value, str) and unprintable(value):
         raise ConfigError(f"{path}={short(value)}: holds a character that cannot be printed; remove it")
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that holds no others, with its path."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from leaves(inner, f"{path}[{number}]")
+    else:
+        yield path, value
 
 
 def is_interpolation(value: Any) -> bool:
