@@ -116,6 +116,10 @@ QUICK: list[Row] = [
     (["lr=1e400"], "lr=inf: must be a number, and a finite one"),
     (["arch=cnn", "arch.dropout=[nan,0.1]"], "arch.dropout[0]=nan: must be a number, and a finite one"),
     (["lr=1e300"], "lr=1e+300: must be at most 1000000"),
+    (
+        ["optim.dense=[{match: '.*', optimizer: {_target_: optim.builtin.sgd, lr: 1e300}}]"],
+        "optim.dense[0].optimizer.lr=1e+300: must be at most",
+    ),
     (["timeout_s=1e300"], "timeout_s=1e+300: must be at most 2592000 (30 days)", 2),
     (["timeout_s=nan"], "timeout_s=nan: must be a number"),
     (["checkpoint_minutes=1e300"], "checkpoint_minutes=1e+300: must be at most 43200 (30 days)"),
@@ -178,6 +182,8 @@ SLOW: list[Row] = [
     (["eval_save_outputs=[logit]", "arch.hidden_size=16"], "eval_save_outputs=logit: not known here"),
     (["data_path=nowhere"], "data_path=nowhere", 2),
     (["arch.hidden_size=1e9"], "arch: models.hrm.HRM("),
+    (["arch.halt_max_steps=1e12"], "arch.halt_max_steps=1000000000000: must be at least 0 and at most 10000"),
+    (["arch.L_layers=1e9"], "arch.L_layers=1000000000: must be at least 0 and at most 1000"),
     (["optim.dense=[]", "arch.hidden_size=16"], "optim.dense: no pattern matches parameter"),
     (["optim.dense=[x]", "arch.hidden_size=16"], "optim.dense[0]=x: an entry has exactly the keys match and optimizer"),
     (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from tests.ranks import ROOT
 from tests.runs import QUIET, torchrun, train
@@ -87,7 +87,8 @@ def test_names_of_jobs_fit_file_systems_and_stay_different() -> None:
     names = [job(*overrides, f"seed={seed}") for seed in (0, 1)]
     assert names[0] != names[1]
     paths = [job("run_name=a", f"data_path={path}") for path in ("x/y", "x_y", "x:y")]
-    assert len({*paths}) == 3
+    paths += [job("run_name=a", "data_path='x,seed=1'"), job("run_name=a", "data_path=x", "seed=1")]
+    assert len({*paths}) == len(paths)
     for name in (*names, *paths):
         assert len(name.encode()) <= 220
         assert not set("/: ") & set(name)
@@ -133,7 +134,7 @@ def test_every_default_has_the_type_it_demands() -> None:
     """Writing the defaults on the command line changes nothing: the check and the defaults agree."""
     base = resolved("project_name=p", "run_name=r")
     plain = {key: value for key, value in base.items() if isinstance(value, int | float | str) and key != "resume"}
-    assert len(plain) > 30
+    assert len(plain) >= 30
     again = resolved(*(f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in plain.items()))
     assert again == base
 

@@ -17,7 +17,7 @@ from utils.values import short
 LONGEST = 200  # bytes; file systems take 255, and `.old-1` and the like are put behind a name
 WITH_JOB = 220  # the same for a job of a sweep
 READABLE = 80  # of a job's own part
-FIT, UNFIT = re.compile(r"[\w.,=+-]+", re.ASCII), re.compile(r"[^\w.,=+-]+", re.ASCII)
+FIT, UNFIT = re.compile(r"[\w.+-]+", re.ASCII), re.compile(r"[^\w.,=+-]+", re.ASCII)  # a value, what a name has none of
 
 
 def check_name(key: str, name: str) -> None:
@@ -49,8 +49,8 @@ def job_name(name: str, config: DictConfig, choices: Mapping[str, str], override
     if not full:
         return name
     room = min(READABLE, WITH_JOB - len(os.fsencode(f"{name}-")))
-    if len(full) > room or not FIT.fullmatch(full):
-        digest = hashlib.sha256(os.fsencode(full)).hexdigest()[:8]
+    if len(full) > room or not all(FIT.fullmatch(str(value)) for value in parts.values()):
+        digest = hashlib.sha256(os.fsencode(repr(parts))).hexdigest()[:8]
         full = f"{re.sub(UNFIT, '_', full)[: room - 9]}-{digest}"
     return f"{name}-{full}"
 
