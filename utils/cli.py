@@ -51,8 +51,6 @@ def main(hydra_app: Callable[[], Any]) -> NoReturn:
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then hands its exceptions to us instead of printing them
         try:
             hydra_app()
-        except ConfigError:
-            raise
         except Exception as error:  # a job ends by SystemExit: this is what Hydra met before it, or around it
             if line := blame(error, sys.argv[1:]):
                 raise ConfigError(line) from None
