@@ -87,7 +87,7 @@ def pretrain(cfg: DictConfig) -> float | None:
     from utils import distributed, hardware
     from utils.run import Run
 
-    dist = distributed.start(cfg.device, cfg.backend, cfg.timeout_s, Path(cfg.checkpoint_path))
+    dist = distributed.start(cfg.device, cfg.backend, cfg.timeout_s, Path(cfg.checkpoint_path or "."))
     signals.defer()
     cfg = config.publish(cfg, dist)
     hardware.tune(cfg.exact)

@@ -18,6 +18,7 @@ import numpy as np
 
 from data.npy import open_array
 from utils.errors import ConfigError, brief
+from utils.spec import IGNORE
 
 ARRAYS = {"inputs": 2, "labels": 2, "puzzle_identifiers": 1, "puzzle_indices": 1, "group_indices": 1}  # and their dimensions
 CHECKED_WHOLE = 1 << 26  # bytes of an array up to which all of it is checked when a dataset is opened
@@ -54,6 +55,11 @@ class Metadata:
     seq_len: int
     num_puzzle_identifiers: int
     sets: tuple[str, ...]
+
+    @property
+    def ignored(self) -> int:
+        """The label that counts nowhere: the dataset's own, or PyTorch's where it has none."""
+        return IGNORE if self.ignore_label_id is None else self.ignore_label_id
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,7 @@ def _check_set(where: str, metadata: Metadata, puzzle_set: PuzzleSet) -> None:
         raise _damaged(f"{where}__group_indices.npy", "has a group without puzzles")
     check_values(f"{where}__puzzle_identifiers.npy", puzzle_set.puzzle_identifiers, metadata.num_puzzle_identifiers)
     check_values(f"{where}__inputs.npy", _enough(puzzle_set.inputs), metadata.vocab_size)
-    check_values(f"{where}__labels.npy", _enough(puzzle_set.labels), metadata.vocab_size, metadata.ignore_label_id)
+    check_values(f"{where}__labels.npy", _enough(puzzle_set.labels), metadata.vocab_size, metadata.ignored)
 
 
 def _check_indices(where: str, indices: np.ndarray, count: int, end: int, items: str, parts: str) -> None:

@@ -50,12 +50,12 @@ class Rows:
         split, name = self._sets[which]
         inputs = split.sets[name].inputs.take(rows, axis=0)
         raw = split.sets[name].labels.take(rows, axis=0)
-        vocab_size, ignored = split.metadata.vocab_size, split.metadata.ignore_label_id
+        vocab_size, ignored = split.metadata.vocab_size, split.metadata.ignored
         # opening a dataset may look at a sample of it; a token that no embedding has would end in a device fault
         check_values(f"{split.where}/{name}__inputs.npy", inputs, vocab_size)
         check_values(f"{split.where}/{name}__labels.npy", raw, vocab_size, ignored)
         labels = raw.astype(np.int32)
-        if ignored is not None:
+        if ignored != IGNORE:
             np.putmask(labels, raw == ignored, IGNORE)
         return inputs.astype(np.int32), labels
 

@@ -57,8 +57,11 @@ QUICK: list[Row] = [
     (["run_name=."], "run_name=.: must be a name"),
     (["run_name=.."], "run_name=..: must be a name"),
     (["run_name=' '"], "must be a name"),
-    (["run_name=a/b"], "run_name=a/b: must be a name, not a path"),
-    (["project_name=../x"], "project_name=../x: must be a name, not a path"),
+    (["run_name=a/../b"], "run_name=a/../b: must be a name, that of a folder of its own"),
+    (["run_name=/a"], "run_name=/a: must be a name, that of a folder of its own"),
+    (["project_name=../x"], "project_name=../x: must be a name, that of a folder of its own"),
+    (["--e=x.pickle"], "--e=x.pickle: no option of ours"),
+    (["--config-n", "x"], "--config-n: no option of ours"),
     (["run_name=" + "x" * 201], "is 201 bytes long; a name of a folder takes at most 200"),
     (["run_name='" + "é" * 101 + "'"], "is 202 bytes long"),
     (["run_name='a\0b'"], "run_name='a\\x00b': holds a character that cannot be printed"),
@@ -152,9 +155,9 @@ QUICK: list[Row] = [
     (["optim.dense=adam"], "optim.dense=adam: must be a list"),
     (["--config-name=nope"], "Cannot find primary config 'nope'"),
     (["--config-dir=/nope"], "config directory '/nope' not found"),
-    (["--nope"], "unrecognized arguments: --nope; --help tells what there is"),
+    (["--nope"], "--nope: no option of ours; --help tells what there is"),
     (["--cfg", "x"], "argument --cfg/-c: invalid choice: 'x'"),
-    (["--experimental-rerun=x.pickle"], "--experimental-rerun=x.pickle: would read a pickle"),
+    (["--experimental-rerun=x.pickle"], "--experimental-rerun=x.pickle: no option of ours"),
     (["hydra.run.dir=/proc/nope"], "hydra.run.dir=/proc/nope: cannot be used (No such file or directory)"),
     (["hydra.sweep.dir=/proc/nope", "-m"], "hydra.sweep.dir=/proc/nope: cannot be used", 2),
     (["hydra.callbacks.x._target_=os.system"], "hydra.callbacks.x._target_=os.system: Hydra would run that"),
@@ -164,7 +167,14 @@ QUICK: list[Row] = [
     (["hydra.job.chdir=true"], "hydra.job.chdir=true: paths are relative to the folder where the command was started"),
 ]
 # what only the run itself can find out
+LONG = "x" * 300
 SLOW: list[Row] = [
+    (
+        ["arch.hidden_size=16", "eval_only=true", f"checkpoint={LONG}"],
+        "cannot be read (File name too long); give a folder that you may read",
+    ),
+    (["arch.hidden_size=16", f"init_from={LONG}"], f"init_from={LONG}: cannot be read (File name too long)"),
+    ([f"checkpoint_path={LONG}"], "cannot be made (File name too long); give a folder you may write to", 2),
     (["device=tpu"], "device=tpu: choose auto, cpu or cuda"),
     (
         ["arch.loss.loss_type=hinge", "arch.hidden_size=16"],

@@ -14,6 +14,11 @@ from utils.values import short, unprintable
 
 CHOSEN = (*GROUPS, "experiment")
 NOTHING = ("null", "", "''", '""')
+OPTIONS = (
+    "--", "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--shell-completion",
+    "--config-path", "--config-name", "--config-dir", "--info",
+)  # fmt: skip
+SWEEPS, SWEEP_DIR = {"-m", "--multirun"}, "runs/multirun"  # the folder as conf/pretrain.yaml has it
 WITH_VALUE = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--package", "-p", "--cfg", "-c", "--info", "-i")
 
 
@@ -30,7 +35,8 @@ def prepare(arguments: Sequence[str], rank: int = 0, scratch: str = "") -> list[
         elif override := _prepared(argument):
             overrides.append(override)
     if rank > 0:
-        _check_sweep_folder(overrides)
+        given = any(override.startswith("hydra.sweep.dir=") for override in overrides)
+        _check_sweep_folder(overrides if given or not SWEEPS & {*options} else [f"hydra.sweep.dir={SWEEP_DIR}"])
         overrides.append(f"hydra.sweep.dir={scratch}")
     return [*options, "--", *overrides] if options else overrides
 
@@ -43,8 +49,9 @@ def check_argument(argument: str) -> None:
         raise ConfigError(f"{short(argument)}: names no key; write key=value")
     if re.match(r"[+~]*hydra\b", argument) and ("_target_" in argument or "callbacks" in argument):
         raise ConfigError(f"{short(argument)}: Hydra would run that; choose what is there by hydra/launcher= and hydra/sweeper=")
-    if argument.startswith("--ex"):
-        raise ConfigError(f"{short(argument)}: would read a pickle, which can run any code; give the command line itself again")
+    # In full: Hydra takes the beginning of an option for all of it, and one of its options reads a pickle, which can run any code.
+    if argument.startswith("--") and argument.partition("=")[0] not in OPTIONS:
+        raise ConfigError(f"{short(argument)}: no option of ours; --help tells what there is, and --experimental-rerun would read a pickle")
     if unprintable(argument):
         raise ConfigError(f"{short(argument)}: holds a character that cannot be printed; remove it")
     if digits := re.search(r"\d{1000,}", argument.replace("_", "")):

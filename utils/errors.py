@@ -46,4 +46,4 @@ def brief(thing: object) -> str:
     text = thing.strerror if isinstance(thing, OSError) and thing.strerror else str(thing)
     text = text.rpartition("I/O error: ")[2].partition(" (os error")[0]  # as safetensors words what the system said
     text = " ".join(text.split()) or type(thing).__name__
-    return text if len(text) <= 160 else f"{text[:159]}…"
+    return text if len(text) <= 300 else f"{text[:299]}…"

@@ -40,7 +40,7 @@ class Keeper:
         """From the sums over ranks: the signal to stop by, or 0, and whether it is time to save."""
         *stop, due, failing, lost = told
         if failing or lost:
-            self._give_up(f"{FAILED_SAVES} saves in a row failed")
+            self._give_up("its directory was gone for a moment" if lost else f"{FAILED_SAVES} saves in a row failed")
         return signals.agreed(stop), bool(due)
 
     def save_if(self, wanted: bool, stopping: bool, evaluated: bool) -> None:
@@ -74,7 +74,8 @@ class Keeper:
         """Compared with what is on the disk: a better one that could not be saved does not count."""
         self._forget_lost_best()
         job = self._job
-        before = job.best if job.best_of == str(job.headline) else None
+        # a checkpoint of older code has the name alone
+        before = job.best if job.objective.judged_by(job.best_of) == job.headline else None
         if not job.headline.improves(job.results, before):
             return False
         self._best_before, self._best_step = before, job.step

@@ -19,7 +19,7 @@ def offered(folder: Path) -> Iterator[tuple[str, str]]:
     Where nothing can be written the file's name is empty.
     """
     key, above = secrets.token_hex(16), folder.absolute()
-    while not above.is_dir():
+    while not os.path.isdir(above):  # `is_dir` raises for names that no folder can have
         above = above.parent
     file = above / f".ranks-{secrets.token_hex(4)}.key"
     try:

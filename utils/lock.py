@@ -23,7 +23,7 @@ class Lock:
     """Beside the directory and not in it, so that it stays where it is when a former run is moved aside."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = Path(os.path.abspath(directory))
+        self._directory = Path(os.path.realpath(directory))  # however it is called
         self._path = self._directory.with_name(f".{self._directory.name}.lock") if self._directory.name else self._directory / ".lock"
         self._descriptor: int | None = None
         self._made: list[Path] = []  # folders that were not there before, outermost first

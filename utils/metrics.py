@@ -84,8 +84,12 @@ class Meter:
         if sums is None:
             sums = torch.zeros(self._shards, len(names), 2, dtype=torch.float64, device=dist.device)
         dist.all_reduce(sums)
-        self._names, self._sums = [], None
+        self.clear()
         return means(names, sums.sum(0))
+
+    def clear(self) -> None:
+        """Begin again at nothing."""
+        self._names, self._sums = [], None
 
     def state(self, shard: int) -> dict[str, torch.Tensor]:
         """What a shard has added up since the last read, for a checkpoint."""

@@ -21,19 +21,18 @@ FIT, UNFIT = re.compile(r"[\w.+-]+", re.ASCII), re.compile(r"[^\w.,=+-]+", re.AS
 
 
 def check_name(key: str, name: str) -> None:
-    """A name must be that of one folder in another."""
-    if "/" in name:
-        raise ConfigError(f"{key}={short(name)}: must be a name, not a path; to choose the directory use checkpoint_path")
-    if name in (".", "..") or not name.strip():
-        raise ConfigError(f"{key}={name}: must be a name, that of a folder of its own; for example {key}=mine")
-    if (size := len(os.fsencode(name))) > LONGEST:
-        raise ConfigError(f"{key}={short(name)}: is {size} bytes long; a name of a folder takes at most {LONGEST}")
+    """A name must be that of a folder in another; several that lie in one may begin alike, as `group/one`."""
+    for part in name.split("/"):
+        if part in (".", "..") or not part.strip():
+            raise ConfigError(f"{key}={short(name)}: must be a name, that of a folder of its own; for example {key}=mine")
+        if (size := len(os.fsencode(part))) > LONGEST:
+            raise ConfigError(f"{key}={short(name)}: is {size} bytes long; a name of a folder takes at most {LONGEST}")
 
 
 def folder_name(path: str) -> str:
     """The name of a folder, however it is written."""
     name = Path(path).name
-    return name if name not in ("", "..") else Path(path).resolve().name
+    return name if name not in ("", "..") else Path(os.path.realpath(path)).name
 
 
 def job_name(name: str, config: DictConfig, choices: Mapping[str, str], overrides: Sequence[str], ignored: Sequence[str]) -> str:

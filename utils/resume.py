@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -93,7 +94,7 @@ def _told(found: Start, config: DictConfig, dist: Dist) -> Start:
     folder, continues = (dist.broadcast_text(text) for text in (str(found.folder or ""), "yes" if found.continues else ""))
     if not folder:
         return Start(None, bool(continues))
-    with dist.agreed(), said_of("checkpoint_path"):
+    with dist.agreed(), said_of("checkpoint_path" if continues else "resume"):
         meta = checkpoint.read_meta(Path(folder))
     # Told in every checkpoint from now on: what the command names is then behind the run, and must not be begun with again.
     named = config.resume not in ("auto", False)
@@ -117,8 +118,9 @@ def _evaluated(job: Any) -> None:
     for _ in range(checkpoint.TRIES):
         before, found = where, path
         with job.dist.agreed():
-            if job.dist.is_main and not path.is_file():
-                found = checkpoint.step_folder(path)
+            if job.dist.is_main and not os.path.isfile(path):  # `is_file` raises for names that no file can have
+                with checkpoint.readable(path):
+                    found = checkpoint.step_folder(path)
         where = job.dist.broadcast_text(str(found))
         if where == before:
             break
@@ -157,10 +159,10 @@ def _at(config: DictConfig, own: Path | None) -> Start | None:
         with checkpoint.readable(path):
             if path.is_file():
                 raise ConfigError(f"resume={path}: a file of weights alone; use init_from={path} to begin with them")
-            folder = checkpoint.step_folder(path).resolve()
+            folder = _real(checkpoint.step_folder(path))
         if own is not None and _same(folder, resolved(own)):
             return None
-        if folder.is_relative_to(directory.resolve()):
+        if folder.is_relative_to(_real(directory)):
             raise ConfigError(f"resume={path}: lies in this run's own directory, and the run goes on from its newest; {ELSEWHERE}")
         found = identity(folder)
         if not (problem := checkpoint.verify(folder)):
@@ -191,8 +193,12 @@ def _instead(start: Start, trouble: str, config: DictConfig, say: Callable[[str]
 def _spare(weights: Path, config: DictConfig) -> None:
     """Weights that would be moved aside with the former run: started again, the same command would not find them."""
     directory = Path(config.checkpoint_path)
-    if weights.resolve().is_relative_to(directory.resolve()) and any((directory / mark).exists() for mark in MARKS):
+    if _real(weights).is_relative_to(_real(directory)) and any(os.path.exists(directory / mark) for mark in MARKS):
         raise ConfigError(f"init_from={weights}: lies in this run's own directory, which is to be moved aside; {ELSEWHERE}")
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # `resolve` raises for links that lead to themselves
 
 
 def _same(path: Path, other: Path) -> bool:

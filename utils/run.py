@@ -76,8 +76,8 @@ class Run:
                 f"checkpoint_path={self.directory}: cannot be written ({error.strerror}); give a folder you may write to, with room in it"
             ) from None
         self._step = resumed
-        for text in self._early:
-            self._note(text)
+        while self._early:
+            self._note(self._early.pop(0))
         self.mark("running")
         self._heartbeat = Heartbeat(self._renew)
         if self.dist.watch is not None:  # it ends the process where the main thread cannot
@@ -103,7 +103,7 @@ class Run:
     def say(self, text: str) -> None:
         """A line to the terminal and to log.txt."""
         self._show(text)
-        if self._status is None:
+        if self._status is None and self.dist.is_main:
             self._early.append(text)
         self._note(text)
 

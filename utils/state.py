@@ -52,6 +52,7 @@ def restore(job: Any, folder: Path, meta: Mapping[str, Any]) -> None:
     _take_weights(job, groups)
     load_optimizer_state(job.dense, groups["optimizer"])
     job.slots.restore(carries)
+    job.meter.clear()  # of what another checkpoint has left there that did not fit on some other rank
     for shard, tensors in meters.items():
         job.meter.restore(shard, tensors, job.dist.device)
     for key in ("step", *KEPT):
@@ -91,7 +92,7 @@ def _say_what_differs(job: Any, meta: Mapping[str, Any]) -> None:
     for what, now in (("threads", torch.get_num_threads()), ("torch", torch.__version__)):
         if meta[what] != now:
             job.run.say(f"{what}: {meta[what]} when the checkpoint was written, {now} now; the run goes on, with other rounding")
-    if meta["code"] != git.summary():
+    if meta["code"] and meta["code"] != git.summary():
         job.run.say("the code has changed since the checkpoint: " + " ".join(meta["code"].split()) + " then")
     before, after = (f"{rate:.6g}" for rate in (meta.get("lr", _rate(job)), _rate(job)))
     if before != after and job.step:

@@ -23,6 +23,7 @@ FILE = "status.json"
 FINAL = ("finished", "stopped", "requeue", "failed")  # well; asked to stop; asked to stop and be started again; an error
 STATES = ("running", *FINAL)
 BEAT_S = 10.0
+LOOK_AGAIN_S = 1.0
 FRESH_S = 60.0  # a host that has not been heard of for so long is taken to have died
 
 
@@ -63,11 +64,19 @@ class Status:
         """Why the directory is no longer this run's; empty as long as it is. Waits for no other thread."""
         if self._folder is None:
             return ""
+        if not self._is_there():
+            time.sleep(LOOK_AGAIN_S)  # network disks lose a folder for a moment when their server starts again
+            if not self._is_there():
+                return "deleted or moved while the run was going on; put back, it goes on when it is started again"
+        return self._taken
+
+    def _is_there(self) -> bool:
+        if self._folder is None:
+            return True
         try:
-            there = os.path.samestat(os.stat(self._directory), os.fstat(self._folder))
+            return os.path.samestat(os.stat(self._directory), os.fstat(self._folder))
         except OSError as error:  # a disk that does not answer is another matter
-            there = error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
-        return self._taken if there else "deleted or moved while the run was going on; put back, it goes on when it is started again"
+            return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
     def close(self) -> None:
         """Nothing is written any more."""

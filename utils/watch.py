@@ -97,7 +97,7 @@ class Watch:
 
     def tell_failure(self, text: str, status: int = 1, spoken: bool = True) -> None:
         """This rank ends the run, with this exit status; what it has not told the user itself is told on rank 0."""
-        self._connection.send({"failed": text, "status": status, "spoken": spoken})
+        self._connection.send({"failed": text[:2000], "status": status, "spoken": spoken})
 
     @property
     def cause(self) -> Cause | None:

@@ -78,7 +78,8 @@ class Objective(nn.Module):
         if not asked:
             return Metric(f"eval/{self.headline.name}", self.headline.lower)
         metric = Metric.parse(asked)
-        return Metric(metric.name, metric.lower or metric.name.rpartition("/")[2] in self.costs)
+        own = {*self.costs, *([self.headline.name] if self.headline.lower else [])}
+        return Metric(metric.name, metric.lower or metric.name.rpartition("/")[2] in own)
 
     def rehearse(self, batch: Batch, ctx: Context) -> None:
         """One forward and backward that leave no trace."""

@@ -226,6 +226,7 @@ LAYOUTS: list[tuple[str, list[Damage]]] = [
     ("big-endian", [array(f, lambda a: a.astype(">i4")) for f in ARRAYS]),
     ("Fortran", [array(f, lambda a: np.asfortranarray(a)) for f in ("inputs", "labels")]),
     ("not aligned", [array("labels", lambda a: a.astype(np.int32)), raw("labels", lambda c: c[:8] + b"\x75" + c[9:126] + b"\n" + c[128:])]),
+    ("PyTorch's where it has none", [array("labels", lambda a: np.where(a == 0, -100, a.astype(np.int64))), says(ignore_label_id=None)]),
     ("nothing ignored", [says(ignore_label_id=None)]),
     *((f"ignored {ignored}", [array("labels", lambda a, i=ignored: np.where(a == 0, i, a.astype(np.int64))), says(ignore_label_id=ignored)])
       for ignored in (IGNORE, -7, VOCAB, 2**32 + 1, 10**15)),

@@ -12,6 +12,7 @@ from models.objectives.act import ActObjective
 from models.objectives.base import Context
 from models.trm import TRM
 from utils.errors import ConfigError
+from utils.metrics import Metric
 from utils.noise import Noise
 from utils.spec import IGNORE, Spec
 
@@ -168,3 +169,10 @@ def test_the_objective_knows_which_way_its_metrics_are_better() -> None:
         "": "eval/exact_accuracy", "eval/lm_loss": "-eval/lm_loss", "eval/all/q_halt_loss": "-eval/all/q_halt_loss",
         "eval/steps": "eval/steps", "-eval/steps": "-eval/steps",
     }  # fmt: skip
+
+
+def test_a_headline_of_which_less_is_better_keeps_its_sign_however_it_is_named() -> None:
+    objective = make("trm")
+    objective.headline = Metric("kl", lower=True)
+    assert {str(objective.judged_by(text)) for text in ("", "eval/kl", "-eval/kl")} == {"-eval/kl"}
+    assert str(objective.judged_by("eval/all/kl")) == "-eval/all/kl"

@@ -49,6 +49,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Any:
     cfg = SimpleNamespace(keep=2, checkpoint_minutes=None, checkpoint_interval=None, objective_metric=None)
     run = SimpleNamespace(directory=Path("runs/x"), say=print, lost=lambda: "")
     made = SimpleNamespace(dist=dist, cfg=cfg, run=run, step=0, best=None, best_of="", headline=ACCURACY, results={})
+    made.objective = SimpleNamespace(judged_by=lambda asked: Metric.parse(asked) if asked != "eval/lm_loss" else LOSS)
     made.keeper = Keeper(made, -1)
     return made
 
@@ -132,3 +133,11 @@ def test_another_direction_is_another_measure(job: Any) -> None:
     evaluated(job, 2, 2.0)
     evaluated(job, 3, 1.0)
     assert saved(job) == [(1, True), (2, True)]
+
+
+def test_the_best_of_older_code_counts_on(job: Any) -> None:
+    """It wrote the name alone, and knew which way a loss is better."""
+    job.headline, job.best, job.best_of = LOSS, 1.0, "eval/lm_loss"
+    evaluated(job, 1, 2.0)
+    evaluated(job, 2, 0.5)
+    assert saved(job) == [(2, True)]

@@ -79,3 +79,11 @@ def test_sums_that_other_code_saved_are_forgotten() -> None:
     meter.add({"new": three})
     with pytest.raises(AssertionError, match="metrics changed"):
         meter.add({"old": three})
+
+
+def test_what_is_restored_in_place_of_another_checkpoint_counts_once() -> None:
+    meter = Meter()
+    for _ in range(2):
+        meter.clear()
+        meter.restore(0, {"a": torch.stack(pair(3.0, 1)).double()}, torch.device("cpu"))
+    assert meter.state(0)["a"].tolist() == [3.0, 1.0]

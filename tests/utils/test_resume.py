@@ -209,3 +209,13 @@ def test_an_evaluation_beside_a_live_run(run: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(state, "load_weights", lambda job, path: checkpoint.load(Path(path) / "gone"))
     with pytest.raises(ConfigError, match="no such file"):
         resume.take_up(job_of(run.parent / "other", (), [], eval_only=True, checkpoint=str(run)), Start())
+
+
+@pytest.mark.parametrize("key", ["resume", "init_from"])
+def test_a_link_that_leads_to_itself_is_one_line(key: str, tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    if key == "resume":
+        assert refused(tmp_path / "new", resume=str(loop)).startswith(f"resume={loop}: ")
+    else:
+        assert found(tmp_path / "new", init_from=str(loop)) == Start(), "that it cannot be read is said where it is read"

@@ -15,6 +15,7 @@ from utils.distributed import Dist
 from utils.errors import ConfigError, RunError, Stopped
 
 TIMEOUT_S = 3.0
+ASKED = sys.argv[1:3]  # before the command line is read as Hydra's
 
 
 def forever(dist: Dist, mine: bool = False) -> None:
@@ -158,7 +159,7 @@ def start_slowly(dist: Dist, mine: bool) -> None:
 
 
 def scenario() -> None:
-    name, who = sys.argv[1:3]
+    name, who = ASKED
     dist = distributed.start(device="cpu", timeout_s=TIMEOUT_S)
     dist.barrier()
     print(f"ready {os.getpid()}", flush=True)
