@@ -212,7 +212,8 @@ def num_eval_batches(eval_set: EvalSet, batch_size: int) -> int:
 
 
 def eval_batches(eval_set: EvalSet, batch_size: int, rank: int = 0, world_size: int = 1) -> Iterator[tuple[int, np.ndarray, Batch]]:
-    """This rank's batches: number, example indices, tensors (padded to `batch_size`). Boundaries are the same at any world size."""
+    """This rank's batches: number, example indices, tensors, all of one size. Boundaries are the same at any world size."""
+    batch_size = min(batch_size, len(eval_set))  # more rows than there are examples would be nothing but padding
     for batch in range(rank, num_eval_batches(eval_set, batch_size), world_size):
         indices = np.arange(batch * batch_size, min((batch + 1) * batch_size, len(eval_set)))
         pieces = [eval_set.read(indices)]

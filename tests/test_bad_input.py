@@ -58,6 +58,8 @@ QUICK: list[Row] = [
     (["run_name=.."], "run_name=..: must be a name"),
     (["run_name=' '"], "must be a name"),
     (["run_name=a/../b"], "run_name=a/../b: must be a name, that of a folder of its own"),
+    (["objective_metric=-"], "objective_metric=-: names no metric"),
+    (["+hydra.sweeper.params={lr: '1,2'}"], "the command line cannot be used"),
     (["run_name=/a"], "run_name=/a: must be a name, that of a folder of its own"),
     (["project_name=../x"], "project_name=../x: must be a name, that of a folder of its own"),
     (["--e=x.pickle"], "--e=x.pickle: no option of ours"),
@@ -174,6 +176,8 @@ SLOW: list[Row] = [
         "cannot be read (File name too long); give a folder that you may read",
     ),
     (["arch.hidden_size=16", f"init_from={LONG}"], f"init_from={LONG}: cannot be read (File name too long)"),
+    (["arch.hidden_size=16", "init_from=/"], "init_from=/: holds no meta.json, latest or checkpoints/latest"),
+    (["arch.hidden_size=16", "resume=/"], "resume=/: holds no meta.json, latest or checkpoints/latest", 2),
     ([f"checkpoint_path={LONG}"], "cannot be made (File name too long); give a folder you may write to", 2),
     (["device=tpu"], "device=tpu: choose auto, cpu or cuda"),
     (

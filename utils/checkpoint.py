@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,10 +34,9 @@ USAGE = "usage: python -m utils.checkpoint digest PATH    (a run folder, its che
 
 def load(path: str | Path, only: Collection[str] | None = None) -> tuple[dict[str, Group], dict[str, Any]]:
     """The groups (all, or these) and the meta of a step folder, a checkpoints or run folder (its latest), or a bare safetensors file."""
-
     path = Path(path)
     with readable(path):
-        if path.is_file():
+        if is_weights(path):
             return {"model": _tensors_in(path, path)}, {}
         return _of_a_folder(path, lambda folder: _groups_in(folder, path, only))
 
@@ -77,9 +77,16 @@ def load_shards(path: str | Path, shards: Iterable[int]) -> dict[int, Group]:
         return _of_a_folder(path, lambda folder: _shards_in(folder, path, wanted))
 
 
+def is_weights(path: Path) -> bool:
+    """Whether it is a file of weights alone, and not `latest` or `best`, which point to a checkpoint."""
+    return os.path.isfile(path) and not pointed(path)
+
+
 def step_folder(path: Path) -> Path:
-    """The folder that a path means: itself, or the latest of a run or checkpoints folder."""
+    """The folder that a path means: itself, what it points to, or the latest of a run or checkpoints folder."""
     with readable(path):
+        if os.path.isfile(path) and pointed(path):
+            return _followed(path, path)
         folder = resolved(path)
         if not folder.exists():
             raise ConfigError(f"checkpoint={path}: no such file or folder; give a run folder, a step_* folder or a .safetensors file")
@@ -87,7 +94,7 @@ def step_folder(path: Path) -> Path:
             return folder
         for checkpoints in (path, path / "checkpoints"):
             if (checkpoints / "latest").is_file():
-                return _latest(checkpoints, path)
+                return _followed(checkpoints / "latest", path)
     raise ConfigError(f"checkpoint={path}: holds no meta.json, latest or checkpoints/latest; give a run folder or a step_* folder")
 
 
@@ -158,17 +165,17 @@ def _of_a_folder(path: Path, read: Callable[[Path], T]) -> T:
     raise deleted_while_read(path)
 
 
-def _latest(checkpoints: Path, path: Path) -> Path:
+def _followed(pointer: Path, path: Path) -> Path:
     before = ""
     for _ in range(TRIES):
-        if not (name := pointed(checkpoints / "latest")):
+        if not (name := pointed(pointer)):
             break
-        if (folder := resolved(checkpoints / name)).is_dir():
+        if (folder := resolved(pointer.parent / name)).is_dir():
             return folder
         if name == before:
-            raise ConfigError(f"checkpoint={path}: latest names {name}, which is not there; give one of the other step_* folders")
+            raise ConfigError(f"checkpoint={path}: {pointer.name} names {name}, which is not there; give one of the other step_* folders")
         before = name  # it may have been deleted since `latest` was read
-    raise ConfigError(f"checkpoint={path}: {checkpoints / 'latest'} does not name a step; give one of the step_* folders beside it")
+    raise ConfigError(f"checkpoint={path}: {pointer} does not name a step; give one of the step_* folders beside it")
 
 
 def _meta_in(folder: Path, path: Path) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def blame(error: Exception, arguments: Sequence[str]) -> str:
         path = str(error.filename or "")
         given = next((argument for argument in arguments if (value := argument.partition("=")[2]) and path.startswith(value)), path)
         return f"{given}: cannot be used ({error.strerror or error}); give a place that you may write to"
-    if isinstance(error, ValueError | RecursionError | AssertionError | yaml.YAMLError):
+    if isinstance(error, ValueError | TypeError | LookupError | AttributeError | RecursionError | AssertionError | yaml.YAMLError):
         return f"the command line cannot be used: {' '.join(str(error).split()) or type(error).__name__}"
     return ""
 

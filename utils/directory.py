@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from pathlib import Path
 
@@ -58,6 +59,13 @@ def refuse_checkpoints(directory: Path) -> None:
             f"checkpoint_path={directory}: holds checkpoints ({min(found)}), beside which an evaluation writes nothing; give another "
             "folder, or leave checkpoint_path out"
         )
+
+
+def refuse_inside(directory: Path) -> None:
+    """No run lives within another's checkpoints: that one deletes what it keeps no longer."""
+    for folder in [directory, *Path(os.path.abspath(directory)).parents][:4]:
+        if found := next((name for name in ("meta.json", "manifest.json", "latest") if os.path.isfile(folder / name)), ""):
+            raise ConfigError(f"checkpoint_path={directory}: {folder} belongs to a run's checkpoints ({found}); give the folder of a run")
 
 
 def check_files(directory: Path) -> None:

@@ -88,6 +88,8 @@ def check_combinations(config: DictConfig, launch: Launch) -> None:
         raise ConfigError(f"checkpoint_path={config.checkpoint_path}: must end with a name of its own; for example runs/mine")
     if config.checkpoint is not None and not config.eval_only:
         raise ConfigError(f"checkpoint={config.checkpoint} is used by eval_only=true alone; add it, or remove checkpoint")
+    if config.objective_metric is not None and not config.objective_metric.removeprefix("-"):
+        raise ConfigError(f"objective_metric={config.objective_metric}: names no metric; for example -eval/lm_loss")
     if config.exact:
         check_exact(config, launch)
     if len(config.evaluators):

@@ -118,7 +118,7 @@ def _evaluated(job: Any) -> None:
     for _ in range(checkpoint.TRIES):
         before, found = where, path
         with job.dist.agreed():
-            if job.dist.is_main and not os.path.isfile(path):  # `is_file` raises for names that no file can have
+            if job.dist.is_main and not checkpoint.is_weights(path):
                 with checkpoint.readable(path):
                     found = checkpoint.step_folder(path)
         where = job.dist.broadcast_text(str(found))
@@ -157,7 +157,7 @@ def _at(config: DictConfig, own: Path | None) -> Start | None:
         return None
     for _ in range(checkpoint.TRIES):
         with checkpoint.readable(path):
-            if path.is_file():
+            if checkpoint.is_weights(path):
                 raise ConfigError(f"resume={path}: a file of weights alone; use init_from={path} to begin with them")
             folder = _real(checkpoint.step_folder(path))
         if own is not None and _same(folder, resolved(own)):

@@ -192,6 +192,7 @@ class Run:
         if self._evaluates:
             folders.refuse_checkpoints(self.directory)
             return
+        folders.refuse_inside(self.directory)
         if holder := self._lock.acquire():
             self._refuse(holder)
         self._refuse_other_writer()

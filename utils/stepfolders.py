@@ -25,7 +25,9 @@ def steps_in(directory: Path) -> list[int]:
 
 def replaced(folder: Path) -> Path:
     """Where a step folder is while a newer one of the same step takes its place."""
-    return folder.with_name(f".{folder.name}.replaced")
+    if not folder.name:  # `.`, or the root
+        folder = Path(os.path.abspath(folder))
+    return folder.with_name(f".{folder.name}.replaced") if folder.name else folder
 
 
 def resolved(folder: Path) -> Path:

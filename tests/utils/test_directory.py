@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.utils.test_run import OFF
-from utils.directory import make_another
+from utils.directory import make_another, refuse_inside
 from utils.distributed import Dist
 from utils.errors import ConfigError
 from utils.run import Run
@@ -70,3 +70,16 @@ def test_a_directory_without_a_name_gets_one(tmp_path: Path, monkeypatch: pytest
     assert [evaluation(Path(".")).name, evaluation(Path(".")).name] == ["x", "x-2"]
     monkeypatch.chdir(tmp_path / "x" / "y")
     assert evaluation(Path("..")) == tmp_path / "x-3"
+
+
+def test_no_run_lives_within_anothers_checkpoints(tmp_path: Path) -> None:
+    """Which it would be deleted with, as one that is kept no longer."""
+    step = tmp_path / "a" / "checkpoints" / "step_5"
+    step.mkdir(parents=True)
+    (step / "meta.json").touch()
+    (step.parent / "latest").write_text("step_5\n")
+    for inside in (step, step / "new", step.parent, step.parent / "new" / "deep"):
+        with pytest.raises(ConfigError, match=r"^checkpoint_path=.*: .* belongs to a run's checkpoints \((latest|meta.json)\); give the"):
+            refuse_inside(inside)
+    for other in (tmp_path / "a", tmp_path / "b" / "c"):
+        refuse_inside(other)

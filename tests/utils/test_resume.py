@@ -219,3 +219,14 @@ def test_a_link_that_leads_to_itself_is_one_line(key: str, tmp_path: Path) -> No
         assert refused(tmp_path / "new", resume=str(loop)).startswith(f"resume={loop}: ")
     else:
         assert found(tmp_path / "new", init_from=str(loop)) == Start(), "that it cannot be read is said where it is read"
+
+
+def test_a_pointer_is_followed_and_is_no_file_of_weights(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run / "checkpoints" / "best").write_text("step_20\n")
+    for name, step in (("latest", 30), ("best", 20)):
+        pointer = run / "checkpoints" / name
+        assert found(tmp_path / "other", resume=str(pointer)).step == step
+        assert checkpoint.load(pointer)[1]["step"] == step
+        assert not checkpoint.is_weights(pointer)
+    monkeypatch.chdir(run)
+    assert checkpoint.load(".")[1]["step"] == 30
