@@ -43,6 +43,11 @@ def test_an_error_is_said_where_it_can_be() -> None:
     assert shell(f"exec {shlex.quote(sys.executable)} pretrain.py lrr=1 2>&-").returncode == 2
 
 
+def test_help_that_nobody_reads_to_its_end_is_no_error() -> None:
+    done = shell(f"{shlex.quote(sys.executable)} pretrain.py --help | head -1")
+    assert (done.stdout, done.stderr) == ("pretrain is powered by Hydra.\n", "")
+
+
 def test_signals_are_heard_before_anything_slow_is_loaded() -> None:
     first, second, third, *_ = (node for node in ast.parse((ROOT / "pretrain.py").read_text()).body if not isinstance(node, ast.Expr))
     assert ast.unparse(first) == "from __future__ import annotations"

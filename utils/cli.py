@@ -56,6 +56,8 @@ def main(hydra_app: Callable[[], Any]) -> NoReturn:
                 raise ConfigError(line) from None
             raise
         code = 0
+    except BrokenPipeError:
+        code = 0  # whoever read along has gone, as in `--help | head`; a job's own errors end it elsewhere
     except BaseException as error:
         code = report(error, launch)
     leave(code)

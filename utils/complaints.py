@@ -45,8 +45,8 @@ def blame(error: Exception, arguments: Sequence[str]) -> str:
     """The same for whatever ends Hydra itself, before a job or around it; empty where it is no fault of the command line."""
     import yaml
 
-    if isinstance(error, ConfigError | RunError):
-        return ""  # it is a line of ours already
+    if isinstance(error, ConfigError | RunError | BrokenPipeError):
+        return ""  # a line of ours already, or nobody there to read one
     if line := explain(error):
         return line
     if isinstance(error, OSError):
