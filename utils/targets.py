@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from utils.errors import ConfigError
+from utils.errors import ConfigError, brief
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"arch": "models", "data": "data", "optim": "optim", "sync": "optim"}  # where what a group names is defined
@@ -88,7 +88,7 @@ def make(config: Any, key: str, *args: Any, **kwargs: Any) -> Any:
     except ConfigError:
         raise
     except (TypeError, ValueError, ArithmeticError) as error:
-        raise ConfigError(f"{key}: {config['_target_']}({_values(given)}): {_one_line(error)}") from error
+        raise ConfigError(f"{key}: {config['_target_']}({_values(given)}): {brief(error)}") from error
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not NO_MEMORY.search(str(error)):
             raise
@@ -108,10 +108,6 @@ def _described(target: Any) -> str:
 
 def _values(given: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in given.items())
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _amount(error: Exception) -> str:
