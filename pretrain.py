@@ -6,7 +6,7 @@ Top to bottom: the command line becomes a configuration (`main`), a configuratio
 
 from __future__ import annotations
 
-from utils import early
+from utils.ranks import early
 
 if __name__ == "__main__":
     early.begin()
@@ -21,24 +21,25 @@ from typing import TYPE_CHECKING
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from utils import cli, config, signals
+from utils.command import cli, config
 from utils.errors import ConfigError, RunError
+from utils.ranks import signals
 
 if TYPE_CHECKING:  # torch takes a second to import: not before the command line is known to be right
     import torch
 
     from data.source import Source
     from models.objectives.base import Objective
-    from optim.allreduce import Reducer, Verdict
     from optim.ema import EMA
     from optim.schedule import Schedule
     from optim.sparse_signsgd import SparseSignSGD
-    from utils.distributed import Dist
-    from utils.keeper import Keeper
-    from utils.metrics import Clock, Meter, Metric
-    from utils.resume import Start
-    from utils.run import Run
-    from utils.slots import Slots
+    from optim.sync.allreduce import Reducer, Verdict
+    from utils.checkpoint.carries import Slots
+    from utils.checkpoint.policy import Keeper
+    from utils.checkpoint.resume import Start
+    from utils.measure.metrics import Clock, Meter, Metric
+    from utils.ranks.distributed import Dist
+    from utils.rundir.directory import Run
 
 
 @dataclass
@@ -65,27 +66,26 @@ class Job:
     step: int = 0
     evaluation_due: bool = False
     results: dict[str, float] = field(default_factory=dict)  # of the last evaluation
-    best: float | None = None  # value of the metric that the run is judged by,
-    best_of: str = ""  # and which that is
+    best: float | None = None  # value of the metric that the run is judged by, and which that is
+    best_of: str = ""
     resumed_from: str = ""
     flops_per_example: int = 0
 
 
 @hydra.main(config_path=str(config.CONF), config_name="pretrain", version_base="1.3")
 def app(raw: DictConfig) -> float | None:
-    """One job of the command line: a run, or one of a sweep."""
     return cli.run_job(raw, pretrain)
 
 
 def main() -> None:
-    """Everything of the command line; never returns."""
     cli.main(app)
 
 
 def pretrain(cfg: DictConfig) -> float | None:
     """One run from its resolved configuration; the objective metric on every rank, for sweepers."""
-    from utils import distributed, hardware
-    from utils.run import Run
+    from utils.measure import hardware
+    from utils.ranks import distributed
+    from utils.rundir.directory import Run
 
     dist = distributed.start(cfg.device, cfg.backend, cfg.timeout_s, Path(cfg.checkpoint_path or "."))
     signals.defer()
@@ -100,9 +100,10 @@ def train_or_evaluate(cfg: DictConfig, dist: Dist, run: Run) -> float | None:
     from data.stream import to_tensors
     from models.objectives.base import to_device
     from optim.replicas import check_same
-    from utils import hardware, resume
-    from utils.evaluation import check_names
-    from utils.keeper import Keeper
+    from utils.checkpoint import resume
+    from utils.checkpoint.policy import Keeper
+    from utils.measure import hardware
+    from utils.measure.evaluation import check_names
 
     start = resume.find(cfg, dist, run.say)
     source, objective = build_problem(cfg, dist, run, start)
@@ -136,8 +137,8 @@ def build_problem(cfg: DictConfig, dist: Dist, run: Run, start: Start) -> tuple[
     import torch
 
     from optim.replicas import same_everywhere
-    from utils.targets import make
-    from utils.transfer import begin_with
+    from utils.checkpoint.init_from import begin_with
+    from utils.command.instantiate import make
 
     with dist.main_first():  # it may fill a cache
         source = make(cfg.data, "data")
@@ -168,13 +169,13 @@ def build(cfg: DictConfig, dist: Dist, run: Run, source: Source, objective: Obje
     from optim.groups import build as build_dense
     from optim.groups import build_sparse
     from optim.schedule import build_schedule
-    from utils.fitting import shards_at_once
-    from utils.hardware import peak_flops
-    from utils.keeper import NOTICES
-    from utils.metrics import Meter
+    from utils.checkpoint.carries import Slots
+    from utils.checkpoint.policy import NOTICES
+    from utils.command.instantiate import make
+    from utils.measure.hardware import peak_flops
+    from utils.measure.metrics import Meter
+    from utils.measure.micro_batch import shards_at_once
     from utils.noise import Noise
-    from utils.slots import Slots
-    from utils.targets import make
 
     parameters = {name: p for name, p in objective.named_parameters() if p.requires_grad}
     tables = objective.tables()
@@ -215,7 +216,7 @@ def build(cfg: DictConfig, dist: Dist, run: Run, source: Source, objective: Obje
 def train(job: Job) -> None:
     """Step, log, evaluate and save, until the run has its length or somebody asks it to stop."""
     from data.stream import ShardStream, train_loader
-    from utils.metrics import Clock
+    from utils.measure.metrics import Clock
 
     job.objective.train()
     stream = ShardStream(job.source, job.parts, job.step, job.total_steps)
@@ -298,7 +299,7 @@ def refuse(job: Job, verdict: Verdict) -> None:
 
 def log(job: Job, clock: Clock) -> None:
     """One row of metrics, named as users of the published code know them."""
-    from utils.hardware import peak_flops, peak_memory
+    from utils.measure.hardware import peak_flops, peak_memory
 
     means = job.meter.read(job.dist)
     row = {f"train/{name}": value for name, value in means.items()}
@@ -320,7 +321,7 @@ def evaluate(job: Job) -> int:
 
     from data.stream import eval_batches, num_eval_batches
     from models.objectives.base import to_device
-    from utils.evaluation import Abandoned, Evaluation
+    from utils.measure.evaluation import Abandoned, Evaluation
 
     cfg, dist = job.cfg, job.dist
     size = cfg.eval_batch_size or min(1024, max(1, cfg.global_batch_size // 8))

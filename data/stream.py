@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils import signal_handling
 
 from data.source import Arrays, Batch, EvalSet, Source
-from utils import signals
 from utils.errors import ConfigError, LocalError, RankError
+from utils.ranks import signals
 
 PARCEL = 8  # steps that travel together from a worker
 ALIGNED = 64  # bytes: views of any dtype may begin there

@@ -14,7 +14,6 @@ from torch.func import functional_call
 
 from models.layers import CosSin, Embedding, Linear, RotaryEmbedding, cast_weights, lecun_normal, parse_dtype, widen
 from models.sparse_embedding import SparseEmbedding
-from utils.distributed import CPU
 from utils.errors import ConfigError
 from utils.spec import Spec
 
@@ -67,7 +66,7 @@ class Sizes:
                 f"arch.puzzle_emb_len={self.puzzle_emb_len} holds {self.prefix * self.hidden_size} numbers, "
                 f"arch.puzzle_emb_ndim={self.puzzle_emb_ndim} is more; try arch.puzzle_emb_len=0"
             )
-        parse_dtype(self.forward_dtype, CPU)
+        parse_dtype(self.forward_dtype, torch.device("cpu"))
 
     @property
     def prefix(self) -> int:

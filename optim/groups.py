@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from optim.sparse_signsgd import SparseSignSGD, Table
-from utils.distributed import Dist
+from utils.command.instantiate import make, plain
 from utils.errors import ConfigError
-from utils.targets import make, plain
+from utils.ranks.distributed import Dist
 
 
 def _spare_the_compiler() -> None:

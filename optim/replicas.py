@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from utils.distributed import Dist
+from utils.ranks.distributed import Dist
 
 LANE = 4096  # words per row when a tensor's bits are laid out for the checksum
 

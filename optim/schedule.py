@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from utils.command.instantiate import make, parameters_of
 from utils.errors import ConfigError
-from utils.targets import make, parameters_of
 
 Schedule = Callable[[int], float]
 

@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from utils.distributed import Dist
 from utils.errors import ConfigError
+from utils.ranks.distributed import Dist
 
 # N looked-up rows of a step (all micro-batches, all ranks), U different rows among them, C capacity, W width
 UpdateHook = Callable[[str, Tensor, Tensor], None]

@@ -29,8 +29,10 @@ import pretrain
 from data.puzzles import PuzzleSource
 from models.objectives.act import ActObjective
 from optim import sparse_signsgd
-from utils import saver, signals, tracking
-from utils.launchers import detect
+from utils.checkpoint import writer
+from utils.ranks import signals
+from utils.ranks.launchers import detect
+from utils.rundir import wandb_log
 
 PLACES: dict[str, tuple[Any, str]] = {
     "objective": (ActObjective, "forward"),
@@ -38,7 +40,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "data": (PuzzleSource, "__init__"),
     "worker": (PuzzleSource, "train_batch"),
     "callback": (sparse_signsgd.SparseSignSGD, "_update"),
-    "save": (saver, "_write"),
+    "save": (writer, "_write"),
 }
 FAULTY_RESTARTS = 4  # of a run with random faults
 LATEST = 12  # step after a start at which they come
@@ -87,7 +89,7 @@ def go_wrong(what: str, delay: float) -> None:
     if what == "hang":
         time.sleep(3600)
     elif what == "raise-stuck":  # and W&B does not come to an end
-        tracking.Tracker.close = lambda *_, **__: time.sleep(60)  # type: ignore[method-assign]
+        wandb_log.Tracker.close = lambda *_, **__: time.sleep(60)  # type: ignore[method-assign]
         raise ZeroDivisionError("a planted error")
     elif what == "kill":  # a moment later, wherever the process then is
         threading.Timer(delay, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()

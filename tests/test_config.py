@@ -10,10 +10,10 @@ from omegaconf import DictConfig
 
 from tests.ranks import ROOT
 from tests.runs import QUIET, torchrun, train
-from utils import config
-from utils.arguments import prepare
+from utils.command import config
+from utils.command.arguments import prepare
 from utils.errors import ConfigError
-from utils.launchers import Launch
+from utils.ranks.launchers import Launch
 
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
 

@@ -12,14 +12,18 @@ import pytest
 
 from tests.ranks import ROOT
 
-# who may import whom, of ours
-ALLOWED = {
+# Who may import whom, of ours: packages, and the rooms of utils. "utils" alone stands for the files at its root.
+ROOMS = {
     "utils": {"utils"},
-    "data": {"data", "utils"},
-    "models": {"models", "utils"},
-    "optim": {"optim", "utils"},
+    "utils.ranks": {"utils", "utils.ranks"},
+    "utils.command": {"utils", "utils.ranks", "utils.command"},
+    "utils.measure": {"utils", "utils.ranks", "utils.measure"},
+    "utils.rundir": {"utils", "utils.ranks", "utils.rundir"},
+    "utils.checkpoint": {"utils", "utils.ranks", "utils.command", "utils.measure", "utils.rundir", "utils.checkpoint"},
 }
-OURS = {*ALLOWED, "pretrain", "tests"}
+ALLOWED = ROOMS | {package: {package, *ROOMS} for package in ("data", "models", "optim")}
+PACKAGES = ("utils", "data", "models", "optim")
+OURS = {*PACKAGES, "pretrain", "tests"}
 HEAVY = {"wandb", "datasets", "sklearn", "matplotlib", "pandas"}  # imported where they are used
 
 
@@ -28,30 +32,52 @@ def sources(folder: str) -> list[Path]:
 
 
 def imports(path: Path, top_level_only: bool = False) -> set[str]:
-    """The top packages a file imports."""
+    """The modules a file imports, by their full names; of `from a import b` both."""
     tree = ast.parse(path.read_text())
     nodes = tree.body if top_level_only else list(ast.walk(tree))
     found = set()
     for node in nodes:
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            found.add((node.module or "").split(".")[0])
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
 
 
-@pytest.mark.parametrize("folder", ALLOWED)
-def test_packages_import_only_what_they_may(folder: str) -> None:
-    for path in sources(folder):
-        assert imports(path) & OURS <= ALLOWED[folder], path
+def top(modules: set[str]) -> set[str]:
+    return {module.partition(".")[0] for module in modules}
+
+
+def room_of(module: str) -> str:
+    """Where a module of ours lives: its package, or its room of utils."""
+    first, _, rest = module.partition(".")
+    room = f"utils.{rest.partition('.')[0]}"
+    return room if first == "utils" and room in ROOMS else first
+
+
+def room_of_file(path: Path) -> str:
+    return room_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
+
+
+@pytest.mark.parametrize("room", ALLOWED)
+def test_rooms_import_only_what_they_may(room: str) -> None:
+    files = [path for path in sources(room.replace(".", "/")) if room_of_file(path) == room]
+    assert files
+    for path in files:
+        assert {room_of(module) for module in imports(path) if module.partition(".")[0] in OURS} <= ALLOWED[room], path
+
+
+def test_every_folder_of_utils_is_a_room() -> None:
+    folders = {f"utils.{path.parent.name}" for path in sources("utils")} - {"utils.utils"}
+    assert folders == {*ROOMS} - {"utils"}
 
 
 def test_heavy_packages_are_imported_where_they_are_used() -> None:
-    for folder in ALLOWED:
+    for folder in PACKAGES:
         for path in sources(folder):
-            assert not imports(path, top_level_only=True) & HEAVY, path
-    assert not imports(ROOT / "pretrain.py", top_level_only=True) & (HEAVY | {"torch", "numpy"})
+            assert not top(imports(path, top_level_only=True)) & HEAVY, path
+    assert not top(imports(ROOT / "pretrain.py", top_level_only=True)) & (HEAVY | {"torch", "numpy"})
 
 
 def test_the_loop_names_no_task_and_fits_on_a_few_screens() -> None:
@@ -62,7 +88,7 @@ def test_the_loop_names_no_task_and_fits_on_a_few_screens() -> None:
 
 
 def test_files_are_short() -> None:
-    for folder in ALLOWED:
+    for folder in PACKAGES:
         for path in sources(folder):
             assert path.read_text().count("\n") <= 300, path
 

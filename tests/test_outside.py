@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs import TROUBLED, Result, digest, faulty, goes_on, learned, status
-from utils import checkpoint
+from utils.checkpoint import reader
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_damage_to_any_file_is_named_and_the_one_before_is_taken(
         folder = shutil.copytree(whole, tmp_path / name)
         damage(folder / "step_23" / name)
         said: list[str] = []
-        found = checkpoint.newest_whole(folder, said.append)
+        found = reader.newest_whole(folder, said.append)
         assert found == folder / "step_20"
         assert len(said) == 1
         assert f"step_23 is damaged ({name}" in said[0]
@@ -88,4 +88,4 @@ def test_damage_to_any_file_is_named_and_the_one_before_is_taken(
 def test_a_damaged_pointer_costs_nothing(content: bytes, undisturbed_pair: Result, tmp_path: Path) -> None:
     folder = shutil.copytree(undisturbed_pair.directory / "checkpoints", tmp_path / "checkpoints")
     (folder / "latest").write_bytes(content)
-    assert checkpoint.newest_whole(folder, lambda line: None) == folder / "step_23"
+    assert reader.newest_whole(folder, lambda line: None) == folder / "step_23"

@@ -15,11 +15,12 @@ import pretrain
 from tests.ranks import run_ranks, succeeded
 from tests.runs import QUIET, Result, digest, status, train
 from tests.test_config import resolved
-from utils import distributed, hardware
-from utils.distributed import Dist
 from utils.errors import ConfigError, RunError
-from utils.lock import Lock
-from utils.run import Run
+from utils.measure import hardware
+from utils.ranks import distributed
+from utils.ranks.distributed import Dist
+from utils.rundir.directory import Run
+from utils.rundir.lock import Lock
 
 SMALL = [
     "arch=cnn", "data=digits", "optim=adamw", "global_batch_size=16", "epochs=1", "eval_interval=1", "max_steps=3", "num_workers=0",

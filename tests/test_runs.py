@@ -155,7 +155,8 @@ def test_every_rank_returns_rank_0s_metric(tmp_path: Path) -> None:
     """What a sweeper gets; a rank's own suggestion (here another seed) gives way to rank 0's."""
     overrides = [*TINY_TRM, *QUIET, "max_steps=3", f"checkpoint_path={tmp_path}/run"]
     code = (
-        "import os, sys; from hydra import compose, initialize; import pretrain; from utils import config, launchers, distributed\n"
+        "import os, sys; from hydra import compose, initialize; import pretrain; from utils.command import config\n"
+        "from utils.ranks import distributed, launchers\n"
         "initialize(config_path='conf', version_base='1.3').__enter__()\n"
         f"raw = compose('pretrain', {overrides!r} + ['seed=' + os.environ['RANK']])\n"
         "choices = {'arch': 'trm', 'data': 'puzzles', 'optim': 'adam_atan2', 'sync': 'allreduce'}\n"

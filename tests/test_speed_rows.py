@@ -24,7 +24,7 @@ def test_examples_are_examples_whatever_a_loss_is_divided_by(tmp_path: Path, mon
         return loss * TOKENS, weight * TOKENS, metrics
 
     monkeypatch.setattr(ClassifyObjective, "_score", by_pixels)
-    monkeypatch.setattr("utils.hardware.tune", lambda exact: None)
+    monkeypatch.setattr("utils.measure.hardware.tune", lambda exact: None)
     small = ["arch=cnn", "data=digits", "optim=adamw", "global_batch_size=16", "epochs=1", "eval_interval=1", "max_steps=2"]
     pretrain.pretrain(resolved(*small, "num_workers=0", "log_interval=1", "wandb.mode=disabled", f"checkpoint_path={tmp_path}/run"))
     rows = [row for row in Result(tmp_path / "run").rows if "speed/step_ms" in row]

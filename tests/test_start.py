@@ -27,7 +27,7 @@ from tests.runs import (
     torchrun,
     train,
 )
-from tests.utils.saver_rank import declare
+from tests.utils.checkpoint.writer_rank import declare
 
 
 def refusal(directory: Path, *arguments: str) -> str:

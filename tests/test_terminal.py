@@ -51,9 +51,9 @@ def test_help_that_nobody_reads_to_its_end_is_no_error() -> None:
 def test_signals_are_heard_before_anything_slow_is_loaded() -> None:
     first, second, third, *_ = (node for node in ast.parse((ROOT / "pretrain.py").read_text()).body if not isinstance(node, ast.Expr))
     assert ast.unparse(first) == "from __future__ import annotations"
-    assert ast.unparse(second) == "from utils import early"
+    assert ast.unparse(second) == "from utils.ranks import early"
     assert ast.unparse(third) == "if __name__ == '__main__':\n    early.begin()"
-    code = "import sys, utils.early; print(sorted({'hydra', 'omegaconf', 'yaml', 'torch', 'numpy'} & sys.modules.keys()))"
+    code = "import sys, utils.ranks.early; print(sorted({'hydra', 'omegaconf', 'yaml', 'torch', 'numpy'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

@@ -14,6 +14,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parent.parent  # of this repository
 LIMIT = 1 << 24  # bytes of text; what a run writes is far shorter
 
 

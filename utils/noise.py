@@ -9,12 +9,10 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-
-from utils.distributed import CPU
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class Noise:
     seed: int
     step: int
     shards: Sequence[int]
-    device: torch.device = CPU
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def uniform(self, stream: str, shape: Sequence[int]) -> torch.Tensor:
         """Uniform in [0, 1), in steps of 2⁻²⁴ so that every value is exact in float32."""

@@ -14,7 +14,7 @@ from models.losses import LOSSES
 from models.objectives.base import Batch, Context, Objective, Prediction, StepOut
 from models.recursion import RecursiveNet, State
 from utils.errors import ConfigError
-from utils.metrics import Metric, MetricSums
+from utils.measure.metrics import Metric, MetricSums
 from utils.spec import IGNORE
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from models.sparse_embedding import SparseEmbedding
-from utils.distributed import Dist
-from utils.hardware import count_flops
-from utils.metrics import Metric, MetricSums
+from utils.measure.hardware import count_flops
+from utils.measure.metrics import Metric, MetricSums
 from utils.noise import Noise
+from utils.ranks.distributed import Dist
 
 Batch = dict[str, Tensor]
 Carry = Any  # what an objective keeps between steps: a dataclass of tensors whose first dimension is the slot

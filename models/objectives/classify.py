@@ -11,7 +11,7 @@ from torch.func import functional_call
 from models.cnn import CNN
 from models.layers import cast_weights, widen
 from models.objectives.base import Batch, Carry, Context, Objective, Prediction, StepOut
-from utils.metrics import MetricSums
+from utils.measure.metrics import MetricSums
 from utils.spec import IGNORE
 
 

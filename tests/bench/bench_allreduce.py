@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from models.hrm import HRM
 from models.trm import TRM
-from optim.allreduce import Reducer
+from optim.sync.allreduce import Reducer
 from tests.ranks import ROOT, run_ranks, succeeded
-from utils import distributed
-from utils.distributed import Dist
+from utils.ranks import distributed
+from utils.ranks.distributed import Dist
 from utils.spec import Spec
 
 RANKS = 2

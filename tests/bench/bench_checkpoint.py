@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from utils.distributed import Dist
-from utils.saver import Saver
+from utils.checkpoint.writer import Saver
+from utils.ranks.distributed import Dist
 
 WEIGHTS, GROUPS, SAVES = 27_275_266, 4, 4  # HRM's parameters; the model, two moments, the average
 

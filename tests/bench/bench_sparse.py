@@ -16,7 +16,7 @@ import torch
 from models.sparse_embedding import SparseEmbedding
 from optim.ema import EMA
 from optim.sparse_signsgd import SparseSignSGD
-from utils.distributed import Dist
+from utils.ranks.distributed import Dist
 
 BATCH = 768
 DIFFERENT = 512

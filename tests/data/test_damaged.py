@@ -18,10 +18,10 @@ from data.puzzles import PuzzleSource
 from data.source import IGNORE
 from data.stream import ShardStream, train_loader
 from tests.data.helpers import VOCAB, write_dataset
-from utils.distributed import Dist
+from utils.command.instantiate import make
 from utils.errors import ConfigError, LocalError
-from utils.evaluation import Evaluation
-from utils.targets import make
+from utils.measure.evaluation import Evaluation
+from utils.ranks.distributed import Dist
 
 Damage = Callable[[Path], object]  # of the folder of a split
 ROWS = 20

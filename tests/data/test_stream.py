@@ -11,9 +11,9 @@ from data.puzzles import PuzzleSource
 from data.source import IGNORE
 from data.stream import PARCEL, ShardStream, eval_batches, num_eval_batches, to_tensors, train_loader
 from tests.data.helpers import row_numbers, write_dataset
-from utils import cli
+from utils.command import cli
 from utils.errors import ConfigError, LocalError, RankError
-from utils.launchers import Launch
+from utils.ranks.launchers import Launch
 
 PARTS = [range(0, 2), [2]]
 

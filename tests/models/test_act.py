@@ -12,7 +12,7 @@ from models.objectives.act import ActObjective
 from models.objectives.base import Context
 from models.trm import TRM
 from utils.errors import ConfigError
-from utils.metrics import Metric
+from utils.measure.metrics import Metric
 from utils.noise import Noise
 from utils.spec import IGNORE, Spec
 

@@ -15,8 +15,8 @@ from models.objectives.base import Context
 from models.trm import TRM
 from optim.adam_atan2 import AdamATan2
 from optim.sparse_signsgd import SparseSignSGD
-from utils.distributed import Dist
 from utils.noise import Noise
+from utils.ranks.distributed import Dist
 from utils.spec import Spec
 
 GOLDEN = Path(__file__).parent.parent / "golden"

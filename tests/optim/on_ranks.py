@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from models.sparse_embedding import SparseEmbedding
-from optim.allreduce import Reducer
-from optim.exact import ExactReducer
 from optim.replicas import check_same, same_everywhere
 from optim.sparse_signsgd import SparseSignSGD
-from utils import distributed
-from utils.distributed import Dist
+from optim.sync.allreduce import Reducer
+from optim.sync.exact import ExactReducer
+from utils.ranks import distributed
+from utils.ranks.distributed import Dist
 
 SHARDS = 8
 ALONE = Dist()

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from optim.allreduce import Reducer
-from utils.distributed import Dist
+from optim.sync.allreduce import Reducer
 from utils.errors import ConfigError
+from utils.ranks.distributed import Dist
 
 
 def make(bucket_mb=0.0001):

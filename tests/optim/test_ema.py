@@ -7,8 +7,8 @@ from torch import nn
 from models.sparse_embedding import SparseEmbedding
 from optim.ema import EMA
 from optim.sparse_signsgd import SparseSignSGD
-from utils.distributed import Dist
 from utils.errors import ConfigError
+from utils.ranks.distributed import Dist
 
 RATE = 0.9
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from optim.exact import ExactReducer, merges_after_each, tree_sum
-from utils.distributed import Dist
+from optim.sync.exact import ExactReducer, merges_after_each, tree_sum
+from utils.ranks.distributed import Dist
 
 
 @pytest.mark.parametrize("leaves", [1, 2, 3, 5, 6, 8, 12])

@@ -13,8 +13,8 @@ from models.sparse_embedding import SparseEmbedding
 from optim.groups import build, build_sparse, claimed
 from optim.schedule import build_schedule
 from tests.ranks import ROOT
-from utils.distributed import Dist
 from utils.errors import ConfigError
+from utils.ranks.distributed import Dist
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 ROOT_KEYS = {

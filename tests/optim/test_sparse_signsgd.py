@@ -5,8 +5,8 @@ import torch
 
 from models.sparse_embedding import SparseEmbedding
 from optim.sparse_signsgd import SparseSignSGD, sum_duplicates
-from utils.distributed import Dist
 from utils.errors import ConfigError
+from utils.ranks.distributed import Dist
 
 LR, DECAY = 0.05, 0.3
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from utils import files, lines, status
-from utils.distributed import Dist
+from utils import files
 from utils.errors import ConfigError
-from utils.run import Run
+from utils.ranks.distributed import Dist
+from utils.rundir import append, status
+from utils.rundir.directory import Run
 
 KINDS: list[Callable[[Path], object]] = [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir]
 SETTINGS = {"mode": "disabled", "project": None, "name": None}
@@ -34,7 +35,7 @@ def test_a_status_that_is_none(put: Callable[[Path], object], tmp_path: Path) ->
 def test_metrics_that_are_none(put: Callable[[Path], object], tmp_path: Path) -> None:
     put(tmp_path / "metrics.jsonl")
     with pytest.raises(OSError, match=r"not a plain file|Is a directory"):
-        lines.keep_rows(tmp_path / "metrics.jsonl", 5, False)
+        append.keep_rows(tmp_path / "metrics.jsonl", 5, False)
     with pytest.raises(ConfigError, match=r"^checkpoint_path=.*: metrics.jsonl there is no regular file; move it away, or give another"):
         Run(tmp_path, Dist()).begin("x: 1\n", SETTINGS, resumed=5)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from utils.distributed import Dist
 from utils.noise import Noise
+from utils.ranks.distributed import Dist
 
 DRAWS = [
     lambda noise, slots: noise.uniform("a", (slots, 3)),

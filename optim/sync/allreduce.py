@@ -1,0 +1,193 @@
+"""Manual all-reduce of gradients: flat buckets, sent while the last backward of a step still runs.
+
+Every `p.grad` is a view into a bucket from its first arrival in a step on. Buckets leave in one fixed order on all
+ranks, and a parameter without a gradient is a zero in its bucket, so ranks can never disagree about what is next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from optim.stopwatch import Stopwatch
+from optim.sync.buckets import Bucket, fill_buckets, magnitude
+from utils.errors import ConfigError
+from utils.ranks.distributed import Dist
+
+LARGE = 1 << 14  # elements from which moving a gradient costs more than calling the mover
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What all ranks know, and agree on, after a reduction."""
+
+    weight: float  # the global loss weight that gradients were divided by
+    finite: bool  # False: the step must not be taken
+    ranks: list[int]  # whose own gradients (dense or watched) or weight were not finite
+    parameter: str | None  # the first one, in the net's order, whose summed gradient is not finite
+    notices: list[float] = field(default_factory=list)  # the sums over ranks of what each had to tell the others
+
+    @property
+    def problem(self) -> str:
+        """For people: what is not finite, and whose fault it is."""
+        whose = ", ".join(map(str, self.ranks)) or "none alone (the sum overflowed)"
+        return f"the gradient is not finite, first seen in {self.parameter or 'a sparse table'} and on rank {whose}"
+
+
+class Reducer:
+    """Sums gradients over ranks and divides them once by the global weight."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], dist: Dist, bucket_mb: float = 16.0, notices: int = 0) -> None:
+        if not bucket_mb > 0:
+            raise ConfigError(f"sync.bucket_mb={bucket_mb}: a bucket holds something; try 16")
+        self.parameters = dict(parameters)
+        self.dist = dist
+        self.buckets: list[Bucket] = []
+        self._bucket_mb, self._notices = bucket_mb, notices
+        self._home: dict[str, Bucket] = {}
+        self._arrivals: dict[str, None] | None = {}  # names in the order of the first step's backward; None once agreed
+        self._watch = Stopwatch(dist.device)
+        self._sending = False
+        self._next = 0  # the bucket whose turn it is
+        self._lay_out(reversed(self.parameters))
+        self._prepare()
+        self.zero()
+
+    def take_wait_s(self) -> float:
+        """Seconds from the end of backward until everything was reduced, since the last reading."""
+        return self._watch.read()
+
+    def zero(self) -> None:
+        """Start a step: no gradients yet, wherever old ones were."""
+        self._next = 0
+        for bucket in self.buckets:
+            bucket.reset()
+
+    def backward(self, last: bool) -> AbstractContextManager[None]:
+        """Around every backward of a step; during the last one buckets leave as soon as they are complete."""
+        return self._overlapping() if last else nullcontext()
+
+    @contextmanager
+    def _overlapping(self) -> Iterator[None]:
+        self._sending = True
+        try:
+            yield
+        finally:
+            self._sending = False
+
+    def finish(self, weights: Sequence[Tensor | float], watch: Sequence[Tensor] = (), notices: Sequence[float] = ()) -> Verdict:
+        """Send what remains and wait; the gradients become global sums over the global weight.
+
+        Args:
+            weights: what each backward of this rank counts for.
+            watch: more of this rank's gradients that must be finite, such as rows of sparse tables.
+            notices: numbers to be summed over ranks on this occasion, as many as the constructor was told.
+        """
+        with self.dist.waiting():
+            self._send_rest(self._total(weights), watch, notices)
+            with self._watch.running():
+                for bucket in self.buckets:
+                    bucket.wait()
+            tail = self.buckets[-1].tail.tolist()  # here the host waits for the device
+        ranks = self.dist.world_size
+        total, magnitudes, told = tail[0], tail[1 : 1 + ranks], tail[1 + ranks : 1 + ranks + self._notices]
+        bad = [rank for rank, share in enumerate(magnitudes) if not math.isfinite(share)]
+        # Shares of what the dtype holds bound the sums, so the gradients need be read again only next to an overflow.
+        if bad or (sum(magnitudes) > 0.99 and self._first_not_finite()) or not math.isfinite(total):
+            return Verdict(total, False, bad, self._first_not_finite(), told)
+        torch._foreach_mul_([bucket.grads for bucket in self.buckets], 1 / total if total else 0.0)
+        return Verdict(total, True, [], None, told)
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale all gradients to a global norm of at most `max_norm`; the norm before, still on the device."""
+        grads = [bucket.grads for bucket in self.buckets]
+        # in float32 at least: norms are sums of squares, and half precision would overflow
+        wide = [torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in grads]
+        norm = torch.linalg.vector_norm(torch.stack(wide))
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for grad in grads:
+            grad.mul_(factor)
+        return norm
+
+    def _prepare(self) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.register_post_accumulate_grad_hook(self._arrival(name))
+
+    def _total(self, weights: Sequence[Tensor | float]) -> Tensor:
+        return torch.as_tensor(sum(weights), dtype=torch.float32, device=self.dist.device)
+
+    def _sum_over_ranks(self, bucket: Bucket) -> None:
+        bucket.send(self.dist)
+
+    def _lay_out(self, order: Iterable[str]) -> None:
+        """Make buckets of the parameters in this order."""
+        # The status (weight, one slot per rank, notices) rides at the end of the last message instead of costing its own.
+        ordered = {name: self.parameters[name] for name in order}
+        self.buckets = fill_buckets(ordered, self._bucket_mb, tail=1 + self.dist.world_size + self._notices, device=self.dist.device)
+        self._home = {name: bucket for bucket in self.buckets for name in bucket.parameters}
+
+    def _agree_on_order(self) -> None:
+        """Before anything is first sent: buckets in the order in which rank 0's backward filled them.
+
+        The order in which a net registers its parameters says little, and a bucket that completes last holds up all others.
+        Nothing leaves before this, so every step, also the first one after a resume, adds in the same layout.
+        """
+        arrived = list(self._arrivals or ())
+        rest = [name for name in reversed(self.parameters) if name not in set(arrived)]
+        self._lay_out(self.dist.broadcast_text("\n".join(arrived + rest)).split("\n") if self.parameters else [])
+        self._arrivals = None
+
+    def _arrival(self, name: str) -> Callable[[Tensor], None]:
+        def arrived(parameter: Tensor) -> None:
+            if self._arrivals is not None:
+                self._arrivals.pop(name, None)  # of several micro-batches the last one counts
+                self._arrivals[name] = None
+                return
+            bucket = self._home[name]
+            if bucket.sent:
+                raise RuntimeError(f"a gradient of {name} arrived after its bucket was sent; only the last backward of a step is last=True")
+            if not self._sending or parameter.numel() >= LARGE:
+                bucket.move_in([name])  # at once, while it is in the cache; small ones wait for each other to save calls
+            if not self._sending:
+                return
+            bucket.missing.discard(name)
+            if not bucket.missing:
+                self._send_complete()
+
+        return arrived
+
+    def _send_complete(self) -> None:
+        """Send complete buckets in turn; the last one waits for the status it carries."""
+        while self._next < len(self.buckets) - 1 and not self.buckets[self._next].missing:
+            self._send(self.buckets[self._next])
+
+    def _send(self, bucket: Bucket) -> None:
+        bucket.close()
+        self._sum_over_ranks(bucket)
+        self._next += 1
+
+    def _send_rest(self, weight: Tensor, watch: Sequence[Tensor], notices: Sequence[float]) -> None:
+        if self._arrivals is not None:
+            self._agree_on_order()
+        while self._next < len(self.buckets) - 1:
+            self._send(self.buckets[self._next])
+        last = self.buckets[-1]
+        last.close()
+        parts = [bucket.magnitude for bucket in self.buckets] + [magnitude(tensor) for tensor in watch]
+        last.tail.zero_()
+        last.tail[0] = weight
+        # max() keeps NaN; a weight that is not finite makes 0 * weight NaN and finite ones change nothing
+        last.tail[1 + self.dist.rank] = torch.stack(parts).max() + 0 * weight
+        if notices:
+            last.tail[-self._notices :] = torch.tensor(notices)
+        self._sum_over_ranks(last)
+        self._next += 1
+
+    def _first_not_finite(self) -> str | None:
+        grads = {name: view for bucket in self.buckets for name, view in bucket.views.items()}
+        return next((name for name in self.parameters if not bool(grads[name].isfinite().all())), None)

@@ -1,0 +1,96 @@
+"""Gradients whose bits do not depend on the number of ranks: one shard at a time, added in one fixed binary tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from optim.sync.allreduce import Reducer, Verdict
+from optim.sync.buckets import Bucket
+from utils.ranks.distributed import Dist
+
+
+class ExactReducer(Reducer):
+    """Every backward is one shard's; nothing overlaps, because a shard's sum must be finished before it is added.
+
+    The tree halves the shards again and again. With a power of two of ranks that divides the shards, a rank's block is
+    one of its branches: the rank adds up the branch, and the ranks' sums meet in the branches above.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], dist: Dist, shards: int, bucket_mb: float = 16.0, notices: int = 0) -> None:
+        assert shards % dist.world_size == 0, "refused by the configuration"
+        assert dist.world_size & (dist.world_size - 1) == 0, "refused by the configuration"
+        self._merges = merges_after_each(shards // dist.world_size)
+        self._branches: list[list[Tensor]] = []  # sums that wait for their neighbour, each as one tensor per bucket
+        self._shards_done = 0
+        super().__init__(parameters, dist, bucket_mb, notices)
+
+    def zero(self) -> None:
+        """Start a step."""
+        super().zero()
+        self._branches, self._shards_done = [], 0
+
+    @contextmanager
+    def backward(self, last: bool) -> Iterator[None]:
+        """Around the backward of one shard: its gradients are put aside, and added to those they meet in the tree."""
+        yield
+        leaf = []
+        for bucket in self.buckets:
+            bucket.move_in(bucket.parameters)
+            leaf.append(bucket.grads.clone())
+            bucket.reset()
+        self._branches.append(leaf)
+        for _ in range(self._merges[self._shards_done]):
+            right = self._branches.pop()
+            torch._foreach_add_(self._branches[-1], right)
+        self._shards_done += 1
+
+    def finish(self, weights: Sequence[Tensor | float], watch: Sequence[Tensor] = (), notices: Sequence[float] = ()) -> Verdict:
+        """As in the fast path, over the tree."""
+        assert len(self._branches) == 1, f"{self._shards_done} of {len(self._merges)} shards were seen"
+        for bucket, grads in zip(self.buckets, self._branches.pop(), strict=True):
+            bucket.fill(grads)
+        return super().finish(weights, watch, notices)
+
+    def _prepare(self) -> None:
+        self._arrivals = None  # the order of buckets is the net's own: there is no sending to be in time for
+
+    def _total(self, weights: Sequence[Tensor | float]) -> Tensor:
+        return tree_sum([torch.as_tensor(weight, dtype=torch.float32, device=self.dist.device) for weight in weights])
+
+    def _sum_over_ranks(self, bucket: Bucket) -> None:
+        """Each rank adds up one slice of all ranks' sums, and the slices are shared: the traffic of an ordinary all-reduce."""
+        ranks = self.dist.world_size
+        size = bucket.flat.numel()
+        padded = torch.nn.functional.pad(bucket.flat, (0, -size % ranks))
+        slices = self.dist.all_to_all(padded).view(ranks, -1)
+        whole = torch.cat(self.dist.all_gather(tree_sum(list(slices))))
+        bucket.flat.copy_(whole[:size])
+
+
+def tree_sum(leaves: Sequence[Tensor]) -> Tensor:
+    """The sum, halving the leaves again and again."""
+    if len(leaves) == 1:
+        return leaves[0]
+    middle = len(leaves) // 2
+    return tree_sum(leaves[:middle]) + tree_sum(leaves[middle:])
+
+
+def merges_after_each(leaves: int) -> list[int]:
+    """How many branches of the tree are complete after each leaf, taken in order: what may be added up on the way."""
+    if leaves == 1:
+        return [0]
+    middle = leaves // 2
+    merges = merges_after_each(middle) + merges_after_each(leaves - middle)
+    merges[-1] += 1
+    return merges
+
+
+def build_reducer(parameters: Mapping[str, nn.Parameter], dist: Dist, notices: int, bucket_mb: float, exact: bool, shards: int) -> Reducer:
+    """The fast path, or the exact one."""
+    if exact:
+        return ExactReducer(parameters, dist, shards, bucket_mb, notices)
+    return Reducer(parameters, dist, bucket_mb, notices)

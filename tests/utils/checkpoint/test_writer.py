@@ -1,0 +1,282 @@
+"""Saving in the background: alone, together, on a full disk, and killed at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.ranks import ROOT, run_ranks, succeeded
+from tests.utils.checkpoint.writer_rank import META, alone, full_disk, groups, shard_state
+from utils.checkpoint import reader, writer
+from utils.checkpoint.writer import Saver
+from utils.errors import ConfigError
+from utils.ranks.distributed import Dist
+
+SCRIPT = ["-m", "tests.utils.checkpoint.writer_rank"]
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def one(tmp_path: Path, said: list[str]) -> Iterator[Saver]:
+    threads = threading.active_count()
+    made = Saver(tmp_path / "checkpoints", Dist(), said.append)
+    yield made
+    made.close()
+    assert threading.active_count() == threads
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(entry.name for entry in directory.iterdir())
+
+
+ONE_SHARD = {**META, "config": "shards: 1"}
+
+
+class Gate:
+    """A writer that waits until it is let through."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open, self.addresses = threading.Event(), []
+        write = writer.save_file
+
+        def slow(tensors, *args, **kwargs):
+            assert self.open.wait(20)
+            self.addresses.append({name: tensor.data_ptr() for name, tensor in tensors.items()})
+            write(tensors, *args, **kwargs)
+
+        monkeypatch.setattr(writer, "save_file", slow)
+
+
+def test_the_caller_goes_on_and_changes_its_tensors(one: Saver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, state, shard = Gate(monkeypatch), groups(1.0), shard_state(0, 1.0)
+    one.save(1, state, {0: shard}, META)
+    for tensor in (state["model"]["weight"], shard["state/0"]):
+        tensor.fill_(99.0)
+    assert reader.newest_whole(tmp_path / "checkpoints", pytest.fail) is None
+    gate.open.set()
+    assert one.wait() == ""
+    loaded, _ = reader.load(tmp_path)
+    assert torch.equal(loaded["model"]["weight"], groups(1.0)["model"]["weight"])
+    assert torch.equal(reader.load_shards(tmp_path, [0])[0]["state/0"], shard_state(0, 1.0)["state/0"])
+
+
+def test_a_save_waits_for_the_one_before_and_tells_for_how_long(one: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    one.save(1, groups(1.0), {}, META)
+    first = one.take_stall_s()
+    threading.Timer(0.4, gate.open.set).start()
+    started = time.perf_counter()
+    one.save(2, groups(2.0), {}, META)
+    assert first < 0.2
+    assert 0.3 < one.take_stall_s() <= time.perf_counter() - started
+    assert one.take_stall_s() == 0.0
+    assert one.wait() == ""
+
+
+def test_the_copies_memory_is_used_again(one: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    gate.open.set()
+    for step, rows in ((1, 40), (2, 40), (3, 50)):
+        one.save(step, {"model": groups(float(step), rows)["model"]}, {}, {})
+        assert one.wait() == ""
+    first, second, third = [call["weight"] for call in gate.addresses]
+    assert first == second
+    assert third != second
+
+
+def test_closing_finishes_what_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    made = Saver(tmp_path, Dist(), pytest.fail)
+    made.save(1, groups(1.0), {}, META)
+    threading.Timer(0.2, gate.open.set).start()
+    made.close()
+    assert reader.load(tmp_path)[1]["step"] == 1
+    made.close()
+
+
+def test_shared_and_strided_memory(one: Saver, tmp_path: Path) -> None:
+    bucket, tied = torch.arange(12.0), nn.Parameter(torch.ones(3))
+    tensors = {"a": bucket[:6].view(2, 3), "b": bucket[6:], "all": bucket, "t": bucket.view(3, 4).t(), "one": tied, "two": tied}
+    tensors |= {"none": torch.empty(0), "wide": torch.ones(1).expand(4, 5), "scalar": torch.tensor(True)}
+    one.save(1, {"model": tensors, "optimizer": {}}, {0: {}, 1: {"x": bucket[:1]}}, META)
+    assert one.wait() == ""
+    loaded = reader.load(tmp_path)[0]
+    assert loaded["model"].keys() == tensors.keys()
+    for key, tensor in tensors.items():
+        assert torch.equal(loaded["model"][key], tensor), key
+    assert loaded["optimizer"] == {}
+    shards = reader.load_shards(tmp_path, [1, 0])
+    assert shards[0] == {}
+    assert torch.equal(shards[1]["x"], torch.zeros(1))
+    assert (tmp_path / "checkpoints" / "step_1" / "model.safetensors").stat().st_size < 2000  # a view brings only itself
+
+
+def test_a_failure_is_told_and_the_next_success_forgets_it(
+    one: Saver, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "checkpoints"
+    fail = "checkpoint of step {} FAILED on rank 0: No space left on device; training goes on, {}"
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "save_file", full_disk)
+        one.save(1, groups(1.0), {}, META)
+        assert one.wait() == "rank 0: No space left on device"
+        assert said == [fail.format(1, "there is no whole one yet")]
+        assert names(directory) == []
+    one.save(2, groups(2.0), {}, META)
+    assert (one.wait(), one.failures) == ("", 0)
+    for name in ("fsync", "replace", "open"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, full_disk)
+            one.save(3, groups(3.0), {}, META, best=True)
+            assert one.wait() == "rank 0: No space left on device"
+        assert one.best_failed
+        assert said.pop() == fail.format(3, "the last whole one is step_2")
+        assert (directory / "latest").read_text() == "step_2\n"
+        assert reader.load(directory)[1]["step"] == 2
+    assert one.failures == 3
+    one.save(4, groups(4.0), {}, META)
+    assert (one.wait(), one.failures) == ("", 0)
+    assert reader.load(directory)[1]["step"] == 4
+
+
+def test_a_log_that_cannot_be_written_does_not_hurt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Saver(tmp_path, Dist(), full_disk)
+    monkeypatch.setattr(writer, "save_file", full_disk)
+    made.save(1, groups(1.0), {}, META)
+    assert made.wait() == "rank 0: No space left on device"
+    made.close()
+
+
+def test_a_full_disk_costs_no_checkpoint(small_disk: Path, said: list[str]) -> None:
+    made = Saver(small_disk / "run" / "checkpoints", Dist(), said.append, keep=2)
+    rows = 1_300_000 // (30 * 4)  # three of these do not fit
+    for step in (1, 2):
+        made.save(step, groups(float(step), rows), {0: shard_state(0, 1.0)}, ONE_SHARD)
+        assert made.wait() == ""
+    whole = reader.digest(small_disk / "run")
+    for spare in (1_000_000, 30_000, 5_000, 0):  # the disk fills up at another file each time
+        free = shutil.disk_usage(small_disk).free
+        (small_disk / "filler").write_bytes(b"x" * max(0, free - spare))
+        made.save(3, groups(3.0, rows), {0: shard_state(0, 1.0)}, {})
+        assert "No space left on device" in made.wait()
+        assert said.pop().endswith("No space left on device; training goes on, the last whole one is step_2")
+        assert names(made._directory) == ["latest", "step_1", "step_2"]
+        assert reader.digest(small_disk / "run") == whole
+        (small_disk / "filler").unlink()
+    assert made.failures == 4
+    shutil.rmtree(made._directory / "step_1")
+    made.save(4, groups(4.0, rows), {0: shard_state(0, 1.0)}, {})
+    assert (made.wait(), made.failures) == ("", 0)
+    made.close()
+
+
+def test_what_is_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        alone(tmp_path, step, keep=2, best=step == 1)
+    assert names(tmp_path) == ["best", "latest", "step_1", "step_2", "step_3"]
+    assert (tmp_path / "best").read_text() == "step_1\n"
+    alone(tmp_path, 10, keep=2, best=True)
+    assert names(tmp_path) == ["best", "latest", "step_10", "step_3"]
+    alone(tmp_path, 11, keep=1)
+    assert names(tmp_path) == ["best", "latest", "step_10", "step_11"]
+    for step in (12, 13, 14):
+        alone(tmp_path, step, keep=None)
+    assert len(names(tmp_path)) == 7
+    (tmp_path / "best").write_text("../elsewhere\n")
+    alone(tmp_path, 12, keep=2)  # the run went back: what lies ahead is of another course
+    assert names(tmp_path) == ["best", "latest", "step_11", "step_12"]
+
+
+def test_leftovers_of_crashed_writers_are_removed(tmp_path: Path) -> None:
+    alone(tmp_path, 5)
+    alone(tmp_path, 6)
+    for name in (".step_7.writing-abc-1", ".step_5.replaced", ".step_4.deleted"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"half")
+    for name in (".latest.writing", ".best.writing", ".nfs0001", "notes.txt"):
+        (tmp_path / name).write_text("step_9\n")
+    (tmp_path / "step_6").rename(tmp_path / ".step_6.replaced")  # died between the two renames: this is step 6
+    Saver(tmp_path, Dist(), pytest.fail).close()
+    assert names(tmp_path) == [".nfs0001", ".step_6.replaced", "latest", "notes.txt", "step_5"]
+    assert reader.newest_whole(tmp_path, pytest.fail) == tmp_path / "step_6"
+    assert reader.load(tmp_path)[1]["step"] == 6
+    assert reader.load_shards(tmp_path / "step_6", [3]).keys() == {3}
+    alone(tmp_path, 7, keep=2)
+    assert names(tmp_path) == [".nfs0001", ".step_6.replaced", "latest", "notes.txt", "step_7"]
+    alone(tmp_path, 6, keep=2)
+    assert names(tmp_path) == [".nfs0001", "latest", "notes.txt", "step_6"]
+
+
+def test_a_folder_that_cannot_be_made_is_the_users_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"^checkpoint_path: .*file/x cannot be used \(Not a directory\); give a folder[^\n]*$"):
+        Saver(tmp_path / "file" / "x", Dist(), pytest.fail)
+
+
+def test_a_mistake_of_the_program_is_not_hidden(one: Saver) -> None:
+    with pytest.raises(TypeError):
+        one.save(1, groups(1.0), {}, {"not json": {1}})
+    with pytest.raises(AssertionError):
+        one.save(1, {"a/b": {}}, {}, {})
+    with pytest.raises(AssertionError):
+        one.save(1, {}, {0: {}, 2: {}}, {})
+
+
+def test_ranks_save_together_and_fail_together(tmp_path: Path) -> None:
+    succeeded(run_ranks(3, [*SCRIPT, "save_together", str(tmp_path)], timeout=60))
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
+    for rank in range(3):
+        assert told[rank]["good"] == [["", 0]] * 3
+        assert told[rank]["full"] == [["rank 1: No space left on device", 1], ["rank 1: No space left on device", 2]]
+        assert told[rank]["again"] == ["", 0]
+        assert told[rank]["slow"] == ["", 0], "that a disk is slow is no failure, on any rank"
+        text, failures = told[rank]["apart"]
+        assert text.startswith("rank 0: shards.6-7.safetensors of another rank is not to be seen here; put checkpoint_path on")
+        assert failures == 1
+        assert told[rank]["keys"] <= 6  # at most the last outcome of each saver, and of a save that failed
+    assert told[0]["hurried"][0]
+    assert all(told[rank]["hurried"][1] < 5 for rank in range(3))
+    assert told[1]["said"] == told[2]["said"] == []
+    assert told[0]["said"][:2] == [
+        f"checkpoint of step {step} FAILED on rank 1: No space left on device; training goes on, the last whole one is step_3"
+        for step in (4, 5)
+    ]
+    assert names(tmp_path / "good") == ["latest", "step_3", "step_6"]
+    assert reader.newest_whole(tmp_path / "good", pytest.fail) == tmp_path / "good" / "step_6"
+    assert [names(tmp_path / name) for name in ("apart", "elsewhere", "hurried")] == [[], [], []]
+
+
+def script(function: str, folder: Path) -> dict[str, int]:
+    done = subprocess.run(
+        [sys.executable, *SCRIPT, function, str(folder)], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / f"{function.removeprefix('killed_at_').removeprefix('killed_')}.json").read_text())
+
+
+def test_killed_before_every_change_of_the_file_system(tmp_path: Path) -> None:
+    deaths = script("killed_everywhere", tmp_path)
+    least = {"mkdir": 2, "rename": 3, "replace": 2, "fsync": 10, "unlink": 8, "rmdir": 2, "save_file": 4}
+    assert all(deaths[name] >= count for name, count in least.items()), deaths
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    result = script("killed_at_random", tmp_path)
+    assert result["value"] >= 30  # saves went on between the kills
+    assert result["dirty"] >= 8  # and kills came in the middle of saves

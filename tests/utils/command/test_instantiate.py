@@ -1,0 +1,113 @@
+"""A config can name what this repository defines, in the places where something is made, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from utils.command.instantiate import find, make
+from utils.command.values import check_plain
+from utils.errors import ConfigError
+
+SGD = "optim.builtin.sgd"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "os.system",
+        "torch.load",
+        "data.puzzles.PuzzleSource",  # another group's
+        "optim",
+        "optim.builtin",
+        "optim.builtin.torch.load",
+        "optim.builtin.torch",
+        "optim.builtin.ConfigError",  # imported there
+        "optim.builtin.Named",
+        "optim.builtin.__builtins__",
+        "optim.builtin.__builtins__.eval",
+        "optim.builtin.sgd.__globals__",
+        "optim.adam_atan2.AdamATan2.step",  # defined in a class
+        "optim.groups._spare_the_compiler",
+        "optim.__init__.sgd",
+        "optim..builtin.sgd",
+        "optim./../os.system",
+        "optimum.sgd",
+        "optim.builtin.sgd ",
+        "optim.builtin.ѕgd",  # not a Latin s
+        "",
+        None,
+        3,
+        ["optim.builtin.sgd"],
+    ],
+)
+def test_only_what_is_defined_here_can_be_made(target: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^optim\.schedule") as caught:
+        make({"_target_": target}, "optim.schedule")
+    assert "\n" not in str(caught.value)
+
+
+def test_builders_of_datasets_are_no_targets() -> None:
+    for target in ("data.build.sudoku.main", "data.build.common.anything", "data.build"):
+        with pytest.raises(ConfigError, match="only things of this repository"):
+            find("data", target)
+
+
+def test_folders_without_code_of_ours_are_no_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataset that somebody put under data/ may hold a file of Python."""
+    (tmp_path / "data" / "mine").mkdir(parents=True)
+    (tmp_path / "data" / "__init__.py").touch()
+    for folder in (tmp_path / "data", tmp_path / "data" / "mine"):
+        (folder / "code.py").write_text("def run(): ...\n")
+    monkeypatch.setattr("utils.command.instantiate.ROOT", tmp_path)
+    assert find("data", "data.code.run") == ("data.code", "run")
+    with pytest.raises(ConfigError, match="not found"):
+        find("data", "data.mine.code.run")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"_target_": "os.makedirs", "name": "MADE"},
+        [{"_target_": "os.makedirs", "name": "MADE"}],
+        {"deep": [{"er": ({"_target_": "os.makedirs", "name": "MADE"},)}]},
+        {"_args_": ["MADE"]},
+        {"_partial_": True},
+        {"_anything_": 1},
+    ],
+)
+def test_nothing_nested_is_made(value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"^optim\.dense\[0\]\.optimizer\.lr.*\._\w+_=.*values are plain"):
+        make({"_target_": SGD, "lr": value}, "optim.dense[0].optimizer", [])
+    assert not (tmp_path / "MADE").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "where"),
+    [
+        (
+            "optim.dense",
+            [{"match": ".*", "optimizer": {"lr": {"_target_": "torch.load"}}}],
+            "optim.dense[0].optimizer.lr._target_=torch.load",
+        ),
+        ("optim.dense", [{"match": ".*", "optimizer": {"_target_": "torch.load"}}], "optim.dense[0].optimizer._target_=torch.load"),
+        ("optim.dense", [{"_target_": SGD}], "optim.dense[0]._target_=optim.builtin.sgd"),
+        ("optim.dense", [{"optimizer": {"_target_": SGD, "_args_": [1]}}], "optim.dense[0].optimizer._args_"),
+        ("arch.dropout", [{"_target_": "torch.load"}], "arch.dropout[0]._target_=torch.load"),
+        ("data.embedded", {"a": [[{"_call_": 1}]]}, "data.embedded.a[0][0]._call_=1"),
+    ],
+)
+def test_a_stray_key_is_named_by_its_whole_path(path: str, value: Any, where: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_plain(path, value)
+    assert str(caught.value).startswith(f"{where}")
+    check_plain("optim.dense", [{"match": ".*", "optimizer": {"_target_": SGD, "lr": 0.1}}])
+
+
+def test_memory_that_cannot_be_had_is_said() -> None:
+    for width, said in ((10**7, r"needs memory that this machine does not have \([\d,]+ GiB at once\)"), (2**40, "needs memory[^(]*")):
+        with pytest.raises(ConfigError, match=rf"^arch: models.layers.Linear\(width_in={width}, .*{said}; make it smaller"):
+            make({"_target_": "models.layers.Linear", "width_in": width, "width_out": width}, "arch")

@@ -1,0 +1,89 @@
+"""Metrics are sums and counts. What several ranks make of them is in test_distributed.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from utils.measure.metrics import Meter, Metric
+from utils.ranks.distributed import Dist
+
+
+def pair(total: float, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor(total), torch.tensor(count)
+
+
+def test_means_are_over_everything_added_since_the_last_read() -> None:
+    meter = Meter()
+    meter.add({"b": pair(3.0, 1), "a": pair(1.0, 2)})
+    meter.add({"a": pair(2.0, 4), "b": pair(5.0, 3)})
+    assert meter.read(Dist()) == {"a": 0.5, "b": 2.0}
+    assert meter.read(Dist()) == {}
+    meter.add({"c": pair(1.0, 1)})
+    assert meter.read(Dist()) == {"c": 1.0}
+
+
+def test_what_counted_nothing_has_no_mean() -> None:
+    meter = Meter()
+    meter.add({"a": pair(0.0, 0), "b": pair(1.0, 1)})
+    assert meter.read(Dist()) == {"b": 1.0}
+
+
+def test_sums_of_many_small_steps_stay_exact() -> None:
+    meter = Meter()
+    meter.add({"a": pair(2.0**24, 2**24)})
+    for _ in range(3):
+        meter.add({"a": pair(1.0, 1)})  # float32 would swallow these
+    assert meter.read(Dist()) == {"a": 1.0}
+    meter.add({"a": pair(2.0**24, 1)})
+    for _ in range(3):
+        meter.add({"a": pair(1.0, 0)})
+    assert meter.read(Dist()) == {"a": 2.0**24 + 3}
+
+
+def test_a_metric_may_not_come_and_go() -> None:
+    meter = Meter()
+    meter.add({"a": pair(1.0, 1)})
+    with pytest.raises(AssertionError, match="metrics changed"):
+        meter.add({"b": pair(1.0, 1)})
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "best", "better"),
+    [
+        ("eval/accuracy", 0.5, None, True),
+        ("eval/accuracy", 0.5, 0.5, False),
+        ("eval/accuracy", 0.6, 0.5, True),
+        ("-eval/kl", 0.6, 0.5, False),
+        ("-eval/kl", 0.4, 0.5, True),
+        ("eval/error_rate_avoided", 0.6, 0.5, True),  # a name says nothing
+        ("-eval/kl", float("nan"), None, False),
+        ("-eval/kl", float("nan"), 0.5, False),
+        ("-eval/kl", float("inf"), None, True),
+    ],
+)
+def test_which_way_is_better_is_said_and_not_guessed(metric: str, value: float, best: float | None, better: bool) -> None:
+    parsed = Metric.parse(metric)
+    assert str(parsed) == metric
+    assert parsed.improves({parsed.name: value}, best) is better
+    assert not parsed.improves({"eval/other": value}, best)
+
+
+def test_sums_that_other_code_saved_are_forgotten() -> None:
+    meter, three = Meter(2), pair(3.0, 2)
+    for shard in (0, 1):
+        meter.restore(shard, {"old": torch.stack(three).double()}, torch.device("cpu"))
+    for shard in (0, 1):
+        meter.add({"new": three}, shard)
+    assert meter.read(Dist()) == {"new": 1.5}
+    meter.add({"new": three})
+    with pytest.raises(AssertionError, match="metrics changed"):
+        meter.add({"old": three})
+
+
+def test_what_is_restored_in_place_of_another_checkpoint_counts_once() -> None:
+    meter = Meter()
+    for _ in range(2):
+        meter.clear()
+        meter.restore(0, {"a": torch.stack(pair(3.0, 1)).double()}, torch.device("cpu"))
+    assert meter.state(0)["a"].tolist() == [3.0, 1.0]

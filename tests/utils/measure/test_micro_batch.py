@@ -1,0 +1,99 @@
+"""How many shards go through at once: asked for, or found by running out of memory."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from utils.errors import ConfigError
+from utils.measure.micro_batch import largest_that_fits, shards_at_once
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+class Memory:
+    """Room for so many shards, in which an attempt leaves nothing behind."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.tried: list[int] = []
+
+    def __call__(self, shards: int) -> None:
+        self.tried.append(shards)
+        if shards > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+
+def config(micro_batch_size: Any, exact: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(micro_batch_size=micro_batch_size, global_batch_size=24, shards=8, exact=exact)
+
+
+@pytest.mark.parametrize(("room", "tried"), [(8, [8]), (7, [8, 4]), (4, [8, 4]), (3, [8, 4, 2]), (1, [8, 4, 2, 1])])
+def test_it_is_halved_until_it_fits(room: int, tried: list[int]) -> None:
+    memory = Memory(room)
+    assert largest_that_fits(8, memory, "one shard") == tried[-1]
+    assert memory.tried == tried
+
+
+def test_uneven_shares_are_halved_upwards() -> None:
+    """Of 3 ranks one owns 2 and two own 3 shards; a half of 3 is 2, not 1."""
+    memory = Memory(2)
+    assert largest_that_fits(3, memory, "one shard") == 2
+    assert memory.tried == [3, 2]
+
+
+def test_where_nothing_fits_the_line_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"^micro_batch_size=auto: not even one shard of 3 examples fits .*; raise shards, or lower"):
+        largest_that_fits(8, Memory(0), "one shard of 3 examples")
+
+
+def test_other_errors_are_not_swallowed() -> None:
+    with pytest.raises(ZeroDivisionError):
+        largest_that_fits(8, lambda shards: 1 // 0, "one shard")
+
+
+def test_a_failed_attempt_is_freed_before_the_next() -> None:
+    """The error's traceback holds the frames of the attempt, and they hold its tensors."""
+    alive: list[Any] = []
+
+    class Held:
+        def __init__(self) -> None:
+            alive.append(1)
+
+        def __del__(self) -> None:
+            alive.pop()
+
+    def attempt(shards: int) -> None:
+        assert not alive, "the former attempt's memory is still taken"
+        held = Held()
+        if shards > 1:
+            raise torch.OutOfMemoryError(f"with {held}")
+
+    assert largest_that_fits(8, attempt, "one shard") == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "exact", "size"),
+    [(None, CUDA, False, 8), ("auto", CPU, False, 8), (6, CUDA, False, 2), (6, CPU, False, 2), ("auto", CUDA, True, 1), (24, CPU, True, 1)],
+)
+def test_nothing_is_tried_where_it_is_known(asked: Any, device: torch.device, exact: bool, size: int) -> None:
+    memory = Memory(0)
+    assert shards_at_once(config(asked, exact), 8, device, [], memory) == size
+    assert memory.tried == []
+
+
+def test_auto_tries_with_the_optimizers_memory_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[torch.Tensor] = []
+
+    def empty_like(tensor: torch.Tensor) -> torch.Tensor:
+        taken.append(torch.zeros(tensor.shape))
+        return taken[-1]
+
+    monkeypatch.setattr(torch, "empty_like", empty_like)
+    memory = Memory(3)
+    assert shards_at_once(config("auto"), 8, CUDA, [torch.ones(1000)], memory) == 2
+    assert memory.tried == [8, 4, 2]
+    assert [len(tensor) for tensor in taken] == [1000, 1000]

@@ -1,0 +1,222 @@
+"""Real process groups under real launchers, and what one process does alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.utils.ranks.rank_check import metrics
+from utils.errors import ConfigError
+from utils.ranks.distributed import Dist, pick_backend, pick_device, start
+from utils.ranks.launchers import Launch
+from utils.ranks.rendezvous import _other_code
+from utils.revision import code_hashes
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = str(Path(__file__).with_name("rank_check.py"))
+NUMBERING = ("OMPI_", "PMI", "MV2_", "SLURM_", "TORCHELASTIC_")
+
+
+def clean_env(**extra: str) -> dict[str, str]:
+    """This environment without any launcher's numbers."""
+    numbers = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    kept = {key: value for key, value in os.environ.items() if key not in numbers and not key.startswith(NUMBERING)}
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **extra}
+
+
+def finish(processes: list[subprocess.Popen], limit: float = 60) -> list[tuple[int, str]]:
+    """Exit status and output of each; whatever outlives the limit is killed."""
+    try:
+        return [(process.returncode, output) for process in processes for output in [process.communicate(timeout=limit)[0]]]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def spawn(command: list[str], env: dict[str, str]) -> subprocess.Popen:
+    return subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def ranks(count: int, command: list[str]) -> list[subprocess.Popen]:
+    """Plain processes that know their number and nothing else; they find each other by their parent."""
+    return [spawn(command, clean_env(RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=str(count))) for r in range(count)]
+
+
+def launched(launcher: str, folder: Path) -> list[subprocess.Popen]:
+    if launcher == "env":
+        return ranks(2, [sys.executable, SCRIPT, str(folder)])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    mpirun = ["mpirun", "--allow-run-as-root", "-np", "2", "--oversubscribe", "--bind-to", "none", sys.executable]
+    return [spawn([*(torchrun if launcher == "torchrun" else mpirun), SCRIPT, str(folder)], clean_env())]
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    ["torchrun", pytest.param("openmpi", marks=pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun here")), "env"],
+)
+def test_two_ranks(launcher: str, tmp_path: Path) -> None:
+    for status, output in finish(launched(launcher, tmp_path)):
+        assert status == 0, output
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    for rank, result in enumerate(found):
+        assert result["launch"] == [launcher, rank, 2, rank]
+        assert result["sum"] == 3.0
+        assert result["sums"] == [2.0, 10.0]
+        assert result["all_to_all"] == [[4 + 2 * rank], [5 + 2 * rank], [104 + 2 * rank], [105 + 2 * rank]]
+        assert result["shared"] == ["0", "1"]
+        assert result["gathered"] == [[[0, 2], [4, 6], [8, 10]], [[100, 102], [104, 106], [108, 110]]]
+        assert result["copied"] == [5.0] * 3
+        assert result["broadcast"] == [True] * 4
+        assert result["texts"] == ["", "ü"]
+        assert result["cache"] == "filled"
+        assert result["again"]
+    quiet, loud = "PeerError: rank 1: rank 1 cannot", "LocalError: rank 1 cannot"
+    assert found[0]["agreed"] == ["", quiet, "LocalError: rank 0 cannot", "PeerError: rank 1: OSError: rank 1 cannot", quiet]
+    assert found[1]["agreed"] == ["", loud, "PeerError: rank 0: rank 0 cannot", "OSError: rank 1 cannot", loud]
+    assert [result["cache_error"] for result in found] == ["LocalError: disk full", "PeerError: rank 0: disk full"]
+    alone = metrics(Dist())
+    for result in found:
+        assert result["metrics"] == [pytest.approx(read, abs=1e-12) for read in alone]
+    assert alone[0].keys() == {"loss"}
+    assert alone[1:] == [{"loss": 1.5}, {}]
+
+
+def test_a_rank_without_its_device_ends_all_at_once() -> None:
+    code = """
+import os, sys, time
+import torch.distributed as c10d
+from utils.ranks import distributed
+from utils.errors import ConfigError, PeerError
+last = os.environ["RANK"] == "1"
+if last:  # reads so late that rank 0, which hosts the store, would be gone if it did not wait
+    get = c10d.PrefixStore.get
+    c10d.PrefixStore.get = lambda store, key: (time.sleep(0.5), get(store, key))[1]
+try:
+    distributed.start(device="abacus" if last else "cpu", timeout_s=60)
+except (ConfigError, PeerError) as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
+    began = time.monotonic()
+    (status0, output0), (status1, output1) = finish(ranks(2, [sys.executable, "-c", code]))
+    assert (status0, status1) == (1, 1)
+    assert output0.strip() == "PeerError: rank 1: device=abacus: choose auto, cpu or cuda"
+    assert output1.strip() == "LocalError: device=abacus: choose auto, cpu or cuda"
+    assert time.monotonic() - began < 50  # not the timeout of 60
+
+
+START = """
+import sys, torch
+{change}
+from utils.command import cli
+from utils.ranks import distributed
+cli.main(lambda: distributed.start(device="cpu", timeout_s=30))
+"""
+
+
+def started(change: str) -> list[tuple[int, str]]:
+    """How two ranks end, the second of which begins with these lines of code."""
+    numbers = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
+    codes = [START.format(change=lines) for lines in ("", change)]
+    return finish([spawn([sys.executable, "-c", code], clean_env(**number)) for code, number in zip(codes, numbers, strict=True)])
+
+
+def test_ranks_with_different_pytorch_do_not_start() -> None:
+    other = f"rank 1 (host {socket.gethostname()}) runs PyTorch 2.11.0"
+    line = f"error: {other} and rank 0 {torch.__version__}; use one environment on all hosts\n"
+    assert started("torch.__version__ = '2.11.0'") == [(2, line), (2, "")]
+
+
+def test_ranks_with_different_code_do_not_start(tmp_path: Path) -> None:
+    for name in code_hashes():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name in ("optim/ema.py", "data/set/notes.py", "tests/ranks.py"):  # of these one decides something about a run
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("another")
+    ends = started(f"sys.path[:] = [{str(tmp_path)!r}] + [path for path in sys.path[1:] if path != {str(ROOT)!r}]")
+    line = f"error: rank 1 (host {socket.gethostname()}) runs other code than rank 0: optim/ema.py differs; use one checkout on all hosts\n"
+    assert ends == [(2, line), (2, "")]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "line"),
+    [
+        ({"a.py": "1", "b.py": "2"}, {"a.py": "1", "b.py": "2"}, ""),
+        ({"a.py": "1", "b.py": "2", "c.py": "3"}, {"a.py": "1", "b.py": "0", "c.py": "0"}, "b.py differs"),
+        ({"a.py": "1", "b.py": "2"}, {"b.py": "2"}, "a.py is missing there"),
+        ({"b.py": "2"}, {"a.py": "1", "b.py": "2"}, "a.py is there and not here"),
+    ],
+)
+def test_the_first_file_that_differs_is_named(first: dict[str, str], second: dict[str, str], line: str) -> None:
+    store = torch.distributed.HashStore()
+    for rank, files in enumerate((first, first, second)):
+        store.set(f"code/{rank}", json.dumps(files))
+    expected = f"rank 2 (host c) runs other code than rank 0: {line}; use one checkout on all hosts" if line else ""
+    assert _other_code(store, [{"host": host} for host in "abc"]) == expected
+
+
+def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in set(os.environ) - set(clean_env()):
+        monkeypatch.delenv(key)
+    dist = start(device="cpu")
+    value = torch.tensor([2.0])
+    assert dist.all_reduce(value) is None
+    assert value.item() == 2.0
+    assert dist.all_gather_text("é") == ["é"]
+    assert dist.broadcast_text("é") == "é"
+    assert dist.sums([2, 0.5]) == [2.0, 0.5]
+    assert dist.all_to_all(value) is value
+    assert dist.watch is None
+    with dist.waiting():
+        dist.wait(None)
+    assert not torch.distributed.is_initialized()
+    with pytest.raises(ConfigError, match="no such board"), dist.agreed():
+        raise ConfigError("no such board")
+    with pytest.raises(ConfigError, match="disk full"), dist.main_first():
+        raise ConfigError("disk full")
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
+def test_shards_are_dealt_in_blocks(world_size: int) -> None:
+    blocks = [Dist(rank, world_size).owned_shards(8) for rank in range(world_size)]
+    assert [shard for block in blocks for shard in block] == list(range(8))
+    sizes = [len(block) for block in blocks]
+    assert max(sizes) - min(sizes) <= 1
+    assert [Dist(0, world_size).owned_shards(8, rank) for rank in range(world_size)] == blocks
+
+
+def test_devices_are_picked_by_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert pick_device("auto", Launch("srun", 9, 16, 1)) == torch.device("cuda", 1)
+    assert pick_device("cpu", Launch("srun", 9, 16, 1)) == torch.device("cpu")
+    assert pick_device("cuda:3", Launch()) == torch.device("cuda", 3)
+    with pytest.raises(ConfigError, match="4 CUDA devices"):
+        pick_device("cuda:4", Launch())
+    with pytest.raises(ConfigError, match="all 16 ranks on one device"):
+        pick_device("cuda:3", Launch("srun", 9, 16, 1))
+    for wrong in ("gpu", "cuda:", "cuda:x", "mps"):
+        with pytest.raises(ConfigError, match="choose auto, cpu or cuda"):
+            pick_device(wrong, Launch())
+
+
+def test_bad_devices_and_backends_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"^device=cuda: PyTorch .* sees no CUDA device here; use device=cpu or auto$"):
+        pick_device("cuda", Launch())
+    assert pick_backend("auto", torch.device("cpu")) == "gloo"
+    with pytest.raises(ConfigError, match="backend=smoke: not available"):
+        pick_backend("smoke", torch.device("cpu"))
+    with pytest.raises(ConfigError, match="backend=nccl"):
+        pick_backend("nccl", torch.device("cpu"))

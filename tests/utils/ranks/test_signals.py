@@ -1,0 +1,143 @@
+"""Signals as requests: heard whatever the main thread does, and never taken for something else."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+from tests.ranks import ROOT
+from utils.ranks import signals
+
+LISTEN = """
+import os, sys, threading, time
+from signal import SIGINT, SIGTERM, SIGUSR1
+from utils.ranks import signals
+signals.install({rank})
+{body}
+print("ready", flush=True)
+ready = True
+{wait}
+"""
+# The interpreter does not come round to its handlers in here.
+IN_C = "import hashlib; hashlib.pbkdf2_hmac('sha256', b'', b'', 100_000_000)"
+REPORT = """
+ready = False
+def report():
+    while not (ready and signals.asked()): time.sleep(0.01)
+    print("asked", signals.asked(), flush=True)
+    time.sleep({seconds})
+    os._exit(7)
+threading.Thread(target=report).start()
+"""
+
+
+@contextmanager
+def listener(body: str = "", wait: str = IN_C, rank: int = 0) -> Iterator[subprocess.Popen[str]]:
+    """A process that listens, once it does."""
+    code = LISTEN.format(body=body, wait=wait, rank=rank)
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def send(process: subprocess.Popen[str], *signums: int, pause: float = 0.05) -> None:
+    for signum in signums:
+        process.send_signal(signum)
+        time.sleep(pause)
+
+
+def end(process: subprocess.Popen[str], limit: float = 10) -> tuple[int, str, str]:
+    process.wait(limit)
+    assert process.stdout is not None  # not communicate(): some of it may lie in this stream's buffer since the first line
+    assert process.stderr is not None
+    return process.returncode, process.stdout.read(), process.stderr.read()
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGUSR1", 138), ("SIGINT", 130)])
+def test_before_training_a_signal_ends_the_process_at_once(name: str, status: int) -> None:
+    with listener() as process:
+        send(process, getattr(signal, name))
+        assert end(process, 3) == (status, "", f"stopped by {name} before training began\n")
+    with listener(rank=1) as process:
+        send(process, getattr(signal, name))
+        assert end(process, 3) == (status, "", ""), "rank 0 says it"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
+def test_later_it_asks_though_the_main_thread_is_in_c_and_as_often_as_one_likes(signum: int) -> None:
+    with listener("signals.defer()" + REPORT.format(seconds=0.5)) as process:
+        send(process, signum, signal.SIGTERM, signum, signal.SIGUSR1, signal.SIGTERM)
+        assert end(process) == (7, f"asked {int(signum)}\n", ""), "the first one counts"
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_ctrl_c_asks_once_and_ends_the_second_time(rank: int) -> None:
+    asks = "Ctrl-C: saving, then stopping; again to stop at once\n"
+    with listener("signals.defer()" + REPORT.format(seconds=1.5), rank=rank) as process:
+        send(process, signal.SIGINT, signal.SIGINT)
+        assert end(process) == (7, "asked 2\n", "" if rank else asks), "torchrun forwards what the terminal has sent as well"
+    with listener("signals.defer()" + REPORT.format(seconds=9), rank=rank) as process:
+        send(process, signal.SIGINT, signal.SIGINT, pause=1.2)
+        assert end(process) == (130, "asked 2\n", "" if rank else f"{asks}stopped at once by Ctrl-C\n")
+
+
+def test_other_threads_may_ask() -> None:
+    asking = "signals.defer(); signals.ask(SIGUSR1); signals.ask(SIGTERM)\n"
+    with listener(asking + REPORT.format(seconds=0)) as process:
+        assert end(process) == (7, "asked 10\n", "")
+    with listener(wait="threading.Thread(target=signals.ask, args=[SIGTERM]).start(); " + IN_C) as process:
+        assert end(process)[0] == 143, "at once, before training"
+
+
+@pytest.mark.parametrize("quiet", ["", "signals.quiet_worker()"])
+def test_a_forked_worker_neither_dies_nor_tells(quiet: str) -> None:
+    """Before it has called quiet_worker, too."""
+    body = f"""
+signals.defer()
+child = os.fork()
+if child == 0:
+    {quiet or "pass"}
+    time.sleep(1.5)
+    os._exit(5)
+time.sleep(0.3)
+for signum in (SIGTERM, SIGINT, SIGUSR1): os.kill(child, signum)
+assert os.waitpid(child, 0)[1] == 5 << 8
+"""
+    with listener(body, wait="print(signals.asked())") as process:
+        assert end(process) == (0, "0\n", "")
+
+
+def test_a_terminal_that_is_gone_is_no_error() -> None:
+    with listener("signals.defer(); os.close(2)" + REPORT.format(seconds=0.3)) as process:
+        send(process, signal.SIGINT)
+        assert end(process) == (7, "asked 2\n", "")
+
+
+@pytest.mark.parametrize(
+    ("asked", "followed"),
+    [
+        ([0, 0], 0),
+        ([0, signal.SIGUSR1], signal.SIGUSR1),
+        ([signal.SIGUSR1, signal.SIGTERM], signal.SIGTERM),
+        ([signal.SIGUSR1, signal.SIGINT], signal.SIGINT),
+        ([signal.SIGINT, signal.SIGTERM, 0], signal.SIGTERM),
+        ([signal.SIGINT] * 3, signal.SIGINT),
+    ],
+)
+def test_ranks_agree_on_one_signal(asked: Sequence[int], followed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = []
+    for signum in asked:
+        monkeypatch.setattr(signals._state, "asked", signum)
+        slots.append(signals.flags())
+    assert signals.agreed([sum(column) for column in zip(*slots, strict=True)]) == followed

@@ -1,0 +1,271 @@
+"""The run directory, what is written into it, and what is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from utils import revision
+from utils.errors import ConfigError
+from utils.ranks.distributed import Dist
+from utils.rundir.directory import Run
+
+OFF = {"mode": "disabled", "project": "p", "name": "n"}
+
+
+@dataclass(frozen=True)
+class Second(Dist):
+    """Rank 1 of two, to which rank 0 has told its directory."""
+
+    rank: int = 1
+    world_size: int = 2
+    told: str = ""
+
+    def all_gather_text(self, text: str) -> list[str]:
+        return ["", text]
+
+    def broadcast_text(self, text: str) -> str:
+        return self.told
+
+
+def opened(
+    folder: Path, dist: Dist | None = None, text: str = "seed: 0\n", resumed: int | None = None, evaluation_due: bool = False
+) -> Run:
+    run = Run(folder, dist or Dist()).__enter__()
+    run.begin(text, OFF, resumed, evaluation_due)
+    return run
+
+
+def written(folder: Path) -> list[dict]:
+    """The rows of metrics.jsonl, every line of which must be whole and strict JSON."""
+    text = (folder / "metrics.jsonl").read_text()
+    assert text == "" or text.endswith("\n")
+    return [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
+
+
+def test_files_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with opened(tmp_path / "p" / "x") as run:
+        run.log(1, {"train/loss": float("nan"), "up": float("inf"), "n": 3, "train/lr": 0.5})
+        run.log(2, {"train/loss": 0.25})
+        assert (run.directory / "metrics.jsonl").read_text().count("\n") == 2  # flushed while the run goes on
+        run.say("hello – you")
+    rows = written(run.directory)
+    assert [row["step"] for row in rows] == [1, 2]
+    assert rows[0]["train/loss"] is None
+    assert rows[0]["up"] is None
+    assert (rows[0]["n"], rows[0]["train/lr"], rows[1]["train/loss"]) == (3, 0.5, 0.25)
+    assert rows[0]["time"] <= rows[1]["time"]
+    assert (run.directory / "config.yaml").read_text() == "seed: 0\n"
+    assert (run.directory / "log.txt").read_text(encoding="utf-8").endswith("  hello – you\n")
+    assert capsys.readouterr().out == "hello – you\n"
+    run.log(3, {})
+    run.close()
+
+
+def test_a_former_run_is_moved_aside_and_never_lost(tmp_path: Path) -> None:
+    for text in ("first", "second", "third"):
+        opened(tmp_path / "x", text=text).close()
+    kept = {name: (tmp_path / name / "config.yaml").read_text() for name in sorted(os.listdir(tmp_path))}
+    assert kept == {"x": "third", "x.old-1": "first", "x.old-2": "second"}
+    assert "the former run of this name is now x.old-2" in (tmp_path / "x" / "log.txt").read_text()
+
+
+def test_a_folder_without_a_run_is_used_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "x" / ".hydra").mkdir(parents=True)
+    opened(tmp_path / "x").close()
+    assert os.listdir(tmp_path) == ["x"]
+    assert (tmp_path / "x" / ".hydra").is_dir()
+
+
+def test_an_impossible_directory_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"^checkpoint_path=.*file/x: cannot be made \(Not a directory\)"):
+        opened(tmp_path / "file" / "x")
+
+
+def test_other_ranks_write_and_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with opened(tmp_path / "x", Second(told="x-2")) as run:
+        assert run.directory == Path("x-2")  # all ranks write outputs there
+        run.log(1, {"a": 1.0})
+        run.say("hello")
+        run.progress(2, 2, 0.1, "accuracy", 0.5, 3.0)
+        run.finish(2)
+    assert os.listdir(tmp_path) == []
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bad_mode_is_an_error_on_every_rank(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        with pytest.raises(ConfigError, match=r"^wandb.mode=maybe: choose one of auto, online, offline, disabled$"):
+            Run(tmp_path / "x", Dist(rank, 2)).begin("", {"mode": "maybe"})
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_error_goes_through(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), opened(tmp_path / "x"):
+        raise KeyError("mine")
+
+
+def test_the_code_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_git(*words: str) -> str:
+        command = ["git", "-C", str(tmp_path / "code"), "-c", "user.name=a", "-c", "user.email=b", *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    (tmp_path / "code").mkdir()
+    monkeypatch.setattr(revision, "ROOT", tmp_path / "code")
+    revision.summary.cache_clear()
+    assert (revision.revision(), revision.summary()) == ("", "")
+    opened(tmp_path / "bare").close()
+    assert not (tmp_path / "bare" / "git.txt").exists()
+
+    run_git("init", "-q", "-b", "trunk")
+    (tmp_path / "code" / "a.py").write_text("one\n")
+    run_git("add", ".")
+    run_git("commit", "-q", "-m", "x")
+    commit = run_git("rev-parse", "HEAD").strip()
+    assert revision.summary() == "", "what runs is what was there when it was first asked"
+    revision.summary.cache_clear()
+    assert revision.summary() == f"revision: {commit}\nbranch: trunk\nuncommitted changes: no\n"
+    (tmp_path / "code" / "a.py").write_text("two\n")
+    revision.summary.cache_clear()
+    (tmp_path / "code" / "new.py").write_text("")
+    opened(tmp_path / "x").close()
+    assert (tmp_path / "x" / "git.txt").read_text().endswith("uncommitted changes: yes\n")
+    diff = (tmp_path / "x" / "uncommitted.diff").read_text()
+    assert diff.startswith("# untracked: new.py\n")
+    assert "-one\n+two\n" in diff
+    run_git("checkout", "-q", "a.py")
+    run_git("apply", str(tmp_path / "x" / "uncommitted.diff"))
+    assert (tmp_path / "code" / "a.py").read_text() == "two\n"
+    monkeypatch.setenv("PATH", "")
+    revision.summary.cache_clear()
+    assert revision.summary() == ""
+    revision.summary.cache_clear()
+
+
+ODD = "name \u2028 odd"
+
+
+def logged(folder: Path, steps: range, text: str, resumed: int | None = None) -> None:
+    with opened(folder, text=text, resumed=resumed) as run:
+        for step in steps:
+            run.log(step, {"loss": 1 / step, ODD: float("nan")})
+
+
+def test_a_continued_run_reads_like_an_undisturbed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("utils.rundir.directory.time.time", lambda: 1.0)  # the one thing that may differ
+    undisturbed, disturbed = tmp_path / "a", tmp_path / "b"
+    logged(undisturbed, range(1, 9), "lr: 2")
+    logged(disturbed, range(1, 7), "lr: 1")  # the rows after the checkpoint of step 4 are lost with the crash
+    (disturbed / "checkpoints" / "step_4").mkdir(parents=True)
+    for name in ("metrics.jsonl", "log.txt"):
+        with open(disturbed / name, "a") as file:
+            file.write('{"step": 1, "los')  # and one more was being written
+    opened(disturbed, text="lr: 2", resumed=4).close()
+    assert [row["step"] for row in written(disturbed)] == [1, 2, 3, 4]
+    logged(disturbed, range(5, 9), "lr: 2", resumed=4)
+    assert (disturbed / "metrics.jsonl").read_bytes() == (undisturbed / "metrics.jsonl").read_bytes()
+    assert (disturbed / "config.yaml").read_text() == "lr: 2"
+    assert (disturbed / "log.txt").read_text().splitlines()[-2].endswith("  continued at step 4")
+    assert "los\n" in (disturbed / "log.txt").read_text()  # nothing is glued to it
+    assert (disturbed / "checkpoints" / "step_4").is_dir()
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+    assert not list(disturbed.glob(".*"))
+
+
+def test_rows_that_are_no_rows_are_dropped(tmp_path: Path) -> None:
+    lines = [
+        b'{"step": 1}',
+        b"\xff\xfe",
+        b"[" * 99_999,
+        b'{"step": 1, "a": "\xed\xa0\x80"}',
+        '{"step": 1}'.encode("utf-16"),
+        b"[3]",
+        b"",
+        b'{"loss": 1}',
+        b'{"step": "2"}',
+        b'{"step": 9}',
+        b'{"step": 2}',
+        b'{"step": 2}',
+    ]
+    opened(tmp_path).close()
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
+    opened(tmp_path, resumed=2).close()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 1}\n{"step": 2}\n'
+    opened(tmp_path, resumed=0).close()
+    assert written(tmp_path) == []
+
+
+def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / ".config.yaml.writing").mkdir()
+    with pytest.raises(ConfigError, match=r"^checkpoint_path=.*: cannot be written \(Is a directory\); give a folder"):
+        opened(tmp_path, resumed=2)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "log.txt", "status.json", "git.txt"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_holds_up_nothing(name: str, make: Callable[[Path], None], tmp_path: Path) -> None:
+    """Whoever opens a pipe waits for its other end."""
+    run = tmp_path / "x"
+    run.mkdir()
+    make(run / name)
+    if name == "git.txt":
+        opened(run, resumed=2).close()
+        return
+    with pytest.raises(ConfigError, match=rf"^checkpoint_path=.*x: {name} there is no regular file; move it away"):
+        opened(run, resumed=2)
+    assert os.listdir(run) == [name]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe[", b"[" * 100_000, b'{"state": "running", "pid": Infinity, "heartbeat": [1], "launch": 3}']
+)
+def test_garbage_in_its_files_holds_up_nothing(content: bytes, tmp_path: Path) -> None:
+    files = ("config.yaml", "metrics.jsonl", "log.txt", "status.json")
+    for name in files:
+        (tmp_path / name).write_bytes(content)
+    opened(tmp_path, resumed=2).close()
+    assert written(tmp_path) == []
+    assert json.loads((tmp_path / "status.json").read_text())["pid"] == os.getpid()
+
+
+def test_the_code_a_run_began_with_stays_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"summary": "revision: a\nuncommitted changes: no\n", "uncommitted": ""}
+    monkeypatch.setattr(revision, "summary", lambda: texts["summary"])
+    monkeypatch.setattr(revision, "uncommitted", lambda: texts["uncommitted"])
+    opened(tmp_path).close()
+    texts["uncommitted"] = "# untracked: notes.txt\n"  # no other code
+    opened(tmp_path, resumed=1).close()
+    assert {path.name for path in tmp_path.glob("*git*")} == {"git.txt"}
+    for number, (commit, change) in enumerate([("b", ""), ("b", "-one\n+two\n"), ("c", "")], start=1):
+        texts.update(summary=f"revision: {commit}\nuncommitted changes: no\n", uncommitted=change)
+        opened(tmp_path, resumed=1).close()
+        assert (tmp_path / "log.txt").read_text().count("the code has changed") == number
+    revisions = [(tmp_path / name).read_text()[10] for name in ("git.old-1.txt", "git.old-2.txt", "git.old-3.txt", "git.txt")]
+    assert revisions == ["a", "b", "b", "c"]
+    changes = [(tmp_path / f"uncommitted{old}.diff").read_text() for old in (".old-1", ".old-2", ".old-3", "")]
+    assert changes == ["# untracked: notes.txt\n", "", "-one\n+two\n", ""]
+
+
+def test_importing_run_loads_nothing_heavy() -> None:
+    code = "import sys, utils.rundir.directory; print([name for name in ('wandb', 'datasets', 'safetensors', 'omegaconf') if name in sys.modules])"
+    root = Path(__file__).resolve().parents[3]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_an_evaluation_that_is_still_due_is_not_there_twice(tmp_path: Path) -> None:
+    with opened(tmp_path) as run:
+        for row in ({"train/loss": 1.0}, {"eval/accuracy": 0.5}):
+            run.log(1, row)
+            run.log(2, row)
+    opened(tmp_path, resumed=2).close()
+    assert len(written(tmp_path)) == 4
+    opened(tmp_path, resumed=2, evaluation_due=True).close()
+    assert [(row["step"], "eval/accuracy" in row) for row in written(tmp_path)] == [(1, False), (2, False), (1, True)]

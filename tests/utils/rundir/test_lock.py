@@ -1,0 +1,190 @@
+"""The lock of a run directory: one holder among real processes, however they come and go."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import ROOT, until
+from utils.errors import ConfigError
+from utils.rundir import lock
+from utils.rundir.lock import Lock
+
+HOLDER = """
+import os, subprocess, sys, time
+from pathlib import Path
+from utils.rundir.lock import Lock
+assert not Lock.acquire(held := Lock(Path(sys.argv[1])))
+child = os.fork() if "fork" in sys.argv[2] else 0
+if "fork" in sys.argv[2] and child == 0:
+    if "release" in sys.argv[2]:
+        held.release()  # not the child's to give back
+    time.sleep(60)
+    os._exit(0)
+if sys.argv[2] == "exec":
+    child = subprocess.Popen(["sleep", "60"], close_fds=False).pid
+print(child, flush=True)
+sys.stdin.read()
+"""
+# Whoever has the lock is alone: another one that had it too would find its marker.
+RACER = """
+import os, sys, time
+from pathlib import Path
+from utils.rundir.lock import Lock
+run, marker, wins, losses = Path(sys.argv[1]), Path(sys.argv[2]), 0, 0
+while not marker.with_name("go").exists():
+    time.sleep(0.001)
+until = time.monotonic() + 1.0
+while time.monotonic() < until:
+    lock = Lock(run)
+    if not lock.acquire():
+        open(marker, "x").close()
+        os.unlink(marker)
+        wins += 1
+    else:
+        losses += 1
+    lock.release()
+print(wins, losses)
+"""
+
+
+def started(code: str, *arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+@contextmanager
+def holder(run: Path, kind: str = "plain") -> Iterator[tuple[int, int]]:
+    """A process that holds the lock, and a child of it that may outlive it."""
+    process = started(HOLDER, run, kind)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    try:
+        yield process.pid, child
+    finally:
+        process.kill()
+        process.wait()
+        if child:
+            os.kill(child, signal.SIGKILL)
+        process.communicate()
+
+
+def test_of_many_that_start_at_once_one_has_it(tmp_path: Path) -> None:
+    """Also while the file and the folders that were made for it are removed and made again."""
+    (tmp_path / "marks").mkdir()
+    racers = [started(RACER, tmp_path / "runs" / "demo" / "x", tmp_path / "marks" / "held") for _ in range(6)]
+    (tmp_path / "marks" / "go").touch()
+    counts = [tuple(map(int, racer.communicate(timeout=60)[0].split())) for racer in racers]
+    assert all(racer.returncode == 0 for racer in racers)
+    assert sum(won for won, _ in counts) > 50
+    assert sum(lost for _, lost in counts) > 0
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["go"], "nothing is left behind"
+
+
+@pytest.mark.parametrize("kind", ["plain", "fork", "fork and release", "exec"])
+def test_it_is_free_as_soon_as_its_holder_is_dead(kind: str, tmp_path: Path) -> None:
+    with holder(tmp_path / "x", kind) as (pid, child):
+        mine = Lock(tmp_path / "x")
+        if "release" in kind:
+            time.sleep(0.1)
+        assert mine.acquire().startswith(f"pid {pid} on host ")
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert child == 0 or Path(f"/proc/{child}").exists(), "its child lives on"
+        assert until(lambda: mine.acquire() == ""), "a child closes the file as it begins"
+        mine.release()
+    assert os.listdir(tmp_path) == []
+
+
+def test_it_stays_where_it_is_when_the_directory_moves(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    held, other = Lock(tmp_path / "x"), Lock(tmp_path / "x")
+    assert held.acquire() == held.acquire() == ""
+    (tmp_path / "x").rename(tmp_path / "x.old-1")
+    assert str(os.getpid()) in other.acquire()
+    (tmp_path / "x").mkdir()
+    other.release()  # which is not its to give back
+    assert str(os.getpid()) in other.acquire()
+    held.release()
+    assert other.acquire() == ""
+    assert str(os.getpid()) in held.acquire()
+    other.release()
+    assert sorted(os.listdir(tmp_path)) == ["x", "x.old-1"]
+
+
+def test_a_file_that_somebody_removed_is_not_taken_for_the_lock(tmp_path: Path) -> None:
+    held, other = Lock(tmp_path / "x"), Lock(tmp_path / "x")
+    held.acquire()
+    (tmp_path / ".x.lock").unlink()
+    assert other.acquire() == ""
+    held.release()
+    assert (tmp_path / ".x.lock").exists(), "it is the other's now"
+    other.release()
+
+
+def test_folders_that_others_use_stay(tmp_path: Path) -> None:
+    one, two = Lock(tmp_path / "a" / "b" / "x"), Lock(tmp_path / "a" / "b" / "y")
+    assert one.acquire() == two.acquire() == ""
+    one.release()
+    assert os.listdir(tmp_path / "a" / "b") == [".y.lock"]
+    two.release()
+
+
+def test_in_a_folder_of_others_it_lies_in_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(self: Lock) -> int:
+        if self._path.parent == tmp_path:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(self)
+
+    opened = Lock._open
+    monkeypatch.setattr(Lock, "_open", denied)
+    with pytest.raises(ConfigError, match=r"^checkpoint_path=.*/x: cannot be made \(Permission denied\); give a folder"):
+        Lock(tmp_path / "x").acquire()
+    (tmp_path / "x").mkdir()
+    held, other = Lock(tmp_path / "x"), Lock(tmp_path / "x")
+    assert held.acquire() == ""
+    assert os.listdir(tmp_path / "x") == [".lock"]
+    assert str(os.getpid()) in other.acquire()
+    held.release()
+    assert os.listdir(tmp_path / "x") == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_disk_without_locks_refuses_nobody(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    held = Lock(tmp_path / "a" / "x")
+    assert held.acquire() == ""
+    held.release()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/etc/passwd", path)])
+def test_what_is_no_file_is_named(make, tmp_path: Path) -> None:
+    make(tmp_path / ".x.lock")
+    with pytest.raises(ConfigError, match=r"^checkpoint_path=.*/x: .*/\.x\.lock is no regular file; remove it"):
+        Lock(tmp_path / "x").acquire()
+
+
+def test_a_full_disk_costs_the_words_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(lock.os, "write", full)
+    held = Lock(tmp_path / "x")
+    assert held.acquire() == ""
+    assert Lock(tmp_path / "x").acquire() == "which has just begun"
+    held.release()

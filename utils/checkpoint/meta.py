@@ -1,0 +1,124 @@
+"""`meta.json` of a checkpoint: everything a run goes on with that is no tensor, checked before anybody relies on it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from utils.checkpoint.stepfolders import STEP_FOLDER
+from utils.files import read_text
+
+LONGEST, DEEPEST = 1 << 18, 50  # of a configuration; ours have some thousand characters and five levels
+MOST, MOST_SHARDS = 1 << 53, 1 << 20
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) and name and not {".", "/", "\0"} & set(name) for name in value)
+
+
+Check = tuple[Callable[[Any], bool], str]
+A_COUNT: Check = (_count, "a whole number, not negative")
+A_TEXT: Check = (_text, "a text")
+# what every reader relies on, where it is there
+COMMON: dict[str, Check] = {
+    "step": A_COUNT,
+    "groups": (_names, "a list of the groups of tensors"),
+    "lr": (lambda value: _number(value) and math.isfinite(value), "a number"),
+}
+# what a run cannot go on without
+NEEDED: dict[str, Check] = {
+    "step": A_COUNT, "threads": A_COUNT,
+    "config": A_TEXT, "fingerprint": A_TEXT, "best_of": A_TEXT, "resumed_from": A_TEXT, "code": A_TEXT, "torch": A_TEXT,
+    "evaluation_due": (lambda value: isinstance(value, bool), "true or false"),
+    "results": (lambda value: isinstance(value, dict) and all(map(_number, value.values())), "numbers by name"),
+    "best": (lambda value: value is None or (_number(value) and not math.isnan(value)), "a number or null"),
+    "wandb_id": (lambda value: value is None or _text(value), "a text or null"),
+}  # fmt: skip
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself; a ValueError says what is wrong with it, an OSError that it is not to be had."""
+    try:
+        meta = json.loads(read_text(folder / "meta.json"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(meta, dict) or "groups" not in meta:
+        raise ValueError("names no groups of tensors")
+    _check(meta, {key: check for key, check in COMMON.items() if key in meta})
+    return meta
+
+
+def check_run(meta: Mapping[str, Any], folder: Path) -> None:
+    """A ValueError unless it is all that a run has written there."""
+    _check(meta, NEEDED)
+    named = STEP_FOLDER.fullmatch(folder.name.removeprefix(".").removesuffix(".replaced"))
+    if named and int(named[1]) != meta["step"]:
+        raise ValueError(f"step={meta['step']} in a folder of that name")
+    for group in ("model", "optimizer"):
+        if group not in meta["groups"]:
+            raise ValueError(f"names no group {group}")
+    shards = config_of(meta["config"]).get("shards")
+    if not isinstance(shards, int) or isinstance(shards, bool) or not 1 <= shards <= MOST_SHARDS:
+        raise ValueError(f"config: shards{_short(shards)} must be a whole number from 1 to {MOST_SHARDS:,}")
+
+
+def config_of(text: str) -> dict[Any, Any]:
+    """A configuration from text that may be anybody's; a ValueError says what is wrong with it."""
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if len(text) > LONGEST:
+        raise ValueError(f"config: more than {LONGEST:,} characters")
+    try:
+        _check_events(text)
+        config = OmegaConf.to_container(OmegaConf.create(text))
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"config: cannot be read ({' '.join(str(error).split())[:120]})") from None
+    assert isinstance(config, dict)
+    return config
+
+
+def _check_events(text: str) -> None:
+    """The outline, before anything is built of it: a few lines of aliases can stand for gigabytes."""
+    import yaml
+
+    depth = 0
+    for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError("it has aliases, which no run writes")
+        if number == 2 and not isinstance(event, yaml.MappingStartEvent):
+            raise yaml.YAMLError("it is no list of keys and values")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise yaml.YAMLError(f"it is nested more than {DEEPEST} levels deep")
+    if number < 3:  # beginning and end of nothing
+        raise yaml.YAMLError("it is empty")
+
+
+def _check(meta: Mapping[str, Any], checks: Mapping[str, Check]) -> None:
+    for key, (fits, wanted) in checks.items():
+        if key not in meta:
+            raise ValueError(f"has no {key}")
+        if not fits(meta[key]):
+            raise ValueError(f"{key}{_short(meta[key])} must be {wanted}")
+
+
+def _short(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return "" if isinstance(value, dict | list) else f"={text if len(text) <= 40 else text[:39] + '…'}"

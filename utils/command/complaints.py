@@ -1,0 +1,66 @@
+"""What Hydra and OmegaConf find wrong with a command line, in one line of ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from utils.command.config import CONF, GROUPS, options
+from utils.command.values import nearest, short
+from utils.errors import ConfigError, RunError
+
+
+def explain(error: BaseException) -> str:
+    """One line for what Hydra or OmegaConf found wrong; empty when the error is not theirs."""
+    from hydra.errors import HydraException, OverrideParseException
+
+    if not isinstance(error, HydraException | OmegaConfBaseException):
+        return ""
+    text = str(error)
+    if found := re.search(r"Could not find '([\w/]+)/([^'/]*)'", text):
+        group, name = found.groups()
+        known = options(group) or re.findall(r"^\t(\S+)$", text, re.MULTILINE)
+        return f"{group}={name}: unknown; choose one of {', '.join(known)}" if known else f"{group}={name}: unknown key"
+    if found := re.search(r"Could not delete from config\. The value of '([^']*)'", text):
+        return f"~{found.group(1)}: every key is needed; remove ~{found.group(1)}"
+    if found := re.search(r"Could not (?:override|append|delete)[^']*'([^'=]+)(?:=([^']*))?'", text):
+        key, value = found.groups()
+        group = key.partition(".")[0]
+        value = value or next(iter(re.findall(rf"\+{re.escape(key)}=(.*)", text)), None)
+        why = f"the {group} chosen here has no such key" if key in (known := _every_key()) else f"unknown key{nearest(key, known)}"
+        return f"{key}{'=' + short(value) if value else ''}: {why}"
+    if found := re.search(r"Ambiguous value for argument '([^']*)'", text):
+        return f"{found.group(1)}: several values; add -m to run them all, or write a list as key=[a,b]"
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: cannot be read; write key=value, with quotes around special characters: 'key=\"a,b\"'"
+    if found := re.search(r"Error merging override (.*)", text):
+        return f"{found.group(1)}: that key holds something of another kind; conf/ shows what"
+    return " ".join(text.split())
+
+
+def blame(error: Exception, arguments: Sequence[str]) -> str:
+    """The same for whatever ends Hydra itself, before a job or around it; empty where it is no fault of the command line."""
+    import yaml
+
+    if isinstance(error, ConfigError | RunError | BrokenPipeError):
+        return ""  # a line of ours already, or nobody there to read one
+    if line := explain(error):
+        return line
+    if isinstance(error, OSError):
+        path = str(error.filename or "")
+        given = next((argument for argument in arguments if (value := argument.partition("=")[2]) and path.startswith(value)), path)
+        return f"{given}: cannot be used ({error.strerror or error}); give a place that you may write to"
+    if isinstance(error, ValueError | TypeError | LookupError | AttributeError | RecursionError | AssertionError | yaml.YAMLError):
+        return f"the command line cannot be used: {' '.join(str(error).split()) or type(error).__name__}"
+    return ""
+
+
+def _every_key() -> list[str]:
+    keys = [*map(str, OmegaConf.load(CONF / "pretrain.yaml")), "experiment"]
+    for group in GROUPS:
+        for path in (CONF / group).glob("*.yaml"):
+            keys += [f"{group}.{key!s}" for key in OmegaConf.load(path)]
+    return [key for key in keys if key not in ("defaults", "hydra")]

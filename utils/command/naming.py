@@ -1,0 +1,58 @@
+"""Names of runs: they are names of directories, so they must fit one, and no two jobs may share one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from utils.command.values import short
+from utils.errors import ConfigError
+
+LONGEST = 200  # bytes; file systems take 255, and `.old-1` and the like are put behind a name
+WITH_JOB = 220  # the same for a job of a sweep
+READABLE = 80  # of a job's own part
+FIT, UNFIT = re.compile(r"[\w.+-]+", re.ASCII), re.compile(r"[^\w.,=+-]+", re.ASCII)  # a value, what a name has none of
+
+
+def check_name(key: str, name: str) -> None:
+    """A name must be that of a folder in another; several that lie in one may begin alike, as `group/one`."""
+    for part in name.split("/"):
+        if part in (".", "..") or not part.strip():
+            raise ConfigError(f"{key}={short(name)}: must be a name, that of a folder of its own; for example {key}=mine")
+        if (size := len(os.fsencode(part))) > LONGEST:
+            raise ConfigError(f"{key}={short(name)}: is {size} bytes long; a name of a folder takes at most {LONGEST}")
+
+
+def folder_name(path: str) -> str:
+    """The name of a folder, however it is written."""
+    name = Path(path).name
+    return name if name not in ("", "..") else Path(os.path.realpath(path)).name
+
+
+def job_name(name: str, config: DictConfig, choices: Mapping[str, str], overrides: Sequence[str], ignored: Sequence[str]) -> str:
+    """The name of one job of a sweep that fixes `run_name`: that name, and every override that makes the job another run.
+
+    Of the overrides themselves only the keys count: two ways to write a value are one job.
+    """
+    keys = {override.partition("=")[0].lstrip("+~") for override in overrides}
+    if "run_name" not in keys:
+        keys.discard("experiment")  # the name is the experiment's, and stands for it
+    parts = {key: _value(key, config, choices) for key in sorted(keys) if re.split(r"[./]", key)[0] not in (*ignored, "hydra")}
+    full = ",".join([f"{key}={value}" for key, value in parts.items()])
+    if not full:
+        return name
+    room = min(READABLE, WITH_JOB - len(os.fsencode(f"{name}-")))
+    if len(full) > room or not all(FIT.fullmatch(str(value)) for value in parts.values()):
+        digest = hashlib.sha256(os.fsencode(repr(parts))).hexdigest()[:8]
+        full = f"{re.sub(UNFIT, '_', full)[: room - 9]}-{digest}"
+    return f"{name}-{full}"
+
+
+def _value(key: str, config: DictConfig, choices: Mapping[str, str]) -> Any:
+    return choices[key] if key in choices else OmegaConf.select(config, key)

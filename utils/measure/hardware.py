@@ -1,0 +1,101 @@
+"""What the machine is and can do: peak speed, peak memory, the cost of a call."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import resource
+import socket
+import sys
+from collections.abc import Callable
+
+import torch
+
+from utils.ranks.distributed import Dist
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
+# NVIDIA's data sheets: dense bfloat16 (float16 where the chip has no bfloat16) operations per second. First match counts.
+PEAKS: tuple[tuple[str, float], ...] = (
+    (r"GB200", 2500e12),
+    (r"B200", 2250e12),
+    (r"B100", 1750e12),
+    (r"H[18]00 PCIe", 756e12),
+    (r"H100 NVL", 835e12),
+    (r"H200|H[18]00", 989e12),
+    (r"\bH20\b", 148e12),
+    (r"A100|A800", 312e12),
+    (r"\bA40\b", 149.7e12),
+    (r"\bA30\b", 165e12),
+    (r"\bA10G\b", 70e12),
+    (r"\bA10\b", 125e12),
+    (r"\bL40S\b", 362e12),
+    (r"\bL40\b", 181e12),
+    (r"\bL4\b", 121e12),
+    (r"RTX 6000 Ada", 364e12),
+    (r"RTX A6000", 154.8e12),
+    (r"RTX 5090", 209.5e12),
+    (r"RTX 4090", 165e12),
+    (r"RTX 3090 Ti", 80e12),
+    (r"RTX 3090", 71e12),
+    (r"V100", 125e12),
+    (r"\bT4\b", 65e12),
+)
+WITHOUT_BFLOAT16 = re.compile(r"V100|\bT4\b")
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Dense peak of a device in operations per second; None where unknown, as on a CPU."""
+    return peak_of(torch.cuda.get_device_name(device), dtype) if device.type == "cuda" else None
+
+
+def peak_of(name: str, dtype: torch.dtype) -> float | None:
+    """Dense peak of a GPU by its name. float32 means TF32, which `tune` turns on: half of bfloat16."""
+    if "MIG" in name:  # a slice of a GPU, of a size that the name tells only in memory
+        return None
+    peak = next((peak for pattern, peak in PEAKS if re.search(pattern, name)), None)
+    if peak is None or dtype == torch.float16:
+        return peak
+    if WITHOUT_BFLOAT16.search(name):
+        return None
+    return {torch.bfloat16: peak, torch.float32: peak / 2}.get(dtype)
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes held so far: by PyTorch on a GPU, by the whole process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def count_flops(call: Callable[[], None]) -> int:
+    """Floating-point operations of the matrix products, convolutions and attention in one call."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        call()
+    return counter.get_total_flops()
+
+
+def describe(dist: Dist) -> str:
+    """One line for the log: where and with what this run computes."""
+    cuda = dist.device.type == "cuda"
+    device = torch.cuda.get_device_name(dist.device) if cuda else f"CPU with {torch.get_num_threads()} of {os.cpu_count()} threads"
+    ranks = f"{dist.world_size} rank{'s' if dist.world_size > 1 else ''}"
+    started = "" if dist.launcher == "none" else f" by {dist.launcher}"
+    return f"{ranks}{started} on {socket.gethostname()}: {device}, PyTorch {torch.__version__}"
+
+
+def tune(exact: bool = False) -> None:
+    """TF32 for float32 products on GPUs that have it, and memory that is kept instead of given back."""
+    torch.set_float32_matmul_precision("high")
+    if exact and torch.cuda.is_available():
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+        torch.use_deterministic_algorithms(True)  # an operation that has no such kernel says so, and ends the run
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.backends.cudnn.benchmark = False
+    if hasattr(ctypes.CDLL(None), "mallopt"):  # glibc
+        # by default every large tensor is mapped, page-faulted in and unmapped again at each use
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
+        ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, 2**31 - 1)

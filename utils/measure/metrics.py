@@ -1,0 +1,132 @@
+"""Metrics are (sum, count) pairs: added on the device, reduced over ranks only when somebody looks."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from utils.ranks.distributed import Dist
+
+MetricSums = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric that runs and checkpoints are judged by; written with a minus where less is better."""
+
+    name: str
+    lower: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Metric:
+        """What `str` made, or a user wrote."""
+        return cls(text.removeprefix("-"), text.startswith("-"))
+
+    def __str__(self) -> str:
+        return f"-{self.name}" if self.lower else self.name
+
+    def improves(self, results: Mapping[str, float], best: float | None) -> bool:
+        """Whether a result is better than the best so far; one that is missing or NaN is not."""
+        value = results.get(self.name, math.nan)
+        if math.isnan(value):
+            return False
+        return best is None or (value < best if self.lower else value > best)
+
+
+def stack(sums: MetricSums) -> torch.Tensor:
+    """One (metrics, 2) tensor in the order of the sorted names."""
+    return torch.stack([torch.stack([part.detach().to(torch.float64) for part in sums[name]]) for name in sorted(sums)])
+
+
+def means(names: list[str], sums_M2: torch.Tensor) -> dict[str, float]:
+    """The mean of every metric that counted anything."""
+    return {name: total / count for name, (total, count) in zip(names, sums_M2.tolist(), strict=True) if count}
+
+
+class Meter:
+    """Adds up metrics on the device; `read` is the only place that waits for it.
+
+    Every shard has a row of its own and rows are added last, in order: the result has the same bits at any number of
+    ranks if the shards' sums have.
+    """
+
+    def __init__(self, shards: int = 1) -> None:
+        self._shards = shards
+        self._names: list[str] = []
+        self._sums: torch.Tensor | None = None  # (shards, metrics, 2)
+        self._restored = False
+
+    def add(self, sums: MetricSums, shard: int = 0) -> None:
+        """Several shards computed together count as the first of them."""
+        names, values = sorted(sums), stack(sums)
+        if self._restored and names != self._names:
+            self._sums = None  # other code wrote the checkpoint, and measured other things
+        self._restored = False
+        assert self._sums is None or names == self._names, f"metrics changed from {self._names} to {names}"
+        if self._sums is None:
+            self._names, self._sums = names, values.new_zeros(self._shards, *values.shape)
+        self._sums[shard] += values
+
+    def read(self, dist: Dist) -> dict[str, float]:
+        """Means over all ranks since the last read; every rank must call it, also one that had nothing to add."""
+        every = dist.all_gather_text("\n".join(self._names if self._sums is not None else []))
+        names = next((text.split("\n") for text in every if text), [])
+        differing = [rank for rank, text in enumerate(every) if text and text.split("\n") != names]
+        assert not differing, f"ranks {differing} measured other metrics than {names}"
+        if not names:
+            return {}
+        sums = self._sums
+        if sums is None:
+            sums = torch.zeros(self._shards, len(names), 2, dtype=torch.float64, device=dist.device)
+        dist.all_reduce(sums)
+        self.clear()
+        return means(names, sums.sum(0))
+
+    def clear(self) -> None:
+        """Begin again at nothing."""
+        self._names, self._sums = [], None
+
+    def state(self, shard: int) -> dict[str, torch.Tensor]:
+        """What a shard has added up since the last read, for a checkpoint."""
+        return {} if self._sums is None else {name: self._sums[shard, i] for i, name in enumerate(self._names)}
+
+    def restore(self, shard: int, state: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        """Continue from a saved `state`."""
+        if state:
+            self.add({name: (pair[0].to(device), pair[1].to(device)) for name, pair in state.items()}, shard)
+            self._restored = True
+
+
+class Clock:
+    """Speed since it was made: steps, examples (what a loss is divided by is another matter), and time spent waiting for data."""
+
+    def __init__(self) -> None:
+        self.start, self.steps, self.examples, self.waited = time.perf_counter(), 0, 0, 0.0
+
+    @property
+    def seconds(self) -> float:
+        return max(time.perf_counter() - self.start, 1e-9)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around what the step waits for."""
+        begun = time.perf_counter()
+        yield
+        self.waited += time.perf_counter() - begun
+
+    def speeds(self, tokens: int, reducing_s: float, saving_s: float) -> dict[str, float]:
+        """What a step cost on average; `tokens` make an example."""
+        seconds, steps = self.seconds, max(1, self.steps)
+        return {
+            "speed/examples_per_s": self.examples / seconds,
+            "speed/tokens_per_s": self.examples * tokens / seconds,
+            "speed/step_ms": 1e3 * seconds / steps,
+            "speed/data_wait_ms": 1e3 * self.waited / steps,
+            "speed/all_reduce_ms": 1e3 * reducing_s / steps,
+            "speed/checkpoint_ms": 1e3 * saving_s / steps,
+        }

@@ -1,0 +1,263 @@
+"""One `Dist` value per process: who am I, where do I compute, and the few collectives everything uses."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as c10d
+
+from utils.errors import ConfigError, LocalError, PeerError
+from utils.ranks.failure_watch import Watch
+from utils.ranks.launchers import Launch, detect
+from utils.ranks.rendezvous import Meeting, Told, exchange, meet, one_line
+from utils.ranks.rendezvous import watch as meet_watch
+
+BACKSTOP_S = 86400.0  # it is the watch that ends a wait; the backend would count time in which all ranks were suspended
+
+
+@dataclass(frozen=True)
+class Dist:
+    """This process among its peers. With one process every collective is free."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    launcher: str = "none"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    timeout_s: float = 600.0
+    watch: Watch | None = field(default=None, repr=False)
+    store: c10d.Store | None = field(default=None, repr=False)  # for helper threads, which must not enter collectives
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def owned_shards(self, shards: int, rank: int | None = None) -> range:
+        """The contiguous block of shards a rank owns; blocks differ by one at most."""
+        rank = self.rank if rank is None else rank
+        size, extra = divmod(shards, self.world_size)
+        start = rank * size + min(rank, extra)
+        return range(start, start + size + (rank < extra))
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Around everything that blocks until other ranks have come; what blocks too long there is told from work that takes long."""
+        return nullcontext() if self.watch is None else self.watch.waiting()
+
+    def wait(self, work: c10d.Work | None) -> None:
+        """Finish what `all_reduce(async_op=True)` has begun."""
+        if work is not None:
+            with self.waiting():
+                work.wait()
+
+    def all_reduce(self, tensor: torch.Tensor, async_op: bool = False) -> c10d.Work | None:
+        """Sum in place over all ranks."""
+        if self.world_size == 1:
+            return None
+        with nullcontext() if async_op else self.waiting():
+            return c10d.all_reduce(tensor, async_op=async_op)
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """A few numbers, each summed over all ranks."""
+        if self.world_size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        with self.waiting():
+            self.all_reduce(tensor)
+            return tensor.tolist()
+
+    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Chunk r of equal chunks along the first dimension goes to rank r; the chunks received, in rank order."""
+        if self.world_size == 1:
+            return tensor
+        received = torch.empty_like(tensor := tensor.contiguous())
+        with self.waiting():
+            c10d.all_to_all_single(received, tensor)
+        return received
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of all ranks in rank order; all must have one shape."""
+        if self.world_size == 1:
+            return [tensor]
+        tensor = tensor.contiguous()
+        parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        with self.waiting():
+            c10d.all_gather(parts, tensor)
+        return parts
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Overwrite with rank 0's tensor."""
+        if self.world_size > 1:
+            with self.waiting():
+                c10d.broadcast(tensor, src=0)
+
+    def broadcast_text(self, text: str) -> str:
+        """Rank 0's text on every rank."""
+        return self.all_gather_text(text if self.is_main else "")[0]
+
+    def all_gather_text(self, text: str) -> list[str]:
+        """Every rank's text; bytes in tensors, because nothing here unpickles a message."""
+        if self.world_size == 1:
+            return [text]
+        content = text.encode(errors="surrogateescape")  # a path may hold bytes that are no UTF-8
+        sizes = torch.cat(self.all_gather(torch.tensor([len(content)], device=self.device))).tolist()
+        padded = torch.zeros(max(1, max(sizes)), dtype=torch.uint8)
+        if content:
+            padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        parts = self.all_gather(padded.to(self.device))
+        return [bytes(part[:size].cpu().numpy()).decode(errors="surrogateescape") for part, size in zip(parts, sizes, strict=True)]
+
+    def barrier(self) -> None:
+        """Wait until every rank is here; the host waits too, not only its CUDA stream."""
+        if self.world_size > 1:
+            self.sums([1.0])
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Work that may fail on some ranks only: an error on one becomes an error on all. May be nested; no other collectives inside.
+
+        The first rank that failed raises its own error, the others a PeerError that carries its text.
+        """
+        own: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            own = error
+        # A PeerError came out of an agreement further in: the rank it tells of speaks, not this one.
+        problems = self.all_gather_text("" if own is None or isinstance(own, PeerError) else one_line(own))
+        first = next((rank for rank, text in enumerate(problems) if text), None)
+        if own is not None and first == self.rank:
+            raise _loud(own)
+        if first is not None:
+            raise PeerError(f"rank {first}: {problems[first]}") from own
+        if own is not None:
+            raise own
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """Rank 0 does the work first (and fills a cache), the others after it; an error on one is an error on all."""
+        if not self.is_main:
+            with self.agreed():
+                pass  # rank 0 is at work
+        with self.agreed():
+            yield
+        if self.is_main:
+            with self.agreed():
+                pass  # the others are at work
+
+
+_current: Dist | None = None
+
+
+def pick_device(requested: str, launch: Launch) -> torch.device:
+    """The device of this process, by its local rank."""
+    kind = requested if requested != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind == "cpu":
+        return torch.device("cpu")
+    name, _, number = kind.partition(":")
+    if name != "cuda" or (number and not number.isdecimal()) or kind.endswith(":"):
+        raise ConfigError(f"device={requested}: choose auto, cpu or cuda")
+    if not torch.cuda.is_available():
+        raise ConfigError(f"device={requested}: PyTorch {torch.__version__} sees no CUDA device here; use device=cpu or auto")
+    if number and launch.world_size > 1:
+        raise ConfigError(f"device={requested} puts all {launch.world_size} ranks on one device; use device=cuda")
+    index = int(number) if number else launch.local_rank % torch.cuda.device_count()
+    if index >= torch.cuda.device_count():
+        raise ConfigError(f"device={requested}: this host has {torch.cuda.device_count()} CUDA devices; use device=cuda")
+    return torch.device("cuda", index)
+
+
+def pick_backend(requested: str, device: torch.device) -> str:
+    """The collectives' backend for a device."""
+    chosen = requested if requested != "auto" else ("nccl" if device.type == "cuda" else "gloo")
+    known = {"gloo": c10d.is_gloo_available, "nccl": c10d.is_nccl_available}
+    if chosen not in known or not known[chosen]():
+        raise ConfigError(f"backend={requested}: not available in this PyTorch; choose gloo (CPU, CUDA) or nccl (CUDA)")
+    if chosen == "nccl" and device.type != "cuda":
+        raise ConfigError(f"backend=nccl needs device=cuda, but device is {device.type}; use backend=gloo")
+    return chosen
+
+
+def start(device: str = "auto", backend: str = "auto", timeout_s: float = 600.0, folder: Path = Path()) -> Dist:
+    """Join the process group, once per process: a multirun keeps it, its watch and its timeout from job to job.
+
+    The ranks' key goes by a file in the folder, or above it where it does not exist yet.
+    """
+    global _current
+    launch = detect(os.environ)
+    if launch.launcher == "none":
+        return _placed(launch, device, backend, timeout_s)[0]
+    if _current is not None:
+        dist, chosen = _placed(launch, device, backend, timeout_s)
+        if chosen != c10d.get_backend():
+            raise ConfigError(f"backend={chosen}: this process already runs {c10d.get_backend()}; sweep over backends in separate runs")
+        return replace(_current, device=dist.device)
+    if not timeout_s > 0:
+        raise ConfigError(f"timeout_s={timeout_s:g} is not a time to wait; use e.g. timeout_s=600")
+    meeting = meet(launch, timeout_s)
+    dist, chosen, told = _compared(meeting, device, backend)
+    watch = meet_watch(meeting, told, folder)
+    watch.start()
+    atexit.register(watch.stop)  # a script that simply ends is not missed
+    _current = replace(dist, watch=watch, store=meeting.client("helpers"))
+    with watch.waiting():
+        c10d.init_process_group(
+            chosen, store=meeting.store, rank=launch.rank, world_size=launch.world_size,
+            timeout=timedelta(seconds=timeout_s + BACKSTOP_S), device_id=dist.device if chosen == "nccl" else None,
+        )  # fmt: skip
+    return _current
+
+
+def current() -> Dist | None:
+    """The group that this process has joined, if it has."""
+    return _current
+
+
+def stop() -> None:
+    """Leave the process group; safe to call on every exit and more than once."""
+    global _current
+    if _current is not None and _current.watch is not None:
+        _current.watch.stop()
+    _current = None
+    if c10d.is_initialized():
+        c10d.destroy_process_group()
+
+
+def _compared(meeting: Meeting, device: str, backend: str) -> tuple[Dist, str, list[Told]]:
+    """Device and backend, known to fit before the group exists: a rank without its device would leave the rest waiting."""
+    found: tuple[Dist, str] | None = None
+    problem: ConfigError | None = None
+    try:
+        found = _placed(meeting.launch, device, backend, meeting.timeout_s)
+    except ConfigError as error:
+        problem = error
+    own = {"error": one_line(problem)} if problem else {"error": "", "backend": found[1] if found else ""}
+    told = exchange(meeting, own)
+    for rank, text in enumerate(told):
+        if text["error"]:
+            raise _loud(problem) if problem and rank == meeting.launch.rank else PeerError(f"rank {rank}: {text['error']}")
+    for rank, text in enumerate(told):
+        if text["backend"] != told[0]["backend"]:
+            chosen = f"rank 0 chose {told[0]['backend']}, rank {rank} {text['backend']}"
+            raise ConfigError(f"backend=auto: {chosen}; set device=cpu or device=cuda")
+    assert found is not None
+    return *found, told
+
+
+def _placed(launch: Launch, device: str, backend: str, timeout_s: float) -> tuple[Dist, str]:
+    where = pick_device(device, launch)
+    chosen = pick_backend(backend, where)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    return Dist(launch.rank, launch.world_size, launch.local_rank, launch.launcher, where, timeout_s), chosen
+
+
+def _loud(error: Exception) -> Exception:
+    """All ranks have agreed that this one speaks: its error must not be taken for one that rank 0 tells too."""
+    return LocalError(str(error)) if isinstance(error, ConfigError) else error
