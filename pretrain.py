@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # torch takes a second to import: not before the command line
 
 
 @dataclass
-class Job:
+class Trainer:
     """The parts of one run. Ranks differ in `dist`, `parts` and `slots` alone."""
 
     cfg: DictConfig
@@ -108,28 +108,28 @@ def train_or_evaluate(cfg: DictConfig, dist: Dist, run: Run) -> float | None:
     start = resume.find(cfg, dist, run.say)
     source, objective = build_problem(cfg, dist, run, start)
     with dist.agreed():
-        job = build(cfg, dist, run, source, objective)
-    start = resume.take_up(job, start)
+        trainer = build(cfg, dist, run, source, objective)
+    start = resume.take_up(trainer, start)
     with dist.agreed():
         check_names(cfg, source.eval_sets(), objective, lambda rows: to_device(to_tensors([rows]), dist.device))
     check_same(objective.state_dict(), dist)  # hosts may hold different files under one name
-    if resume.is_finished(start, job.total_steps):
-        run.confirm_finished(job.step)
-        run.say(f"{cfg.run_name} is finished, {job.step:,} steps: {run.directory}; resume=false would begin again")
-        return job.results.get(job.headline.name)
+    if resume.is_finished(start, trainer.total_steps):
+        run.confirm_finished(trainer.step)
+        run.say(f"{cfg.run_name} is finished, {trainer.step:,} steps: {run.directory}; resume=false would begin again")
+        return trainer.results.get(trainer.headline.name)
     # last: whatever can be wrong is known before a former run is moved aside
     wandb = {"mode": cfg.wandb.mode, "project": cfg.project_name, "name": cfg.run_name, "id": start.meta.get("wandb_id")}
-    run.begin(OmegaConf.to_yaml(cfg), wandb, start.step if start.continues else None, job.evaluation_due)
-    run.say(f"{cfg.run_name}: {sum(p.numel() for p in job.parameters.values()):,} parameters, {job.total_steps:,} steps")
+    run.begin(OmegaConf.to_yaml(cfg), wandb, start.step if start.continues else None, trainer.evaluation_due)
+    run.say(f"{cfg.run_name}: {sum(p.numel() for p in trainer.parameters.values()):,} parameters, {trainer.total_steps:,} steps")
     run.say(hardware.describe(dist))
     if cfg.eval_only:
-        if stop := evaluate(job):
-            run.stop(stop, job.step, "an evaluation saves nothing")
+        if stop := evaluate(trainer):
+            run.stop(stop, trainer.step, "an evaluation saves nothing")
     else:
-        with Keeper(job, start.step if start.continues else -1) as job.keeper:
-            train(job)
-    run.finish(job.step)
-    return job.results.get(job.headline.name)
+        with Keeper(trainer, start.step if start.continues else -1) as trainer.keeper:
+            train(trainer)
+    run.finish(trainer.step)
+    return trainer.results.get(trainer.headline.name)
 
 
 def build_problem(cfg: DictConfig, dist: Dist, run: Run, start: Start) -> tuple[Source, Objective]:
@@ -161,7 +161,7 @@ def build_problem(cfg: DictConfig, dist: Dist, run: Run, start: Start) -> tuple[
     return source, objective
 
 
-def build(cfg: DictConfig, dist: Dist, run: Run, source: Source, objective: Objective) -> Job:
+def build(cfg: DictConfig, dist: Dist, run: Run, source: Source, objective: Objective) -> Trainer:
     """Everything that updates the weights."""
     from data.stream import to_tensors
     from models.objectives.base import Context, to_device
@@ -189,7 +189,7 @@ def build(cfg: DictConfig, dist: Dist, run: Run, source: Source, objective: Obje
 
     size = shards_at_once(cfg, len(owned), dist.device, parameters.values(), lambda n: objective.rehearse(*beginning(owned[:n])))
     parts = [owned[i : i + size] for i in range(0, len(owned), size)]
-    job = Job(
+    trainer = Trainer(
         cfg=cfg, dist=dist, run=run, source=source, objective=objective, parameters=parameters,
         parts=parts, slots=Slots(parts, lambda: objective.initial_carry(beginning(owned[:1])[0])), meter=Meter(cfg.shards),
         sparse=build_sparse(
@@ -202,120 +202,122 @@ def build(cfg: DictConfig, dist: Dist, run: Run, source: Source, objective: Obje
         total_steps=total_steps,
         headline=objective.judged_by(cfg.objective_metric),
     )  # fmt: skip
-    if job.ema is not None:
-        for optimizer in job.sparse:
-            optimizer.before_update.append(job.ema.before_rows_change)
+    if trainer.ema is not None:
+        for optimizer in trainer.sparse:
+            optimizer.before_update.append(trainer.ema.before_rows_change)
     if peak_flops(dist.device, objective.model.dtype):
-        job.flops_per_example = objective.flops_per_example(*beginning(owned[:1]))
+        trainer.flops_per_example = objective.flops_per_example(*beginning(owned[:1]))
     if cfg.compile is True or (cfg.compile == "auto" and dist.device.type == "cuda"):
         objective.compile_net()
-    return job
+    return trainer
 
 
 @cli.told_at_once
-def train(job: Job) -> None:
+def train(trainer: Trainer) -> None:
     """Step, log, evaluate and save, until the run has its length or somebody asks it to stop."""
     from data.stream import ShardStream, train_loader
     from utils.measure.metrics import Clock
 
-    job.objective.train()
-    stream = ShardStream(job.source, job.parts, job.step, job.total_steps)
-    with closing(train_loader(stream, job.cfg.num_workers, job.dist.device.type == "cuda")) as loader:
-        between_steps(job, job.dist.sums(job.keeper.notices()))
+    trainer.objective.train()
+    stream = ShardStream(trainer.source, trainer.parts, trainer.step, trainer.total_steps)
+    with closing(train_loader(stream, trainer.cfg.num_workers, trainer.dist.device.type == "cuda")) as loader:
+        between_steps(trainer, trainer.dist.sums(trainer.keeper.notices()))
         clock = Clock()
-        while job.step < job.total_steps:
+        while trainer.step < trainer.total_steps:
             with clock.waiting():
                 _, parts = next(loader)
-            verdict = train_step(job, parts)
-            job.step += 1
-            clock.steps, clock.examples = clock.steps + 1, clock.examples + job.cfg.global_batch_size
-            last = job.step == job.total_steps
-            if job.step % job.cfg.log_interval == 0 or last:
-                log(job, clock)
+            verdict = train_step(trainer, parts)
+            trainer.step += 1
+            clock.steps, clock.examples = clock.steps + 1, clock.examples + trainer.cfg.global_batch_size
+            last = trainer.step == trainer.total_steps
+            if trainer.step % trainer.cfg.log_interval == 0 or last:
+                log(trainer, clock)
                 clock = Clock()
-            job.evaluation_due = last or job.source.is_eval_step(job.step)
-            if between_steps(job, verdict.notices):
+            trainer.evaluation_due = last or trainer.source.is_eval_step(trainer.step)
+            if between_steps(trainer, verdict.notices):
                 clock = Clock()
-        job.keeper.settle()
+        trainer.keeper.settle()
 
 
-def between_steps(job: Job, told: Sequence[float]) -> bool:
+def between_steps(trainer: Trainer, told: Sequence[float]) -> bool:
     """Evaluate, save, stop, as all ranks have agreed. Returns whether there was an evaluation, which takes its time."""
-    stop, wanted = job.keeper.heed(told)
-    evaluated = job.evaluation_due and not stop
+    stop, wanted = trainer.keeper.heed(told)
+    evaluated = trainer.evaluation_due and not stop
     if evaluated:
-        stop = evaluate(job)
-        wanted = wanted or job.cfg.checkpoint_every_eval or job.step == job.total_steps
-    job.keeper.save_if(wanted, bool(stop), evaluated and not stop)
+        stop = evaluate(trainer)
+        wanted = wanted or trainer.cfg.checkpoint_every_eval or trainer.step == trainer.total_steps
+    trainer.keeper.save_if(wanted, bool(stop), evaluated and not stop)
     if stop:
-        job.keeper.settle()
-        same = "the same command" if job.cfg.resume is not False else "the same command without resume=false"
-        job.run.stop(stop, job.step, f"{same} goes on from there")
+        trainer.keeper.settle()
+        same = "the same command" if trainer.cfg.resume is not False else "the same command without resume=false"
+        trainer.run.stop(stop, trainer.step, f"{same} goes on from there")
     return evaluated
 
 
-def train_step(job: Job, parts: list[dict]) -> Verdict:
+def train_step(trainer: Trainer, parts: list[dict]) -> Verdict:
     """One step: sum locally, reduce, divide once, update."""
     from models.objectives.base import Context, to_device
     from optim.schedule import set_lr
     from utils.noise import Noise
 
-    cfg, objective, reducer = job.cfg, job.objective, job.reducer
+    cfg, objective, reducer = trainer.cfg, trainer.objective, trainer.reducer
     reducer.zero()
     outs = []
-    for i, (shards, part) in enumerate(zip(job.parts, parts, strict=True)):
-        batch = to_device(part, job.dist.device)
-        context = Context(job.step / job.total_steps, Noise(cfg.seed, job.step, shards, job.dist.device))
-        outs.append(objective(batch, job.slots.get(i, partial(objective.initial_carry, batch)), context))
+    for i, (shards, part) in enumerate(zip(trainer.parts, parts, strict=True)):
+        batch = to_device(part, trainer.dist.device)
+        context = Context(trainer.step / trainer.total_steps, Noise(cfg.seed, trainer.step, shards, trainer.dist.device))
+        outs.append(objective(batch, trainer.slots.get(i, partial(objective.initial_carry, batch)), context))
         with reducer.backward(last=i == len(parts) - 1):
             outs[-1].loss.backward()
-    verdict = reducer.finish([out.weight for out in outs], [grad for s in job.sparse for grad in s.local_grads()], job.keeper.notices())
+    verdict = reducer.finish(
+        [out.weight for out in outs], [grad for s in trainer.sparse for grad in s.local_grads()], trainer.keeper.notices()
+    )
     if not verdict.finite:
-        refuse(job, verdict)
+        refuse(trainer, verdict)
         return verdict
 
-    for shards, out in zip(job.parts, outs, strict=True):
-        job.meter.add({**out.metrics, "loss": (out.loss, out.weight)}, shards[0])
+    for shards, out in zip(trainer.parts, outs, strict=True):
+        trainer.meter.add({**out.metrics, "loss": (out.loss, out.weight)}, shards[0])
     if cfg.grad_clip is not None:
         reducer.clip(cfg.grad_clip)
-    set_lr([*job.sparse, *job.dense], job.schedule(job.step + 1))
-    for optimizer in (*job.sparse, *job.dense):
+    set_lr([*trainer.sparse, *trainer.dense], trainer.schedule(trainer.step + 1))
+    for optimizer in (*trainer.sparse, *trainer.dense):
         optimizer.step()
-    if job.ema is not None:
-        job.ema.update()
-    job.slots.put(out.carry for out in outs)
+    if trainer.ema is not None:
+        trainer.ema.update()
+    trainer.slots.put(out.carry for out in outs)
     return verdict
 
 
-def refuse(job: Job, verdict: Verdict) -> None:
+def refuse(trainer: Trainer, verdict: Verdict) -> None:
     """A step whose gradients are not finite: all ranks know, and all do the same."""
-    for optimizer in job.sparse:
+    for optimizer in trainer.sparse:
         optimizer.zero_grad()  # forgets the step's look-ups
-    if job.cfg.on_nonfinite == "raise":
-        raise RunError(f"on_nonfinite=raise: step {job.step + 1}: {verdict.problem}; lower lr, set grad_clip, or use on_nonfinite=skip")
-    job.slots.put([None] * len(job.parts))  # fresh slots: the same ones would fail again, as the weights stay
-    job.run.say(f"skipped step {job.step + 1}: {verdict.problem}")
+    if trainer.cfg.on_nonfinite == "raise":
+        raise RunError(f"on_nonfinite=raise: step {trainer.step + 1}: {verdict.problem}; lower lr, set grad_clip, or use on_nonfinite=skip")
+    trainer.slots.put([None] * len(trainer.parts))  # fresh slots: the same ones would fail again, as the weights stay
+    trainer.run.say(f"skipped step {trainer.step + 1}: {verdict.problem}")
 
 
-def log(job: Job, clock: Clock) -> None:
+def log(trainer: Trainer, clock: Clock) -> None:
     """One row of metrics, named as users of the published code know them."""
     from utils.measure.hardware import peak_flops, peak_memory
 
-    means = job.meter.read(job.dist)
+    means = trainer.meter.read(trainer.dist)
     row = {f"train/{name}": value for name, value in means.items()}
-    row |= {"train/lr": job.dense[-1].param_groups[0]["lr"], "epoch": job.step / job.source.steps_per_epoch}
-    row |= clock.speeds(max(1, job.source.spec.seq_len), job.reducer.take_wait_s(), job.keeper.take_stall_s())
-    row["memory/peak_bytes"] = peak_memory(job.dist.device)
-    if job.flops_per_example:
-        peak = peak_flops(job.dist.device, job.objective.model.dtype) or 1.0
-        row["speed/mfu"] = job.flops_per_example * row["speed/examples_per_s"] / job.dist.world_size / peak
-    job.run.log(job.step, row)
-    headline = job.objective.headline.name
-    job.run.progress(job.step, job.total_steps, means.get("loss"), headline, means.get(headline), row["speed/examples_per_s"])
+    row |= {"train/lr": trainer.dense[-1].param_groups[0]["lr"], "epoch": trainer.step / trainer.source.steps_per_epoch}
+    row |= clock.speeds(max(1, trainer.source.spec.seq_len), trainer.reducer.take_wait_s(), trainer.keeper.take_stall_s())
+    row["memory/peak_bytes"] = peak_memory(trainer.dist.device)
+    if trainer.flops_per_example:
+        peak = peak_flops(trainer.dist.device, trainer.objective.model.dtype) or 1.0
+        row["speed/mfu"] = trainer.flops_per_example * row["speed/examples_per_s"] / trainer.dist.world_size / peak
+    trainer.run.log(trainer.step, row)
+    headline = trainer.objective.headline.name
+    trainer.run.progress(trainer.step, trainer.total_steps, means.get("loss"), headline, means.get(headline), row["speed/examples_per_s"])
 
 
 @cli.told_at_once
-def evaluate(job: Job) -> int:
+def evaluate(trainer: Trainer) -> int:
     """Every example of every set exactly once over all ranks. Returns the signal that cut it short, or 0."""
     import torch
 
@@ -323,26 +325,26 @@ def evaluate(job: Job) -> int:
     from models.objectives.base import to_device
     from utils.measure.evaluation import Abandoned, Evaluation
 
-    cfg, dist = job.cfg, job.dist
+    cfg, dist = trainer.cfg, trainer.dist
     size = cfg.eval_batch_size or min(1024, max(1, cfg.global_batch_size // 8))
-    evaluation = Evaluation(dist, job.run.directory, job.run.say, cfg.eval_save_outputs)
-    job.objective.eval()
+    evaluation = Evaluation(dist, trainer.run.directory, trainer.run.say, cfg.eval_save_outputs)
+    trainer.objective.eval()
     try:
-        with torch.no_grad(), job.ema.applied() if job.ema is not None else nullcontext():
-            for name, examples in job.source.eval_sets().items():
+        with torch.no_grad(), trainer.ema.applied() if trainer.ema is not None else nullcontext():
+            for name, examples in trainer.source.eval_sets().items():
                 mine, total = eval_batches(examples, size, dist.rank, dist.world_size), num_eval_batches(examples, size)
-                evaluation.run(job.step, name, mine, total, lambda batch: job.objective.predict(to_device(batch, dist.device)))
+                evaluation.run(trainer.step, name, mine, total, lambda batch: trainer.objective.predict(to_device(batch, dist.device)))
     except Abandoned:
         return signals.agreed(dist.sums(signals.flags()))
     finally:
-        job.objective.train()
-    job.evaluation_due, job.results = False, evaluation.results()
-    if job.results:
-        job.run.log(job.step, job.results)
-        job.run.say(f"step {job.step}, held out: {evaluation.summary()}")
-    if evaluation.first is not None and (cfg.eval_only or job.step == job.total_steps):
+        trainer.objective.train()
+    trainer.evaluation_due, trainer.results = False, evaluation.results()
+    if trainer.results:
+        trainer.run.log(trainer.step, trainer.results)
+        trainer.run.say(f"step {trainer.step}, held out: {evaluation.summary()}")
+    if evaluation.first is not None and (cfg.eval_only or trainer.step == trainer.total_steps):
         batch, answers = evaluation.first
-        job.run.say(job.source.describe({key: rows[0].numpy() for key, rows in batch.items()}, answers[0].numpy()))
+        trainer.run.say(trainer.source.describe({key: rows[0].numpy() for key, rows in batch.items()}, answers[0].numpy()))
     return 0
 
 

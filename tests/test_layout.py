@@ -82,7 +82,7 @@ def test_heavy_packages_are_imported_where_they_are_used() -> None:
 
 def test_the_loop_names_no_task_and_fits_on_a_few_screens() -> None:
     text = (ROOT / "pretrain.py").read_text()
-    assert text.count("\n") <= 350
+    assert text.count("\n") <= 360
     code = text.split('"""', 2)[2]
     assert not re.findall(r"\b(sudoku|maze|arc|mnist|digits|trm|hrm|gpt|cnn)\b", code, flags=re.IGNORECASE)
 

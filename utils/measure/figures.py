@@ -1,0 +1,55 @@
+"""Small pictures as SVG: text that any browser shows, made without a plotting library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+COLOURS = ("#1f6feb", "#d1495b", "#2a9d5c", "#b7791f", "#7048a8")
+CELL, MARGIN = 28, 48
+WIDTH, HEIGHT = 420, 240
+
+
+def heat_map(values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], title: str) -> str:
+    """A table of numbers, the larger the darker; each row is coloured by its own largest value."""
+    parts = []
+    for y, row in enumerate(values):
+        most = max((abs(value) for value in row), default=0.0) or 1.0
+        for x, value in enumerate(row):
+            share = abs(value) / most
+            left, top = MARGIN + x * CELL, MARGIN + y * CELL
+            parts.append(f'<rect x="{left}" y="{top}" width="{CELL}" height="{CELL}" fill="{COLOURS[0]}" fill-opacity="{share:.3f}"/>')
+            if value:
+                parts.append(_text(left + CELL / 2, top + CELL / 2 + 4, f"{value:g}", "middle", "#fff" if share > 0.5 else "#222"))
+    parts += [_text(MARGIN - 6, MARGIN + (y + 0.5) * CELL + 4, name, "end") for y, name in enumerate(rows)]
+    parts += [_text(MARGIN + (x + 0.5) * CELL, MARGIN - 6, name, "middle") for x, name in enumerate(columns)]
+    return _picture(MARGIN + CELL * len(columns) + 8, MARGIN + CELL * len(rows) + 8, title, parts)
+
+
+def line_chart(lines: Mapping[str, Sequence[float]], title: str, first: int = 1) -> str:
+    """Shares between 0 and 1, one line each, over whole numbers from `first` on."""
+    parts = [_text(MARGIN - 6, _height(share) + 4, f"{share:g}", "end") for share in (0.0, 0.5, 1.0)]
+    parts += [f'<path d="M{MARGIN} {_height(share)}H{WIDTH - 8}" stroke="#ddd"/>' for share in (0.0, 0.5, 1.0)]
+    longest = max((len(line) for line in lines.values()), default=1)
+    step = (WIDTH - MARGIN - 24) / max(1, longest - 1)
+    for x in sorted({0, (longest - 1) // 2, longest - 1}):
+        parts.append(_text(MARGIN + x * step, HEIGHT - 8, str(first + x), "middle"))
+    for number, (name, line) in enumerate(lines.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        points = " ".join(f"{MARGIN + x * step:.1f},{_height(share):.1f}" for x, share in enumerate(line))
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(_text(WIDTH - 12, _height(line[-1] if line else 0.0) - 6, name, "end", colour))
+    return _picture(WIDTH, HEIGHT, title, parts)
+
+
+def _height(share: float) -> float:
+    return HEIGHT - 24 - share * (HEIGHT - 24 - MARGIN)
+
+
+def _text(x: float, y: float, text: str, anchor: str, colour: str = "#222") -> str:
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
+
+
+def _picture(width: int, height: int, title: str, parts: Sequence[str]) -> str:
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">'
+    return "\n".join([head, f'<rect width="{width}" height="{height}" fill="#fff"/>', _text(8, 18, title, "start"), *parts, "</svg>\n"])

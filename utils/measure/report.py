@@ -1,0 +1,50 @@
+"""What evaluations hand on: predictions from an objective, rows from every rank, and a report of what they amount to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from utils.measure.metrics import MetricSums
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What evaluation learns of one batch."""
+
+    metrics: MetricSums
+    outputs: dict[str, Tensor] = field(default_factory=dict)  # one row per example; may be empty
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one set of examples has shown."""
+
+    metrics: dict[str, float] = field(default_factory=dict)  # logged as `eval/name`, on every rank
+    figures: dict[str, str] = field(default_factory=dict)  # SVG by name
+    files: dict[str, str | bytes] = field(default_factory=dict)  # content by file name
+    text: str = ""  # for people, where an evaluation ends the run
+
+
+class Evaluator(Protocol):
+    """Measures one set of examples beyond sums; made anew for each evaluation of it."""
+
+    scalars: Sequence[str]  # the names of the metrics that it will report
+
+    def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
+        """Take in one of this rank's batches. Rows beyond those of `indices` are padding."""
+        ...
+
+    def rows(self) -> dict[str, Tensor]:
+        """What this rank has found: tensors of one length, gathered to rank 0 with those of the others; {} for nothing."""
+        ...
+
+    def report(self, rows: Mapping[str, Tensor]) -> Report:
+        """On rank 0, from all ranks' rows, in no particular order; {} where no rank had any."""
+        ...
