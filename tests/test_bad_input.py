@@ -29,25 +29,28 @@ QUICK: list[Row] = [
     (["epochs=1.5"], "epochs=1.5: must be a whole number"),
     (["max_steps=ten"], "max_steps=ten: must be a whole number"),
     (["ema=7"], "ema=7: must be true or false"),
-    (["compile=maybe"], "compile=maybe: choose one of auto, true, false"),
-    (["wandb.mode=on"], "wandb.mode=on: choose one of auto, online, offline, disabled"),
-    (["on_nonfinite=stop"], "on_nonfinite=stop: choose one of raise, skip"),
+    (["compile=maybe"], "compile=maybe: must be auto, true or false"),
+    (["wandb.mode=on"], "wandb.mode=on: must be auto, online, offline or disabled"),
+    (["on_nonfinite=stop"], "on_nonfinite=stop: must be raise or skip"),
     (["global_batch_size=100"], "global_batch_size=100 is not a multiple of shards=8; try 104"),
     (["global_batch_size=0"], "global_batch_size=0: must be at least 1"),
     (["eval_interval=3"], "eval_interval=3 does not divide epochs=100000; try epochs="),
     (["micro_batch_size=5"], "micro_batch_size=5 is less than one shard of 96 examples"),
-    (["data_path=a", "data_paths=[b]"], "data_path=a and data_paths=['b'] are both given"),
     (["eval_only=true"], "eval_only=true needs weights"),
     (["exact=true", "micro_batch_size=192"], "micro_batch_size=192: exact=true computes one shard at a time"),
     (["keep=0"], "keep=0: must be at least 1"),
     (["checkpoint_minutes=0"], "checkpoint_minutes=0.0: must be more than 0"),
-    (["evaluators=[arc]"], "evaluators=['arc']"),
     (["~lr"], "lr: every key is needed"),
+    (["~data_paths"], "~data_paths: every key is needed"),
     (["wandb=online"], "wandb=online: must be a group of keys"),
     (["lr=nan"], "lr=nan: must be a number"),
     (["data.shards=4"], "data.shards=4: follows shards; set shards instead"),
-    (["data_paths=[1]"], "data_paths=[1]: must be a list of folders"),
-    (["data=mnist", "data_paths=[x]"], "data_paths=['x']: this data reads no such key"),
+    (["data_paths=[1]"], "data_paths=[1]: must be a list of words"),
+    (["arch=cnn", "puzzle_emb_lr=1"], "puzzle_emb_lr=1: the arch chosen here has no such key; it belongs to arch=hrm, arch=trm"),
+    (["eval_every_steps=0"], "eval_every_steps=0: must be at least 1"),
+    (["micro_batch_size=all"], "micro_batch_size=all: must be a whole number, auto or null"),
+    (["beta1=1"], "beta1=1.0: must be less than 1"),
+    (["data=mnist", "data_paths=[x]"], "data_paths=[x]: the data chosen here has no such key; it belongs to data=puzzles"),
     (["arch.puzzle_emb_ndim=abc"], "arch.puzzle_emb_ndim=abc: must be a whole number"),
     (["+experiment=demos"], "experiment=demos: unknown; choose one of"),
     (["lr=1,2"], "lr=1,2: several values; add -m"),
@@ -66,8 +69,8 @@ QUICK: list[Row] = [
     (["--config-n", "x"], "--config-n: no option of ours"),
     (["run_name=" + "x" * 201], "is 201 bytes long; a name of a folder takes at most 200"),
     (["run_name='" + "é" * 101 + "'"], "is 202 bytes long"),
-    (["run_name='a\0b'"], "run_name='a\\x00b': holds a character that cannot be printed"),
-    (["run_name='a\x1b[2J\nb'"], "run_name='a\\x1b[2J\\nb': holds a character that cannot be printed"),
+    (["run_name='a\0b'"], "run_name=a\\x00b: holds a character that cannot be printed"),
+    (["run_name='a\x1b[2J\nb'"], "run_name=a\\x1b[2J\\nb: holds a character that cannot be printed"),
     (["checkpoint_path=.."], "checkpoint_path=..: must end with a name"),
     # variables that are not set
     (["init_from="], "init_from=: is empty", 2),
@@ -76,9 +79,8 @@ QUICK: list[Row] = [
     (["checkpoint=", "eval_only=true"], "checkpoint=: is empty"),
     (["checkpoint_path="], "checkpoint_path=: is empty"),
     (["data_path="], "data_path=: is empty"),
-    (["data_paths=[]"], "data_paths=[]: names no folder"),
-    (["data_paths=['']"], "data_paths=['']: must be a list of folders"),
-    (["eval_save_outputs=[[a]]"], "eval_save_outputs=[['a']]: must be a list of names"),
+    (["data_paths=['']"], "data_paths=['']: must be a list of words"),
+    (["eval_save_outputs=[[a]]"], "eval_save_outputs=[['a']]: must be a list of words"),
     (["lr="], "lr=: must be a number"),
     ([""], "'': an empty argument"),
     # what stands for something else
@@ -86,7 +88,7 @@ QUICK: list[Row] = [
     (["lr=${oc.env:NO_SUCH_VARIABLE}"], "error: lr=${oc.env:NO_SUCH_VARIABLE}: the environment variable NO_SUCH_VARIABLE is not set"),
     (["lr=${oc.env:NO_SUCH_VARIABLE,'1e-3'}"], "lr=1e-3: must be a number, for example 0.0001; this is a word"),
     (["epochs=${oc.decode:'1.5'}"], "epochs=1.5: must be a whole number"),
-    (["seed=${oc.decode:'-3'}"], "seed=-3: must not be negative"),
+    (["seed=${oc.decode:'-3'}"], "seed=-3: must be at least 0"),
     (["lr=${foo}"], "error: lr=${foo}: there is no key foo"),
     (["lr=${beta1}", "beta1=${lr}"], "leads back to itself"),
     (["lr=${nope:1}"], "lr=${nope:1}: cannot be read as an interpolation"),
@@ -112,7 +114,7 @@ QUICK: list[Row] = [
     (["+_target_=os.system"], "_target_=os.system: nothing is made here"),
     (["lr=${optim.sparse}"], "lr._target_=optim.sparse_signsgd.SparseSignSGD: nothing is made here"),
     # numbers that no machine computes with
-    (["seed=-1"], "seed=-1: must not be negative"),
+    (["seed=-1"], "seed=-1: must be at least 0"),
     (["seed=1e30"], "seed=1000000000000000019884624838656: whole numbers must be less than 9223372036854775808"),
     (["keep=9223372036854775808"], "keep=9223372036854775808: whole numbers must be less than"),
     (["seed=" + "9" * 5000], "a number of 5000 digits"),
@@ -125,9 +127,9 @@ QUICK: list[Row] = [
         ["optim.dense=[{match: '.*', optimizer: {_target_: optim.builtin.sgd, lr: 1e300}}]"],
         "optim.dense[0].optimizer.lr=1e+300: must be at most",
     ),
-    (["timeout_s=1e300"], "timeout_s=1e+300: must be at most 2592000 (30 days)", 2),
+    (["timeout_s=1e300"], "timeout_s=1e+300: must be at most 2592000", 2),
     (["timeout_s=nan"], "timeout_s=nan: must be a number"),
-    (["checkpoint_minutes=1e300"], "checkpoint_minutes=1e+300: must be at most 43200 (30 days)"),
+    (["checkpoint_minutes=1e300"], "checkpoint_minutes=1e+300: must be at most 43200"),
     (["num_workers=1000000"], "num_workers=1000000: must be at most 256"),
     (["shards=1000000000"], "shards=1000000000: must be at most 65536"),
     (["epochs=1e18"], "epochs=1000000000000000000: must be at most 1000000000"),
@@ -185,6 +187,9 @@ SLOW: list[Row] = [
         "arch.loss.loss_type=hinge: choose one of stablemax_cross_entropy, softmax_cross_entropy",
     ),
     (["arch.num_heads=7"], "arch.hidden_size=512 is not a multiple of arch.num_heads=7"),
+    (["data_path=a", "data_paths=[b]"], "data_path=a and data_paths=['b'] are both given", 2),
+    (["data_paths=[]"], "data_paths=[]: names no folder"),
+    (["evaluators=[arc]"], "evaluators=['arc']: there are none beside the built-in evaluation; use evaluators=[]"),
     (["data_path=nowhere/x"], "data_path=nowhere/x: no train/dataset.json there"),
     (["arch=cnn"], "arch=cnn needs images of 28×28"),
     (["arch.num_heads=0"], "arch.num_heads=0 must be more than 0"),
@@ -259,13 +264,6 @@ def test_a_line_that_hangs_is_killed(lines: Lines, tmp_path: Path) -> None:
         ["seed=1"], tmp_path, env={"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"}, limit_s=2
     )
     assert alone.returncode == -9
-
-
-def test_answers_before_importing_torch() -> None:
-    code = "import sys; sys.argv = ['pretrain.py', 'lrr=1']; import pretrain\ntry: pretrain.main()\nfinally: pass"
-    probe = f"import os; os._exit = lambda c: print('torch' in sys.modules, c)\n{code}"
-    done = subprocess.run([sys.executable, "-c", "import sys\n" + probe], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.split() == ["False", "2"], done.stderr
 
 
 def test_cuda_that_is_absent_is_named(lines: Lines, tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize
+from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from tests.ranks import ROOT
 from tests.runs import QUIET, torchrun, train
-from utils.command import config
+from utils.command import config, keys
 from utils.command.arguments import prepare
 from utils.errors import ConfigError
 from utils.ranks.launchers import Launch
@@ -32,7 +32,7 @@ LINES = {"hrm_sudoku": HRM_SUDOKU, "hrm_full": HRM_FULL, "trm_sudoku": TRM_SUDOK
 
 
 def resolved(*overrides: str, job: list[str] | None = None, ranks: int = 1) -> DictConfig:
-    with initialize(config_path="../conf", version_base="1.3"):
+    with initialize_config_dir(str(keys.CONF), version_base="1.3"):
         raw = compose("pretrain", prepare(overrides), return_hydra_config=True)
     return config.resolve(raw, raw.hydra.runtime.choices, Launch(world_size=ranks), job)
 
@@ -58,6 +58,8 @@ def test_the_name_follows_from_what_makes_the_run() -> None:
     assert resolved().run_name == resolved("log_interval=3", "num_workers=0", "wandb.mode=offline", "device=cpu").run_name
     assert resolved().run_name != resolved("seed=1").run_name
     assert resolved().run_name != resolved("arch.L_cycles=3").run_name
+    assert resolved().run_name == resolved("sync.bucket_mb=3", "on_nonfinite=skip").run_name, "how a run is computed is not the run"
+    assert resolved().run_name != resolved("exact=true").run_name
     assert resolved().run_name.startswith("hrm-")
     assert resolved("+run_name=mine").checkpoint_path == "runs/puzzles/mine"
     assert resolved("data_path=data/sudoku-x").project_name == "sudoku-x"
@@ -79,7 +81,7 @@ def test_jobs_of_a_sweep_have_readable_names_of_their_own() -> None:
 
 def test_the_same_job_has_the_same_name_in_every_sweep() -> None:
     assert job("run_name=a", "lr=1e-3", "seed=0") == job("+seed=0", "lr=0.001", "run_name=a") == "a-lr=0.001,seed=0"
-    assert job("run_name=a", "seed=0", "num_workers=0", "wandb.mode=disabled") == "a-seed=0", "how a run is watched is not the run"
+    assert job("run_name=a", "seed=0", "num_workers=0", "wandb.mode=disabled") == "a-seed=0", "how a run is reported is not the run"
 
 
 def test_names_of_jobs_fit_file_systems_and_stay_different() -> None:

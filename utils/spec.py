@@ -13,7 +13,7 @@ class Spec:
 
     vocab_size: int = 0
     seq_len: int = 0
-    num_puzzles: int = 0
+    table_rows: int = 0  # how many identifiers examples may have, each with a row of its own in a table
     num_classes: int = 0
     image_shape: tuple[int, ...] = ()
     fingerprint: str = ""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from utils.command.config import GROUPS, check_choice
-from utils.command.values import short, unprintable
+from utils.command.keys import GROUPS, check_choice
+from utils.command.values import short
 from utils.errors import ConfigError
 
 CHOSEN = (*GROUPS, "experiment")
@@ -52,8 +52,6 @@ def check_argument(argument: str) -> None:
     # In full: Hydra takes the beginning of an option for all of it, and one of its options reads a pickle, which can run any code.
     if argument.startswith("--") and argument.partition("=")[0] not in OPTIONS:
         raise ConfigError(f"{short(argument)}: no option of ours; --help tells what there is, and --experimental-rerun would read a pickle")
-    if unprintable(argument):
-        raise ConfigError(f"{short(argument)}: holds a character that cannot be printed; remove it")
     if digits := re.search(r"\d{1000,}", argument.replace("_", "")):
         raise ConfigError(f"{short(argument)}: a number of {len(digits[0])} digits; no key takes one")
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from utils.command.config import CONF, GROUPS, options
-from utils.command.values import nearest, short
+from utils.command.keys import files, unknown
+from utils.command.values import short
 from utils.errors import ConfigError, RunError
 
 
@@ -22,16 +21,14 @@ def explain(error: BaseException) -> str:
     text = str(error)
     if found := re.search(r"Could not find '([\w/]+)/([^'/]*)'", text):
         group, name = found.groups()
-        known = options(group) or re.findall(r"^\t(\S+)$", text, re.MULTILINE)
+        known = sorted(files(group)) or re.findall(r"^\t(\S+)$", text, re.MULTILINE)
         return f"{group}={name}: unknown; choose one of {', '.join(known)}" if known else f"{group}={name}: unknown key"
-    if found := re.search(r"Could not delete from config\. The value of '([^']*)'", text):
+    if found := re.search(r"Could not delete from config\. (?:The value of )?'([^']*)'", text):
         return f"~{found.group(1)}: every key is needed; remove ~{found.group(1)}"
-    if found := re.search(r"Could not (?:override|append|delete)[^']*'([^'=]+)(?:=([^']*))?'", text):
+    if found := re.search(r"Could not (?:override|append)[^']*'([^'=]+)(?:=([^']*))?'", text):
         key, value = found.groups()
-        group = key.partition(".")[0]
         value = value or next(iter(re.findall(rf"\+{re.escape(key)}=(.*)", text)), None)
-        why = f"the {group} chosen here has no such key" if key in (known := _every_key()) else f"unknown key{nearest(key, known)}"
-        return f"{key}{'=' + short(value) if value else ''}: {why}"
+        return f"{key}{'=' + short(value) if value else ''}: {unknown(key)}"
     if found := re.search(r"Ambiguous value for argument '([^']*)'", text):
         return f"{found.group(1)}: several values; add -m to run them all, or write a list as key=[a,b]"
     if isinstance(error, OverrideParseException):
@@ -56,11 +53,3 @@ def blame(error: Exception, arguments: Sequence[str]) -> str:
     if isinstance(error, ValueError | TypeError | LookupError | AttributeError | RecursionError | AssertionError | yaml.YAMLError):
         return f"the command line cannot be used: {' '.join(str(error).split()) or type(error).__name__}"
     return ""
-
-
-def _every_key() -> list[str]:
-    keys = [*map(str, OmegaConf.load(CONF / "pretrain.yaml")), "experiment"]
-    for group in GROUPS:
-        for path in (CONF / group).glob("*.yaml"):
-            keys += [f"{group}.{key!s}" for key in OmegaConf.load(path)]
-    return [key for key in keys if key not in ("defaults", "hydra")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,37 +11,26 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from utils.command.instantiate import check_special, is_special
+from utils.command.keys import CONF as CONF
+from utils.command.keys import GROUPS, NAMES_PROJECT, SAME_RUN, Plain, Rules, is_marked, known, run_values, unknown
 from utils.command.limits import check_combinations
 from utils.command.naming import check_name, folder_name, job_name
-from utils.command.values import checked, is_interpolation, leaves, nearest, short
+from utils.command.values import Rule, check_plain, checked, is_interpolation, leaves, short
 from utils.errors import ConfigError
-from utils.files import ROOT
 from utils.ranks.launchers import Launch
-
-CONF = ROOT / "conf"
-GROUPS = ("arch", "data", "optim", "sync")
-
-# Keys that say how a run is watched, kept or computed: the derived name, and so the run, is the same without them.
-NOT_THE_RUN = (
-    "project_name", "run_name", "checkpoint_path", "resume", "checkpoint_interval", "checkpoint_minutes", "checkpoint_every_eval", "keep",
-    "wandb", "log_interval", "objective_metric", "eval_save_outputs", "eval_batch_size", "eval_only", "checkpoint",
-    "num_workers", "timeout_s", "device", "backend", "compile", "micro_batch_size", "on_nonfinite",
-)  # fmt: skip
-Plain = dict[str, Any]
 
 
 def resolve(config: DictConfig, choices: Mapping[str, str], launch: Launch, overrides: Sequence[str] | None = None) -> DictConfig:
     """Check every key, value and combination and name the run; raises ConfigError. `overrides`: those of a job of a sweep."""
+    defaults, rules = known(choices)
     given: Any = OmegaConf.to_container(config, resolve=False)
-    known = template(choices)
+    mine = sorted((key for key in given if key not in ("hydra", "experiment")), key=GROUPS.__contains__)  # groups take over from the root
     # Twice: a value must have its proper type before others are filled in with it, and theirs is known only then.
-    mine = [key for key in given if key not in ("hydra", "experiment")]
-    given = check_keys({key: given[key] for key in sorted(mine, key=GROUPS.__contains__)}, known)  # what a group takes over comes first
-    config = OmegaConf.create(check_keys(filled_in(given), known))
+    given = check_keys({key: given[key] for key in mine}, defaults, rules)
+    config = OmegaConf.create(check_keys(filled_in(given), defaults, rules))
     OmegaConf.resolve(config)
     check_combinations(config, launch)
-    name_run(config, choices, overrides)
+    name_run(config, choices, rules, overrides)
     return config
 
 
@@ -49,48 +39,26 @@ def publish(config: DictConfig, dist: Any) -> DictConfig:
     return OmegaConf.create(dist.broadcast_text(OmegaConf.to_yaml(config)))
 
 
-def template(choices: Mapping[str, str]) -> DictConfig:
-    """The defaults as written in conf/: the one list of known keys and their types."""
-    base: Any = OmegaConf.load(CONF / "pretrain.yaml")
-    for key in ("defaults", "hydra"):
-        del base[key]
-    for group in GROUPS:
-        check_choice(group, choices.get(group))
-        base[group] = OmegaConf.load(CONF / group / f"{choices[group]}.yaml")
-    return base
-
-
-def check_choice(group: str, choice: Any) -> None:
-    """Every run has one option of each group, of those in conf/."""
-    if choice not in (known := options(group)):
-        raise ConfigError(f"{group}={'null' if choice is None else short(choice)}: unknown; choose one of {', '.join(known)}")
-
-
-def options(group: str) -> list[str]:
-    """What a group of conf/ offers."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-
-
-def check_keys(given: Plain, known: DictConfig, prefix: str = "", root: Plain | None = None) -> Plain:
-    """Every key must be known and have its default's type; whole numbers written as 1e3 are made whole. Interpolations are left."""
-    root = given if root is None else root
+def check_keys(given: Plain, defaults: Plain, rules: Rules, above: str = "", root: Plain | None = None) -> Plain:
+    """Every key must be known, and its value right; whole numbers written as 1e3 are made whole. Interpolations are left."""
+    if root is None:
+        check_plain("", root := given)
     right: Plain = {}
-    if missing := [str(key) for key in known if key not in given]:
-        raise ConfigError(f"{prefix}{missing[0]}: every key is needed and this one was deleted; remove ~{prefix}{missing[0]}")
+    if missing := [key for key in defaults if key not in given]:
+        raise ConfigError(f"{above}{missing[0]}: every key is needed and this one was deleted; remove ~{above}{missing[0]}")
     for key, value in given.items():
-        path, default = f"{prefix}{key}", known._get_node(str(key)) if str(key) in known else None
-        if is_special(key) and not is_interpolation(value):
-            check_special(path, value)
-        if default is None:
-            raise ConfigError(f"{path}={short(value)}: unknown key{nearest(path, [f'{prefix}{name!s}' for name in known])}")
-        if isinstance(default, DictConfig) and isinstance(value, dict):
-            right[key] = check_keys(value, default, f"{path}.", root)
-        elif followed := _followed(default):
-            if not is_interpolation(value) and value != root[followed]:
-                raise ConfigError(f"{path}={short(value)}: follows {followed}; set {followed} instead")
-            right[key] = value if is_interpolation(value) else f"${{{followed}}}"
+        path = f"{above}{key}"
+        rule = rules.get(path, Rule())
+        if key not in defaults:
+            raise ConfigError(f"{path}={short(value)}: {unknown(path)}")
+        if isinstance(defaults[key], dict) and isinstance(value, dict):
+            right[key] = check_keys(value, defaults[key], rules, f"{path}.", root)
+        elif rule.follows:
+            if not is_interpolation(value) and value != root[rule.follows]:
+                raise ConfigError(f"{path}={short(value)}: follows {rule.follows}; set {rule.follows} instead")
+            right[key] = value if is_interpolation(value) else f"${{{rule.follows}}}"
         else:
-            right[key] = value if is_interpolation(value) else checked(path, value, known[key], default)
+            right[key] = value if is_interpolation(value) else checked(path, value, defaults[key], rule)
     return right
 
 
@@ -108,27 +76,22 @@ def filled_in(given: Plain) -> Plain:
     return filled
 
 
-def name_run(config: DictConfig, choices: Mapping[str, str], overrides: Sequence[str] | None) -> None:
+def name_run(config: DictConfig, choices: Mapping[str, str], rules: Rules, overrides: Sequence[str] | None) -> None:
     """The same configuration has the same name, so that the same command finds its own run."""
-    path = config.data_path or (config.data_paths[0] if config.data_paths else None)
+    plain: Any = OmegaConf.to_container(config)
+    data = next((value for path, value in leaves(plain) if value and is_marked(path, rules, NAMES_PROJECT)), None)
     if config.run_name is not None:
         check_name("run_name", config.run_name)
-    config.project_name = config.project_name or (folder_name(path) if path else "") or choices["data"]
+    config.project_name = config.project_name or (folder_name(data) if data else "") or choices["data"]
     if config.run_name is None:
-        content = OmegaConf.to_yaml(OmegaConf.masked_copy(config, [str(key) for key in config if key not in NOT_THE_RUN]), sort_keys=True)
+        content = json.dumps(run_values(plain, rules, SAME_RUN), sort_keys=True)
         config.run_name = f"{choices['arch']}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
     elif overrides is not None:  # jobs of a sweep that share a name must not share a directory
-        config.run_name = job_name(config.run_name, config, choices, overrides, NOT_THE_RUN)
+        config.run_name = job_name(config.run_name, config, choices, overrides, rules)
     if config.eval_only:  # beside the run that it evaluates, and never in its place
         config.run_name += "-evaluation"
     check_name("project_name", config.project_name)
     config.checkpoint_path = config.checkpoint_path or f"runs/{config.project_name}/{config.run_name}"
-
-
-def _followed(default: Any) -> str:
-    """The root key whose value this one always has; empty for other keys, and for `${.neighbour}`, which is only a default."""
-    text = str(default._value()) if default._is_interpolation() else ""
-    return "" if text.startswith("${.") else text[2:-1]
 
 
 def _reason(error: Exception) -> str:

@@ -17,6 +17,7 @@ from utils.files import ROOT
 PACKAGES = {"arch": "models", "data": "data", "optim": "optim", "sync": "optim"}  # where what a group names is defined
 NOT_FOR_RUNS = "data.build"  # writes datasets
 PLACES = re.compile(r"(arch|arch\.loss|data|optim\.(sparse|schedule)|optim\.dense\[\d+\]\.optimizer|sync)\._target_")
+SPECIAL = re.compile(r"(?:.*\.)?_[^.\[]*_(?=$|[.\[])")  # a path up to a key that Hydra's `instantiate` would obey
 # What memory that cannot be had looks like: the CPU's allocator, sizes beyond 64 bits, and a GPU
 NO_MEMORY = re.compile(r"allocat\w* memory|out of memory|overflow", re.IGNORECASE)
 
@@ -26,25 +27,13 @@ def plain(config: Any) -> Any:
     return OmegaConf.to_container(config, resolve=True) if isinstance(config, (DictConfig, ListConfig)) else config
 
 
-def is_special(key: Any) -> bool:
-    """Whether a key is one of those by which Hydra's `instantiate` is told what to do."""
-    return isinstance(key, str) and key.startswith("_") and key.endswith("_")
-
-
 def check_special(path: str, value: Any) -> None:
-    """A key like `_target_` may stand only where this repository makes something; deeper ones would be called by nobody, or by others."""
+    """Keys like `_target_` may stand only where this repository makes something; deeper ones would be called by nobody, or by others."""
+    if not (found := SPECIAL.match(path)):
+        return
     if not PLACES.fullmatch(path):
-        raise ConfigError(f"{path}={value}: nothing is made here, values are plain; remove {path}")
+        raise ConfigError(f"{path}={value}: nothing is made here, values are plain; remove {found[0]}")
     find(path.removesuffix("._target_"), value)
-
-
-def refuse_special(path: str, value: Any) -> None:
-    """No such key at any depth of a value."""
-    for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ():
-        place = f"{path}.{key}" if isinstance(value, Mapping) else f"{path}[{key}]"
-        if is_special(key):
-            raise ConfigError(f"{place}={inner}: nothing is made here, values are plain; remove {place}")
-        refuse_special(place, inner)
 
 
 def find(key: str, target: Any) -> tuple[str, str]:
@@ -77,11 +66,10 @@ def make(config: Any, key: str, *args: Any, **kwargs: Any) -> Any:
     config = plain(config)
     target = _locate(config, key)
     given = {name: value for name, value in config.items() if name != "_target_"}
-    refuse_special(key, given)
     try:
         inspect.signature(target).bind(*args, **given, **kwargs)
     except TypeError as error:
-        raise ConfigError(f"{key}: {config['_target_']} {error}; it takes {_described(target)}") from None
+        raise ConfigError(f"{key}: {config['_target_']} {error}; it takes {', '.join(inspect.signature(target).parameters)}") from None
     try:
         return target(*args, **given, **kwargs)
     except ConfigError:
@@ -99,10 +87,6 @@ def _locate(config: Any, key: str) -> Any:
         raise ConfigError(f"{key}={config}: needs a _target_; for example _target_: optim.adam_atan2.AdamATan2")
     module, name = find(key, config["_target_"])
     return getattr(importlib.import_module(module), name)
-
-
-def _described(target: Any) -> str:
-    return ", ".join(inspect.signature(target).parameters)
 
 
 def _values(given: Mapping[str, Any]) -> str:

@@ -7,10 +7,10 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from utils.command.keys import SAME_RUN, Rules, is_marked
 from utils.command.values import short
 from utils.errors import ConfigError
 
@@ -35,7 +35,7 @@ def folder_name(path: str) -> str:
     return name if name not in ("", "..") else Path(os.path.realpath(path)).name
 
 
-def job_name(name: str, config: DictConfig, choices: Mapping[str, str], overrides: Sequence[str], ignored: Sequence[str]) -> str:
+def job_name(name: str, config: DictConfig, choices: Mapping[str, str], overrides: Sequence[str], rules: Rules) -> str:
     """The name of one job of a sweep that fixes `run_name`: that name, and every override that makes the job another run.
 
     Of the overrides themselves only the keys count: two ways to write a value are one job.
@@ -43,7 +43,8 @@ def job_name(name: str, config: DictConfig, choices: Mapping[str, str], override
     keys = {override.partition("=")[0].lstrip("+~") for override in overrides}
     if "run_name" not in keys:
         keys.discard("experiment")  # the name is the experiment's, and stands for it
-    parts = {key: _value(key, config, choices) for key in sorted(keys) if re.split(r"[./]", key)[0] not in (*ignored, "hydra")}
+    keys = {key for key in keys if re.split(r"[./]", key)[0] != "hydra" and not is_marked(key, rules, SAME_RUN)}
+    parts = {key: choices[key] if key in choices else OmegaConf.select(config, key) for key in sorted(keys)}
     full = ",".join([f"{key}={value}" for key, value in parts.items()])
     if not full:
         return name
@@ -52,7 +53,3 @@ def job_name(name: str, config: DictConfig, choices: Mapping[str, str], override
         digest = hashlib.sha256(os.fsencode(repr(parts))).hexdigest()[:8]
         full = f"{re.sub(UNFIT, '_', full)[: room - 9]}-{digest}"
     return f"{name}-{full}"
-
-
-def _value(key: str, config: DictConfig, choices: Mapping[str, str]) -> Any:
-    return choices[key] if key in choices else OmegaConf.select(config, key)
