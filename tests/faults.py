@@ -1,10 +1,10 @@
 """pretrain.py with something going wrong at a chosen moment on a chosen rank: `python -m tests.faults FAULT RANK WHEN key=value …`.
 
 FAULT is `<what>@<where>`. What: raise (raise-stuck: with a W&B that does not end), hang, kill, nan, full or readonly (the disk
-that FAULT_DISK names), wandb (its process is killed), suspend (for 10 s), a signal such as SIGTERM, or several
-(SIGINT+pause+SIGINT); `launcher:SIGTERM` goes to the launcher.
+that FAULT_DISK names), flip (what is read is another), wandb (its process is killed), suspend (for 10 s), a signal such as SIGTERM,
+or several (SIGINT+pause+SIGINT); `launcher:SIGTERM` goes to the launcher.
 Where: objective (of a training step), predict (an evaluation batch), data (the source is made), worker (a batch in a loader
-process), callback (a hook of the sparse optimizer), save (in the thread that writes a checkpoint).
+process), callback (a hook of the sparse optimizer), save (in the thread that writes a checkpoint), read (a file of a checkpoint).
 RANK is a number or `all`. WHEN counts calls from 0 in this process: `7`, or `1-2`, or `3-` for all from there. A torchrun
 restart is left in peace, unless RANK is `random`: then WHEN is a seed, and each of the first restarts has a fault of its own.
 """
@@ -29,7 +29,8 @@ import pretrain
 from data.puzzles import PuzzleSource
 from models.objectives.act import ActObjective
 from optim import sparse_signsgd
-from utils.checkpoint import writer
+from utils.checkpoint import reader, writer
+from utils.command import cli
 from utils.ranks import signals
 from utils.ranks.launchers import detect
 from utils.rundir import wandb_log
@@ -41,6 +42,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "worker": (PuzzleSource, "train_batch"),
     "callback": (sparse_signsgd.SparseSignSGD, "_update"),
     "save": (writer, "_write"),
+    "read": (reader, "_tensors_in"),
 }
 FAULTY_RESTARTS = 4  # of a run with random faults
 LATEST = 12  # step after a start at which they come
@@ -59,6 +61,7 @@ def main() -> None:
         first, dash, last = when.partition("-")
         plant(what, where, range(int(first), int(last or 10**9 if dash else first) + 1))
     sys.argv = ["pretrain.py", *arguments]
+    cli.check(sys.argv)
     pretrain.main()
 
 
@@ -77,6 +80,10 @@ def plant(what: str, where: str, moments: Container[int], delay: float = 0.0) ->
             out = original(*args, **kwargs)
             out.loss.register_hook(lambda grad: grad * float("nan"))
             return out
+        if what == "flip":
+            tensors = original(*args, **kwargs)
+            next(tensor for tensor in tensors.values() if tensor.ndim)[0] += 1
+            return tensors
         go_wrong(what, delay)
         return original(*args, **kwargs)
 
@@ -138,10 +145,12 @@ def kill_wandb() -> None:
 
 
 def wandb_services() -> list[int]:
-    """W&B's own processes among our children that are alive."""
-    found = []
-    for children in Path("/proc/self/task").glob("*/children"):
-        found += [int(pid) for pid in children.read_text().split() if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    """W&B's own processes among our children's children that are alive."""
+    found, parents = [], [os.getpid()]
+    while parents:
+        for children in Path(f"/proc/{parents.pop()}/task").glob("*/children"):
+            parents += (pids := [int(pid) for pid in children.read_text().split()])
+            found += [pid for pid in pids if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     return found
 
 

@@ -1,6 +1,6 @@
 """Command lines by the dozen: one process imports everything once and forks for every line, which then takes tenths of a second.
 
-What is forked is `pretrain.main()` with arguments, folder and environment of its own. The parent runs no thread and no
+What is forked is `cli.check()` and `pretrain.main()` with arguments, folder and environment of its own. The parent runs no thread and no
 computation: whatever importing left in it (handlers, an idle thread pool) must be as it is in a process that has just begun.
 """
 
@@ -122,7 +122,9 @@ def become(arguments: list[str], cwd: str, env: dict[str, str], files: str) -> N
         os.environ.update(env)
         sys.argv = [str(ROOT / "pretrain.py"), *arguments]
         import pretrain
+        from utils.command import cli
 
+        cli.check(sys.argv)
         pretrain.main()
     finally:
         os._exit(99)  # it never comes here: main() ends the process itself

@@ -1,4 +1,4 @@
-"""Where a run begins: afresh, where it ended, or at what it is told; and what it does not do unasked."""
+"""Where a run begins: afresh, where it ended, or at what it is given; and what it does not do unasked."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_a_checkpoint_that_does_not_fit_is_one_line(undisturbed: Result, tmp_pat
     spoil(run / "checkpoints", 23)
     line = refusal(run, *INTERRUPTED)
     assert line.startswith(f"error: checkpoint_path={run}: no checkpoint there fits (step_23: ")
-    assert "has shape (3, 17, 17) in the saved state and (3, 17, 16) here" in line
+    assert "has shape (3, 17, 17) there and (3, 17, 16) here" in line
     assert line.endswith("add resume=false to move all that aside and begin again\n")
 
 

@@ -1,4 +1,7 @@
-"""The edge of the program: arguments in, one line of error out, a clean exit in every case."""
+"""The edge of the program: arguments in, one line of error out, a clean exit in every case.
+
+Importing it loads nothing slow, nor does anything here before signals are heard: somebody may press Ctrl-C at once.
+"""
 
 from __future__ import annotations
 
@@ -8,153 +11,155 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from omegaconf import DictConfig
-
-from utils.command.arguments import prepare, refuse_usage
-from utils.command.complaints import blame, explain
-from utils.command.config import resolve
-from utils.command.values import visible
 from utils.errors import ConfigError, LocalError, PeerError, RankError, RunError, Stopped
 from utils.ranks import signals
-from utils.ranks.early import open_standard_streams
+from utils.ranks.failure import ECHO, ENDED, FOUND, LINGER_S, PRINTED, Failure, summary
 from utils.ranks.launchers import Launch, detect
 
-if TYPE_CHECKING:  # it needs no torch itself, but whoever has a watch has imported torch, and the others are quicker without
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from utils.ranks.failure_watch import Watch
 
-P = ParamSpec("P")
-T = TypeVar("T")
 BAD_INPUT, INTERRUPTED = 2, 130
-TOLD = "exit_status"  # an error carries it once everybody has heard of the error
-LINGER_S = 1.5  # before a failed rank leaves: others read why from what it hosts, and launchers kill the rest when one has gone
-PATIENCE_S = 5.0  # to learn why others are gone
-ALIKE_S = 2.0  # to hear rank 0 say what this rank has found, too
-AGREED_S = 60.0  # the same where it is known that another rank will say it, once it has closed its files
+REPORTED = "exit_status"  # an error has it once it has been reported
+
+
+class _Checked(BaseException):
+    """The configuration is right; what Hydra would do next is not wanted yet."""
+
+
+def check(arguments: list[str]) -> None:
+    """End here with whatever the command line alone tells: an answer to `--help`, or one line of error. Makes it what Hydra can read."""
+    with _ending_here():
+        from utils.command.arguments import SWEEPS, prepare, refuse_usage
+
+        arguments[1:] = prepare(arguments[1:], detect(os.environ).rank, _scratch())
+        refuse_usage()
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then hands its exceptions to us instead of printing them
+        if SWEEPS & {*arguments} or any(argument.startswith("hydra.mode=") for argument in arguments):
+            return  # its jobs are looked at one by one
+        import hydra
+
+        from utils.command.config import CONF
+
+        def stop(cfg: DictConfig) -> NoReturn:
+            raise _Checked
+
+        job = partial(run_job, run=stop)
+        job.__module__ = "pretrain"  # by which Hydra calls the program
+        try:
+            hydra.main(config_path=str(CONF), config_name="pretrain", version_base="1.3")(job)()
+        except _Checked:
+            return
+        leave(0)  # it has answered
 
 
 def main(hydra_app: Callable[[], Any]) -> NoReturn:
     """Run the Hydra application to its end."""
-    launch = Launch()
-    try:
-        open_standard_streams()
-        launch = detect(os.environ)
-        signals.install(launch.rank, partial(_stopped_at_once, launch))
-        # PyTorch prints a page of C++ frames when a store's host dies or none is found; what there is to say then is ours to say
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-        sys.argv[1:] = prepare(sys.argv[1:], launch.rank, _scratch())
-        refuse_usage()
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then hands its exceptions to us instead of printing them
-        try:
-            hydra_app()
-        except Exception as error:  # a job ends by SystemExit: this is what Hydra met before it, or around it
-            if line := blame(error, sys.argv[1:]):
-                raise ConfigError(line) from None
-            raise
-        code = 0
-    except BrokenPipeError:
-        code = 0  # whoever read along has gone, as in `--help | head`; a job's own errors end it elsewhere
-    except BaseException as error:
-        code = report(error, launch)
-    leave(code)
+    with _ending_here():
+        hydra_app()
+    leave(0)
 
 
 def run_job(raw: DictConfig, run: Callable[[DictConfig], float | None]) -> float | None:
     """Resolve what Hydra composed and run it; ends the program itself on errors, because Hydra would add a line of its own."""
+    try:
+        return run(resolved(raw))
+    except Exception as error:
+        raise SystemExit(report(error, detect(os.environ))) from None
+
+
+def resolved(raw: DictConfig) -> DictConfig:
+    """The checked configuration of one job; inside Hydra."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
+    from utils.command.config import resolve
+
     launch, state = detect(os.environ), HydraConfig.get()
     overrides = list(state.overrides.task) if state.mode == RunMode.MULTIRUN else None
+    if state.job.chdir:
+        raise ConfigError("hydra.job.chdir=true: paths are relative to the folder where the command was started; remove it")
     try:
-        if state.job.chdir:
-            raise ConfigError("hydra.job.chdir=true: paths are relative to the folder where the command was started; remove it")
-        try:
-            cfg = resolve(raw, dict(state.runtime.choices), launch, overrides)
-        except ConfigError:
-            if launch.rank == 0 or overrides is None or "basic_sweeper" in state.sweeper._target_:
-                raise
-            cfg = raw  # a sweeper that draws at random proposes other values on other ranks; rank 0's count
-        return run(cfg)
+        return resolve(raw, dict(state.runtime.choices), launch, overrides)
+    except ConfigError:
+        if launch.rank == 0 or overrides is None or "basic_sweeper" in state.sweeper._target_:
+            raise
+        return raw  # a sweeper that draws at random proposes other values on other ranks; rank 0's count
+
+
+@contextmanager
+def reporting() -> Iterator[None]:
+    """An error is reported before this rank closes its files: that may take longer than others would wait for it."""
+    try:
+        yield
+    except Stopped:
+        raise
     except Exception as error:
-        raise SystemExit(vars(error).get(TOLD) or report(error, launch)) from None
-
-
-def told_at_once(work: Callable[P, T]) -> Callable[P, T]:
-    """The others hear of an error before this rank closes its files: that may take longer than they would wait for it."""
-
-    @wraps(work)  # no context manager: its generator would keep sweepers from pickling the script's functions
-    def told(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return work(*args, **kwargs)
-        except Stopped:
-            raise
-        except Exception as error:
-            if TOLD not in vars(error):
-                vars(error)[TOLD] = report(error, detect(os.environ))
-            raise
-
-    return told
+        report(error, detect(os.environ))
+        raise
 
 
 def report(error: BaseException, launch: Launch) -> int:
-    """Say what went wrong, once and on one rank, let the others know, and give the exit status."""
-    try:
-        return _report(error, launch, _watch())
-    except Exception as second:  # whatever reporting itself has met, the error is what counts
-        signals.say(f"error{_on(launch)}: {type(error).__name__} (telling of it failed: {type(second).__name__})")
-        return 1
+    """Have the user read what went wrong, once and from one rank, and give the exit status."""
+    if (status := vars(error).get(REPORTED)) is None:
+        try:
+            status = _report(error, launch, _watch())
+        except Exception as second:  # whatever reporting itself has met, the error is what counts
+            signals.say(f"error{_on(launch)}: {type(error).__name__} (reporting it failed: {type(second).__name__})")
+            status = 1
+        vars(error)[REPORTED] = status
+    return status
 
 
 def _report(error: BaseException, launch: Launch, watch: Watch | None) -> int:
-    if isinstance(error, SystemExit):
-        status = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if status and watch:  # if this rank or another one has failed before, that was told before and counts
-            watch.tell_failure(f"rank {launch.rank} ended with exit status {status}", status, spoken=False)
-        return status
     if isinstance(error, Stopped):
         if launch.rank == 0:
             signals.say(str(error))
-        _leave_group()  # all ranks have agreed: nobody waits for another any more
+        _leave_group()  # all ranks know: nobody waits for another any more
         return signals.STATUS[error.signum]
     if isinstance(error, KeyboardInterrupt):
         signals.say(f"interrupted{_on(launch) if launch.rank else ''}")
         return INTERRUPTED
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if not status or watch is None or watch.reported:
+            return status
+        failure = Failure(f"rank {launch.rank} ended with exit status {status}", status, ENDED)
+    else:
+        failure = _failure(error, launch, alone=watch is None)
+    if watch is not None:  # the failure server decides what is printed
+        watch.report(failure)
+        if cause := watch.wait_for_cause():
+            return cause.status
+    alone = watch is not None or bool(failure.trace) or isinstance(error, LocalError | RankError)
+    if watch is None and (isinstance(error, PeerError) or (launch.rank > 0 and not alone)):  # another rank prints it, or finds the same
+        time.sleep(LINGER_S)
+    else:
+        signals.say(failure.shown(_on(launch) if alone else ""))
+    return failure.status
+
+
+def _failure(error: BaseException, launch: Launch, alone: bool) -> Failure:
+    """What the user and the other ranks should know of an error. Nobody else explains that of a process alone."""
+    from utils.command.complaints import explain
+    from utils.command.values import visible
+
     line = str(error) if isinstance(error, ConfigError | PeerError | RankError | RunError) else explain(error)
     line = visible(line)  # what a user has typed, or how a file is called, must not reach the terminal as it is
     status = 1 if isinstance(error, RankError | RunError) or not line else BAD_INPUT
-    if (told := _told_elsewhere(error, line, status, launch, watch)) is not None:
-        return told
-    summary = line or _summary(error)
-    local = launch.rank > 0 or not line or isinstance(error, LocalError | RankError)
-    trace = "" if line else "\n" + "".join(traceback.format_exception(error)).rstrip()
-    signals.say(f"error{_on(launch) if local else ''}: {summary}{trace}")
-    if watch:
-        watch.tell_failure(summary, status)
-        time.sleep(LINGER_S)
-    return status
+    echo = isinstance(error, PeerError) or (isinstance(error, RunError) and launch.rank > 0)  # of RunErrors rank 0 knows best
+    trace = "" if line else "".join(traceback.format_exception(error)).rstrip()
+    return Failure(line or summary(error), status, ECHO if echo or (not alone and _is_collectives(error)) else FOUND, trace)
 
 
-def _told_elsewhere(error: BaseException, line: str, status: int, launch: Launch, watch: Watch | None) -> int | None:
-    """The exit status where another rank tells the user, or None: this one has to speak."""
-    agreed = isinstance(error, PeerError) or (isinstance(error, RunError) and launch.rank > 0)
-    alike = bool(line) and launch.rank > 0 and not isinstance(error, LocalError | RankError)  # rank 0 finds the same, as a rule
-    if not (agreed or alike or (watch and _is_echo(error))):
-        return None
-    began = time.monotonic()
-    cause = watch.why(AGREED_S if agreed else ALIKE_S if alike else PATIENCE_S) if watch else None
-    if watch and not agreed and (cause is None or (alike and cause.text != line)):
-        return None  # nobody has said this
-    # a launcher that saw this rank gone first would kill the one that speaks
-    time.sleep(cause.linger_s if cause else max(0.0, LINGER_S - (time.monotonic() - began)))
-    return cause.status if cause else status
-
-
-def _is_echo(error: BaseException) -> bool:
+def _is_collectives(error: BaseException) -> bool:
     """Whether an error may come of another rank's end: the types and texts of collectives' own errors tell."""
     if "torch" not in sys.modules:
         return False
@@ -166,8 +171,10 @@ def _is_echo(error: BaseException) -> bool:
 def _stopped_at_once(launch: Launch, signum: int, line: str) -> bool:
     """A signal ends this process before or while it could stop in good order; whether this rank is to say so."""
     shutil.rmtree(_scratch(), ignore_errors=True)
-    if watch := _watch():
-        watch.tell_failure(f"rank {launch.rank} was {line}", signals.STATUS[signum], spoken=launch.rank == 0)
+    if (watch := _watch()) is not None:
+        if watch.reported or watch.cause:  # launchers end all when one has gone
+            return False
+        watch.report(Failure(f"rank {launch.rank} was {line}", signals.STATUS[signum], ENDED if launch.rank else PRINTED))
         time.sleep(0.3)  # if the others hear it from rank 0, that must pass it on
     return launch.rank == 0
 
@@ -178,12 +185,38 @@ def _watch() -> Watch | None:
     return dist.watch if dist and dist.world_size > 1 else None
 
 
-def _summary(error: BaseException) -> str:
+@contextmanager
+def _ending_here() -> Iterator[None]:
+    """Signals are heard from here on, and errors end the program."""
+    launch = Launch()
     try:
-        text = str(error).strip()
-    except Exception:  # a __str__ of its own
-        text = "(its text cannot be shown)"
-    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+        _open_standard_streams()
+        launch = detect(os.environ)
+        signals.install(launch.rank, partial(_stopped_at_once, launch))
+        # PyTorch prints a page of C++ frames when a store's host dies or none is found; what there is to say then is ours to say
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+        yield
+    except BrokenPipeError:
+        leave(0)  # whoever read along has gone, as in `--help | head`; a job's own errors end it elsewhere
+    except Exception as error:  # a job ends by SystemExit: this is what Hydra met before it, or around it
+        from utils.command.complaints import blame
+
+        line = blame(error, sys.argv[1:])
+        leave(report(ConfigError(line) if line else error, launch))
+    except BaseException as error:
+        leave(report(error, launch))
+
+
+def _open_standard_streams() -> None:
+    """A closed descriptor 0, 1 or 2 goes to the next file that is opened, and what anybody prints would land in that file."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, which is this one
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115 (open to the end)
 
 
 def _leave_group() -> None:

@@ -1,4 +1,4 @@
-"""One end of a connection between a rank's watch and the hub: lines of JSON, whatever else arrives."""
+"""One end of a connection between a rank's watch and the failure server: lines of JSON, whatever else arrives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-LONGEST = 1 << 16  # of a message
+LONGEST = 1 << 17  # bytes of a message
 
 Message = dict[str, Any]
 _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()

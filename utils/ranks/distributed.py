@@ -14,10 +14,10 @@ import torch
 import torch.distributed as c10d
 
 from utils.errors import ConfigError, LocalError, PeerError
+from utils.ranks.failure import summary
 from utils.ranks.failure_watch import Watch
 from utils.ranks.launchers import Launch, detect
-from utils.ranks.rendezvous import Meeting, Told, exchange, meet, one_line
-from utils.ranks.rendezvous import watch as meet_watch
+from utils.ranks.rendezvous import Facts, Meeting, exchange, join_watch, meet
 
 BACKSTOP_S = 86400.0  # it is the watch that ends a wait; the backend would count time in which all ranks were suspended
 
@@ -47,7 +47,7 @@ class Dist:
         return range(start, start + size + (rank < extra))
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Around everything that blocks until other ranks have come; what blocks too long there is told from work that takes long."""
+        """Around everything that blocks until other ranks have come: only there is too long a hang."""
         return nullcontext() if self.watch is None else self.watch.waiting()
 
     def wait(self, work: c10d.Work | None) -> None:
@@ -91,6 +91,27 @@ class Dist:
             c10d.all_gather(parts, tensor)
         return parts
 
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor] | None:
+        """On rank 0 the tensors of all ranks, of any type and shape, on the CPU; None on the others, which send only their own."""
+        shapes = self.all_gather_text(" ".join([str(tensor.dtype).removeprefix("torch."), *map(str, tensor.shape)]))
+        if not self.is_main:
+            content = tensor.contiguous().view(-1).view(torch.uint8)  # of every type: backends send few of them as they are
+            if len(content):
+                with self.waiting():
+                    c10d.send(content.to(self.device), dst=0)
+            return None
+        parts = [tensor.cpu()]
+        for rank, text in enumerate(shapes[1:], start=1):
+            dtype, *shape = text.split()
+            part = torch.empty([int(length) for length in shape], dtype=getattr(torch, dtype))
+            if part.numel():
+                content = torch.empty(part.nbytes, dtype=torch.uint8, device=self.device)
+                with self.waiting():
+                    c10d.recv(content, src=rank)
+                part = content.cpu().view(part.dtype).view(part.shape)
+            parts.append(part)
+        return parts
+
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Overwrite with rank 0's tensor."""
         if self.world_size > 1:
@@ -122,19 +143,18 @@ class Dist:
     def agreed(self) -> Iterator[None]:
         """Work that may fail on some ranks only: an error on one becomes an error on all. May be nested; no other collectives inside.
 
-        The first rank that failed raises its own error, the others a PeerError that carries its text.
+        The first rank that failed, and whoever failed alike, raises its own error, the others a PeerError that carries its text.
         """
         own: Exception | None = None
         try:
             yield
         except Exception as error:
             own = error
-        # A PeerError came out of an agreement further in: the rank it tells of speaks, not this one.
-        problems = self.all_gather_text("" if own is None or isinstance(own, PeerError) else one_line(own))
+        # A PeerError came out of an agreement further in: it is another rank's error.
+        mine = "" if own is None or isinstance(own, PeerError) else str(own) if isinstance(own, ConfigError) else summary(own)
+        problems = self.all_gather_text(mine)
         first = next((rank for rank, text in enumerate(problems) if text), None)
-        if own is not None and first == self.rank:
-            raise _loud(own)
-        if first is not None:
+        if first is not None and mine != problems[first]:
             raise PeerError(f"rank {first}: {problems[first]}") from own
         if own is not None:
             raise own
@@ -201,8 +221,8 @@ def start(device: str = "auto", backend: str = "auto", timeout_s: float = 600.0,
     if not timeout_s > 0:
         raise ConfigError(f"timeout_s={timeout_s:g} is not a time to wait; use e.g. timeout_s=600")
     meeting = meet(launch, timeout_s)
-    dist, chosen, told = _compared(meeting, device, backend)
-    watch = meet_watch(meeting, told, folder)
+    dist, chosen, facts = _compared(meeting, device, backend)
+    watch = join_watch(meeting, facts, folder)
     watch.start()
     atexit.register(watch.stop)  # a script that simply ends is not missed
     _current = replace(dist, watch=watch, store=meeting.client("helpers"))
@@ -229,25 +249,23 @@ def stop() -> None:
         c10d.destroy_process_group()
 
 
-def _compared(meeting: Meeting, device: str, backend: str) -> tuple[Dist, str, list[Told]]:
+def _compared(meeting: Meeting, device: str, backend: str) -> tuple[Dist, str, list[Facts]]:
     """Device and backend, known to fit before the group exists: a rank without its device would leave the rest waiting."""
-    found: tuple[Dist, str] | None = None
-    problem: ConfigError | None = None
+    dist, own = Dist(), {"error": "", "backend": ""}
     try:
-        found = _placed(meeting.launch, device, backend, meeting.timeout_s)
+        dist, own["backend"] = _placed(meeting.launch, device, backend, meeting.timeout_s)
     except ConfigError as error:
-        problem = error
-    own = {"error": one_line(problem)} if problem else {"error": "", "backend": found[1] if found else ""}
-    told = exchange(meeting, own)
-    for rank, text in enumerate(told):
-        if text["error"]:
-            raise _loud(problem) if problem and rank == meeting.launch.rank else PeerError(f"rank {rank}: {text['error']}")
-    for rank, text in enumerate(told):
-        if text["backend"] != told[0]["backend"]:
-            chosen = f"rank 0 chose {told[0]['backend']}, rank {rank} {text['backend']}"
+        own["error"] = str(error)
+    facts = exchange(meeting, own)
+    for rank, each in enumerate(facts):
+        if each["error"] and rank != meeting.launch.rank:
+            raise PeerError(f"rank {rank}: {each['error']}")
+        if each["error"]:  # rank 0 prints what all find alike
+            raise (ConfigError if all(other["error"] == each["error"] for other in facts) else LocalError)(each["error"])
+        if each["backend"] != facts[0]["backend"]:
+            chosen = f"rank 0 chose {facts[0]['backend']}, rank {rank} {each['backend']}"
             raise ConfigError(f"backend=auto: {chosen}; set device=cpu or device=cuda")
-    assert found is not None
-    return *found, told
+    return dist, own["backend"], facts
 
 
 def _placed(launch: Launch, device: str, backend: str, timeout_s: float) -> tuple[Dist, str]:
@@ -256,8 +274,3 @@ def _placed(launch: Launch, device: str, backend: str, timeout_s: float) -> tupl
     if where.type == "cuda":
         torch.cuda.set_device(where)
     return Dist(launch.rank, launch.world_size, launch.local_rank, launch.launcher, where, timeout_s), chosen
-
-
-def _loud(error: Exception) -> Exception:
-    """All ranks have agreed that this one speaks: its error must not be taken for one that rank 0 tells too."""
-    return LocalError(str(error)) if isinstance(error, ConfigError) else error

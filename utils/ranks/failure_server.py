@@ -1,13 +1,14 @@
-"""Where the ranks' watch threads meet: a small server in a thread of rank 0 that decides why a run ends, and tells everybody.
+"""The failure server, a thread of rank 0: ranks report to it, and it alone decides why the run ends, prints that once, and tells all.
 
-The first verdict counts. A rank that dies closes its connection, which is noticed at once; a rank that leaves in good order, or
-fails with an error, says so on the same connection before. Anybody who reaches the port may connect, but only who knows the key
-is listened to, and nothing that arrives ends the thread.
+The watch of each rank (see failure_watch.py) holds a connection to it. A rank that dies closes its connection, which is noticed at
+once; a rank that leaves in good order, or fails with an error, says so on the same connection before. Anybody who reaches the port
+may connect, but only who knows the key is listened to, and nothing that arrives ends the thread.
 """
 
 from __future__ import annotations
 
 import hmac
+import math
 import selectors
 import socket
 import threading
@@ -17,11 +18,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from utils.ranks.connection import LONGEST, Connection, Message, closed_in_children
+from utils.ranks.failure import ECHO, ENDED, FOUND, KINDS, PRINTED, Failure
 from utils.ranks.signals import STATUS, end_now, say
 
 TICK_S = 0.2
-SILENT_S = 2.5  # a watch thread tells something twice a second; one that has not for so long is not running
-SETTLE_S = 0.3  # before a silent end is told: of several killed at once all are named, and one that speaks for itself is heard
+SILENT_S = 2.5  # a watch reports twice a second; one that has not for so long is not running
+# How long a report waits for better ones: others may have found the same; of several killed at once all are named, and who
+# ends all ranks when one has gone does so soon; what another's end did to a rank is for that one to explain.
+PATIENCE_S = {PRINTED: 0.0, FOUND: 1.0, ENDED: 0.3, ECHO: 5.0}
 LEAVE_S = 5.0  # how long rank 0 waits for the others to hear that it leaves
 INTRODUCE_S = 5.0  # how long whoever connects may take to say who it is
 STRANGERS = 64  # connections that have not said it, beside those of ranks that are still to come
@@ -30,14 +34,14 @@ INTRODUCTION = 1024  # bytes of what a stranger may say
 
 @dataclass
 class Peer:
-    """What the hub knows of one rank."""
+    """What the server knows of one rank."""
 
     rank: int = -1  # until it has introduced itself
     entered: int = 0  # waits for others, so far
     waited_s: float = -1.0  # in the present one; negative: it does not wait
     place: str = ""
     heard: float = field(default_factory=time.monotonic)
-    state: str = "here"  # or expected (it has not come yet), left, gone, failed
+    state: str = "here"  # or expected (it has not come yet), left, failed (without a word: gone)
 
     @property
     def answers(self) -> bool:
@@ -61,26 +65,30 @@ class Standstill:
         return gap if gap > SILENT_S else 0.0
 
 
-class Hub:
-    """Runs on rank 0 until rank 0 leaves."""
+class FailureServer:
+    """Runs on rank 0 until all ranks have left, or have heard why the run ends."""
 
     def __init__(self, address: str, world_size: int, timeout_s: float, key: str) -> None:
         self.timeout_s = timeout_s
         self._key = key
-        self._listener = listen(address)
+        # a port of its own at an address of this host; at all of them where none is given
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, 0), family=family, backlog=1024)
+        closed_in_children(self._listener)
         self._listener.setblocking(False)  # whoever was there to be accepted may be gone again
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._peers = [Peer(rank, state="expected") for rank in range(world_size)]
         self._connections: dict[Connection, Peer] = {}  # oldest first
-        self._over = False
+        self._reports: list[tuple[int, Failure]] = []  # with their ranks; one without words is that of a rank that vanished
+        self._due = math.inf  # when they are judged
         self._stops: set[int] = set()  # requests that everybody has heard of
-        self._silent: list[tuple[int, str, int]] = []  # rank, its words and status: ends that nobody has told the user of
-        self._due = 0.0
-        self._leaving: float | None = None
+        self._leaving = False
+        self._verdict: Message = {}  # once it is decided why the run ends
+        self._ends = math.inf  # when this thread waits for nobody any more
         self.local, there = socket.socketpair()  # rank 0's own connection
         self._greet(there)
-        self._thread = threading.Thread(target=self._run, name="hub", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="failure server", daemon=True)
         self._thread.start()
 
     @property
@@ -89,27 +97,31 @@ class Hub:
 
     def leave(self) -> None:
         """Tell the others that this end is meant, and wait until they know."""
-        self._leaving = time.monotonic()
-        self._thread.join(LEAVE_S + 2 * TICK_S)
+        self._leaving = True
+        self.wait(LEAVE_S + 2 * TICK_S)
+
+    def wait(self, within_s: float) -> None:
+        """Until everybody has heard why the run ends."""
+        self._thread.join(within_s)
 
     def _run(self) -> None:
         """Without this thread no hang and no death would be noticed: should it fail after all, the run ends, aloud."""
         try:
             self._serve()
         except Exception as error:
-            words = f"the watch over all ranks has failed on rank 0 ({type(error).__name__}: {error})"
-            say(f"error: {words}")
+            failure = Failure(f"the watch over all ranks has failed on rank 0 ({type(error).__name__}: {error})")
+            say(failure.shown())
             with suppress(Exception):
-                self._end(words, 1, patient=False)
-            time.sleep(SETTLE_S)  # the others hear it before their connections end
+                self._end(failure.text, 1, patient=False)
+            time.sleep(TICK_S)  # the others hear it before their connections end
             end_now(1)
 
     def _serve(self) -> None:
-        told, judged, ticked, standstill = False, 0.0, 0.0, Standstill()
-        while True:
+        standstill, judged = Standstill(), 0.0
+        while self._ends > time.monotonic():
             ready = self._selector.select(TICK_S)
             stood = standstill.over()
-            for peer in (*self._peers, *(self._connections[stranger] for stranger in self._strangers())):
+            for peer in self._connections.values():
                 peer.heard += stood
             for key, _ in ready:
                 if key.fileobj is self._listener:
@@ -118,18 +130,15 @@ class Hub:
                     self._hear(key.data)
             now = time.monotonic()
             if now - judged > TICK_S / 2:  # not after each of many ranks' messages
-                self._turn_away(now)
-                self._judge(now)
                 judged = now
-            if self._leaving is None:
-                if now - ticked > SILENT_S / 3:
-                    self._tell({"here": True})
-                    ticked = now
-                continue
-            if not told:
+                for connection in self._strangers():
+                    if now - self._connections[connection].heard > INTRODUCE_S:
+                        self._drop(connection)
+                self._judge(now)
+            if self._leaving and self._ends == math.inf:
+                self._ends = now + LEAVE_S
                 self._tell({"left": True})
-                told = True
-            if not any(peer.rank >= 0 for peer in self._connections.values()) or now - self._leaving > LEAVE_S:
+            if self._ends < math.inf and all(peer.rank < 0 for peer in self._connections.values()):
                 break
         for connection in list(self._connections):
             self._drop(connection)
@@ -156,11 +165,6 @@ class Hub:
     def _strangers(self) -> list[Connection]:
         return [connection for connection, peer in self._connections.items() if peer.rank < 0]
 
-    def _turn_away(self, now: float) -> None:
-        for connection in self._strangers():
-            if now - self._connections[connection].heard > INTRODUCE_S:
-                self._drop(connection)
-
     def _drop(self, connection: Connection) -> None:
         self._selector.unregister(connection.socket)
         connection.socket.close()
@@ -171,7 +175,7 @@ class Hub:
         for message in messages or ():
             if peer.rank >= 0:
                 with suppress(KeyError, TypeError, ValueError, OverflowError):  # it is no message of ours
-                    self._heed(peer, message)
+                    self._read(peer, message)
             elif (known := self._introduced(connection, message)) is not None:
                 peer = known
             else:
@@ -179,29 +183,28 @@ class Hub:
                 break
         if messages is None:
             self._drop(connection)
-            if peer.rank >= 0 and peer.state == "here":
-                peer.state = "gone"
-                self._ended_silently(peer.rank, "", 1)
+            if peer.rank >= 0 and peer.state == "here" and not (self._verdict or self._leaving):
+                self._add(peer, Failure("", kind=ENDED))
+        elif messages:
+            connection.send({"here": True})
 
     def _introduced(self, connection: Connection, message: Message) -> Peer | None:
         """The rank that a first message is from, if it is one and its sender knows the key."""
         key, rank = message.get("key"), message.get("rank")
         if not (isinstance(key, str) and hmac.compare_digest(key.encode(errors="replace"), self._key.encode())):
             return None
-        if type(rank) is not int or not 0 <= rank < len(self._peers):
+        if type(rank) is not int or not 0 <= rank < len(self._peers) or self._peers[rank].state != "expected":
             return None
         peer = self._peers[rank]
-        if peer.state != "expected":
-            words = f"a second process is rank {rank}; give each process its own number"
-            connection.send({"end": words, "status": 2, "speaker": rank, "patient": True})
-            return None
         peer.state, peer.heard = "here", time.monotonic()
         del self._connections[connection]
         self._connections[connection] = peer
         connection.longest = LONGEST
+        if self._verdict:  # it comes late
+            connection.send(self._verdict)
         return peer
 
-    def _heed(self, peer: Peer, message: Message) -> None:
+    def _read(self, peer: Peer, message: Message) -> None:
         peer.heard = time.monotonic()
         if "beat" in message:
             entered, waited_s, place = message["beat"]
@@ -209,12 +212,7 @@ class Hub:
         elif "left" in message:
             peer.state = "left"
         elif "failed" in message:
-            peer.state = "failed"
-            words, status = str(message["failed"]), int(message["status"])
-            if message["spoken"]:
-                self._end(words, status)
-            else:
-                self._ended_silently(peer.rank, words, status)
+            self._add(peer, Failure.from_row(message["failed"]))
         elif message.get("stop") in STATUS:
             if message["why"] and not self._stops:
                 say(str(message["why"]))
@@ -222,28 +220,37 @@ class Hub:
                 self._stops.add(message["stop"])
                 self._tell({"stop": message["stop"]})
 
-    def _ended_silently(self, rank: int, words: str, status: int) -> None:
-        self._due = self._due if self._silent else time.monotonic() + SETTLE_S
-        self._silent.append((rank, words, status))
+    def _add(self, peer: Peer, failure: Failure) -> None:
+        """A report, to be judged when better ones have had their time."""
+        peer.state = "failed"
+        self._reports.append((peer.rank, failure))
+        self._due = min(self._due, time.monotonic() + PATIENCE_S[failure.kind])
 
     def _judge(self, now: float) -> None:
-        if self._over:
+        if self._verdict:
             return
-        if self._silent and now > self._due:
-            _, words, status = next((end for end in self._silent if end[1]), (0, "", 1))
-            words = words or f"{named([rank for rank, *_ in self._silent])} gone (killed, or its host is down)"
-            say(f"error: {words}")
-            self._end(words, status)
-        late = [peer for peer in self._peers if peer.waits and peer.waited_s + now - peer.heard > self.timeout_s]
-        if late and not self._over:
-            speaker = next(peer for peer in self._peers if peer.waits)
-            self._end(hang(self._peers, self.timeout_s), 1, speaker.rank, patient=False)
+        if self._reports:
+            if now >= self._due or not any(peer.state == "here" for peer in self._peers):
+                self._decide()
+        elif any(peer.waits and peer.waited_s + now - peer.heard > self.timeout_s for peer in self._peers):
+            failure = Failure(hang(self._peers, self.timeout_s))
+            self._end(failure.text, 1, patient=False)
+            say(failure.shown())
 
-    def _end(self, words: str, status: int, speaker: int = -1, patient: bool = True) -> None:
-        """The verdict. Not patient: the main threads are known to be stuck."""
-        if not self._over:
-            self._over = True
-            self._tell({"end": words, "status": status, "speaker": speaker, "patient": patient})
+    def _decide(self) -> None:
+        """Print the best report, of equals the first, and end the run by it."""
+        rank, best = min(self._reports, key=lambda report: (KINDS.index(report[1].kind), not report[1].text))
+        alike = {other for other, failure in self._reports if failure.text == best.text}
+        if not best.text:
+            best = Failure(f"{named(sorted(alike))} {'is' if len(alike) == 1 else 'are'} gone (killed, or its host is down)", kind=ENDED)
+        self._end(best.text, best.status)  # first: a terminal may take no output
+        if best.kind != PRINTED:
+            say(best.shown(f" on rank {rank}" if best.kind in (FOUND, ECHO) and len(alike) == 1 else ""))
+
+    def _end(self, words: str, status: int, patient: bool = True) -> None:
+        """Tell everybody. Not patient: the main threads are known to be stuck."""
+        self._verdict, self._ends = {"end": words, "status": status, "patient": patient}, time.monotonic() + LEAVE_S
+        self._tell(self._verdict)
 
     def _tell(self, message: Message) -> None:
         for connection, peer in self._connections.items():
@@ -262,28 +269,14 @@ def hang(peers: Sequence[Peer], timeout_s: float) -> str:
         places = "; ".join(f"rank {peer.rank} at {peer.place}" for peer in waiting)
         return f"the ranks wait for each other for longer than timeout_s={timeout_s:g} s: {places}"
     first = missing[0]
-    if first.state == "left":
-        doing = "has ended already"
-    elif first.state == "expected":
-        doing = "has not come at all"
-    elif first.answers:
-        doing = f"is at {first.place}"
-    else:
-        doing = f"no longer answers (stopped, or its host is down); it was last at {first.place}"
+    silent = f"no longer answers (stopped, or its host is down); it was last at {first.place}"
+    known = {"left": "has ended already", "expected": "has not come at all"}
+    doing = known.get(first.state) or (f"is at {first.place}" if first.answers else silent)
     who = "it" if len(missing) == 1 else f"rank {first.rank}"
-    ranks = named([peer.rank for peer in missing], verb=False)
+    ranks = named([peer.rank for peer in missing])
     return f"{ranks} did not come within timeout_s={timeout_s:g} s: {who} {doing}; the others wait at {waiting[0].place}"
 
 
-def named(ranks: Sequence[int], verb: bool = True) -> str:
-    """`rank 1 is`, `ranks 1, 2 are`."""
-    one = len(ranks) == 1
-    numbers = ", ".join(str(rank) for rank in sorted(ranks))
-    return f"rank{'' if one else 's'} {numbers}" + ((" is" if one else " are") if verb else "")
-
-
-def listen(address: str) -> socket.socket:
-    """A port of its own at an address of this host; at all of them where none is given."""
-    listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET, backlog=1024)
-    closed_in_children(listener)
-    return listener
+def named(ranks: Sequence[int]) -> str:
+    """`rank 1`, `ranks 1, 2`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -78,7 +78,7 @@ def detect(env: Mapping[str, str]) -> Launch:
     return Launch()
 
 
-def rendezvous(env: Mapping[str, str], launch: Launch, parent: int) -> tuple[str, int]:
+def master_address(env: Mapping[str, str], launch: Launch, parent: int) -> tuple[str, int]:
     """MASTER_ADDR and MASTER_PORT, derived from the job where the launcher gives none; `parent` is the parent's process id."""
     one_host = _on_one_host(env, launch)
     address = env.get("MASTER_ADDR") or ("127.0.0.1" if one_host else _first_address(env, launch))
@@ -159,6 +159,6 @@ def _first_address(env: Mapping[str, str], launch: Launch) -> str | None:
     nodes = (env.get("SLURM_STEP_NODELIST") if step else None) or env.get("SLURM_JOB_NODELIST")
     if nodes:
         return first_host(nodes)
-    # Open MPI 4 tells every rank where mpirun itself listens, which is the first host unless it was told otherwise.
+    # Open MPI 4 tells every rank where mpirun itself listens, which is the first host unless it was given another.
     found = re.search(r"tcp://([0-9.]+)", env.get("OMPI_MCA_orte_hnp_uri", "")) if launch.launcher == "openmpi" else None
     return found.group(1) if found else None

@@ -21,19 +21,19 @@ from utils import revision
 from utils.errors import ConfigError, LocalError, PeerError
 from utils.ranks import signals
 from utils.ranks.addresses import address_of, own_address, place, reachable
-from utils.ranks.failure_server import Hub
+from utils.ranks.failure import LINGER_S
+from utils.ranks.failure_server import FailureServer
 from utils.ranks.failure_watch import Watch
 from utils.ranks.key_file import offered, read_key
-from utils.ranks.launchers import Launch, rendezvous
+from utils.ranks.launchers import Launch, master_address
 
 WORD_S = 5.0  # of waiting in silence; then a word is said
-ANSWER_S = 30.0  # for what listens at the master's port to show that it is a store
+STORE_S = 30.0  # for what listens at the master's port to show that it is a store
 UNKNOWN_S = 15.0  # for a name to become known, as those of a cluster's services do when their hosts have started
-PATIENCE_S = 10.0  # of those who leave it to another to say that ranks are missing
-LINGER_S = 1.0  # for the others to read why, before rank 0 takes the store away
+LEFT_TO_OTHERS_S = 10.0  # of those who leave it to another to say that ranks are missing
 POLL_S = 0.01
 
-Told = dict[str, str]
+Facts = dict[str, str]  # what a rank says of itself
 
 
 @dataclass(frozen=True)
@@ -70,18 +70,19 @@ class Meeting:
 
     def _await(self, keys: list[str]) -> None:
         """Polled, because a call that blocks could not say for whom it waits. The n-th key is rank n's."""
-        waiting = _Waiting(self.launch, self.timeout_s)
-        while not self.store.check(keys):
+        for waited_s, word in _waiting(self.launch):
+            if self.store.check(keys):
+                return
             if self.store.check(["over"]):
                 raise PeerError(self.store.get("over").decode())
-            if waiting.over() or waiting.worth_a_word():
+            over = waited_s > self.timeout_s
+            if over or word:
                 missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
                 first = next((rank for rank in range(self.launch.world_size) if rank not in missing), 0)
                 if missing and self.launch.rank == first:  # of those who are here
-                    self._speak(missing, waiting.over())
-                elif waiting.passed() > self.timeout_s + PATIENCE_S:
+                    self._speak(missing, over)
+                elif waited_s > self.timeout_s + LEFT_TO_OTHERS_S:
                     raise _own(f"{_where()}: rank {first} did not say whether all ranks have come; start the run again", self.launch)
-            waiting.pause()
 
     def _speak(self, missing: list[int], over: bool) -> None:
         who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} of {self.launch.world_size}"
@@ -90,43 +91,29 @@ class Meeting:
             return
         line = f"{_where()}: {who} did not come within timeout_s={self.timeout_s:g} s; check that all ranks run and see one address"
         self.store.set("over", line)
-        time.sleep(LINGER_S if self.launch.rank == 0 else 0)
+        time.sleep(LINGER_S if self.launch.rank == 0 else 0)  # it takes the store away
         raise _own(line, self.launch)
 
 
-class _Waiting:
-    """How long somebody has been waiting, and whether it is time to say so."""
-
-    def __init__(self, launch: Launch, most_s: float) -> None:
-        self._launch = launch
-        self._began, self._most_s, self._said, self._pause_s = time.monotonic(), most_s, False, POLL_S
-
-    def passed(self) -> float:
-        return time.monotonic() - self._began
-
-    def over(self) -> bool:
-        return self.passed() > self._most_s
-
-    def worth_a_word(self) -> bool:
-        """Once, after a while."""
-        if self._said or self.passed() < WORD_S:
-            return False
-        self._said = True
-        return True
-
-    def pause(self) -> None:
-        if self._launch.orphaned:  # there is no watch yet to notice it
-            if self._launch.rank == 0:
-                signals.say(f"{self._launch.launcher}, which started rank 0, is gone: stopped before training began")
+def _waiting(launch: Launch) -> Iterator[tuple[float, bool]]:
+    """Ask ever more rarely: gives the seconds that have passed, and, once after a while, that it is time for a word to the user."""
+    began, pause_s, silent = time.monotonic(), POLL_S, True
+    while True:
+        waited_s = time.monotonic() - began
+        yield waited_s, silent and waited_s > WORD_S
+        silent = waited_s <= WORD_S
+        if launch.orphaned:  # there is no watch yet to notice it
+            if launch.rank == 0:
+                signals.say(f"{launch.launcher}, which started rank 0, is gone: stopped before training began")
             raise SystemExit(signals.STATUS[SIGTERM])
-        time.sleep(self._pause_s)
-        self._pause_s = min(0.2, 1.1 * self._pause_s)  # of many ranks none should keep the store busy
+        time.sleep(pause_s)
+        pause_s = min(0.2, 1.1 * pause_s)  # of many ranks none should keep the store busy
 
 
 def meet(launch: Launch, timeout_s: float) -> Meeting:
     """Find the store: rank 0 hosts it, the others look for rank 0."""
     try:
-        host, port = rendezvous(os.environ, launch, os.getppid())
+        host, port = master_address(os.environ, launch, os.getppid())
     except ConfigError as error:  # what a launcher sets is wrong on all ranks alike; what is set by hand may be so here alone
         raise _own(str(error), launch) if launch.launcher == "env" else error from None
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)  # where PyTorch looks for them
@@ -153,64 +140,50 @@ def meet(launch: Launch, timeout_s: float) -> Meeting:
         return meeting
 
 
-def watch(meeting: Meeting, told: Sequence[Told], folder: Path) -> Watch:
-    """This rank's watch, connected to the hub. The key goes by a file in the folder if all see it, else by the store."""
+def join_watch(meeting: Meeting, facts: Sequence[Facts], folder: Path) -> Watch:
+    """Connected to the failure server. The key goes by a file in the folder if all see it, else by the store."""
     launch = meeting.launch
     with _meeting(launch):
         if launch.rank > 0:
-            hub = json.loads(meeting.from_rank_0("hub"))
-            key = read_key(hub["key_file"])
+            server = json.loads(meeting.from_rank_0("server"))
+            key = read_key(server["key_file"])
             meeting.store.set(f"sees_key/{launch.rank}", "yes" if key else "no")
-            return Watch.join(hub["host"], hub["port"], meeting.from_rank_0("key") or key, launch, meeting.timeout_s, None)
-        host, listen_at = reachable(meeting.host, [text["place"] for text in told], [text["master"] for text in told])
+            return Watch(server["host"], server["port"], meeting.from_rank_0("key") or key, launch, meeting.timeout_s)
+        host, listen_at = reachable(meeting.host, [each["place"] for each in facts], [each["master"] for each in facts])
         with offered(folder) as (file, key):
-            own = Hub(listen_at, launch.world_size, meeting.timeout_s, key)
-            meeting.store.set("hub", json.dumps({"host": host, "port": own.port, "key_file": file}))
+            own = FailureServer(listen_at, launch.world_size, meeting.timeout_s, key)
+            meeting.store.set("server", json.dumps({"host": host, "port": own.port, "key_file": file}))
             seen = "no" not in meeting.gather("sees_key", "yes")
         meeting.store.set("key", "" if seen else key)
-        return Watch.join(host, own.port, key, launch, meeting.timeout_s, own)
+        return Watch(host, own.port, key, launch, meeting.timeout_s, own)
 
 
-def exchange(meeting: Meeting, own: Told) -> list[Told]:
-    """What every rank tells; ConfigError on all ranks where one runs other code or another PyTorch."""
+def exchange(meeting: Meeting, own: Facts) -> list[Facts]:
+    """What every rank says of itself; ConfigError on all ranks where one runs other code or another PyTorch."""
     own = {**own, "host": socket.gethostname(), "place": place(), "master": address_of(meeting.host), "torch": torch.__version__}
     with _meeting(meeting.launch):
         meeting.store.set(f"code/{meeting.launch.rank}", json.dumps(revision.code_hashes()))
-        told: list[Told] = [json.loads(text) for text in meeting.gather("told", json.dumps(own))]
-        problem = _other_torch(told) or _other_code(meeting.store, told)
+        facts: list[Facts] = [json.loads(text) for text in meeting.gather("facts", json.dumps(own))]
+        problem = _difference(meeting.store, facts)
         meeting.part()
     if problem:
         raise ConfigError(problem)
-    return told
+    return facts
 
 
-def one_line(error: Exception) -> str:
-    """What an error says, and of which type it is if it was not made to be read."""
-    text = " ".join(str(error).split()) or "no reason given"
-    return text if isinstance(error, ConfigError) else f"{type(error).__name__}: {text}"
-
-
-def _other_torch(told: Sequence[Told]) -> str:
-    for rank, text in enumerate(told):
-        if text["torch"] != told[0]["torch"]:
-            return f"{_rank(rank, text)} runs PyTorch {text['torch']} and rank 0 {told[0]['torch']}; use one environment on all hosts"
-    return ""
-
-
-def _other_code(store: c10d.Store, told: Sequence[Told]) -> str:
+def _difference(store: c10d.Store, facts: Sequence[Facts]) -> str:
+    """The first rank that runs something else than rank 0; nothing, as a rule."""
     first = store.get("code/0")
-    for rank, text in enumerate(told):
-        if (other := store.get(f"code/{rank}")) == first:
-            continue
-        there, here = json.loads(other), json.loads(first)
-        file = min(name for name in {*there, *here} if there.get(name) != here.get(name))
-        how = "differs" if file in there and file in here else "is there and not here" if file in there else "is missing there"
-        return f"{_rank(rank, text)} runs other code than rank 0: {file} {how}; use one checkout on all hosts"
+    for rank, each in enumerate(facts):
+        who = f"rank {rank} (host {each['host']}) runs"
+        if each["torch"] != facts[0]["torch"]:
+            return f"{who} PyTorch {each['torch']} and rank 0 {facts[0]['torch']}; use one environment on all hosts"
+        if (other := store.get(f"code/{rank}")) != first:
+            there, here = json.loads(other), json.loads(first)
+            file = min(name for name in {*there, *here} if there.get(name) != here.get(name))
+            how = "differs" if file in there and file in here else "is there and not here" if file in there else "is missing there"
+            return f"{who} other code than rank 0: {file} {how}; use one checkout on all hosts"
     return ""
-
-
-def _rank(rank: int, told: Told) -> str:
-    return f"rank {rank} (host {told['host']})"
 
 
 def _hosted(host: str, port: int, timeout_s: float) -> c10d.TCPStore:
@@ -235,13 +208,12 @@ def _client(host: str, port: int, launch: Launch, timeout_s: float) -> c10d.TCPS
         except Exception as error:
             made.append(error)
 
-    thread = threading.Thread(target=make, daemon=True)
-    thread.start()
-    waiting = _Waiting(launch, min(ANSWER_S, timeout_s))
-    while not made:
-        if waiting.over():
+    threading.Thread(target=make, daemon=True).start()
+    for waited_s, _ in _waiting(launch):
+        if made:
+            break
+        if waited_s > min(STORE_S, timeout_s):
             raise OSError("what listens there does not answer as a store")
-        waiting.pause()
     if isinstance(made[0], Exception):
         raise made[0]
     return made[0]
@@ -249,20 +221,18 @@ def _client(host: str, port: int, launch: Launch, timeout_s: float) -> c10d.TCPS
 
 def _find(host: str, port: int, launch: Launch, timeout_s: float) -> None:
     """Wait until somebody listens there. PyTorch would wait without a word, and fail with a page of C++ frames."""
-    waiting = _Waiting(launch, timeout_s)
-    while True:
+    for waited_s, word in _waiting(launch):
         try:
             socket.create_connection((host, port), timeout=WORD_S).close()
             return
         except OSError as error:
             unknown = isinstance(error, socket.gaierror)
             reason = "that name is not known here" if unknown else "nobody listens there"
-            if waiting.over() or (unknown and waiting.passed() > UNKNOWN_S):
+            if waited_s > (min(UNKNOWN_S, timeout_s) if unknown else timeout_s):
                 line = f"{_where()}: rank {launch.rank} of {launch.world_size} did not find rank 0 ({reason})"
                 raise _own(f"{line}; check that rank 0 runs, and correct the address where it is wrong", launch) from None
-            if waiting.worth_a_word():
+            if word:
                 signals.say(f"rank {launch.rank} waits for rank 0 at {_where()} ({reason})")
-        waiting.pause()
 
 
 def _where() -> str:

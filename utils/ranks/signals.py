@@ -77,11 +77,11 @@ def ask(signum: int) -> None:
 
 
 def flags() -> list[float]:
-    """One slot per signal, 1 for the one that asked: to be summed over ranks."""
+    """A number for each signal, 1 for the one that asked: to be summed over ranks."""
     return [float(_state.asked == signum) for signum in ORDER]
 
 
-def agreed(sums: Sequence[float]) -> int:
+def chosen(sums: Sequence[float]) -> int:
     """The signal that all ranks follow, from the sums of their flags; 0: none."""
     return next((int(signum) for signum, total in zip(ORDER, sums, strict=True) if total > 0.5), 0)
 

@@ -39,6 +39,11 @@ def agree(dist: Dist, failing: tuple[int, ...], kind: type[Exception]) -> None:
             raise kind(f"rank {dist.rank} cannot")
 
 
+def agree_alike(dist: Dist) -> None:
+    with dist.agreed(), dist.agreed():
+        raise ConfigError("nobody can")
+
+
 def agree_twice(dist: Dist) -> None:
     with dist.agreed(), dist.main_first():
         if dist.rank == 1:
@@ -93,6 +98,7 @@ def main(folder: Path) -> None:
             error_of(lambda: agree(dist, (0, 1), ConfigError)),
             error_of(lambda: agree(dist, (1,), OSError)),
             error_of(lambda: agree_twice(dist)),
+            error_of(lambda: agree_alike(dist)),
         ],
         "cache": fill_cache(dist, folder / "cache", fail=False),
         "cache_error": error_of(lambda: fill_cache(dist, folder / "cache", fail=True)),

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from tests.utils.ranks.rank_check import metrics
+from utils.command import cli
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist, pick_backend, pick_device, start
 from utils.ranks.launchers import Launch
-from utils.ranks.rendezvous import _other_code
+from utils.ranks.rendezvous import _difference
 from utils.revision import code_hashes
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -81,10 +82,10 @@ def test_two_ranks(launcher: str, tmp_path: Path) -> None:
         assert result["texts"] == ["", "ü"]
         assert result["cache"] == "filled"
         assert result["again"]
-    quiet, loud = "PeerError: rank 1: rank 1 cannot", "LocalError: rank 1 cannot"
-    assert found[0]["agreed"] == ["", quiet, "LocalError: rank 0 cannot", "PeerError: rank 1: OSError: rank 1 cannot", quiet]
-    assert found[1]["agreed"] == ["", loud, "PeerError: rank 0: rank 0 cannot", "OSError: rank 1 cannot", loud]
-    assert [result["cache_error"] for result in found] == ["LocalError: disk full", "PeerError: rank 0: disk full"]
+    peers, own, all_alike = "PeerError: rank 1: rank 1 cannot", "ConfigError: rank 1 cannot", "ConfigError: nobody can"
+    assert found[0]["agreed"] == ["", peers, "ConfigError: rank 0 cannot", "PeerError: rank 1: OSError: rank 1 cannot", peers, all_alike]
+    assert found[1]["agreed"] == ["", own, "PeerError: rank 0: rank 0 cannot", "OSError: rank 1 cannot", own, all_alike]
+    assert [result["cache_error"] for result in found] == ["ConfigError: disk full", "PeerError: rank 0: disk full"]
     alone = metrics(Dist())
     for result in found:
         assert result["metrics"] == [pytest.approx(read, abs=1e-12) for read in alone]
@@ -163,7 +164,7 @@ def test_the_first_file_that_differs_is_named(first: dict[str, str], second: dic
     for rank, files in enumerate((first, first, second)):
         store.set(f"code/{rank}", json.dumps(files))
     expected = f"rank 2 (host c) runs other code than rank 0: {line}; use one checkout on all hosts" if line else ""
-    assert _other_code(store, [{"host": host} for host in "abc"]) == expected
+    assert _difference(store, [{"host": host, "torch": "2"} for host in "abc"]) == expected
 
 
 def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,3 +221,9 @@ def test_bad_devices_and_backends_are_named(monkeypatch: pytest.MonkeyPatch) -> 
         pick_backend("smoke", torch.device("cpu"))
     with pytest.raises(ConfigError, match="backend=nccl"):
         pick_backend("nccl", torch.device("cpu"))
+
+
+def test_an_error_of_a_process_alone_is_said_whatever_it_reads_like(capfd: pytest.CaptureFixture[str]) -> None:
+    """With several ranks an error of collectives may be what another's end did; alone there is nobody to say more."""
+    assert cli.report(RuntimeError("no address for gloo"), Launch("env")) == 1
+    assert "error: RuntimeError: no address for gloo" in capfd.readouterr().err

@@ -34,33 +34,34 @@ def test_an_error_on_one_rank_ends_all_and_is_all_there_is_to_read(failing: int)
     with Crew(3, "fail", str(failing)) as crew:
         crew.until("ready")
         assert crew.end(5) == [1, 1, 1]
-        first, second, *_, last = crew.err(failing).splitlines()
+        first, second, *_, last = crew.err(0).splitlines()
         assert first == f"error on rank {failing}: ZeroDivisionError: cannot"
         assert second == "Traceback (most recent call last):"
         assert last == "ZeroDivisionError: cannot"
-        assert crew.errors() == crew.err(failing)
+        assert crew.errors() == crew.err(0)
 
 
 @pytest.mark.slow
 def test_what_ranks_find_is_said_once() -> None:
-    cases = {  # who says what, and the exit status of both
-        "fail_to_configure": (1, "error on rank 1: cannot\n", 2),  # rank 0 has found no such thing
-        "fail_alike": (0, "error: the loss is not finite\n", 1),
-        "fail_in_agreement": (1, "error on rank 1: depth=-1: must be positive\n", 2),
-        "exit_quietly": (0, "error: rank 1 ended with exit status 3\n", 3),
-        "fail_oddly": (1, None, 1),
-        "fail_differently": (1, None, 2),
+    cases = {  # what rank 0 prints, and the exit status of both
+        "fail_to_configure": ("error on rank 1: cannot\n", 2),  # rank 0 has found no such thing
+        "fail_alike": ("error: the loss is not finite\n", 1),
+        "fail_alike_unexpectedly": ("error: ZeroDivisionError: cannot\nTraceback", 1),
+        "fail_in_agreement": ("error on rank 1: depth=-1: must be positive\n", 2),
+        "exit_quietly": ("error: rank 1 ended with exit status 3\n", 3),
+        "fail_oddly": ("error on rank 1: Odd: (its text cannot be shown)\nTraceback", 1),
+        "fail_differently": ("error on rank 1: of rank 1\n", 2),  # it was the first
     }
     with ExitStack() as started:
         crews = {scenario: started.enter_context(Crew(2, scenario, "1")) for scenario in cases}
-        for scenario, (speaker, line, status) in cases.items():
+        for scenario, (text, status) in cases.items():
             crews[scenario].until("ready")
-            assert crews[scenario].end(7) == [status] * 2, scenario
-            if line is not None:
-                assert_one_line(crews[scenario], speaker, line)
-        assert crews["fail_oddly"].err(1).startswith("error on rank 1: Odd: (its text cannot be shown)\nTraceback")
-        assert crews["fail_oddly"].err(0) == ""
-        assert crews["fail_differently"].errors() == "error: of rank 0\nerror on rank 1: of rank 1\n"
+            assert crews[scenario].end(9) == [status] * 2, scenario
+            if text.endswith("\n"):
+                assert_one_line(crews[scenario], 0, text)
+            assert crews[scenario].errors().startswith(text)
+            assert crews[scenario].errors() == crews[scenario].err(0)
+            assert crews[scenario].errors().count("Traceback") == text.count("Traceback")
 
 
 @pytest.mark.slow
@@ -111,6 +112,19 @@ def test_a_rank_that_is_stopped_is_named() -> None:
         for absent, crew in enumerate((first, second)):
             assert crew.end(8)[absent] == 1, "once it goes on, it finds out"
             assert crew.errors().count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_rank_prints_its_own_error_where_rank_0_does_not_answer() -> None:
+    with Crew(2, "fail", "1") as crew:
+        crew.until("ready")
+        crew.signal(0, signal.SIGSTOP)
+        assert crew.end(10, but=(0,))[1] == 1
+        assert crew.err(1).startswith("error on rank 1: ZeroDivisionError: cannot\nTraceback")
+        assert not re.search("^error: rank 0", crew.err(1), re.MULTILINE)
+        crew.signal(0, signal.SIGCONT)
+        assert crew.end(8) == [1, 1], "once it goes on, it finds out"
+        assert crew.err(0) == ""
 
 
 @pytest.mark.slow

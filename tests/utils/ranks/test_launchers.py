@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from utils.errors import ConfigError
-from utils.ranks.launchers import DEFAULT_PORT, FIRST_PORT, PORTS, Launch, detect, first_host, rendezvous
+from utils.ranks.launchers import DEFAULT_PORT, FIRST_PORT, PORTS, Launch, detect, first_host, master_address
 
 SALLOC = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "gpu[03-04]", "SLURM_NTASKS": "8", "SLURM_NNODES": "2"}
 BATCH = {**SALLOC, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
@@ -101,7 +101,7 @@ def test_detect_names_what_is_wrong(env: dict[str, str], message: str) -> None:
 
 
 def meeting(env: dict[str, str], parent: int = 1) -> tuple[str, int]:
-    return rendezvous(env, detect(env), parent)
+    return master_address(env, detect(env), parent)
 
 
 @pytest.mark.parametrize(

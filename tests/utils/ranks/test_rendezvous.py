@@ -24,7 +24,7 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # as the command line sets it befor
 from utils.command import cli
 from utils.ranks import distributed
 from utils.ranks import rendezvous
-rendezvous.WORD_S, rendezvous.UNKNOWN_S, rendezvous.ANSWER_S = 0.5, 1.0, 2.0
+rendezvous.WORD_S, rendezvous.UNKNOWN_S, rendezvous.STORE_S = 0.5, 1.0, 2.0
 cli.main(lambda: distributed.start(device="cpu", timeout_s=6))
 """
 

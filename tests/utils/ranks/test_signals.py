@@ -136,8 +136,8 @@ def test_a_terminal_that_is_gone_is_no_error() -> None:
     ],
 )
 def test_ranks_agree_on_one_signal(asked: Sequence[int], followed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    slots = []
+    flags = []
     for signum in asked:
         monkeypatch.setattr(signals._state, "asked", signum)
-        slots.append(signals.flags())
-    assert signals.agreed([sum(column) for column in zip(*slots, strict=True)]) == followed
+        flags.append(signals.flags())
+    assert signals.chosen([sum(column) for column in zip(*flags, strict=True)]) == followed

@@ -46,7 +46,12 @@ def fail_to_configure(dist: Dist, mine: bool) -> None:
 
 
 def fail_differently(dist: Dist, mine: bool) -> None:
+    time.sleep(0 if mine else 0.3)
     raise ConfigError(f"of rank {dist.rank}")
+
+
+def fail_alike_unexpectedly(dist: Dist, mine: bool) -> None:
+    raise ZeroDivisionError("cannot")
 
 
 def fail_in_agreement(dist: Dist, mine: bool) -> None:
@@ -114,7 +119,7 @@ def stop(dist: Dist, mine: bool) -> None:
     signals.defer()
     print("deferred", flush=True)
     step = 0
-    while not (signum := signals.agreed(dist.sums(signals.flags()))):
+    while not (signum := signals.chosen(dist.sums(signals.flags()))):
         step += 1
         time.sleep(0.05)
     print(f"stops after {step}", flush=True)
