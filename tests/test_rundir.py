@@ -19,7 +19,7 @@ from utils.errors import ConfigError, RunError
 from utils.measure import hardware
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
-from utils.rundir.directory import Run
+from utils.rundir.directory import RunDirectory
 from utils.rundir.lock import Lock
 
 SMALL = [
@@ -107,20 +107,20 @@ def test_a_directory_that_goes_away_ends_the_run(
     step: int, take: Callable[[Path], None], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In mid-run and after the last step, before what it made is saved."""
-    log = Run.log
+    log = RunDirectory.log
 
-    def log_and_lose(run: Run, at: int, metrics: dict) -> None:
+    def log_and_lose(run: RunDirectory, at: int, metrics: dict) -> None:
         log(run, at, metrics)
         if at == step and run.directory.exists():
             take(run.directory)
 
-    monkeypatch.setattr(Run, "log", log_and_lose)
+    monkeypatch.setattr(RunDirectory, "log", log_and_lose)
     with pytest.raises(RunError, match=r"^checkpoint_path=runs/p/x: deleted or moved while the run was going on; put back, it goes on"):
         do("run_name=x", "eval_save_outputs=[answer]")
     assert not (folder / "x").exists(), "nothing is made again"
 
 
-def test_a_rank_that_fails_as_the_run_begins_is_told_in_its_status(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_fails_as_the_run_begins_marks_it_failed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class OtherDies(Dist):
         def all_gather_text(self, text: str) -> list[str]:
             return [text, "killed" if (folder / "x" / "status.json").exists() else text]

@@ -11,8 +11,10 @@ import io
 import json
 import os
 import stat
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 ROOT = Path(__file__).resolve().parent.parent  # of this repository
 LIMIT = 1 << 24  # bytes of text; what a run writes is far shorter
@@ -38,12 +40,12 @@ def read_text(path: Path) -> str:
     return read_bytes(path, LIMIT).decode()
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file at once: a reader, or a crash, finds the old text or the new one."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Replace a file at once: a reader, or a crash, finds the old content or the new one."""
     aside = path.with_name(f".{path.name}.writing")
     try:
-        with open(aside, "w", encoding="utf-8", errors="surrogateescape") as stream:
-            stream.write(text)
+        with open(aside, "wb") as stream:
+            stream.write(content if isinstance(content, bytes) else content.encode(errors="surrogateescape"))
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(aside, path)
@@ -51,6 +53,14 @@ def write_whole(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             aside.unlink()
         raise
+
+
+def safe_name(text: str) -> str:
+    """A file name for any text: of any characters and length, never a path, and unlike that of every other text."""
+    quoted = quote(text, safe="", errors="surrogateescape")
+    if not quoted.strip("."):  # none at all, the folder itself, the one above
+        return f"%{quoted}"
+    return quoted if len(quoted) <= 150 else f"{quoted[:100]}-{sha256(quoted.encode()).hexdigest()[:16]}"
 
 
 def read_row(path: Path) -> dict[str, Any]:

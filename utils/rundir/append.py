@@ -8,10 +8,11 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from utils.errors import brief
 from utils.files import read_bytes, write_whole
 
 HUSH_S = 60.0  # a disk that is full for one line and not for the next is no news every time
@@ -25,20 +26,24 @@ class Troubles:
         self._failing: set[str] = set()
         self._said: dict[str, float] = {}
 
-    def failed(self, name: str, error: OSError) -> None:
-        now = time.monotonic()
-        if name not in self._failing and now - self._said.get(name, -math.inf) >= HUSH_S:
-            self._failing.add(name)
-            self._said[name] = now
-            self._report(name, f"{name} cannot be written ({error.strerror or error}); training goes on")
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[None]:
+        """Around what writes a file: a disk that refuses it ends nothing."""
+        try:
+            yield
+        except OSError as error:
+            now = time.monotonic()
+            if name not in self._failing and now - self._said.get(name, -math.inf) >= HUSH_S:
+                self._failing.add(name)
+                self._said[name] = now
+                self._report(name, f"{name} cannot be written ({brief(error)}); training goes on")
+        else:
+            if name in self._failing:
+                self._failing.discard(name)
+                self._report(name, f"{name} can be written again")
 
-    def worked(self, name: str) -> None:
-        if name in self._failing:
-            self._failing.discard(name)
-            self._report(name, f"{name} can be written again")
 
-
-class Lines:
+class AppendedFile:
     """A file that grows by whole lines: a disk that refuses one costs that line, not the next and not the training."""
 
     def __init__(self, path: Path, troubles: Troubles) -> None:
@@ -50,14 +55,9 @@ class Lines:
 
     def write(self, line: str) -> None:
         """Append a line, or say why not."""
-        try:
-            with self._lock:
-                if not self._file.closed:
-                    self._append(f"{line}\n".encode(errors="backslashreplace"))
-        except OSError as error:
-            self._troubles.failed(self._name, error)
-        else:
-            self._troubles.worked(self._name)
+        with self._troubles.writing(self._name), self._lock:
+            if not self._file.closed:
+                self._append(f"{line}\n".encode(errors="backslashreplace"))
 
     def close(self) -> None:
         with contextlib.suppress(OSError), self._lock:
@@ -65,10 +65,10 @@ class Lines:
 
     def _append(self, data: bytes) -> None:
         self._cut()
-        self._torn, left = os.fstat(self._file.fileno()).st_size, data
+        self._torn = os.fstat(self._file.fileno()).st_size
         try:
-            while left:
-                left = left[self._file.write(left) :]
+            while data:
+                data = data[self._file.write(data) :]
         except OSError:
             with contextlib.suppress(OSError):
                 self._cut()
@@ -88,7 +88,7 @@ def keep_rows(file: Path, last: int, evaluation_due: bool) -> None:
     lines = read_bytes(file).splitlines(keepends=True)
     kept = [line for line in lines if line.endswith(b"\n") and _belongs(line, last, evaluation_due)]
     if len(kept) < len(lines):
-        write_whole(file, b"".join(kept).decode())
+        write_whole(file, b"".join(kept))
 
 
 def _belongs(line: bytes, last: int, evaluation_due: bool) -> bool:

@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from utils.errors import ConfigError
+from utils.errors import ConfigError, brief
 
 # What tells a run directory from a folder that something else (Hydra, a user) has made.
 MARKS = ("config.yaml", "metrics.jsonl", "log.txt", "checkpoints")
@@ -20,14 +20,12 @@ def make(directory: Path, move: bool) -> str:
     moved = ""
     try:
         if move and any((directory / mark).exists() for mark in MARKS):
-            number = 1
-            while (aside := directory.with_name(f"{directory.name}.old-{number}")).exists():
-                number += 1
-            directory.rename(aside)
+            names = (directory.with_name(f"{directory.name}.old-{number}") for number in itertools.count(1))
+            directory.rename(aside := next(name for name in names if not name.exists()))
             moved = aside.name
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _not_made(directory, error) from None
+        raise not_made(directory, error) from None
     return moved
 
 
@@ -44,7 +42,7 @@ def make_another(directory: Path) -> Path:
             if not chosen.is_dir():
                 raise ConfigError(f"checkpoint_path={chosen}: is a file; give a folder") from None
         except OSError as error:
-            raise _not_made(chosen, error) from None
+            raise not_made(chosen, error) from None
     return chosen
 
 
@@ -53,7 +51,7 @@ def refuse_checkpoints(directory: Path) -> None:
     try:
         found = [entry.name for entry in directory.iterdir() if OF_CHECKPOINTS.fullmatch(entry.name)] if directory.is_dir() else []
     except OSError as error:
-        raise _not_made(directory, error) from None
+        raise not_made(directory, error) from None
     if found:
         raise ConfigError(
             f"checkpoint_path={directory}: holds checkpoints ({min(found)}), beside which an evaluation writes nothing; give another "
@@ -75,5 +73,5 @@ def check_files(directory: Path) -> None:
             raise ConfigError(f"checkpoint_path={directory}: {name} there is no regular file; move it away, or give another run_name")
 
 
-def _not_made(directory: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"checkpoint_path={directory}: cannot be made ({error.strerror}); give a folder you may write to")
+def not_made(directory: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"checkpoint_path={directory}: cannot be made ({brief(error)}); give a folder you may write to")

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from utils.errors import ConfigError
+from utils.rundir.folders import not_made
 
 TRIES = 100  # each one is lost to somebody who removed the file or its folder at that moment
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)  # what file systems without flock answer
@@ -32,17 +33,17 @@ class Lock:
         """Take it for as long as this process lives or until `release`; else who holds it. Where no locks are to be had, nobody does."""
         if self._descriptor is not None:
             return ""
-        try:
-            return self._take()
-        except OSError as error:
-            inside = self._directory / ".lock"
-            if error.errno not in NOT_MINE or not self._directory.is_dir() or self._path == inside:
-                raise self._refusal(error) from None
+        inside = self._directory / ".lock"
+        while True:
+            try:
+                return self._take()
+            except OSError as error:
+                if error.errno in (errno.EISDIR, errno.ELOOP):
+                    what = f"{self._path} is no regular file; remove it, a run locks it"
+                    raise ConfigError(f"checkpoint_path={self._directory}: {what}") from None
+                if error.errno not in NOT_MINE or not self._directory.is_dir() or self._path == inside:
+                    raise not_made(self._directory, error) from None
             self._path = inside  # the directory was made for this user, where it could not make one itself
-        try:
-            return self._take()
-        except OSError as error:
-            raise self._refusal(error) from None
 
     def release(self) -> None:
         """Leave nothing behind: not the file, nor folders that were made for it and are empty. More than once does no harm."""
@@ -67,9 +68,6 @@ class Lock:
                 continue
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                current = _is_at(descriptor, self._path)
-            except FileNotFoundError:
-                current = False
             except BlockingIOError:
                 return _read(descriptor) or "which has just begun"
             except OSError as error:
@@ -81,7 +79,7 @@ class Lock:
                     if unused:
                         self._path.unlink()
                 return ""
-            if current:
+            if _is_at(descriptor, self._path):
                 self._keep(descriptor)
                 return ""
             os.close(descriptor)
@@ -109,24 +107,16 @@ class Lock:
         return descriptor
 
     def _make_folders(self) -> None:
-        missing = []
-        for folder in self._path.parents:
-            if folder.exists():
-                break
-            missing.append(folder)
-        for folder in reversed(missing):
+        for folder in reversed([folder for folder in self._path.parents if not folder.exists()]):
             with suppress(FileExistsError):
                 folder.mkdir()
                 self._made.append(folder)
 
-    def _refusal(self, error: OSError) -> ConfigError:
-        if error.errno in (errno.EISDIR, errno.ELOOP):
-            return ConfigError(f"checkpoint_path={self._directory}: {self._path} is no regular file; remove it, a run locks it")
-        return ConfigError(f"checkpoint_path={self._directory}: cannot be made ({error.strerror}); give a folder you may write to")
-
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    with suppress(OSError):  # somebody has removed it
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    return False
 
 
 def _read(descriptor: int) -> str:

@@ -19,7 +19,9 @@ SPARE = ("speed", "headline", "loss", "left", "steps")  # what a narrow terminal
 class ProgressBar:
     """Writes to the terminal; every line that is not the bar goes through `say`, so that the two never tear each other."""
 
-    def __init__(self, stream: TextIO | None = None, launcher: str = "none", clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, launcher: str = "none", clock: Callable[[], float] = time.monotonic, shown: bool = True
+    ) -> None:
         self._stream = sys.stdout if stream is None else stream  # which may be None itself: closed before we began
         # mpirun gives its ranks a pseudo-terminal even when its own output goes to a file.
         self._animated = redrawable(self._stream) and launcher not in ("openmpi", "mvapich2", "mpich")
@@ -27,7 +29,7 @@ class ProgressBar:
         self._drawn = clock()  # so that the first plain line comes after PLAIN_S
         self._start: tuple[float, int] | None = None
         self._line = ""
-        self._closed = False
+        self._closed = not shown
 
     def update(self, step: int, total: int, loss: float | None, headline: tuple[str, float | None], examples_per_s: float | None) -> None:
         """Show where the run is; most calls cost only a look at the clock."""
@@ -98,12 +100,11 @@ def render(
         full = int(length * share)
         return f"{'━' * full}{'─' * (length - full)}  {text}"
     percent = f"{100 * share:3.0f}%"
-    line = "  ".join([percent, *parts.values()])
-    for spare in SPARE:
+    for spare in ("", *SPARE):
+        parts.pop(spare, "")
+        line = "  ".join([percent, *parts.values()])
         if not columns or len(line) <= columns:
             return line
-        del parts[spare]
-        line = "  ".join([percent, *parts.values()])
     return percent.strip() if len(percent.strip()) <= columns else "…"  # half a number would be another one
 
 

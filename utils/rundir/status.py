@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from utils.files import read_row, write_whole
+from utils.rundir.append import Troubles
 
 FILE = "status.json"
 FINAL = ("finished", "stopped", "requeue", "failed")  # well; asked to stop; asked to stop and be started again; an error
-STATES = ("running", *FINAL)
 BEAT_S = 10.0
 LOOK_AGAIN_S = 1.0
 FRESH_S = 60.0  # a host that has not been heard of for so long is taken to have died
@@ -30,20 +30,19 @@ FRESH_S = 60.0  # a host that has not been heard of for so long is taken to have
 class Status:
     """The state of one run, kept in its directory for as long as that is this run's."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, troubles: Troubles) -> None:
         self.state = ""
-        self._directory, self._path = directory, directory / FILE
+        self._directory, self._path, self._troubles = directory, directory / FILE, troubles
         self._writer, self._former = uuid.uuid4().hex, read_row(self._path).get("writer")
         self._row: dict[str, Any] = {}
         self._taken = ""
-        self._lock = threading.RLock()  # threads that renew it, or that watch the other ranks, write too
+        self._lock, self._closed = threading.RLock(), threading.Event()  # the failure watch writes too, from a thread of its own
         # Held open: another folder that comes to be in its place has another number then, also on network disks.
         self._folder: int | None = os.open(directory, os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY))
 
     def write(self, state: str, reason: str, step: int | None, exit_status: int | None) -> None:
         """Replace the file; the state counts even where the disk takes no file."""
-        assert state in STATES, state
-        with self._lock:
+        with self._troubles.writing(FILE), self._lock:
             self.state = state
             pid = os.getpid()
             self._row = {
@@ -53,12 +52,16 @@ class Status:
             }  # fmt: skip
             self._publish()
 
-    def renew(self, step: int | None) -> None:
-        """Say that the run is still going on."""
-        with self._lock:
-            if self.state == "running":
-                self._row |= {"heartbeat": time.time(), "step": step}
-                self._publish()
+    def keep_alive(self, step: Callable[[], int | None]) -> None:
+        """Say every so often that the run is still going on, from a thread of its own, which a forked process does not have."""
+        threading.Thread(target=self._beat, args=(step,), name="heartbeat", daemon=True).start()
+
+    def _beat(self, step: Callable[[], int | None]) -> None:
+        while not self._closed.wait(BEAT_S):
+            with self._troubles.writing(FILE), self._lock:
+                if self.state == "running":
+                    self._row |= {"heartbeat": time.time(), "step": step()}
+                    self._publish()
 
     def lost(self) -> str:
         """Why the directory is no longer this run's; empty as long as it is. Waits for no other thread."""
@@ -80,6 +83,7 @@ class Status:
 
     def close(self) -> None:
         """Nothing is written any more."""
+        self._closed.set()
         with self._lock:
             if self._folder is not None:
                 os.close(self._folder)
@@ -93,22 +97,6 @@ class Status:
             self._taken = f"another run ({_name(now)}) has taken it over; give one of them another run_name"
         else:
             write_whole(self._path, json.dumps(self._row, indent=1) + "\n")
-
-
-class Heartbeat:
-    """Calls a function every so often from a thread of its own, until it is stopped. A forked process has no such thread."""
-
-    def __init__(self, beat: Callable[[], None]) -> None:
-        self._beat, self._stopped = beat, threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(BEAT_S):
-            self._beat()
 
 
 def state_of(directory: Path) -> str:
@@ -133,8 +121,11 @@ def started_again(directory: Path) -> bool:
     return bool((now["torchrun_restarts"] and torchrun) or (now["slurm_restarts"] and same("slurm_job")))
 
 
-def other_writer(directory: Path) -> str:
-    """`pid 123 on host x`, if another process says that it runs there and is alive, as far as one can know; else nothing."""
+def other_writer(directory: Path, remark: Callable[[str], None] = lambda text: None) -> str:
+    """`pid 123 on host x`, if another process says that it runs there and is alive, as far as one can know; else nothing.
+
+    A run of another host that has not said how it ended, and is taken to have died, is worth a remark.
+    """
     row = read_row(directory / FILE)
     if row.get("state") != "running":
         return ""
@@ -142,20 +133,16 @@ def other_writer(directory: Path) -> str:
         pid, began = row.get("pid"), row.get("process_began")
         alive = isinstance(pid, int) and pid != os.getpid() and began is not None and began == _began(pid)
         return _name(row) if alive else ""
-    age = _age(row)
-    if age is None or abs(age) >= FRESH_S or started_again(directory):
+    beat = row.get("heartbeat")
+    if not isinstance(beat, int | float) or abs(beat) > 1e12:
         return ""
-    return f"{_name(row)}, heard of {max(0.0, age):.0f} s ago and given up after {FRESH_S:.0f} s"
-
-
-def silent_writer(directory: Path) -> str:
-    """What to tell the user of a run on another host that has not said how it ended; nothing, if there is no such."""
-    row = read_row(directory / FILE)
-    age = _age(row)
-    if row.get("state") != "running" or row.get("host") == socket.gethostname() or age is None or abs(age) < FRESH_S:
-        return ""
-    when = f"{_span(abs(age))} {'ago' if age > 0 else 'ahead by its clock'}"
-    return f"another run was writing here ({_name(row)}), last heard of {when}; taken to have died"
+    age = time.time() - beat  # less than 0 where the clocks of the hosts differ
+    if abs(age) < FRESH_S:
+        heard = f"heard of {max(0.0, age):.0f} s ago and given up after {FRESH_S:.0f} s"
+        return "" if started_again(directory) else f"{_name(row)}, {heard}"
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(beat))
+    remark(f"another run was writing here ({_name(row)}), last heard of {when} by its clock; taken to have died")
+    return ""
 
 
 def _launch() -> dict[str, Any]:
@@ -174,19 +161,6 @@ def _count(env: Mapping[str, str], key: str) -> int:
 
 def _name(row: Mapping[str, Any]) -> str:
     return f"pid {row.get('pid')} on host {row.get('host')}"
-
-
-def _age(row: Mapping[str, Any]) -> float | None:
-    """Seconds since the last heartbeat; None where there was none. Clocks of hosts differ, so it may be less than 0."""
-    beat = row.get("heartbeat")
-    return time.time() - beat if isinstance(beat, int | float) and abs(beat) < 1e12 else None
-
-
-def _span(seconds: float) -> str:
-    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _began(pid: int) -> int | None:

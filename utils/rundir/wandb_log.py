@@ -1,256 +1,186 @@
-"""Weights & Biases as a guest: it never prompts, never blocks for long and never fails a run."""
+"""Weights & Biases as a guest: it never prompts, never holds up a step and never fails a run.
+
+A process of its own copies metrics.jsonl to W&B, because W&B may hang wherever it is called, takes a second to start and 18 s where
+no server answers, and starts a process that keeps open what it inherits. Here that is nothing of the run's, no step waits for it,
+and one kill at the run's end ends all of it.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import netrc
+import json
+import math
 import os
-import queue
+import secrets
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlparse
+from typing import Any, BinaryIO
 
 from utils.errors import ConfigError, brief
+from utils.files import ROOT
+from utils.ranks.connection import closed_in_children
 
 MODES = ("auto", "online", "offline", "disabled")
-INIT_S, FINISH_S = 15.0, 30.0
-START_S = INIT_S + 5.0  # for W&B to notice by itself
-ONLINE_SHARE = 0.6  # of the time that others wait for this rank; the rest is for going offline where the network does not answer
-HURRY_S = 3.0  # a job that is preempted has little time, and a checkpoint to write in it
-STALL_S, LEAVE_S = 30.0, 3.0
-QUEUE = 4096  # rows
-# Nothing of W&B's own on the terminal, no capture of code or console, no system metrics.
-QUIET: dict[str, Any] = {
-    "silent": True, "quiet": True, "console": "off", "disable_code": True, "disable_git": True, "save_code": False,
-    "disable_job_creation": True, "x_disable_stats": True, "x_disable_meta": True, "x_save_requirements": False,
-    "x_transaction_log_flush_interval": 5.0, "init_timeout": INIT_S, "login_timeout": INIT_S, "finish_timeout": FINISH_S,
+FINISH_S = 30.0
+HURRY_S = 3.0  # a run that is preempted has little time, and a checkpoint to write in it; and nothing outlives a run that is killed
+POLL_S = 0.5
+# Nothing of W&B's own on the terminal, no capture of code or console, no system metrics; errors are not reported to W&B's makers,
+# which would hold up the end where no network is.
+QUIET = {
+    "WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "WANDB_DISABLE_CODE": "true", "WANDB_DISABLE_GIT": "true",
+    "WANDB_DISABLE_JOB_CREATION": "true", "WANDB_X_DISABLE_STATS": "true", "WANDB_X_DISABLE_META": "true",
+    "WANDB_X_SAVE_REQUIREMENTS": "false", "WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL": "5", "WANDB_INIT_TIMEOUT": "15",
+    "WANDB_ERROR_REPORTING": "false",
 }  # fmt: skip
 
 
-def check_mode(mode: str) -> str:
-    """The mode, if it is one."""
+def resolve_mode(mode: str, env: Mapping[str, str]) -> str:
+    """The mode, if it is one; for `auto` the one that W&B's variables name, if they do."""
     if mode not in MODES:
         raise ConfigError(f"wandb.mode={mode}: choose one of {', '.join(MODES)}")
-    return mode
-
-
-def resolve_mode(mode: str, env: Mapping[str, str]) -> tuple[str, str]:
-    """`online`, `offline` or `disabled`, and a remark for the user where it is not what was asked for."""
-    if check_mode(mode) == "auto":
-        asked = {"dryrun": "offline", "run": "online"}.get(env.get("WANDB_MODE", ""), env.get("WANDB_MODE", ""))
-        if env.get("WANDB_DISABLED", "").lower() in ("true", "1", "yes"):
-            asked = "disabled"
-        if asked not in MODES[1:]:
-            return ("online" if has_credentials(env) else "offline"), ""
-        mode = asked
-    if mode == "online" and not has_credentials(env):
-        return "offline", "W&B: online was asked for, but no credentials are here (run `wandb login`); recording offline"
-    return mode, ""
-
-
-def has_credentials(env: Mapping[str, str]) -> bool:
-    """Whether W&B would find a key without asking: the variable, or a netrc entry for its host."""
-    if env.get("WANDB_API_KEY"):
-        return True
-    host = urlparse(env.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
-    home = Path(env.get("HOME", "~")).expanduser()
-    for file in [Path(env["NETRC"])] if env.get("NETRC") else [home / ".netrc", home / "_netrc"]:
-        try:
-            if host in netrc.netrc(str(file)).hosts:
-                return True
-        except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
-            continue
-    return False
+    named = {"dryrun": "offline", "run": "online"}.get(env.get("WANDB_MODE", ""), env.get("WANDB_MODE", ""))
+    if env.get("WANDB_DISABLED", "").lower() in ("true", "1", "yes"):
+        named = "disabled"
+    return named if mode == "auto" and named in MODES else mode
 
 
 class Tracker:
-    """One W&B run, or none. The first failure is said once and ends it; the training goes on.
-
-    A thread of its own talks to W&B: a network that stalls, or W&B's own process when it hangs, must not hold up the steps.
-    """
+    """One W&B run, or none, as the training process sees it."""
 
     def __init__(self, say: Callable[[str], None], patience_s: float) -> None:
-        """Nothing takes longer than `patience_s`: other ranks wait for this one, and not for ever."""
+        """The end takes no longer than `patience_s`: other ranks wait for this one, and not for ever."""
+        self.run_id: str | None = None  # continues the W&B run; kept where W&B is off or fails, for a later start
         self._say, self._patience_s = say, patience_s
-        self._worker: _Worker | None = None
-        self._run_id: str | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket
 
-    @property
-    def run_id(self) -> str | None:
-        """W&B's name for the run, by which a later job continues it; kept where W&B is off or fails, for the job after that."""
-        return self._run_id
-
-    def start(self, directory: Path, config_text: str, mode: str, project: str | None, name: str | None, run_id: str | None = None) -> None:
-        """Open a run whose files live under the run directory, or go on with the one of that id."""
-        self._run_id = run_id
-        mode, remark = resolve_mode(mode, os.environ)
-        if remark:
-            self._say(remark)
+    def start(self, directory: Path, mode: str, run_id: str | None, project: str | None, name: str | None) -> None:
+        """Begin a W&B run, or continue the one of that id, with the rows that are written from now on."""
+        self.run_id = run_id
         if mode == "disabled":
             return
-        os.environ.setdefault("WANDB_SILENT", "true")  # its log-in speaks before it has seen the settings
+        self.run_id = run_id or secrets.token_hex(5)
+        folder, null = str(directory.absolute()), subprocess.DEVNULL
+        # W&B's own process logs to its cache, which would be under the home directory.
+        env = {"WANDB_CACHE_DIR": folder, **os.environ, **QUIET}
+        self._socket, theirs = socket.socketpair()
+        closed_in_children(self._socket)  # a loader process would keep W&B's from seeing that the run has died
         try:
-            import wandb  # here and not in the thread: on a slow disk this may take longer than W&B is given to start
-        except ImportError:
-            return self._say("W&B: the package is not installed; off for this run (pip install wandb, or set wandb.mode=disabled)")
-        except Exception as error:
-            return self._say(f"W&B: could not start ({brief(error)}); off for this run")
-        settings = {"mode": mode, "project": project, "name": name, "dir": str(directory)}
-        if run_id:
-            settings |= {"id": run_id, "resume": "allow"}
-        deadline = time.monotonic() + self._patience_s
-        why = self._open(wandb, settings, config_text, min(START_S, self._patience_s * (ONLINE_SHARE if mode == "online" else 1.0)))
-        if why and mode == "online":
-            self._say(f"W&B: {why}; recording offline, `wandb sync` uploads it")
-            left = max(0.0, deadline - time.monotonic())
-            why = self._open(wandb, settings | {"mode": "offline"}, config_text, min(START_S, left))
-        if why:
-            self._say(f"W&B: {why}; off for this run")
+            begin = (directory / "metrics.jsonl").stat().st_size
+            given = json.dumps({"mode": mode, "begin": begin, "dir": folder, "id": self.run_id, "project": project, "name": name})
+            command = [sys.executable, "-m", "utils.rundir.wandb_log", given]
+            self._process = subprocess.Popen(
+                command, stdin=theirs.fileno(), stdout=null, stderr=null, cwd=ROOT, env=env, start_new_session=True
+            )
+        except OSError as error:
+            self._socket.close()
+            self._say(f"W&B: could not start ({brief(error)}); off for this run")
+        theirs.close()
 
-    def _open(self, wandb: Any, settings: Mapping[str, Any], config_text: str, within: float) -> str:
-        """Start it in a thread of its own; empty, or why it did not come to be."""
-        worker = _Worker(wandb)
-        worker.open(settings, config_text)
-        answered = worker.answered.wait(within)
-        if answered and not worker.trouble:
-            self._worker, self._run_id = worker, worker.run_id or self._run_id
-            return ""
-        _leave(worker)
-        if settings["mode"] == "online":
-            worker.join(min(LEAVE_S, within / 4))  # two of them would get in each other's way,
-            worker.forsaken = True  # and one that comes to its end later must not end the other's
-        return worker.trouble if answered else f"did not start within {within:g} s"
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand over one step's metrics; a step that W&B has seen before it was continued stays as it is there."""
-        if self._worker is None:
-            pass
-        elif self._worker.trouble:
-            self._drop(self._worker.trouble)
-        elif self._worker.silent_s() > STALL_S:
-            self._drop(f"has not answered for {STALL_S:g} s")
-        elif not self._worker.log(step, dict(metrics)):
-            self._drop(f"is {QUEUE} rows behind")
+    def report(self) -> None:
+        """Say what W&B's process reports; it ends where it cannot go on."""
+        if self._process is None:
+            return
+        status = self._process.poll()
+        with suppress(OSError):  # nothing is there to read
+            for line in self._socket.recv(1 << 16, socket.MSG_DONTWAIT).decode(errors="replace").splitlines():
+                self._say(f"W&B: {line}")
+        if status is not None:
+            self._process = None
+            self._socket.close()
+            if status:
+                self._say(f"W&B: its process ended with status {status}; off for this run")
 
     def close(self, ok: bool, hurry: bool = False) -> None:
-        """End the run as finished or failed, and W&B's own process with it; waits a bounded time."""
-        if self._worker is None:
+        """End the run as finished or failed, and all processes of W&B with it; waits a bounded time."""
+        if (process := self._process) is None:
             return
-        worker, self._worker, within = self._worker, None, min(HURRY_S if hurry else FINISH_S, self._patience_s)
-        worker.finish(ok, within)
-        if worker.trouble:
-            self._say(f"W&B: {worker.trouble}; off for this run")
-        elif worker.is_alive():
-            self._say(f"W&B: did not finish within {within:g} s and is left behind; `wandb sync` uploads what its files hold")
-        if worker.leave(0.0):
-            _kill_service()
-
-    def _drop(self, why: str) -> None:
-        worker, self._worker = self._worker, None
-        self._say(f"W&B: {why}; off for this run")
-        if worker is not None:
-            _leave(worker)
+        within = min(HURRY_S if hurry else FINISH_S, self._patience_s)
+        with suppress(OSError, subprocess.TimeoutExpired):
+            self._socket.send(b"0" if ok else b"1")
+            process.wait(within)
+        self.report()
+        if self._process is not None:
+            self._process = None
+            os.killpg(process.pid, signal.SIGKILL)
+            self._socket.close()
+            with suppress(subprocess.TimeoutExpired):  # not even a kill ends what waits for a disk
+                process.wait(1)
+            self._say(f"W&B: did not finish within {within:g} s and was ended; `wandb sync` uploads what its files hold")
 
 
-class _Worker(threading.Thread):
-    """Talks to W&B, one call after the other in the order given, until it is told to finish or a call fails."""
+class InOurGroup(subprocess.Popen):
+    """W&B would give its own process another group, which a kill of ours does not reach."""
 
-    def __init__(self, wandb: Any) -> None:
-        super().__init__(name="wandb", daemon=True)
-        self.trouble = ""
-        self.forsaken = False
-        self.run_id: str | None = None
-        self.answered = threading.Event()  # W&B has started, or has failed to
-        self._calls: queue.Queue[tuple[str, Callable[[], object]] | None] = queue.Queue(QUEUE)
-        self._since: float | None = None
-        self._leaving = False
-        self._wandb = wandb
-        self._run: Any = None
-
-    def open(self, settings: Mapping[str, Any], config_text: str) -> None:
-        self._calls.put(("could not start", lambda: self._open(settings, config_text)))
-        self.start()
-
-    def log(self, step: int, metrics: dict[str, float]) -> bool:
-        """False where too many wait already."""
-        with contextlib.suppress(queue.Full):
-            self._calls.put_nowait(("could not log", lambda: self._run.log(metrics, step=step)))
-            return True
-        return False
-
-    def finish(self, ok: bool, within: float) -> None:
-        """Ask for the end after all that was handed over, and wait for it."""
-        deadline = time.monotonic() + within
-        with contextlib.suppress(queue.Full):
-            self._calls.put(("could not finish", lambda: self._run.finish(exit_code=0 if ok else 1)), timeout=within)
-            self._calls.put(None, timeout=max(0.0, deadline - time.monotonic()))
-        self.join(max(0.0, deadline - time.monotonic()))
-
-    def leave(self, within: float) -> bool:
-        """Have it end without what waits still, and wait for that; whether it has not."""
-        self._leaving = True
-        with contextlib.suppress(queue.Full):
-            self._calls.put_nowait(None)  # where nothing waits, it does
-        self.join(within)
-        return self.is_alive()
-
-    def silent_s(self) -> float:
-        """How long the call in progress has taken."""
-        since = self._since
-        return 0.0 if since is None else time.monotonic() - since
-
-    def run(self) -> None:
-        try:
-            while (task := self._calls.get()) is not None and not self._leaving:
-                what, call = task
-                self._since = time.monotonic()
-                call()
-                self._since = None
-                self.answered.set()
-        except Exception as error:
-            self.trouble = f"{what} ({brief(error)})"
-        self.answered.set()
-        with contextlib.suppress(Exception):
-            if not self.forsaken:
-                self._wandb.teardown()  # its own process would stay beside ours to the end
-
-    def _open(self, given: Mapping[str, Any], config_text: str) -> None:
-        from omegaconf import OmegaConf
-
-        fields = self._wandb.Settings.model_fields  # which of them exist depends on W&B's version
-        settings = self._wandb.Settings(**{key: value for key, value in QUIET.items() if key in fields})
-        config: Any = OmegaConf.to_container(OmegaConf.create(config_text))
-        with _logs_in(given["dir"]):
-            self._run = self._wandb.init(config=config, settings=settings, **given)
-        self.run_id = getattr(self._run, "id", None)
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **{**named, "start_new_session": False})
 
 
-@contextlib.contextmanager
-def _logs_in(directory: str) -> Iterator[None]:
-    """W&B's own process logs to its cache, which would be under the home directory; it looks where that is as it starts."""
-    if "WANDB_CACHE_DIR" in os.environ:
-        yield
-        return
-    os.environ["WANDB_CACHE_DIR"] = directory
+def main() -> None:
+    """W&B's process."""
+    given, status, ended = json.loads(sys.argv[1]), [1], threading.Event()
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)  # schedulers send them to all processes; they are the run's, and this one ends with it
+    subprocess.Popen = InOurGroup  # type: ignore[misc]
+    threading.Thread(target=wait_for_end, args=(status, ended), daemon=True).start()
+    what = "could not start"
     try:
-        yield
-    finally:
-        os.environ.pop("WANDB_CACHE_DIR", None)
+        with open(Path(given["dir"], "metrics.jsonl"), "rb", buffering=0) as rows:
+            rows.seek(given["begin"])
+            run = begin(given)
+            what, last = "could not log", False
+            while not last:
+                last = ended.wait(POLL_S)
+                copy(rows, run)
+        what = "could not finish"
+        run.finish(exit_code=status[0])
+    except Exception as error:
+        os.write(0, f"{what} ({brief(error)}); off for this run\n".encode())
+    with suppress(BaseException):
+        sys.modules["wandb"].teardown()
 
 
-def _leave(worker: _Worker) -> None:
-    if worker.leave(LEAVE_S if worker.trouble else 0.0):  # after an error it is about to end by itself
-        _kill_service()
+def wait_for_end(status: list[int], ended: threading.Event) -> None:
+    """The run sends its exit status as it ends, and nothing where it is killed: then this process must not live on, whatever W&B does."""
+    status[0] = int(os.read(0, 1) or 1)
+    ended.set()
+    os.read(0, 1)  # returns when the run's process is gone
+    time.sleep(HURRY_S)
+    os.killpg(0, signal.SIGKILL)
 
 
-def _kill_service() -> None:
-    """End W&B's own process where it hangs: it has our output open, and whoever reads that would wait for it."""
-    for children in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for pid in children.read_text().split():
-                if Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].endswith(b"wandb-core"):
-                    os.kill(int(pid), signal.SIGKILL)
+def begin(given: Mapping[str, Any]) -> Any:
+    """A W&B run; what cannot start online is recorded offline."""
+    import wandb
+    from omegaconf import OmegaConf
+
+    config: Any = OmegaConf.to_container(OmegaConf.load(Path(given["dir"], "config.yaml")))
+    named = {key: given[key] for key in ("dir", "id", "project", "name")}
+    if given["mode"] != "offline":
+        try:
+            return wandb.init(mode="online", config=config, resume="allow", **named)
+        except Exception as error:
+            wandb.teardown()  # else the two would get in each other's way
+            if given["mode"] == "online" or not isinstance(error, wandb.errors.UsageError):  # which it is without credentials
+                os.write(0, f"could not start ({brief(error)}); recording offline, `wandb sync` uploads it\n".encode())
+    return wandb.init(mode="offline", config=config, resume="allow", **named)
+
+
+def copy(rows: BinaryIO, run: Any) -> None:
+    """Log the whole lines that have come. A step that W&B has seen before the run was continued stays as it is there."""
+    place, data = rows.tell(), rows.read()
+    whole = data[: data.rfind(b"\n") + 1]  # a full disk takes half a line, which is taken back
+    rows.seek(place + len(whole))
+    for row in map(json.loads, whole.splitlines()):
+        step, _ = row.pop("step"), row.pop("time")
+        run.log({name: math.nan if value is None else value for name, value in row.items()}, step=step)
+
+
+if __name__ == "__main__":
+    main()

@@ -15,30 +15,30 @@ import pytest
 from utils import revision
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
-from utils.rundir.directory import Run
+from utils.rundir.directory import RunDirectory
 
 OFF = {"mode": "disabled", "project": "p", "name": "n"}
 
 
 @dataclass(frozen=True)
 class Second(Dist):
-    """Rank 1 of two, to which rank 0 has told its directory."""
+    """Rank 1 of two, which gets its directory from rank 0."""
 
     rank: int = 1
     world_size: int = 2
-    told: str = ""
+    main_directory: str = ""
 
     def all_gather_text(self, text: str) -> list[str]:
         return ["", text]
 
     def broadcast_text(self, text: str) -> str:
-        return self.told
+        return self.main_directory
 
 
 def opened(
     folder: Path, dist: Dist | None = None, text: str = "seed: 0\n", resumed: int | None = None, evaluation_due: bool = False
-) -> Run:
-    run = Run(folder, dist or Dist()).__enter__()
+) -> RunDirectory:
+    run = RunDirectory(folder, dist or Dist()).__enter__()
     run.begin(text, OFF, resumed, evaluation_due)
     return run
 
@@ -91,7 +91,7 @@ def test_an_impossible_directory_is_one_line(tmp_path: Path) -> None:
 
 
 def test_other_ranks_write_and_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with opened(tmp_path / "x", Second(told="x-2")) as run:
+    with opened(tmp_path / "x", Second(main_directory="x-2")) as run:
         assert run.directory == Path("x-2")  # all ranks write outputs there
         run.log(1, {"a": 1.0})
         run.say("hello")
@@ -104,7 +104,7 @@ def test_other_ranks_write_and_say_nothing(tmp_path: Path, capsys: pytest.Captur
 def test_a_bad_mode_is_an_error_on_every_rank(tmp_path: Path) -> None:
     for rank in (0, 1):
         with pytest.raises(ConfigError, match=r"^wandb.mode=maybe: choose one of auto, online, offline, disabled$"):
-            Run(tmp_path / "x", Dist(rank, 2)).begin("", {"mode": "maybe"})
+            RunDirectory(tmp_path / "x", Dist(rank, 2)).begin("", {"mode": "maybe"})
     assert os.listdir(tmp_path) == []
 
 
@@ -254,8 +254,9 @@ def test_the_code_a_run_began_with_stays_recorded(tmp_path: Path, monkeypatch: p
     assert changes == ["# untracked: notes.txt\n", "", "-one\n+two\n", ""]
 
 
-def test_importing_run_loads_nothing_heavy() -> None:
-    code = "import sys, utils.rundir.directory; print([name for name in ('wandb', 'datasets', 'safetensors', 'omegaconf') if name in sys.modules])"
+def test_importing_it_loads_nothing_heavy() -> None:
+    heavy = ("wandb", "datasets", "safetensors", "omegaconf")
+    code = f"import sys, utils.rundir.directory; print([name for name in {heavy} if name in sys.modules])"
     root = Path(__file__).resolve().parents[3]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True).stdout == "[]\n"
 

@@ -11,12 +11,12 @@ import pytest
 from tests.utils.rundir.test_directory import OFF
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
-from utils.rundir.directory import Run
+from utils.rundir.directory import RunDirectory
 from utils.rundir.folders import make_another, refuse_inside
 
 
 def evaluation(folder: Path) -> Path:
-    with Run(folder, Dist(), evaluates=True) as run:
+    with RunDirectory(folder, Dist(), evaluates=True) as run:
         run.begin("eval_only: true\n", OFF)
         run.finish(0)
     return run.directory
@@ -41,7 +41,7 @@ def test_it_writes_nothing_beside_checkpoints(mark: str, tmp_path: Path) -> None
 
 
 def test_a_training_without_a_checkpoint_yet_is_left_alone(tmp_path: Path) -> None:
-    with Run(tmp_path / "x", Dist()) as run:
+    with RunDirectory(tmp_path / "x", Dist()) as run:
         run.begin("a: 1", OFF)
         assert evaluation(tmp_path / "x").name == "x-2"
     assert (tmp_path / "x" / "config.yaml").read_text() == "a: 1"

@@ -1,10 +1,8 @@
-"""status.json, two runs that want one directory, and disks that are full."""
+"""status.json, and two runs that want one directory."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import io
 import json
 import os
 import shutil
@@ -14,25 +12,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.ranks import ROOT
+from tests.ranks import ROOT, until
 from tests.utils.rundir.test_directory import Second, opened, written
-from tests.utils.rundir.test_progress import Clock
 from utils.errors import ConfigError, RunError
 from utils.ranks.distributed import Dist
 from utils.rundir import status
-from utils.rundir.directory import Run
+from utils.rundir.directory import RunDirectory
 from utils.rundir.status import other_writer, started_again, state_of
 from utils.rundir.wandb_log import Tracker
-
-FAILED = "metrics.jsonl cannot be written (No space left on device); training goes on\n"
-WORKS = "metrics.jsonl can be written again\n"
 
 
 def fill(folder: Path) -> None:
@@ -51,13 +45,15 @@ def test_how_a_run_ended_is_there_to_read(tmp_path: Path) -> None:
         now = state(tmp_path)
         assert (now["state"], now["host"], now["pid"], now["step"]) == ("running", socket.gethostname(), os.getpid(), None)
         run.log(7, {})
-        assert state(tmp_path)["state"] == "running"  # a good end is for the caller to tell
+        assert state(tmp_path)["state"] == "running"  # a good end is for the caller to mark
         run.mark("finished", exit_status=0)
         assert [state(tmp_path)[key] for key in ("state", "step", "exit_status")] == ["finished", 7, 0]
         run.mark("requeue", "SIGUSR1\n came", step=8, exit_status=138)
     run.mark("failed")  # the directory may be another's now
     assert [state(tmp_path)[key] for key in ("state", "reason", "step", "exit_status")] == ["requeue", "SIGUSR1 came", 8, 138]
     assert not list(tmp_path.glob(".*"))
+    opened(tmp_path).close(ok=False)
+    assert state(tmp_path)["state"] == "failed"
 
 
 @pytest.mark.parametrize(
@@ -65,9 +61,9 @@ def test_how_a_run_ended_is_there_to_read(tmp_path: Path) -> None:
     [
         ("", ZeroDivisionError("over\nzero"), ("failed", "ZeroDivisionError: over zero"), False),
         ("", KeyboardInterrupt(), ("stopped", "KeyboardInterrupt"), True),
-        ("requeue", RuntimeError("stop"), ("requeue", "told"), True),
-        ("stopped", RuntimeError("stop"), ("stopped", "told"), True),
-        ("finished", RuntimeError("late"), ("finished", "told"), False),
+        ("requeue", RuntimeError("stop"), ("requeue", "asked"), True),
+        ("stopped", RuntimeError("stop"), ("stopped", "asked"), True),
+        ("finished", RuntimeError("late"), ("finished", "asked"), False),
     ],
 )
 def test_an_error_is_the_end_unless_another_was_marked(
@@ -77,23 +73,18 @@ def test_an_error_is_the_end_unless_another_was_marked(
     monkeypatch.setattr(Tracker, "close", lambda self, ok, hurry: closed.append((ok, hurry)))
     run = opened(tmp_path)
     if marked:
-        run.mark(marked, "told")
+        run.mark(marked, "asked")
     with pytest.raises(type(error)), run:
         raise error
     assert (state(tmp_path)["state"], state(tmp_path)["reason"]) == expected
     assert closed == [(False, hurry)]
 
 
-def test_a_failed_close_is_a_failure(tmp_path: Path) -> None:
-    opened(tmp_path).close(ok=False)
-    assert state(tmp_path)["state"] == "failed"
-
-
 def test_a_last_word_of_the_watch_replaces_no_end(tmp_path: Path) -> None:
     """In a sweep the next job may fail before it has a directory of its own."""
     watch: Any = SimpleNamespace(last_words=[])
     run = opened(tmp_path, Dist(watch=watch))
-    (speak,) = watch.last_words
+    speak = watch.last_words[0]
     speak("rank 1 is gone")
     assert [state(tmp_path)[key] for key in ("state", "reason", "exit_status")] == ["failed", "rank 1 is gone", 1]
     run.mark("finished")
@@ -106,17 +97,18 @@ def test_a_last_word_of_the_watch_replaces_no_end(tmp_path: Path) -> None:
 def test_a_finished_run_whose_last_word_was_lost(tmp_path: Path) -> None:
     opened(tmp_path).close()
     assert state(tmp_path)["state"] == "running"
-    Run(tmp_path, Dist()).confirm_finished(9)
+    RunDirectory(tmp_path, Dist()).confirm_finished(9)
     assert [state(tmp_path)[key] for key in ("state", "step", "exit_status")] == ["finished", 9, 0]
     before = (tmp_path / "status.json").read_text()
-    Run(tmp_path, Dist()).confirm_finished(10)
-    Run(tmp_path, Second()).confirm_finished(10)
+    RunDirectory(tmp_path, Dist()).confirm_finished(10)
+    RunDirectory(tmp_path, Second()).confirm_finished(10)
     assert (tmp_path / "status.json").read_text() == before
 
 
 HOLDER = """
-import sys; from pathlib import Path; from utils.ranks.distributed import Dist; from utils.rundir.directory import Run
-run = Run(Path(sys.argv[1]), Dist()).__enter__(); run.begin("a: 1", {"mode": "disabled"}); print("begun", flush=True); sys.stdin.read()
+import sys; from pathlib import Path; from utils.ranks.distributed import Dist; from utils.rundir.directory import RunDirectory
+run = RunDirectory(Path(sys.argv[1]), Dist()).__enter__()
+run.begin("a: 1", {"mode": "disabled"}); print("begun", flush=True); sys.stdin.read()
 """
 
 
@@ -144,7 +136,7 @@ def test_two_runs_do_not_share_a_directory(resumed: int | None, tmp_path: Path) 
             opened(folder, text="mine", resumed=resumed)
         assert (sorted(os.listdir(tmp_path)), sorted(os.listdir(folder))) == ([".x.lock", "x"], before)
         assert (folder / "config.yaml").read_text() == "a: 1"
-        (tmp_path / ".x.lock").unlink()  # as where there are no locks: its word is heeded
+        (tmp_path / ".x.lock").unlink()  # as where there are no locks: its status.json is read
         with pytest.raises(ConfigError, match=expected):
             opened(folder, text="mine", resumed=resumed)
 
@@ -179,14 +171,13 @@ def test_a_run_of_another_host_is_refused_as_long_as_it_is_heard_of(age: float, 
     assert os.listdir(tmp_path) == ["x"]
 
 
-@pytest.mark.parametrize(
-    ("age", "when"), [(65, "65 s ago"), (720, "12 min ago"), (8000, "2 h ago"), (200_000, "2 days ago"), (-300, "5 min ahead by its clock")]
-)
-def test_a_run_of_another_host_that_fell_silent_is_named(age: float, when: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("age", [65, 200_000, -300])
+def test_a_run_of_another_host_that_fell_silent_is_named(age: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     elsewhere(tmp_path / "x", age)
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state(tmp_path / "x")["heartbeat"]))
     opened(tmp_path / "x", resumed=2).close()
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"another run was writing here (pid 12 on host n7), last heard of {when}; taken to have died"
+    assert said[0] == f"another run was writing here (pid 12 on host n7), last heard of {when} by its clock; taken to have died"
     assert said[1:] == ["continued at step 2"]
 
 
@@ -223,8 +214,7 @@ def test_what_a_launcher_starts_again_on_another_host_is_the_same_run(
     elsewhere(tmp_path / "x", 5, launch)
     for key, value in env.items():
         monkeypatch.setenv(key, value)
-    assert started_again(tmp_path / "x") is ours
-    assert (other_writer(tmp_path / "x") == "") is ours
+    assert started_again(tmp_path / "x") is (other_writer(tmp_path / "x") == "") is ours
 
 
 def test_a_run_says_that_it_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,15 +222,15 @@ def test_a_run_says_that_it_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with opened(tmp_path / "x") as run:
         first = state(tmp_path / "x")
         run.log(7, {})
-        until(lambda: state(tmp_path / "x")["step"] == 7)
+        assert until(lambda: state(tmp_path / "x")["step"] == 7, 10)
         now = state(tmp_path / "x")
         assert now["heartbeat"] > first["heartbeat"]
         assert now | {"heartbeat": 0, "step": None} == first | {"heartbeat": 0}
-        run.mark("stopped", "told", 7, 143)
+        run.mark("stopped", "asked", 7, 143)
         last = (tmp_path / "x" / "status.json").read_text()
         time.sleep(0.1)
         assert (tmp_path / "x" / "status.json").read_text() == last, "a run that has ended says so once"
-    until(lambda: "heartbeat" not in {thread.name for thread in threading.enumerate()})
+    assert until(lambda: "heartbeat" not in {thread.name for thread in threading.enumerate()}, 10)
 
 
 @pytest.mark.parametrize(("parent", "ours"), [(0, True), (1, False)])
@@ -271,11 +261,12 @@ def test_a_directory_that_is_gone_is_found_out_and_not_made_again(
     words = f"checkpoint_path={tmp_path}/x: deleted or moved while the run was going on; put back, it goes on"
     with opened(tmp_path / "x") as run:
         assert run.lost() == ""
-        (tmp_path / "x").rename(tmp_path / "y")
-        if what == "deleted":
-            shutil.rmtree(tmp_path / "y")
-        if what == "replaced":
-            (tmp_path / "x").mkdir()
+        with run._status._lock:  # the heartbeat writes nothing meanwhile
+            (tmp_path / "x").rename(tmp_path / "y")
+            if what == "deleted":
+                shutil.rmtree(tmp_path / "y")
+            if what == "replaced":
+                (tmp_path / "x").mkdir()
         time.sleep(0.1)
         run.log(1, {"loss": 1.0})
         run.mark("stopped")
@@ -291,9 +282,10 @@ def test_a_run_that_another_has_taken_over_leaves_it_alone(tmp_path: Path, monke
     """It was taken to have died: its host was out of reach, or it was suspended."""
     monkeypatch.setattr(status, "BEAT_S", 0.02)
     with opened(tmp_path / "x") as run:
-        newer = json.dumps(state(tmp_path / "x") | {"writer": "b", "host": "n8", "pid": 5})
-        (tmp_path / "x" / "status.json").write_text(newer)
-        until(run.lost)
+        with run._status._lock:  # else the heartbeat might replace what it has not read
+            newer = json.dumps(state(tmp_path / "x") | {"writer": "b", "host": "n8", "pid": 5})
+            (tmp_path / "x" / "status.json").write_text(newer)
+        assert until(lambda: bool(run.lost()), 10)
         assert "another run (pid 5 on host n8) has taken it over; give one of them another run_name" in run.lost()
         run.mark("failed")
     assert (tmp_path / "x" / "status.json").read_text() == newer
@@ -304,115 +296,5 @@ def test_a_status_that_was_deleted_or_spoilt_is_written_again(tmp_path: Path, mo
     with opened(tmp_path / "x") as run:
         for spoil in (Path.unlink, lambda path: path.write_text("{")):
             spoil(tmp_path / "x" / "status.json")
-            until(lambda: state_of(tmp_path / "x") == "running")
+            assert until(lambda: state_of(tmp_path / "x") == "running", 10)
         assert run.lost() == ""
-
-
-def until(fulfilled: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not fulfilled():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-class FullDisk:
-    """A file that takes half of a line and then no more."""
-
-    def __init__(self, file: io.FileIO) -> None:
-        self.file, self.full, self.dead = file, True, False
-
-    def write(self, data: bytes) -> int:
-        if not self.full:
-            return self.file.write(data)
-        if len(data) > 4:
-            return self.file.write(data[: len(data) // 2])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def truncate(self, length: int) -> int:
-        if self.dead:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return self.file.truncate(length)
-
-    def fileno(self) -> int:
-        return self.file.fileno()
-
-    def close(self) -> None:
-        self.file.close()
-
-    @property
-    def closed(self) -> bool:
-        return self.file.closed
-
-
-def test_a_full_disk_costs_rows_and_is_said_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock()
-    monkeypatch.setattr("utils.rundir.directory.time.monotonic", clock)
-    with opened(tmp_path) as run:
-        run.log(1, {"loss": 1.0})
-        assert run._metrics is not None
-        run._metrics._file = disk = FullDisk(run._metrics._file)  # type: ignore[assignment,arg-type]
-        for step in (2, 3):
-            run.log(step, {"loss": 1.0})
-            assert [row["step"] for row in written(tmp_path)] == [1]  # half a line is taken back
-            clock.now += 100
-        assert capsys.readouterr().out == FAILED
-        disk.full = False
-        run.log(4, {"loss": 1.0})
-        assert capsys.readouterr().out == WORKS
-        for said in (FAILED + WORKS, ""):  # a disk that wavers is no news for a while
-            disk.full = True
-            run.log(5, {"loss": 1.0})
-            disk.full = False
-            run.log(6, {"loss": 1.0})
-            assert capsys.readouterr().out == said
-        clock.now += 100
-        disk.full = disk.dead = True
-        run.log(9, {"loss": 1.0})
-        run.log(10, {"loss": 1.0})
-        assert capsys.readouterr().out == FAILED
-        disk.full = disk.dead = False
-        run.log(11, {"loss": 1.0})
-    assert [row["step"] for row in written(tmp_path)] == [1, 4, 6, 6, 11]
-    assert (tmp_path / "log.txt").read_text().count("cannot be written") == 3
-
-
-def test_training_goes_on_beside_a_disk_that_is_really_full(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with opened(small_disk / "x") as run:
-        run.log(1, {"loss": 1.0})
-        fill(small_disk)
-        for step in range(2, 1000):
-            run.log(step, {"loss": 1.0, "a longer row": step})
-        run.mark("stopped")
-        run.say("half a page " * 200)
-        before = [row["step"] for row in written(run.directory)]
-        (small_disk / "filler").unlink()
-        run.log(1000, {"loss": 1.0})
-        run.mark("finished")
-    assert [row["step"] for row in written(run.directory)] == [*before, 1000]
-    assert before == list(range(1, len(before) + 1))
-    assert len(before) < 200
-    assert state(run.directory)["state"] == "finished"
-    said = [line for line in capsys.readouterr().out.splitlines() if "written" in line]
-    for name in ("metrics.jsonl", "log.txt", "status.json"):  # each one once
-        assert said.count(f"{name} cannot be written (No space left on device); training goes on") == 1
-        assert said.count(f"{name} can be written again") == 1
-    assert len(said) == 6
-
-
-def test_a_disk_full_at_the_start_is_one_line(small_disk: Path) -> None:
-    fill(small_disk)
-    with pytest.raises(ConfigError, match=r"^checkpoint_path=.*x: cannot be (made|written) \(No space left on device\)"):
-        opened(small_disk / "x")
-
-
-def test_output_to_a_full_disk_ends_nothing(tmp_path: Path) -> None:
-    code = HOLDER.replace(
-        'print("begun", flush=True); sys.stdin.read()', 'run.say("a" * 9999); run.progress(1, 1, 0.1, "a", 0.1, 1.0); run.close()'
-    )
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", code + "import os; os._exit(7)", str(tmp_path)], cwd=ROOT, stdout=full, check=False, timeout=60
-        )
-    assert done.returncode == 7

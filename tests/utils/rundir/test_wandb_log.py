@@ -1,317 +1,299 @@
-"""W&B never prompts, never fails a run, and says once what went wrong."""
+"""W&B never prompts, never holds up a step, never fails a run, and what went wrong is said once: with a package that fails at will."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
 import sys
-import threading
 import time
-import types
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tests.ranks import ROOT, until
+from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 from utils.rundir import wandb_log
-from utils.rundir.directory import Run
-from utils.rundir.wandb_log import has_credentials, resolve_mode
+from utils.rundir.directory import RunDirectory
+from utils.rundir.wandb_log import resolve_mode
 
-KEY = {"WANDB_API_KEY": "k" * 40}
 OFFLINE = {"mode": "offline", "project": "p", "name": "n"}
 CONFIG = "lr: 0.001\narch: {name: trm}\n"
+
+# In place of the package, on the path of W&B's process: it notes what is asked of it, and does as FAKE_WANDB says:
+# "log:fail" or "init online:hang", one of them or several.
+FAKE = """
+import json, os, sys, time, types
+
+class UsageError(Exception):
+    pass
+
+errors = types.SimpleNamespace(UsageError=UsageError)
+
+def note(name, detail=None):
+    with open(os.environ["FAKE_CALLS"], "a") as file:
+        file.write(json.dumps([name, detail]) + "\\n")
+    print("W&B speaks", file=sys.stderr, flush=True)
+    print("W&B speaks", flush=True)
+    for rule in os.environ.get("FAKE_WANDB", "").split(","):
+        where, _, what = rule.partition(":")
+        if where in (name, f"{name} {detail['mode']}" if name == "init" else name):
+            if what == "fail":
+                raise RuntimeError("the server\\nis on fire")
+            if what == "key":
+                raise UsageError("no key")
+            if what == "die":
+                os._exit(3)
+            time.sleep(60 if what == "hang" else float(what))
+
+class Run:
+    def log(self, metrics, step):
+        note("log", [step, metrics])
+
+    def finish(self, exit_code):
+        note("finish", exit_code)
+
+def init(**given):
+    note("init", given)
+    return Run()
+
+def teardown():
+    note("teardown")
+"""
+
+
+class Fake:
+    """What the package was asked, as its process noted it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.file, self._set = folder / "calls", monkeypatch.setenv
+        (folder / "path" / "wandb").mkdir(parents=True)
+        (folder / "path" / "wandb" / "__init__.py").write_text(FAKE)
+        self._set("PYTHONPATH", str(folder / "path"))
+        self._set("FAKE_CALLS", str(self.file))
+
+    def does(self, rules: str) -> None:
+        self._set("FAKE_WANDB", rules)
+        self.file.unlink(missing_ok=True)
+
+    @property
+    def calls(self) -> list[tuple]:
+        return [tuple(json.loads(line)) for line in self.file.read_text().splitlines()] if self.file.exists() else []
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    return Fake(tmp_path / "fake", monkeypatch)
+
+
+def begun(folder: Path, timeout_s: float = 600.0, **settings: object) -> RunDirectory:
+    run = RunDirectory(folder, Dist(timeout_s=timeout_s))
+    run.begin(CONFIG, {**OFFLINE, **settings})
+    return run
 
 
 @pytest.mark.parametrize(
     ("mode", "env", "expected"),
     [
-        ("auto", {}, "offline"),
-        ("auto", KEY, "online"),
-        ("auto", {**KEY, "WANDB_MODE": "offline"}, "offline"),
-        ("auto", {**KEY, "WANDB_MODE": "dryrun"}, "offline"),
+        ("auto", {}, "auto"),
+        ("auto", {"WANDB_MODE": "offline"}, "offline"),
+        ("auto", {"WANDB_MODE": "dryrun"}, "offline"),
         ("auto", {"WANDB_MODE": "disabled"}, "disabled"),
-        ("auto", {**KEY, "WANDB_DISABLED": "true"}, "disabled"),
-        ("auto", {**KEY, "WANDB_MODE": "nonsense"}, "online"),
-        ("auto", {"WANDB_MODE": "online"}, "offline"),  # it would ask for a key
-        ("online", {}, "offline"),
-        ("online", KEY, "online"),
-        ("offline", KEY, "offline"),
-        ("disabled", {**KEY, "WANDB_MODE": "online"}, "disabled"),
+        ("auto", {"WANDB_DISABLED": "true"}, "disabled"),
+        ("auto", {"WANDB_MODE": "nonsense"}, "auto"),
+        ("auto", {"WANDB_MODE": "run"}, "online"),
+        ("online", {"WANDB_MODE": "offline"}, "online"),
+        ("disabled", {"WANDB_MODE": "online"}, "disabled"),
     ],
 )
-def test_modes(mode: str, env: dict[str, str], expected: str, tmp_path: Path) -> None:
-    resolved, remark = resolve_mode(mode, {"HOME": str(tmp_path), **env})
-    assert resolved == expected
-    assert bool(remark) == ("online" in (mode, env.get("WANDB_MODE")) and expected == "offline")
+def test_modes(mode: str, env: dict[str, str], expected: str) -> None:
+    assert resolve_mode(mode, env) == expected
 
 
-def test_credentials_in_netrc_count_for_their_host(tmp_path: Path) -> None:
-    env = {"HOME": str(tmp_path)}
-    assert not has_credentials(env)
-    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
-    (tmp_path / ".netrc").chmod(0o600)
-    assert has_credentials(env)
-    assert not has_credentials({**env, "WANDB_BASE_URL": "https://wandb.example:8080"})
-    (tmp_path / "other").write_text("machine wandb.example login user password secret\n")
-    assert has_credentials({**env, "NETRC": str(tmp_path / "other"), "WANDB_BASE_URL": "https://wandb.example:8080"})
-    (tmp_path / ".netrc").write_text("machine = nonsense {")
-    assert not has_credentials(env)
+def test_a_mode_that_is_none() -> None:
+    with pytest.raises(ConfigError, match=r"^wandb.mode=maybe: choose one of auto, online, offline, disabled$"):
+        resolve_mode("maybe", {})
 
 
-class FakeRun:
-    id = "new-id"
-
-    def __init__(self, fake: FakeWandb) -> None:
-        self.fake = fake
-
-    def log(self, metrics: dict, step: int) -> None:
-        self.fake.note("log", step)
-
-    def finish(self, exit_code: int) -> None:
-        self.fake.note("finish", exit_code)
-
-
-class FakeWandb(types.ModuleType):
-    """Records what is asked of it and fails where it is told to."""
-
-    Settings = type("Settings", (), {"model_fields": {"silent": None}, "__init__": lambda self, **given: vars(self).update(given)})
-
-    def __init__(self, failing: str = "") -> None:
-        super().__init__("wandb")
-        self.failing, self.calls, self.given = failing, [], {}
-
-    def note(self, name: str, detail: object = None) -> None:
-        self.calls.append((name, detail))
-        if name == self.failing:
-            raise RuntimeError("the server\nis on fire")
-
-    def init(self, **given: object) -> FakeRun:
-        self.given = given
-        self.note("init")
-        return FakeRun(self)
-
-    def teardown(self) -> None:
-        self.note("teardown")
-
-
-def begun(folder: Path, timeout_s: float = 600.0, **settings: object) -> Run:
-    run = Run(folder, Dist(timeout_s=timeout_s))
-    run.begin(CONFIG, {**OFFLINE, **settings})
-    return run
-
-
-def use(fake: FakeWandb | None, folder: Path, monkeypatch: pytest.MonkeyPatch, ok: bool = True) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    run = begun(folder)
-    for step in (1, 2, 3):
+@pytest.mark.parametrize("ok", [True, False])
+def test_a_run_is_recorded(ok: bool, tmp_path: Path, fake: Fake, capfd: pytest.CaptureFixture[str]) -> None:
+    fake.does("log:0.002")
+    run = begun(tmp_path / "x")
+    run.log(1, {"loss": 0.5, "up": float("inf")})
+    assert until(lambda: "log" in fake.names, 20), "while the run goes on"
+    for step in range(2, 200):
         run.log(step, {"loss": float("nan")})
     run.close(ok)
-    assert (folder / "metrics.jsonl").read_text().count("\n") == 3
+    (_, given), *calls = fake.calls
+    named = {"project": "p", "name": "n", "mode": "offline", "dir": str(tmp_path / "x"), "id": run.wandb_id, "resume": "allow"}
+    assert given == named | {"config": {"lr": 0.001, "arch": {"name": "trm"}}}
+    expected = [("log", [1, {"loss": 0.5, "up": float("nan")}]), *(("log", [step, {"loss": float("nan")}]) for step in range(2, 200))]
+    assert repr([*expected, ("finish", 0 if ok else 1), ("teardown", None)]) == repr(calls)
+    assert capfd.readouterr() == ("", ""), "W&B itself is not heard"
 
 
-def test_a_run_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    fake = FakeWandb()
-    use(fake, tmp_path / "x", monkeypatch)
-    assert fake.calls == [("init", None), ("log", 1), ("log", 2), ("log", 3), ("finish", 0), ("teardown", None)]
-    given = {key: fake.given[key] for key in ("project", "name", "mode", "dir", "config")}
-    assert given == {
-        "project": "p",
-        "name": "n",
-        "mode": "offline",
-        "dir": str(tmp_path / "x"),
-        "config": {"lr": 0.001, "arch": {"name": "trm"}},
-    }
-    assert vars(fake.given["settings"]) == {"silent": True}  # only what this version knows
-    assert "id" not in fake.given
-    assert capsys.readouterr().out == ""
-    failed = FakeWandb()
-    use(failed, tmp_path / "y", monkeypatch, ok=False)
-    assert ("finish", 1) in failed.calls
+@pytest.mark.parametrize("where", ["init", "log", "finish"])
+def test_a_failure_is_said_once(where: str, tmp_path: Path, fake: Fake, capfd: pytest.CaptureFixture[str]) -> None:
+    fake.does(f"{where}:fail")
+    run = begun(tmp_path / "x")
+    for step in (1, 2, 3):
+        run.log(step, {"loss": 1.0})
+    if where != "finish":
+        assert until(lambda: "teardown" in fake.names, 20)
+        assert until(lambda: run.log(4, {}) or "on fire" in (tmp_path / "x" / "log.txt").read_text(), 20), "as soon as it happens"
+    run.close()
+    what = "start" if where == "init" else where
+    assert capfd.readouterr() == (f"W&B: could not {what} (the server is on fire); off for this run\n", "")
+    assert fake.names.count(where) == 1
+    assert fake.names[-1] == "teardown"
 
 
-@pytest.mark.parametrize(("failing", "what"), [("init", "could not start"), ("log", "could not log"), ("finish", "could not finish")])
-def test_a_failure_is_said_once(
-    failing: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fake = FakeWandb(failing)
-    use(fake, tmp_path / "x", monkeypatch)
-    assert capsys.readouterr().out == f"W&B: {what} (the server is on fire); off for this run\n"
-    assert [name for name, _ in fake.calls].count(failing) == 1
-    assert fake.calls[-1] == ("teardown", None)
+def test_a_process_that_dies_is_said(tmp_path: Path, fake: Fake, capfd: pytest.CaptureFixture[str]) -> None:
+    fake.does("log:die")
+    run = begun(tmp_path / "x")
+    run.log(1, {"loss": 1.0})
+    run.close()
+    assert capfd.readouterr() == ("W&B: its process ended with status 3; off for this run\n", "")
 
 
-class NoNetwork(FakeWandb):
-    """Fails online, and offline too where it is told to."""
-
-    def __init__(self, offline: str = "") -> None:
-        super().__init__()
-        self.offline, self.modes = offline, []
-
-    def init(self, **given: object) -> FakeRun:
-        self.modes.append((given["mode"], given.get("id")))
-        self.failing = "init" if given["mode"] == "online" else self.offline
-        return super().init(**given)
+REMARK = "W&B: could not start (the server is on fire); recording offline, `wandb sync` uploads it\n"
 
 
+@pytest.mark.parametrize(
+    ("mode", "rules", "said"),
+    [
+        ("online", "init online:fail", REMARK),
+        ("auto", "init online:fail", REMARK),
+        ("auto", "init online:key", ""),
+        ("online", "init online:key", "W&B: could not start (no key); recording offline, `wandb sync` uploads it\n"),
+        ("auto", "init:fail", REMARK + "W&B: could not start (the server is on fire); off for this run\n"),
+    ],
+)
 def test_what_cannot_start_online_is_recorded_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    mode: str, rules: str, said: str, tmp_path: Path, fake: Fake, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", KEY["WANDB_API_KEY"])
-    monkeypatch.setitem(sys.modules, "wandb", fake := NoNetwork())
-    with begun(tmp_path / "x", mode="auto", id="former") as run:
+    fake.does(rules)
+    with begun(tmp_path / "x", mode=mode, id="former") as run:
         run.log(1, {"loss": 1.0})
-        assert run.wandb_id == "new-id"
-    assert fake.modes == [("online", "former"), ("offline", "former")]
-    names = [name for name, _ in fake.calls]
-    assert names == ["init", "teardown", "init", "log", "finish", "teardown"]
-    remark = "W&B: could not start (the server is on fire); recording offline, `wandb sync` uploads it\n"
-    assert capsys.readouterr().out == remark
-    monkeypatch.setitem(sys.modules, "wandb", NoNetwork("init"))
-    with begun(tmp_path / "y", mode="auto"):
-        assert capsys.readouterr().out == remark + "W&B: could not start (the server is on fire); off for this run\n"
+        assert run.wandb_id == "former"
+    modes = [(given["mode"], given["id"]) for name, given in fake.calls if name == "init"]
+    assert modes == [("online", "former"), ("offline", "former")]
+    assert fake.names[:3] == ["init", "teardown", "init"]
+    assert fake.names[3:] == (["teardown"] if "init:" in rules else ["log", "finish", "teardown"])
+    assert capfd.readouterr() == (said, "")
 
 
-def test_a_network_that_hangs_takes_no_longer_than_others_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stuck: Stuck
-) -> None:
-    """The start that hangs may come to its end later; then it must not end the other one."""
-    monkeypatch.setenv("WANDB_API_KEY", KEY["WANDB_API_KEY"])
-    monkeypatch.setitem(sys.modules, "wandb", fake := NoNetwork())
-    start = fake.init
-    monkeypatch.setattr(fake, "init", lambda **given: stuck() if given["mode"] == "online" else start(**given))
-    began = time.monotonic()
-    with begun(tmp_path / "x", timeout_s=1.0, mode="auto") as run:
-        assert time.monotonic() - began < 0.5
-        stuck.released.set()
-        time.sleep(0.1)
-        run.log(1, {"loss": 1.0})
-    assert fake.calls == [("init", None), ("log", 1), ("finish", 0), ("teardown", None)]
-    assert capsys.readouterr().out == "W&B: did not start within 0.3 s; recording offline, `wandb sync` uploads it\n"
-    monkeypatch.setattr(fake, "init", stuck)
-    stuck.released.clear()
-    began = time.monotonic()
-    begun(tmp_path / "y", timeout_s=1.0, mode="auto").close()
-    assert time.monotonic() - began < 0.7
+def test_no_package(tmp_path: Path, fake: Fake, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "fake" / "path" / "wandb" / "__init__.py").write_text("import nothing_of_this_name")
+    begun(tmp_path / "x").close()
+    assert capfd.readouterr() == ("W&B: could not start (No module named 'nothing_of_this_name'); off for this run\n", "")
 
 
-def test_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    use(None, tmp_path / "x", monkeypatch)
-    assert capsys.readouterr().out.startswith("W&B: the package is not installed; off for this run")
+def test_a_process_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
+    begun(tmp_path / "x").close()
+    assert capfd.readouterr() == ("W&B: could not start (No such file or directory); off for this run\n", "")
 
 
-def test_a_continued_run_is_the_same_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeWandb()
-    monkeypatch.setitem(sys.modules, "wandb", fake)
+def test_a_continued_run_is_the_same_one(tmp_path: Path, fake: Fake) -> None:
     with begun(tmp_path / "x") as run:
-        assert run.wandb_id == "new-id"
-    with begun(tmp_path / "y", id="old-id") as run:
-        assert (fake.given["id"], fake.given["resume"]) == ("old-id", "allow")
-    fake.failing = "init"
-    for settings in ({}, {"mode": "disabled"}):  # the job after this one may go on with it all the same
+        run.log(1, {"loss": 1.0})
+        run.log(2, {"loss": 1.0})
+        new = run.wandb_id
+    fake.does("")
+    with RunDirectory(tmp_path / "x", Dist()) as run:
+        run.begin(CONFIG, {**OFFLINE, "id": new}, resumed=2)
+        run.log(3, {"loss": 1.0})
+        assert run.wandb_id == new
+    assert [(name, detail[0]) for name, detail in fake.calls if name == "log"] == [("log", 3)], "W&B has the others"
+    assert fake.calls[0][1]["id"] == new
+    fake.does("init:fail")
+    for settings in ({}, {"mode": "disabled"}):  # a later start may go on with it all the same
         with begun(tmp_path / "z", id="old-id", **settings) as run:
             assert run.wandb_id == "old-id"
-    assert Run(tmp_path, Dist(1, 2)).wandb_id is None
+    with begun(tmp_path / "z", mode="disabled") as run:
+        assert run.wandb_id is None
 
 
-class Stuck:
-    """Something of W&B that does not answer before it is released."""
-
-    def __init__(self) -> None:
-        self.entered, self.released = threading.Event(), threading.Event()
-
-    def __call__(self, *given: object, **named: object) -> None:
-        self.entered.set()
-        self.released.wait(30)
-
-
-@pytest.fixture
-def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
-    monkeypatch.setitem(sys.modules, "wandb", FakeWandb())
-    stuck = Stuck()
-    yield stuck
-    stuck.released.set()
-    for thread in threading.enumerate():
-        if thread.name == "wandb":
-            thread.join(5)
-            assert not thread.is_alive()  # it ends once it can
-
-
-def test_a_hanging_start_is_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stuck: Stuck
+@pytest.mark.parametrize("where", ["init", "log", "finish"])
+@pytest.mark.parametrize("within", ["FINISH_S", "HURRY_S", "timeout_s"])
+def test_what_hangs_holds_up_nothing(
+    where: str, within: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: Fake, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(FakeWandb, "init", stuck)
-    monkeypatch.setattr(wandb_log, "START_S", 0.1)
-    begun(tmp_path).close()
-    assert capsys.readouterr().out == "W&B: did not start within 0.1 s; off for this run\n"
-
-
-def test_a_hanging_start_is_left_behind_before_other_ranks_give_rank_0_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stuck: Stuck
-) -> None:
-    monkeypatch.setattr(FakeWandb, "init", stuck)
-    begun(tmp_path, timeout_s=0.2).close()
-    assert capsys.readouterr().out == "W&B: did not start within 0.1 s; off for this run\n"
-
-
-def test_a_hanging_log_holds_up_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stuck: Stuck
-) -> None:
-    monkeypatch.setattr(FakeRun, "log", stuck)
-    monkeypatch.setattr(wandb_log, "STALL_S", 0.2)
+    """Neither the steps, nor the end for longer than other ranks wait for this one, nor a run that is asked to stop."""
+    fake.does(f"{where}:hang")
+    if within != "timeout_s":
+        monkeypatch.setattr(wandb_log, within, 0.6)
     began = time.monotonic()
-    with begun(tmp_path) as run:
+    with closing(begun(tmp_path / "x", timeout_s=1.2 if within == "timeout_s" else 600)) as run:
         for step in range(100):
             run.log(step, {"loss": 1.0})
-        assert capsys.readouterr().out == ""
-        time.sleep(0.3)
-        for step in range(100, 200):
-            run.log(step, {"loss": 1.0})
-    assert time.monotonic() - began < 2
-    assert capsys.readouterr().out == "W&B: has not answered for 0.2 s; off for this run\n"
-    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 200
+        process = run._tracker._process
+        assert process is not None
+        assert until(lambda: where == "finish" or where in fake.names, 20)
+        run.close(hurry=within == "HURRY_S")
+    assert time.monotonic() - began < 30, "it hangs for 60 s"
+    assert not running(process.pid)
+    assert capfd.readouterr() == ("W&B: did not finish within 0.6 s and was ended; `wandb sync` uploads what its files hold\n", "")
+    assert (tmp_path / "x" / "metrics.jsonl").read_text().count("\n") == 100
 
 
-def test_rows_that_wait_are_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stuck: Stuck
-) -> None:
-    monkeypatch.setattr(FakeRun, "log", stuck)
-    monkeypatch.setattr(wandb_log, "QUEUE", 3)
-    with begun(tmp_path) as run:
-        run.log(0, {"loss": 1.0})
-        assert stuck.entered.wait(5)
-        for step in range(1, 9):
-            run.log(step, {"loss": 1.0})
-    assert capsys.readouterr().out == "W&B: is 3 rows behind; off for this run\n"
+KILLED = """
+import sys, time; from pathlib import Path
+from utils.rundir.wandb_log import Tracker
+tracker = Tracker(print, 60)
+tracker.start(Path(sys.argv[1]), "offline", None, None, None)
+print(tracker._process.pid, flush=True)
+time.sleep(60)
+"""
 
 
-def test_a_slow_log_keeps_the_order_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeWandb()
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-
-    def slow(self: FakeRun, metrics: dict, step: int) -> None:
-        time.sleep(0.01)
-        fake.note("log", step)
-
-    monkeypatch.setattr(FakeRun, "log", slow)
-    with begun(tmp_path) as run:
-        for step in range(20):
-            run.log(step, {})
-    assert fake.calls == [("init", None), *(("log", step) for step in range(20)), ("finish", 0), ("teardown", None)]
-
-
-@pytest.mark.parametrize("hurry", [False, True])
-def test_a_hanging_finish_is_left_behind(
-    hurry: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stuck: Stuck
-) -> None:
-    monkeypatch.setattr(FakeRun, "finish", stuck)
-    monkeypatch.setattr(wandb_log, "HURRY_S" if hurry else "FINISH_S", 0.1)
-    begun(tmp_path).close(hurry=hurry)
-    assert capsys.readouterr().out.startswith("W&B: did not finish within 0.1 s")
+@pytest.mark.parametrize("hangs", ["", "init:hang", "finish:hang"])
+def test_a_run_that_is_killed_is_recorded_as_failed_and_leaves_nothing(hangs: str, tmp_path: Path, fake: Fake) -> None:
+    """Nor does it hold open what somebody reads to its end."""
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    (tmp_path / "metrics.jsonl").touch()
+    fake.does(hangs)
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        assert run.stdout is not None
+        pid = int(run.stdout.readline())
+        assert until(lambda: "init" in fake.names, 20)
+        os.kill(run.pid, signal.SIGKILL)
+        assert run.stdout.read() == ""
+        assert hangs == "" or running(pid), "it does not wait for that process"
+    assert until(lambda: not running(pid), wandb_log.HURRY_S + 20)
+    assert ("finish", 1) in fake.calls or hangs == "init:hang"
 
 
-def test_a_hanging_finish_does_not_hold_up_the_next_job_of_other_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stuck: Stuck
-) -> None:
-    monkeypatch.setattr(FakeRun, "finish", stuck)
-    begun(tmp_path, timeout_s=0.6).close()
-    assert capsys.readouterr().out.startswith("W&B: did not finish within 0.3 s")
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_half_a_line_is_not_read(tmp_path: Path) -> None:
+    """A full disk takes half of one, which the run takes back."""
+    logged: list[int] = []
+
+    class Sink:
+        def log(self, metrics: dict, step: int) -> None:
+            logged.append(step)
+
+    with open(tmp_path / "rows", "wb", buffering=0) as writer, open(tmp_path / "rows", "rb", buffering=0) as reader:
+        for text, expected in (('{"step": 1, "time": 0}\n{"st', [1]), ("", [1])):
+            writer.write(text.encode())
+            wandb_log.copy(reader, Sink())
+            assert logged == expected
+        writer.truncate(writer.seek(-4, os.SEEK_END))
+        writer.write(b'{"step": 2, "time": 0}\n')
+        wandb_log.copy(reader, Sink())
+    assert logged == [1, 2]
