@@ -46,7 +46,7 @@ class EMA:
 
     @torch.no_grad()
     def before_rows_change(self, name: str, weights: Tensor, ids: Tensor) -> None:
-        """Hook for the sparse optimizer: settle these rows' averages with the weights they had until now."""
+        """Hook for the sparse optimizer: bring these rows' averages up to date with the weights they had until now."""
         rows, seen = (tensor.index_select(0, ids) for tensor in (self._rows[name], self._seen[name]))
         self._rows[name].index_copy_(0, ids, self._caught_up(rows, weights.index_select(0, ids), seen))
         self._seen[name].index_fill_(0, ids, self.steps)
@@ -56,7 +56,7 @@ class EMA:
         """Inside, the net computes with the averages; after it, the weights are back bit by bit, whatever happened."""
         assert not self._applied, "applied() does not nest"
         saved = {name: p.detach().clone() for name, p in self._parameters.items()}
-        self._settle()
+        self._catch_up()
         try:
             self._applied = True
             self._load(self._dense)
@@ -96,7 +96,7 @@ class EMA:
         return torch.lerp(rows, weights.float(), towards)
 
     @torch.no_grad()
-    def _settle(self) -> None:
+    def _catch_up(self) -> None:
         """Bring all rows up to date."""
         for name, table in self._tables.items():
             for block in _blocks(len(table.weights)):

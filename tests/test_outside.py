@@ -15,7 +15,7 @@ from utils.checkpoint import reader
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("trouble", "says"), [("full", "No space left on device"), ("readonly", "Read-only file system")])
-def test_a_failed_save_is_loud_and_training_goes_on(
+def test_a_failed_save_is_said_and_training_goes_on(
     trouble: str, says: str, small_disk: Path, undisturbed_pair: Result, tmp_path: Path
 ) -> None:
     disk = small_disk if trouble == "full" else small_disk / "run" / "checkpoints"
@@ -51,7 +51,7 @@ def test_training_goes_on_without_wandb(undisturbed_pair: Result, tmp_path: Path
     pytest.importorskip("wandb")
     done = faulty(tmp_path / "run", "wandb@objective", 0, 7, *TROUBLED, "wandb.mode=offline", ranks=2)
     assert [rank.returncode for rank in done] == [0, 0], done[0].stderr
-    assert "W&B: could not log (" in done[0].stdout
+    assert "W&B: could not " in done[0].stdout  # log, or start: that goes on beside training
     assert digest(tmp_path / "run") == digest(undisturbed_pair.directory)
     assert learned(Result(tmp_path / "run")) == learned(undisturbed_pair)
 
@@ -82,6 +82,18 @@ def test_damage_to_any_file_is_named_and_the_one_before_is_taken(
         assert found == folder / "step_20"
         assert len(said) == 1
         assert f"step_23 is damaged ({name}" in said[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "name"), [(0, "ema/dense/"), (1, "model/"), (2, "optimizer/0/")])
+def test_a_host_that_reads_other_bytes_does_not_train(file: int, name: str, undisturbed_pair: Result, tmp_path: Path) -> None:
+    """What rank 0 has verified the others do not hash again; but all compare what they have read."""
+    run = shutil.copytree(undisturbed_pair.directory, tmp_path / "run")
+    done = faulty(run, "flip@read", 1, file, *TROUBLED, "max_steps=24", ranks=2)
+    assert [rank.returncode for rank in done] == [1, 1]
+    assert f"RuntimeError: {name}" in done[0].stderr
+    assert "differs between ranks: rank 1 from rank 0" in done[0].stderr
+    assert (run / "checkpoints" / "latest").read_text() == "step_23\n"
 
 
 @pytest.mark.parametrize("content", [b"", b"step_2", b"\xff\n", b"../step_5\n"])

@@ -1,4 +1,4 @@
-"""The same command continues its run, and the continued run is the undisturbed one: told by digests and logged metrics."""
+"""The same command continues its run, and the continued run is the undisturbed one: known by digests and logged metrics."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Result:
 def test_a_stopped_run_goes_on_to_the_same_bits(undisturbed: Result, tmp_path: Path) -> None:
     (done,) = stopped(tmp_path / "run", *INTERRUPTED)
     assert "SIGTERM after step 10: stopped; the same command goes on from there" in done.stderr
-    told = status(tmp_path / "run")
-    assert (told["state"], told["step"], told["exit_status"]) == ("stopped", 10, STOPPED)
+    ended = status(tmp_path / "run")
+    assert (ended["state"], ended["step"], ended["exit_status"]) == ("stopped", 10, STOPPED)
     again = train(tmp_path / "run", *INTERRUPTED)
     assert digest(again.directory) == digest(undisturbed.directory)
     assert learned(again) == learned(undisturbed)

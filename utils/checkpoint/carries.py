@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,12 +12,13 @@ from torch import Tensor
 from utils.checkpoint import nested
 
 
-class Slots:
-    """The carries of one rank's micro-batches."""
+class Carries:
+    """The carries of one rank's micro-batches. What a carry is made of, its objective alone knows."""
 
     def __init__(self, parts: Sequence[Sequence[int]], beginning: Callable[[], Any]) -> None:
         """`beginning` makes the fresh carry of one shard: what is restored must be like it."""
-        self._parts, self._beginning = parts, beginning
+        self._parts = parts
+        self._fresh = functools.cache(lambda: {name: tensor.to("meta") for name, tensor in nested.flatten(beginning()).items()})
         self._carries: list[Any] = [None] * len(parts)
         self._saved: Mapping[int, Mapping[str, Tensor]] = {}  # what a checkpoint held, until the first step asks for it
 
@@ -27,12 +29,10 @@ class Slots:
         carry, saved = fresh(), [self._saved[shard] for shard in self._parts[part] if self._saved.get(shard)]
         if len(saved) < len(self._parts[part]):
             return carry
-        template = nested.flatten(carry)
-        joined = {name: torch.cat([shard[name] for shard in saved]).to(template[name].device) for name in saved[0]}
-        return nested.rebuild(carry, joined)
+        return nested.rebuild(carry, {name: torch.cat([shard[name] for shard in saved]) for name in saved[0]})
 
     def put(self, carries: Iterable[Any]) -> None:
-        """After a step: what each micro-batch left behind, None for a slot that begins anew."""
+        """After a step: what each micro-batch left behind, None for one whose slots begin anew."""
         self._carries, self._saved = list(carries), {}
 
     def state(self) -> dict[int, dict[str, Tensor]]:
@@ -43,18 +43,10 @@ class Slots:
                 shares |= {shard: nested.flatten(piece) for shard, piece in zip(part, nested.split(carry, len(part)), strict=True)}
         return shares
 
-    def check(self, saved: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """A ConfigError unless `restore` can take these shares."""
-        template = self._beginning() if any(saved.values()) else None
-        for share in saved.values():
-            if share:
-                nested.rebuild(template, share)
+    def like(self, saved: Mapping[str, Tensor], step: int) -> Mapping[str, Tensor]:
+        """What a shard's share must be like: a fresh carry, or nothing, as before the first step and after a refused one."""
+        return self._fresh() if saved else {}
 
-    def restore(self, saved: Mapping[int, Mapping[str, Tensor]]) -> None:
+    def load(self, saved: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Continue from saved shares, however they were cut into micro-batches."""
         self._carries, self._saved = [None] * len(self._parts), saved
-
-
-def within(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin so, by the rest of their names."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

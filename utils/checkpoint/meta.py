@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.checkpoint.stepfolders import STEP_FOLDER
+from utils.errors import brief
 from utils.files import read_text
 
 LONGEST, DEEPEST = 1 << 18, 50  # of a configuration; ours have some thousand characters and five levels
@@ -27,6 +28,12 @@ def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _frozen(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(part, dict) and _text(part.get("path")) and _text(part.get("sha256")) for part in value.values()
+    )
+
+
 def _names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) and name and not {".", "/", "\0"} & set(name) for name in value)
 
@@ -34,21 +41,17 @@ def _names(value: Any) -> bool:
 Check = tuple[Callable[[Any], bool], str]
 A_COUNT: Check = (_count, "a whole number, not negative")
 A_TEXT: Check = (_text, "a text")
-# what every reader relies on, where it is there
-COMMON: dict[str, Check] = {
-    "step": A_COUNT,
-    "groups": (_names, "a list of the groups of tensors"),
-    "lr": (lambda value: _number(value) and math.isfinite(value), "a number"),
-}
-# what a run cannot go on without
-NEEDED: dict[str, Check] = {
-    "step": A_COUNT, "threads": A_COUNT,
+CHECKS: dict[str, Check] = {
+    "step": A_COUNT, "threads": A_COUNT, "groups": (_names, "a list of the groups of tensors"),
     "config": A_TEXT, "fingerprint": A_TEXT, "best_of": A_TEXT, "resumed_from": A_TEXT, "code": A_TEXT, "torch": A_TEXT,
     "evaluation_due": (lambda value: isinstance(value, bool), "true or false"),
     "results": (lambda value: isinstance(value, dict) and all(map(_number, value.values())), "numbers by name"),
     "best": (lambda value: value is None or (_number(value) and not math.isnan(value)), "a number or null"),
     "wandb_id": (lambda value: value is None or _text(value), "a text or null"),
+    "lr": (lambda value: _number(value) and math.isfinite(value), "a number"),
+    "frozen": (_frozen, "path and sha256 by name"),
 }  # fmt: skip
+LATER = ("lr", "frozen")  # older checkpoints do without
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -59,22 +62,24 @@ def read(folder: Path) -> dict[str, Any]:
         raise ValueError("nested too deeply") from None
     if not isinstance(meta, dict) or "groups" not in meta:
         raise ValueError("names no groups of tensors")
-    _check(meta, {key: check for key, check in COMMON.items() if key in meta})
+    for key, (fits, wanted) in CHECKS.items():
+        if key in meta and not fits(meta[key]):
+            raise ValueError(f"{key}={brief(meta[key])} must be {wanted}")
     return meta
 
 
-def check_run(meta: Mapping[str, Any], folder: Path) -> None:
-    """A ValueError unless it is all that a run has written there."""
-    _check(meta, NEEDED)
+def check_run(meta: Mapping[str, Any], folder: Path) -> int:
+    """The number of shards of the run; a ValueError unless it is all that a run has written there."""
+    for key in CHECKS:
+        if key not in meta and key not in LATER:
+            raise ValueError(f"has no {key}")
     named = STEP_FOLDER.fullmatch(folder.name.removeprefix(".").removesuffix(".replaced"))
     if named and int(named[1]) != meta["step"]:
         raise ValueError(f"step={meta['step']} in a folder of that name")
-    for group in ("model", "optimizer"):
-        if group not in meta["groups"]:
-            raise ValueError(f"names no group {group}")
     shards = config_of(meta["config"]).get("shards")
     if not isinstance(shards, int) or isinstance(shards, bool) or not 1 <= shards <= MOST_SHARDS:
-        raise ValueError(f"config: shards{_short(shards)} must be a whole number from 1 to {MOST_SHARDS:,}")
+        raise ValueError(f"config: shards={brief(shards)} must be a whole number from 1 to {MOST_SHARDS:,}")
+    return shards
 
 
 def config_of(text: str) -> dict[Any, Any]:
@@ -109,16 +114,3 @@ def _check_events(text: str) -> None:
             raise yaml.YAMLError(f"it is nested more than {DEEPEST} levels deep")
     if number < 3:  # beginning and end of nothing
         raise yaml.YAMLError("it is empty")
-
-
-def _check(meta: Mapping[str, Any], checks: Mapping[str, Check]) -> None:
-    for key, (fits, wanted) in checks.items():
-        if key not in meta:
-            raise ValueError(f"has no {key}")
-        if not fits(meta[key]):
-            raise ValueError(f"{key}{_short(meta[key])} must be {wanted}")
-
-
-def _short(value: Any) -> str:
-    text = " ".join(str(value).split())
-    return "" if isinstance(value, dict | list) else f"={text if len(text) <= 40 else text[:39] + '…'}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,7 +18,7 @@ from utils.checkpoint.tensorfiles import Unreadable
 from utils.errors import ConfigError, brief
 
 if TYPE_CHECKING:  # the digest does without, and answers a second earlier
-    from torch import Tensor, nn
+    from torch import Tensor
 
     Group = dict[str, Tensor]
 
@@ -27,49 +27,49 @@ ANOTHER = "use another step_* folder"
 TRIES = 5  # beside a run that goes on, and deletes what it keeps no longer
 
 
-def load(path: str | Path, only: Collection[str] | None = None) -> tuple[dict[str, Group], dict[str, Any]]:
-    """The groups (all, or these) and the meta of a step folder, a checkpoints or run folder (its latest), or a bare safetensors file."""
+def load(path: str | Path, only: Collection[str] | None = None, verified: bool = False) -> tuple[dict[str, Group], dict[str, Any]]:
+    """The groups (all, or these) and the meta of a step folder, or of the one that a path leads to; a bare safetensors file is the
+    first of the groups. `verified`: somebody has compared the bytes with the manifest before.
+    """
     path = Path(path)
-    with readable(path):
-        if is_weights(path):
-            return {"model": _tensors_in(path, path)}, {}
-        return _of_a_folder(path, lambda folder: _groups_in(folder, path, only))
+    if is_weights(path):
+        return {next(iter(only or [""])): _tensors_in(path, path)}, {}
+    return reading(path, lambda folder: _groups_in(folder, path, only, verified))
 
 
 def read_meta(path: Path) -> dict[str, Any]:
     """What a checkpoint says of itself: its step, its groups, and what its writer added."""
-    with readable(path):
-        return _of_a_folder(path, lambda folder: _meta_in(folder, path))
+    return reading(path, lambda folder: _meta_in(folder, path))
 
 
-def load_into(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
-    """Fill a module, all keys and all shapes; `what` names the source in the error."""
-    check_alike(module.state_dict(), tensors, f"checkpoint={what}")
-    module.load_state_dict(dict(tensors))
-
-
-def check_alike(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], what: str, same_types: bool = False) -> None:
-    """Names and shapes are the same, and so are types; but a file of weights may have them in another precision."""
-    fix = "use the arch and data of the run that wrote it"
-    for key in own:
-        if key not in tensors:
-            raise ConfigError(f"{what}: {key} is missing from it; {fix}")
-        there, here = tuple(tensors[key].shape), tuple(own[key].shape)
-        if there != here:
-            raise ConfigError(f"{what}: {key} has shape {there} there and {here} here; {fix}")
-        theirs, ours = tensors[key].dtype, own[key].dtype
-        if theirs != ours and (same_types or not (theirs.is_floating_point and ours.is_floating_point)):
-            raise ConfigError(f"{what}: {key} is of {theirs} there and of {ours} here; {fix}")
-    for key in tensors:
-        if key not in own:
-            raise ConfigError(f"{what}: it holds {key}, which this model has not; use the arch of the run that wrote it")
-
-
-def load_shards(path: str | Path, shards: Iterable[int]) -> dict[int, Group]:
+def load_shards(path: str | Path, shards: Iterable[int], verified: bool = False) -> dict[int, Group]:
     """The state of these shards, from whatever pieces the ranks that saved it wrote."""
     path, wanted = Path(path), list(shards)
-    with readable(path):
-        return _of_a_folder(path, lambda folder: _shards_in(folder, path, wanted))
+    return reading(path, lambda folder: _shards_in(folder, path, wanted, verified))
+
+
+def digest(path: str | Path) -> str:
+    """One sha256 over all tensors of a checkpoint: the same for any number of ranks that wrote it."""
+    path = Path(path)
+    return reading(path, lambda folder: _digest_of(folder, path))
+
+
+def reading(path: Path, read: Callable[[Path], T]) -> T:
+    """Read the folder that a path means. If a run that goes on has deleted or replaced it meanwhile, then what is there now."""
+    problem = ""
+    for _ in range(TRIES):
+        with readable(path):
+            try:
+                folder = step_folder(path)
+                found = identity(folder)
+                result = read(folder)
+                if identity(folder) == found:
+                    return result
+            except (ConfigError, OSError, Unreadable) as error:
+                if problem == str(error):  # twice the same is not for a run that goes on
+                    raise
+                problem = str(error)
+    raise _deleted_while_read(path)
 
 
 def is_weights(path: Path) -> bool:
@@ -79,17 +79,18 @@ def is_weights(path: Path) -> bool:
 
 def step_folder(path: Path) -> Path:
     """The folder that a path means: itself, what it points to, or the latest of a run or checkpoints folder."""
-    with readable(path):
-        if os.path.isfile(path) and pointed(path):
-            return _followed(path, path)
-        folder = resolved(path)
-        if not folder.exists():
-            raise ConfigError(f"checkpoint={path}: no such file or folder; give a run folder, a step_* folder or a .safetensors file")
-        if (folder / "meta.json").exists() or (folder / MANIFEST).exists():
-            return folder
-        for checkpoints in (path, path / "checkpoints"):
-            if (checkpoints / "latest").is_file():
-                return _followed(checkpoints / "latest", path)
+    folder = resolved(path)
+    if not folder.exists():
+        raise ConfigError(f"checkpoint={path}: no such file or folder; give a run folder, a step_* folder or a .safetensors file")
+    if (folder / "meta.json").exists() or (folder / MANIFEST).exists():
+        return folder
+    for pointer in [path] if pointed(path) else [path / "latest", path / "checkpoints" / "latest"]:
+        if pointer.is_file():
+            if not (name := pointed(pointer)):
+                raise ConfigError(f"checkpoint={path}: {pointer} does not name a step; give one of the step_* folders beside it")
+            if (folder := resolved(pointer.parent / name)).is_dir():
+                return folder
+            raise ConfigError(f"checkpoint={path}: {pointer.name} names {name}, which is not there; give one of the other step_* folders")
     raise ConfigError(f"checkpoint={path}: holds no meta.json, latest or checkpoints/latest; give a run folder or a step_* folder")
 
 
@@ -100,11 +101,11 @@ def verify(folder: Path) -> str:
 
 
 def newest_whole(directory: Path, say: Callable[[str], None], before: int | None = None) -> Path | None:
-    """The step folder of the highest step (`before` another one) that verifies; every one passed over on the way is told, once.
+    """The step folder of the highest step (`before` another one) that verifies; every one passed over on the way is named, once.
 
     To be read with the functions here: where a crash left the folder under its aside name alone, they find it there.
     """
-    told: set[int] = set()
+    named: set[int] = set()
     for _ in range(TRIES):
         with readable(directory):
             steps = [step for step in steps_in(directory) if before is None or step < before]
@@ -115,27 +116,13 @@ def newest_whole(directory: Path, say: Callable[[str], None], before: int | None
                 return folder
             if identity(resolved(folder)) != found:
                 break  # a run that goes on has deleted it meanwhile, or written it anew
-            if step not in told:
-                told.add(step)
+            if step not in named:
+                named.add(step)
                 rest = "going back to the one before" if steps[i + 1 :] else "there is none before it"
                 say(f"checkpoint {folder.name} is damaged ({problem}); {rest}")
         else:
             return None
-    raise deleted_while_read(directory)
-
-
-def digest(path: str | Path) -> str:
-    """One sha256 over all tensors of a checkpoint: the same for any number of ranks that wrote it."""
-    path = Path(path)
-    with readable(path):
-        return _of_a_folder(path, lambda folder: _digest_of(folder, path))
-
-
-def deleted_while_read(path: Path) -> ConfigError:
-    """Several times in a row, by a run that goes on."""
-    return ConfigError(
-        f"checkpoint={path}: {TRIES} of them were deleted while they were read; copy one, or raise keep of the run that writes there"
-    )
+    raise _deleted_while_read(directory)
 
 
 @contextmanager
@@ -147,30 +134,10 @@ def readable(path: Path) -> Iterator[None]:
         raise ConfigError(f"checkpoint={path}: cannot be read ({brief(error)}); give a folder that you may read") from None
 
 
-def _of_a_folder(path: Path, read: Callable[[Path], T]) -> T:
-    """Read the folder that a path means. If it is deleted meanwhile, as a run does that goes on, then the newest that is there now."""
-    for _ in range(TRIES):
-        folder = step_folder(path)
-        found = identity(folder)
-        try:
-            return read(folder)
-        except (ConfigError, OSError, Unreadable):
-            if identity(folder) == found:
-                raise
-    raise deleted_while_read(path)
-
-
-def _followed(pointer: Path, path: Path) -> Path:
-    before = ""
-    for _ in range(TRIES):
-        if not (name := pointed(pointer)):
-            break
-        if (folder := resolved(pointer.parent / name)).is_dir():
-            return folder
-        if name == before:
-            raise ConfigError(f"checkpoint={path}: {pointer.name} names {name}, which is not there; give one of the other step_* folders")
-        before = name  # it may have been deleted since `latest` was read
-    raise ConfigError(f"checkpoint={path}: {pointer} does not name a step; give one of the step_* folders beside it")
+def _deleted_while_read(path: Path) -> ConfigError:
+    return ConfigError(
+        f"checkpoint={path}: {TRIES} of them were deleted while they were read; copy one, or raise keep of the run that writes there"
+    )
 
 
 def _meta_in(folder: Path, path: Path) -> dict[str, Any]:
@@ -184,24 +151,24 @@ def _meta_in(folder: Path, path: Path) -> dict[str, Any]:
         raise ConfigError(f"checkpoint={path}: {folder / 'meta.json'} cannot be read ({brief(error)}); {ANOTHER}") from None
 
 
-def _groups_in(folder: Path, path: Path, only: Collection[str] | None) -> tuple[dict[str, Group], dict[str, Any]]:
+def _groups_in(folder: Path, path: Path, only: Collection[str] | None, verified: bool) -> tuple[dict[str, Group], dict[str, Any]]:
     meta = _meta_in(folder, path)
     groups = [group for group in meta["groups"] if only is None or group in only]
-    _refuse_damaged(folder, path, {f"{group}.safetensors" for group in groups})
+    if not verified:
+        _refuse_damaged(folder, path, {f"{group}.safetensors" for group in groups})
     return {group: _tensors_in(folder / f"{group}.safetensors", path) for group in groups}, meta
 
 
-def _shards_in(folder: Path, path: Path, wanted: list[int]) -> dict[int, Group]:
-    pieces = contents.pieces_in(folder)
+def _shards_in(folder: Path, path: Path, wanted: list[int], verified: bool) -> dict[int, Group]:
+    pieces = {file: owned for file, owned in contents.pieces_in(folder).items() if any(shard in owned for shard in wanted)}
     found: dict[int, Group] = {shard: {} for shard in wanted}
     for shard in wanted:
         if not any(shard in owned for owned in pieces.values()):
             raise ConfigError(f"checkpoint={path}: {folder.name} holds no state of shard {shard}; keep the number of shards")
+    if not verified:
+        _refuse_damaged(folder, path, {file.name for file in pieces})
     for file, owned in pieces.items():
-        if not (mine := tuple(f"{shard}/" for shard in wanted if shard in owned)):
-            continue
-        _refuse_damaged(folder, path, {file.name})
-        for key, tensor in _tensors_in(file, path, mine).items():
+        for key, tensor in _tensors_in(file, path, tuple(f"{shard}/" for shard in wanted if shard in owned)).items():
             number, _, name = key.partition("/")
             found[int(number)][name] = tensor
     return found

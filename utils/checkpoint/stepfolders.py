@@ -12,7 +12,7 @@ from pathlib import Path
 from utils.errors import ConfigError, brief
 from utils.files import read_text
 
-STEP_FOLDER = re.compile(r"step_(0|[1-9][0-9]*)")  # as the saver writes it: step_004 is somebody else's
+STEP_FOLDER = re.compile(r"step_(0|[1-9][0-9]*)")  # as the writer writes it: step_004 is somebody else's
 POINTERS = ("latest", "best")
 
 
@@ -87,7 +87,7 @@ class Retention:
                 self._attempt(entry, remove)
 
     def make_way(self, path: Path) -> None:
-        """Something of a user's that has a name which the saver needs gets another one."""
+        """Something of a user's that has a name which the writer needs gets another one."""
         if os.path.lexists(path):
             aside = _free(path, "old")
             path.rename(aside)

@@ -22,7 +22,7 @@ class Unreadable(ValueError):
 
 
 class Entry(NamedTuple):
-    """One tensor of a file, as the header tells it."""
+    """One tensor of a file, as the header says."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ def read(file: Path, prefixes: tuple[str, ...] = ("",)) -> dict[str, Tensor]:
     try:
         with safe_open(file, framework="pt") as opened:
             return {key: opened.get_tensor(key).clone() for key in opened.keys() if key.startswith(prefixes)}  # noqa: SIM118
-    except Exception as error:  # a dtype that PyTorch has not is told in many ways
+    except Exception as error:  # a dtype that PyTorch has not is refused in many ways
         raise _damaged(error) from None
 
 
@@ -54,10 +54,10 @@ def entries(file: Path) -> dict[str, Entry]:
     except (OSError, ValueError, SafetensorError) as error:
         raise _damaged(error) from None
     found = {}
-    for name, told in header.items():
+    for name, stated in header.items():
         if name != "__metadata__":
-            start, end = told["data_offsets"]
-            found[name] = Entry(told["dtype"], tuple(told["shape"]), 8 + length + start, end - start)
+            start, end = stated["data_offsets"]
+            found[name] = Entry(stated["dtype"], tuple(stated["shape"]), 8 + length + start, end - start)
     return found
 
 
@@ -68,16 +68,12 @@ def _refuse(file: Path) -> None:
             start = stream.read(START)
     except OSError as error:
         raise _damaged(error) from None
-    if not _looks_like_safetensors(start) and _looks_like_a_pickle(start):
+    # A safetensors file begins with the length of its header, whose lower bytes can be any, those of a pickle or a zip too.
+    if start[4:9] != b"\0\0\0\0{" and _looks_like_a_pickle(start):
         raise Unreadable(
             "is a pickle, which could run any code and is never read here; convert it once: "
             f"`safetensors.torch.save_file(torch.load({str(file)!r}, weights_only=True, map_location='cpu'), 'model.safetensors')`"
         )
-
-
-def _looks_like_safetensors(start: bytes) -> bool:
-    """The length of a header, whose lower bytes can be any, those of a pickle or a zip too; then the header."""
-    return start[4:9] == b"\0\0\0\0{"
 
 
 def _looks_like_a_pickle(start: bytes) -> bool:

@@ -31,7 +31,7 @@ Files = dict[str, dict[str, int | str]]
 
 
 @dataclass(frozen=True)
-class _Job:
+class _Save:
     """One save, with all that its thread needs."""
 
     step: int
@@ -42,7 +42,7 @@ class _Job:
     best: bool
 
 
-class Saver:
+class Writer:
     """Made by all ranks at the same point; all call `save` at the same steps. Rank 0 uses `say`, also from its thread."""
 
     def __init__(self, directory: Path, dist: Dist, say: Callable[[str], None], keep: int | None = 2) -> None:
@@ -84,13 +84,13 @@ class Saver:
             wanted[f"shards.{first}-{last}"] = {f"{shard}/{name}": t for shard in shards for name, t in shards[shard].items()}
         text = json.dumps({**meta, "step": step, "groups": sorted(groups)}, indent=1) + "\n" if self._dist.is_main else ""
         aside = self._directory / f".step_{step}.writing-{self._token}-{self._serial}"
-        job = _Job(step, self._serial, aside, self._snapshot(wanted), text, best)
-        self._thread = threading.Thread(target=self._run, args=(job,), name=f"save-step-{step}")
+        save = _Save(step, self._serial, aside, self._snapshot(wanted), text, best)
+        self._thread = threading.Thread(target=self._run, args=(save,), name=f"save-step-{step}")
         self._thread.start()
         self._stall_s += time.perf_counter() - started
 
     def wait(self) -> str:
-        """Until no save is in progress; empty, or why the last one failed. All ranks are told the same."""
+        """Until no save is in progress; empty, or why the last one failed. The same on all ranks."""
         self._join()
         return self._outcome
 
@@ -130,75 +130,68 @@ class Saver:
         self._buffers = buffers
         return copied
 
-    def _run(self, job: _Job) -> None:
+    def _run(self, save: _Save) -> None:
         """The thread of one save. Whatever goes wrong in here must not reach training."""
         files: Files = {}
         problem = ""
         try:
-            files = _write(job.aside, job.files, VISIBLE_S if job.serial == 1 and not self._dist.is_main else 0.0)
+            files = _write(save.aside, save.files, VISIBLE_S if save.serial == 1 and not self._dist.is_main else 0.0)
         except Exception as error:
             problem = brief(error)
         try:
-            problem = self._lead(job, files, problem) if self._dist.is_main else self._follow(job, files, problem)
+            problem = self._lead(save, files, problem) if self._dist.is_main else self._follow(save, files, problem)
         except Exception as error:
             problem = problem or brief(error)  # the store went with the rank that hosts it
         self.failures = self.failures + 1 if problem else 0
-        if job.best:
+        if save.best:
             self.best_failed = bool(problem)
         self._outcome = problem
 
-    def _follow(self, job: _Job, files: Files, problem: str) -> str:
-        """Tell rank 0 what this rank wrote, and hear what became of the whole."""
-        self._store.set(self._key(job.serial, self._dist.rank), json.dumps({"files": files, "problem": problem}))
-        if not self._await(self._key(job.serial)):
+    def _follow(self, save: _Save, files: Files, problem: str) -> str:
+        """Report to rank 0 what this rank wrote, and hear what became of the whole."""
+        self._store.set(self._key(save.serial, self._dist.rank), json.dumps([files, problem]))
+        outcome = self._receive(self._key(save.serial))
+        if outcome is None:
             return f"rank 0: nothing heard from it for {self._patience_s:g} s"  # it may be writing yet: the folder stays
-        outcome = self._store.get(self._key(job.serial)).decode()
         if outcome:
-            shutil.rmtree(job.aside, ignore_errors=True)  # rank 0 cannot see it where the disk turns out not to be shared
+            shutil.rmtree(save.aside, ignore_errors=True)  # rank 0 cannot see it where the disk turns out not to be shared
         return outcome
 
-    def _lead(self, job: _Job, files: Files, problem: str) -> str:
-        """Gather all ranks' pieces, publish the checkpoint, and tell every rank how it went."""
-        told = {0: (files, problem), **{rank: self._hear(job, rank) for rank in range(1, self._dist.world_size)}}
-        failed = next((rank for rank, (_, trouble) in told.items() if trouble), None)
-        outcome = "" if failed is None else f"rank {failed}: {told[failed][1]}"
+    def _lead(self, save: _Save, files: Files, problem: str) -> str:
+        """Gather all ranks' pieces, publish the checkpoint, and send every rank how it went."""
+        failed = {0: problem} if problem else {}
+        for rank in range(1, self._dist.world_size):
+            text = self._receive(self._key(save.serial, rank))
+            theirs, trouble = json.loads(text) if text else ({}, f"nothing heard from it for {self._patience_s:g} s")
+            files |= theirs
+            failed |= {rank: trouble} if trouble else {}
+            self._store.delete_key(self._key(save.serial, rank))
+        outcome = next((f"rank {rank}: {why}" for rank, why in failed.items()), "")
         if not outcome:
             try:
-                everything = {name: entry for written, _ in told.values() for name, entry in written.items()}
-                _finish(job, everything)
-                _publish(job, self._directory, self._retention)
+                _finish(save, files)
+                _publish(save, self._directory, self._retention)
             except Exception as error:
                 outcome = f"rank 0: {brief(error)}"
         if not outcome:
-            self._retention.retire(job.step)
+            self._retention.retire(save.step)
         else:
-            shutil.rmtree(job.aside, ignore_errors=True)
+            shutil.rmtree(save.aside, ignore_errors=True)
             last = pointed(self._directory / "latest")
             kept = f"the last whole one is {last}" if last else "there is no whole one yet"
             with contextlib.suppress(Exception):  # the log may lie on the same full disk
-                self._say(f"checkpoint of step {job.step} FAILED on {outcome}; training goes on, {kept}")
+                self._say(f"checkpoint of step {save.step} FAILED on {outcome}; training goes on, {kept}")
         if self._dist.world_size > 1:
-            self._store.set(self._key(job.serial), outcome)
-            if failed is None:
-                self._store.delete_key(self._key(job.serial - 1))  # whoever takes part in this save has read how the last one went
+            self._store.set(self._key(save.serial), outcome)
+            if not failed:
+                self._store.delete_key(self._key(save.serial - 1))  # whoever takes part in this save has read how the last one went
         return outcome
 
-    def _hear(self, job: _Job, rank: int) -> tuple[Files, str]:
-        key = self._key(job.serial, rank)
-        if not self._await(key):
-            return {}, f"nothing heard from it for {self._patience_s:g} s"
-        told = json.loads(self._store.get(key))
-        self._store.delete_key(key)
-        return told["files"], told["problem"]
-
-    def _await(self, key: str) -> bool:
-        """Poll, because a blocking get would keep the store from everyone else in this process."""
-        started = time.monotonic()
-        while not self._store.check([key]):
-            if time.monotonic() - started > self._patience_s:
-                return False
-            time.sleep(POLL_S)
-        return True
+    def _receive(self, key: str) -> str | None:
+        """What another rank sends under this key; None if it takes too long."""
+        # Polled, because a blocking get would keep the store from everyone else in this process.
+        heard = _until(lambda: self._store.check([key]), lambda: self._patience_s)
+        return self._store.get(key).decode() if heard else None
 
     @property
     def _store(self) -> c10d.Store:
@@ -220,41 +213,47 @@ def _write(aside: Path, files: Mapping[str, Mapping[str, Tensor]], patience_s: f
 
 def _make(aside: Path, patience_s: float = 0.0) -> None:
     """The folder alone: a run directory that somebody has deleted or moved away must not come back with a single checkpoint in it."""
-    started = time.monotonic()
-    while True:
-        try:
-            return aside.mkdir(exist_ok=True)
-        except FileNotFoundError:
-            if time.monotonic() - started >= patience_s:
-                raise OSError(f"{aside.parent} is not there: deleted, moved away, or on a disk that not all hosts share") from None
-            time.sleep(POLL_S)
+    if not _until(aside.parent.is_dir, lambda: patience_s):
+        raise OSError(f"{aside.parent} is not there: deleted, moved away, or on a disk that not all hosts share")
+    aside.mkdir(exist_ok=True)
 
 
-def _finish(job: _Job, files: Files) -> None:
+def _finish(save: _Save, files: Files) -> None:
     """Complete the folder by what describes it, once the pieces of all ranks are in it."""
+
+    def unseen() -> list[str]:
+        there = {name: save.aside / name for name in files}
+        return [name for name, file in there.items() if not file.is_file() or file.stat().st_size != files[name]["bytes"]]
+
+    if not _until(lambda: not unseen(), lambda: VISIBLE_S):
+        raise OSError(f"{', '.join(unseen())} of another rank is not to be seen here; put checkpoint_path on a disk that all hosts share")
+    _make(save.aside)
+    _write_text(save.aside / "meta.json", save.meta)
+    _write_text(save.aside / MANIFEST, text_of({**files, "meta.json": entry_of(save.aside / "meta.json")}))
+    _sync(save.aside)
+
+
+def _until(true: Callable[[], bool], patience_s: Callable[[], float]) -> bool:
+    """Whether it comes true within this time, which may change meanwhile."""
     started = time.monotonic()
-    for name, entry in files.items():
-        while not (job.aside / name).is_file() or (job.aside / name).stat().st_size != entry["bytes"]:
-            if time.monotonic() - started > VISIBLE_S:
-                raise OSError(f"{name} of another rank is not to be seen here; put checkpoint_path on a disk that all hosts share")
-            time.sleep(POLL_S)
-    _make(job.aside)
-    _write_text(job.aside / "meta.json", job.meta)
-    _write_text(job.aside / MANIFEST, text_of({**files, "meta.json": entry_of(job.aside / "meta.json")}))
-    _sync(job.aside)
+    while not true():
+        if time.monotonic() - started > patience_s():
+            return False
+        time.sleep(POLL_S)
+    return True
 
 
-def _publish(job: _Job, directory: Path, retention: Retention) -> None:
+def _publish(save: _Save, directory: Path, retention: Retention) -> None:
     """Give the folder its name and point to it; a crash between any two lines leaves a whole checkpoint."""
-    final = directory / f"step_{job.step}"
-    pointers = ["latest", "best"] if job.best else ["latest"]
+    final = directory / f"step_{save.step}"
+    pointers = ["latest", "best"] if save.best else ["latest"]
     for name in pointers:  # before any renaming, because a full disk refuses even these few bytes
         _write_text(directory / f".{name}.writing", f"{final.name}\n")
     if final.is_dir() or final.is_symlink():
         remove(replaced(final))
         final.rename(replaced(final))  # a folder cannot be renamed over a full one; until the next line readers look here
     retention.make_way(final)
-    job.aside.rename(final)
+    save.aside.rename(final)
     _sync(directory)
     for name in pointers:
         if (directory / name).is_dir() and not (directory / name).is_symlink():

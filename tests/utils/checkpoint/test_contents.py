@@ -69,8 +69,8 @@ WRONG: list[tuple[str, Any, str]] = [
         for text in ("shards: 0", f"shards: {LIE}", "shards: true", "a: 1", "x: !!python/object:os.x {}", "a: " * 9**6)
     ),
     *(("groups", value, "groups") for value in ({}, "model", ["model", 1], [[]], ["../x"], ["model", "optimizer", ""])),
-    ("groups", [], "names no group model"),
-    ("groups", ["model"], "names no group optimizer"),
+    ("groups", [], "ema.safetensors: not among the groups"),
+    ("groups", ["model"], "ema.safetensors: not among the groups"),
     ("groups", ["optimizer", "model", "ema", "gone"], "gone.safetensors"),
     ("groups", ["optimizer", "model"], "ema.safetensors: not among the groups"),
     *(("results", value, "results") for value in ([], "x", None, {"a": "b"}, {"a": None})),
@@ -78,6 +78,7 @@ WRONG: list[tuple[str, Any, str]] = [
     *(("best", value, "best") for value in ("x", float("nan"), True, [])),
     *((key, {}, key) for key in ("best_of", "threads", "torch", "code", "resumed_from", "fingerprint", "evaluation_due", "lr")),
     ("threads", "1", "threads=1 must be a whole number"),
+    *(("frozen", value, "frozen") for value in ([], {"a": "b"}, {"a": {"path": "x"}}, {"a": {"path": "x", "sha256": 7}})),
 ]
 
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from utils.checkpoint import policy
 from utils.checkpoint.policy import Keeper
+from utils.checkpoint.registry import Standing
 from utils.errors import RunError
 from utils.measure.metrics import Metric
 
 LOSS, ACCURACY = Metric("eval/lm_loss", lower=True), Metric("eval/accuracy")
 
 
-class FakeSaver:
-    """Notes what it is asked to save, and fails as often as it is told to."""
+class FakeWriter:
+    """Notes what it is asked to save, and fails as often as it is asked to."""
 
     def __init__(self, *_: object) -> None:
         self.saved: list[tuple[int, bool]] = []
@@ -41,103 +42,120 @@ class FakeSaver:
         pass
 
 
+class KeptRun:
+    """What a keeper needs of a run, and the keeper."""
+
+    def __init__(self) -> None:
+        dist = SimpleNamespace(is_main=True, all_gather_text=lambda text: [text])
+        cfg = SimpleNamespace(keep=2, checkpoint_minutes=None, checkpoint_interval=None, objective_metric=None)
+        self.run: Any = SimpleNamespace(directory=Path("runs/x"), say=print, lost=lambda: "", dist=dist)
+        self.saved: Any = SimpleNamespace(standing=Standing(), snapshot=lambda: ())
+        self.metric = ACCURACY
+        self.keeper: Any = Keeper(cast(Any, cfg), self.run, self.saved, self.judged_by, -1)
+
+    def judged_by(self, asked: str | None) -> Metric:
+        return self.metric if not asked else Metric.parse(asked) if asked != "eval/lm_loss" else LOSS
+
+    def judge(self, metric: Metric) -> None:
+        """As a run that was started again with another `objective_metric`."""
+        self.metric = self.keeper._metric = metric
+
+    @property
+    def standing(self) -> Standing:
+        return self.saved.standing
+
+
 @pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(policy, "Saver", FakeSaver)
-    monkeypatch.setattr(policy, "snapshot", lambda job: ())
-    dist = SimpleNamespace(is_main=True, all_gather_text=lambda text: [text])
-    cfg = SimpleNamespace(keep=2, checkpoint_minutes=None, checkpoint_interval=None, objective_metric=None)
-    run = SimpleNamespace(directory=Path("runs/x"), say=print, lost=lambda: "")
-    made = SimpleNamespace(dist=dist, cfg=cfg, run=run, step=0, best=None, best_of="", headline=ACCURACY, results={})
-    made.objective = SimpleNamespace(judged_by=lambda asked: Metric.parse(asked) if asked != "eval/lm_loss" else LOSS)
-    made.keeper = Keeper(made, -1)
-    return made
+def kept(monkeypatch: pytest.MonkeyPatch) -> KeptRun:
+    monkeypatch.setattr(policy, "Writer", FakeWriter)
+    return KeptRun()
 
 
-def evaluated(job: Any, step: int, value: float, wanted: bool = False) -> None:
-    job.step, job.results = step, {job.headline.name: value}
-    job.keeper.save_if(wanted, stopping=False, evaluated=True)
+def evaluated(kept: KeptRun, step: int, value: float, wanted: bool = False) -> None:
+    kept.standing.step, kept.standing.results = step, {kept.metric.name: value}
+    kept.keeper.save_if(wanted, stopping=False, evaluated=True)
 
 
-def saved(job: Any) -> list[tuple[int, bool]]:
-    return job.keeper._saver.saved
+def saved(kept: KeptRun) -> list[tuple[int, bool]]:
+    return kept.keeper._writer.saved
 
 
-def test_the_best_is_saved_and_others_only_when_wanted(job: Any) -> None:
+def test_the_best_is_saved_and_others_only_when_wanted(kept: KeptRun) -> None:
     for step, value in ((1, 0.5), (2, 0.4), (3, 0.6)):
-        evaluated(job, step, value)
-    evaluated(job, 4, 0.1, wanted=True)
-    assert saved(job) == [(1, True), (3, True), (4, False)]
-    assert (job.best, job.best_of) == (0.6, "eval/accuracy")
+        evaluated(kept, step, value)
+    evaluated(kept, 4, 0.1, wanted=True)
+    assert saved(kept) == [(1, True), (3, True), (4, False)]
+    assert (kept.standing.best, kept.standing.best_of) == (0.6, "eval/accuracy")
 
 
-def test_a_best_that_could_not_be_saved_does_not_count(job: Any) -> None:
-    evaluated(job, 1, 0.5)
-    job.keeper._saver.fail = 1
-    evaluated(job, 2, 0.9)
-    evaluated(job, 3, 0.7)
-    assert saved(job) == [(1, True), (2, True), (3, True)]
-    assert job.best == 0.7
-    evaluated(job, 4, 0.6, wanted=True)
-    assert saved(job)[-1] == (4, False)
+def test_a_best_that_could_not_be_saved_does_not_count(kept: KeptRun) -> None:
+    evaluated(kept, 1, 0.5)
+    kept.keeper._writer.fail = 1
+    evaluated(kept, 2, 0.9)
+    evaluated(kept, 3, 0.7)
+    assert saved(kept) == [(1, True), (2, True), (3, True)]
+    assert kept.standing.best == 0.7
+    evaluated(kept, 4, 0.6, wanted=True)
+    assert saved(kept)[-1] == (4, False)
 
 
-def test_what_a_later_checkpoint_says_is_the_best_is_on_the_disk(job: Any) -> None:
-    evaluated(job, 1, 0.5)
-    job.keeper._saver.fail = 1
-    evaluated(job, 2, 0.9)
-    job.step = 3
-    job.keeper.save_if(wanted=True, stopping=False, evaluated=False)
-    assert job.best == 0.5
+def test_what_a_later_checkpoint_says_is_the_best_is_on_the_disk(kept: KeptRun) -> None:
+    evaluated(kept, 1, 0.5)
+    kept.keeper._writer.fail = 1
+    evaluated(kept, 2, 0.9)
+    kept.standing.step = 3
+    kept.keeper.save_if(wanted=True, stopping=False, evaluated=False)
+    assert kept.standing.best == 0.5
 
 
-def test_the_last_one_is_tried_again_as_the_best(job: Any) -> None:
-    job.keeper._saver.fail = 2
-    evaluated(job, 5, 0.9)
-    job.keeper.settle()
-    assert saved(job) == [(5, True)] * 3
-    assert job.best == 0.9
-    job.keeper._saver.fail = 9
-    evaluated(job, 6, 0.95)
+def test_the_last_one_is_tried_again_as_the_best(kept: KeptRun) -> None:
+    kept.keeper._writer.fail = 2
+    evaluated(kept, 5, 0.9)
+    kept.keeper.wait_until_saved()
+    assert saved(kept) == [(5, True)] * 3
+    assert kept.standing.best == 0.9
+    kept.keeper._writer.fail = 9
+    evaluated(kept, 6, 0.95)
     with pytest.raises(RunError, match=r"step 6 could not be saved \(rank 0: No space left on device\); make room there"):
-        job.keeper.settle()
+        kept.keeper.wait_until_saved()
 
 
-def test_a_directory_that_is_gone_ends_the_run_without_another_try(job: Any) -> None:
-    quiet = job.keeper.notices()
+def test_a_directory_that_is_gone_ends_the_run_without_another_try(kept: KeptRun) -> None:
+    quiet = kept.keeper.report()
     assert not any(quiet)
-    assert job.keeper.heed(quiet) == (0, False)
-    job.keeper._saver.fail = 9
-    evaluated(job, 7, 0.9)
-    job.run.lost = lambda: "it is gone"
+    assert kept.keeper.decide(quiet) == (0, False)
+    kept.keeper._writer.fail = 9
+    evaluated(kept, 7, 0.9)
+    kept.run.lost = lambda: "it is gone"
     with pytest.raises(RunError, match=r"^it is gone$"):
-        job.keeper.heed(job.keeper.notices())
+        kept.keeper.decide(kept.keeper.report())
     with pytest.raises(RunError, match=r"^it is gone$"):
-        job.keeper.settle()
-    assert saved(job) == [(7, True)]
+        kept.keeper.wait_until_saved()
+    assert saved(kept) == [(7, True)]
 
 
-def test_another_metric_is_not_compared_with_the_old_ones_value(job: Any) -> None:
-    evaluated(job, 1, 0.9)
-    job.headline = LOSS
-    evaluated(job, 2, 3.0)
-    evaluated(job, 3, 2.0)
-    evaluated(job, 4, 2.5)
-    assert saved(job) == [(1, True), (2, True), (3, True)]
+def test_another_metric_is_not_compared_with_the_old_ones_value(kept: KeptRun) -> None:
+    evaluated(kept, 1, 0.9)
+    kept.judge(LOSS)
+    evaluated(kept, 2, 3.0)
+    evaluated(kept, 3, 2.0)
+    evaluated(kept, 4, 2.5)
+    assert saved(kept) == [(1, True), (2, True), (3, True)]
 
 
-def test_another_direction_is_another_measure(job: Any) -> None:
-    job.headline = Metric("eval/kl", lower=True)
-    evaluated(job, 1, 3.0)
-    job.headline = Metric("eval/kl")
-    evaluated(job, 2, 2.0)
-    evaluated(job, 3, 1.0)
-    assert saved(job) == [(1, True), (2, True)]
+def test_another_direction_is_another_measure(kept: KeptRun) -> None:
+    kept.judge(Metric("eval/kl", lower=True))
+    evaluated(kept, 1, 3.0)
+    kept.judge(Metric("eval/kl"))
+    evaluated(kept, 2, 2.0)
+    evaluated(kept, 3, 1.0)
+    assert saved(kept) == [(1, True), (2, True)]
 
 
-def test_the_best_of_older_code_counts_on(job: Any) -> None:
+def test_the_best_of_older_code_counts_on(kept: KeptRun) -> None:
     """It wrote the name alone, and knew which way a loss is better."""
-    job.headline, job.best, job.best_of = LOSS, 1.0, "eval/lm_loss"
-    evaluated(job, 1, 2.0)
-    evaluated(job, 2, 0.5)
-    assert saved(job) == [(2, True)]
+    kept.judge(LOSS)
+    kept.standing.best, kept.standing.best_of = 1.0, "eval/lm_loss"
+    evaluated(kept, 1, 2.0)
+    evaluated(kept, 2, 0.5)
+    assert saved(kept) == [(2, True)]

@@ -16,6 +16,8 @@ from torch import nn
 
 from tests.utils.checkpoint.writer_rank import META, SHARDS, alone, declare, groups, shard_state
 from utils.checkpoint import manifest, reader
+from utils.checkpoint.init_from import begin_with
+from utils.checkpoint.registry import Tensors
 from utils.errors import ConfigError
 
 FILES = ["ema.safetensors", "manifest.json", "meta.json", "model.safetensors", "optimizer.safetensors", "shards.0-7.safetensors"]
@@ -172,6 +174,18 @@ def test_a_folder_without_a_manifest_is_loaded_but_not_vouched_for(tmp_path: Pat
     assert "holds no meta.json" in refused(tmp_path / "empty")
 
 
+def test_what_is_verified_is_not_hashed_again(tmp_path: Path) -> None:
+    """Only who says so: else every byte is compared with the manifest."""
+    folder = alone(tmp_path, 3)
+    for name in ("model.safetensors", "shards.0-7.safetensors"):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert "model.safetensors: sha256 differs" in refused(folder)
+    assert "shards.0-7.safetensors: sha256 differs" in refused(folder, read_shards)
+    assert reader.load(folder, verified=True)[0].keys() == {"model", "ema", "optimizer"}
+    assert reader.load_shards(folder, [7], verified=True).keys() == {7}
+
+
 def test_a_shard_that_nobody_saved(tmp_path: Path) -> None:
     alone(tmp_path, 3)
     assert "step_3 holds no state of shard 8" in refused(tmp_path, lambda path: reader.load_shards(path, [7, 8]))
@@ -220,22 +234,29 @@ def test_bare_pickles_are_refused_and_not_run(tmp_path: Path, monkeypatch: pytes
 
 def test_a_bare_converted_file_loses_the_compilers_prefix(tmp_path: Path) -> None:
     save_file({"_orig_mod.model.a": torch.ones(2), "model.b._orig_mod.c": torch.ones(1)}, tmp_path / "hrm.safetensors")
-    loaded, meta = reader.load(tmp_path / "hrm.safetensors")
-    assert set(loaded["model"]) == {"model.a", "model.b._orig_mod.c"}
+    loaded, meta = reader.load(tmp_path / "hrm.safetensors", ["weights", "more"])
+    assert loaded.keys() == {"weights"}, "the first of what is asked for"
+    assert set(loaded["weights"]) == {"model.a", "model.b._orig_mod.c"}
     assert meta == {}
 
 
-def test_load_into_is_strict(tmp_path: Path) -> None:
-    module = nn.Linear(3, 2)
+def test_weights_to_begin_with_must_fit(tmp_path: Path) -> None:
+    own = nn.Linear(3, 2).state_dict()
     good = {"weight": torch.ones(2, 3), "bias": torch.zeros(2)}
-    reader.load_into(module, good, "runs/x")
-    assert torch.equal(module.weight, torch.ones(2, 3))
+    path = str(tmp_path / "x.safetensors")
+
+    def taken(tensors: dict[str, torch.Tensor]) -> Tensors:
+        save_file(tensors, path)
+        return begin_with(path, "model", own, [], pytest.fail)
+
+    assert torch.equal(taken(good)["weight"], torch.ones(2, 3))
+    assert taken({**good, "bias": torch.zeros(2).half()}).keys() == good.keys()
     cases = [
-        ({"weight": good["weight"]}, "checkpoint=runs/x: bias is missing from it"),
-        ({**good, "extra": torch.ones(1)}, "checkpoint=runs/x: it holds extra"),
-        ({**good, "weight": torch.zeros(2, 4)}, r"checkpoint=runs/x: weight has shape \(2, 4\) there and \(2, 3\) here"),
+        ({"weight": good["weight"]}, f"init_from={path}: bias is missing from it"),
+        ({**good, "extra": torch.ones(1)}, f"init_from={path}: it holds extra"),
+        ({**good, "weight": torch.zeros(2, 4)}, rf"init_from={path}: weight has shape \(2, 4\) there and \(2, 3\) here"),
+        ({**good, "bias": torch.zeros(2).int()}, f"init_from={path}: bias is of torch.int32 there and of torch.float32 here"),
     ]
     for tensors, message in cases:
         with pytest.raises(ConfigError, match=message):
-            reader.load_into(module, tensors, "runs/x")
-    assert torch.equal(module.weight, torch.ones(2, 3))
+            taken(tensors)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import DictConfig, OmegaConf
 
-from tests.utils.checkpoint.writer_rank import alone, declare
-from utils.checkpoint import reader, resume, snapshot
+from tests.utils.checkpoint.writer_rank import alone, declare, groups
+from utils.checkpoint import reader, resume
+from utils.checkpoint.registry import ByShard, Frozen, Origin, Registry, Tensors
 from utils.checkpoint.resume import Start
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
@@ -133,82 +136,155 @@ def test_what_may_not_be_read_is_one_line(run: Path, tmp_path: Path) -> None:
 # --- checkpoints that are whole and do not fit
 
 
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The checkpoints that were tried; of these steps none fits."""
-    tried: list[str] = []
+class Unfit(Registry):
+    """The parts of a run that take no checkpoint of these steps; which ones they were asked to take."""
 
-    def restore(job: Any, folder: Path, meta: Mapping[str, Any]) -> None:
-        tried.append(folder.name)
-        if meta["step"] in job.unfit:
-            raise ConfigError(f"checkpoint={folder}: model: weight is missing from it")
-        job.step = meta["step"]
+    def __init__(self, *steps: int, fingerprint: str = "x", frozen: Frozen | None = None) -> None:
+        super().__init__(lambda: Origin("", fingerprint, None, 0.1, frozen or {}, "", "2", 1))
+        self.steps, self.asked = steps, list[int]()
+        self.taken: Mapping[str, Any] = {}
+        for name in ("model", "ema"):
+            self.add(name, dict, lambda tensors: None)
 
-    monkeypatch.setattr(snapshot, "restore", restore)
-    return tried
+    def check(self, groups: Mapping[str, Tensors], shards: ByShard, step: int) -> None:
+        assert groups.keys() == {"model", "ema"}
+        assert len(shards) in (0, 4, 8)
+        self.asked.append(step)
+        if step in self.steps:
+            raise ConfigError("model: weight is missing from it")
+
+    def load(self, groups: Mapping[str, Tensors], shards: ByShard) -> None:
+        self.taken = groups
 
 
-def job_of(directory: Path, unfit: tuple[int, ...], said: list[str], **changes: Any) -> Any:
-    source = SimpleNamespace(spec=SimpleNamespace(fingerprint="x"))
-    run = SimpleNamespace(say=said.append)
-    return SimpleNamespace(cfg=config(directory, **changes), dist=Dist(), source=source, total_steps=99, run=run, unfit=unfit, step=0)
+def taken_up(start: Start, saved: Registry, directory: Path, said: list[str] | None = None, **changes: Any) -> Start:
+    run: Any = SimpleNamespace(say=pytest.fail if said is None else said.append, dist=Dist())
+    return resume.take_up(start, saved, config(directory, **changes), run, 99)
 
 
-def test_what_does_not_fit_is_told_and_the_one_before_taken(run: Path, taken: list[str]) -> None:
+def test_what_does_not_fit_is_named_and_the_one_before_taken(run: Path) -> None:
     said: list[str] = []
     alone(run / "checkpoints", 40)
     (run / "checkpoints" / "step_30" / "ema.safetensors").unlink()
-    job = job_of(run, (40,), said)
-    start = resume.take_up(job, found(run))
-    assert (start.step, start.continues, job.step, taken) == (20, True, 20, ["step_40", "step_20"])
+    saved = Unfit(40)
+    start = taken_up(found(run), saved, run, said)
+    assert (start.step, start.continues, saved.standing.step, saved.asked) == (20, True, 20, [40, 20])
+    assert torch.equal(saved.taken["model"]["weight"], groups(20.0)["model"]["weight"])
     assert said == [
         "checkpoint step_30 is damaged (ema.safetensors: missing); going back to the one before",
         "checkpoint step_40 does not fit (model: weight is missing from it); going back to step_20",
     ]
 
 
-def test_where_none_fits_the_run_is_not_begun_again_unasked(run: Path, taken: list[str]) -> None:
+def test_where_none_fits_the_run_is_not_begun_again_unasked(run: Path) -> None:
+    saved = Unfit(20, 30)
     with pytest.raises(ConfigError) as caught:
-        resume.take_up(job_of(run, (20, 30), []), found(run))
+        taken_up(found(run), saved, run, [])
     assert str(caught.value) == (
         f"checkpoint_path={run}: no checkpoint there fits (step_20: model: weight is missing from it); "
         "add resume=false to move all that aside and begin again"
     )
-    assert taken == ["step_30", "step_20"]
+    assert (saved.asked, saved.taken, saved.standing.step) == ([30, 20], {}, 0)
 
 
-def test_what_resume_names_and_does_not_fit_is_refused(run: Path, taken: list[str]) -> None:
-    other = run.parent / "other"
+def test_what_resume_names_and_does_not_fit_is_refused(run: Path) -> None:
+    other, saved = run.parent / "other", Unfit(30)
     with pytest.raises(ConfigError, match=rf"^resume={run}: step_30 does not fit \(model: weight is missing from it\); give another step_"):
-        resume.take_up(job_of(other, (30,), [], resume=str(run)), found(other, resume=str(run)))
-    assert taken == ["step_30"]
+        taken_up(found(other, resume=str(run)), saved, other, resume=str(run))
+    assert saved.asked == [30]
 
 
-def test_what_is_deleted_before_it_is_taken_is_read_again(run: Path, taken: list[str]) -> None:
+def test_what_is_deleted_before_it_is_taken_is_read_again(run: Path) -> None:
     """Beside a live run: between finding its checkpoint and building the net it has gone on."""
-    other = run.parent / "other"
+    other, saved = run.parent / "other", Unfit()
     start = found(other, resume=str(run))
     alone(run / "checkpoints", 50, keep=1)
-    job = job_of(other, (30,), [], resume=str(run))
-    assert resume.take_up(job, start).step == 50
-    assert (job.step, taken) == (50, ["step_30", "step_50"])
+    assert taken_up(start, saved, other, resume=str(run)).step == 50
+    assert (saved.standing.step, saved.asked) == (50, [50])
 
 
-def test_an_evaluation_beside_a_live_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[str] = []
+def test_what_differs_is_said_and_other_data_refused(run: Path) -> None:
+    said: list[str] = []
+    saved = Unfit()
+    saved.origin = lambda: Origin("", "x", None, 0.1, {}, "", "2", 7)
+    taken_up(found(run), saved, run, said)
+    assert said == ["threads: 1 when the checkpoint was written, 7 now; the run goes on, with other rounding"]
+    with pytest.raises(ConfigError, match=r"^data_path=None: not the data of the run in .*step_30; use that, or init_from"):
+        taken_up(found(run), Unfit(fingerprint="y"), run, data_path=None)
 
-    def load(job: Any, path: str) -> None:
-        tried.append(Path(path).name)
-        if len(tried) < 3:
-            alone(run / "checkpoints", 30 + len(tried), keep=1)
-            raise ConfigError(f"checkpoint={path}: no such file or folder")
 
-    monkeypatch.setattr(snapshot, "load_weights", load)
-    resume.take_up(job_of(run.parent / "other", (), [], eval_only=True, checkpoint=str(run)), Start())
-    assert tried == ["step_30", "step_31", "step_32"]
-    monkeypatch.setattr(snapshot, "load_weights", lambda job, path: reader.load(Path(path) / "gone"))
-    with pytest.raises(ConfigError, match="no such file"):
-        resume.take_up(job_of(run.parent / "other", (), [], eval_only=True, checkpoint=str(run)), Start())
+def test_a_rank_compares_what_it_alone_reads(run: Path) -> None:
+    """Its shards, with the manifest: rank 0 has verified them on its own host only."""
+    file = run / "checkpoints" / "step_30" / "shards.0-7.safetensors"
+    start, content = found(run), file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    second: Any = SimpleNamespace(is_main=False, agreed=nullcontext, owned_shards=lambda shards: range(4, 8))
+    assert resume._read(start, Unfit(), config(run), second)[2].startswith("step_30 is damaged (shards.0-7.safetensors: sha256 differs)")
+    file.write_bytes(content)
+    groups, shards, problem = resume._read(start, Unfit(), config(run), second)
+    assert (groups.keys(), shards.keys(), problem) == ({"model", "ema"}, {4, 5, 6, 7}, "")
+
+
+FROZEN = {"target": {"path": "runs/target/model.safetensors", "sha256": "a" * 64}}
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_another_frozen_part_is_refused(evaluates: bool, run: Path) -> None:
+    """By its content: where it lies does not matter. A checkpoint of before says nothing of it."""
+    changes: dict[str, Any] = {"eval_only": evaluates, "checkpoint": str(run) if evaluates else None}
+    moved = {"target": {"path": "elsewhere/x", "sha256": "a" * 64}}
+    taken_up(found(run, **changes), Unfit(frozen=moved), run, **changes)
+    newest = alone(run / "checkpoints", 40, frozen=FROZEN)
+    for frozen in (FROZEN, moved, {**moved, "more": FROZEN["target"]}):
+        assert taken_up(found(run, **changes), Unfit(frozen=frozen), run, **changes).step == 40
+    saved = Unfit(frozen={"target": {"path": "elsewhere/x", "sha256": "b" * 64}})
+    with pytest.raises(ConfigError) as caught:
+        taken_up(found(run, **changes), saved, run, **changes)
+    assert str(caught.value) == (
+        f"target=elsewhere/x: not what the run in {newest} was trained with (sha256 bbbbbbbbbbbb, there aaaaaaaaaaaa); "
+        "give the file that was runs/target/model.safetensors then"
+    )
+    assert saved.asked == []
+
+
+def test_an_evaluation_beside_a_live_run(run: Path) -> None:
+    """What it has found is deleted before it is read, twice; and an evaluation that will never fit ends."""
+    changes: dict[str, Any] = {"eval_only": True, "checkpoint": str(run)}
+
+    class Late(Unfit):
+        def check(self, groups: Mapping[str, Tensors], shards: ByShard, step: int) -> None:
+            super().check(groups, shards, step)
+            if step < 32:
+                alone(run / "checkpoints", step + 1, keep=1)
+                raise ConfigError("it has changed meanwhile")
+
+    saved = Late()
+    start = found(run.parent / "other", **changes)
+    assert (start.continues, start.meta) == (False, {"step": 30})
+    taken_up(start, saved, run.parent / "other", **changes)
+    assert (saved.asked, saved.standing.step) == ([30, 31, 32], 32)
+    with pytest.raises(ConfigError, match=rf"^checkpoint={run}/checkpoints/step_32: model: weight is missing from it$"):
+        taken_up(found(run.parent / "other", **changes), Unfit(32), run.parent / "other", **changes)
+    assert refused(run.parent / "other", eval_only=True, checkpoint=str(run / "gone")).startswith(f"checkpoint={run}/gone: no such file")
+
+
+def test_an_evaluation_reads_no_more_than_weights(run: Path, tmp_path: Path) -> None:
+    """The rest of the checkpoint may be damaged; the weights may not; and a file of weights will do."""
+    changes: dict[str, Any] = {"eval_only": True, "checkpoint": str(run)}
+    folder = run / "checkpoints" / "step_30"
+    for name in ("optimizer.safetensors", "shards.0-7.safetensors"):
+        (folder / name).write_bytes(b"")
+    assert taken_up(found(run, **changes), Unfit(), run, **changes).step == 30
+    content = (folder / "ema.safetensors").read_bytes()
+    (folder / "ema.safetensors").write_bytes(content[:-1] + b"x")
+    with pytest.raises(ConfigError, match=rf"^checkpoint={folder}: step_30 is damaged \(ema.safetensors: sha256 differs\)"):
+        taken_up(found(run, **changes), Unfit(), run, **changes)
+    saved = Registry(lambda: Origin("", "x", None, 0.1, {}, "", "2", 1))
+    mine: list[Tensors] = []
+    saved.add("weights", lambda: groups(20.0)["model"], mine.append)
+    bare = {"checkpoint": str(run / "checkpoints" / "step_20" / "model.safetensors"), "eval_only": True}
+    start = taken_up(found(run, **bare), saved, run, **bare)
+    assert (start.step, mine[0]["weight"].max().item()) == (0, 20.0)
 
 
 @pytest.mark.parametrize("key", ["resume", "init_from"])

@@ -19,7 +19,7 @@ from torch import nn
 from tests.ranks import ROOT, run_ranks, succeeded
 from tests.utils.checkpoint.writer_rank import META, alone, full_disk, groups, shard_state
 from utils.checkpoint import reader, writer
-from utils.checkpoint.writer import Saver
+from utils.checkpoint.writer import Writer
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 
@@ -32,9 +32,9 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def one(tmp_path: Path, said: list[str]) -> Iterator[Saver]:
+def one(tmp_path: Path, said: list[str]) -> Iterator[Writer]:
     threads = threading.active_count()
-    made = Saver(tmp_path / "checkpoints", Dist(), said.append)
+    made = Writer(tmp_path / "checkpoints", Dist(), said.append)
     yield made
     made.close()
     assert threading.active_count() == threads
@@ -62,7 +62,7 @@ class Gate:
         monkeypatch.setattr(writer, "save_file", slow)
 
 
-def test_the_caller_goes_on_and_changes_its_tensors(one: Saver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_caller_goes_on_and_changes_its_tensors(one: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, state, shard = Gate(monkeypatch), groups(1.0), shard_state(0, 1.0)
     one.save(1, state, {0: shard}, META)
     for tensor in (state["model"]["weight"], shard["state/0"]):
@@ -75,7 +75,7 @@ def test_the_caller_goes_on_and_changes_its_tensors(one: Saver, tmp_path: Path, 
     assert torch.equal(reader.load_shards(tmp_path, [0])[0]["state/0"], shard_state(0, 1.0)["state/0"])
 
 
-def test_a_save_waits_for_the_one_before_and_tells_for_how_long(one: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_waits_for_the_one_before_and_tells_for_how_long(one: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
     one.save(1, groups(1.0), {}, META)
     first = one.take_stall_s()
@@ -88,7 +88,7 @@ def test_a_save_waits_for_the_one_before_and_tells_for_how_long(one: Saver, monk
     assert one.wait() == ""
 
 
-def test_the_copies_memory_is_used_again(one: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_copies_memory_is_used_again(one: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
     gate.open.set()
     for step, rows in ((1, 40), (2, 40), (3, 50)):
@@ -101,7 +101,7 @@ def test_the_copies_memory_is_used_again(one: Saver, monkeypatch: pytest.MonkeyP
 
 def test_closing_finishes_what_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
-    made = Saver(tmp_path, Dist(), pytest.fail)
+    made = Writer(tmp_path, Dist(), pytest.fail)
     made.save(1, groups(1.0), {}, META)
     threading.Timer(0.2, gate.open.set).start()
     made.close()
@@ -109,7 +109,7 @@ def test_closing_finishes_what_is_being_written(tmp_path: Path, monkeypatch: pyt
     made.close()
 
 
-def test_shared_and_strided_memory(one: Saver, tmp_path: Path) -> None:
+def test_shared_and_strided_memory(one: Writer, tmp_path: Path) -> None:
     bucket, tied = torch.arange(12.0), nn.Parameter(torch.ones(3))
     tensors = {"a": bucket[:6].view(2, 3), "b": bucket[6:], "all": bucket, "t": bucket.view(3, 4).t(), "one": tied, "two": tied}
     tensors |= {"none": torch.empty(0), "wide": torch.ones(1).expand(4, 5), "scalar": torch.tensor(True)}
@@ -127,7 +127,7 @@ def test_shared_and_strided_memory(one: Saver, tmp_path: Path) -> None:
 
 
 def test_a_failure_is_told_and_the_next_success_forgets_it(
-    one: Saver, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one: Writer, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = tmp_path / "checkpoints"
     fail = "checkpoint of step {} FAILED on rank 0: No space left on device; training goes on, {}"
@@ -155,7 +155,7 @@ def test_a_failure_is_told_and_the_next_success_forgets_it(
 
 
 def test_a_log_that_cannot_be_written_does_not_hurt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Saver(tmp_path, Dist(), full_disk)
+    made = Writer(tmp_path, Dist(), full_disk)
     monkeypatch.setattr(writer, "save_file", full_disk)
     made.save(1, groups(1.0), {}, META)
     assert made.wait() == "rank 0: No space left on device"
@@ -163,7 +163,7 @@ def test_a_log_that_cannot_be_written_does_not_hurt(tmp_path: Path, monkeypatch:
 
 
 def test_a_full_disk_costs_no_checkpoint(small_disk: Path, said: list[str]) -> None:
-    made = Saver(small_disk / "run" / "checkpoints", Dist(), said.append, keep=2)
+    made = Writer(small_disk / "run" / "checkpoints", Dist(), said.append, keep=2)
     rows = 1_300_000 // (30 * 4)  # three of these do not fit
     for step in (1, 2):
         made.save(step, groups(float(step), rows), {0: shard_state(0, 1.0)}, ONE_SHARD)
@@ -211,7 +211,7 @@ def test_leftovers_of_crashed_writers_are_removed(tmp_path: Path) -> None:
     for name in (".latest.writing", ".best.writing", ".nfs0001", "notes.txt"):
         (tmp_path / name).write_text("step_9\n")
     (tmp_path / "step_6").rename(tmp_path / ".step_6.replaced")  # died between the two renames: this is step 6
-    Saver(tmp_path, Dist(), pytest.fail).close()
+    Writer(tmp_path, Dist(), pytest.fail).close()
     assert names(tmp_path) == [".nfs0001", ".step_6.replaced", "latest", "notes.txt", "step_5"]
     assert reader.newest_whole(tmp_path, pytest.fail) == tmp_path / "step_6"
     assert reader.load(tmp_path)[1]["step"] == 6
@@ -225,10 +225,10 @@ def test_leftovers_of_crashed_writers_are_removed(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_the_users_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"^checkpoint_path: .*file/x cannot be used \(Not a directory\); give a folder[^\n]*$"):
-        Saver(tmp_path / "file" / "x", Dist(), pytest.fail)
+        Writer(tmp_path / "file" / "x", Dist(), pytest.fail)
 
 
-def test_a_mistake_of_the_program_is_not_hidden(one: Saver) -> None:
+def test_a_mistake_of_the_program_is_not_hidden(one: Writer) -> None:
     with pytest.raises(TypeError):
         one.save(1, groups(1.0), {}, {"not json": {1}})
     with pytest.raises(AssertionError):
@@ -239,20 +239,20 @@ def test_a_mistake_of_the_program_is_not_hidden(one: Saver) -> None:
 
 def test_ranks_save_together_and_fail_together(tmp_path: Path) -> None:
     succeeded(run_ranks(3, [*SCRIPT, "save_together", str(tmp_path)], timeout=60))
-    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     for rank in range(3):
-        assert told[rank]["good"] == [["", 0]] * 3
-        assert told[rank]["full"] == [["rank 1: No space left on device", 1], ["rank 1: No space left on device", 2]]
-        assert told[rank]["again"] == ["", 0]
-        assert told[rank]["slow"] == ["", 0], "that a disk is slow is no failure, on any rank"
-        text, failures = told[rank]["apart"]
+        assert ranks[rank]["good"] == [["", 0]] * 3
+        assert ranks[rank]["full"] == [["rank 1: No space left on device", 1], ["rank 1: No space left on device", 2]]
+        assert ranks[rank]["again"] == ["", 0]
+        assert ranks[rank]["slow"] == ["", 0], "that a disk is slow is no failure, on any rank"
+        text, failures = ranks[rank]["apart"]
         assert text.startswith("rank 0: shards.6-7.safetensors of another rank is not to be seen here; put checkpoint_path on")
         assert failures == 1
-        assert told[rank]["keys"] <= 6  # at most the last outcome of each saver, and of a save that failed
-    assert told[0]["hurried"][0]
-    assert all(told[rank]["hurried"][1] < 5 for rank in range(3))
-    assert told[1]["said"] == told[2]["said"] == []
-    assert told[0]["said"][:2] == [
+        assert ranks[rank]["keys"] <= 6  # at most the last outcome of each writer, and of a save that failed
+    assert ranks[0]["hurried"][0]
+    assert all(ranks[rank]["hurried"][1] < 5 for rank in range(3))
+    assert ranks[1]["said"] == ranks[2]["said"] == []
+    assert ranks[0]["said"][:2] == [
         f"checkpoint of step {step} FAILED on rank 1: No space left on device; training goes on, the last whole one is step_3"
         for step in (4, 5)
     ]

@@ -1,4 +1,4 @@
-"""Processes of the saver's tests: ranks that save together and fail apart, and a writer that is killed again and again."""
+"""Processes of the writer's tests: ranks that save together and fail apart, and a writer that is killed again and again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from utils.checkpoint import manifest, reader, writer
-from utils.checkpoint.writer import Saver
+from utils.checkpoint.writer import Writer
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
 
@@ -47,12 +47,12 @@ def owned(dist: Dist, value: float) -> dict[int, Group]:
     return {shard: shard_state(shard, value) for shard in dist.owned_shards(SHARDS)}
 
 
-def alone(directory: Path, step: int, value: float | None = None, keep: int | None = None, best: bool = False) -> Path:
+def alone(directory: Path, step: int, value: float | None = None, keep: int | None = None, best: bool = False, **more: Any) -> Path:
     """A whole checkpoint, saved by a single rank."""
     value = float(step) if value is None else value
     lines: list[str] = []
-    one = Saver(directory, Dist(), lines.append, keep=keep)
-    one.save(step, groups(value), {shard: shard_state(shard, value) for shard in range(SHARDS)}, {**META, "value": value}, best)
+    one = Writer(directory, Dist(), lines.append, keep=keep)
+    one.save(step, groups(value), {shard: shard_state(shard, value) for shard in range(SHARDS)}, {**META, "value": value, **more}, best)
     assert one.wait() == "", lines
     one.close()
     return directory / f"step_{step}"
@@ -84,15 +84,15 @@ class Scene:
     folder: Path
     said: list[str]
 
-    def saver(self, name: str, elsewhere: bool = False) -> Saver:
+    def writer(self, name: str, elsewhere: bool = False) -> Writer:
         dist = replace(self.dist, timeout_s=0.2) if name == "slow" else self.dist
         folder = self.folder / ("elsewhere" if elsewhere else name)
         folder.mkdir(exist_ok=True)
-        return Saver(folder, dist, self.said.append)
+        return Writer(folder, dist, self.said.append)
 
-    def save(self, one: Saver, step: int) -> list[Any]:
+    def save(self, one: Writer, step: int) -> list[Any]:
         """How a save went, as this rank sees it."""
-        one.save(step, groups(float(step)), owned(self.dist, float(step)), {**META, "world_size": "not told to the digest"})
+        one.save(step, groups(float(step)), owned(self.dist, float(step)), {**META, "world_size": "nothing to the digest"})
         return [one.wait(), one.failures]
 
 
@@ -100,10 +100,10 @@ def save_together(folder: Path) -> None:
     dist = distributed.start(device="cpu", timeout_s=30)
     scene, result = Scene(dist, folder, []), {}
     keys = dist.store.num_keys() if dist.store is not None else 0
-    first = scene.saver("good")
+    first = scene.writer("good")
     result["good"] = [scene.save(first, step) for step in (1, 2, 3)]
     first.close()
-    second = scene.saver("good")  # as the next job of a multirun
+    second = scene.writer("good")  # as the next job of a multirun
     if dist.rank == 1:
         writer.save_file = full_disk
     result["full"] = [scene.save(second, 4), scene.save(second, 5)]
@@ -111,16 +111,16 @@ def save_together(folder: Path) -> None:
     result["again"] = scene.save(second, 6)
     second.close()
     writer.VISIBLE_S = 0.3
-    apart = scene.saver("apart", elsewhere=dist.rank == 2)
+    apart = scene.writer("apart", elsewhere=dist.rank == 2)
     result["apart"] = scene.save(apart, 1)
     apart.close()
-    slow = scene.saver("slow")
+    slow = scene.writer("slow")
     if dist.rank == 0:
         writer.save_file = slowly
     result["slow"] = scene.save(slow, 1)
     writer.save_file = save_file
     slow.close()
-    hurried = scene.saver("hurried")
+    hurried = scene.writer("hurried")
     started = time.monotonic()
     if dist.rank != 2:
         hurried.save(1, groups(1.0), owned(dist, 1.0), {})
@@ -137,7 +137,7 @@ def save_together(folder: Path) -> None:
 def save_once(folder: Path) -> None:
     """One save by so many ranks, to be compared between numbers of ranks."""
     dist = distributed.start(device="cpu", timeout_s=30)
-    one = Saver(folder / "checkpoints", dist, print)
+    one = Writer(folder / "checkpoints", dist, print)
     one.save(7, groups(7.0), owned(dist, 7.0), {**META, "world_size": dist.world_size})
     assert one.wait() == ""
     one.close()
@@ -176,15 +176,15 @@ def value_of(folder: Path) -> float:
     return meta["value"]
 
 
-def save_for_ever(directory: Path, told: int, value: int) -> None:
+def save_for_ever(directory: Path, tell: int, value: int) -> None:
     """Every step twice, the second time over the first, as a run does that went back to an older step."""
-    one = Saver(directory, Dist(), print, keep=2)
+    one = Writer(directory, Dist(), print, keep=2)
     while True:
         value += 1
         shards = {shard: shard_state(shard, value) for shard in range(SHARDS)}
         one.save(value // 2, groups(float(value), rows=5000), shards, {**META, "value": value})
         assert one.wait() == ""
-        os.write(told, f"{value}\n".encode())
+        os.write(tell, f"{value}\n".encode())
 
 
 def killed_at_random(folder: Path, least: int = 30, most: int = 300) -> None:

@@ -1,0 +1,80 @@
+"""What PyTorch's optimizers remember, as tensors by the names of their parameters; hyper-parameters are the configuration's."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Memory:
+    """The state of optimizers that were given named parameters: `<optimizer>/<parameter>/<what>`."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], refusing: bool = False) -> None:
+        """`refusing`: steps may be refused, so that there may be nothing to remember after many of them."""
+        self._optimizers, self._refusing = optimizers, refusing
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor and counter; the tensors are live."""
+        state: dict[str, Tensor] = {}
+        for number, optimizer in enumerate(self._optimizers):
+            for place, group in enumerate(optimizer.param_groups):
+                if "step" in group:
+                    state[f"{number}/group{place}/step"] = torch.as_tensor(group["step"])
+            for owner, _, parameter in _named(number, optimizer):
+                state |= {f"{owner}/{key}": tensor for key, tensor in _tensors(optimizer.state.get(parameter, {})).items()}
+        return state
+
+    def like(self, saved: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
+        """What a checkpoint must hold: all that is remembered after a step, and less only where there may have been none."""
+        state = self.state()
+        if (step == 0 or self._refusing) and saved.keys() == state.keys():
+            return state
+        for number, optimizer in enumerate(self._optimizers):
+            for owner, group, parameter in _named(number, optimizer):
+                for key, value in _twins(optimizer, group, parameter).items():
+                    shape = parameter.shape if value.shape == (2, 2) else value.shape
+                    state[f"{owner}/{key}"] = torch.empty(shape, dtype=value.dtype, device="meta")
+        return state
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Continue from a saved `state`."""
+        # Not by `load_state_dict`, which loads torch.compile before anything else, for seconds, and copies all tensors.
+        by_owner: dict[str, dict[str, Tensor]] = defaultdict(dict)
+        for name, tensor in saved.items():
+            owner, _, key = name.rpartition("/")
+            by_owner[owner][key] = tensor
+        for number, optimizer in enumerate(self._optimizers):
+            optimizer.state.clear()
+            for place, group in enumerate(optimizer.param_groups):
+                if "step" in group:
+                    group["step"] = int(by_owner[f"{number}/group{place}"]["step"])
+            for owner, group, parameter in _named(number, optimizer):
+                if own := by_owner.get(owner):
+                    twins = _twins(optimizer, group, parameter)  # a counter may belong on the CPU
+                    optimizer.state[parameter] = {key: tensor.to(twins[key].device) for key, tensor in own.items()}
+
+
+def _named(number: int, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, dict[str, Any], nn.Parameter]]:
+    """Every parameter, after what its state is named by and the group that it belongs to."""
+    for group in optimizer.param_groups:
+        for name, parameter in zip(group.get("param_names", ()), group["params"], strict=False):
+            yield f"{number}/{name}", group, parameter
+
+
+def _twins(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], like: Tensor) -> dict[str, Tensor]:
+    """What the optimizer keeps of one parameter: asked of a copy of it that takes a step with a tiny one."""
+    tiny = nn.Parameter(torch.zeros(2, 2, dtype=like.dtype, device=like.device))
+    tiny.grad = torch.zeros_like(tiny)
+    twin = copy.copy(optimizer)
+    twin.state, twin.param_groups = defaultdict(dict), [{**group, "params": [tiny]}]
+    twin.step()
+    return _tensors(twin.state[tiny])
+
+
+def _tensors(memory: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {key: torch.as_tensor(value) for key, value in memory.items() if value is not None}

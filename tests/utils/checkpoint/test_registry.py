@@ -1,0 +1,245 @@
+"""A checkpoint that does not fit is refused before anything of it is taken; and what is said of one that does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from optim.adam_atan2 import AdamATan2
+from optim.builtin import adadelta, adamw, muon, sgd
+from optim.ema import EMA
+from optim.memory import Memory
+from optim.schedule import WarmupCosine, set_lr
+from tests.utils.checkpoint.writer_rank import declare
+from utils.checkpoint import reader
+from utils.checkpoint.carries import Carries
+from utils.checkpoint.registry import Origin, Registry
+from utils.checkpoint.writer import Writer
+from utils.errors import ConfigError
+from utils.measure.metrics import Meter
+from utils.ranks.distributed import Dist
+from utils.rundir.directory import RunDirectory
+
+CARRY = {"z": torch.zeros(4, 3), "steps": torch.zeros(4, dtype=torch.int32)}
+CPU = torch.device("cpu")
+Tensors = dict[str, torch.Tensor]
+
+
+class TinyRun:
+    """A run of two shards, as far as a checkpoint is concerned."""
+
+    def __init__(self, optimizer: Callable[..., Any] = AdamATan2, total_steps: int = 100, refusing: bool = False, evaluates: bool = False):
+        self.net = nn.Linear(3, 2, bias=False)
+        self.dense = optimizer([("weight", self.net.weight)], lr=0.5)
+        self.dense.param_groups[0]["base_lr"] = 0.5
+        self.schedule = WarmupCosine(total_steps, 0, 0.1)
+        self.ema, self.meter, self.carries = EMA({"weight": self.net.weight}, {}, 0.9), Meter(2), Carries([range(2)], lambda: CARRY)
+        self.saved = Registry(lambda: Origin.here("shards: 2\n", "x", None, 0.5 * self.schedule(self.saved.standing.step), {}))
+        self.evaluates = evaluates
+        self.saved.add("model", self.net.state_dict, self.net.load_state_dict, any_precision=evaluates)
+        self.saved.add("ema", self.ema.state, self.ema.load, otherwise="use ema=false")
+        if not evaluates:
+            memory = Memory([self.dense], refusing)
+            self.saved.add("optimizer", memory.state, memory.load, memory.like)
+            self.saved.add_by_shard("carry", self.carries.state, self.carries.load, self.carries.like, any_precision=True)
+            self.saved.add_by_shard("meter", partial(self.meter.state, range(2)), partial(self.meter.load, device=CPU), self.meter.like)
+
+    def trained(self, directory: Path, steps: int = 3) -> Path:
+        """A checkpoint after some steps."""
+        for _ in range(steps):
+            self.net.weight.grad = torch.randn(2, 3)
+            self.dense.step()
+            self.ema.update()
+            self.carries.put([{name: torch.cat([tensor + 1, tensor + 2]) for name, tensor in CARRY.items()}])
+            self.meter.add({"loss": (torch.tensor(1.0), torch.tensor(2.0))})
+            self.saved.standing.step += 1
+        writer = Writer(directory, Dist(), pytest.fail)
+        writer.save(self.saved.standing.step, *self.saved.snapshot())
+        assert writer.wait() == ""
+        return directory / f"step_{self.saved.standing.step}"
+
+    def restored(self, folder: Path) -> list[str]:
+        """Goes on from a checkpoint; what is said of it."""
+        meta = json.loads((folder / "meta.json").read_text())
+        groups, shards = reader.load(folder, self.saved.names)[0], {} if self.evaluates else reader.load_shards(folder, range(2))
+        self.saved.check(groups, shards, meta["step"])
+        self.saved.load(groups, shards)
+        self.saved.standing.load(meta)
+        return self.saved.origin().differences(meta)
+
+
+@pytest.mark.parametrize("optimizer", [AdamATan2, adadelta, adamw, muon, sgd])
+@pytest.mark.parametrize("steps", [0, 3])
+def test_what_fits_is_taken(optimizer: Callable[..., Any], steps: int, tmp_path: Path) -> None:
+    tiny, again = TinyRun(optimizer), TinyRun(optimizer)
+    assert again.restored(tiny.trained(tmp_path, steps)) == []
+    (groups, shards, meta), (groups_again, shards_again, meta_again) = tiny.saved.snapshot(), again.saved.snapshot()
+    assert meta_again == meta
+    assert again.saved.standing.step == steps
+    for one, two in zip([*groups.values(), *shards.values()], [*groups_again.values(), *shards_again.values()], strict=True):
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[name], two[name]) and one[name].dtype == two[name].dtype for name in one)
+    for each in (tiny, again):
+        each.net.weight.grad = torch.ones(2, 3)
+        each.dense.step()
+    assert torch.equal(tiny.net.weight, again.net.weight)
+
+
+def test_what_is_the_same_on_every_rank_can_be_compared() -> None:
+    """As a host that reads other bytes of a file must be found out: every tensor that is not of a shard."""
+    tiny = TinyRun()
+    tiny.net.weight.grad = torch.ones(2, 3)
+    tiny.dense.step()
+    names = ["model/weight", "ema/steps", "ema/dense/weight", "optimizer/0/group0/step", "optimizer/0/weight/exp_avg"]
+    assert list(tiny.saved.state()) == [*names, "optimizer/0/weight/exp_avg_sq"]
+    assert tiny.saved.state()["model/weight"].data_ptr() == tiny.net.weight.data_ptr()
+
+
+def test_nothing_to_remember_where_all_steps_were_refused(tmp_path: Path) -> None:
+    tiny = TinyRun(adamw)
+    tiny.saved.standing.step = 7
+    folder = tiny.trained(tmp_path, 0)
+    with pytest.raises(ConfigError, match=r"^optimizer: 0/weight/step is missing from it"):
+        TinyRun(adamw).restored(folder)
+    again = TinyRun(adamw, refusing=True)
+    again.restored(folder)
+    assert again.saved.standing.step == 7
+
+
+def test_a_carry_may_go_on_in_another_precision(tmp_path: Path) -> None:
+    """As bfloat16 on a GPU and float32 on a CPU are."""
+    folder = TinyRun().trained(tmp_path)
+    tensors = load_file(folder / "shards.0-1.safetensors")
+    save_file({name: t.bfloat16() if name.endswith("carry/z") else t for name, t in tensors.items()}, folder / "shards.0-1.safetensors")
+    declare(folder)
+    tiny = TinyRun()
+    tiny.restored(folder)
+    carry = tiny.carries.get(0, lambda: {name: torch.cat([tensor, tensor]) for name, tensor in CARRY.items()})
+    assert carry["z"].dtype == torch.float32
+    assert carry["z"][:, 0].tolist() == [1.0] * 4 + [2.0] * 4
+
+
+def drop(name: str) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.pop(name)
+
+
+def put(name: str, tensor: torch.Tensor) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.update({name: tensor})
+
+
+MEAN, LOSS, Z = "0/weight/exp_avg", "meter/loss", "carry/z"
+UNFIT: list[tuple[str, Callable[[Tensors], object], str]] = [
+    ("model", drop("weight"), "model: weight is missing from it"),
+    ("model", put("weight", torch.ones(3, 2)), "model: weight has shape (3, 2) there and (2, 3) here"),
+    ("model", put("weight", torch.ones(2, 3).double()), "model: weight is of torch.float64 there and of torch.float32 here"),
+    ("model", put("more", torch.ones(1)), "model: it holds more"),
+    ("optimizer", drop(MEAN), f"optimizer: {MEAN} is missing from it"),
+    ("optimizer", Tensors.clear, "optimizer: 0/group0/step is missing from it"),
+    ("optimizer", drop("0/group0/step"), "optimizer: 0/group0/step is missing from it"),
+    ("optimizer", lambda t: [t.pop(name) for name in list(t) if "exp" in name], "is missing from it"),
+    ("optimizer", put(MEAN, torch.ones(3)), f"optimizer: {MEAN} has shape (3,)"),
+    ("optimizer", put(MEAN, torch.ones(2, 3).int()), f"optimizer: {MEAN} is of torch.int32"),
+    ("optimizer", put("0/group0/step", torch.tensor(1.5)), "optimizer: 0/group0/step is of torch.float32"),
+    ("optimizer", put("1/weight/exp_avg", torch.ones(2, 3)), "optimizer: it holds 1/weight/exp_avg"),
+    ("ema", drop("steps"), "ema: steps is missing from it"),
+    ("ema", put("dense/weight", torch.ones(3)), "ema: dense/weight has shape (3,)"),
+    ("ema", put("dense/weight", torch.ones(2, 3).half()), "ema: dense/weight is of torch.float16"),
+    ("shards", put(Z, torch.ones(4, 4)), "shard 0, carry: z has shape (4, 4) there and (4, 3) here"),
+    ("shards", put(Z, torch.ones(4, 3).int()), "shard 0, carry: z is of torch.int32 there"),
+    ("shards", drop(Z), "shard 0, carry: z is missing from it"),
+    ("shards", put("carry/more", torch.ones(1)), "shard 0, carry: it holds more"),
+    ("shards", put("more", torch.ones(1)), "shard 0: it holds more"),
+    ("shards", put("more/x", torch.ones(1)), "shard 0: it holds more/x"),
+    ("shards", put(LOSS, torch.ones(3)), "shard 0, meter: loss has shape (3,)"),
+    ("shards", put(LOSS, torch.ones(2)), "shard 0, meter: loss is of torch.float32"),
+]
+
+
+@pytest.mark.parametrize(("group", "change", "problem"), UNFIT)
+def test_what_does_not_fit_leaves_the_job_as_it_was(group: str, change: Callable[[Tensors], object], problem: str, tmp_path: Path) -> None:
+    folder, tiny = TinyRun().trained(tmp_path), TinyRun()
+    file = folder / ("shards.0-1.safetensors" if group == "shards" else f"{group}.safetensors")
+    tensors = load_file(file)
+    if group == "shards":
+        each = {shard: {k.partition("/")[2]: v for k, v in tensors.items() if k.startswith(f"{shard}/")} for shard in (0, 1)}
+        for members in each.values():
+            change(members)
+        tensors = {f"{shard}/{name}": tensor.clone() for shard, members in each.items() for name, tensor in members.items()}
+    else:
+        change(tensors)
+    save_file(tensors, file)
+    declare(folder)
+    refused(tiny, folder, problem)
+    if group in ("model", "ema") and "float64" not in problem:
+        refused(TinyRun(evaluates=True), folder, problem)
+
+
+def refused(tiny: TinyRun, folder: Path, problem: str) -> None:
+    """In one line, and nothing is taken."""
+    before = tiny.net.weight.clone()
+    with pytest.raises(ConfigError) as caught:
+        tiny.restored(folder)
+    assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert torch.equal(tiny.net.weight, before)
+    state = tiny.saved.standing.step, tiny.ema.steps, tiny.meter.state([0]), tiny.carries.state()[0]
+    assert state == (0, 0, {0: {}}, {})
+
+
+def test_a_part_that_a_checkpoint_has_not(tmp_path: Path) -> None:
+    folder = TinyRun().trained(tmp_path)
+    (folder / "ema.safetensors").unlink()
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps(meta | {"groups": ["model", "optimizer"]}))
+    declare(folder)
+    assert reader.verify(folder) == ""
+    refused(TinyRun(), folder, "it holds no ema; use ema=false")
+
+
+def test_weights_to_evaluate_may_be_in_another_precision(tmp_path: Path) -> None:
+    folder, tiny = TinyRun().trained(tmp_path), TinyRun(evaluates=True)
+    save_file({"weight": torch.full((2, 3), 0.5, dtype=torch.float64)}, folder / "model.safetensors")
+    declare(folder)
+    tiny.restored(folder)
+    assert torch.equal(tiny.net.weight, torch.full((2, 3), 0.5))
+    refused(TinyRun(), folder, "model: weight is of torch.float64")
+
+
+def test_a_longer_run_says_how_the_learning_rate_jumps(tmp_path: Path) -> None:
+    folder = TinyRun(total_steps=10).trained(tmp_path)
+    assert TinyRun(total_steps=10).restored(folder) == []
+    (line,) = TinyRun(total_steps=20).restored(folder)
+    assert line == "the learning rate jumps at step 3 from 0.407252 to 0.475476, because the run has another length now"
+    meta = json.loads((folder / "meta.json").read_text())
+    del meta["lr"]
+    (folder / "meta.json").write_text(json.dumps(meta))
+    declare(folder)
+    assert TinyRun(total_steps=20).restored(folder) == [], "an older checkpoint knows no rate"
+
+
+def test_the_rate_that_is_saved_is_the_one_trained_with(tmp_path: Path) -> None:
+    tiny = TinyRun()
+    folder = tiny.trained(tmp_path, steps=7)
+    set_lr([tiny.dense], tiny.schedule(7))
+    assert json.loads((folder / "meta.json").read_text())["lr"] == tiny.dense.param_groups[0]["lr"]
+
+
+def test_what_is_said_before_the_log_is_open_is_in_it(tmp_path: Path) -> None:
+    """As what a checkpoint is found to be: known before the run directory is touched."""
+    run = RunDirectory(tmp_path / "run", Dist())
+    run.say("the learning rate jumps")
+    assert not (tmp_path / "run").exists()
+    run.begin("x: 1\n", {"mode": "disabled"})
+    run.say("later")
+    run.close()
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert (log.count("jumps"), log.count("later")) == (1, 1)
+    assert log.index("jumps") < log.index("later")
