@@ -7,14 +7,19 @@ import hashlib
 import math
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from data.order import Order, Stepped, plan_steps, shard_rows
-from data.source import IGNORE, Arrays, Spec
+from data.confusion import Confusion
+from data.example_text import ExampleText
+from data.order import Order, cut_steps, make_plan, shard_rows
+from data.source import IGNORE, Arrays, Plan, Spec
+from utils.checkpoint.registry import Registry
 from utils.errors import ConfigError, brief
+from utils.measure.report import Evaluator
 
 SIDE = 28
 CLASSES = 10
@@ -25,7 +30,7 @@ SHADES = " .:-=+*#%@"
 Images = tuple[np.ndarray, np.ndarray]  # (N, 28, 28) and (N,), both uint8
 
 
-class ImageSource(Stepped):
+class ImageSource:
     """Training batches and the test set of a digit dataset."""
 
     def __init__(
@@ -36,6 +41,8 @@ class ImageSource(Stepped):
         global_batch_size: int,
         epochs: int | None,
         eval_interval: int | None = None,
+        max_steps: int | None = None,
+        eval_every_steps: int | None = None,
         dataset: str = "digits",
         data_path: str | None = None,
     ) -> None:
@@ -43,27 +50,39 @@ class ImageSource(Stepped):
         self._inputs, self._labels = train
         self._shards = shards
         self._order = Order(seed, np.arange(len(self._labels)))
-        self._steps = plan_steps(self._order, np.ones(len(self._labels), np.int64), global_batch_size, epochs, eval_interval)
+        self._steps = cut_steps(self._order, np.ones(len(self._labels), np.int64), global_batch_size, epochs, eval_interval)
+        self._length = global_batch_size, max_steps, eval_every_steps
         self._test = ImageEvalSet(*test)
         digest = hashlib.sha256(np.ascontiguousarray(self._inputs).data)
         digest.update(np.ascontiguousarray(self._labels).data)
         self.spec = Spec(num_classes=CLASSES, image_shape=(SIDE, SIDE), fingerprint=digest.hexdigest())
+
+    @cached_property
+    def plan(self) -> Plan:
+        return make_plan(self._steps, *self._length)
 
     def train_batch(self, step: int, shard: int) -> Arrays:
         """The rows of one shard of one step."""
         rows = shard_rows(self._order.visits(*self._steps.span(step)), shard, self._shards)
         return {"inputs": self._inputs[rows], "labels": self._labels[rows].astype(np.int32)}
 
+    def enter(self, saved: Registry) -> None:
+        """Its batches are functions of the step: there is nothing else to go on from."""
+
     def eval_sets(self) -> Mapping[str, ImageEvalSet]:
         return {"test": self._test}
 
-    def describe(self, example: Arrays, prediction: np.ndarray) -> str:
-        """The image in characters (every other row: characters are taller than wide), the answer, the verdict."""
-        shades = example["inputs"].astype(np.int64) * len(SHADES) // 256
-        picture = ["".join(SHADES[shade] for shade in row).rstrip() for row in shades[::2]]
-        label, answer = int(example["labels"]), int(prediction)
-        verdict = "correct" if label == answer else f"wrong, it is {label}"
-        return "\n".join([*picture, f"answer: {answer} ({verdict})"])
+    def evaluators(self, set_name: str) -> Sequence[Evaluator]:
+        return [Confusion(CLASSES), ExampleText(image_text)]
+
+
+def image_text(example: Arrays, answer: np.ndarray) -> str:
+    """The image in characters (every other row: characters are taller than wide), the answer, the verdict."""
+    shades = example["inputs"].astype(np.int64) * len(SHADES) // 256
+    picture = ["".join(SHADES[shade] for shade in row).rstrip() for row in shades[::2]]
+    label = int(example["labels"])
+    verdict = "correct" if label == answer else f"wrong, it is {label}"
+    return "\n".join([*picture, f"answer: {int(answer)} ({verdict})"])
 
 
 class ImageEvalSet:

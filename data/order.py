@@ -11,10 +11,12 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
+from data.source import Plan
 from utils.errors import ConfigError
 
 BLOCK = 4096  # small epochs are drawn many at a time: a generator costs more than a shuffle of ten items
@@ -159,29 +161,10 @@ class RaggedSteps:
         self._ends.append(self._ends[-1] + len(cuts) - 1)
 
 
-class Stepped:
-    """What a source tells of its steps, read from its plan."""
-
-    _steps: Steps
-
-    @property
-    def total_steps(self) -> int:
-        return self._steps.total
-
-    @property
-    def steps_per_epoch(self) -> float:
-        return self._steps.per_epoch
-
-    def is_eval_step(self, step: int) -> bool:
-        return self._steps.ends_iteration(step)
-
-
-def plan_steps(order: Order, sizes: np.ndarray, batch: int, epochs: int | None, eval_interval: int | None) -> Steps:
+def cut_steps(order: Order, sizes: np.ndarray, batch: int, epochs: int | None, eval_interval: int | None) -> Steps:
     """Cut `epochs` epochs of an order into steps of `batch` examples; `sizes` holds the examples of whatever may be visited."""
     interval = epochs if eval_interval is None else eval_interval
-    for name, value in (("epochs", epochs), ("eval_interval", interval), ("global_batch_size", batch)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{name}={value}: must be at least 1")
+    _check_positive(epochs=epochs, eval_interval=interval, global_batch_size=batch)
     if epochs is not None and interval is not None and epochs % interval:
         divisor = next(d for d in range(min(interval, epochs), 0, -1) if epochs % d == 0)
         larger = epochs + interval - epochs % interval
@@ -194,6 +177,23 @@ def plan_steps(order: Order, sizes: np.ndarray, batch: int, epochs: int | None, 
     if interval is not None and order.items * interval * size < batch:
         raise too_small(batch, order.items * interval * size, interval)
     return UniformSteps(order.items, -(-batch // size), epochs, interval)
+
+
+def make_plan(steps: Steps, batch: int, max_steps: int | None, eval_every_steps: int | None) -> Plan:
+    """As long as `max_steps` says, else all epochs; evaluated at the end of each iteration, and every so many steps."""
+    _check_positive(max_steps=max_steps, eval_every_steps=eval_every_steps)
+    total = max_steps or steps.total
+    return Plan(total, batch, steps.per_epoch, partial(_evaluates_after, steps, total, eval_every_steps))
+
+
+def _evaluates_after(steps: Steps, total: int, every: int | None, done: int) -> bool:
+    return done == total or (every is not None and done > 0 and done % every == 0) or steps.ends_iteration(done)
+
+
+def _check_positive(**counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"{name}={value}: must be at least 1")
 
 
 def too_small(batch: int, examples: int, interval: int) -> ConfigError:

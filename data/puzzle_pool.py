@@ -18,7 +18,7 @@ from utils.errors import ConfigError
 
 @dataclass(frozen=True)
 class Member:
-    """One dataset's split, and how it is told from the others."""
+    """One dataset's split, and what sets it apart from the others."""
 
     split: PuzzleSplit
     id_offset: int = 0  # added to its puzzle ids
@@ -84,6 +84,8 @@ def open_datasets(
     """The training and the test splits the user's keys name; the embedded Sudoku where they name none."""
     if data_path is not None and data_paths:
         raise ConfigError(f"data_path={data_path} and data_paths={list(data_paths)} are both given; keep one of them")
+    if data_paths is not None and not data_paths:
+        raise ConfigError("data_paths=[]: names no folder to train on; name one, or leave data_paths out")
     key = "data_path" if data_path is not None else "data_paths"
     paths = [data_path] if data_path is not None else list(data_paths or [])
     if paths:

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
-from data.order import Order, Stepped, generator, plan_steps, shard_rows
+from data.example_text import ExampleText
+from data.order import Order, cut_steps, generator, make_plan, shard_rows
 from data.puzzle_pool import Member, Pool, Rows, max_vocab, open_datasets
 from data.puzzle_text import puzzle_text
-from data.source import IGNORE, Arrays, Spec
+from data.source import IGNORE, Arrays, Plan, Spec
+from utils.checkpoint.registry import Registry
+from utils.errors import ConfigError
+from utils.measure.report import Evaluator
 
 
-class PuzzleSource(Stepped):
+class PuzzleSource:
     """Training batches and evaluation sets of one or several puzzle datasets."""
 
     def __init__(
@@ -28,26 +33,36 @@ class PuzzleSource(Stepped):
         global_batch_size: int,
         epochs: int | None,
         eval_interval: int | None = None,
+        max_steps: int | None = None,
+        eval_every_steps: int | None = None,
         data_path: str | None = None,
         data_paths: Sequence[str] | None = None,
         data_paths_test: Sequence[str] | None = None,
         embedded: Mapping[str, int] | None = None,
+        evaluators: Sequence[str] = (),
     ) -> None:
+        if evaluators:
+            raise ConfigError(f"evaluators={list(evaluators)}: there are none beside the built-in evaluation; use evaluators=[]")
         train, test = open_datasets(data_path, data_paths, data_paths_test, embedded)
         self._seed, self._shards, self._batch = seed, shards, global_batch_size
         self._rows = Rows([(member.split, name) for member in train for name in member.split.sets])
         self._pool = Pool(train)
         self._single = bool((self._pool.size == 1).all())
         self._order = Order(seed, self._pool.group_first, self._pool.group_size)
-        self._steps = plan_steps(self._order, self._pool.size, global_batch_size, epochs, eval_interval)
+        self._steps = cut_steps(self._order, self._pool.size, global_batch_size, epochs, eval_interval)
+        self._length = global_batch_size, max_steps, eval_every_steps
         self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None  # the last step's rows and ids, for its other shards
         self._eval_sets = {member.prefix + name: PuzzleEvalSet(member, name) for member in test for name in member.split.sets}
         self.spec = Spec(
             vocab_size=max_vocab(train),
             seq_len=train[0].split.metadata.seq_len,
-            num_puzzles=sum(member.split.metadata.num_puzzle_identifiers for member in train),
+            table_rows=sum(member.split.metadata.num_puzzle_identifiers for member in train),
             fingerprint=_combined([member.split.fingerprint for member in train]),
         )
+
+    @cached_property
+    def plan(self) -> Plan:
+        return make_plan(self._steps, *self._length)
 
     def train_batch(self, step: int, shard: int) -> Arrays:
         """The rows of one shard of one step."""
@@ -57,11 +72,18 @@ class PuzzleSource(Stepped):
         inputs, labels = self._rows.read(shard_rows(rows, shard, self._shards))
         return {"inputs": inputs, "labels": labels, "puzzle_identifiers": shard_rows(ids, shard, self._shards)}
 
+    def enter(self, saved: Registry) -> None:
+        """Its batches are functions of the step: there is nothing else to go on from."""
+
     def eval_sets(self) -> Mapping[str, PuzzleEvalSet]:
         return self._eval_sets
 
-    def describe(self, example: Arrays, prediction: np.ndarray) -> str:
-        return puzzle_text(example["inputs"], example["labels"], prediction, self.spec.vocab_size)
+    def evaluators(self, set_name: str) -> Sequence[Evaluator]:
+        first = next((name for name, examples in self._eval_sets.items() if len(examples)), None)
+        return [ExampleText(self._text)] if set_name == first else []  # one example is enough to see what the model does
+
+    def _text(self, example: Arrays, answer: np.ndarray) -> str:
+        return puzzle_text(example["inputs"], example["labels"], answer, self.spec.vocab_size)
 
     def _draw(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and puzzle ids of a global batch."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from utils.checkpoint.registry import Registry
+from utils.measure.report import Evaluator
 from utils.spec import IGNORE, Spec
 
 __all__ = ["IGNORE", "Arrays", "Batch", "EvalSet", "Source", "Spec"]
@@ -30,31 +33,41 @@ class EvalSet(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Plan:
+    """How long a run is, and when it is evaluated."""
+
+    total_steps: int
+    examples_per_update: int
+    steps_per_epoch: float | None  # on average: epochs of puzzles with several examples differ in length; None: there are no epochs
+    evaluates_after: Callable[[int], bool]  # whether an evaluation is due once so many steps are done; always after the last one
+
+
 class Source(Protocol):
     """Where a run's examples come from."""
 
     spec: Spec
 
     @property
-    def steps_per_epoch(self) -> float:
-        """On average: epochs of puzzles with several examples differ in length."""
-        ...
-
-    @property
-    def total_steps(self) -> int:
-        """Steps in `epochs` epochs, exactly; batches go on beyond them."""
-        ...
-
-    def is_eval_step(self, step: int) -> bool:
-        """Whether `eval_interval` epochs are complete once `step` steps are done (so the first step is 1 here)."""
+    def plan(self) -> Plan:
+        """Asked for on all ranks at once: counting the steps of ragged epochs takes seconds."""
         ...
 
     def train_batch(self, step: int, shard: int) -> Arrays:
         """The rows of one shard of one step (steps count from 0)."""
         ...
 
-    def eval_sets(self) -> Mapping[str, EvalSet]: ...
+    def enter(self, saved: Registry) -> None:
+        """Enter what checkpoints must hold of it: nothing, unless it streams and has to know where each shard goes on.
 
-    def describe(self, example: Arrays, prediction: np.ndarray) -> str:
-        """One example and a model's answer to it, for people."""
+        Restored before the loader's processes are made, which see what it holds then.
+        """
+        ...
+
+    def eval_sets(self) -> Mapping[str, EvalSet]:
+        """Every example exactly once, by the name of its set."""
+        ...
+
+    def evaluators(self, set_name: str) -> Sequence[Evaluator]:
+        """Fresh ones for one evaluation of a set: votes, answers as text, pictures."""
         ...

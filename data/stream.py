@@ -1,27 +1,30 @@
-"""From a source to the batches of one rank: its shards, step by step, prefetched by worker processes; and evaluation."""
+"""From a source to the batches of one rank: its shards, step by step, prefetched by worker processes; and evaluation.
+
+A worker's tensors arrive one by one, each in shared memory of its own, as PyTorch's loader sends them: 0.6 to 1.0 ms of
+the main process's CPU a step, and more of the worker's. Loading in process takes 0.1 to 0.2 ms (64 digits, 32 Sudoku
+boards; 0.4 ms for 768 boards), so workers are for sources that take longer than that. Eight steps in one piece of shared
+memory came for 0.1 ms; with steps of 100 ms and more that was not worth a format of its own.
+"""
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import signal
 import sys
+import threading
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-from torch.utils.data._utils import signal_handling
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from data.source import Arrays, Batch, EvalSet, Source
 from utils.errors import ConfigError, LocalError, RankError
 from utils.ranks import signals
 
-PARCEL = 8  # steps that travel together from a worker
-ALIGNED = 64  # bytes: views of any dtype may begin there
+PREFETCHED = 4  # steps, by each worker
 DEATH_S = 1.0  # a dead worker's connections are gone a moment before it counts as dead
 INSTEAD = "num_workers=0 loads in the training process"
 CAUSES = {
@@ -29,11 +32,8 @@ CAUSES = {
     signal.SIGBUS: ", as happens when shared memory is full or a file of the dataset becomes shorter",
 }
 
-StreamStep = tuple[int, list[Batch]]  # a step and its micro-batches
-Layout = dict[str, tuple[int, torch.dtype, tuple[int, ...]]]  # where in a parcel a batch's tensors lie
 
-
-class ShardStream(IterableDataset):
+class ShardStream(Dataset):
     """Steps start_step … stop_step - 1 of a rank; `parts` are its shards, grouped into micro-batches."""
 
     def __init__(self, source: Source, parts: Sequence[Sequence[int]], start_step: int, stop_step: int) -> None:
@@ -41,80 +41,33 @@ class ShardStream(IterableDataset):
         self._parts = [list(part) for part in parts]
         self.steps = range(start_step, stop_step)
 
-    def __iter__(self) -> Iterator[StreamStep]:
-        return map(self.at, _own(self.steps))
+    def __getitem__(self, step: int) -> Batch | Exception:
+        """A step's examples, all shards one behind the other; or an error of one line, which the loader would make a page of."""
+        try:
+            batch = to_tensors([self._source.train_batch(step, shard) for part in self._parts for shard in part])
+        except ConfigError as error:
+            return LocalError(str(error))
+        if get_worker_info() is None:
+            return batch
+        try:  # a thread of the loader's would share the memory later, and where there is none, lose the batch
+            return {name: tensor.share_memory_() for name, tensor in batch.items()}
+        except RuntimeError as error:
+            if "shared memory" not in str(error):
+                raise
+            return _no_room(error)
 
-    def at(self, step: int) -> StreamStep:
-        """One step, whenever."""
-        return step, [to_tensors([self._source.train_batch(step, shard) for shard in part]) for part in self._parts]
-
-
-@dataclass(frozen=True)
-class _Parcel:
-    """Several steps in one piece of memory: what a process hands to another costs by the piece, not by the byte."""
-
-    steps: list[tuple[int, list[Layout]]]
-    content: torch.Tensor
-
-    @classmethod
-    def of(cls, steps: list[StreamStep]) -> _Parcel:
-        """Batches, one behind the other, in memory that another process can map."""
-        end, layouts, placed = 0, [], []
-        for step, parts in steps:
-            layout: list[Layout] = []
-            for part in parts:
-                layout.append({})
-                for name, tensor in part.items():
-                    layout[-1][name] = (end, tensor.dtype, tuple(tensor.shape))
-                    placed.append((end, tensor))
-                    end += -(-tensor.nbytes // ALIGNED) * ALIGNED
-            layouts.append((step, layout))
-        content = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(end))  # type: ignore[call-overload]
-        for start, tensor in placed:
-            content[start : start + tensor.nbytes] = tensor.view(-1).view(torch.uint8)
-        return cls(layouts, content)
-
-    def unpack(self) -> Iterator[StreamStep]:
-        """The steps, as views."""
-        for step, layout in self.steps:
-            yield step, [{name: self._tensor(*place) for name, place in part.items()} for part in layout]
-
-    def _tensor(self, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        return self.content[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
-
-    def pin_memory(self) -> _Parcel:
-        """Called by the loader's pinning thread."""
-        return replace(self, content=self.content.pin_memory())
-
-
-class _ParcelStream(IterableDataset):
-    """What the workers run."""
-
-    def __init__(self, stream: ShardStream) -> None:
-        self._stream = stream
-
-    def __iter__(self) -> Iterator[_Parcel | Exception]:
-        """Parcels; an error that is one line travels like them, because the loader would make a page of it."""
-        steps = self._stream.steps
-        for first in _own(steps[::PARCEL]):
-            try:
-                content = [self._stream.at(step) for step in range(first, min(first + PARCEL, steps.stop))]
-            except ConfigError as error:
-                yield LocalError(str(error))
-                return
-            try:
-                yield _Parcel.of(content)
-            except RuntimeError as error:
-                if "shared memory" not in str(error):
-                    raise
-                yield _no_room(error)
-                return
-
-
-def _own(items: range) -> range:
-    """A worker's share. The loader asks its workers in turn: every n-th item from each of n keeps the order."""
-    worker = get_worker_info()
-    return items if worker is None else items[worker.id :: worker.num_workers]
+    def cut(self, batch: Batch) -> list[Batch]:
+        """A step's micro-batches."""
+        if len(self._parts) == 1:
+            return [batch]
+        shards = sum(len(part) for part in self._parts)
+        micro_batches: list[Batch] = [{} for _ in self._parts]
+        for name, tensor in batch.items():
+            sizes = [len(tensor) // shards * len(part) for part in self._parts]
+            for micro_batch, rows in zip(micro_batches, tensor.split(sizes), strict=True):
+                # memory of its own: where a tensor begins may decide in which order a kernel adds (not that of a GPU, which copies it)
+                micro_batch[name] = rows if rows.is_pinned() else rows.clone()
+        return micro_batches
 
 
 def to_tensors(pieces: Sequence[Arrays]) -> Batch:
@@ -124,61 +77,61 @@ def to_tensors(pieces: Sequence[Arrays]) -> Batch:
     return {name: torch.from_numpy(np.concatenate([piece[name] for piece in pieces])) for name in pieces[0]}
 
 
-def train_loader(stream: ShardStream, workers: int = 1, pin_memory: bool = False) -> Generator[StreamStep, None, None]:
-    """The stream, prefetched by `workers` processes (0: none). Workers start with the first step and end with `close()`."""
-    if not workers:
-        try:
-            yield from (_pinned(step) for step in stream) if pin_memory else stream
-        except ConfigError as error:
-            raise LocalError(str(error)) from None
-        return
-    signal_handling._SIGCHLD_handler_set = True  # else PyTorch's raises wherever the main thread is when a worker dies
-    loader: DataLoader = DataLoader(
-        _ParcelStream(stream),
-        batch_size=None,
-        num_workers=workers,
-        pin_memory=pin_memory,
-        prefetch_factor=2,
-        worker_init_fn=_start_worker,
-        # forked workers share the source's tables, and start at once
-        multiprocessing_context="fork" if sys.platform == "linux" else None,
-        collate_fn=_unchanged,
-    )
+def train_loader(stream: ShardStream, workers: int = 1, pin_memory: bool = False) -> Generator[tuple[int, list[Batch]], None, None]:
+    """Each step and its micro-batches, prefetched by `workers` processes (0: none), from the first step until `close()`."""
+    batches = _start(stream, workers, pin_memory)
+    processes = batches._workers if workers else []
     try:
-        multiprocessing.Lock()  # queues have such locks, in shared memory; a loader that fails to make one leaves a traceback behind
-        parcels: Any = iter(loader)
+        for step in stream.steps:
+            yield step, stream.cut(_next(batches, processes))
+    finally:
+        if workers:
+            batches._shutdown_workers()  # now, not when the garbage collector comes round
+
+
+def _start(stream: ShardStream, workers: int, pin_memory: bool) -> Any:
+    """PyTorch's iterator. Ours to handle are signals: its own handler raises wherever the main thread is when a worker dies."""
+    loader: DataLoader = DataLoader(
+        stream, sampler=stream.steps, batch_size=None, collate_fn=_unchanged, num_workers=workers, pin_memory=pin_memory,
+        prefetch_factor=PREFETCHED if workers else None, worker_init_fn=_start_worker,
+        # forked workers share the source's tables, and start at once
+        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
+    )  # fmt: skip
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        if workers:
+            multiprocessing.Lock()  # queues have such locks, in shared memory; a loader that fails to make one leaves a traceback behind
+        return iter(loader)
     except OSError as error:
         raise _no_room(error) from None
-    try:
-        while (parcel := _received(parcels)) is not None:
-            yield from parcel.unpack()
     finally:
-        parcels._shutdown_workers()  # now, not when the garbage collector comes round
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
 
 
-def _received(parcels: Any) -> _Parcel | None:
-    """The next parcel; None after the last one."""
-    _check_alive(parcels._workers)
+def _next(batches: Any, processes: Sequence[Any]) -> Batch:
+    """The next step, or the error that ends the run."""
+    _check_alive(processes)
     try:
-        parcel = next(parcels, None)
+        batch = next(batches)
     except (RuntimeError, OSError, EOFError) as error:  # what a dead worker had sent may go with it, which shows as any of these
-        alive = {worker.sentinel: worker for worker in parcels._workers if worker.exitcode is None}
+        alive = {process.sentinel: process for process in processes if process.exitcode is None}
         for sentinel in wait(list(alive), DEATH_S):
             alive[sentinel].join(DEATH_S)
-        _check_alive(parcels._workers)
+        _check_alive(processes)
         if "exited unexpectedly" in str(error):
             raise RankError(f"a loader process ended too early; {INSTEAD}") from None
         raise
-    if isinstance(parcel, Exception):
-        raise parcel
-    return parcel
+    if isinstance(batch, Exception):
+        raise batch
+    return batch
 
 
-def _check_alive(workers: Sequence[Any]) -> None:
-    for worker in workers:
-        if code := worker.exitcode:  # 0: it has sent its last parcel
+def _check_alive(processes: Sequence[Any]) -> None:
+    for process in processes:
+        if code := process.exitcode:  # 0: it has sent its last step
             how = f"was killed by {_name_of(-code)}{CAUSES.get(-code, '')}" if code < 0 else f"ended with exit status {code}"
-            raise RankError(f"loader process {worker.pid} {how}; {INSTEAD}")
+            raise RankError(f"loader process {process.pid} {how}; {INSTEAD}")
 
 
 def _name_of(signum: int) -> str:
@@ -190,33 +143,31 @@ def _no_room(error: Exception) -> RankError:
     return RankError(f"loader processes cannot share what they load ({said}); make shared memory (/dev/shm) larger, or {INSTEAD}")
 
 
-def _pinned(step: StreamStep) -> StreamStep:
-    number, parts = step
-    return number, [{name: tensor.pin_memory() for name, tensor in part.items()} for part in parts]
-
-
 def _start_worker(_: int) -> None:
     torch.set_num_threads(1)
     signals.quiet_worker()  # signals are the main process's to handle
     for signum in (signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE):
-        signal.signal(signum, signal.SIG_DFL)  # PyTorch's handlers print; how a worker died is told once, by the main process
+        signal.signal(signum, signal.SIG_DFL)  # PyTorch's handlers print; the main process alone says how a worker died
 
 
 def _unchanged(item: Any) -> Any:
     return item
 
 
-def num_eval_batches(eval_set: EvalSet, batch_size: int) -> int:
-    """Batches of a set over all ranks."""
-    return -(-len(eval_set) // batch_size)
+def eval_batches(eval_set: EvalSet, batch_size: int, rank: int = 0, world_size: int = 1) -> Iterator[tuple[np.ndarray, Batch]]:
+    """This rank's batches: indices of examples, tensors. Boundaries are the same at any number of ranks, and all batches of one size.
 
-
-def eval_batches(eval_set: EvalSet, batch_size: int, rank: int = 0, world_size: int = 1) -> Iterator[tuple[int, np.ndarray, Batch]]:
-    """This rank's batches: number, example indices, tensors, all of one size. Boundaries are the same at any world size."""
-    batch_size = min(batch_size, len(eval_set))  # more rows than there are examples would be nothing but padding
-    for batch in range(rank, num_eval_batches(eval_set, batch_size), world_size):
-        indices = np.arange(batch * batch_size, min((batch + 1) * batch_size, len(eval_set)))
-        pieces = [eval_set.read(indices)]
+    All ranks have equally many: the last may be padding alone, with no indices.
+    """
+    batch_size = max(1, min(batch_size, len(eval_set)))  # more rows than there are examples would be nothing but padding
+    total = -(-len(eval_set) // batch_size)
+    for first in range(0, total, world_size):
+        start = min((first + rank) * batch_size, len(eval_set))
+        indices = np.arange(start, min(start + batch_size, len(eval_set)))
+        try:
+            pieces = [eval_set.read(indices)] if len(indices) else []
+        except ConfigError as error:
+            raise LocalError(str(error)) from None  # of a file that this rank alone has read so far
         if len(indices) < batch_size:
             pieces.append(eval_set.padding(batch_size - len(indices)))
-        yield batch, indices, to_tensors(pieces)
+        yield indices, to_tensors(pieces)

@@ -41,7 +41,7 @@ class Reasoner(nn.Module):
         super().__init__()
         keys = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "arch" / f"{kind}.yaml"), resolve=True)
         keys = {key: value for key, value in keys.items() if key not in ("_target_", "loss")} | {"H_cycles": 1, "L_cycles": 1}
-        self.net = {"trm": TRM, "hrm": HRM}[kind](Spec(vocab_size=11, seq_len=81, num_puzzles=1), **keys)
+        self.net = {"trm": TRM, "hrm": HRM}[kind](Spec(vocab_size=11, seq_len=81, table_rows=1), **keys)
 
     def forward(self, tokens: Tensor) -> Tensor:
         _, logits, halting = self.net(self.net.fresh_state(*tokens.shape), tokens, None, None)
@@ -64,7 +64,8 @@ def nets() -> dict[str, tuple[Callable[[], nn.Module], Tensor]]:
 
 
 def ours(net: nn.Module, dist: Dist) -> Callable[[Tensor], float]:
-    reducer = Reducer(dict(net.named_parameters()), dist, bucket_mb=BUCKET_MB)
+    reducer = Reducer(BUCKET_MB)
+    reducer.wrap(net, dist)
 
     def step(tokens: Tensor) -> float:
         loss = net(tokens).square().sum()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from utils.checkpoint.writer import Saver
+from utils.checkpoint.writer import Writer
 from utils.ranks.distributed import Dist
 
 WEIGHTS, GROUPS, SAVES = 27_275_266, 4, 4  # HRM's parameters; the model, two moments, the average
@@ -31,21 +31,21 @@ def main() -> None:
     groups = {f"group{i}": dict(tensors) for i in range(GROUPS)}
     size = sum(t.nbytes for group in groups.values() for t in group.values())
     with tempfile.TemporaryDirectory(dir=".") as scratch:
-        saver = Saver(Path(scratch), Dist(), print, keep=1)
+        writer = Writer(Path(scratch), Dist(), print, keep=1)
         rows = []
         for step in range(SAVES):
             started = time.perf_counter()
-            saver.save(2 * step, groups, {0: {}}, {})
-            saver.wait()
+            writer.save(2 * step, groups, {0: {}}, {})
+            writer.wait()
             written = time.perf_counter() - started
-            saver.take_stall_s()  # waiting counts as well
+            writer.take_stall_s()  # waiting counts as well
             free = steps_per_second(0.3)
-            saver.save(2 * step + 1, groups, {0: {}}, {})
-            stall = saver.take_stall_s()
+            writer.save(2 * step + 1, groups, {0: {}}, {})
+            stall = writer.take_stall_s()
             busy = steps_per_second(0.3)
-            saver.wait()
+            writer.wait()
             rows.append((stall, written, busy / free))
-        saver.close()
+        writer.close()
     print(f"{size / 2**20:.0f} MiB in {GROUPS} groups\n")
     print("| save | training stands still, s | on the disk after, s | speed meanwhile |\n|---|---|---|---|")
     print("| first | {:.3f} | {:.2f} | {:.2f} |".format(*rows[0]))

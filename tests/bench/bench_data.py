@@ -1,4 +1,4 @@
-"""How fast data arrives: examples/s of Sudoku-shaped batches, in process and through a worker, and the builder's time.
+"""How fast data arrives: examples/s of Sudoku-shaped and digit batches, in process and through workers, and the builder's time.
 
 OMP_NUM_THREADS=1 python -m tests.bench.bench_data
 """
@@ -15,13 +15,15 @@ from pathlib import Path
 import torch
 
 from data.build.common import write_dataset
+from data.images import ImageSource
 from data.puzzles import PuzzleSource
+from data.source import Source
 from data.stream import ShardStream, train_loader
 from data.sudoku import generate
 from data.sudoku_sets import sudoku_split
 
 BOARDS, AUGMENTATIONS = 1000, 1000
-BATCH, SHARDS, STEPS, REPEATS = 768, 8, 2000, 5
+SHARDS, STEPS, REPEATS = 8, 1000, 5
 
 
 def cpu(who: int) -> float:
@@ -66,17 +68,22 @@ def main() -> None:
         folder = Path(scratch) / "sudoku"
         clock, own, _ = medians(lambda: build(folder), repeats=3)
         print(f"build {BOARDS:,} boards x {AUGMENTATIONS:,} augmentations: {clock:.2f} s by the clock, {own:.2f} s of CPU (goal 5 s)")
-        source = PuzzleSource(
-            seed=0, shards=SHARDS, global_batch_size=BATCH, epochs=20000, eval_interval=2000, data_path=str(folder)
-        )  # fmt: skip
-        stream = ShardStream(source, [range(SHARDS)], 0, STEPS)
-        print(f"batches of {BATCH} x {source.spec.seq_len} tokens from {SHARDS} shards, examples/s (goal 1,000,000 on one core)")
-        print(f"{'':24}{'by the clock':>14}{'per CPU core':>14}   (median of {REPEATS} runs of {STEPS} steps)")
-        for workers in (0, 1, 2):
-            clock, own, children = medians(lambda workers=workers: [None for _ in train_loader(stream, workers)])
-            busiest = max(own, children / max(1, workers))
-            name = f"{workers} worker processes" if workers else "in process"
-            print(f"{name:24}{STEPS * BATCH / clock:14,.0f}{STEPS * BATCH / busiest:14,.0f}")
+        common = {"seed": 0, "shards": SHARDS, "epochs": 20000}
+        print(f"batches from {SHARDS} shards; a step costs the main process its CPU time, the rest is prefetched (medians of {REPEATS})")
+        print(f"{'':48}{'examples/s':>12}{'ms/step':>10}{'main CPU ms':>13}{'worker CPU ms':>15}")
+        for batch in (768, 32):
+            rows(f"puzzles, {batch} x 81", PuzzleSource(**common, global_batch_size=batch, data_path=str(folder)), batch)
+        rows("digits, 64 x 28 x 28", ImageSource(**common, global_batch_size=64), 64)
+
+
+def rows(name: str, source: Source, batch: int) -> None:
+    """One line of the table for each number of workers."""
+    stream = ShardStream(source, [range(SHARDS)], 0, STEPS)
+    for workers in (0, 1, 2):
+        costs = medians(lambda workers=workers: [None for _ in train_loader(stream, workers)])
+        clock, own, children = (1e3 * seconds / STEPS for seconds in costs)
+        where = f"{workers} worker processes" if workers else "in process"
+        print(f"{name:24}{where:24}{1e3 * batch / clock:12,.0f}{clock:10.3f}{own:13.3f}{children:15.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Small datasets whose rows tell who they are."""
+"""Small datasets whose rows say which they are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import json
 from pathlib import Path
 
 import numpy as np
+import torch
+
+from data.source import Arrays, Source
+from utils.measure.report import Prediction
 
 SEQ_LEN = 4
 VOCAB = 17
@@ -44,3 +48,13 @@ def ragged_groups(count: int, seed: int = 0) -> list[list[int]]:
     """Groups of one to three puzzles of one to six examples."""
     rng = np.random.default_rng(seed)
     return [[int(size) for size in rng.integers(1, 7, rng.integers(1, 4))] for _ in range(count)]
+
+
+def shown(source: Source, set_name: str, example: Arrays, answer: np.ndarray) -> str:
+    """What an evaluation would say of a set with this first example and this answer to it."""
+    text = ""
+    for evaluator in source.evaluators(set_name):
+        batch = {name: torch.from_numpy(np.stack([row, row])) for name, row in example.items()}
+        evaluator.add(np.array([0, 1]), batch, Prediction({}, {"answer": torch.from_numpy(np.stack([answer, answer]))}))
+        text += evaluator.report(evaluator.rows()).text
+    return text

@@ -8,6 +8,7 @@ import pytest
 from data.images import IDX_FILES, ImageSource, enlarge
 from data.source import IGNORE
 from data.stream import eval_batches
+from tests.data.helpers import shown
 from utils.errors import ConfigError
 
 
@@ -56,9 +57,9 @@ def test_an_iteration_shows_every_image_equally_often_up_to_the_dropped_rest():
     made = source()
     images = 1797 - len(made.eval_sets()["test"])
     steps = 2 * images // 60
-    assert made.total_steps == 2 * steps
-    assert made.steps_per_epoch == steps / 2
-    assert [step for step in range(1, made.total_steps + 1) if made.is_eval_step(step)] == [steps, 2 * steps]
+    assert made.plan.total_steps == 2 * steps
+    assert made.plan.steps_per_epoch == steps / 2
+    assert [step for step in range(1, made.plan.total_steps + 1) if made.plan.evaluates_after(step)] == [steps, 2 * steps]
     digests = [
         hashlib.sha256(image.tobytes()).digest()
         for step in range(steps)
@@ -83,11 +84,11 @@ def test_every_test_image_is_counted_once(world_size):
     test = source().eval_sets()["test"]
     labels = {}
     for rank in range(world_size):
-        for batch, indices, tensors in eval_batches(test, 50, rank, world_size):
+        for indices, tensors in eval_batches(test, 50, rank, world_size):
             assert tensors["inputs"].shape == (50, 28, 28)
             assert (tensors["labels"][len(indices) :] == IGNORE).all()
-            labels[batch] = tensors["labels"][tensors["labels"] != IGNORE]
-    assert np.concatenate([labels[batch] for batch in sorted(labels)]).tolist() == test.read(np.arange(len(test)))["labels"].tolist()
+            labels |= zip(indices.tolist(), tensors["labels"].tolist(), strict=False)
+    assert labels == dict(enumerate(test.read(np.arange(len(test)))["labels"].tolist()))
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -97,7 +98,7 @@ def test_idx_files_are_read(tmp_path, compressed):
     test = made.eval_sets()["test"].read(np.arange(20))
     assert (test["inputs"] == written["t10k-images-idx3-ubyte"]).all()
     assert (test["labels"] == written["t10k-labels-idx1-ubyte"]).all()
-    assert made.total_steps == 2 * (2 * 50 // 20)
+    assert made.plan.total_steps == 2 * (2 * 50 // 20)
 
 
 @pytest.mark.parametrize(("file", "change", "message"), [
@@ -125,13 +126,13 @@ def test_wrong_names_are_refused(tmp_path):
         source(data_path=str(tmp_path))
 
 
-def test_describe_draws_the_digit():
+def test_an_example_is_drawn_with_its_answer():
     made = source()
     example = {name: array[0] for name, array in made.eval_sets()["test"].read(np.array([0])).items()}
     label = int(example["labels"])
-    assert made.describe(example, np.array(label)).endswith(f"answer: {label} (correct)")
-    assert "wrong, it is" in made.describe(example, np.array((label + 1) % 10))
-    assert "@" in made.describe(example, np.array(label))
+    assert shown(made, "test", example, np.array(label)).endswith(f"answer: {label} (correct)")
+    assert "wrong, it is" in shown(made, "test", example, np.array((label + 1) % 10))
+    assert "@" in shown(made, "test", example, np.array(label))
 
 
 def idx(shape: tuple[int, ...], values: bytes) -> bytes:

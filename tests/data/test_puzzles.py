@@ -3,11 +3,11 @@ import shutil
 import numpy as np
 import pytest
 
-from data.order import Order, RaggedSteps, UniformSteps, plan_steps
+from data.order import Order, RaggedSteps, UniformSteps, cut_steps
 from data.puzzle_text import puzzle_text
 from data.puzzles import PuzzleSource, pack
 from data.source import IGNORE
-from tests.data.helpers import ragged_groups, row_numbers, write_dataset
+from tests.data.helpers import ragged_groups, row_numbers, shown, write_dataset
 from utils.errors import ConfigError
 
 EMBEDDED = {"size": 4, "train": 40, "test": 10, "blanks": 7}
@@ -46,7 +46,7 @@ def reference_spans(order: Order, sizes: np.ndarray, batch: int, epochs: int, in
 ])  # fmt: skip
 def test_steps_equal_the_slow_reference(sizes, batch, epochs, interval):
     order = Order(3, np.arange(0, 60, 3), np.full(20, 3))
-    steps = plan_steps(order, sizes, batch, epochs, interval)
+    steps = cut_steps(order, sizes, batch, epochs, interval)
     spans, ends = reference_spans(order, sizes, batch, epochs, interval)
     assert isinstance(steps, RaggedSteps if len(set(sizes)) > 1 else UniformSteps)
     # asked last first: nothing depends on what was asked before
@@ -60,12 +60,12 @@ def test_ragged_steps_do_not_depend_on_how_much_is_scanned_at_once(monkeypatch):
     order, sizes = Order(0, np.arange(50)), np.random.default_rng(0).integers(0, 5, 50)
     expected, _ = reference_spans(order, sizes, 32, 8, 4)
     monkeypatch.setattr("data.order.SCANNED", 1)
-    steps = plan_steps(order, sizes, 32, 8, 4)
+    steps = cut_steps(order, sizes, 32, 8, 4)
     assert [steps.span(step) for step in range(len(expected))] == expected
 
 
 def test_counting_steps_of_many_epochs_costs_nothing():
-    steps = plan_steps(Order(0, np.arange(1000)), np.ones(1000, np.int64), 768, 20000, 2000)
+    steps = cut_steps(Order(0, np.arange(1000)), np.ones(1000, np.int64), 768, 20000, 2000)
     assert steps.total == 10 * (2000 * 1000 // 768)
     assert steps.ends_iteration(2604)
     assert not steps.ends_iteration(2603)
@@ -103,7 +103,7 @@ def test_batches_hold_what_was_visited_whole_and_once(tmp_path, groups):
     puzzle_of = np.repeat(np.arange(len(arrays["puzzle_identifiers"])), np.diff(arrays["puzzle_indices"]))
     group_of = np.repeat(np.arange(len(groups)), np.diff(arrays["group_indices"]))
     visited: list[int] = []
-    for step in range(made.total_steps):
+    for step in range(made.plan.total_steps):
         batch = global_batch(made, step, 2)
         rows = row_numbers(batch["inputs"])
         puzzles = puzzle_of[rows]
@@ -115,7 +115,7 @@ def test_batches_hold_what_was_visited_whole_and_once(tmp_path, groups):
         for puzzle in runs[:-1]:
             assert np.isin(np.flatnonzero(puzzle_of == puzzle), rows).all()
         visited += [group_of[puzzle] for puzzle in runs]
-        if made.is_eval_step(step + 1):
+        if made.plan.evaluates_after(step + 1):
             for epoch in range(0, len(visited), len(groups)):  # the last epoch lacks what was dropped
                 assert len(set(visited[epoch : epoch + len(groups)])) == len(visited[epoch : epoch + len(groups)])
             assert len(visited) > 2 * len(groups)
@@ -150,8 +150,10 @@ def test_several_paths_keep_ids_and_set_names_apart(tmp_path):
         write_dataset(tmp_path / name, groups[:7], "test", num_puzzle_identifiers=len(groups) + 1)
     paths = [str(tmp_path / "a"), str(tmp_path / "b")]
     made = source(data_paths=paths, data_path=None)
-    assert made.spec.num_puzzles == 21 + 16
-    seen = np.concatenate([made.train_batch(step, shard)["puzzle_identifiers"] for step in range(made.total_steps) for shard in (0, 1)])
+    assert made.spec.table_rows == 21 + 16
+    seen = np.concatenate(
+        [made.train_batch(step, shard)["puzzle_identifiers"] for step in range(made.plan.total_steps) for shard in (0, 1)]
+    )
     assert set(seen) <= {*range(1, 21), *range(22, 37)}
     assert len(set(seen)) > 30
     sets = made.eval_sets()
@@ -237,29 +239,30 @@ def test_each_test_set_has_a_name_of_its_own(tmp_path, monkeypatch):
 def test_embedded_boards_train_and_test_without_files():
     made = source(embedded=EMBEDDED, interval=None)
     assert made.spec == source(embedded=EMBEDDED).spec
-    assert (made.spec.vocab_size, made.spec.seq_len, made.spec.num_puzzles) == (6, 16, 1)
-    assert made.total_steps == 6 * 40 // 8
+    assert (made.spec.vocab_size, made.spec.seq_len, made.spec.table_rows) == (6, 16, 1)
+    assert made.plan.total_steps == 6 * 40 // 8
     assert len(made.eval_sets()["all"]) == 10
 
 
-def test_describe_shows_board_answer_and_wrong_cells():
+def test_an_example_is_shown_as_board_with_answer_and_wrong_cells():
     made = source(embedded=EMBEDDED)
     example = {name: array[0] for name, array in made.eval_sets()["all"].read(np.array([2])).items()}
-    assert made.describe(example, example["labels"]).endswith("correct")
+    assert shown(made, "all", example, example["labels"]).endswith("correct")
     answer = example["labels"].copy()
     answer[5] = 2 if answer[5] != 2 else 3
-    text = made.describe(example, answer)
+    text = shown(made, "all", example, answer)
     assert text.count(f"{answer[5] - 1}x") == 1
     assert text.count("x") == 2  # and once in the legend
     assert text.count(".") == 7
 
 
-def test_describe_other_shapes(tmp_path):
-    write_dataset(tmp_path, [[1]] * 20)
+def test_cells_that_count_nowhere_are_never_wrong(tmp_path):
+    for split in ("train", "test"):
+        write_dataset(tmp_path, [[1]] * 20, split)
     made = source(tmp_path)
     example = {name: array[0] for name, array in made.train_batch(0, 0).items()}
     answer = np.where(example["labels"] == IGNORE, 3, example["labels"])
-    assert made.describe(example, answer).endswith("correct")  # ignored cells are never wrong
+    assert shown(made, "all", example, answer).endswith("correct")
 
 
 @pytest.mark.parametrize(("side", "vocab", "answer", "labels", "first"), [

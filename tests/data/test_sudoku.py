@@ -133,7 +133,7 @@ def test_a_built_dataset_is_read_and_equals_the_embedded_one(tmp_path):
     built = PuzzleSource(**common, data_path=str(tmp_path))
     embedded = PuzzleSource(**common, embedded={"size": 6, "train": 30, "test": 10, "blanks": 20, "num_aug": 3, "seed": 2})
     assert built.spec == embedded.spec
-    assert built.total_steps == 4 * 30 // 8  # an epoch is one look at every group
+    assert built.plan.total_steps == 4 * 30 // 8  # an epoch is one look at every group
     for step, shard in itertools.product(range(5), range(2)):
         assert (built.train_batch(step, shard)["inputs"] == embedded.train_batch(step, shard)["inputs"]).all()
     indices = np.arange(10)

@@ -1,87 +1,137 @@
-"""Evaluation over all ranks with the same numbers at any world size."""
+"""Evaluation over all ranks, batch by batch together: the same results at any number of ranks, known to all of them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from hashlib import sha256
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from utils.errors import ConfigError, brief
+from utils.files import safe_name
 from utils.measure.metrics import Metric, means, stack
+from utils.measure.report import Batch, Evaluator, Prediction, Report
 from utils.ranks import signals
 from utils.ranks.distributed import Dist
 
-Batch = dict[str, Tensor]
-ABANDONED = "\n"  # told instead of metric names
-Numbered = Iterable[tuple[int, np.ndarray, Batch]]  # batch number, indices of its examples, tensors
+T = TypeVar("T")
+FIRST = "first index"  # beside the names of metrics, which have no spaces
+Write = Callable[[int, str, Mapping[str, str], Mapping[str, str | bytes]], None]  # of a step and a set: figures and files by name
 
 
-class Abandoned(Exception):
-    """Somebody asked the run to stop; all ranks leave the evaluation together."""
+class Means:
+    """What the objective measures. Sums stay apart by batch and are added in the order of the examples.
+
+    Batches are the same at any number of ranks, and so are the means, to the last bit.
+    """
+
+    scalars: Sequence[str] = ()  # whatever a prediction has
+    sums: Tensor  # (metrics, 2), in the order of the sorted names; from `report` on
+
+    def __init__(self) -> None:
+        self._sums: dict[int, Tensor] = {}
+        self.names: list[str] = []
+
+    def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
+        self.names, self._sums[int(indices[0])] = sorted(prediction.metrics), stack(prediction.metrics)
+
+    def rows(self) -> dict[str, Tensor]:
+        if not self._sums:
+            return {}
+        by_metric = torch.stack([*self._sums.values()]).unbind(1)
+        return {FIRST: torch.tensor([*self._sums])} | dict(zip(self.names, by_metric, strict=True))
+
+    def report(self, rows: Mapping[str, Tensor]) -> Report:
+        self.names = sorted(rows.keys() - {FIRST})
+        self.sums = torch.stack([rows[name] for name in self.names], 1)[rows[FIRST].argsort()].sum(0)
+        return Report(means(self.names, self.sums))
 
 
 class Evaluation:
-    """What the ranks find out about all sets of examples."""
+    """What the ranks find out about all sets of examples after a step."""
 
-    def __init__(self, dist: Dist, directory: Path, say: Callable[[str], None], keep: Sequence[str] = ()) -> None:
-        self.dist, self.directory, self.keep, self._say = dist, directory, keep, say
-        self.first: tuple[Batch, Tensor] | None = None  # the first batch and the answers to it, where it was computed
-        self._names: list[str] = []
-        self._sums: dict[str, Tensor] = {}
+    def __init__(self, dist: Dist, step: int, directory: Path, say: Callable[[str], None], write: Write, keep: Sequence[str] = ()) -> None:
+        """`write` takes what evaluators draw. Every rank writes the inputs and outputs named in `keep` into a file of its own."""
+        self.dist, self.step, self.directory, self.keep, self._say, self._write = dist, step, directory, keep, say, write
+        self.summary, self.text = "", ""  # for people, as rank 0 knows them: the means over all sets, and what evaluators say
+        self._means: list[Means] = []  # of each set, on rank 0
+        self._reports: dict[str, list[Report]] = {}  # by set, of all evaluators, on rank 0
 
-    def run(self, step: int, set_name: str, batches: Numbered, total: int, predict: Callable[[Batch], Any]) -> None:
-        """Take in one set of `total` batches; every rank must call it. Raises Abandoned on all of them.
+    def run(
+        self, set_name: str, batches: Iterable[tuple[np.ndarray, Batch]], predict: Callable[[Batch], Prediction],
+        evaluators: Sequence[Evaluator] = (),
+    ) -> int:  # fmt: skip
+        """Take in one set: batches, and the indices of their examples. Returns the signal for which all ranks leave it, or 0.
 
-        Each batch's sums keep a row of their own and rows are added in order on every rank: with batch boundaries that
-        do not depend on the world size, neither does the result, to the last bit.
+        Every rank must call it, with equally many batches, because `predict` may talk to the other ranks. Batches without
+        indices are padding alone, and nobody measures them.
         """
-        if not total:
-            return
-        names, rows, kept, stopped = "", {}, [], False
+        of_objective, kept, empty = Means(), [], True
+        measuring = [of_objective, *evaluators]
+        for indices, batch in batches:
+            # all ranks ask together: one that left by itself would be waited for
+            if signum := signals.chosen(self.dist.sums(signals.flags())):
+                return signum
+            prediction, empty = predict(batch), False
+            if not len(indices):
+                continue
+            for evaluator in measuring:
+                evaluator.add(indices, batch, prediction)
+            if self.keep:
+                known = {**batch, **prediction.outputs}  # padding rows come last
+                share = {key: known[key][: len(indices)].cpu().contiguous() for key in self.keep}
+                kept.append(share | {"index": torch.from_numpy(indices.copy())})
+        if empty:
+            return 0
+        rows = [self._gathered(evaluator.rows()) for evaluator in measuring]
         with self.dist.agreed():
-            for number, indices, batch in batches:
-                if stopped := bool(signals.asked()):
-                    break
-                prediction = predict(batch)
-                names, rows[number] = " ".join(sorted(prediction.metrics)), stack(prediction.metrics)
-                if number == 0 and not self._sums:
-                    self.first = batch, prediction.outputs["answer"].cpu()
-                if self.keep:
-                    known = {**batch, **prediction.outputs}  # padding rows come last
-                    share = {key: known[key][: len(indices)].cpu().contiguous() for key in self.keep}
-                    kept.append(share | {"index": torch.from_numpy(indices.copy())})
-        told = self.dist.all_gather_text(ABANDONED if stopped else names)
-        if ABANDONED in told:
-            raise Abandoned
-        self._names = next(text.split() for text in told if text)  # a rank may have had no batch
-        table = torch.zeros(total, len(self._names), 2, dtype=torch.float64, device=self.dist.device)
-        for number, row in rows.items():
-            table[number] = row
-        self.dist.all_reduce(table)
-        self._sums[set_name] = table.sum(0)
-        self._save(self.directory / f"step_{step}_{file_part(set_name)}_preds.{self.dist.rank}.safetensors", kept)
+            if self.dist.is_main:
+                self._means.append(of_objective)
+                self._reports[set_name] = [evaluator.report(found) for evaluator, found in zip(measuring, rows, strict=True)]
+        self._save(self.directory / f"step_{self.step}_{safe_name(set_name)}_preds.{self.dist.rank}.safetensors", kept)
+        return 0
 
-    def results(self) -> dict[str, float]:
-        """Means over all sets, and those of each where there are several."""
-        if not self._sums:
-            return {}
-        total = torch.stack(list(self._sums.values())).sum(0)
-        results = {f"eval/{name}": value for name, value in means(self._names, total).items()}
-        if len(self._sums) > 1:
-            for key, sums in self._sums.items():
-                results |= {f"eval/{key}/{name}": value for name, value in means(self._names, sums).items()}
-        return results
+    def finish(self) -> dict[str, float]:
+        """Means over all sets, and all metrics of each: the same on every rank. What evaluators have drawn is written."""
+        results: dict[str, float] = {}
+        with self.dist.agreed():
+            if self._means:
+                overall = self._overall()
+                self.summary = "  ".join(f"{name} {value:.4f}" for name, value in overall.items())
+                self.text = "\n".join(report.text for reports in self._reports.values() for report in reports if report.text)
+                results = {f"eval/{name}": value for name, value in overall.items()}
+            for set_name, reports in self._reports.items():
+                metrics = _merged(report.metrics for report in reports)
+                results |= {_key(set_name, self._reports, name): float(value) for name, value in metrics.items()}
+                figures, files = _merged(report.figures for report in reports), _merged(report.files for report in reports)
+                if figures or files:
+                    self._write(self.step, set_name, figures, files)
+        return json.loads(self.dist.broadcast_text(json.dumps(results)))  # a float comes back to the last bit, NaN too
 
-    def summary(self) -> str:
-        """The means over all sets, for people."""
-        results = self.results()
-        return "  ".join(f"{name} {results[f'eval/{name}']:.4f}" for name in self._names if f"eval/{name}" in results)
+    def _overall(self) -> dict[str, float]:
+        """Of each metric the mean over the sets that have it."""
+        total: dict[str, Tensor] = {}
+        for name, sums in ((name, sums) for one in self._means for name, sums in zip(one.names, one.sums, strict=True)):
+            total[name] = total[name] + sums if name in total else sums
+        names = sorted(total)
+        return means(names, torch.stack([total[name] for name in names])) if names else {}
+
+    def _gathered(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """On rank 0 the rows of all ranks, one rank's behind the other's; a rank that has none does not know their names."""
+        assert len({len(tensor) for tensor in rows.values()}) <= 1, f"rows differ in number: { {k: len(v) for k, v in rows.items()} }"
+        every = self.dist.all_gather_text("\n".join(sorted(rows)))
+        having = [rank for rank, names in enumerate(every) if names]
+        assert len({every[rank] for rank in having}) <= 1, f"ranks {having} have rows of different names: {every}"
+        found = {}
+        for name in every[having[0]].split("\n") if having else ():
+            parts = self.dist.gather(rows.get(name, torch.empty(0)))
+            if parts is not None:
+                found[name] = torch.cat([parts[rank] for rank in having])
+        return found
 
     def _save(self, path: Path, kept: list[Batch]) -> None:
         """This rank's share of the kept inputs and outputs, with the index of every example; every rank calls it."""
@@ -103,26 +153,34 @@ class Evaluation:
             self._say(said)
 
 
-def file_part(set_name: str) -> str:
-    """A set's name for a file: of any characters and length (it may begin with a path), and unlike that of every other set."""
-    quoted = quote(set_name, safe="", errors="surrogateescape")
-    return quoted if len(quoted) <= 150 else f"{quoted[:100]}-{sha256(quoted.encode()).hexdigest()[:16]}"
-
-
-def check_names(config: Any, eval_sets: Mapping[str, Any], objective: Any, to_batch: Callable[[Any], Batch]) -> None:
+def check_names(config: Any, source: Any, objective: Any, to_batch: Callable[[Any], Batch]) -> None:
     """Metrics and outputs that the configuration names must exist: asked of one empty row, before any training."""
     metric, outputs = Metric.parse(config.objective_metric or "").name, config.eval_save_outputs
-    sets = {name: examples for name, examples in eval_sets.items() if len(examples)}
+    sets = {name: examples for name, examples in source.eval_sets().items() if len(examples)}
     if not sets or not (metric or outputs):
         return
     row = to_batch(next(iter(sets.values())).padding(1))
     with torch.no_grad():
         prediction = objective.eval().predict(row)
     objective.train()
-    metrics = [f"eval/{name}" for name in prediction.metrics]
-    if len(sets) > 1:
-        metrics += [f"eval/{key}/{name}" for key in sets for name in prediction.metrics]
-    known = {"objective_metric": metrics, "eval_save_outputs": [*row, *prediction.outputs]}
+    metrics = {f"eval/{name}" for name in prediction.metrics}
+    for key in sets:
+        scalars = [name for evaluator in (*source.evaluators(key), *objective.evaluators()) for name in evaluator.scalars]
+        metrics |= {_key(key, sets, name) for name in (*prediction.metrics, *scalars)}
+    known = {"objective_metric": metrics, "eval_save_outputs": {*row, *prediction.outputs}}
     for key, wanted in (("objective_metric", [metric] if metric else []), ("eval_save_outputs", outputs)):
         if unknown := [name for name in wanted if name not in known[key]]:
             raise ConfigError(f"{key}={unknown[0]}: not known here; choose from {', '.join(sorted(known[key]))}")
+
+
+def _key(set_name: str, sets: Mapping[str, Any], metric: str) -> str:
+    """What a metric of a set is logged as: with the set's name where there are several."""
+    return f"eval/{set_name}/{metric}" if len(sets) > 1 else f"eval/{metric}"
+
+
+def _merged(given: Iterable[Mapping[str, T]]) -> dict[str, T]:
+    merged: dict[str, T] = {}
+    for named in given:
+        assert not (twice := merged.keys() & named.keys()), f"two evaluators give the same name: {sorted(twice)}"
+        merged |= named
+    return merged

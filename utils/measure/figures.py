@@ -36,9 +36,12 @@ def line_chart(lines: Mapping[str, Sequence[float]], title: str, first: int = 1)
         parts.append(_text(MARGIN + x * step, HEIGHT - 8, str(first + x), "middle"))
     for number, (name, line) in enumerate(lines.items()):
         colour = COLOURS[number % len(COLOURS)]
-        points = " ".join(f"{MARGIN + x * step:.1f},{_height(share):.1f}" for x, share in enumerate(line))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(_text(WIDTH - 12, _height(line[-1] if line else 0.0) - 6, name, "end", colour))
+        points = [f"{MARGIN + x * step:.1f},{_height(share):.1f}" for x, share in enumerate(line)]
+        values = "".join(f"\n{first + x}: {share:g}" for x, share in enumerate(line))  # browsers show them where the pointer rests
+        parts.append(f'<g fill="none" stroke="{colour}" stroke-width="2"><title>{escape(name)}{values}</title>')
+        parts.append(f'<polyline points="{" ".join(points)}"/>')
+        parts += [f'<circle cx="{x}" cy="{y}" r="2"/>' for x, y in (point.split(",") for point in points)]
+        parts += ["</g>", _text(WIDTH - 12, _height(line[-1] if line else 0.0) - 6, name, "end", colour)]
     return _picture(WIDTH, HEIGHT, title, parts)
 
 
@@ -51,5 +54,6 @@ def _text(x: float, y: float, text: str, anchor: str, colour: str = "#222") -> s
 
 
 def _picture(width: int, height: int, title: str, parts: Sequence[str]) -> str:
+    width = max(width, 16 + 6 * len(title))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">'
     return "\n".join([head, f'<rect width="{width}" height="{height}" fill="#fff"/>', _text(8, 18, title, "start"), *parts, "</svg>\n"])

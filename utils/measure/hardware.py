@@ -52,7 +52,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 
 def peak_of(name: str, dtype: torch.dtype) -> float | None:
     """Dense peak of a GPU by its name. float32 means TF32, which `tune` turns on: half of bfloat16."""
-    if "MIG" in name:  # a slice of a GPU, of a size that the name tells only in memory
+    if "MIG" in name:  # a slice of a GPU, of which the name says how much memory it has, not how fast it is
         return None
     peak = next((peak for pattern, peak in PEAKS if re.search(pattern, name)), None)
     if peak is None or dtype == torch.float16:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -91,15 +91,22 @@ class Meter:
         """Begin again at nothing."""
         self._names, self._sums = [], None
 
-    def state(self, shard: int) -> dict[str, torch.Tensor]:
-        """What a shard has added up since the last read, for a checkpoint."""
-        return {} if self._sums is None else {name: self._sums[shard, i] for i, name in enumerate(self._names)}
+    def state(self, shards: Iterable[int]) -> dict[int, dict[str, torch.Tensor]]:
+        """What these shards have added up since the last read, for a checkpoint."""
+        sums = self._sums
+        return {shard: {} if sums is None else {name: sums[shard, i] for i, name in enumerate(self._names)} for shard in shards}
 
-    def restore(self, shard: int, state: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    def like(self, saved: Mapping[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
+        """What a shard's saved share must be like: other code may have measured other things, but all are a sum and a count."""
+        return {name: torch.empty(2, dtype=torch.float64, device="meta") for name in saved}
+
+    def load(self, saved: Mapping[int, Mapping[str, torch.Tensor]], device: torch.device) -> None:
         """Continue from a saved `state`."""
-        if state:
-            self.add({name: (pair[0].to(device), pair[1].to(device)) for name, pair in state.items()}, shard)
-            self._restored = True
+        self.clear()
+        for shard, sums in saved.items():
+            if sums:
+                self.add({name: (pair[0].to(device), pair[1].to(device)) for name, pair in sums.items()}, shard)
+                self._restored = True
 
 
 class Clock:

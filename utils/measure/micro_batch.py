@@ -11,9 +11,11 @@ from torch import Tensor
 from utils.errors import ConfigError
 
 
-def shards_at_once(config: Any, owned: int, device: torch.device, parameters: Iterable[Tensor], rehearse: Callable[[int], object]) -> int:
+def shards_at_once(
+    config: Any, shard_size: int, owned: int, device: torch.device, parameters: Iterable[Tensor], rehearse: Callable[[int], object]
+) -> int:
     """What `micro_batch_size` and `exact` ask for; ranks may differ in it, for results do not depend on it."""
-    asked, shard_size = config.micro_batch_size, config.global_batch_size // config.shards
+    asked = config.micro_batch_size
     if config.exact:
         return 1
     if isinstance(asked, int):

@@ -35,10 +35,13 @@ class Report:
 class Evaluator(Protocol):
     """Measures one set of examples beyond sums; made anew for each evaluation of it."""
 
-    scalars: Sequence[str]  # the names of the metrics that it will report
+    @property
+    def scalars(self) -> Sequence[str]:
+        """The names of the metrics that it will report, unless it finds nothing to measure."""
+        ...
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
-        """Take in one of this rank's batches. Rows beyond those of `indices` are padding."""
+        """Take in one of this rank's batches, as read, and what was computed of it, on the device. Rows beyond `indices` are padding."""
         ...
 
     def rows(self) -> dict[str, Tensor]:
@@ -46,5 +49,5 @@ class Evaluator(Protocol):
         ...
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:
-        """On rank 0, from all ranks' rows, in no particular order; {} where no rank had any."""
+        """On rank 0, from all ranks' rows on the CPU, in no particular order; {} where no rank had any."""
         ...

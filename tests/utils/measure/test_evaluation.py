@@ -1,38 +1,208 @@
-"""Predictions that are kept, on disks that take them and disks that do not."""
+"""The same results at any number of ranks, from evaluators of any kind; and predictions that are kept, on disks that take them or not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
+from tests.ranks import run_ranks, succeeded
+from tests.utils.measure.evaluation_rank import EXAMPLES
 from tests.utils.rundir.test_status import fill
-from utils.measure.evaluation import Batch, Evaluation
+from utils.errors import ConfigError
+from utils.measure.evaluation import Evaluation, Means, check_names
+from utils.measure.metrics import stack
+from utils.measure.report import Batch, Prediction, Report
 from utils.ranks.distributed import Dist
 
+ONE = torch.ones(())
 
-def batches() -> Iterator[tuple[int, np.ndarray, Batch]]:
-    """Three examples in two batches of two, the last row padded."""
-    for number, indices in enumerate(([0, 1], [2])):
-        yield number, np.array(indices), {"inputs": torch.tensor([[10.0 * number], [10.0 * number + 1]])}
+
+def on_ranks(count: int, case: str, folder: Path) -> list[dict]:
+    folder.mkdir(exist_ok=True)
+    succeeded(run_ranks(count, ["-m", "tests.utils.measure.evaluation_rank", str(folder), case]))
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    return on_ranks(1, "same", tmp_path_factory.mktemp("alone"))[0]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, pytest.param(9, marks=pytest.mark.slow)])  # of nine two have nothing but padding
+def test_every_rank_knows_what_one_rank_finds_to_the_last_bit(alone: dict, ranks: int, tmp_path: Path) -> None:
+    first, *others = on_ranks(ranks, "same", tmp_path)
+    assert first == alone
+    assert all(other["results"] == alone["results"] for other in others)
+    assert not any(other["drawn"] or other["text"] for other in others), "rank 0 alone writes"
+
+
+def test_sets_keep_their_names_and_evaluators_belong_to_one(alone: dict) -> None:
+    results = alone["results"]
+    assert [*results] == [
+        "eval/cube",
+        "eval/sine",
+        "eval/a/cube",
+        "eval/a/sine",
+        "eval/a/total",
+        "eval/a/last",
+        "eval/b/cube",
+        "eval/b/sine",
+    ]
+    mean = (np.sin(np.arange(EXAMPLES)).sum() + np.sin(np.arange(4)).sum()) / (EXAMPLES + 4)
+    assert float.fromhex(results["eval/sine"]) == pytest.approx(mean, abs=1e-12)
+    assert results["eval/a/last"] == "nan"
+    rows = sum(index % 4 for index in range(EXAMPLES))
+    assert alone["drawn"] == [repr((5, "a", {"picture": f"<svg>{rows}</svg>"}, {"rows.bin": bytes([rows])}))]
+    assert alone["text"] == f"{rows} rows"
+    assert alone["summary"].split()[::2] == ["cube", "sine"]
+
+
+def test_what_rank_0_cannot_report_is_an_error_on_all(tmp_path: Path) -> None:
+    first, second = on_ranks(2, "fails", tmp_path)
+    assert first == {"error": "ArithmeticError: cannot be reported"}
+    assert second == {"error": "PeerError: rank 0: ArithmeticError: cannot be reported"}
+
+
+def test_a_signal_to_one_rank_stops_all_at_the_same_batch(tmp_path: Path) -> None:
+    assert on_ranks(3, "stops", tmp_path) == [{"signal": 10, "computed": 2}] * 3
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 40])
+def test_sums_are_added_as_they_always_were(count: int) -> None:
+    """Which decides their last bits: one table, a row per batch, in order."""
+    generator = torch.Generator().manual_seed(count)
+    sums = [{name: (torch.rand((), generator=generator), torch.tensor(3)) for name in "cab"} for _ in range(count)]
+    means = Means()
+    for number in torch.randperm(count, generator=generator).tolist():
+        means.add(np.array([number * 8]), {}, Prediction(sums[number]))
+    means.report(means.rows())
+    table = torch.zeros(count, 3, 2, dtype=torch.float64)
+    for number, row in enumerate(sums):
+        table[number] = stack(row)
+    assert torch.equal(means.sums, table.sum(0))
+
+
+# --- one process
+
+
+class Counts:
+    """Reports the number of examples under a name."""
+
+    def __init__(self, name: str = "count") -> None:
+        self.scalars, self._seen = (name,), 0
+
+    def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
+        self._seen += len(indices)
+
+    def rows(self) -> dict[str, Tensor]:
+        return {"seen": torch.tensor([self._seen])}
+
+    def report(self, rows: Mapping[str, Tensor]) -> Report:
+        return Report({self.scalars[0]: int(rows["seen"].sum())})
+
+
+def nothing(*_: Any) -> None:
+    raise AssertionError("nothing was drawn")
+
+
+def examples(number: int) -> Iterator[tuple[np.ndarray, Batch]]:
+    """So many in batches of two, the last row padded."""
+    for first in range(0, number, 2):
+        yield np.arange(first, min(first + 2, number)), {"inputs": torch.tensor([[5.0 * first], [5.0 * first + 1]])}
+
+
+def answered(batch: Batch) -> Prediction:
+    return Prediction({"accuracy": (ONE, ONE)}, {"answer": batch["inputs"] + 1})
+
+
+def test_outputs_may_be_missing() -> None:
+    evaluation = Evaluation(Dist(), 5, Path(), print, nothing)
+    evaluation.run("all", examples(3), lambda batch: Prediction({"accuracy": (ONE, ONE)}), [Counts()])
+    assert evaluation.finish() == {"eval/accuracy": 1.0, "eval/count": 3}
+    assert Evaluation(Dist(), 5, Path(), print, nothing).finish() == {}
+
+
+def test_sets_may_be_measured_by_other_metrics() -> None:
+    evaluation = Evaluation(Dist(), 5, Path(), print, nothing)
+    evaluation.run("a", examples(4), lambda batch: Prediction({"accuracy": (ONE, ONE), "loss": (3 * ONE, ONE)}))
+    evaluation.run("b", examples(2), lambda batch: Prediction({"accuracy": (0 * ONE, ONE), "bits": (7 * ONE, ONE)}))
+    found = {name: value for name, value in evaluation.finish().items() if name.count("/") == 1}
+    assert found == {"eval/accuracy": pytest.approx(2 / 3), "eval/bits": 7.0, "eval/loss": 3.0}
+
+
+@pytest.mark.parametrize("evaluators", [[Counts(), Counts()], [Counts("accuracy")]])
+def test_a_name_that_two_give_is_a_mistake_of_ours(evaluators: list[Counts]) -> None:
+    evaluation = Evaluation(Dist(), 5, Path(), print, nothing)
+    evaluation.run("all", examples(3), answered, evaluators)
+    with pytest.raises(AssertionError, match=r"two evaluators give the same name: \['(count|accuracy)'\]"):
+        evaluation.finish()
+
+
+class Padded:
+    """A set of which only padding is asked."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def padding(self, rows: int) -> dict[str, np.ndarray]:
+        return {"inputs": np.zeros((rows, 1))}
+
+
+class Net(torch.nn.Module):
+    def predict(self, batch: Batch) -> Prediction:
+        return answered(batch)
+
+    def evaluators(self) -> Sequence[Counts]:
+        return (Counts("depth"),)
+
+
+@pytest.mark.parametrize(
+    ("sets", "metric", "known"),
+    [
+        (["a"], "eval/count", ["accuracy", "count", "depth"]),
+        (["a"], "-eval/depth", ["accuracy", "count", "depth"]),
+        (["a", "b"], "eval/b/count", ["a/accuracy", "a/count", "a/depth", "accuracy", "b/accuracy", "b/count", "b/depth"]),
+    ],
+)
+def test_a_run_may_be_judged_by_what_an_evaluator_finds(sets: list[str], metric: str, known: list[str]) -> None:
+    filled = {name: Padded(3) for name in sets} | {"nothing": Padded(0)}
+    source = SimpleNamespace(eval_sets=lambda: filled, evaluators=lambda name: [Counts()])
+
+    def check(metric: str) -> None:
+        to_batch: Callable[[Any], Batch] = lambda rows: {name: torch.from_numpy(array) for name, array in rows.items()}  # noqa: E731
+        check_names(SimpleNamespace(objective_metric=metric, eval_save_outputs=["answer"]), source, Net(), to_batch)
+
+    check(metric)
+    with pytest.raises(ConfigError) as caught:
+        check(f"{metric}s")
+    choice = ", ".join(f"eval/{name}" for name in known)
+    assert str(caught.value) == f"objective_metric={metric.removeprefix('-')}s: not known here; choose from {choice}"
+
+
+# --- kept outputs
 
 
 def evaluated(directory: Path, said: list[str]) -> Evaluation:
-    evaluation = Evaluation(Dist(), directory, said.append, ["inputs", "answer"])
-    one = torch.ones(())
-    evaluation.run(
-        5, "all", batches(), 2, lambda batch: SimpleNamespace(metrics={"accuracy": (one, one)}, outputs={"answer": batch["inputs"] + 1})
-    )
+    evaluation = Evaluation(Dist(), 5, directory, said.append, nothing, ["inputs", "answer"])
+    evaluation.run("all", examples(3), answered)
     return evaluation
 
 
 def test_kept_outputs_have_no_padding(tmp_path: Path) -> None:
     said: list[str] = []
-    assert evaluated(tmp_path, said).results() == {"eval/accuracy": 1.0}
+    assert evaluated(tmp_path, said).finish() == {"eval/accuracy": 1.0}
     kept = load_file(tmp_path / "step_5_all_preds.0.safetensors")
     assert {name: tensor.flatten().tolist() for name, tensor in kept.items()} == {
         "index": [0, 1, 2], "inputs": [0.0, 1.0, 10.0], "answer": [1.0, 2.0, 11.0],
@@ -44,6 +214,19 @@ def test_kept_outputs_have_no_padding(tmp_path: Path) -> None:
 def test_a_full_disk_costs_the_outputs_and_not_the_run(small_disk: Path) -> None:
     fill(small_disk)
     said: list[str] = []
-    assert evaluated(small_disk, said).results() == {"eval/accuracy": 1.0}
+    assert evaluated(small_disk, said).finish() == {"eval/accuracy": 1.0}
     assert said == ["step_5_all_preds.0.safetensors cannot be written (No space left on device); the run goes on"]
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
+
+
+def test_whatever_a_set_is_called_its_outputs_stay_in_the_run_directory(tmp_path: Path) -> None:
+    names = ["all", "a/b_c", "a_b/c", "../../x", "/etc/x", "..", "x" * 300, "x" * 301, "a\0b", "\udce9/all", "é" * 90]
+    (tmp_path / "run").mkdir()
+    evaluation = Evaluation(Dist(), 5, tmp_path / "run", print, nothing, ["answer"])
+    for name in names:
+        evaluation.run(name, examples(1), answered)
+    files = [path.name for path in (tmp_path / "run").iterdir()]
+    assert len(files) == len(names)
+    assert "step_5_all_preds.0.safetensors" in files
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert len(evaluation.finish()) == len(names) + 1

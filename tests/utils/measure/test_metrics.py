@@ -71,8 +71,7 @@ def test_which_way_is_better_is_said_and_not_guessed(metric: str, value: float, 
 
 def test_sums_that_other_code_saved_are_forgotten() -> None:
     meter, three = Meter(2), pair(3.0, 2)
-    for shard in (0, 1):
-        meter.restore(shard, {"old": torch.stack(three).double()}, torch.device("cpu"))
+    meter.load({shard: {"old": torch.stack(three).double()} for shard in (0, 1)}, torch.device("cpu"))
     for shard in (0, 1):
         meter.add({"new": three}, shard)
     assert meter.read(Dist()) == {"new": 1.5}
@@ -84,6 +83,5 @@ def test_sums_that_other_code_saved_are_forgotten() -> None:
 def test_what_is_restored_in_place_of_another_checkpoint_counts_once() -> None:
     meter = Meter()
     for _ in range(2):
-        meter.clear()
-        meter.restore(0, {"a": torch.stack(pair(3.0, 1)).double()}, torch.device("cpu"))
-    assert meter.state(0)["a"].tolist() == [3.0, 1.0]
+        meter.load({0: {"a": torch.stack(pair(3.0, 1)).double()}}, torch.device("cpu"))
+    assert meter.state([0])[0]["a"].tolist() == [3.0, 1.0]

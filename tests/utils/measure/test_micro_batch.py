@@ -28,7 +28,7 @@ class Memory:
 
 
 def config(micro_batch_size: Any, exact: bool = False) -> SimpleNamespace:
-    return SimpleNamespace(micro_batch_size=micro_batch_size, global_batch_size=24, shards=8, exact=exact)
+    return SimpleNamespace(micro_batch_size=micro_batch_size, exact=exact)
 
 
 @pytest.mark.parametrize(("room", "tried"), [(8, [8]), (7, [8, 4]), (4, [8, 4]), (3, [8, 4, 2]), (1, [8, 4, 2, 1])])
@@ -81,7 +81,7 @@ def test_a_failed_attempt_is_freed_before_the_next() -> None:
 )
 def test_nothing_is_tried_where_it_is_known(asked: Any, device: torch.device, exact: bool, size: int) -> None:
     memory = Memory(0)
-    assert shards_at_once(config(asked, exact), 8, device, [], memory) == size
+    assert shards_at_once(config(asked, exact), 3, 8, device, [], memory) == size
     assert memory.tried == []
 
 
@@ -94,6 +94,6 @@ def test_auto_tries_with_the_optimizers_memory_taken(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch, "empty_like", empty_like)
     memory = Memory(3)
-    assert shards_at_once(config("auto"), 8, CUDA, [torch.ones(1000)], memory) == 2
+    assert shards_at_once(config("auto"), 3, 8, CUDA, [torch.ones(1000)], memory) == 2
     assert memory.tried == [8, 4, 2]
     assert [len(tensor) for tensor in taken] == [1000, 1000]
