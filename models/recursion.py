@@ -94,7 +94,7 @@ class Inner(nn.Module):
             self.q_head.weight.zero_()
             self.q_head.bias.fill_(-5.0)  # type: ignore[union-attr]
         if sizes.puzzle_emb_ndim:
-            self.puzzle_emb = SparseEmbedding(max(1, spec.num_puzzles), sizes.puzzle_emb_ndim)
+            self.puzzle_emb = SparseEmbedding(max(1, spec.table_rows), sizes.puzzle_emb_ndim)
         if sizes.pos_encodings == "rope":
             self.rotary_emb = RotaryEmbedding(width // sizes.num_heads, positions, sizes.rope_theta)
         elif sizes.pos_encodings == "learned":

@@ -64,9 +64,12 @@ class StepDecay:
         return self.gamma ** (math.floor((step - 1) / self.steps_per_epoch) // self.every_epochs)
 
 
-def build_schedule(config: Mapping[str, Any], total_steps: int, steps_per_epoch: float) -> Schedule:
+def build_schedule(config: Mapping[str, Any], total_steps: int, steps_per_epoch: float | None) -> Schedule:
     """The configured schedule, given of the run's length what its constructor takes."""
     taken = parameters_of(config, "optim.schedule")
+    if steps_per_epoch is None and "steps_per_epoch" in taken and "steps_per_epoch" not in config:
+        target = config["_target_"]
+        raise ConfigError(f"optim.schedule._target_={target}: counts epochs, and this data has none; try optim.schedule.WarmupCosine")
     known = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
     return make(config, "optim.schedule", **{name: value for name, value in known.items() if name in taken and name not in config})
 

@@ -33,9 +33,9 @@ class SparseSignSGD(torch.optim.Optimizer):
 
     def __init__(self, tables: Mapping[str, Table], capacity: int, dist: Dist, lr: float, weight_decay: float) -> None:
         if lr < 0:
-            raise ConfigError(f"puzzle_emb_lr={lr}: a learning rate is not negative; try 1e-2")
+            raise ConfigError(f"optim.sparse.lr={lr}: a learning rate is not negative; try 1e-2")
         if weight_decay < 0:
-            raise ConfigError(f"puzzle_emb_weight_decay={weight_decay}: a decay is not negative; try 0.1")
+            raise ConfigError(f"optim.sparse.weight_decay={weight_decay}: a decay is not negative; try 0.1")
         self.tables = dict(tables)
         self.capacity = capacity
         self.dist = dist
@@ -54,7 +54,7 @@ class SparseSignSGD(torch.optim.Optimizer):
                 self._update(name, table.weights, ids_U, sums_UW, group["lr"], group["weight_decay"])
 
     def local_grads(self) -> list[Tensor]:
-        """This rank's row gradients of the step so far, to watch for values that are not finite."""
+        """This rank's row gradients of the step so far, to be checked for values that are not finite."""
         return [grads for table in self.tables.values() for _, grads in table.peek()]
 
     def zero_grad(self, set_to_none: bool = True) -> None:

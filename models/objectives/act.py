@@ -1,9 +1,10 @@
 """Adaptive computation time: every slot of the batch thinks about its puzzle until it chooses to halt."""
 
-# B slots, T tokens, V vocabulary
+# B slots, T tokens, V vocabulary, S thinking steps
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,10 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.losses import LOSSES
-from models.objectives.base import Batch, Context, Objective, Prediction, StepOut
+from models.objectives.base import Batch, Context, Objective, StepOut
+from models.objectives.thinking import ThinkingSteps
 from models.recursion import RecursiveNet, State
 from utils.errors import ConfigError
 from utils.measure.metrics import Metric, MetricSums
+from utils.measure.report import Evaluator, Prediction
 from utils.spec import IGNORE
 
 
@@ -68,13 +71,20 @@ class ActObjective(Objective):
         """Think for the full number of steps, so that slots of one batch stay together."""
         state, weights = self.model.fresh_state(*batch["inputs"].shape), self.model.weights()
         rows = self.model.puzzle_rows(batch["puzzle_identifiers"])
+        right_SB, q_halt_SB = [], []
         for _ in range(self.model.sizes.halt_max_steps):
             state, logits_BTV, q_B2 = self.model(state, batch["inputs"], rows, weights)
+            right_SB.append(_right_cells(logits_BTV, batch["labels"]).int())
+            q_halt_SB.append(q_B2[:, 0])
         everybody = torch.ones_like(batch["puzzle_identifiers"])
         steps, halted = everybody * self.model.sizes.halt_max_steps, everybody.bool()
         _, _, metrics = self._losses(logits_BTV, q_B2, None, steps, halted, batch["labels"])
         outputs = {"logits": logits_BTV, "answer": logits_BTV.argmax(-1), "q_halt_logits": q_B2[:, 0], "q_continue_logits": q_B2[:, 1]}
+        outputs |= {"right_by_step": torch.stack(right_SB, 1), "q_halt_by_step": torch.stack(q_halt_SB, 1)}
         return Prediction(metrics, outputs)
+
+    def evaluators(self) -> Sequence[Evaluator]:
+        return (ThinkingSteps(),) if self.model.sizes.halt_max_steps > 1 else ()
 
     def _refill(self, carry: ActCarry, batch: Batch) -> ActCarry:
         """Slots that halted take the new batch's puzzle and a fresh state."""
@@ -104,7 +114,7 @@ class ActObjective(Objective):
         cells_B = counted_BT.sum(-1)
         valid_B = cells_B > 0
         with torch.no_grad():
-            right_B = (counted_BT & (logits_BTV.argmax(-1) == labels_BT)).sum(-1)
+            right_B = _right_cells(logits_BTV, labels_BT)
             solved_B = right_B == cells_B
         divisor_B = cells_B.clamp_min(1)
         token_loss = (self.token_loss(logits_BTV, labels_BT).sum(-1) / divisor_B).sum()
@@ -126,6 +136,10 @@ class ActObjective(Objective):
             loss = loss + 0.5 * continue_loss
             metrics["q_continue_loss"] = (continue_loss.detach(), weight)
         return loss, weight, metrics
+
+
+def _right_cells(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
+    return ((labels_BT != IGNORE) & (logits_BTV.argmax(-1) == labels_BT)).sum(-1)
 
 
 def _q_loss(logits_B: Tensor, target_B: Tensor, valid_B: Tensor) -> Tensor:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from models.frozen import Frozen
 from models.sparse_embedding import SparseEmbedding
 from utils.measure.hardware import count_flops
 from utils.measure.metrics import Metric, MetricSums
+from utils.measure.report import Evaluator, Prediction
 from utils.noise import Noise
 from utils.ranks.distributed import Dist
 
 Batch = dict[str, Tensor]
+T = TypeVar("T")
 Carry = Any  # what an objective keeps between steps: a dataclass of tensors whose first dimension is the slot
 
 
@@ -22,8 +26,9 @@ Carry = Any  # what an objective keeps between steps: a dataclass of tensors who
 class Context:
     """What a step may depend on beside its batch."""
 
-    progress: float  # 0 at the first step, 1 at the last
+    progress: float  # the share of the steps that are done
     noise: Noise  # of this step, for the shards of this batch
+    totals: Mapping[str, Tensor] = field(default_factory=dict)  # of `statistics`, over all shards of the step
 
 
 @dataclass(frozen=True)
@@ -34,14 +39,6 @@ class StepOut:
     weight: Tensor  # what the global sum is divided by
     metrics: MetricSums
     carry: Carry = None
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What evaluation learns of one batch."""
-
-    metrics: MetricSums
-    outputs: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Objective(nn.Module):
@@ -55,12 +52,23 @@ class Objective(nn.Module):
         super().__init__()
         self.model = model
 
-    def prepare(self, dist: Dist) -> None:
-        """Work before the first step; most objectives need none."""
+    def prepare(self, dist: Dist, source: Any, noise: Noise) -> None:
+        """Once, before step 0 and never after a resume, with noise for this rank's shards; most objectives need none.
+
+        It may change values in place, of what `saved` holds alone, and the same way on every rank: add over `dist` what a
+        rank finds in its shards.
+        """
 
     def initial_carry(self, batch: Batch) -> Carry:
         """The state before the first step; most objectives keep none."""
         return None
+
+    def statistics(self, batch: Batch, carry: Carry, ctx: Context) -> dict[str, Tensor]:
+        """Sums over this batch of what the loss must know of all shards: `forward` finds the totals in its context.
+
+        Without gradients, in a pass of its own. Names and shapes are the same for every batch.
+        """
+        return {}
 
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
         raise NotImplementedError
@@ -69,9 +77,33 @@ class Objective(nn.Module):
         """Evaluate one batch; owns any loop over the net."""
         raise NotImplementedError
 
+    def evaluators(self) -> Sequence[Evaluator]:
+        """What this objective's predictions tell beyond means, made anew for each set of examples."""
+        return ()
+
     def tables(self) -> dict[str, SparseEmbedding]:
-        """The sparse tables by name, for the sparse optimizer."""
-        return {name: module for name, module in self.named_modules() if isinstance(module, SparseEmbedding)}
+        """The sparse tables that train, by name, for the sparse optimizer."""
+        return self._without_frozen({name: module for name, module in self.named_modules() if isinstance(module, SparseEmbedding)})
+
+    def frozen(self) -> dict[str, dict[str, str]]:
+        """Where the frozen parts come from, and the hash by which their files are known."""
+        parts = self.named_modules(remove_duplicate=False)  # a part may be reached by several names
+        return {name: {"path": part.path, "sha256": part.sha256} for name, part in parts if isinstance(part, Frozen)}
+
+    def saved(self) -> dict[str, Tensor]:
+        """What a checkpoint holds, and what is the same on every rank; the tensors are live. Frozen parts are not in it."""
+        return self._without_frozen(self.state_dict())
+
+    def load_saved(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take in what `saved` gave."""
+        wrong = sorted(self.saved().keys() ^ tensors.keys())
+        if wrong:
+            raise KeyError(f"{wrong[0]} is only in the net or only in what is loaded")
+        self.load_state_dict(dict(tensors), strict=False)
+
+    def shared(self) -> dict[str, Tensor]:
+        """What rank 0 sends to all ranks: what is saved, and buffers that are not, such as tables of sines."""
+        return self.saved() | self._without_frozen(dict(self.named_buffers()))
 
     def judged_by(self, asked: str | None) -> Metric:
         """The metric of evaluations that tells the best checkpoint: the headline, or what the user asked for."""
@@ -84,7 +116,10 @@ class Objective(nn.Module):
     def rehearse(self, batch: Batch, ctx: Context) -> None:
         """One forward and backward that leave no trace."""
         try:
-            self(batch, self.initial_carry(batch), ctx).loss.backward()
+            carry = self.initial_carry(batch)
+            with torch.no_grad():
+                totals = self.statistics(batch, carry, ctx)
+            self(batch, carry, replace(ctx, totals=totals)).loss.backward()
         finally:
             self.zero_grad()
             for table in self.tables().values():
@@ -97,6 +132,10 @@ class Objective(nn.Module):
     def compile_net(self) -> None:
         """Compile in place, so that state-dict keys stay clean."""
         self.model.compile(dynamic=False)
+
+    def _without_frozen(self, named: Mapping[str, T]) -> dict[str, T]:
+        inside = tuple(f"{name}." for name in self.frozen())
+        return {name: thing for name, thing in named.items() if not name.startswith(inside)}
 
 
 def to_device(batch: dict[str, Tensor], device: torch.device) -> Batch:

@@ -10,8 +10,9 @@ from torch.func import functional_call
 
 from models.cnn import CNN
 from models.layers import cast_weights, widen
-from models.objectives.base import Batch, Carry, Context, Objective, Prediction, StepOut
+from models.objectives.base import Batch, Carry, Context, Objective, StepOut
 from utils.measure.metrics import MetricSums
+from utils.measure.report import Prediction
 from utils.spec import IGNORE
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from optim.stopwatch import Stopwatch
+from optim.sync.base import Verdict
 from optim.sync.buckets import Bucket, fill_buckets, magnitude
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
@@ -22,45 +22,34 @@ from utils.ranks.distributed import Dist
 LARGE = 1 << 14  # elements from which moving a gradient costs more than calling the mover
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What all ranks know, and agree on, after a reduction."""
-
-    weight: float  # the global loss weight that gradients were divided by
-    finite: bool  # False: the step must not be taken
-    ranks: list[int]  # whose own gradients (dense or watched) or weight were not finite
-    parameter: str | None  # the first one, in the net's order, whose summed gradient is not finite
-    notices: list[float] = field(default_factory=list)  # the sums over ranks of what each had to tell the others
-
-    @property
-    def problem(self) -> str:
-        """For people: what is not finite, and whose fault it is."""
-        whose = ", ".join(map(str, self.ranks)) or "none alone (the sum overflowed)"
-        return f"the gradient is not finite, first seen in {self.parameter or 'a sparse table'} and on rank {whose}"
-
-
 class Reducer:
     """Sums gradients over ranks and divides them once by the global weight."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], dist: Dist, bucket_mb: float = 16.0, notices: int = 0) -> None:
+    parameters: dict[str, nn.Parameter]
+    dist: Dist
+
+    def __init__(self, bucket_mb: float = 16.0, notices: int = 0) -> None:
         if not bucket_mb > 0:
             raise ConfigError(f"sync.bucket_mb={bucket_mb}: a bucket holds something; try 16")
-        self.parameters = dict(parameters)
-        self.dist = dist
         self.buckets: list[Bucket] = []
         self._bucket_mb, self._notices = bucket_mb, notices
         self._home: dict[str, Bucket] = {}
-        self._arrivals: dict[str, None] | None = {}  # names in the order of the first step's backward; None once agreed
-        self._watch = Stopwatch(dist.device)
+        self._arrivals: dict[str, None] | None = {}  # names in the order of the first step's backward; None once that is fixed
         self._sending = False
         self._next = 0  # the bucket whose turn it is
+
+    def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
+        """Lay out buckets for what trains; the objective is called as it is."""
+        self.parameters = {name: p for name, p in objective.named_parameters() if p.requires_grad}
+        self.dist, self._waited = dist, Stopwatch(dist.device)
         self._lay_out(reversed(self.parameters))
         self._prepare()
         self.zero()
+        return objective
 
     def take_wait_s(self) -> float:
-        """Seconds from the end of backward until everything was reduced, since the last reading."""
-        return self._watch.read()
+        """Seconds from the end of backward until everything was reduced, and for statistics, since the last reading."""
+        return self._waited.read()
 
     def zero(self) -> None:
         """Start a step: no gradients yet, wherever old ones were."""
@@ -68,8 +57,20 @@ class Reducer:
         for bucket in self.buckets:
             bucket.reset()
 
+    def sums(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Statistics over all micro-batches and ranks: one message, and none when there are no statistics."""
+        if not any(parts):
+            return {}
+        names = sorted(parts[0])
+        assert all(sorted(part) == names for part in parts), "statistics must have the same names in every micro-batch"
+        rows = [torch.cat([part[name].detach().to(self.dist.device, torch.float64).flatten() for name in names]) for part in parts]
+        with self._waited.running():
+            total = self._over_ranks(self._over_parts(rows))
+        pieces = total.split([parts[0][name].numel() for name in names])
+        return {name: piece.view_as(parts[0][name]).to(parts[0][name].dtype) for name, piece in zip(names, pieces, strict=True)}
+
     def backward(self, last: bool) -> AbstractContextManager[None]:
-        """Around every backward of a step; during the last one buckets leave as soon as they are complete."""
+        """During the last micro-batch buckets leave as soon as they are complete."""
         return self._overlapping() if last else nullcontext()
 
     @contextmanager
@@ -80,28 +81,22 @@ class Reducer:
         finally:
             self._sending = False
 
-    def finish(self, weights: Sequence[Tensor | float], watch: Sequence[Tensor] = (), notices: Sequence[float] = ()) -> Verdict:
-        """Send what remains and wait; the gradients become global sums over the global weight.
-
-        Args:
-            weights: what each backward of this rank counts for.
-            watch: more of this rank's gradients that must be finite, such as rows of sparse tables.
-            notices: numbers to be summed over ranks on this occasion, as many as the constructor was told.
-        """
+    def finish(self, weights: Sequence[Tensor | float], checked: Sequence[Tensor] = (), notices: Sequence[float] = ()) -> Verdict:
+        """Send what remains and wait."""
         with self.dist.waiting():
-            self._send_rest(self._total(weights), watch, notices)
-            with self._watch.running():
+            self._send_rest(self._total(weights), checked, notices)
+            with self._waited.running():
                 for bucket in self.buckets:
                     bucket.wait()
             tail = self.buckets[-1].tail.tolist()  # here the host waits for the device
         ranks = self.dist.world_size
-        total, magnitudes, told = tail[0], tail[1 : 1 + ranks], tail[1 + ranks : 1 + ranks + self._notices]
+        total, magnitudes, noticed = tail[0], tail[1 : 1 + ranks], tail[1 + ranks : 1 + ranks + self._notices]
         bad = [rank for rank, share in enumerate(magnitudes) if not math.isfinite(share)]
         # Shares of what the dtype holds bound the sums, so the gradients need be read again only next to an overflow.
         if bad or (sum(magnitudes) > 0.99 and self._first_not_finite()) or not math.isfinite(total):
-            return Verdict(total, False, bad, self._first_not_finite(), told)
+            return Verdict(total, False, bad, self._first_not_finite(), noticed)
         torch._foreach_mul_([bucket.grads for bucket in self.buckets], 1 / total if total else 0.0)
-        return Verdict(total, True, [], None, told)
+        return Verdict(total, True, [], None, noticed)
 
     def clip(self, max_norm: float) -> Tensor:
         """Scale all gradients to a global norm of at most `max_norm`; the norm before, still on the device."""
@@ -114,6 +109,10 @@ class Reducer:
             grad.mul_(factor)
         return norm
 
+    def full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As they are: every rank holds all of them."""
+        return dict(tensors)
+
     def _prepare(self) -> None:
         for name, parameter in self.parameters.items():
             parameter.register_post_accumulate_grad_hook(self._arrival(name))
@@ -121,17 +120,24 @@ class Reducer:
     def _total(self, weights: Sequence[Tensor | float]) -> Tensor:
         return torch.as_tensor(sum(weights), dtype=torch.float32, device=self.dist.device)
 
+    def _over_parts(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(parts)).sum(0)
+
+    def _over_ranks(self, tensor: Tensor) -> Tensor:
+        self.dist.all_reduce(tensor)
+        return tensor
+
     def _sum_over_ranks(self, bucket: Bucket) -> None:
         bucket.send(self.dist)
 
     def _lay_out(self, order: Iterable[str]) -> None:
         """Make buckets of the parameters in this order."""
-        # The status (weight, one slot per rank, notices) rides at the end of the last message instead of costing its own.
+        # The status (weight, one number per rank, notices) rides at the end of the last message instead of costing its own.
         ordered = {name: self.parameters[name] for name in order}
         self.buckets = fill_buckets(ordered, self._bucket_mb, tail=1 + self.dist.world_size + self._notices, device=self.dist.device)
         self._home = {name: bucket for bucket in self.buckets for name in bucket.parameters}
 
-    def _agree_on_order(self) -> None:
+    def _fix_order(self) -> None:
         """Before anything is first sent: buckets in the order in which rank 0's backward filled them.
 
         The order in which a net registers its parameters says little, and a bucket that completes last holds up all others.
@@ -171,14 +177,14 @@ class Reducer:
         self._sum_over_ranks(bucket)
         self._next += 1
 
-    def _send_rest(self, weight: Tensor, watch: Sequence[Tensor], notices: Sequence[float]) -> None:
+    def _send_rest(self, weight: Tensor, checked: Sequence[Tensor], notices: Sequence[float]) -> None:
         if self._arrivals is not None:
-            self._agree_on_order()
+            self._fix_order()
         while self._next < len(self.buckets) - 1:
             self._send(self.buckets[self._next])
         last = self.buckets[-1]
         last.close()
-        parts = [bucket.magnitude for bucket in self.buckets] + [magnitude(tensor) for tensor in watch]
+        parts = [bucket.magnitude for bucket in self.buckets] + [magnitude(tensor) for tensor in checked]
         last.tail.zero_()
         last.tail[0] = weight
         # max() keeps NaN; a weight that is not finite makes 0 * weight NaN and finite ones change nothing

@@ -14,7 +14,7 @@ ALIGN = 16  # elements between which gradients start: vectorised kernels want al
 
 
 class Bucket:
-    """Some parameters' gradients in one flat tensor, perhaps with a tail of extra slots that travels along."""
+    """Some parameters' gradients in one flat tensor, perhaps with a tail of other numbers that travels along."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], dtype: torch.dtype, device: torch.device, tail: int = 0) -> None:
         self.parameters = dict(parameters)

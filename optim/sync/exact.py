@@ -1,14 +1,15 @@
-"""Gradients whose bits do not depend on the number of ranks: one shard at a time, added in one fixed binary tree."""
+"""Gradients with the same bits at 1, 2, 4 … ranks that divide the shards: shard by shard, added in one fixed binary tree."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from optim.sync.allreduce import Reducer, Verdict
+from optim.sync.allreduce import Reducer
+from optim.sync.base import Sync, Verdict
 from optim.sync.buckets import Bucket
 from utils.ranks.distributed import Dist
 
@@ -20,13 +21,18 @@ class ExactReducer(Reducer):
     one of its branches: the rank adds up the branch, and the ranks' sums meet in the branches above.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], dist: Dist, shards: int, bucket_mb: float = 16.0, notices: int = 0) -> None:
-        assert shards % dist.world_size == 0, "refused by the configuration"
-        assert dist.world_size & (dist.world_size - 1) == 0, "refused by the configuration"
-        self._merges = merges_after_each(shards // dist.world_size)
+    def __init__(self, shards: int, bucket_mb: float = 16.0, notices: int = 0) -> None:
+        super().__init__(bucket_mb, notices)
+        self._shards = shards
         self._branches: list[list[Tensor]] = []  # sums that wait for their neighbour, each as one tensor per bucket
         self._shards_done = 0
-        super().__init__(parameters, dist, bucket_mb, notices)
+
+    def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
+        """As in the fast path; the tree is that of this many ranks."""
+        assert self._shards % dist.world_size == 0, "refused by the configuration"
+        assert dist.world_size & (dist.world_size - 1) == 0, "refused by the configuration"
+        self._merges = merges_after_each(self._shards // dist.world_size)
+        return super().wrap(objective, dist)
 
     def zero(self) -> None:
         """Start a step."""
@@ -35,7 +41,7 @@ class ExactReducer(Reducer):
 
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
-        """Around the backward of one shard: its gradients are put aside, and added to those they meet in the tree."""
+        """One shard's gradients are put aside, and added to those they meet in the tree."""
         yield
         leaf = []
         for bucket in self.buckets:
@@ -48,12 +54,12 @@ class ExactReducer(Reducer):
             torch._foreach_add_(self._branches[-1], right)
         self._shards_done += 1
 
-    def finish(self, weights: Sequence[Tensor | float], watch: Sequence[Tensor] = (), notices: Sequence[float] = ()) -> Verdict:
+    def finish(self, weights: Sequence[Tensor | float], checked: Sequence[Tensor] = (), notices: Sequence[float] = ()) -> Verdict:
         """As in the fast path, over the tree."""
         assert len(self._branches) == 1, f"{self._shards_done} of {len(self._merges)} shards were seen"
         for bucket, grads in zip(self.buckets, self._branches.pop(), strict=True):
             bucket.fill(grads)
-        return super().finish(weights, watch, notices)
+        return super().finish(weights, checked, notices)
 
     def _prepare(self) -> None:
         self._arrivals = None  # the order of buckets is the net's own: there is no sending to be in time for
@@ -61,14 +67,18 @@ class ExactReducer(Reducer):
     def _total(self, weights: Sequence[Tensor | float]) -> Tensor:
         return tree_sum([torch.as_tensor(weight, dtype=torch.float32, device=self.dist.device) for weight in weights])
 
-    def _sum_over_ranks(self, bucket: Bucket) -> None:
+    def _over_parts(self, parts: Sequence[Tensor]) -> Tensor:
+        return tree_sum(parts)
+
+    def _over_ranks(self, tensor: Tensor) -> Tensor:
         """Each rank adds up one slice of all ranks' sums, and the slices are shared: the traffic of an ordinary all-reduce."""
-        ranks = self.dist.world_size
-        size = bucket.flat.numel()
-        padded = torch.nn.functional.pad(bucket.flat, (0, -size % ranks))
+        ranks, size = self.dist.world_size, tensor.numel()
+        padded = torch.nn.functional.pad(tensor, (0, -size % ranks))
         slices = self.dist.all_to_all(padded).view(ranks, -1)
-        whole = torch.cat(self.dist.all_gather(tree_sum(list(slices))))
-        bucket.flat.copy_(whole[:size])
+        return torch.cat(self.dist.all_gather(tree_sum(list(slices))))[:size]
+
+    def _sum_over_ranks(self, bucket: Bucket) -> None:
+        bucket.flat.copy_(self._over_ranks(bucket.flat))
 
 
 def tree_sum(leaves: Sequence[Tensor]) -> Tensor:
@@ -89,8 +99,6 @@ def merges_after_each(leaves: int) -> list[int]:
     return merges
 
 
-def build_reducer(parameters: Mapping[str, nn.Parameter], dist: Dist, notices: int, bucket_mb: float, exact: bool, shards: int) -> Reducer:
+def build_reducer(notices: int, bucket_mb: float, exact: bool, shards: int) -> Sync:
     """The fast path, or the exact one."""
-    if exact:
-        return ExactReducer(parameters, dist, shards, bucket_mb, notices)
-    return Reducer(parameters, dist, bucket_mb, notices)
+    return ExactReducer(shards, bucket_mb, notices) if exact else Reducer(bucket_mb, notices)

@@ -16,7 +16,7 @@ from utils.measure.metrics import Metric
 from utils.noise import Noise
 from utils.spec import IGNORE, Spec
 
-SPEC = Spec(vocab_size=6, seq_len=9, num_puzzles=5)
+SPEC = Spec(vocab_size=6, seq_len=9, table_rows=5)
 SIZES = {
     "H_cycles": 2, "L_cycles": 2, "H_layers": 1, "L_layers": 1, "hidden_size": 16, "num_heads": 2, "expansion": 2.0,
     "puzzle_emb_ndim": 16, "pos_encodings": "rope", "halt_max_steps": 4, "halt_exploration_prob": 0.5, "forward_dtype": "float32",

@@ -25,7 +25,7 @@ ALONE = Dist()
 
 
 class Net(nn.Module):
-    """Small, with a parameter that no loss reaches unless told so, and one in another dtype."""
+    """Small, with a parameter that no loss reaches unless asked for, and one in another dtype."""
 
     def __init__(self, reach_all: bool) -> None:
         super().__init__()
@@ -73,12 +73,17 @@ def reduced(net: nn.Module, dist: Dist, step: int, parts: int) -> dict[str, Tens
 reducers: dict[nn.Module, Reducer] = {}
 
 
+def reducer_of(net: nn.Module, dist: Dist, bucket_mb: float = 16.0) -> Reducer:
+    reducer = Reducer(bucket_mb)
+    assert reducer.wrap(net, dist) is net
+    return reducer
+
+
 def gradients_equal_one_process(dist: Dist) -> None:
     """Any number of ranks, micro-batches and buckets gives the gradients of one process."""
     for bucket_mb, reach_all in ((0.001, False), (0.001, True), (16, True)):
         alone, net = build_net(reach_all), build_net(reach_all)
-        reducers[alone] = Reducer(dict(alone.named_parameters()), ALONE)
-        reducers[net] = Reducer(dict(net.named_parameters()), dist, bucket_mb=bucket_mb)
+        reducers[alone], reducers[net] = reducer_of(alone, ALONE), reducer_of(net, dist, bucket_mb)
         for step, parts in enumerate((1, 2, 1)):
             expected, got = reduced(alone, ALONE, step, 1), reduced(net, dist, step, parts)
             for name in expected:
@@ -96,7 +101,8 @@ def exact_gradients_have_the_bits_of_one_process(dist: Dist) -> None:
     bits = []
     for place in (ALONE, dist):
         net = build_net()
-        reducer = ExactReducer(dict(net.named_parameters()), place, SHARDS, bucket_mb=0.001, notices=2)
+        reducer = ExactReducer(SHARDS, bucket_mb=0.001, notices=2)
+        reducer.wrap(net, place)
         for step in range(2):
             reducer.zero()
             owned = place.owned_shards(SHARDS)
@@ -114,10 +120,37 @@ def exact_gradients_have_the_bits_of_one_process(dist: Dist) -> None:
         assert any(grad.any() for grad in together[1:])
 
 
+def statistics_are_totals(dist: Dist) -> None:
+    """Over micro-batches and ranks, each in its own type; with the bits of one process if exact; without a message if there are none."""
+
+    def found(shard: int) -> dict[str, Tensor]:
+        values = torch.rand(3, 5, generator=torch.Generator().manual_seed(shard), dtype=torch.float64)
+        return {"values": values, "count": torch.tensor(shard + 1)}
+
+    owned, alone = dist.owned_shards(SHARDS), ExactReducer(SHARDS)
+    alone.wrap(build_net(), ALONE)
+    expected = alone.sums([found(shard) for shard in range(SHARDS)])
+    in_order = sum(found(shard)["values"] for shard in range(SHARDS))
+    assert not torch.equal(expected["values"], in_order), "the values must be such that the order matters"
+    assert expected["count"] == sum(range(SHARDS + 1))
+    for reducer in (Reducer(), ExactReducer(SHARDS)):
+        if isinstance(reducer, ExactReducer) and SHARDS % dist.world_size:
+            continue
+        reducer.wrap(build_net(), dist)
+        got = reducer.sums([found(shard) for shard in owned])
+        assert {name: total.dtype for name, total in got.items()} == {"values": torch.float64, "count": torch.int64}
+        torch.testing.assert_close(got, expected)
+        assert torch.equal(got["values"], expected["values"]) or not isinstance(reducer, ExactReducer)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(distributed.c10d, "all_reduce", None)
+            patch.setattr(distributed.c10d, "all_gather", None)
+            assert reducer.sums([{} for _ in owned]) == {}
+
+
 def uneven_participation(dist: Dist) -> None:
     """Ranks reach different parameters in different order; one has no backward at all."""
     a, b = nn.Parameter(torch.zeros(1000)), nn.Parameter(torch.zeros(1000))
-    reducer = Reducer({"a": a, "b": b}, dist, bucket_mb=0.001)
+    reducer = reducer_of(nn.ParameterDict({"a": a, "b": b}), dist, 0.001)
     reducer.zero()
     if dist.rank:
         with reducer.backward(last=True):
@@ -133,10 +166,10 @@ def uneven_participation(dist: Dist) -> None:
 
 
 def non_finite_is_named(dist: Dist) -> None:
-    """One rank's bad gradient, watched row gradient or weight is known on all ranks by rank and parameter."""
+    """One rank's bad gradient, checked row gradient or weight is known on all ranks by rank and parameter."""
     culprit = dist.world_size - 1
     net = build_net()
-    reducer = Reducer(dict(net.named_parameters()), dist, bucket_mb=0.001)
+    reducer = reducer_of(net, dist, 0.001)
     for name, bad in (("first.bias", float("nan")), ("second.weight", float("-inf")), ("gain", float("inf"))):
         reducer.zero()
         shard_loss(net, 0, dist.rank).backward()
@@ -147,7 +180,7 @@ def non_finite_is_named(dist: Dist) -> None:
     reducer.zero()
     rows = torch.zeros(3, 2)
     rows[1, 1] = float("nan") if dist.rank == 0 else 0.0
-    verdict = reducer.finish([4.0], watch=[rows, torch.zeros(0, 2)])
+    verdict = reducer.finish([4.0], checked=[rows, torch.zeros(0, 2)])
     assert (verdict.finite, verdict.ranks, verdict.parameter) == (False, [0], None), verdict
     reducer.zero()
     verdict = reducer.finish([float("inf") if dist.rank == culprit else 1.0])
@@ -166,7 +199,7 @@ def non_finite_is_named(dist: Dist) -> None:
 def clipping_is_identical(dist: Dist) -> None:
     """Clipped on the buckets as PyTorch clips a list of gradients, and bit-identical on all ranks."""
     net = build_net()
-    reducer = Reducer(dict(net.named_parameters()), dist, bucket_mb=0.001)
+    reducer = reducer_of(net, dist, 0.001)
     reducer.zero()
     shard_loss(net, 3, dist.rank).backward()
     reducer.finish([4.0])
@@ -183,7 +216,7 @@ def clipping_is_identical(dist: Dist) -> None:
 def replaced_gradients_are_taken(dist: Dist) -> None:
     """Somebody set gradients to None or to tensors of their own: what stands there at the end counts."""
     net = build_net()
-    reducer = Reducer(dict(net.named_parameters()), dist)
+    reducer = reducer_of(net, dist)
     for _ in range(2):
         reducer.zero()
         shard_loss(net, 0, dist.rank).backward()
@@ -262,6 +295,7 @@ def main() -> None:
         gradients_equal_one_process(dist)
         if SHARDS % dist.world_size == 0:
             exact_gradients_have_the_bits_of_one_process(dist)
+        statistics_are_totals(dist)
         uneven_participation(dist)
         non_finite_is_named(dist)
         clipping_is_identical(dist)

@@ -12,7 +12,13 @@ from utils.ranks.distributed import Dist
 def make(bucket_mb=0.0001):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-    return net, Reducer(dict(net.named_parameters()), Dist(), bucket_mb)
+    return net, reducer_of(net, bucket_mb)
+
+
+def reducer_of(net, bucket_mb=16.0):
+    reducer = Reducer(bucket_mb)
+    reducer.wrap(net, Dist())
+    return reducer
 
 
 def test_gradients_are_views_into_the_buckets():
@@ -68,7 +74,7 @@ def test_buckets_hold_whole_gradients_of_one_kind_in_backward_order():
     shapes = {"a": (100,), "b": (10, 10), "c": (500,), "d": (3,)}
     named = {name: nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
     named["e"] = nn.Parameter(torch.zeros(5, dtype=torch.float64))
-    reducer = Reducer(named, Dist(), bucket_mb=1000 / 2**20)
+    reducer = reducer_of(nn.ParameterDict(named), 1000 / 2**20)
     for _ in range(2):
         reducer.zero()
         # backward meets c first, then d, a, b; nothing reaches e
@@ -80,13 +86,13 @@ def test_buckets_hold_whole_gradients_of_one_kind_in_backward_order():
         reducer.finish([1.0])
         assert [list(bucket.parameters) for bucket in reducer.buckets] == [["c"], ["e"], ["d", "a", "b"]]
     assert reducer.buckets[-1].tail.dtype == torch.float32
-    assert Reducer({}, Dist()).finish([2.0]).weight == 2
+    assert reducer_of(nn.Module()).finish([2.0]).weight == 2
 
 
 @pytest.mark.parametrize("dtypes", [(torch.float64,), (torch.float32,), (torch.bfloat16,), (torch.bfloat16, torch.float32, torch.float64)])
 def test_gradients_of_any_precision_are_clipped(dtypes):
     named = {f"p{i}": nn.Parameter(torch.ones(300, dtype=dtype)) for i, dtype in enumerate(dtypes)}
-    reducer = Reducer(named, Dist())
+    reducer = reducer_of(nn.ParameterDict(named))
     with reducer.backward(last=True):
         sum((30 * p.double()).sum() for p in named.values()).backward()
     assert reducer.finish([1.0]).finite

@@ -36,7 +36,8 @@ def test_equal_blocks_are_branches_of_the_tree(shards: int, ranks: int) -> None:
 def test_a_parameter_reached_by_some_shards_only() -> None:
     """A shard without a gradient adds a zero, and the next shard's does not land on the last one's."""
     a, b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
-    reducer = ExactReducer({"a": a, "b": b}, Dist(), shards=4)
+    reducer = ExactReducer(shards=4)
+    reducer.wrap(nn.ParameterDict({"a": a, "b": b}), Dist())
     for _ in range(2):
         reducer.zero()
         for shard in range(4):

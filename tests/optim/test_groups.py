@@ -19,7 +19,6 @@ from utils.ranks.distributed import Dist
 CONF = Path(__file__).resolve().parents[2] / "conf"
 ROOT_KEYS = {
     "lr": 1e-2, "lr_min_ratio": 0.1, "lr_warmup_steps": 5, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1,
-    "puzzle_emb_lr": 1e-2, "puzzle_emb_weight_decay": 0.1,
 }  # fmt: skip
 LAYERS = {
     "model.inner.embed_tokens.embedding_weight": (7, 8),
@@ -61,9 +60,16 @@ def test_every_config_trains_every_parameter_once(name):
             optimizer.step()
     assert sum(float(p.detach().square().sum()) for p in named.values()) < before
     assert 0 < build_schedule(config.schedule, total_steps=20, steps_per_epoch=4)(3) <= 1
-    (sparse,) = build_sparse(config.sparse, {"table": SparseEmbedding(3, 2)}, 4, Dist())
+
+
+@pytest.mark.parametrize("net", ["hrm", "trm"])
+def test_nets_with_a_table_say_who_trains_it(net):
+    config = OmegaConf.load(CONF / "arch" / f"{net}.yaml").optim.sparse
+    (sparse,) = build_sparse(config, {"table": SparseEmbedding(3, 2)}, 4, Dist())
     assert sparse.param_groups[0]["base_lr"] == 1e-2
-    assert build_sparse(config.sparse, {}, 4, Dist()) == []
+    assert build_sparse(config, {}, 4, Dist()) == build_sparse(None, {}, 4, Dist()) == []
+    with pytest.raises(ConfigError, match=r"^optim.sparse=None: needs a _target_"):
+        build_sparse(None, {"table": SparseEmbedding(3, 2)}, 4, Dist())
 
 
 def test_muon_gets_the_matrices_of_the_layers_only():

@@ -61,3 +61,11 @@ def test_set_lr_scales_the_base_rate_of_every_group():
     for factor in (0.5, 0.25):  # always from the base: factors do not pile up
         set_lr([optimizer], factor)
     assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.125]
+
+
+def test_a_schedule_of_epochs_needs_epochs():
+    decay = {"_target_": "optim.schedule.StepDecay", "every_epochs": 1, "gamma": 0.7}
+    with pytest.raises(ConfigError, match=r"^optim\.schedule\._target_=optim\.schedule\.StepDecay: counts epochs, and this data has none"):
+        build_schedule(decay, total_steps=12, steps_per_epoch=None)
+    assert build_schedule({"_target_": "optim.schedule.Constant"}, total_steps=12, steps_per_epoch=None) == Constant()
+    assert build_schedule(decay | {"steps_per_epoch": 3}, total_steps=12, steps_per_epoch=None) == StepDecay(3, 1, 0.7)

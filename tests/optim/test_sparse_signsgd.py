@@ -112,7 +112,7 @@ def test_more_rows_than_capacity_is_an_error():
 
 
 def test_impossible_values_are_named():
-    with pytest.raises(ConfigError, match=r"^puzzle_emb_lr=-1"):
+    with pytest.raises(ConfigError, match=r"^optim.sparse.lr=-1"):
         SparseSignSGD({"t": SparseEmbedding(2, 2)}, 1, Dist(), lr=-1, weight_decay=0)
-    with pytest.raises(ConfigError, match=r"^puzzle_emb_weight_decay=-1"):
+    with pytest.raises(ConfigError, match=r"^optim.sparse.weight_decay=-1"):
         SparseSignSGD({"t": SparseEmbedding(2, 2)}, 1, Dist(), lr=1, weight_decay=-1)

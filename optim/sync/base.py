@@ -1,0 +1,75 @@
+"""The contract of everything that keeps ranks in step: who adds up gradients, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from utils.ranks.distributed import Dist
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What all ranks know after a reduction."""
+
+    weight: float  # the global loss weight that gradients were divided by
+    finite: bool  # False: the step must not be taken
+    ranks: list[int]  # whose own gradients (dense or checked) or weight were not finite
+    parameter: str | None  # the first one, in the net's order, whose summed gradient is not finite
+    notices: list[float] = field(default_factory=list)  # the sums over ranks of what each sent along
+
+    @property
+    def problem(self) -> str:
+        """For people: what is not finite, and whose fault it is."""
+        whose = ", ".join(map(str, self.ranks)) or "none alone (the sum overflowed)"
+        return f"the gradient is not finite, first seen in {self.parameter or 'a sparse table'} and on rank {whose}"
+
+
+class Sync(Protocol):
+    """One step is `zero`, `sums`, then `backward` around each micro-batch, `finish`, and perhaps `clip`.
+
+    Every rank calls all of them in this order. A configuration names a builder in this package, which gets its keys
+    and the number of `notices`; `wrap` follows.
+    """
+
+    def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
+        """Once, before anybody claims parameters. Training calls what this returns, and everybody else the objective."""
+        ...
+
+    def zero(self) -> None:
+        """Start a step: no gradients yet, wherever old ones were."""
+        ...
+
+    def sums(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Statistics of this rank's micro-batches, summed over them and over all ranks; free when there are none."""
+        ...
+
+    def backward(self, last: bool) -> AbstractContextManager[None]:
+        """Around the forward and the backward of one micro-batch; `last` says that no other follows in this step."""
+        ...
+
+    def finish(self, weights: Sequence[Tensor | float], checked: Sequence[Tensor] = (), notices: Sequence[float] = ()) -> Verdict:
+        """Gradients become global sums over the global weight.
+
+        Args:
+            weights: what each micro-batch of this rank counts for.
+            checked: more of this rank's gradients that must be finite, such as rows of sparse tables.
+            notices: numbers to be summed over ranks on this occasion, as many as the constructor says.
+        """
+        ...
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale all gradients to a global norm of at most `max_norm`; the norm before, still on the device."""
+        ...
+
+    def full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What a checkpoint holds of parameters, averages and optimizer states: whole, however they are split over ranks."""
+        ...
+
+    def take_wait_s(self) -> float:
+        """Seconds spent waiting for other ranks' gradients since the last reading."""
+        ...

@@ -1,0 +1,137 @@
+"""Frozen parts: filled from their files whole or not at all, and never moved by training."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from models.frozen import Frozen
+from models.objectives.base import Objective
+from models.sparse_embedding import SparseEmbedding
+from utils.errors import ConfigError
+
+
+def build() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+
+
+def content(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    torch.manual_seed(7)
+    state = build().state_dict()
+    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+
+
+class Half(Objective):
+    """Half of its net is frozen, with a table inside."""
+
+    def __init__(self, path: Path) -> None:
+        frozen = nn.Module()
+        frozen.table = SparseEmbedding(2, 2)
+        save_file(dict(frozen.state_dict()), path)
+        net = nn.Module()
+        net.base, net.last, net.table = Frozen(frozen, str(path)), nn.Linear(3, 1), SparseEmbedding(5, 2)
+        net.register_buffer("sines", torch.ones(2), persistent=False)
+        super().__init__(net)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_is_its_file_and_stays_so(tmp_path: Path, dtype: torch.dtype) -> None:
+    save_file(content(dtype), tmp_path / "net.safetensors")
+    torch.manual_seed(0)
+    part = Frozen(build(), str(tmp_path / "net.safetensors"))
+    around = nn.Sequential(part, nn.Linear(3, 1)).train()
+    assert not any(module.training for module in part.modules())
+    assert around[1].training
+    assert not any(p.requires_grad for p in part.parameters())
+    around[1](part(torch.randn(8, 4, dtype=dtype)).float()).sum().backward()
+    assert {name: (t.dtype, t.tolist()) for name, t in part.net.state_dict().items()} == {
+        name: (t.dtype, t.tolist()) for name, t in content(dtype).items()
+    }
+    assert part.sha256 == hashlib.sha256((tmp_path / "net.safetensors").read_bytes()).hexdigest()
+
+
+def test_a_folder_of_files_is_one_net(tmp_path: Path) -> None:
+    tensors, lines = content(), ""
+    for number, names in enumerate((list(tensors)[:3], list(tensors)[3:])):
+        file = tmp_path / f"part{number}.safetensors"
+        save_file({name: tensors[name] for name in names}, file)
+        lines += f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n"
+    part = Frozen(build(), str(tmp_path))
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in part.net.state_dict().items())
+    assert part.sha256 == hashlib.sha256(lines.encode()).hexdigest(), "as `sha256sum *.safetensors | sha256sum` has it"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("0.bias"), r"0\.bias is missing from it; use the files of the net"),
+        (lambda state: state.update(more=torch.ones(1)), "holds more, which is not in this net"),
+        (lambda state: state.update({"0.bias": torch.ones(4)}), r"0\.bias is \(4,\) of floats there and \(3,\) of floats in this net"),
+        (lambda state: state.update({"0.bias": torch.ones(3).int()}), r"0\.bias is \(3,\) of torch\.int32 there"),
+    ],
+)
+def test_a_file_of_another_net_is_refused(tmp_path: Path, change, message: str) -> None:
+    state = content()
+    change(state)
+    save_file(state, tmp_path / "net.safetensors")
+    with pytest.raises(ConfigError, match=message):
+        Frozen(build(), str(tmp_path / "net.safetensors"))
+
+
+def test_what_is_no_file_of_weights_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothing: no such file, or a folder without any; give a \.safetensors file"):
+        Frozen(build(), str(tmp_path / "nothing"))
+    with pytest.raises(ConfigError, match="no such file, or a folder without any"):
+        Frozen(build(), str(tmp_path))
+    torch.save(content(), tmp_path / "net.pt")
+    with pytest.raises(ConfigError, match="cannot be read as safetensors") as caught:
+        Frozen(build(), str(tmp_path / "net.pt"))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_objective_saves_and_shares_what_is_not_frozen(tmp_path: Path) -> None:
+    objective = Half(tmp_path / "base.safetensors")
+    names = {"model.last.weight", "model.last.bias", "model.table.weights"}
+    assert objective.saved().keys() == names
+    assert objective.shared().keys() == {*names, "model.sines"}
+    assert objective.tables().keys() == {"model.table"}
+    (known,) = objective.frozen().items()
+    assert known[0] == "model.base"
+    assert known[1].keys() == {"path", "sha256"}
+
+    before = {name: tensor.clone() for name, tensor in objective.saved().items()}
+    for tensor in objective.saved().values():
+        tensor.add_(1)
+    objective.load_saved(before)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in objective.saved().items())
+    with pytest.raises(KeyError, match=r"model\.last\.bias"):
+        objective.load_saved({name: before[name] for name in names - {"model.last.bias"}})
+    with pytest.raises(KeyError, match=r"model\.base\.net\.table"):
+        objective.load_saved({**before, "model.base.net.table.weights": torch.zeros(2, 2)})
+
+
+def test_files_hold_tied_weights_under_one_of_their_names(tmp_path: Path) -> None:
+    def tied() -> nn.Module:
+        net = nn.ModuleDict({"embed": nn.Linear(4, 3, bias=False), "head": nn.Linear(4, 3, bias=False)})
+        net["head"].weight = net["embed"].weight
+        return net
+
+    save_file({"embed.weight": torch.arange(12.0).view(3, 4)}, tmp_path / "net.safetensors")
+    part = Frozen(tied(), str(tmp_path / "net.safetensors"))
+    assert torch.equal(part.net["head"].weight, torch.arange(12.0).view(3, 4))
+    untied = nn.ModuleDict({"embed": nn.Linear(4, 3, bias=False), "head": nn.Linear(4, 3, bias=False)})
+    with pytest.raises(ConfigError, match=r"head\.weight is missing"):
+        Frozen(untied, str(tmp_path / "net.safetensors"))
+
+
+def test_a_part_with_two_names_is_saved_under_neither(tmp_path: Path) -> None:
+    objective = Half(tmp_path / "net.safetensors")
+    saved = objective.saved().keys()
+    objective.target = objective.model.base
+    assert objective.saved().keys() == saved
+    assert objective.frozen().keys() == {"model.base", "target"}

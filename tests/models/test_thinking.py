@@ -1,0 +1,73 @@
+"""Accuracy by thinking step: what the net would have answered had it stopped there."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from models.objectives.thinking import ThinkingSteps
+from tests.models.test_act import batch_of, make
+from utils.measure.report import Prediction, Report
+from utils.spec import IGNORE
+
+ROWS, PADDING = 40, 8
+
+
+def batch() -> dict[str, torch.Tensor]:
+    """Few values, so that even this net solves some boards; one row is without labels, and the last ones are padding."""
+    made = batch_of(ROWS + PADDING)
+    made["labels"] = made["labels"] % 2 + 2
+    made["labels"][:, 2:] = IGNORE
+    made["labels"][[3, *range(ROWS, ROWS + PADDING)]] = IGNORE
+    return made
+
+
+def predicted(steps: int, rows: dict[str, torch.Tensor]) -> Prediction:
+    objective = make("trm", halt_max_steps=steps).eval()
+    with torch.no_grad():
+        return objective.predict(rows)
+
+
+def reported(shares: list[slice]) -> tuple[Report, dict[str, list[float]]]:
+    """By as many ranks as there are shares of the batch; the padding is in the last one."""
+    everything, gathered = batch(), []
+    for share in shares:
+        evaluator, rows = ThinkingSteps(), {key: tensor[share] for key, tensor in everything.items()}
+        evaluator.add(np.arange(ROWS)[share], rows, predicted(4, rows))
+        gathered.append(evaluator.rows())
+    report = ThinkingSteps().report({name: torch.cat([rows[name] for rows in gathered]) for name in gathered[0]})
+    return report, json.loads(str(report.files["thinking_steps.json"]))
+
+
+def test_each_step_is_the_evaluation_of_a_net_that_stops_there() -> None:
+    report, by_step = reported([slice(None)])
+    for step in range(1, 5):
+        metrics = {name: float(total / count) for name, (total, count) in predicted(step, batch()).metrics.items()}
+        assert by_step["exact_accuracy"][step - 1] == pytest.approx(metrics["exact_accuracy"])
+        assert by_step["cell_accuracy"][step - 1] == pytest.approx(metrics["accuracy"])
+        q_halt = predicted(step, batch()).outputs["q_halt_logits"]
+        counted = torch.arange(ROWS + PADDING).lt(ROWS) & torch.arange(ROWS + PADDING).ne(3)
+        assert by_step["halting"][step - 1] == pytest.approx(float((q_halt[counted] >= 0).float().mean()))
+    exact = by_step["exact_accuracy"]
+    assert len(set(exact)) > 1, "all steps alike show nothing"
+    assert report.metrics == {
+        "exact_accuracy_at_1": exact[0],
+        "exact_accuracy_at_best": max(exact),
+        "best_step": 1 + exact.index(max(exact)),
+    }
+    assert tuple(report.metrics) == tuple(ThinkingSteps.scalars)
+    assert report.figures["thinking_steps"].count("<polyline") == 3
+
+
+def test_ranks_change_nothing() -> None:
+    assert reported([slice(None)]) == reported([slice(0, 5), slice(5, 30), slice(30, None)])
+
+
+def test_nothing_seen_is_an_empty_report() -> None:
+    assert ThinkingSteps().rows() == {}
+    assert ThinkingSteps().report({}) == Report()
+    assert make("trm", halt_max_steps=1).evaluators() == ()
+    assert [type(evaluator) for evaluator in make("trm").evaluators()] == [ThinkingSteps]
