@@ -35,9 +35,9 @@ FLOAT32 = ["arch.forward_dtype=float32"]
 EXACT = [*FLOAT32, "exact=true"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 # Two ranks to which something happens.
-TROUBLED = [*TINY_TRM, *FLOAT32, "max_steps=23", "log_interval=4", "checkpoint_interval=5", "timeout_s=8"]
+TROUBLED = [*TINY_TRM, *FLOAT32, "max_steps=23", "log_interval=4", "checkpoint_interval=5", "timeout_s=8", "num_workers=1"]
 # Stopped after step 10, it is in the middle of an epoch and of a logging interval, with slots that think on.
-INTERRUPTED = [*TINY_TRM, *FLOAT32, "max_steps=23", "log_interval=4"]
+INTERRUPTED = [*TINY_TRM, *FLOAT32, "max_steps=23", "log_interval=4", "num_workers=1"]
 STOPPED = 143
 QUIET = ["wandb.mode=disabled", "log_interval=1", "timeout_s=60"]
 
