@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tests.utils.checkpoint.writer_rank import alone, declare, groups
 from utils.checkpoint import reader, resume
-from utils.checkpoint.registry import ByShard, Frozen, Origin, Registry, Tensors
+from utils.checkpoint.registry import ByShard, FrozenFiles, Origin, Registry, Tensors
 from utils.checkpoint.resume import Start
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
@@ -139,7 +139,7 @@ def test_what_may_not_be_read_is_one_line(run: Path, tmp_path: Path) -> None:
 class Unfit(Registry):
     """The parts of a run that take no checkpoint of these steps; which ones they were asked to take."""
 
-    def __init__(self, *steps: int, fingerprint: str = "x", frozen: Frozen | None = None) -> None:
+    def __init__(self, *steps: int, fingerprint: str = "x", frozen: FrozenFiles | None = None) -> None:
         super().__init__(lambda: Origin("", fingerprint, None, 0.1, frozen or {}, "", "2", 1))
         self.steps, self.asked = steps, list[int]()
         self.taken: Mapping[str, Any] = {}
