@@ -113,18 +113,19 @@ def test_exploration_is_noise_of_step_and_shard_only() -> None:
     assert not wild.any(), "an exploring slot thinks two steps at least"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_compiling_changes_no_number_and_no_key(dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "apart"), [("float32", 1e-5), ("bfloat16", 0.05)])
+def test_compiling_changes_no_number_and_no_key(dtype: str, apart: float) -> None:
+    """In half precision eager norms and rotations are computed in another way, so rounding differs there."""
     eager = make("trm", forward_dtype=dtype)
     compiled = copy.deepcopy(eager)
     compiled.model.compile(dynamic=False, backend="aot_eager")
     batches = [batch_of(8, seed) for seed in range(2)]
     for a, b in zip(steps(eager, batches), steps(compiled, batches), strict=True):
-        torch.testing.assert_close(a.loss, b.loss, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(a.loss, b.loss, rtol=apart, atol=0)
         a.loss.backward()
         b.loss.backward()
     for (name, a), b in zip(eager.named_parameters(), compiled.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-5, msg=name)
+        assert torch.linalg.vector_norm(a.grad - b.grad) <= apart * torch.linalg.vector_norm(a.grad), name
     assert list(eager.state_dict()) == list(compiled.state_dict())
 
 
