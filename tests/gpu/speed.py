@@ -97,7 +97,7 @@ def waits(call: Callable[[], object]) -> dict[str, int]:
             call()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return dict(Counter(place(each.filename, each.lineno) for each in caught if "synchroniz" in str(each.message)))
+    return dict(Counter(place(each.filename, each.lineno) for each in caught if "called a synchronizing" in str(each.message)))
 
 
 def place(file: str, line: int) -> str:
@@ -114,11 +114,15 @@ def kernels(call: Callable[[], object], device: torch.device) -> list[tuple[str,
         if cuda:
             torch.cuda.synchronize()
     spent = "self_device_time_total" if cuda else "self_cpu_time_total"
-    # an operation has its kernels' time as its own, too
-    events = [each for each in seen.key_averages() if not cuda or each.device_type == torch.autograd.DeviceType.CUDA]
+    events = [each for each in seen.key_averages() if not cuda or is_kernel(each)]
     events.sort(key=lambda each: getattr(each, spent), reverse=True)
     total = sum(getattr(each, spent) for each in events) or 1.0
     return [(each.key, each.count, getattr(each, spent) / 1e3, getattr(each, spent) / total) for each in events[:KERNELS]]
+
+
+def is_kernel(event: Any) -> bool:
+    """And no operation or named stretch of the program, which have the time of kernels as theirs, too."""
+    return event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation
 
 
 def main() -> None:

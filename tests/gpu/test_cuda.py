@@ -80,7 +80,7 @@ def test_noise_and_sums_have_the_bits_of_a_processor() -> None:
     here, there = (Noise(7, 3, [0, 5], torch.device(device)) for device in (DEVICE, "cpu"))
     for draw in (lambda noise: noise.uniform("a", (64, 9)), lambda noise: noise.integers("b", (64,), 2, 17)):
         assert torch.equal(draw(here).cpu(), draw(there))
-    torch.testing.assert_close(here.normal("c", (64,)).cpu(), there.normal("c", (64,)), rtol=0, atol=1e-6)
+    torch.testing.assert_close(here.normal("c", (64,)).cpu(), there.normal("c", (64,)), rtol=0, atol=3e-6)
     ids, grads = there.integers("ids", (1000,), 0, 40), there.normal("grads", (1000, 32))
     for mine, theirs in zip(sum_duplicates(ids.to(DEVICE), grads.to(DEVICE)), sum_duplicates(ids, grads), strict=True):
         assert torch.equal(mine.cpu(), theirs)
