@@ -54,7 +54,8 @@ class Rotate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        return _turned(grad, *ctx.saved_tensors, -1), None, None
+        cos_K, sin_K = ctx.saved_tensors
+        return _turned(grad, cos_K, sin_K, -1), None, None
 
 
 def _turned(x_K: Tensor, cos_K: Tensor, sin_K: Tensor, direction: int) -> Tensor:
