@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -120,30 +122,36 @@ class Attention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """Gated MLP whose hidden width is two thirds of `expansion`, rounded up to a multiple."""
+    """Gated MLP whose hidden width is two thirds of `expansion`, rounded up to a multiple.
 
-    def __init__(self, width: int, expansion: float, multiple: int) -> None:
+    With `norm_eps` what is gated is normed before (Dillon 2026, arXiv 2601.19085): Muon's large steps then stay harmless.
+    """
+
+    def __init__(self, width: int, expansion: float, multiple: int, norm_eps: float | None = None) -> None:
         super().__init__()
         hidden = -(-round(expansion * width * 2 / 3) // multiple) * multiple
+        self.norm_eps = norm_eps
         self.gate_up_proj = Linear(width, 2 * hidden)
         self.down_proj = Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)
+        if self.norm_eps is None:
+            return self.down_proj(F.silu(gate) * up)
+        return self.down_proj(torch.sigmoid(gate) * rms_norm(gate * up, self.norm_eps))
 
 
 class Block(nn.Module):
     """Mix over positions, then over channels, each with a residual and a norm after it."""
 
-    def __init__(self, width: int, heads: int, expansion: float, multiple: int, eps: float, mix_positions: int = 0) -> None:
+    def __init__(self, width: int, heads: int, mlp: Callable[[int], SwiGLU], eps: float, mix_positions: int = 0) -> None:
         super().__init__()
         if mix_positions:  # tokens are mixed by an MLP over this many positions
-            self.mlp_t = SwiGLU(mix_positions, expansion, multiple)
+            self.mlp_t = mlp(mix_positions)
         else:
             self.self_attn = Attention(width, heads)
         self.mixes_by_mlp = bool(mix_positions)
-        self.mlp = SwiGLU(width, expansion, multiple)
+        self.mlp = mlp(width)
         self.eps = eps
 
     def forward(self, x_BLD: Tensor, cos_sin: CosSin | None) -> Tensor:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from models.layers import Block, CosSin, Embedding, Level, Linear, RotaryEmbedding, cast_weights, lecun_normal, parse_dtype
+from models.layers import Block, CosSin, Embedding, Level, Linear, RotaryEmbedding, SwiGLU, cast_weights, lecun_normal, parse_dtype
 from models.sparse_embedding import SparseEmbedding
 from utils.errors import ConfigError
 from utils.spec import Spec
@@ -41,6 +41,7 @@ class Sizes:
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     mlp_multiple: int = 256
+    mlp_norm: bool = False
     puzzle_emb_len: int = 0  # 0: as many positions as the puzzle embedding fills
     mlp_t: bool = False
     no_ACT_continue: bool = False
@@ -105,8 +106,12 @@ class Inner(nn.Module):
 
     def level(self, layers: int, mix_positions: int = 0) -> Level:
         """A stack of blocks of this net's sizes."""
-        width, heads, mlp = self.sizes.hidden_size, self.sizes.num_heads, (self.sizes.expansion, self.sizes.mlp_multiple)
-        return Level([Block(width, heads, *mlp, self.sizes.rms_norm_eps, mix_positions) for _ in range(layers)])
+        sizes = self.sizes
+
+        def mlp(width: int) -> SwiGLU:
+            return SwiGLU(width, sizes.expansion, sizes.mlp_multiple, sizes.rms_norm_eps if sizes.mlp_norm else None)
+
+        return Level([Block(sizes.hidden_size, sizes.num_heads, mlp, sizes.rms_norm_eps, mix_positions) for _ in range(layers)])
 
     def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
         """All cycles of one step; gradients flow through the last ones only."""

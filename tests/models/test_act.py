@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from models.hrm import HRM
+from models.layers import SwiGLU
+from models.losses import LOSSES
 from models.objectives.act import ActObjective
 from models.objectives.base import Context
 from models.trm import TRM
@@ -177,3 +179,24 @@ def test_a_headline_of_which_less_is_better_keeps_its_sign_however_it_is_named()
     objective.headline = Metric("kl", lower=True)
     assert {str(objective.judged_by(text)) for text in ("", "eval/kl", "-eval/kl")} == {"-eval/kl"}
     assert str(objective.judged_by("eval/all/kl")) == "-eval/all/kl"
+
+
+def test_the_gated_product_may_be_normed() -> None:
+    mlp = SwiGLU(8, 2.0, 4, norm_eps=1e-5)
+    x = torch.randn(3, 8)
+    gate, up = mlp.gate_up_proj(x).chunk(2, -1)
+    product = gate * up
+    normed = product / (product.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(mlp(x), mlp.down_proj(torch.sigmoid(gate) * normed))
+    assert mlp.gate_up_proj.weight.shape == (2 * 12, 8), "two thirds of 16, rounded up to a multiple of 4"
+    assert make("trm", mlp_norm=True).model.inner.L_level.layers[0].mlp.norm_eps == 1e-5
+
+
+@pytest.mark.parametrize("loss", ["stablemax_cross_entropy", "softmax_cross_entropy"])
+def test_a_part_of_the_target_is_spread_over_all_tokens(loss: str) -> None:
+    logits, labels = torch.randn(2, 3, 5, dtype=torch.float64), torch.tensor([[0, 4, 2], [1, IGNORE, 3]])
+    every = torch.stack([LOSSES[loss](logits, torch.full_like(labels, token)) for token in range(5)], -1)  # minus log probabilities
+    chosen = torch.where(labels == IGNORE, 0.0, every.gather(-1, labels.clamp_min(0)[..., None])[..., 0])
+    spread = torch.where(labels == IGNORE, 0.0, every.mean(-1))
+    torch.testing.assert_close(LOSSES[loss](logits, labels, 0.2).double(), (0.8 * chosen + 0.2 * spread).double(), rtol=1e-6, atol=1e-6)
+    assert torch.equal(LOSSES[loss](logits, labels), LOSSES[loss](logits, labels, 0.0))
