@@ -31,7 +31,7 @@ def sgd(params: Named, lr: float, momentum: float = 0.9, weight_decay: float = 0
 
 
 def muon(params: Named, lr: float, momentum: float = 0.95, weight_decay: float = 0.1, nesterov: bool = True) -> torch.optim.Optimizer:
-    """Muon on matrices, its step scaled like AdamW's so that both share one learning rate."""
+    """Muon on matrices, its step scaled by their shape as Jordan et al. (2024) do, so that published rates such as 0.02 hold."""
     params = list(params)
     for name, parameter in params:
         if parameter.ndim != 2:
@@ -39,5 +39,5 @@ def muon(params: Named, lr: float, momentum: float = 0.95, weight_decay: float =
                 f"optim.dense: Muon takes matrices, but {name} has shape {tuple(parameter.shape)}; leave it to a pattern with AdamW"
             )
     return torch.optim.Muon(
-        params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, adjust_lr_fn="match_rms_adamw"
+        params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, adjust_lr_fn="original"
     )  # fmt: skip
