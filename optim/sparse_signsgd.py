@@ -71,7 +71,7 @@ class SparseSignSGD(torch.optim.Optimizer):
         weights.index_copy_(0, ids_N, torch.where(some, moved_NW, rows_NW))
 
     def _gathered(self, name: str, table: Table) -> tuple[Tensor, Tensor]:
-        """All ranks' ids and row gradients, by one collective; ids below 0 stand where no row was looked up.
+        """All ranks' ids and row gradients, by one collective; an id below 0 stands where no row was looked up.
 
         A rank sends as many rows as it has room for, each one's id and the bits of its gradient: nobody need ask the
         device how many there are. Everything travels as integers, so that no NaN's bits are rewritten on the way.
@@ -80,7 +80,7 @@ class SparseSignSGD(torch.optim.Optimizer):
         width = table.weights.shape[1]
         counts = [ids.numel() for ids, _ in looked_up]
         if sum(counts) > self.capacity:
-            raise RuntimeError(f"{sum(counts)} rows of {name} were looked up in one step, but the sparse optimizer has room for {self.capacity}")
+            raise RuntimeError(f"{sum(counts)} rows of {name} were looked up in one step; the sparse optimizer has room for {self.capacity}")
         payload = torch.zeros(self.capacity, 1 + width, dtype=torch.int32, device=table.weights.device)
         payload[sum(counts) :, 0] = -1
         places = payload[: sum(counts)].split(counts) if counts else ()
