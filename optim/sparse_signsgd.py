@@ -80,7 +80,7 @@ class SparseSignSGD(torch.optim.Optimizer):
         width = table.weights.shape[1]
         counts = [ids.numel() for ids, _ in looked_up]
         if sum(counts) > self.capacity:
-            raise RuntimeError(f"{sum(counts)} rows of {name} were looked up in one step; the sparse optimizer has room for {self.capacity}")
+            raise RuntimeError(f"{sum(counts)} rows of {name} were looked up in one step, but the optimizer has room for {self.capacity}")
         payload = torch.zeros(self.capacity, 1 + width, dtype=torch.int32, device=table.weights.device)
         payload[sum(counts) :, 0] = -1
         places = payload[: sum(counts)].split(counts) if counts else ()

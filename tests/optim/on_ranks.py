@@ -170,12 +170,17 @@ def non_finite_is_named(dist: Dist) -> None:
     culprit = dist.world_size - 1
     net = build_net()
     reducer = reducer_of(net, dist, 0.001)
-    for name, bad in (("first.bias", float("nan")), ("second.weight", float("-inf")), ("gain", float("inf"))):
+    for name, bad, late in (("first.bias", float("nan"), False), ("second.weight", float("-inf"), True), ("gain", float("inf"), True)):
         reducer.zero()
         shard_loss(net, 0, dist.rank).backward()
         if dist.rank == culprit:
             dict(net.named_parameters())[name].grad.view(-1)[1] = bad
-        verdict = reducer.finish([4.0])()
+        read = reducer.finish([4.0], late=late)
+        if late:  # then the next step's gradients lie where these did
+            reducer.zero()
+            shard_loss(net, 1, dist.rank).backward()
+            assert reducer.finish([4.0], late=True)().finite
+        verdict = read()
         assert (verdict.finite, verdict.ranks, verdict.parameter) == (False, [culprit], name), verdict
     reducer.zero()
     rows = torch.zeros(3, 2)
