@@ -96,7 +96,7 @@ class Reducer:
         # in float64, as one divides on the host; a weight that divides nothing, or is not finite, leaves nothing
         factor = (1 / self.buckets[-1].tail[0].double()).nan_to_num(0.0, 0.0, 0.0)
         for bucket in self.buckets:
-            bucket.grads.mul_(factor)
+            bucket.scale(factor)
         return lambda: self._verdict(status)
 
     def _verdict(self, status: Callable[[], list[float]]) -> Verdict:

@@ -55,6 +55,11 @@ class Bucket:
         self.move_in(self.parameters)
         self.magnitude = magnitude(self.grads)
 
+    def scale(self, factor: Tensor) -> None:
+        """Multiply by a number that only the device knows; in half precision the number itself would lose too much."""
+        wide = self.grads.to(torch.promote_types(self.grads.dtype, torch.float32))
+        self.grads.copy_(wide.mul_(factor.to(wide.dtype)))  # nothing to copy where it was wide enough
+
     def finite(self) -> Tensor:
         """For every parameter, in the order of `views`, 1 if its gradient is finite and 0 if not."""
         if not self.views:
