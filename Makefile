@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: train test test-all lint format bench clean
+.PHONY: train test test-all lint format bench gpu wheels clean
 
 train: .venv/ready
 	$(PY) pretrain.py experiment=demo
@@ -27,6 +27,22 @@ format: .venv/ready
 bench: .venv/ready
 	@set -e; for file in tests/bench/bench_*.py; do name=$${file%.py}; echo; $(PY) -m $${name//\//.}; done
 
+# on a machine with a GPU, by the python that has torch there: tests, speed, training; see README
+gpu:
+	$(if $(filter command,$(firstword $(origin PYTHON))),$(PYTHON),$(if $(wildcard $(PY)),$(PY),$(PYTHON))) -m tests.gpu
+
+# What `make gpu` finds beside it on a machine without a network: all of the lock file but what comes with torch or serves
+# developing, and what is too large to travel (datasets wants pyarrow and pandas). For Python 3.12 on x86-64 Linux.
+LEFT_OUT := torch|filelock|sympy|mpmath|networkx|Jinja2|MarkupSafe|numpy|pandas|pyarrow|scipy|scikit-learn|joblib|threadpoolctl|narwhals|\
+mypy|mypy_extensions|librt|ast_serialize|pathspec|ruff|pytest-xdist|execnet
+LINUX := $(addprefix --platform manylinux,_2_28_x86_64 _2_27_x86_64 _2_17_x86_64 2014_x86_64 1_x86_64)
+wheels: .venv/ready
+	rm -rf wheels
+	$(PY) -m pip wheel --quiet --no-deps --wheel-dir wheels $$(grep '^antlr4' requirements.lock)
+	$(PY) -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 --implementation cp $(LINUX) --dest wheels \
+		$$(grep -vE '^($(subst | ,|,$(LEFT_OUT))|antlr4-python3-runtime)==' requirements.lock)
+	du -sh wheels; test $$(du -sm wheels | cut -f1) -le 64
+
 # torch goes first and alone: with it in place no other package can pull in a second build of it
 .venv/ready: requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; run make PYTHON=python3.12")'
@@ -36,4 +52,4 @@ bench: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv wheels .mypy_cache .ruff_cache .pytest_cache

@@ -113,6 +113,7 @@ def pretrain(cfg: DictConfig) -> float | None:
 def train_or_evaluate(cfg: DictConfig, dist: Dist, run: RunDirectory) -> float | None:
     """The run, once its directory is its own."""
     start = resume.find(cfg, dist, run.say)
+    resume.fix_arithmetic(cfg, start, dist)
     source, objective, sync, wrapped = build_problem(cfg, dist, run, start)
     with dist.agreed():
         trainer = build(cfg, dist, run, source, objective, sync, wrapped)
@@ -129,7 +130,7 @@ def train_or_evaluate(cfg: DictConfig, dist: Dist, run: RunDirectory) -> float |
     wandb = {"mode": cfg.wandb.mode, "project": cfg.project_name, "name": cfg.run_name, "id": start.meta.get("wandb_id")}
     run.begin(OmegaConf.to_yaml(cfg), wandb, start.step if start.continues else None, standing.evaluation_due)
     run.say(f"{cfg.run_name}: {sum(p.numel() for p in trainer.parameters.values()):,} parameters, {trainer.total_steps:,} steps")
-    run.say(hardware.describe(dist))
+    run.say(hardware.describe(dist, objective.model.dtype))
     if cfg.eval_only:
         if stop := evaluate(trainer):
             run.stop(stop, standing.step, "an evaluation saves nothing")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -16,21 +15,17 @@ class CNN(nn.Module):
 
     dropout_widths = (9216, 128)
 
-    def __init__(self, spec: Spec, dropout: tuple[float, float] = (0.25, 0.5), forward_dtype: str = "auto") -> None:
+    def __init__(self, spec: Spec, dropout: tuple[float, float] = (0.25, 0.5), forward_dtype: str = "float32") -> None:
         super().__init__()
         if spec.image_shape != (28, 28):
             raise ConfigError(f"arch=cnn needs images of 28×28, the data has {spec.image_shape or 'none'}; use data=digits or data=mnist")
         if len(dropout) != 2 or not all(isinstance(rate, int | float) and 0 <= rate < 1 for rate in dropout):
             raise ConfigError(f"arch.dropout={dropout}: two rates, each at least 0 and less than 1; for example [0.25,0.5]")
-        self.dropout, self.forward_dtype = tuple(dropout), forward_dtype
+        self.dropout, self.dtype = tuple(dropout), parse_dtype(forward_dtype)
         self.conv1 = nn.Conv2d(1, 32, 3)
         self.conv2 = nn.Conv2d(32, 64, 3)
         self.fc1 = nn.Linear(9216, 128)
         self.fc2 = nn.Linear(128, spec.num_classes)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return parse_dtype(self.forward_dtype, self.fc2.weight.device)
 
     def forward(self, images_B1HW: Tensor, masks: tuple[Tensor, Tensor] | None) -> Tensor:
         x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(images_B1HW)))), 2).flatten(1)

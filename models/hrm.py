@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.layers import Block, CosSin, Level
+from models.layers import CosSin
 from models.recursion import Inner, RecursiveNet, Sizes, State
 from utils.errors import ConfigError
 from utils.spec import Spec
@@ -18,21 +18,17 @@ class HRMInner(Inner):
         super().__init__(sizes, spec)
         if sizes.H_layers < 1:
             raise ConfigError(f"arch.H_layers={sizes.H_layers} must be more than 0")
-        self.H_level = self._level(sizes.H_layers)
-        self.L_level = self._level(sizes.L_layers)
-
-    def _level(self, layers: int) -> Level:
-        return Level(
-            [Block(self.sizes.hidden_size, self.sizes.num_heads, self.sizes.expansion, self.sizes.rms_norm_eps) for _ in range(layers)]
-        )
+        self.H_level = self.level(sizes.H_layers)
+        self.L_level = self.level(sizes.L_layers)
 
     def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
         z_H, z_L = state
         with torch.no_grad():
             for round_ in range(self.sizes.H_cycles):
+                injected = z_H + x_BLD
                 last_round = round_ == self.sizes.H_cycles - 1
                 for _ in range(self.sizes.L_cycles - last_round):
-                    z_L = self.L_level(z_L, z_H + x_BLD, cos_sin)
+                    z_L = self.L_level(z_L, injected, cos_sin)
                 if not last_round:
                     z_H = self.H_level(z_H, z_L, cos_sin)
         z_L = self.L_level(z_L, z_H + x_BLD, cos_sin)

@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models import halves
 from utils.errors import ConfigError
 
 CosSin = tuple[Tensor, Tensor]
@@ -28,6 +31,8 @@ def widen(x: Tensor) -> Tensor:
 
 def rms_norm(x: Tensor, eps: float) -> Tensor:
     """Divide by the root mean square of the last dimension."""
+    if halves.spares_passes(x):
+        return halves.Norm.apply(x, eps)
     wide = widen(x)
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
@@ -37,10 +42,8 @@ def cast_weights(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
     return {name: parameter.to(dtype) for name, parameter in module.named_parameters()}
 
 
-def parse_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on CUDA and float32 elsewhere."""
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+def parse_dtype(name: str) -> torch.dtype:
+    """What a net computes in; a run has replaced `auto` before."""
     if name not in DTYPES:
         raise ConfigError(f"arch.forward_dtype={name}: choose one of auto, {', '.join(DTYPES)}")
     return DTYPES[name]
@@ -56,6 +59,10 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
+
+    def wide(self, x: Tensor) -> Tensor:
+        """In float32 at least: for a few outputs that decide much, of which half precision saves nothing."""
+        return F.linear(widen(x), widen(self.weight), None if self.bias is None else widen(self.bias))
 
 
 class Embedding(nn.Module):
@@ -88,6 +95,8 @@ class RotaryEmbedding(nn.Module):
 
 def rotate(x_BHLK: Tensor, cos_sin: CosSin) -> Tensor:
     """Turn queries or keys by their position, in the precision of the angles."""
+    if halves.spares_passes(x_BHLK):
+        return halves.Rotate.apply(x_BHLK, *cos_sin)
     cos_LK, sin_LK = cos_sin
     x = x_BHLK.to(cos_LK.dtype)
     first, second = x.chunk(2, dim=-1)
@@ -113,36 +122,42 @@ class Attention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """Gated MLP whose hidden width is two thirds of `expansion`, rounded up to 256."""
+    """Gated MLP whose hidden width is two thirds of `expansion`, rounded up to a multiple.
 
-    def __init__(self, width: int, expansion: float) -> None:
+    With `norm_eps` what is gated is normed before (Dillon 2026, arXiv 2601.19085): Muon's large steps then stay harmless.
+    """
+
+    def __init__(self, width: int, expansion: float, multiple: int, norm_eps: float | None = None) -> None:
         super().__init__()
-        hidden = -(-round(expansion * width * 2 / 3) // 256) * 256
+        hidden = -(-round(expansion * width * 2 / 3) // multiple) * multiple
+        self.norm_eps = norm_eps
         self.gate_up_proj = Linear(width, 2 * hidden)
         self.down_proj = Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)
+        if self.norm_eps is None:
+            return self.down_proj(F.silu(gate) * up)
+        return self.down_proj(torch.sigmoid(gate) * rms_norm(gate * up, self.norm_eps))
 
 
 class Block(nn.Module):
     """Mix over positions, then over channels, each with a residual and a norm after it."""
 
-    def __init__(self, width: int, heads: int, expansion: float, eps: float, mix_positions: int = 0) -> None:
+    def __init__(self, width: int, heads: int, mlp: Callable[[int], SwiGLU], eps: float, mix_positions: int = 0) -> None:
         super().__init__()
         if mix_positions:  # tokens are mixed by an MLP over this many positions
-            self.mlp_t = SwiGLU(mix_positions, expansion)
+            self.mlp_t = mlp(mix_positions)
         else:
             self.self_attn = Attention(width, heads)
         self.mixes_by_mlp = bool(mix_positions)
-        self.mlp = SwiGLU(width, expansion)
+        self.mlp = mlp(width)
         self.eps = eps
 
     def forward(self, x_BLD: Tensor, cos_sin: CosSin | None) -> Tensor:
         if self.mixes_by_mlp:
-            x_BDL = x_BLD.transpose(1, 2)
-            x_BLD = rms_norm(x_BDL + self.mlp_t(x_BDL), self.eps).transpose(1, 2)
+            x_BDL = halves.in_order(x_BLD.transpose(1, 2))
+            x_BLD = halves.in_order(rms_norm(x_BDL + self.mlp_t(x_BDL), self.eps).transpose(1, 2))
         else:
             x_BLD = rms_norm(x_BLD + self.self_attn(x_BLD, cos_sin), self.eps)
         return rms_norm(x_BLD + self.mlp(x_BLD), self.eps)

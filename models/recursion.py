@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from models.layers import CosSin, Embedding, Linear, RotaryEmbedding, cast_weights, lecun_normal, parse_dtype, widen
+from models.layers import Block, CosSin, Embedding, Level, Linear, RotaryEmbedding, SwiGLU, cast_weights, lecun_normal, parse_dtype
 from models.sparse_embedding import SparseEmbedding
 from utils.errors import ConfigError
 from utils.spec import Spec
@@ -37,9 +37,11 @@ class Sizes:
     pos_encodings: str
     halt_max_steps: int
     halt_exploration_prob: float
-    forward_dtype: str = "auto"
+    forward_dtype: str = "float32"
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
+    mlp_multiple: int = 256
+    mlp_norm: bool = False
     puzzle_emb_len: int = 0  # 0: as many positions as the puzzle embedding fills
     mlp_t: bool = False
     no_ACT_continue: bool = False
@@ -66,7 +68,7 @@ class Sizes:
                 f"arch.puzzle_emb_len={self.puzzle_emb_len} holds {self.prefix * self.hidden_size} numbers, "
                 f"arch.puzzle_emb_ndim={self.puzzle_emb_ndim} is more; try arch.puzzle_emb_len=0"
             )
-        parse_dtype(self.forward_dtype, torch.device("cpu"))
+        parse_dtype(self.forward_dtype)
 
     @property
     def prefix(self) -> int:
@@ -102,6 +104,15 @@ class Inner(nn.Module):
         self.register_buffer("H_init", lecun_normal(width, std=1.0))
         self.register_buffer("L_init", lecun_normal(width, std=1.0))
 
+    def level(self, layers: int, mix_positions: int = 0) -> Level:
+        """A stack of blocks of this net's sizes."""
+        sizes = self.sizes
+
+        def mlp(width: int) -> SwiGLU:
+            return SwiGLU(width, sizes.expansion, sizes.mlp_multiple, sizes.rms_norm_eps if sizes.mlp_norm else None)
+
+        return Level([Block(sizes.hidden_size, sizes.num_heads, mlp, sizes.rms_norm_eps, mix_positions) for _ in range(layers)])
+
     def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
         """All cycles of one step; gradients flow through the last ones only."""
         raise NotImplementedError
@@ -110,7 +121,7 @@ class Inner(nn.Module):
         cos_sin = self.rotary_emb() if self.sizes.pos_encodings == "rope" else None
         z_H, z_L = self.recur((z_H, z_L), self.embed(tokens_BT, puzzle_BP), cos_sin)
         logits_BTV = self.lm_head(z_H)[:, self.sizes.prefix :]
-        return (z_H.detach(), z_L.detach()), logits_BTV, widen(self.q_head(z_H[:, 0]))
+        return (z_H.detach(), z_L.detach()), logits_BTV, self.q_head.wide(z_H[:, 0])
 
     def embed(self, tokens_BT: Tensor, puzzle_BP: Tensor | None) -> Tensor:
         """Puzzle prefix and tokens as one sequence."""
@@ -139,7 +150,7 @@ class RecursiveNet(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return parse_dtype(self.sizes.forward_dtype, self.inner.H_init.device)
+        return parse_dtype(self.sizes.forward_dtype)
 
     def weights(self) -> dict[str, Tensor] | None:
         """The weights a step computes with; None when they need no cast."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.layers import Block, CosSin, Level
+from models.layers import CosSin
 from models.recursion import Inner, RecursiveNet, Sizes, State
 from utils.spec import Spec
 
@@ -16,8 +16,7 @@ class TRMInner(Inner):
     def __init__(self, sizes: Sizes, spec: Spec) -> None:
         super().__init__(sizes, spec)
         mixed = spec.seq_len + sizes.prefix if sizes.mlp_t else 0
-        blocks = [Block(sizes.hidden_size, sizes.num_heads, sizes.expansion, sizes.rms_norm_eps, mixed) for _ in range(sizes.L_layers)]
-        self.L_level = Level(blocks)
+        self.L_level = self.level(sizes.L_layers, mixed)
 
     def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
         with torch.no_grad():
@@ -27,8 +26,9 @@ class TRMInner(Inner):
 
     def _round(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
         z_H, z_L = state
+        question_and_answer = z_H + x_BLD
         for _ in range(self.sizes.L_cycles):
-            z_L = self.L_level(z_L, z_H + x_BLD, cos_sin)
+            z_L = self.L_level(z_L, question_and_answer, cos_sin)
         return self.L_level(z_H, z_L, cos_sin), z_L
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -38,11 +39,11 @@ class ActObjective(Objective):
     costs = frozenset({"lm_loss", "q_halt_loss", "q_continue_loss"})
     model: RecursiveNet
 
-    def __init__(self, model: RecursiveNet, loss_type: str) -> None:
+    def __init__(self, model: RecursiveNet, loss_type: str, label_smoothing: float = 0.0) -> None:
         super().__init__(model)
         if loss_type not in LOSSES:
             raise ConfigError(f"arch.loss.loss_type={loss_type}: choose one of {', '.join(LOSSES)}")
-        self.token_loss = LOSSES[loss_type]
+        self.token_loss = partial(LOSSES[loss_type], smoothing=label_smoothing)
 
     def initial_carry(self, batch: Batch) -> ActCarry:
         """All slots halted: the first step fills them."""

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from models.hrm import HRM
+from models.layers import SwiGLU
+from models.losses import LOSSES
 from models.objectives.act import ActObjective
 from models.objectives.base import Context
 from models.trm import TRM
@@ -113,18 +115,19 @@ def test_exploration_is_noise_of_step_and_shard_only() -> None:
     assert not wild.any(), "an exploring slot thinks two steps at least"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_compiling_changes_no_number_and_no_key(dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "apart"), [("float32", 1e-5), ("bfloat16", 0.05)])
+def test_compiling_changes_no_number_and_no_key(dtype: str, apart: float) -> None:
+    """In half precision eager norms and rotations are computed in another way, so rounding differs there."""
     eager = make("trm", forward_dtype=dtype)
     compiled = copy.deepcopy(eager)
     compiled.model.compile(dynamic=False, backend="aot_eager")
     batches = [batch_of(8, seed) for seed in range(2)]
     for a, b in zip(steps(eager, batches), steps(compiled, batches), strict=True):
-        torch.testing.assert_close(a.loss, b.loss, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(a.loss, b.loss, rtol=apart, atol=0)
         a.loss.backward()
         b.loss.backward()
     for (name, a), b in zip(eager.named_parameters(), compiled.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-5, msg=name)
+        assert torch.linalg.vector_norm(a.grad - b.grad) <= apart * torch.linalg.vector_norm(a.grad), name
     assert list(eager.state_dict()) == list(compiled.state_dict())
 
 
@@ -176,3 +179,24 @@ def test_a_headline_of_which_less_is_better_keeps_its_sign_however_it_is_named()
     objective.headline = Metric("kl", lower=True)
     assert {str(objective.judged_by(text)) for text in ("", "eval/kl", "-eval/kl")} == {"-eval/kl"}
     assert str(objective.judged_by("eval/all/kl")) == "-eval/all/kl"
+
+
+def test_the_gated_product_may_be_normed() -> None:
+    mlp = SwiGLU(8, 2.0, 4, norm_eps=1e-5)
+    x = torch.randn(3, 8)
+    gate, up = mlp.gate_up_proj(x).chunk(2, -1)
+    product = gate * up
+    normed = product / (product.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(mlp(x), mlp.down_proj(torch.sigmoid(gate) * normed))
+    assert mlp.gate_up_proj.weight.shape == (2 * 12, 8), "two thirds of 16, rounded up to a multiple of 4"
+    assert make("trm", mlp_norm=True).model.inner.L_level.layers[0].mlp.norm_eps == 1e-5
+
+
+@pytest.mark.parametrize("loss", ["stablemax_cross_entropy", "softmax_cross_entropy"])
+def test_a_part_of_the_target_is_spread_over_all_tokens(loss: str) -> None:
+    logits, labels = torch.randn(2, 3, 5, dtype=torch.float64), torch.tensor([[0, 4, 2], [1, IGNORE, 3]])
+    every = torch.stack([LOSSES[loss](logits, torch.full_like(labels, token)) for token in range(5)], -1)  # minus log probabilities
+    chosen = torch.where(labels == IGNORE, 0.0, every.gather(-1, labels.clamp_min(0)[..., None])[..., 0])
+    spread = torch.where(labels == IGNORE, 0.0, every.mean(-1))
+    torch.testing.assert_close(LOSSES[loss](logits, labels, 0.2).double(), (0.8 * chosen + 0.2 * spread).double(), rtol=1e-6, atol=1e-6)
+    assert torch.equal(LOSSES[loss](logits, labels), LOSSES[loss](logits, labels, 0.0))

@@ -37,7 +37,8 @@ def parameters(shapes=LAYERS):
 
 
 def config_of(name):
-    return OmegaConf.create({**ROOT_KEYS, "optim": OmegaConf.load(CONF / "optim" / f"{name}.yaml")}).optim
+    loaded = OmegaConf.load(CONF / "optim" / f"{name}.yaml")
+    return OmegaConf.merge(ROOT_KEYS, loaded if "optim" in loaded else {"optim": loaded}).optim
 
 
 def dense(match=".*", **optimizer):
@@ -50,7 +51,8 @@ def test_every_config_trains_every_parameter_once(name):
     optimizers = build(config.dense, named)
     owned = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     assert sorted(map(id, owned)) == sorted(map(id, named.values()))
-    assert all(group["base_lr"] == group["lr"] == 1e-2 for optimizer in optimizers for group in optimizer.param_groups)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    assert [group["base_lr"] for group in groups] == [group["lr"] for group in groups] == [2e-2, 1e-2][-len(groups) :]
     # a quadratic must shrink
     before = sum(float(p.detach().square().sum()) for p in named.values())
     for _ in range(5):

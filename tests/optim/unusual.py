@@ -43,7 +43,7 @@ class Net(nn.Module):
         super().__init__()
         self.base = self.make_base()
         self.last = nn.Linear(HIDDEN, spec.num_classes)
-        self.dtype = parse_dtype(forward_dtype, torch.device("cpu"))
+        self.dtype = parse_dtype(forward_dtype)
 
     def make_base(self) -> nn.Module:
         return nn.Linear(784, HIDDEN)

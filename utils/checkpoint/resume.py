@@ -19,6 +19,7 @@ from utils.checkpoint.stepfolders import resolved, steps_in
 from utils.command.keys import MAY_CHANGE, SAME_RUN, everywhere, run_values
 from utils.errors import ConfigError, said_of
 from utils.files import read_text
+from utils.measure.hardware import forward_dtype
 from utils.ranks.distributed import Dist
 from utils.rundir.directory import RunDirectory
 from utils.rundir.folders import MARKS
@@ -63,6 +64,16 @@ def find(config: DictConfig, dist: Dist, say: Callable[[str], None]) -> Start:
         return found
 
     return _decided(dist, look)
+
+
+def fix_arithmetic(config: DictConfig, start: Start, dist: Dist) -> None:
+    """`arch.forward_dtype=auto` becomes what the run has computed in so far, or else what rank 0's machine is best at.
+
+    Written down like this, it stays the same on every rank, and on any machine that the run goes on with.
+    """
+    if config.arch.get("forward_dtype") == "auto":
+        then = config_of(start.meta["config"])["arch"].get("forward_dtype", "auto") if "config" in start.meta else "auto"
+        config.arch.forward_dtype = dist.broadcast_text(forward_dtype(dist.device)) if then == "auto" else then
 
 
 def take_up(start: Start, saved: Registry, config: DictConfig, run: RunDirectory, total_steps: int) -> Start:
@@ -232,5 +243,5 @@ def _differences(saved: Mapping[Any, Any], config: DictConfig) -> dict[str, tupl
     now: Any = OmegaConf.to_container(config)
     rules = everywhere()
     old, new = (run_values(side, rules, SAME_RUN, MAY_CHANGE) for side in (saved, now))
-    changed = {key: (old[key], new[key]) for key in new if key in old and old[key] != new[key]}
+    changed = {key: (old[key], new[key]) for key in new if key in old and new[key] not in (old[key], "auto")}  # auto became the old one
     return {key: pair for key, pair in changed.items() if "." not in key} or changed  # what follows a root key is not said twice

@@ -75,6 +75,15 @@ def load(device: torch.device, dtype: torch.dtype, flops: float) -> dict[str, fl
     return {"memory/peak_bytes": peak_memory(device)} | ({"speed/mfu": flops / peak} if flops and peak else {})
 
 
+def forward_dtype(device: torch.device) -> str:
+    """What `arch.forward_dtype=auto` stands for: bfloat16 where it has instructions of its own, as emulated it is slower than float32."""
+    if device.type == "cuda":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        fast = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    return "bfloat16" if fast else "float32"
+
+
 def count_flops(call: Callable[[], None]) -> int:
     """Floating-point operations of the matrix products, convolutions and attention in one call."""
     from torch.utils.flop_counter import FlopCounterMode
@@ -84,13 +93,13 @@ def count_flops(call: Callable[[], None]) -> int:
     return counter.get_total_flops()
 
 
-def describe(dist: Dist) -> str:
+def describe(dist: Dist, dtype: torch.dtype) -> str:
     """One line for the log: where and with what this run computes."""
     cuda = dist.device.type == "cuda"
     device = torch.cuda.get_device_name(dist.device) if cuda else f"CPU with {torch.get_num_threads()} of {os.cpu_count()} threads"
     ranks = f"{dist.world_size} rank{'s' if dist.world_size > 1 else ''}"
     started = "" if dist.launcher == "none" else f" by {dist.launcher}"
-    return f"{ranks}{started} on {socket.gethostname()}: {device}, PyTorch {torch.__version__}"
+    return f"{ranks}{started} on {socket.gethostname()}: {device}, PyTorch {torch.__version__}, {str(dtype).removeprefix('torch.')}"
 
 
 def tune(exact: bool = False) -> None:

@@ -93,19 +93,21 @@ class Dist:
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor] | None:
         """On rank 0 the tensors of all ranks, of any type and shape, on the CPU; None on the others, which send only their own."""
+        # gloo sends from the address that it is given, and reads none of a GPU's
+        device = self.device if self.world_size > 1 and c10d.get_backend() == "nccl" else torch.device("cpu")
         shapes = self.all_gather_text(" ".join([str(tensor.dtype).removeprefix("torch."), *map(str, tensor.shape)]))
         if not self.is_main:
             content = tensor.contiguous().view(-1).view(torch.uint8)  # of every type: backends send few of them as they are
             if len(content):
                 with self.waiting():
-                    c10d.send(content.to(self.device), dst=0)
+                    c10d.send(content.to(device), dst=0)
             return None
         parts = [tensor.cpu()]
         for rank, text in enumerate(shapes[1:], start=1):
             dtype, *shape = text.split()
             part = torch.empty([int(length) for length in shape], dtype=getattr(torch, dtype))
             if part.numel():
-                content = torch.empty(part.nbytes, dtype=torch.uint8, device=self.device)
+                content = torch.empty(part.nbytes, dtype=torch.uint8, device=device)
                 with self.waiting():
                     c10d.recv(content, src=rank)
                 part = content.cpu().view(part.dtype).view(part.shape)
@@ -251,9 +253,11 @@ def stop() -> None:
 
 def _compared(meeting: Meeting, device: str, backend: str) -> tuple[Dist, str, list[Facts]]:
     """Device and backend, known to fit before the group exists: a rank without its device would leave the rest waiting."""
-    dist, own = Dist(), {"error": "", "backend": ""}
+    dist, own = Dist(), {"error": "", "backend": "", "card": ""}
     try:
         dist, own["backend"] = _placed(meeting.launch, device, backend, meeting.timeout_s)
+        if own["backend"] == "nccl":
+            own["card"] = str(torch.cuda.get_device_properties(dist.device).uuid)
     except ConfigError as error:
         own["error"] = str(error)
     facts = exchange(meeting, own)
@@ -265,7 +269,15 @@ def _compared(meeting: Meeting, device: str, backend: str) -> tuple[Dist, str, l
         if each["backend"] != facts[0]["backend"]:
             chosen = f"rank 0 chose {facts[0]['backend']}, rank {rank} {each['backend']}"
             raise ConfigError(f"backend=auto: {chosen}; set device=cpu or device=cuda")
+    _refuse_shared_cards([each["card"] for each in facts])
     return dist, own["backend"], facts
+
+
+def _refuse_shared_cards(cards: Sequence[str]) -> None:
+    """NCCL's own error comes late and is a page; `cards` are by rank, empty where it is not asked to share any."""
+    for rank, card in enumerate(cards):
+        if card and (first := cards.index(card)) != rank:
+            raise ConfigError(f"backend=nccl: ranks {first} and {rank} are on one GPU; start a rank per GPU, or set backend=gloo")
 
 
 def _placed(launch: Launch, device: str, backend: str, timeout_s: float) -> tuple[Dist, str]:

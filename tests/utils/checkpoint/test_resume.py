@@ -65,6 +65,20 @@ def test_its_own_directory_is_where_it_goes_on_anyhow(run: Path) -> None:
     assert linked.continues
 
 
+def test_auto_arithmetic_is_what_the_run_has_or_the_machine_is_best_at(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "forward_dtype", lambda device: "float32")
+    saved = "shards: 8\narch: {forward_dtype: bfloat16}\n"
+    alone(run / "checkpoints", 40, config=saved)
+    for asked, then, now in [("auto", True, "bfloat16"), ("auto", False, "float32"), ("bfloat16", True, "bfloat16")]:
+        mine = config(run, arch={"forward_dtype": asked})
+        resume.fix_arithmetic(mine, resume.find(mine, Dist(), pytest.fail) if then else Start(), Dist())
+        assert mine.arch.forward_dtype == now
+    assert "arch.forward_dtype=float32: the run in" in refused(run, arch={"forward_dtype": "float32"})
+    without = config(run, arch={"width": 3})  # a net may have no such key
+    resume.fix_arithmetic(without, Start(), Dist())
+    assert without.arch == {"width": 3}
+
+
 def test_its_own_directory_before_the_first_checkpoint(run: Path, tmp_path: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     start = found(run, resume=str(run))

@@ -61,12 +61,12 @@ def test_flops_of_a_linear_layer_forward_and_backward() -> None:
 
 
 def test_description_is_one_line() -> None:
-    text = describe(Dist(0, 2, 0, "torchrun"))
+    text = describe(Dist(0, 2, 0, "torchrun"), torch.bfloat16)
     assert text.startswith("2 ranks by torchrun on ")
     assert "CPU" in text
     assert torch.__version__ in text
     assert "\n" not in text
-    assert describe(Dist()).startswith("1 rank on ")
+    assert describe(Dist(), torch.float32).startswith("1 rank on ")
 
 
 def test_fast_math_warns_of_nothing() -> None:

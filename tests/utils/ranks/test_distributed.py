@@ -17,7 +17,7 @@ import torch
 from tests.utils.ranks.rank_check import metrics
 from utils.command import cli
 from utils.errors import ConfigError
-from utils.ranks.distributed import Dist, pick_backend, pick_device, start
+from utils.ranks.distributed import Dist, _refuse_shared_cards, pick_backend, pick_device, start
 from utils.ranks.launchers import Launch
 from utils.ranks.rendezvous import _difference
 from utils.revision import code_hashes
@@ -227,3 +227,20 @@ def test_an_error_of_a_process_alone_is_said_whatever_it_reads_like(capfd: pytes
     """With several ranks an error of collectives may be what another's end did; alone there is nobody to say more."""
     assert cli.report(RuntimeError("no address for gloo"), Launch("env")) == 1
     assert "error: RuntimeError: no address for gloo" in capfd.readouterr().err
+
+
+def test_nccl_takes_a_card_per_rank() -> None:
+    _refuse_shared_cards(["GPU-a", "GPU-b", "", ""])
+    with pytest.raises(ConfigError, match="backend=nccl: ranks 1 and 2 are on one GPU; start a rank per GPU, or set backend=gloo"):
+        _refuse_shared_cards(["GPU-a", "GPU-b", "GPU-b"])
+
+
+def test_gloo_sends_no_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor that lies on another device than the CPU reaches it as bytes of the CPU."""
+    sent: list[torch.Tensor] = []
+    monkeypatch.setattr("torch.distributed.get_backend", lambda: "gloo")
+    monkeypatch.setattr("torch.distributed.send", lambda tensor, dst: sent.append(tensor))
+    monkeypatch.setattr(Dist, "all_gather_text", lambda self, text: [text] * 2)
+    Dist(rank=1, world_size=2, device=torch.device("meta")).gather(torch.arange(3))
+    assert sent[0].device.type == "cpu"
+    assert sent[0].view(torch.int64).tolist() == [0, 1, 2]

@@ -1,0 +1,49 @@
+"""Half precision by fewer passes: the same values as autograd's formulas, to the rounding of the dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from models import halves, layers
+
+ANGLES = layers.RotaryEmbedding(16, 6, 10000.0)()
+
+
+def normed(x: Tensor) -> Tensor:
+    return layers.rms_norm(x, 1e-5)
+
+
+def turned(x: Tensor) -> Tensor:
+    return layers.rotate(x, ANGLES)
+
+
+def lying_across(x: Tensor) -> Tensor:
+    return normed(halves.in_order(x.transpose(1, 2))).transpose(1, 2)
+
+
+@pytest.mark.parametrize("function", [normed, turned, lying_across])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_values_and_gradients_are_those_of_autograd(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    x, grad = torch.randn(2, 3, 6, 16).to(dtype), torch.randn(2, 3, 6, 16).to(dtype)
+    results = []
+    for kind in (dtype, torch.float64):
+        leaf = x.detach().to(kind).requires_grad_()
+        y = function(leaf)
+        y.backward(grad.to(kind))
+        assert y.dtype == kind
+        results.append((y, leaf.grad))
+    step = torch.finfo(dtype).eps
+    for mine, exact in zip(*results, strict=True):
+        torch.testing.assert_close(mine.double(), exact, rtol=2 * step, atol=2 * step)
+
+
+def test_only_eager_half_precision_goes_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """float32 keeps the published code's bits, and a compiler sees operations that it can fuse."""
+    assert halves.spares_passes(torch.ones(1, dtype=torch.bfloat16))
+    assert not halves.spares_passes(torch.ones(1))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert not halves.spares_passes(torch.ones(1, dtype=torch.bfloat16))
