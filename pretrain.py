@@ -33,7 +33,8 @@ from optim.memory import Memory
 from optim.replicas import check_files, check_same, same_everywhere
 from optim.schedule import Schedule, build_schedule, set_lr
 from optim.sparse_signsgd import SparseSignSGD
-from optim.sync.base import Sync, Verdict
+from optim.sync.base import Sync
+from optim.sync.verdicts import Verdicts
 from utils.checkpoint import resume
 from utils.checkpoint.carries import Carries
 from utils.checkpoint.init_from import begin_with
@@ -42,7 +43,6 @@ from utils.checkpoint.registry import Origin, Registry, Standing
 from utils.checkpoint.resume import Start
 from utils.command import config
 from utils.command.instantiate import make
-from utils.errors import RunError
 from utils.measure import hardware
 from utils.measure.evaluation import Evaluation, check_names
 from utils.measure.metrics import Clock, Meter, Metric
@@ -64,6 +64,7 @@ class Trainer:
     objective: Objective
     sync: Sync
     wrapped: torch.nn.Module  # the objective as training calls it
+    verdicts: Verdicts  # on steps that the device may not have finished
     parameters: dict[str, torch.nn.Parameter]
     parts: list[range]  # this rank's shards, cut into micro-batches
     carries: Carries
@@ -179,22 +180,21 @@ def build(
     weights, most_rows = list(parameters.values()), shard_size * len(dist.owned_shards(cfg.shards, rank=0))
     size = shards_at_once(cfg, shard_size, len(owned), dist.device, weights, lambda n: objective.rehearse(*beginning(owned[:n])))
     parts = [owned[i : i + size] for i in range(0, len(owned), size)]
+    ema = EMA(parameters, tables, cfg.ema_rate) if cfg.ema else None
     trainer = Trainer(
         cfg=cfg, dist=dist, run=run, source=source, objective=objective, sync=sync, wrapped=wrapped, parameters=parameters,
-        parts=parts, carries=Carries(parts, lambda: objective.initial_carry(beginning(owned[:1])[0])), meter=Meter(cfg.shards),
-        sparse=build_sparse(cfg.optim.get("sparse"), tables, most_rows, dist),
+        verdicts=Verdicts(cfg.on_nonfinite, dist.device, NOTICES), meter=Meter(cfg.shards),
+        parts=parts, carries=Carries(parts, lambda: objective.initial_carry(beginning(owned[:1])[0])),
+        sparse=build_sparse(cfg.optim.get("sparse"), tables, most_rows, dist, [ema.before_rows_change] if ema is not None else []),
         dense=build_dense(cfg.optim.dense, parameters),
         schedule=build_schedule(cfg.optim.schedule, source.plan.total_steps, source.plan.steps_per_epoch),
-        ema=EMA(parameters, tables, cfg.ema_rate) if cfg.ema else None,
+        ema=ema,
         headline=objective.judged_by(cfg.objective_metric),
     )  # fmt: skip
-    if trainer.ema is not None:
-        for optimizer in trainer.sparse:
-            optimizer.before_update.append(trainer.ema.before_rows_change)
     if hardware.peak_flops(dist.device, objective.model.dtype):
         trainer.flops_per_example = objective.flops_per_example(*beginning(owned[:1]))
-    if cfg.compile is True or (cfg.compile == "auto" and dist.device.type == "cuda"):
-        objective.compile_net()
+    if cfg.compile in (True, "max") or (cfg.compile == "auto" and dist.device.type == "cuda"):
+        objective.compile_net(graphs=cfg.compile == "max")
     trainer.saved = enter_parts(trainer)
     return trainer
 
@@ -205,6 +205,7 @@ def enter_parts(trainer: Trainer) -> Registry:
     full = trainer.sync.full  # the same format, however a way to synchronise splits tensors over ranks
 
     def origin() -> Origin:
+        assert trainer.verdicts.settled, "nothing is saved that may not have been finite"
         lr = trainer.dense[-1].param_groups[0]["base_lr"] * trainer.schedule(trainer.step)
         return Origin.here(OmegaConf.to_yaml(cfg), trainer.source.spec.fingerprint, trainer.run.wandb_id, lr, objective.frozen())
 
@@ -232,19 +233,22 @@ def train(trainer: Trainer) -> None:
         while standing.step < plan.total_steps:
             with clock.waiting():
                 _, parts = next(loader)
-            verdict = train_step(trainer, parts)
+            train_step(trainer, parts)
             standing.step += 1
             clock.steps, clock.examples = clock.steps + 1, clock.examples + plan.examples_per_update
-            if standing.step % cfg.log_interval == 0 or standing.step == plan.total_steps:
+            logs = standing.step % cfg.log_interval == 0 or standing.step == plan.total_steps
+            standing.evaluation_due = plan.evaluates_after(standing.step)
+            if logs or standing.evaluation_due or trainer.verdicts.noticed or trainer.keeper.saves_now():
+                trainer.verdicts.settle()  # what is not finite is neither shown nor kept
+            if logs:
                 log(trainer, clock)
                 clock = Clock()
-            standing.evaluation_due = plan.evaluates_after(standing.step)
-            if after_step(trainer, verdict.notices):
+            if after_step(trainer, trainer.verdicts.take_notices()):
                 clock = Clock()
         trainer.keeper.wait_until_saved()
 
 
-def train_step(trainer: Trainer, parts: list[dict]) -> Verdict:
+def train_step(trainer: Trainer, parts: list[dict]) -> None:
     """One step: statistics of the whole batch first, then sum locally, reduce, divide once, update."""
     cfg, objective, sync = trainer.cfg, trainer.objective, trainer.sync
     sync.zero()
@@ -261,10 +265,11 @@ def train_step(trainer: Trainer, parts: list[dict]) -> Verdict:
             outs.append(trainer.wrapped(batch, carry, replace(context, totals=totals)))
             outs[-1].loss.backward()
     checked = [grad for optimizer in trainer.sparse for grad in optimizer.local_grads()]
-    verdict = sync.finish([out.weight for out in outs], checked, trainer.keeper.report())
-    if not verdict.finite:
-        refuse(trainer, verdict)
-        return verdict
+    verdicts = trainer.verdicts
+    verdicts.add(trainer.step + 1, sync.finish([out.weight for out in outs], checked, trainer.keeper.report(), verdicts.lag > 0))
+    if problem := verdicts.settle(verdicts.lag):
+        skip(trainer, problem)
+        return
 
     for shards, out in zip(trainer.parts, outs, strict=True):
         trainer.meter.add({**out.metrics, "loss": (out.loss, out.weight)}, shards[0])
@@ -276,31 +281,26 @@ def train_step(trainer: Trainer, parts: list[dict]) -> Verdict:
     if trainer.ema is not None:
         trainer.ema.update()
     trainer.carries.put(out.carry for out in outs)
-    return verdict
 
 
-def refuse(trainer: Trainer, verdict: Verdict) -> None:
-    """A step whose gradients are not finite: all ranks know, and all do the same."""
+def skip(trainer: Trainer, problem: str) -> None:
+    """A step that is not taken: all ranks know, and all do the same."""
     for optimizer in trainer.sparse:
         optimizer.zero_grad()  # forgets the step's look-ups
-    if trainer.cfg.on_nonfinite == "raise":
-        raise RunError(f"on_nonfinite=raise: step {trainer.step + 1}: {verdict.problem}; lower lr, set grad_clip, or use on_nonfinite=skip")
     trainer.carries.put([None] * len(trainer.parts))  # fresh carries: the same ones would fail again, as the weights stay
-    trainer.run.say(f"skipped step {trainer.step + 1}: {verdict.problem}")
+    trainer.run.say(f"skipped step {trainer.step + 1}: {problem}")
 
 
 def log(trainer: Trainer, clock: Clock) -> None:
     """One row of metrics, named as users of the published code know them."""
-    means, plan, device = trainer.meter.read(trainer.dist), trainer.source.plan, trainer.dist.device
+    means, plan = trainer.meter.read(trainer.dist), trainer.source.plan
     row = {f"train/{name}": value for name, value in means.items()}
     row["train/lr"] = trainer.dense[-1].param_groups[0]["lr"]
     if plan.steps_per_epoch is not None:
         row["epoch"] = trainer.step / plan.steps_per_epoch
     row |= clock.speeds(max(1, trainer.source.spec.seq_len), trainer.sync.take_wait_s(), trainer.keeper.take_stall_s())
-    row["memory/peak_bytes"] = hardware.peak_memory(device)
-    if trainer.flops_per_example:
-        peak = hardware.peak_flops(device, trainer.objective.model.dtype) or 1.0
-        row["speed/mfu"] = trainer.flops_per_example * row["speed/examples_per_s"] / trainer.dist.world_size / peak
+    flops = trainer.flops_per_example * row["speed/examples_per_s"] / trainer.dist.world_size
+    row |= hardware.load(trainer.dist.device, trainer.objective.model.dtype, flops)
     trainer.run.log(trainer.step, row)
     headline = trainer.objective.headline.name
     trainer.run.progress(trainer.step, trainer.total_steps, means.get("loss"), headline, means.get(headline), row["speed/examples_per_s"])

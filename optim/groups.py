@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from optim.sparse_signsgd import SparseSignSGD, Table
+from optim.sparse_signsgd import SparseSignSGD, Table, UpdateHook
 from utils.command.instantiate import make, plain
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
@@ -48,11 +48,15 @@ def build(config: Sequence[Mapping[str, Any]], parameters: Mapping[str, nn.Param
     return optimizers
 
 
-def build_sparse(config: Mapping[str, Any], tables: Mapping[str, Table], capacity: int, dist: Dist) -> list[SparseSignSGD]:
+def build_sparse(
+    config: Mapping[str, Any], tables: Mapping[str, Table], capacity: int, dist: Dist, before_update: Sequence[UpdateHook] = ()
+) -> list[SparseSignSGD]:
     """The optimizer of the sparse tables; none when the net has no table."""
     if not tables:
         return []
-    return [_with_base_lr(make(config, "optim.sparse", tables=tables, capacity=capacity, dist=dist))]
+    optimizer = _with_base_lr(make(config, "optim.sparse", tables=tables, capacity=capacity, dist=dist))
+    optimizer.before_update.extend(before_update)
+    return [optimizer]
 
 
 def claimed(patterns: Sequence[str], names: Iterable[str]) -> list[list[str]]:

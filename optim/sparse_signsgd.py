@@ -11,7 +11,7 @@ from torch import Tensor
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 
-# N looked-up rows of a step (all micro-batches, all ranks), U different rows among them, C capacity, W width
+# N rows that a step may look up (the capacities of all ranks), C capacity, W width
 UpdateHook = Callable[[str, Tensor, Tensor], None]
 
 
@@ -48,10 +48,8 @@ class SparseSignSGD(torch.optim.Optimizer):
         assert closure is None, "row gradients are taken once, there is nothing to evaluate again"
         group = self.param_groups[0]
         for name, table in self.tables.items():
-            ids_N, grads_NW = self._gathered(name, table)
-            ids_U, sums_UW = sum_duplicates(ids_N, grads_NW)
-            if len(ids_U):
-                self._update(name, table.weights, ids_U, sums_UW, group["lr"], group["weight_decay"])
+            ids_N, sums_NW = sum_duplicates(*self._gathered(name, table))
+            self._update(name, table.weights, ids_N, sums_NW, group["lr"], group["weight_decay"])
 
     def local_grads(self) -> list[Tensor]:
         """This rank's row gradients of the step so far, to be checked for values that are not finite."""
@@ -62,50 +60,48 @@ class SparseSignSGD(torch.optim.Optimizer):
         for table in self.tables.values():
             table.take()
 
-    def _update(self, name: str, weights: Tensor, ids_U: Tensor, sums_UW: Tensor, lr: float, weight_decay: float) -> None:
+    def _update(self, name: str, weights: Tensor, ids_N: Tensor, sums_NW: Tensor, lr: float, weight_decay: float) -> None:
+        some, ids_N = ids_N[-1:, None] >= 0, ids_N.clamp_min(0)  # where nobody looked anything up, row 0 is written as it was
         for hook in self.before_update:
-            hook(name, weights, ids_U)
+            hook(name, weights, ids_N)
+        rows_NW = weights.index_select(0, ids_N)
         # sign() discards scale, so neither the number of ranks nor the loss weight has to be divided out
-        rows_UW = weights.index_select(0, ids_U).mul_(1 - lr * weight_decay).add_(sums_UW.sign_().to(weights.dtype), alpha=-lr)
-        weights.index_copy_(0, ids_U, rows_UW)  # copies whole rows; `weights[ids]` is several times slower on a large table
+        moved_NW = (rows_NW * (1 - lr * weight_decay)).add_(sums_NW.sign_().to(weights.dtype), alpha=-lr)
+        # copies whole rows, some of them several times; `weights[ids]` is several times slower on a large table
+        weights.index_copy_(0, ids_N, torch.where(some, moved_NW, rows_NW))
 
     def _gathered(self, name: str, table: Table) -> tuple[Tensor, Tensor]:
-        """All ranks' valid ids and row gradients, by one collective.
+        """All ranks' ids and row gradients, by one collective; an id below 0 stands where no row was looked up.
 
-        A rank sends a header row with its number of rows, then each row's id and the bits of its gradient, padded to
-        the capacity. Everything travels as integers, so that no NaN's bits are rewritten on the way.
+        A rank sends as many rows as it has room for, each one's id and the bits of its gradient: nobody need ask the
+        device how many there are. Everything travels as integers, so that no NaN's bits are rewritten on the way.
         """
         looked_up = table.take()
         width = table.weights.shape[1]
         counts = [ids.numel() for ids, _ in looked_up]
-        payload = torch.zeros(1 + self.capacity, 1 + width, dtype=torch.int32, device=table.weights.device)
-        payload[0, 0] = sum(counts)
-        if sum(counts) <= self.capacity:
-            places = payload[1 : 1 + sum(counts)].split(counts) if counts else ()
-            for place, (ids, grads) in zip(places, looked_up, strict=True):
-                place[:, 0] = ids.flatten()
-                place[:, 1:] = grads.reshape(-1, width).float().view(torch.int32)
-        parts = self.dist.all_gather(payload)
-        sent = torch.stack([part[0, 0] for part in parts]).tolist()
-        # Checked after the exchange: a rank that raised alone would leave the others waiting.
-        for rank, count in enumerate(sent):
-            if count > self.capacity:
-                raise RuntimeError(
-                    f"rank {rank} looked up {count} rows of {name} in one step, but the sparse optimizer has room for {self.capacity}"
-                )
-        rows = torch.cat([part[1 : 1 + count] for part, count in zip(parts, sent, strict=True)])
-        rows = rows[rows[:, 0] >= 0]
+        if sum(counts) > self.capacity:
+            raise RuntimeError(f"{sum(counts)} rows of {name} were looked up in one step, but the optimizer has room for {self.capacity}")
+        payload = torch.zeros(self.capacity, 1 + width, dtype=torch.int32, device=table.weights.device)
+        payload[sum(counts) :, 0] = -1
+        places = payload[: sum(counts)].split(counts) if counts else ()
+        for place, (ids, grads) in zip(places, looked_up, strict=True):
+            place[:, 0] = ids.flatten()
+            place[:, 1:] = grads.reshape(-1, width).float().view(torch.int32)
+        rows = torch.cat(self.dist.all_gather(payload))
         return rows[:, 0].long(), rows[:, 1:].contiguous().view(torch.float32)
 
 
 def sum_duplicates(ids_N: Tensor, grads_NW: Tensor) -> tuple[Tensor, Tensor]:
-    """The different ids, ascending, and the sum of each one's gradients, always added in row order.
+    """The ids, ascending, each as often as it came, and with each the sum of its gradients, always added in row order.
+
+    The number of rows stays: how many ids differ, the device alone knows. Rows with an id below 0 become further ones of the last id.
 
     A stable sort brings the rows of an id together in their order and the segments are added one by one. Scattered
     adds (`index_add_`) would meet in any order on CUDA, and replicas whose sums differ in the last bit can differ in sign.
     """
     ids_N, order_N = torch.sort(ids_N, stable=True)
-    ids_U, counts_U = torch.unique_consecutive(ids_N, return_counts=True)
-    if not len(ids_U):
-        return ids_U, grads_NW
-    return ids_U, torch.segment_reduce(grads_NW[order_N], "sum", lengths=counts_U, unsafe=True)
+    first_N = torch.searchsorted(ids_N, ids_N)  # the first row of the same id
+    lengths_N = torch.zeros_like(first_N).scatter_add_(0, first_N, torch.ones_like(first_N))  # whole numbers: in any order the same
+    sums_NW = torch.segment_reduce(grads_NW.index_select(0, order_N), "sum", lengths=lengths_N, unsafe=True)
+    chosen_N = torch.where(ids_N < 0, first_N[-1:], first_N)
+    return ids_N.index_select(0, chosen_N), sums_NW.index_select(0, chosen_N)

@@ -7,6 +7,7 @@ Where: objective (of a training step), predict (an evaluation batch), data (the 
 process), callback (a hook of the sparse optimizer), save (in the thread that writes a checkpoint), read (a file of a checkpoint).
 RANK is a number or `all`. WHEN counts calls from 0 in this process: `7`, or `1-2`, or `3-` for all from there. A torchrun
 restart is left in peace, unless RANK is `random`: then WHEN is a seed, and each of the first restarts has a fault of its own.
+With FAULT_LATE in the environment the host hears a step late of what is not finite, as it does on CUDA.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import pretrain
 from data.puzzles import PuzzleSource
 from models.objectives.act import ActObjective
 from optim import sparse_signsgd
+from optim.sync import verdicts
 from utils.checkpoint import reader, writer
 from utils.command import cli
 from utils.ranks import signals
@@ -60,6 +62,8 @@ def main() -> None:
     elif who in ("all", str(me.rank)) and restart == 0:
         first, dash, last = when.partition("-")
         plant(what, where, range(int(first), int(last or 10**9 if dash else first) + 1))
+    if "FAULT_LATE" in os.environ:
+        verdicts.LAG["cpu"] = 1
     sys.argv = ["pretrain.py", *arguments]
     cli.check(sys.argv)
     pretrain.main()

@@ -29,7 +29,7 @@ QUICK: list[Row] = [
     (["epochs=1.5"], "epochs=1.5: must be a whole number"),
     (["max_steps=ten"], "max_steps=ten: must be a whole number"),
     (["ema=7"], "ema=7: must be true or false"),
-    (["compile=maybe"], "compile=maybe: must be auto, true or false"),
+    (["compile=maybe"], "compile=maybe: must be auto, true, false or max"),
     (["wandb.mode=on"], "wandb.mode=on: must be auto, online, offline or disabled"),
     (["on_nonfinite=stop"], "on_nonfinite=stop: must be raise or skip"),
     (["global_batch_size=100"], "global_batch_size=100 is not a multiple of shards=8; try 104"),

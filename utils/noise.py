@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from utils.transfer import to_device
+
 
 @dataclass(frozen=True)
 class Noise:
@@ -43,9 +45,7 @@ class Noise:
         slots, uneven = divmod(shape[0], len(self.shards))
         assert not uneven, f"{shape[0]} slots cannot belong to {len(self.shards)} shards"
         counter = torch.arange(slots * math.prod(shape[1:]), dtype=torch.int32, device=self.device)
-        keys = torch.from_numpy(np.stack([self._key(stream, shard) for shard in self.shards]))
-        if self.device.type == "cuda":  # from ordinary memory the copy would make the host wait for all work so far
-            keys = keys.pin_memory().to(self.device, non_blocking=True)
+        keys = to_device(torch.from_numpy(np.stack([self._key(stream, shard) for shard in self.shards])), self.device)
         # Keyed before and after the first round: streams whose first keys are close still share no stretch.
         bits = _mix_(counter + keys[:, :1]).bitwise_xor_(keys[:, 1:])
         return _mix_(bits).view(*shape)

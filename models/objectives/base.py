@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from models.frozen import Frozen
+from models.graphs import keep_what_outlives_a_replay
 from models.sparse_embedding import SparseEmbedding
 from utils.measure.hardware import count_flops
 from utils.measure.metrics import Metric, MetricSums
@@ -129,9 +130,11 @@ class Objective(nn.Module):
         """Operations of one example's forward and backward."""
         return count_flops(lambda: self.rehearse(batch, ctx)) // len(next(iter(batch.values())))
 
-    def compile_net(self) -> None:
-        """Compile in place, so that state-dict keys stay clean."""
-        self.model.compile(dynamic=False)
+    def compile_net(self, graphs: bool = False) -> None:
+        """Compile in place, so that state-dict keys stay clean; with `graphs`, CUDA replays every pass as one graph."""
+        self.model.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
+        if graphs:
+            keep_what_outlives_a_replay(self)
 
     def _without_frozen(self, named: Mapping[str, T]) -> dict[str, T]:
         inside = tuple(f"{name}." for name in self.frozen())

@@ -18,6 +18,7 @@ from optim.sync.base import Verdict
 from optim.sync.buckets import Bucket, fill_buckets, magnitude
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
+from utils.transfer import to_device, to_host
 
 LARGE = 1 << 14  # elements from which moving a gradient costs more than calling the mover
 
@@ -81,22 +82,36 @@ class Reducer:
         finally:
             self._sending = False
 
-    def finish(self, weights: Sequence[Tensor | float], checked: Sequence[Tensor] = (), notices: Sequence[float] = ()) -> Verdict:
-        """Send what remains and wait."""
+    def finish(
+        self, weights: Sequence[Tensor | float], checked: Sequence[Tensor] = (), notices: Sequence[float] = (), late: bool = False
+    ) -> Callable[[], Verdict]:
+        """Send what remains, and divide what comes back; on CUDA the host launches this and goes on."""
         with self.dist.waiting():
             self._send_rest(self._total(weights), checked, notices)
             with self._waited.running():
                 for bucket in self.buckets:
                     bucket.wait()
-            tail = self.buckets[-1].tail.tolist()  # here the host waits for the device
+        finite = [bucket.finite() for bucket in self.buckets] if late else []
+        status = to_host(torch.cat([self.buckets[-1].tail, *finite]))
+        # in float64, as one divides on the host; a weight that divides nothing, or is not finite, leaves nothing
+        factor = (1 / self.buckets[-1].tail[0].double()).nan_to_num(0.0, 0.0, 0.0)
+        for bucket in self.buckets:
+            bucket.scale(factor)
+        return lambda: self._verdict(status)
+
+    def _verdict(self, status: Callable[[], list[float]]) -> Verdict:
+        with self.dist.waiting():
+            total, *rest = status()
         ranks = self.dist.world_size
-        total, magnitudes, noticed = tail[0], tail[1 : 1 + ranks], tail[1 + ranks : 1 + ranks + self._notices]
+        magnitudes, noticed, finite = rest[:ranks], rest[ranks : ranks + self._notices], rest[ranks + self._notices :]
         bad = [rank for rank, share in enumerate(magnitudes) if not math.isfinite(share)]
-        # Shares of what the dtype holds bound the sums, so the gradients need be read again only next to an overflow.
-        if bad or (sum(magnitudes) > 0.99 and self._first_not_finite()) or not math.isfinite(total):
-            return Verdict(total, False, bad, self._first_not_finite(), noticed)
-        torch._foreach_mul_([bucket.grads for bucket in self.buckets], 1 / total if total else 0.0)
-        return Verdict(total, True, [], None, noticed)
+        # Shares of what the dtype holds bound the sums, so the gradients need be looked at only next to an overflow.
+        if not bad and math.isfinite(total) and sum(magnitudes) <= 0.99:
+            return Verdict(total, True, [], None, noticed)
+        names = [name for bucket in self.buckets for name in bucket.views]
+        known = dict(zip(names, finite or torch.cat([bucket.finite() for bucket in self.buckets]).tolist(), strict=True))
+        first = next((name for name in self.parameters if not known[name]), None)
+        return Verdict(total, not bad and math.isfinite(total) and first is None, bad, first, noticed)
 
     def clip(self, max_norm: float) -> Tensor:
         """Scale all gradients to a global norm of at most `max_norm`; the norm before, still on the device."""
@@ -190,10 +205,6 @@ class Reducer:
         # max() keeps NaN; a weight that is not finite makes 0 * weight NaN and finite ones change nothing
         last.tail[1 + self.dist.rank] = torch.stack(parts).max() + 0 * weight
         if notices:
-            last.tail[-self._notices :] = torch.tensor(notices)
+            last.tail[-self._notices :] = to_device(torch.tensor(notices), self.dist.device)
         self._sum_over_ranks(last)
         self._next += 1
-
-    def _first_not_finite(self) -> str | None:
-        grads = {name: view for bucket in self.buckets for name, view in bucket.views.items()}
-        return next((name for name in self.parameters if not bool(grads[name].isfinite().all())), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -52,13 +52,16 @@ class Sync(Protocol):
         """Around the forward and the backward of one micro-batch; `last` says that no other follows in this step."""
         ...
 
-    def finish(self, weights: Sequence[Tensor | float], checked: Sequence[Tensor] = (), notices: Sequence[float] = ()) -> Verdict:
-        """Gradients become global sums over the global weight.
+    def finish(
+        self, weights: Sequence[Tensor | float], checked: Sequence[Tensor] = (), notices: Sequence[float] = (), late: bool = False
+    ) -> Callable[[], Verdict]:
+        """Gradients become global sums over the global weight. What is returned waits for the device, and tells how it went.
 
         Args:
             weights: what each micro-batch of this rank counts for.
             checked: more of this rank's gradients that must be finite, such as rows of sparse tables.
             notices: numbers to be summed over ranks on this occasion, as many as the constructor says.
+            late: the verdict is read once the next step has begun, which overwrites the gradients.
         """
         ...
 

@@ -55,6 +55,18 @@ class Bucket:
         self.move_in(self.parameters)
         self.magnitude = magnitude(self.grads)
 
+    def scale(self, factor: Tensor) -> None:
+        """Multiply by a number that only the device knows; in half precision the number itself would lose too much."""
+        wide = self.grads.to(torch.promote_types(self.grads.dtype, torch.float32))
+        self.grads.copy_(wide.mul_(factor.to(wide.dtype)))  # nothing to copy where it was wide enough
+
+    def finite(self) -> Tensor:
+        """For every parameter, in the order of `views`, 1 if its gradient is finite and 0 if not."""
+        if not self.views:
+            return self.tail.new_zeros(0)
+        largest = torch._foreach_norm([*self.views.values()], float("inf"))  # on CUDA one launch, and it keeps NaN
+        return torch.stack(largest).isfinite().float()
+
     def fill(self, grads: Tensor) -> None:
         """Take finished gradients in, laid out as `grads` is, for the parameters to have."""
         self.grads.copy_(grads)

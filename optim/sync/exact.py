@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -54,12 +54,14 @@ class ExactReducer(Reducer):
             torch._foreach_add_(self._branches[-1], right)
         self._shards_done += 1
 
-    def finish(self, weights: Sequence[Tensor | float], checked: Sequence[Tensor] = (), notices: Sequence[float] = ()) -> Verdict:
+    def finish(
+        self, weights: Sequence[Tensor | float], checked: Sequence[Tensor] = (), notices: Sequence[float] = (), late: bool = False
+    ) -> Callable[[], Verdict]:
         """As in the fast path, over the tree."""
         assert len(self._branches) == 1, f"{self._shards_done} of {len(self._merges)} shards were seen"
         for bucket, grads in zip(self.buckets, self._branches.pop(), strict=True):
             bucket.fill(grads)
-        return super().finish(weights, checked, notices)
+        return super().finish(weights, checked, notices, late)
 
     def _prepare(self) -> None:
         self._arrivals = None  # the order of buckets is the net's own: there is no sending to be in time for

@@ -30,7 +30,7 @@ def test_gradients_are_views_into_the_buckets():
         assert step == 0 or all(p.grad is views[name] for name, p in net.named_parameters())
         with reducer.backward(last=True):
             net(torch.ones(3, 4)).sum().backward()
-        assert reducer.finish([2.0]).finite
+        assert reducer.finish([2.0])().finite
         views = {name: view for bucket in reducer.buckets for name, view in bucket.views.items()}
         assert all(p.grad is views[name] for name, p in net.named_parameters())
         torch.testing.assert_close(net[2].bias.grad, torch.full((2,), 3.0))
@@ -44,7 +44,7 @@ def test_micro_batches_add_up_and_are_divided_once():
     net(x[:2]).square().sum().backward()
     with reducer.backward(last=True):
         net(x[2:]).square().sum().backward()
-    assert reducer.finish([torch.tensor(6)]).weight == 6
+    assert reducer.finish([torch.tensor(6)])().weight == 6
     for p, grad in zip(net.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, grad)
 
@@ -55,13 +55,13 @@ def test_gradients_arrive_on_masters_of_casted_copies():
     with reducer.backward(last=True):
         copies = {name: p.bfloat16() for name, p in net.named_parameters()}
         torch.func.functional_call(net, copies, torch.ones(3, 4, dtype=torch.bfloat16)).sum().backward()
-    assert reducer.finish([1.0]).finite
+    assert reducer.finish([1.0])().finite
     torch.testing.assert_close(net[2].bias.grad, torch.full((2,), 3.0))
 
 
 def test_a_second_backward_while_sending_is_refused():
     net, reducer = make()
-    reducer.finish([1.0])  # the first step only learns the order
+    reducer.finish([1.0])()  # the first step only learns the order
     reducer.zero()
     with reducer.backward(last=True):
         net(torch.ones(3, 4)).sum().backward()
@@ -83,10 +83,10 @@ def test_buckets_hold_whole_gradients_of_one_kind_in_backward_order():
             y = named["a"].sum() * y
             y = named["d"].sum() * y
             (named["c"].sum() * y).backward()
-        reducer.finish([1.0])
+        reducer.finish([1.0])()
         assert [list(bucket.parameters) for bucket in reducer.buckets] == [["c"], ["e"], ["d", "a", "b"]]
     assert reducer.buckets[-1].tail.dtype == torch.float32
-    assert reducer_of(nn.Module()).finish([2.0]).weight == 2
+    assert reducer_of(nn.Module()).finish([2.0])().weight == 2
 
 
 @pytest.mark.parametrize("dtypes", [(torch.float64,), (torch.float32,), (torch.bfloat16,), (torch.bfloat16, torch.float32, torch.float64)])
@@ -95,7 +95,7 @@ def test_gradients_of_any_precision_are_clipped(dtypes):
     reducer = reducer_of(nn.ParameterDict(named))
     with reducer.backward(last=True):
         sum((30 * p.double()).sum() for p in named.values()).backward()
-    assert reducer.finish([1.0]).finite
+    assert reducer.finish([1.0])().finite
     before = 30 * (300 * len(dtypes)) ** 0.5
     assert abs(float(reducer.clip(1.0)) - before) < 1e-3 * before
     after = sum(p.grad.double().square().sum() for p in named.values()) ** 0.5

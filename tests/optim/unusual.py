@@ -136,11 +136,13 @@ class Wrapping:
     def backward(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext() if last or self.dist.world_size == 1 else self.wrapped.no_sync()
 
-    def finish(self, weights: Sequence[Tensor | float], checked: Sequence[Tensor] = (), notices: Sequence[float] = ()) -> Verdict:
+    def finish(
+        self, weights: Sequence[Tensor | float], checked: Sequence[Tensor] = (), notices: Sequence[float] = (), late: bool = False
+    ) -> Callable[[], Verdict]:
         total, *noticed = self.dist.sums([float(sum(weights)), *notices])
         for p in self.objective.parameters():
             p.grad *= self.dist.world_size / total  # DDP has made means over ranks
-        return Verdict(total, True, [], None, noticed)
+        return lambda: Verdict(total, True, [], None, noticed)
 
     def clip(self, max_norm: float) -> Tensor:
         return nn.utils.clip_grad_norm_(self.objective.parameters(), max_norm)

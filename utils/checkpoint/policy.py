@@ -49,12 +49,15 @@ class Keeper:
             self._give_up("its directory was gone for a moment" if lost else f"{FAILED_SAVES} saves in a row failed")
         return signals.chosen(stop), bool(due)
 
+    def saves_now(self) -> bool:
+        """Whether the step count alone asks for a checkpoint."""
+        step, interval = self._saved.standing.step, self._config.checkpoint_interval
+        return interval is not None and step > 0 and step % interval == 0
+
     def save_if(self, wanted: bool, stopping: bool, evaluated: bool) -> None:
         """Save what is wanted or the best, what the interval asks for, and whatever a stopping run has not saved yet."""
-        step, interval = self._saved.standing.step, self._config.checkpoint_interval
         better = evaluated and self._is_best()
-        periodic = interval is not None and step > 0 and step % interval == 0
-        if wanted or better or (step != self._saved_step and (stopping or periodic)):
+        if wanted or better or (self._saved.standing.step != self._saved_step and (stopping or self.saves_now())):
             self._save(better)
 
     def wait_until_saved(self) -> None:

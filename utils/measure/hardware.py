@@ -69,6 +69,12 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def load(device: torch.device, dtype: torch.dtype, flops: float) -> dict[str, float]:
+    """How much of a device is in use, as a row of metrics has it; `flops`: operations per second, 0 where nobody has counted them."""
+    peak = peak_flops(device, dtype)
+    return {"memory/peak_bytes": peak_memory(device)} | ({"speed/mfu": flops / peak} if flops and peak else {})
+
+
 def forward_dtype(device: torch.device) -> str:
     """What `arch.forward_dtype=auto` stands for: bfloat16 where it has instructions of its own, as emulated it is slower than float32."""
     if device.type == "cuda":

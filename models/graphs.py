@@ -1,0 +1,40 @@
+"""CUDA graphs under torch.compile: what a net returns lies where a later replay writes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from utils.checkpoint import nested
+
+
+def keep_what_outlives_a_replay(objective: Any) -> None:
+    """Every training pass and every prediction begins a new round of replays. Carries and gradients of rows outlive it as copies.
+
+    Dense gradients go into their buckets at once. Without rounds each call of the net would be captured as one that follows all others.
+    """
+    begin_round = torch.compiler.cudagraph_mark_step_begin
+    objective.register_forward_pre_hook(lambda *_: begin_round())
+    objective.register_forward_hook(lambda module, given, out: replace(out, carry=_copied(out.carry)))
+    for table in objective.tables().values():
+        table.register_forward_hook(lambda module, given, rows: _with_a_gradient_of_its_own(rows))
+    predict = objective.predict
+
+    def predict_in_a_round(batch: Any) -> Any:
+        begin_round()
+        return predict(batch)
+
+    objective.predict = predict_in_a_round
+
+
+def _with_a_gradient_of_its_own(rows: Tensor) -> None:
+    """Autograd keeps the tensor that it is given, where nobody else holds it."""
+    if rows.requires_grad:
+        rows.register_post_accumulate_grad_hook(lambda leaf: setattr(leaf, "grad", leaf.grad.clone()))
+
+
+def _copied(carry: Any) -> Any:
+    return nested.rebuild(carry, {name: tensor.clone() for name, tensor in nested.flatten(carry).items()})

@@ -1,0 +1,124 @@
+"""On an accelerator the host launches a step and goes on: it asks nothing whose answer it would have to wait for.
+
+Where there is none, the device is PyTorch's "meta", whose tensors have shapes and no values: whoever reads one fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import pretrain
+from data.stream import ShardStream, train_loader
+from optim.sync import verdicts
+from tests.runs import FLOAT32, QUIET, TINY_TRM
+from tests.test_config import resolved
+from utils.checkpoint.policy import NOTICES
+from utils.checkpoint.resume import Start
+from utils.ranks.distributed import Dist
+from utils.rundir.directory import RunDirectory
+
+FAR = torch.device("meta")
+BFLOAT16 = ["arch.forward_dtype=bfloat16"]
+ATTENTION = [*TINY_TRM, *BFLOAT16, "micro_batch_size=12", "grad_clip=1.0"]
+MIXING = [*TINY_TRM, *FLOAT32, "arch.mlp_t=true", "arch.pos_encodings=none", "arch.no_ACT_continue=true"]
+
+
+def on_cuda(test: Callable[..., None]) -> Callable[..., None]:
+    """Where there is a device."""
+    return pytest.mark.cuda(pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")(test))
+
+
+class Blocking(TorchDispatchMode):
+    """Refuses copies to or from the device for which the host would wait."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, func.overloadpacket.__name__
+        if name == "_to_copy" and "device" in kwargs and kwargs["device"] != args[0].device:
+            assert kwargs.get("non_blocking"), f"{func} waits"
+        if name == "copy_" and args[0].device != args[1].device:
+            assert args[2:3] == (True,), f"{func} waits"
+        return func(*args, **kwargs)
+
+
+class FromTheHost(TorchFunctionMode):
+    """Refuses tensors that are made on the device of numbers that the host has."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.tensor, torch.as_tensor) and not isinstance(args[0], torch.Tensor):
+            assert torch.device(kwargs.get("device") or "cpu") != FAR, f"{func} waits"
+        return func(*args, **kwargs)
+
+
+def trainer_on(device: torch.device, folder: Path, *arguments: str) -> pretrain.Trainer:
+    cfg, dist = resolved(*arguments, *QUIET, f"checkpoint_path={folder}"), Dist(device=device)
+    run = RunDirectory(folder, dist)
+    trainer = pretrain.build(cfg, dist, run, *pretrain.build_problem(cfg, dist, run, Start()))
+    trainer.keeper = SimpleNamespace(report=lambda: [0.0] * NOTICES)  # type: ignore[assignment]
+    trainer.objective.train()
+    return trainer
+
+
+def steps_of(trainer: pretrain.Trainer, number: int) -> Iterator[Callable[[], None]]:
+    """Steps to be taken, one by one."""
+    stream = ShardStream(trainer.source, trainer.parts, trainer.step, number)
+    for _, parts in train_loader(stream, 0, trainer.dist.device.type == "cuda"):
+        yield lambda given=parts: pretrain.train_step(trainer, given)  # type: ignore[misc]
+        trainer.standing.step += 1
+
+
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., pretrain.Trainer]:
+    """A trainer on a device that is a step behind and cannot be asked."""
+    status = [1.0] + [0.0] * (1 + NOTICES) + [1.0] * 1000  # a weight, one rank's magnitude, no notice, finite gradients
+    monkeypatch.setitem(verdicts.LAG, "meta", 1)
+    monkeypatch.setattr("optim.sync.allreduce.to_host", lambda tensor: lambda: status[: len(tensor)])
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+    return lambda *arguments: trainer_on(FAR, tmp_path / "run", *arguments)
+
+
+@pytest.mark.parametrize("arguments", [ATTENTION, MIXING, [*ATTENTION, "exact=true", "micro_batch_size=null"]])
+def test_a_step_asks_the_device_nothing(arguments: list[str], far: Callable[..., pretrain.Trainer]) -> None:
+    trainer = far(*arguments)
+    for take in steps_of(trainer, 3):
+        assert trainer.verdicts.settled is (trainer.step == 0), "the newest step's verdict is not read yet"
+        with Blocking(), FromTheHost():
+            take()
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda x: x.tolist(), lambda x: x[0].item(), lambda x: float(x[0]), lambda x: bool(x[0]), lambda x: x.cpu(), lambda x: x.numpy(),
+        lambda x: x.nonzero(), lambda x: x[x > 0], lambda x: x.unique(), lambda x: torch.unique_consecutive(x), lambda x: x.equal(x),
+        lambda x: x.repeat_interleave(x.long()), lambda x: torch.bincount(x.long()), lambda x: x.masked_select(x > 0),
+        lambda x: torch.ones(3).to(FAR), lambda x: x.copy_(torch.ones(3)), lambda x: torch.tensor([1.0], device=FAR),
+        lambda x: x.index_copy_(0, torch.tensor([1], device=FAR), x[:1]),
+    ],
+)  # fmt: skip
+def test_what_waits_would_be_noticed(wait: Callable[[torch.Tensor], object]) -> None:
+    """Else the test above shows nothing."""
+    with Blocking(), FromTheHost(), pytest.raises((RuntimeError, NotImplementedError, TypeError, AssertionError)):
+        wait(torch.ones(3, device=FAR))
+
+
+@on_cuda
+@pytest.mark.parametrize("arguments", [[*ATTENTION, "compile=false"], [*MIXING, "compile=false"], [*MIXING, "compile=max"]])
+def test_a_step_on_cuda_does_not_wait(arguments: list[str], tmp_path: Path) -> None:
+    trainer = trainer_on(torch.device("cuda", 0), tmp_path / "run", *arguments)
+    for take in steps_of(trainer, 10):
+        torch.cuda.set_sync_debug_mode("error" if trainer.step >= 6 else "default")  # compiled and captured before
+        try:
+            take()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert not trainer.verdicts.settled
+    trainer.verdicts.settle()

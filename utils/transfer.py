@@ -1,0 +1,28 @@
+"""Copies between host and device that nobody waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """What the host has made; from ordinary memory the copy would make the host wait for all work so far."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(tensor: Tensor) -> Callable[[], list[float]]:
+    """Start to copy a few numbers. What is returned gives them, and waits for the copy, not for what the device was given since."""
+    copy = tensor.to("cpu", non_blocking=True, copy=True)  # into pinned memory
+    if not tensor.is_cuda:
+        return copy.tolist
+    arrived = torch.cuda.Event()
+    arrived.record()
+
+    def read() -> list[float]:
+        arrived.synchronize()
+        return copy.tolist()
+
+    return read
