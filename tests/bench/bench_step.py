@@ -1,0 +1,158 @@
+"""A training step's forward and backward on one CPU thread, in float32 and bfloat16; with checkouts of the published code, beside it.
+
+`python -m tests.bench.bench_step --hrm FOLDER --trm FOLDER` (they want einops and pydantic). Every way is a process of its own, and
+steps are taken in turn, so that whatever else the machine does meets all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+SIZES: dict[str, Any] = {
+    "halt_exploration_prob": 0.1, "halt_max_steps": 16, "hidden_size": 512, "num_heads": 8, "expansion": 4.0, "puzzle_emb_ndim": 512,
+}  # fmt: skip
+TRM = {**SIZES, "H_cycles": 3, "L_cycles": 6, "H_layers": 0, "L_layers": 2, "puzzle_emb_len": 16, "no_ACT_continue": True}
+DEMO = {"hidden_size": 128, "num_heads": 4, "expansion": 2.0, "puzzle_emb_ndim": 128, "puzzle_emb_len": 1, "halt_max_steps": 8}
+NETS: dict[str, dict[str, Any]] = {
+    "hrm": {**SIZES, "H_cycles": 2, "L_cycles": 2, "H_layers": 4, "L_layers": 4, "pos_encodings": "rope"},
+    "trm": {**TRM, "pos_encodings": "rope"},
+    "trm_mlp": {**TRM, "mlp_t": True, "pos_encodings": "none"},
+    "demo": {**TRM, **DEMO, "mlp_t": True, "pos_encodings": "none", "H_cycles": 1, "L_cycles": 2},
+}
+DATA = {"demo": (36, 8, 32)}  # tokens, vocabulary, batch; of all others 81, 11, 16
+ROUNDS = {"demo": 25}  # of all others 5
+WAYS = ["published float32", "ours float32", "ours bfloat16", "ours bfloat16 64"]  # the last with arch.mlp_multiple=64
+
+
+def ours(net: str, dtype: str, multiple: int) -> Callable[[], None]:
+    import torch
+
+    from models.hrm import HRM
+    from models.objectives.act import ActObjective
+    from models.objectives.base import Context
+    from models.trm import TRM as Net
+    from utils.measure import hardware
+    from utils.noise import Noise
+    from utils.spec import Spec
+
+    hardware.tune()
+    tokens, vocabulary, _ = DATA.get(net, (81, 11, 16))
+    spec = Spec(vocab_size=vocabulary, seq_len=tokens, table_rows=1)
+    made = (HRM if net == "hrm" else Net)(spec, forward_dtype=dtype, mlp_multiple=multiple, **NETS[net])
+    objective, batch = ActObjective(made, "stablemax_cross_entropy"), batch_of(net)
+    carry = objective.initial_carry(batch)
+
+    def step() -> None:
+        nonlocal carry
+        objective.zero_grad()
+        out = objective(batch, carry, Context(0.0, Noise(0, 0, range(1), torch.device("cpu"))))
+        out.loss.backward()
+        carry = out.carry
+        for table in objective.tables().values():
+            table.take()
+
+    return step
+
+
+def published(net: str, folder: str) -> Callable[[], None]:
+    import torch.nn.functional as F
+
+    def attend(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
+        return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal).transpose(1, 2)
+
+    sys.modules["flash_attn"] = module = ModuleType("flash_attn")
+    module.flash_attn_func = attend  # type: ignore[attr-defined]
+    sys.path.insert(0, folder)
+    if net == "hrm":
+        from models.hrm.hrm_act_v1 import HierarchicalReasoningModel_ACTV1 as Net  # type: ignore[import-not-found]
+    else:
+        from models.recursive_reasoning.trm import TinyRecursiveReasoningModel_ACTV1 as Net  # type: ignore[import-not-found]
+    from models.losses import ACTLossHead  # type: ignore[attr-defined]
+
+    tokens, vocabulary, size = DATA.get(net, (81, 11, 16))
+    spec = {"batch_size": size, "seq_len": tokens, "vocab_size": vocabulary, "num_puzzle_identifiers": 1, "forward_dtype": "float32"}
+    head, batch = ACTLossHead(Net({**NETS[net], **spec}), "stablemax_cross_entropy").train(), batch_of(net)
+    carry = head.initial_carry(batch)
+
+    def step() -> None:
+        nonlocal carry
+        head.zero_grad()
+        carry, loss, *_ = head(return_keys=[], carry=carry, batch=batch)
+        (loss / size).backward()
+
+    return step
+
+
+def batch_of(net: str) -> dict[str, Any]:
+    import torch
+
+    tokens, vocabulary, size = DATA.get(net, (81, 11, 16))
+    inputs, labels = (torch.randint(1, vocabulary, (size, tokens), dtype=torch.int32) for _ in range(2))
+    return {"inputs": inputs, "labels": labels, "puzzle_identifiers": torch.zeros(size, dtype=torch.int32)}
+
+
+def serve(net: str, way: str, folder: str) -> None:
+    """A step for every line that comes, and the seconds it took."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    whose, dtype, *multiple = way.split()
+    step = published(net, folder) if whose == "published" else ours(net, dtype, int((multiple or [256])[0]))
+    step()
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        began = time.perf_counter()
+        step()
+        print(time.perf_counter() - began, flush=True)
+
+
+def compare(net: str, folder: str) -> None:
+    ways = [way for way in WAYS if (folder or "published" not in way) and (net == "demo" or "64" not in way)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.bench.bench_step", "--serve", net]
+    processes = [
+        subprocess.Popen([*command, way, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) for way in ways
+    ]
+
+    def seconds(process: subprocess.Popen[str]) -> float:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write("\n")
+        process.stdin.flush()
+        return float(process.stdout.readline())
+
+    for process in processes:
+        assert process.stdout
+        assert "ready" in process.stdout.readline(), "a process did not come so far"
+    rounds = [[seconds(process) for process in processes] for _ in range(ROUNDS.get(net, 5) + 1)][1:]
+    for process in processes:
+        process.communicate()
+    medians = [statistics.median(column) for column in zip(*rounds, strict=True)]
+    for way, median in zip(ways, medians, strict=True):
+        print(f"| {net} | {way} | {median * 1e3:.0f} | {medians[0] / median:.2f} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--hrm", default="", help="a checkout of the published HRM")
+    parser.add_argument("--trm", default="", help="a checkout of the published TRM")
+    parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.serve:
+        return serve(*asked.serve)
+    print("| net | way | ms per step | times as fast as the first |\n|---|---|---|---|")
+    for net in NETS:
+        compare(net, asked.hrm if net == "hrm" else asked.trm)
+
+
+if __name__ == "__main__":
+    main()
