@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from models.layers import CosSin
-from models.recursion import Inner, RecursiveNet, Sizes, State
+from models.recursion import Cycles, Inner, RecursiveNet, Sizes, State
 from utils.errors import ConfigError
 from utils.spec import Spec
 
@@ -21,13 +21,13 @@ class HRMInner(Inner):
         self.H_level = self.level(sizes.H_layers)
         self.L_level = self.level(sizes.L_layers)
 
-    def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
-        z_H, z_L = state
+    def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, cycles: Cycles) -> State:
+        (z_H, z_L), (high, low) = state, cycles
         with torch.no_grad():
-            for round_ in range(self.sizes.H_cycles):
+            for round_ in range(high):
                 injected = z_H + x_BLD
-                last_round = round_ == self.sizes.H_cycles - 1
-                for _ in range(self.sizes.L_cycles - last_round):
+                last_round = round_ == high - 1
+                for _ in range(low - last_round):
                     z_L = self.L_level(z_L, injected, cos_sin)
                 if not last_round:
                     z_H = self.H_level(z_H, z_L, cos_sin)

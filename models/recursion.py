@@ -18,6 +18,7 @@ from utils.errors import ConfigError
 from utils.spec import Spec
 
 State = tuple[Tensor, Tensor]  # z_H, z_L
+Cycles = tuple[int, int]  # high, low
 # Beyond these a net is built or thinks for ever
 MOST = {"H_cycles": 1000, "L_cycles": 1000, "H_layers": 1000, "L_layers": 1000, "halt_max_steps": 10000, "puzzle_emb_len": 10000}
 
@@ -42,6 +43,7 @@ class Sizes:
     rope_theta: float = 10000.0
     mlp_multiple: int = 256
     mlp_norm: bool = False
+    depth_warmup: float = 0.0
     puzzle_emb_len: int = 0  # 0: as many positions as the puzzle embedding fills
     mlp_t: bool = False
     no_ACT_continue: bool = False
@@ -113,13 +115,15 @@ class Inner(nn.Module):
 
         return Level([Block(sizes.hidden_size, sizes.num_heads, mlp, sizes.rms_norm_eps, mix_positions) for _ in range(layers)])
 
-    def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
+    def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, cycles: Cycles) -> State:
         """All cycles of one step; gradients flow through the last ones only."""
         raise NotImplementedError
 
-    def forward(self, z_H: Tensor, z_L: Tensor, tokens_BT: Tensor, puzzle_BP: Tensor | None) -> tuple[State, Tensor, Tensor]:
+    def forward(
+        self, z_H: Tensor, z_L: Tensor, tokens_BT: Tensor, puzzle_BP: Tensor | None, cycles: Cycles
+    ) -> tuple[State, Tensor, Tensor]:
         cos_sin = self.rotary_emb() if self.sizes.pos_encodings == "rope" else None
-        z_H, z_L = self.recur((z_H, z_L), self.embed(tokens_BT, puzzle_BP), cos_sin)
+        z_H, z_L = self.recur((z_H, z_L), self.embed(tokens_BT, puzzle_BP), cos_sin, cycles)
         logits_BTV = self.lm_head(z_H)[:, self.sizes.prefix :]
         return (z_H.detach(), z_L.detach()), logits_BTV, self.q_head.wide(z_H[:, 0])
 
@@ -165,9 +169,18 @@ class RecursiveNet(nn.Module):
         """This step's rows of the puzzle table, in the forward dtype."""
         return self.inner.puzzle_emb(ids_B).to(self.dtype) if self.sizes.puzzle_emb_ndim else None
 
+    def cycles(self, progress: float) -> Cycles:
+        """How often a step goes round: a third as often until half of `depth_warmup` is over, two thirds until all of it is.
+
+        Stages, as Qasim and Zhang (2025) have them, and no slope: a compiler makes each depth a program of its own.
+        """
+        warmup = self.sizes.depth_warmup
+        thirds = 1 + int(2 * progress / warmup) if progress < warmup else 3
+        return -(-self.sizes.H_cycles * thirds // 3), -(-self.sizes.L_cycles * thirds // 3)
+
     def forward(
-        self, state: State, tokens_BT: Tensor, rows_BP: Tensor | None, weights: dict[str, Tensor] | None
+        self, state: State, tokens_BT: Tensor, rows_BP: Tensor | None, weights: dict[str, Tensor] | None, progress: float = 1.0
     ) -> tuple[State, Tensor, Tensor]:
         """One step of reasoning: (new state, token logits, halting logits)."""
-        arguments = (*state, tokens_BT, rows_BP)
+        arguments = (*state, tokens_BT, rows_BP, self.cycles(progress))
         return self.inner(*arguments) if weights is None else functional_call(self.inner, weights, arguments)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from models.layers import CosSin
-from models.recursion import Inner, RecursiveNet, Sizes, State
+from models.recursion import Cycles, Inner, RecursiveNet, Sizes, State
 from utils.spec import Spec
 
 
@@ -18,16 +18,17 @@ class TRMInner(Inner):
         mixed = spec.seq_len + sizes.prefix if sizes.mlp_t else 0
         self.L_level = self.level(sizes.L_layers, mixed)
 
-    def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
+    def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, cycles: Cycles) -> State:
+        high, low = cycles
         with torch.no_grad():
-            for _ in range(self.sizes.H_cycles - 1):
-                state = self._round(state, x_BLD, cos_sin)
-        return self._round(state, x_BLD, cos_sin)
+            for _ in range(high - 1):
+                state = self._round(state, x_BLD, cos_sin, low)
+        return self._round(state, x_BLD, cos_sin, low)
 
-    def _round(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
+    def _round(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, passes: int) -> State:
         z_H, z_L = state
         question_and_answer = z_H + x_BLD
-        for _ in range(self.sizes.L_cycles):
+        for _ in range(passes):
             z_L = self.L_level(z_L, question_and_answer, cos_sin)
         return self.L_level(z_H, z_L, cos_sin), z_L
 

@@ -54,7 +54,7 @@ class ActObjective(Objective):
     def forward(self, batch: Batch, carry: ActCarry, ctx: Context) -> StepOut:
         carry = self._refill(carry, batch)
         rows, weights = self.model.puzzle_rows(self._trainable_ids(carry.batch)), self.model.weights()
-        state, logits_BTV, q_B2 = self.model(carry.state, carry.batch["inputs"], rows, weights)
+        state, logits_BTV, q_B2 = self.model(carry.state, carry.batch["inputs"], rows, weights, ctx.progress)
 
         target = None
         with torch.no_grad():
@@ -62,7 +62,7 @@ class ActObjective(Objective):
             halted = self._choose_to_halt(q_B2, steps, last, ctx)
             if not self.model.sizes.no_ACT_continue and self.model.sizes.halt_max_steps > 1:
                 # the value of going on is the better choice one step later; no target net, the batch is large
-                _, _, next_B2 = self.model(state, carry.batch["inputs"], rows, weights)
+                _, _, next_B2 = self.model(state, carry.batch["inputs"], rows, weights, ctx.progress)
                 target = torch.sigmoid(torch.where(last, next_B2[:, 0], next_B2.amax(-1)))
 
         loss, weight, metrics = self._losses(logits_BTV, q_B2, target, steps, halted, carry.batch["labels"])

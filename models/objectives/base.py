@@ -115,12 +115,12 @@ class Objective(nn.Module):
         return Metric(metric.name, metric.lower or metric.name.rpartition("/")[2] in own)
 
     def rehearse(self, batch: Batch, ctx: Context) -> None:
-        """One forward and backward that leave no trace."""
+        """One forward and backward that leave no trace, as late in a run as nets are deepest."""
         try:
             carry = self.initial_carry(batch)
             with torch.no_grad():
                 totals = self.statistics(batch, carry, ctx)
-            self(batch, carry, replace(ctx, totals=totals)).loss.backward()
+            self(batch, carry, replace(ctx, totals=totals, progress=1.0)).loss.backward()
         finally:
             self.zero_grad()
             for table in self.tables().values():

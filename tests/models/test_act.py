@@ -200,3 +200,20 @@ def test_a_part_of_the_target_is_spread_over_all_tokens(loss: str) -> None:
     spread = torch.where(labels == IGNORE, 0.0, every.mean(-1))
     torch.testing.assert_close(LOSSES[loss](logits, labels, 0.2).double(), (0.8 * chosen + 0.2 * spread).double(), rtol=1e-6, atol=1e-6)
     assert torch.equal(LOSSES[loss](logits, labels), LOSSES[loss](logits, labels, 0.0))
+
+
+def test_cycles_grow_in_three_stages() -> None:
+    objective, passes = make("trm", H_cycles=3, L_cycles=4, depth_warmup=0.5), []
+    objective.model.inner.L_level.register_forward_hook(lambda *_: passes.append(1))
+    batch, seen = batch_of(4), []
+    for progress in (0.0, 0.24, 0.25, 0.49, 0.5, 1.0):
+        objective(batch, objective.initial_carry(batch), Context(progress, Noise(0, 0, [0])))
+        seen.append(len(passes))
+        passes.clear()
+    assert seen == [1 * (2 + 1)] * 2 + [2 * (3 + 1)] * 2 + [3 * (4 + 1)] * 2
+    objective.predict(batch)
+    assert len(passes) == 4 * 3 * (4 + 1), "evaluations think as deep as they can"
+    passes.clear()
+    objective.rehearse(batch, Context(0.0, Noise(0, 0, [0])))
+    assert len(passes) == 3 * (4 + 1), "what a step takes is measured at its deepest"
+    assert make("trm").model.cycles(0.0) == (2, 2)
