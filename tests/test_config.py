@@ -145,7 +145,8 @@ def test_every_default_has_the_type_it_demands() -> None:
 def test_every_experiment_runs_two_steps(name: str, tmp_path: Path) -> None:
     recipe = (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text()
     fewer = [] if "/data: digits" in recipe else ["data.embedded.train=64", "data.embedded.test=8"]
-    result = train(tmp_path / "run", f"experiment={name}", "max_steps=2", "global_batch_size=8", *fewer)
+    small = [] if "/arch: cnn" in recipe else ["arch.hidden_size=64"]
+    result = train(tmp_path / "run", f"experiment={name}", "max_steps=2", "global_batch_size=8", *small, *fewer)
     assert len(result.series("train/loss")) == 2
     first = recipe.splitlines()
     assert first[0] == "# @package _global_"

@@ -55,8 +55,8 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Train]:
     torch.set_num_threads(threads)
 
 
-# not in the way of anything; before a row is logged, a checkpoint written, an evaluation made, the run over
-@pytest.mark.parametrize("step", [6, 8, 10, 7, 11])
+# 6: in the way of nothing; the others just before a checkpoint is written, a row logged, an evaluation made, and the run over
+@pytest.mark.parametrize("step", [6, 10, *(pytest.param(step, marks=pytest.mark.slow) for step in (8, 7, 11))])
 def test_nothing_comes_of_a_step_that_is_not_finite(step: int, alone: Train) -> None:
     at_once, said = alone("at once", 0, range(step, step + 1))
     late, said_late = alone("late", 1, range(step, step + 1))
@@ -106,6 +106,7 @@ def test_two_ranks_that_hear_late_are_the_same_run(undisturbed_pair: Result, tmp
     goes_on(tmp_path / "run", undisturbed_pair)
 
 
+@pytest.mark.slow
 def test_three_ranks_know_whose_gradient_it_was(tmp_path: Path) -> None:
     done = faulty(tmp_path / "run", "nan@objective", 1, 8, *TROUBLED, ranks=3, env=LATE)
     assert {rank.returncode for rank in done} == {1}

@@ -101,7 +101,7 @@ def test_all_ranks_of_an_evaluation_write_into_one_directory(tmp_path: Path) -> 
         assert Result(tmp_path / name).series("eval/accuracy")
 
 
-@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("take", [shutil.rmtree, lambda path: path.rename(path.with_name("y"))])
 def test_a_directory_that_goes_away_ends_the_run(
     step: int, take: Callable[[Path], None], folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -30,7 +30,7 @@ def cnn(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return train(tmp_path_factory.mktemp("cnn") / "run", *TINY_CNN, "max_steps=24")
 
 
-@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [3, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 4))])
 def test_trm_is_the_same_run_at_any_number_of_ranks(trm: Result, ranks: int, tmp_path: Path) -> None:
     assert_same_run(trm, train(tmp_path / "run", *TINY_TRM, ranks=ranks))
 
@@ -121,7 +121,7 @@ def test_cnn_learns_the_digits(tmp_path: Path) -> None:
     assert accuracy[-1] >= 0.93
 
 
-@pytest.mark.parametrize("policy", ["raise", "skip"])
+@pytest.mark.parametrize("policy", [pytest.param("raise", marks=pytest.mark.slow), "skip"])
 def test_a_step_that_is_not_finite_is_refused_on_all_ranks(policy: str, tmp_path: Path) -> None:
     arguments = [
         *TINY_TRM,

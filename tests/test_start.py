@@ -63,11 +63,11 @@ def test_a_finished_run_can_be_made_longer(undisturbed: Result, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("change", "then"),
     [
-        ("lr=3e-3", "lr=0.01"),
-        ("seed=5", "seed=0"),
         ("arch.L_cycles=3", "arch.L_cycles=2"),
-        ("shards=4", "shards=8"),
-        ("exact=true", "exact=False"),
+        pytest.param("lr=3e-3", "lr=0.01", marks=pytest.mark.slow),
+        pytest.param("seed=5", "seed=0", marks=pytest.mark.slow),
+        pytest.param("shards=4", "shards=8", marks=pytest.mark.slow),
+        pytest.param("exact=true", "exact=False", marks=pytest.mark.slow),
     ],
 )
 def test_a_change_that_would_make_it_another_run_is_refused(undisturbed: Result, change: str, then: str) -> None:

@@ -101,6 +101,7 @@ def test_totals_of_one_rank_would_be_noticed(reference, tmp_path: Path) -> None:
     assert far(trained("totals-of-one-rank", tmp_path / "run", ranks=2).weights(), reference[1]) > 1e-4
 
 
+@pytest.mark.slow
 def test_the_wrapped_objective_is_what_trains(reference, tmp_path: Path) -> None:
     """PyTorch's DDP fits into the contract, micro-batches and statistics included."""
     result = trained("totals-wrapped", tmp_path / "run", "micro_batch_size=8", ranks=2)
@@ -169,6 +170,7 @@ def said(word: str, text: str) -> list[str]:
     return [line.removeprefix(f"{word} ") for line in text.splitlines() if line.startswith(f"{word} ")]
 
 
+@pytest.mark.slow
 def test_a_rank_with_another_file_is_refused(tmp_path: Path) -> None:
     for rank in (0, 1):
         frozen_file(tmp_path / f"{rank}.safetensors", rank)
