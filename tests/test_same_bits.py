@@ -43,7 +43,8 @@ def test_float32_without_exact_is_not_bitwise_equal(tmp_path: Path) -> None:
 def test_exact_computes_the_same_run_as_the_fast_path(alone: tuple[list[str], Result], tmp_path: Path) -> None:
     arguments, one = alone
     fast = train(tmp_path / "run", *arguments, "exact=false")
-    assert fast.series("train/loss")[0] == pytest.approx(one.series("train/loss")[0], rel=1e-4)
+    rounding = 3e-3 if "arch.forward_dtype=bfloat16" in arguments else 1e-4
+    assert fast.series("train/loss")[0] == pytest.approx(one.series("train/loss")[0], rel=rounding)
     assert digest(one.directory) != digest(fast.directory)
 
 
