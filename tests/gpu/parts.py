@@ -139,7 +139,7 @@ def does_it_learn(results: Results) -> bool:
         data, said = dataset(Path(scratch))
         own = (ROOT / "conf" / "experiment" / "sudoku_extreme.yaml").exists()
         recipe = ["experiment=sudoku_extreme"] if own else SUDOKU
-        rhythm = ["eval_every_steps=500", "eval_batch_size=1000"] if CUDA else [*TINY[:7], "eval_every_steps=10", "max_steps=20"]
+        rhythm = ["eval_every_steps=500", "eval_batch_size=1000"] if CUDA else [*TINY[:7], "eval_every_steps=5", "max_steps=10"]
         run = Path(scratch, "run")
         command = [*recipe, *data, *rhythm, *QUIET, f"checkpoint_path={run}"]
         results.begin(
