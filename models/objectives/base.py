@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from models.frozen import Frozen
 from models.graphs import keep_what_outlives_a_replay
 from models.sparse_embedding import SparseEmbedding
+from utils import transfer
 from utils.measure.hardware import count_flops
 from utils.measure.metrics import Metric, MetricSums
 from utils.measure.report import Evaluator, Prediction
@@ -143,4 +144,4 @@ class Objective(nn.Module):
 
 def to_device(batch: dict[str, Tensor], device: torch.device) -> Batch:
     """Move a batch without waiting for it."""
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+    return {name: transfer.to_device(tensor, device) for name, tensor in batch.items()}

@@ -27,7 +27,7 @@ NETS: dict[str, dict[str, Any]] = {
     "trm_mlp": {**TRM, "mlp_t": True, "pos_encodings": "none"},
     "demo": {**TRM, **DEMO, "mlp_t": True, "pos_encodings": "none", "H_cycles": 1, "L_cycles": 2},
 }
-DATA = {"demo": (36, 8, 32)}  # tokens, vocabulary, batch; of all others 81, 11, 16
+DATA = {net: (36, 8, 32) if net == "demo" else (81, 11, 16) for net in NETS}  # tokens, vocabulary, batch
 ROUNDS = {"demo": 25}  # of all others 5
 WAYS = ["published float32", "ours float32", "ours bfloat16", "ours bfloat16 64"]  # the last with arch.mlp_multiple=64
 
@@ -44,7 +44,7 @@ def ours(net: str, dtype: str, multiple: int) -> Callable[[], None]:
     from utils.spec import Spec
 
     hardware.tune()
-    tokens, vocabulary, _ = DATA.get(net, (81, 11, 16))
+    tokens, vocabulary, _ = DATA[net]
     spec = Spec(vocab_size=vocabulary, seq_len=tokens, table_rows=1)
     made = (HRM if net == "hrm" else Net)(spec, forward_dtype=dtype, mlp_multiple=multiple, **NETS[net])
     objective, batch = ActObjective(made, "stablemax_cross_entropy"), batch_of(net)
@@ -77,7 +77,7 @@ def published(net: str, folder: str) -> Callable[[], None]:
         from models.recursive_reasoning.trm import TinyRecursiveReasoningModel_ACTV1 as Net  # type: ignore[import-not-found]
     from models.losses import ACTLossHead  # type: ignore[attr-defined]
 
-    tokens, vocabulary, size = DATA.get(net, (81, 11, 16))
+    tokens, vocabulary, size = DATA[net]
     spec = {"batch_size": size, "seq_len": tokens, "vocab_size": vocabulary, "num_puzzle_identifiers": 1, "forward_dtype": "float32"}
     head, batch = ACTLossHead(Net({**NETS[net], **spec}), "stablemax_cross_entropy").train(), batch_of(net)
     carry = head.initial_carry(batch)
@@ -94,7 +94,7 @@ def published(net: str, folder: str) -> Callable[[], None]:
 def batch_of(net: str) -> dict[str, Any]:
     import torch
 
-    tokens, vocabulary, size = DATA.get(net, (81, 11, 16))
+    tokens, vocabulary, size = DATA[net]
     inputs, labels = (torch.randint(1, vocabulary, (size, tokens), dtype=torch.int32) for _ in range(2))
     return {"inputs": inputs, "labels": labels, "puzzle_identifiers": torch.zeros(size, dtype=torch.int32)}
 
