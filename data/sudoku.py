@@ -16,6 +16,8 @@ from utils.errors import ConfigError
 BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # size: rows and columns of a box
 WIDTH = 4096  # boards searched together: bounds memory, and makes the search go deep before it goes wide
 ROUNDS = 30  # attempts to find enough boards before giving up
+SPARE = 3  # solved boards for each puzzle that has to be hard: most puzzles of size 9 are not
+TRIES = 256  # of which so many at least are tried together
 
 
 @dataclass(frozen=True)
@@ -103,10 +105,10 @@ def _one_round(masks: np.ndarray, geo: Geometry) -> tuple[np.ndarray, np.ndarray
     return masks, consistent & (masks > 0).all(axis=0)
 
 
-def count_solutions(masks: np.ndarray, size: int, limit: int) -> np.ndarray:
-    """How many solutions each board has, counted up to `limit`."""
+def search(masks: np.ndarray, size: int, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """How many solutions each board has, counted up to `limit`, and how many guesses it took: the cell with the fewest digits first."""
     geo = geometry(size)
-    counts = np.zeros(masks.shape[1], np.int64)
+    counts, guesses = np.zeros((2, masks.shape[1]), np.int64)
     stack, owners = masks.copy(), np.arange(masks.shape[1])
     while len(owners):
         top, top_owners = stack[:, -WIDTH:], owners[-WIDTH:]
@@ -119,6 +121,7 @@ def count_solutions(masks: np.ndarray, size: int, limit: int) -> np.ndarray:
         np.add.at(counts, top_owners[solved], 1)
         open_ = ~solved & (counts[top_owners] < limit)
         top, top_owners, choices = top[:, open_], top_owners[open_], choices[:, open_]
+        np.add.at(guesses, top_owners, 1)
         cell = np.where(choices > 1, choices, 99).argmin(axis=0)
         board = np.arange(len(cell))
         lowest = top[cell, board] & -top[cell, board]
@@ -128,7 +131,7 @@ def count_solutions(masks: np.ndarray, size: int, limit: int) -> np.ndarray:
         keep = counts[owners] < limit
         stack = np.concatenate([stack[:, keep], rest, top], axis=1)
         owners = np.concatenate([owners[keep], top_owners, top_owners])
-    return np.minimum(counts, limit)
+    return np.minimum(counts, limit), guesses
 
 
 def random_solutions(count: int, size: int, rng: np.random.Generator) -> np.ndarray:
@@ -167,25 +170,30 @@ def dig(solutions: np.ndarray, size: int, blanks: int, rng: np.random.Generator)
         masks = to_masks(puzzles[live], size)
         # the solution was unique: it stays so if no solution has another digit in this cell
         masks[cell, np.arange(len(live))] = geo.full & ~masks[cell, np.arange(len(live))]
-        unique = count_solutions(masks, size, limit=1) == 0
+        unique = search(masks, size, limit=1)[0] == 0
         puzzles[live[unique], cell[unique]] = 0
     return puzzles, (puzzles == 0).sum(axis=1) == blanks
 
 
-def generate(size: int, counts: tuple[int, ...], blanks: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each count that many distinct puzzles with their unique solution; no solved board occurs in two of the parts."""
+def generate(size: int, counts: tuple[int, ...], blanks: int, seed: int, min_guesses: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each count that many distinct puzzles with their unique solution; no solved board occurs in two of the parts.
+
+    With `min_guesses` only boards that take as many: a search that tries everything, after each guess all that follows directly.
+    """
     geo = geometry(size)
     if not 1 <= blanks < geo.cells:
         raise ConfigError(f"blanks={blanks}: a {size}x{size} board has {geo.cells} cells; choose 1 to {geo.cells - 1}")
+    if min_guesses < 0:
+        raise ConfigError(f"min_guesses={min_guesses}: must not be negative; 0 takes every board")
     if min(counts) < 1:
         raise ConfigError(f"train={counts[0]} test={counts[-1]}: each part needs at least one board")
     rng = np.random.default_rng([seed, size, blanks])
-    solved = _distinct_solutions(size, sum(counts), rng)
+    solved = _distinct_solutions(size, sum(counts) * (SPARE if min_guesses else 1), rng)
     if len(solved) < len(counts):
         raise ConfigError(f"size={size}: too few boards for {len(counts)} parts")
     shares = np.cumsum(counts)[:-1] * len(solved) // sum(counts)
     pools = np.split(solved, np.clip(shares, 1, len(solved) - 1))
-    return [_puzzles(pool, count, size, blanks, rng) for pool, count in zip(pools, counts, strict=True)]
+    return [_puzzles(pool, count, size, blanks, min_guesses, rng) for pool, count in zip(pools, counts, strict=True)]
 
 
 def _distinct_solutions(size: int, wanted: int, rng: np.random.Generator) -> np.ndarray:
@@ -200,21 +208,27 @@ def _distinct_solutions(size: int, wanted: int, rng: np.random.Generator) -> np.
     return found[:target]
 
 
-def _puzzles(pool: np.ndarray, count: int, size: int, blanks: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _puzzles(
+    pool: np.ndarray, count: int, size: int, blanks: int, min_guesses: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """`count` distinct puzzles from a pool of solved boards; boards are used again only where the pool is small."""
     puzzles, answers = pool[:0], pool[:0]
     used = 0
     for _ in range(ROUNDS):
-        chosen = pool[(used + np.arange(count - len(puzzles))) % len(pool)]
+        missing = count - len(puzzles)
+        chosen = pool[(used + np.arange(max(missing, TRIES) if min_guesses else missing)) % len(pool)]
         used += len(chosen)
-        dug, complete = dig(chosen, size, blanks, rng)
-        puzzles, answers = np.concatenate([puzzles, dug[complete]]), np.concatenate([answers, chosen[complete]])
-        first = _first_occurrences(puzzles)
+        dug, good = dig(chosen, size, blanks, rng)
+        if min_guesses:
+            good[good] = search(to_masks(dug[good], size), size, limit=2)[1] >= min_guesses
+        puzzles, answers = np.concatenate([puzzles, dug[good]]), np.concatenate([answers, chosen[good]])
+        first = _first_occurrences(puzzles)[:count]
         puzzles, answers = puzzles[first], answers[first]
         if len(puzzles) == count:
             return puzzles, answers
+    asked, less = (f"blanks={blanks}", "blanks") if not min_guesses else (f"blanks={blanks} min_guesses={min_guesses}", "guesses")
     raise ConfigError(
-        f"blanks={blanks}: only {len(puzzles)} of {count} different {size}x{size} puzzles found; ask for fewer blanks or fewer boards"
+        f"{asked}: only {len(puzzles)} of {count} different {size}x{size} puzzles found; ask for fewer {less} or fewer boards"
     )
 
 

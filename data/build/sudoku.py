@@ -137,7 +137,7 @@ def build(options: argparse.Namespace) -> str:
     else:
         size = options.size
         blanks = BLANKS[size] if options.blanks is None else options.blanks
-        parts = generate(size, (options.train, options.test), blanks, options.seed)
+        parts = generate(size, (options.train, options.test), blanks, options.seed, options.min_guesses)
         boards = {"train": parts[0], "test": parts[1]}
     splits = {name: sudoku_split(name, size, *boards[name], options.num_aug if name == "train" else 0, options.seed) for name in boards}
     write_dataset(folder, splits, ["<blank>"])
@@ -164,6 +164,7 @@ def parser() -> argparse.ArgumentParser:
     generated.add_argument("--train", type=int, default=1000, help="training boards")
     generated.add_argument("--test", type=int, default=1000, help="test boards")
     generated.add_argument("--blanks", type=int, help=f"blank cells per board, by default {BLANKS} by size")
+    generated.add_argument("--min-guesses", type=int, default=0, help="only boards for which a search has to guess as often")
     converted = made.add_argument_group("converted boards")
     converted.add_argument("--subsample-size", type=int, help="training boards to keep, chosen at random")
     converted.add_argument("--min-difficulty", type=int, help="drop boards with a smaller rating")

@@ -7,7 +7,7 @@ import pytest
 
 from data.build.sudoku import main
 from data.puzzles import PuzzleSource
-from data.sudoku import BOXES, count_solutions, generate, geometry, is_solved, random_solutions, to_masks
+from data.sudoku import BOXES, generate, geometry, is_solved, propagate, random_solutions, search, to_masks
 from data.sudoku_sets import augment, cell_permutations, sudoku_split
 from utils.errors import ConfigError
 
@@ -43,8 +43,8 @@ def test_solution_counts_equal_brute_force():
     boards[5, np.flatnonzero(boards[5] == 0)[0]] = boards[5].max()  # most likely contradictory
     expected = [min(brute_force(board.tolist(), 4), 50) for board in boards]
     assert len(set(expected)) > 4
-    assert count_solutions(to_masks(boards, 4), 4, limit=50).tolist() == expected
-    assert count_solutions(to_masks(np.zeros((1, 16), np.uint8), 4), 4, limit=1000) == 288
+    assert search(to_masks(boards, 4), 4, limit=50)[0].tolist() == expected
+    assert search(to_masks(np.zeros((1, 16), np.uint8), 4), 4, limit=1000)[0] == 288
 
 
 @pytest.mark.parametrize(("size", "blanks"), [(4, 9), (6, 23), (9, 45)])
@@ -55,7 +55,7 @@ def test_generated_puzzles_are_unique_disjoint_and_have_their_blanks(size, blank
         assert ((puzzles == answers) | (puzzles == 0)).all()
         assert all(sorted(answers[0, unit]) == list(range(1, size + 1)) for unit in geometry(size).units)
         assert is_solved(answers, size).all()
-        assert (count_solutions(to_masks(puzzles, size), size, limit=2) == 1).all()
+        assert (search(to_masks(puzzles, size), size, limit=2)[0] == 1).all()
         if size < 9:
             assert all(brute_force(puzzle.tolist(), size) == 1 for puzzle in puzzles[:10])
     train, test = ({board.tobytes() for board in answers} for _, answers in parts)
@@ -70,6 +70,28 @@ def test_more_puzzles_than_solved_boards_are_still_distinct_and_disjoint():
     (train, train_answers), (test, test_answers) = generate(4, (700, 100), 8, seed=0)
     assert len({board.tobytes() for board in np.concatenate([train, test])}) == 800
     assert not {board.tobytes() for board in train_answers} & {board.tobytes() for board in test_answers}
+
+
+def guess(mask: np.ndarray, size: int) -> int:
+    """How often one board has to be guessed at, told as a recursion."""
+    mask = mask.copy()
+    if not propagate(mask, geometry(size)).all() or (np.bitwise_count(mask) == 1).all():
+        return 0
+    choices = np.bitwise_count(mask[:, 0])
+    cell = min(np.flatnonzero(choices > 1), key=lambda cell: (choices[cell], cell))
+    lowest = mask[cell] & -mask[cell]
+    return 1 + sum(guess(np.where(np.arange(size**2)[:, None] == cell, part, mask), size) for part in (lowest, mask[cell] ^ lowest))
+
+
+def test_boards_that_need_guesses_need_them():
+    for puzzles, answers in generate(9, (12, 5), 54, seed=3, min_guesses=2):
+        masks = to_masks(puzzles, 9)
+        _, guesses = search(masks, 9, limit=2)
+        assert guesses.tolist() == [guess(masks[:, [board]], 9) for board in range(len(puzzles))]
+        assert guesses.min() >= 2
+        assert is_solved(answers, 9).all()
+    with pytest.raises(ConfigError, match=r"min_guesses=40: only 0 of 5 .* fewer guesses"):
+        generate(4, (5, 5), 9, seed=0, min_guesses=40)
 
 
 def test_impossible_boards_are_refused():
@@ -92,7 +114,7 @@ def test_augmented_boards_are_valid_and_keep_puzzle_and_answer_together(size):
     assert ((inputs == labels) | (inputs == 1)).all()
     assert ((inputs == 1).sum(axis=2) == (puzzles == 0).sum(axis=1)[:, None]).all()
     assert len({board.tobytes() for board in labels[0]}) > 25
-    assert (count_solutions(to_masks(inputs[0] - 1, size), size, limit=2) == 1).all()
+    assert (search(to_masks(inputs[0] - 1, size), size, limit=2)[0] == 1).all()
 
 
 @pytest.mark.parametrize("size", [4, 6, 9])
