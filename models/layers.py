@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -79,18 +80,43 @@ class Embedding(nn.Module):
 class RotaryEmbedding(nn.Module):
     """Cosines and sines of rotary positions, in the half-split layout."""
 
+    share = 2  # what the head width is a multiple of
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, head_width: int, positions: int, theta: float) -> None:
+    def __init__(self, head_width: int, prefix: int, tokens: int, theta: float) -> None:
         super().__init__()
-        frequencies = 1.0 / theta ** (torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
-        angles_LK = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies).repeat(1, 2)
+        angles_LK = self.angles(head_width, prefix, tokens, theta).repeat(1, 2)
         self.register_buffer("cos", angles_LK.cos(), persistent=False)
         self.register_buffer("sin", angles_LK.sin(), persistent=False)
 
+    def angles(self, head_width: int, prefix: int, tokens: int, theta: float) -> Tensor:
+        """By how much each pair of numbers turns at each position."""
+        return _turns(torch.arange(prefix + tokens, dtype=torch.float32), head_width // 2, theta)
+
     def forward(self) -> CosSin:
         return self.cos, self.sin
+
+
+class GridRotaryEmbedding(RotaryEmbedding):
+    """Tokens of a square grid: half of each head turns by the row, half by the column. The prefix goes down to the grid's first corner."""
+
+    share = 4
+
+    def angles(self, head_width: int, prefix: int, tokens: int, theta: float) -> Tensor:
+        side = math.isqrt(tokens)
+        if side * side != tokens:
+            raise ConfigError(f"arch.pos_encodings=rope2d: {tokens} tokens are no square grid; choose rope")
+        before, cells = torch.arange(-prefix, 0), torch.arange(tokens)
+        places = (torch.cat((before, cells // side)), torch.cat((before, cells % side)))
+        return torch.cat([_turns(place.float(), head_width // 4, theta) for place in places], dim=1)
+
+
+def _turns(positions_L: Tensor, pairs: int, theta: float) -> Tensor:
+    return torch.outer(positions_L, 1.0 / theta ** (torch.arange(0, 2 * pairs, 2, dtype=torch.float32) / (2 * pairs)))
+
+
+ROPES = {"rope": RotaryEmbedding, "rope2d": GridRotaryEmbedding}
 
 
 def rotate(x_BHLK: Tensor, cos_sin: CosSin) -> Tensor:

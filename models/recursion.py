@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from models.layers import Block, CosSin, Embedding, Level, Linear, RotaryEmbedding, SwiGLU, cast_weights, lecun_normal, parse_dtype
+from models.layers import ROPES, Block, CosSin, Embedding, Level, Linear, SwiGLU, cast_weights, lecun_normal, parse_dtype
 from models.sparse_embedding import SparseEmbedding
 from utils.errors import ConfigError
 from utils.spec import Spec
@@ -44,6 +44,7 @@ class Sizes:
     mlp_multiple: int = 256
     mlp_norm: bool = False
     depth_warmup: float = 0.0
+    starts: int = 1
     puzzle_emb_len: int = 0  # 0: as many positions as the puzzle embedding fills
     mlp_t: bool = False
     no_ACT_continue: bool = False
@@ -59,11 +60,13 @@ class Sizes:
             raise ConfigError(f"arch.halt_exploration_prob={self.halt_exploration_prob} is a probability; choose 0 to 1")
         if self.hidden_size % self.num_heads:
             raise ConfigError(f"arch.hidden_size={self.hidden_size} is not a multiple of arch.num_heads={self.num_heads}")
-        if self.pos_encodings not in ("rope", "learned", "none"):
-            raise ConfigError(f"arch.pos_encodings={self.pos_encodings}: choose rope, learned or none")
-        if self.pos_encodings == "rope" and (self.hidden_size // self.num_heads) % 2:
+        if self.pos_encodings not in (*ROPES, "learned", "none"):
+            raise ConfigError(f"arch.pos_encodings={self.pos_encodings}: choose {', '.join(ROPES)}, learned or none")
+        head = self.hidden_size // self.num_heads
+        if self.pos_encodings in ROPES and head % ROPES[self.pos_encodings].share:
             raise ConfigError(
-                f"arch.num_heads={self.num_heads} gives odd heads of {self.hidden_size // self.num_heads}; rope needs even ones"
+                f"arch.num_heads={self.num_heads} gives heads of {head}; "
+                f"{self.pos_encodings} needs multiples of {ROPES[self.pos_encodings].share}"
             )
         if self.puzzle_emb_ndim > self.prefix * self.hidden_size:
             raise ConfigError(
@@ -83,6 +86,7 @@ class Inner(nn.Module):
 
     H_init: Tensor
     L_init: Tensor
+    L_more_inits: Tensor
 
     def __init__(self, sizes: Sizes, spec: Spec) -> None:
         super().__init__()
@@ -99,12 +103,15 @@ class Inner(nn.Module):
             self.q_head.bias.fill_(-5.0)  # type: ignore[union-attr]
         if sizes.puzzle_emb_ndim:
             self.puzzle_emb = SparseEmbedding(max(1, spec.table_rows), sizes.puzzle_emb_ndim)
-        if sizes.pos_encodings == "rope":
-            self.rotary_emb = RotaryEmbedding(width // sizes.num_heads, positions, sizes.rope_theta)
+        if sizes.pos_encodings in ROPES:
+            rope = ROPES[sizes.pos_encodings]
+            self.rotary_emb = rope(width // sizes.num_heads, sizes.prefix, spec.seq_len, sizes.rope_theta)
         elif sizes.pos_encodings == "learned":
             self.embed_pos = Embedding(positions, width, std)
         self.register_buffer("H_init", lecun_normal(width, std=1.0))
         self.register_buffer("L_init", lecun_normal(width, std=1.0))
+        if sizes.starts > 1:
+            self.register_buffer("L_more_inits", lecun_normal(sizes.starts - 1, width, std=1.0))
 
     def level(self, layers: int, mix_positions: int = 0) -> Level:
         """A stack of blocks of this net's sizes."""
@@ -122,7 +129,7 @@ class Inner(nn.Module):
     def forward(
         self, z_H: Tensor, z_L: Tensor, tokens_BT: Tensor, puzzle_BP: Tensor | None, cycles: Cycles
     ) -> tuple[State, Tensor, Tensor]:
-        cos_sin = self.rotary_emb() if self.sizes.pos_encodings == "rope" else None
+        cos_sin = self.rotary_emb() if self.sizes.pos_encodings in ROPES else None
         z_H, z_L = self.recur((z_H, z_L), self.embed(tokens_BT, puzzle_BP), cos_sin, cycles)
         logits_BTV = self.lm_head(z_H)[:, self.sizes.prefix :]
         return (z_H.detach(), z_L.detach()), logits_BTV, self.q_head.wide(z_H[:, 0])
@@ -161,9 +168,17 @@ class RecursiveNet(nn.Module):
         return None if self.dtype == self.inner.lm_head.weight.dtype else cast_weights(self.inner, self.dtype)
 
     def fresh_state(self, slots: int, tokens: int) -> State:
-        """The learned-once starting point, for every slot."""
+        """The starting point, drawn once, for every slot."""
         shape = (slots, tokens + self.sizes.prefix, self.sizes.hidden_size)
         return self.inner.H_init.to(self.dtype).expand(shape), self.inner.L_init.to(self.dtype).expand(shape)
+
+    def fresh_states(self, slots: int, tokens: int) -> State:
+        """What a slot sets out with in training: one z_H, and as many z_L as there are starts: slots × starts × positions × width."""
+        z_H, z_L = self.fresh_state(slots, tokens)
+        if self.sizes.starts == 1:
+            return z_H, z_L
+        inits_SD = torch.cat((self.inner.L_init[None], self.inner.L_more_inits)).to(self.dtype)
+        return z_H, inits_SD[:, None].expand(slots, -1, *z_H.shape[1:])
 
     def puzzle_rows(self, ids_B: Tensor) -> Tensor | None:
         """This step's rows of the puzzle table, in the forward dtype."""

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -49,12 +49,16 @@ class ActObjective(Objective):
         """All slots halted: the first step fills them."""
         slots, tokens = batch["inputs"].shape
         nobody = torch.zeros_like(batch["puzzle_identifiers"])
-        return ActCarry(self.model.fresh_state(slots, tokens), nobody, torch.ones_like(nobody, dtype=torch.bool), batch)
+        return ActCarry(self.model.fresh_states(slots, tokens), nobody, torch.ones_like(nobody, dtype=torch.bool), batch)
 
     def forward(self, batch: Batch, carry: ActCarry, ctx: Context) -> StepOut:
         carry = self._refill(carry, batch)
         rows, weights = self.model.puzzle_rows(self._trainable_ids(carry.batch)), self.model.weights()
-        state, logits_BTV, q_B2 = self.model(carry.state, carry.batch["inputs"], rows, weights, ctx.progress)
+        think = partial(self.model, weights=weights, progress=ctx.progress)
+        state, others = carry.state, None
+        if self.model.sizes.starts > 1:
+            state, others = self._best_start(think, carry, rows)
+        state, logits_BTV, q_B2 = think(state, carry.batch["inputs"], rows)
 
         target = None
         with torch.no_grad():
@@ -62,11 +66,25 @@ class ActObjective(Objective):
             halted = self._choose_to_halt(q_B2, steps, last, ctx)
             if not self.model.sizes.no_ACT_continue and self.model.sizes.halt_max_steps > 1:
                 # the value of going on is the better choice one step later; no target net, the batch is large
-                _, _, next_B2 = self.model(state, carry.batch["inputs"], rows, weights, ctx.progress)
+                _, _, next_B2 = think(state, carry.batch["inputs"], rows)
                 target = torch.sigmoid(torch.where(last, next_B2[:, 0], next_B2.amax(-1)))
 
         loss, weight, metrics = self._losses(logits_BTV, q_B2, target, steps, halted, carry.batch["labels"])
-        return StepOut(loss, weight, metrics, ActCarry(state, steps, halted, carry.batch))
+        return StepOut(loss, weight, metrics, ActCarry(state if others is None else (state[0], others), steps, halted, carry.batch))
+
+    @torch.no_grad()
+    def _best_start(self, think: Callable[..., tuple[State, Tensor, Tensor]], carry: ActCarry, rows: Tensor | None) -> tuple[State, Tensor]:
+        """Think once from every start: the state from which it went best, which alone is learned from, and where each z_L led.
+
+        Winner takes all (Dillon 2026, arXiv 2601.19085): starts may come to differ in what they try, and evaluations need one of them.
+        """
+        z_H, z_BSLD = carry.state
+        starts = z_BSLD.shape[1]
+        each = partial(torch.repeat_interleave, repeats=starts, dim=0)
+        inputs, labels = each(carry.batch["inputs"]), each(carry.batch["labels"])
+        (_, after), logits, _ = think((each(z_H), z_BSLD.flatten(0, 1)), inputs, None if rows is None else each(rows))
+        best_B = self.token_loss(logits, labels).sum(-1).view(-1, starts).argmin(1)
+        return (z_H, z_BSLD[torch.arange(len(best_B), device=best_B.device), best_B]), after.view_as(z_BSLD)
 
     def predict(self, batch: Batch) -> Prediction:
         """Think for the full number of steps, so that slots of one batch stay together."""
@@ -90,9 +108,9 @@ class ActObjective(Objective):
     def _refill(self, carry: ActCarry, batch: Batch) -> ActCarry:
         """Slots that halted take the new batch's puzzle and a fresh state."""
         halted = carry.halted
-        fresh = self.model.fresh_state(*batch["inputs"].shape)
-        state = tuple(torch.where(halted[:, None, None], new, old) for new, old in zip(fresh, carry.state, strict=True))
-        mixed = {key: torch.where(halted.view(-1, *[1] * (new.ndim - 1)), new, carry.batch[key]) for key, new in batch.items()}
+        fresh = self.model.fresh_states(*batch["inputs"].shape)
+        state = tuple(_where(halted, new, old) for new, old in zip(fresh, carry.state, strict=True))
+        mixed = {key: _where(halted, new, carry.batch[key]) for key, new in batch.items()}
         return ActCarry((state[0], state[1]), torch.where(halted, 0, carry.steps), halted, mixed)
 
     @staticmethod
@@ -137,6 +155,10 @@ class ActObjective(Objective):
             loss = loss + 0.5 * continue_loss
             metrics["q_continue_loss"] = (continue_loss.detach(), weight)
         return loss, weight, metrics
+
+
+def _where(rows: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(rows.view(-1, *[1] * (new.ndim - 1)), new, old)
 
 
 def _right_cells(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:

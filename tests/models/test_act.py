@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from models.hrm import HRM
-from models.layers import SwiGLU
+from models.layers import GridRotaryEmbedding, SwiGLU, rotate
 from models.losses import LOSSES
 from models.objectives.act import ActObjective
 from models.objectives.base import Context
@@ -154,6 +154,7 @@ def test_bfloat16_and_float64_follow_float32() -> None:
     [
         ({"num_heads": 3}, "arch.hidden_size=16"),
         ({"pos_encodings": "sinus"}, "arch.pos_encodings=sinus"),
+        ({"pos_encodings": "rope2d", "hidden_size": 12}, "arch.num_heads=2 gives heads of 6; rope2d needs multiples of 4"),
         ({"forward_dtype": "int8"}, "arch.forward_dtype=int8"),
         ({"halt_max_steps": 0}, "arch.halt_max_steps=0"),
         ({"puzzle_emb_ndim": 64, "puzzle_emb_len": 2}, "arch.puzzle_emb_len=2"),
@@ -217,3 +218,64 @@ def test_cycles_grow_in_three_stages() -> None:
     objective.rehearse(batch, Context(0.0, Noise(0, 0, [0])))
     assert len(passes) == 3 * (4 + 1), "what a step takes is measured at its deepest"
     assert make("trm").model.cycles(0.0) == (2, 2)
+
+
+def test_only_the_start_that_does_best_is_learned_from() -> None:
+    """As many nets as starts, each thinking alone from its own scratchpad and the shared answer, tell who has won."""
+    objective = make("trm", starts=3)
+    inits = torch.cat((objective.model.inner.L_init[None], objective.model.inner.L_more_inits))
+    assert len({tuple(init.tolist()) for init in inits}) == 3
+    batch = batch_of(16)
+    carry, winners = objective.initial_carry(batch), set()
+    for step in range(3):
+        ctx = Context(0.0, Noise(3, step, [0]))
+        refilled = objective._refill(carry, batch)
+        rows = objective.model.puzzle_rows(refilled.batch["puzzle_identifiers"]).detach()
+        z_H, z_L = refilled.state
+        alone = [objective.model((z_H, z_L[:, start]), refilled.batch["inputs"], rows, None) for start in range(3)]
+        losses = torch.stack([objective.token_loss(logits, refilled.batch["labels"]).mean(-1).detach() for _, logits, _ in alone])
+        best = losses.argmin(0)
+        winners |= set(best.tolist())
+        objective.zero_grad()
+        out = objective(batch, carry, ctx)
+        assert float(out.metrics["lm_loss"][0]) == pytest.approx(float(losses.amin(0).sum()), rel=1e-5)
+        for slot, start in enumerate(best.tolist()):
+            torch.testing.assert_close(out.carry.state[0][slot], alone[start][0][0][slot])
+        for start in range(3):
+            torch.testing.assert_close(out.carry.state[1][:, start], alone[start][0][1])
+        out.loss.backward()
+        carry = out.carry
+    assert len(winners) > 1, "one start always won: the test shows nothing"
+    got = [parameter.grad.clone() for parameter in objective.parameters()]
+    one = make("trm")
+    one.load_state_dict(objective.state_dict(), strict=False)
+    z_L_of_best = z_L[torch.arange(16), best]
+    one(batch, type(carry)((z_H, z_L_of_best), refilled.steps, torch.zeros(16, dtype=torch.bool), refilled.batch), ctx).loss.backward()
+    torch.testing.assert_close(got, [parameter.grad for parameter in one.parameters()])
+
+
+def test_one_start_is_enough_to_answer() -> None:
+    objective, one = make("trm", starts=4), make("trm")
+    one.load_state_dict(objective.state_dict(), strict=False)
+    batch = batch_of(8)
+    assert torch.equal(objective.predict(batch).outputs["logits"], one.predict(batch).outputs["logits"])
+
+
+def test_rotary_positions_of_a_grid() -> None:
+    """What two cells mean to each other depends on how far apart their rows and their columns are, and on nothing else."""
+    cos_sin = GridRotaryEmbedding(8, 2, 25, 100.0)()
+    query, key = torch.randn(8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
+    queries, keys = (rotate(x.expand(1, 1, 27, 8), tuple(part.double() for part in cos_sin))[0, 0] for x in (query, key))
+    scores = queries @ keys.T
+    places = [(-2, -2), (-1, -1), *((cell // 5, cell % 5) for cell in range(25))]
+    by_distance: dict[tuple[int, int], list[float]] = {}
+    for (row, column), line in zip(places, scores, strict=True):
+        for (other_row, other_column), score in zip(places, line.tolist(), strict=True):
+            by_distance.setdefault((row - other_row, column - other_column), []).append(score)
+    assert len(by_distance) > 81
+    assert max(max(same) - min(same) for same in by_distance.values()) < 1e-5
+    firsts = sorted(same[0] for same in by_distance.values())
+    assert len(set(firsts)) == len(firsts), "different distances differ"
+    with pytest.raises(ConfigError, match=r"rope2d: 10 tokens are no square grid"):
+        GridRotaryEmbedding(8, 2, 10, 100.0)
+    assert make("trm", pos_encodings="rope2d").model.inner.rotary_emb.cos.shape == (3 + 9, 8)

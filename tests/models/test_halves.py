@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models import halves, layers
 
-ANGLES = layers.RotaryEmbedding(16, 6, 10000.0)()
+ANGLES = layers.RotaryEmbedding(16, 0, 6, 10000.0)()
 
 
 def normed(x: Tensor) -> Tensor:
