@@ -14,7 +14,7 @@ from tests.runs import EXACT, QUIET, TINY_CNN, TINY_TRM, Result, digest, learned
 # Logged seldom, so that sums of metrics are in the checkpoint too; clipped, so that the norm of all gradients counts.
 TRM = [*TINY_TRM, *EXACT, "log_interval=5", "max_steps=23", "grad_clip=0.7"]
 CNN = [*TINY_CNN, *EXACT, "max_steps=12"]
-CASES = {"trm": TRM, "trm-bfloat16": [*TRM, "arch.forward_dtype=bfloat16", "max_steps=9"], "cnn": CNN}
+CASES = {"trm": TRM, "trm-bfloat16": [*TRM, "arch.forward_dtype=bfloat16", "arch.starts=2", "max_steps=9"], "cnn": CNN}
 
 
 @pytest.fixture(scope="module", params=["trm", "trm-bfloat16", pytest.param("cnn", marks=pytest.mark.slow)])
