@@ -163,20 +163,31 @@ class RaggedSteps:
 
 def cut_steps(order: Order, sizes: np.ndarray, batch: int, epochs: int | None, eval_interval: int | None) -> Steps:
     """Cut `epochs` epochs of an order into steps of `batch` examples; `sizes` holds the examples of whatever may be visited."""
+    size = int(sizes[0])
+    if (sizes == size).all():
+        return cut_evenly(order.items, batch, epochs, eval_interval, size)
+    steps = RaggedSteps(order, sizes, batch, epochs, _interval(batch, epochs, eval_interval))
+    steps.span(0)  # says at once when the data is too small
+    return steps
+
+
+def cut_evenly(items: int, batch: int, epochs: int | None, eval_interval: int | None, size: int = 1) -> UniformSteps:
+    """The same of items that all have `size` examples."""
+    interval = _interval(batch, epochs, eval_interval)
+    if interval is not None and items * interval * size < batch:
+        raise too_small(batch, items * interval * size, interval)
+    return UniformSteps(items, -(-batch // size), epochs, interval)
+
+
+def _interval(batch: int, epochs: int | None, eval_interval: int | None) -> int | None:
+    """Epochs in an iteration."""
     interval = epochs if eval_interval is None else eval_interval
     _check_positive(epochs=epochs, eval_interval=interval, global_batch_size=batch)
     if epochs is not None and interval is not None and epochs % interval:
         divisor = next(d for d in range(min(interval, epochs), 0, -1) if epochs % d == 0)
         larger = epochs + interval - epochs % interval
         raise ConfigError(f"eval_interval={interval} does not divide epochs={epochs}; try eval_interval={divisor} or epochs={larger}")
-    size = int(sizes[0])
-    if not (sizes == size).all():
-        steps: Steps = RaggedSteps(order, sizes, batch, epochs, interval)
-        steps.span(0)  # says at once when the data is too small
-        return steps
-    if interval is not None and order.items * interval * size < batch:
-        raise too_small(batch, order.items * interval * size, interval)
-    return UniformSteps(order.items, -(-batch // size), epochs, interval)
+    return interval
 
 
 def make_plan(steps: Steps, batch: int, max_steps: int | None, eval_every_steps: int | None) -> Plan:

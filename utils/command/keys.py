@@ -27,7 +27,9 @@ from utils.files import ROOT
 CONF = ROOT / "conf"
 GROUPS = tuple(PACKAGES)
 MARKS = SAME_RUN, MAY_CHANGE, NAMES_PROJECT = "same run", "may change", "names the project"
-HOLDS = {"bool": bool, "int": int, "float": float, "str": str, "list of str": WORDS, "true": True, "false": False, "null": None}
+HOLDS = {
+    "bool": bool, "int": int, "float": float, "str": str, "list of str": WORDS, "group": dict, "true": True, "false": False, "null": None,
+}  # fmt: skip
 BRACKETS = re.compile(r":?\s*#\s*\[([^]]*)")
 WORD = re.compile(r"\w+")
 BOUND = re.compile(r"(>=|>|<=|<)\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)")

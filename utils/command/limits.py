@@ -19,15 +19,16 @@ def check_combinations(config: DictConfig, launch: Launch) -> None:
         if isinstance(value, float) and abs(value) > MOST:
             raise ConfigError(f"{path}={value}: must be at most {MOST:g}")
     batch, shards = config.global_batch_size, config.shards
-    if batch % shards:
+    # without a batch the data decides on its size, and checks it
+    if batch is not None and batch % shards:
         raise ConfigError(f"global_batch_size={batch} is not a multiple of shards={shards}; try {batch + shards - batch % shards}")
     if launch.world_size > shards:
         raise ConfigError(f"shards={shards} is less than the {launch.world_size} ranks that were started; try shards={launch.world_size}")
     micro = config.micro_batch_size
-    if isinstance(micro, int) and micro < batch // shards:
+    if isinstance(micro, int) and batch is not None and micro < batch // shards:
         raise ConfigError(f"micro_batch_size={micro} is less than one shard of {batch // shards} examples; raise it, or shards={shards}")
     interval = config.eval_interval
-    if config.epochs is None and config.max_steps is None:
+    if all(config[key] is None for key in map(str, config) if key == "epochs" or key.startswith("max_")):  # kinds of data may know others
         raise ConfigError("epochs=null: nothing says how long the run is; give epochs or max_steps")
     if interval is not None and config.epochs is not None and config.epochs % interval:
         fix = f"eval_interval={config.epochs}" if interval > config.epochs else f"epochs={-(-config.epochs // interval) * interval}"
@@ -50,5 +51,5 @@ def check_exact(config: DictConfig, launch: Launch) -> None:
     possible = [str(n) for n in (2**power for power in range(shards.bit_length())) if shards % n == 0]
     if str(ranks) not in possible:
         raise ConfigError(f"exact=true on {ranks} ranks: with shards={shards} it takes {', '.join(possible)} ranks; start one of these")
-    if isinstance(micro, int) and micro != config.global_batch_size // shards:
+    if isinstance(micro, int) and (config.global_batch_size is None or micro != config.global_batch_size // shards):
         raise ConfigError(f"micro_batch_size={micro}: exact=true computes one shard at a time; use micro_batch_size=null")

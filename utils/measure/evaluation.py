@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +37,8 @@ class Means:
         self.names: list[str] = []
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
-        self.names, self._sums[int(indices[0])] = sorted(prediction.metrics), stack(prediction.metrics)
+        if prediction.metrics:  # of some sets there is something to see, and nothing to measure
+            self.names, self._sums[int(indices[0])] = sorted(prediction.metrics), stack(prediction.metrics)
 
     def rows(self) -> dict[str, Tensor]:
         if not self._sums:
@@ -47,6 +48,9 @@ class Means:
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         self.names = sorted(rows.keys() - {FIRST})
+        if not rows:
+            self.sums = torch.empty(0, 2)
+            return Report()
         self.sums = torch.stack([rows[name] for name in self.names], 1)[rows[FIRST].argsort()].sum(0)
         return Report(means(self.names, self.sums))
 
@@ -83,8 +87,8 @@ class Evaluation:
                 evaluator.add(indices, batch, prediction)
             if self.keep:
                 known = {**batch, **prediction.outputs}  # padding rows come last
-                share = {key: known[key][: len(indices)].cpu().contiguous() for key in self.keep}
-                kept.append(share | {"index": torch.from_numpy(indices.copy())})
+                share = {key: known[key][: len(indices)].cpu().contiguous() for key in self.keep if key in known}
+                kept += [share | {"index": torch.from_numpy(indices.copy())}] if share else []
         if empty:
             return 0
         rows = [self._gathered(evaluator.rows()) for evaluator in measuring]
@@ -104,9 +108,10 @@ class Evaluation:
                 self.summary = "  ".join(f"{name} {value:.4f}" for name, value in overall.items())
                 self.text = "\n".join(report.text for reports in self._reports.values() for report in reports if report.text)
                 results = {f"eval/{name}": value for name, value in overall.items()}
+            measured = {set_name for set_name, reports in self._reports.items() if any(report.metrics for report in reports)}
             for set_name, reports in self._reports.items():
                 metrics = _merged(report.metrics for report in reports)
-                results |= {_key(set_name, self._reports, name): float(value) for name, value in metrics.items()}
+                results |= {_key(set_name, measured, name): float(value) for name, value in metrics.items()}
                 figures, files = _merged(report.figures for report in reports), _merged(report.files for report in reports)
                 if figures or files:
                     self._write(self.step, set_name, figures, files)
@@ -154,27 +159,33 @@ class Evaluation:
 
 
 def check_names(config: Any, source: Any, objective: Any, to_batch: Callable[[Any], Batch]) -> None:
-    """Metrics and outputs that the configuration names must exist: asked of one empty row, before any training."""
+    """Metrics and outputs that the configuration names must exist: asked of one empty row of each set, before any training."""
     metric, outputs = Metric.parse(config.objective_metric or "").name, config.eval_save_outputs
     sets = {name: examples for name, examples in source.eval_sets().items() if len(examples)}
     if not sets or not (metric or outputs):
         return
-    row = to_batch(next(iter(sets.values())).padding(1))
+    measured, there = {}, set()  # what each set is measured by, and the names of inputs and outputs
+    metrics = set()
+    objective.eval()
     with torch.no_grad():
-        prediction = objective.eval().predict(row)
+        for key, examples in sets.items():
+            row = to_batch(examples.padding(1))
+            prediction = objective.predict(row)
+            scalars = [name for evaluator in (*source.evaluators(key), *objective.evaluators()) for name in evaluator.scalars]
+            there |= {*row, *prediction.outputs}
+            metrics |= {f"eval/{name}" for name in prediction.metrics}
+            if names := [*prediction.metrics, *scalars]:
+                measured[key] = names
     objective.train()
-    metrics = {f"eval/{name}" for name in prediction.metrics}
-    for key in sets:
-        scalars = [name for evaluator in (*source.evaluators(key), *objective.evaluators()) for name in evaluator.scalars]
-        metrics |= {_key(key, sets, name) for name in (*prediction.metrics, *scalars)}
-    known = {"objective_metric": metrics, "eval_save_outputs": {*row, *prediction.outputs}}
+    metrics |= {_key(key, measured, name) for key, names in measured.items() for name in names}
+    known = {"objective_metric": metrics, "eval_save_outputs": there}
     for key, wanted in (("objective_metric", [metric] if metric else []), ("eval_save_outputs", outputs)):
         if unknown := [name for name in wanted if name not in known[key]]:
             raise ConfigError(f"{key}={unknown[0]}: not known here; choose from {', '.join(sorted(known[key]))}")
 
 
-def _key(set_name: str, sets: Mapping[str, Any], metric: str) -> str:
-    """What a metric of a set is logged as: with the set's name where there are several."""
+def _key(set_name: str, sets: Collection[str], metric: str) -> str:
+    """What a metric of a set is logged as: with the set's name where several sets have metrics."""
     return f"eval/{set_name}/{metric}" if len(sets) > 1 else f"eval/{metric}"
 
 

@@ -19,6 +19,8 @@ def shards_at_once(
     if config.exact:
         return 1
     if isinstance(asked, int):
+        if asked < shard_size:
+            raise ConfigError(f"micro_batch_size={asked} is less than one shard of {shard_size} examples; raise it, or shards")
         return asked // shard_size
     if asked is None or device.type != "cuda":
         return owned

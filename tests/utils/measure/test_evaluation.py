@@ -139,6 +139,33 @@ def test_sets_may_be_measured_by_other_metrics() -> None:
     assert found == {"eval/accuracy": pytest.approx(2 / 3), "eval/bits": 7.0, "eval/loss": 3.0}
 
 
+class Says:
+    """Has something to show, and nothing to measure."""
+
+    scalars = ()
+
+    def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
+        pass
+
+    def rows(self) -> dict[str, Tensor]:
+        return {}
+
+    def report(self, rows: Mapping[str, Tensor]) -> Report:
+        return Report(text="once upon a time")
+
+
+def test_a_set_may_have_nothing_to_measure(tmp_path: Path) -> None:
+    evaluation = Evaluation(Dist(), 5, tmp_path, print, nothing, ["answer"])
+    evaluation.run("a", examples(4), answered)
+    evaluation.run("b", examples(1), lambda batch: Prediction({}, {}), [Says()])
+    assert evaluation.finish() == {"eval/accuracy": 1.0}, "as if there were no other set"
+    assert evaluation.text == "once upon a time"
+    assert [path.name for path in tmp_path.iterdir()] == ["step_5_a_preds.0.safetensors"]
+    alone = Evaluation(Dist(), 5, tmp_path, print, nothing)
+    alone.run("b", examples(1), lambda batch: Prediction({}, {}), [Says()])
+    assert (alone.finish(), alone.text) == ({}, "once upon a time")
+
+
 @pytest.mark.parametrize("evaluators", [[Counts(), Counts()], [Counts("accuracy")]])
 def test_a_name_that_two_give_is_a_mistake_of_ours(evaluators: list[Counts]) -> None:
     evaluation = Evaluation(Dist(), 5, Path(), print, nothing)

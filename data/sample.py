@@ -1,0 +1,63 @@
+"""What a language model makes of a prompt: one example to continue, and the text that comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from torch import Tensor
+
+from data.source import Arrays, Batch
+from data.tokenizer import Tokenizer
+from utils.measure.report import Prediction, Report
+
+
+class Prompt:
+    """An evaluation set of one example: the prompt, room for what follows, and how that is drawn. It has no labels to measure by."""
+
+    def __init__(self, tokens: np.ndarray, new_tokens: int, temperature: float, top_k: int, seed: int) -> None:
+        self._row = {
+            "inputs": tokens.astype(np.int32),
+            "continuation": np.zeros(new_tokens, np.int32),
+            "temperature": np.float32(temperature),
+            "top_k": np.int32(top_k),
+            "sample_seed": np.int64(seed),
+        }
+
+    def __len__(self) -> int:
+        return 1
+
+    def read(self, indices: np.ndarray) -> Arrays:
+        return {name: np.stack([np.asarray(value)] * len(indices)) for name, value in self._row.items()}
+
+    def padding(self, rows: int) -> Arrays:
+        """The prompt again: ranks without an example take as long as the one that has it."""
+        return self.read(np.zeros(rows, np.int64))
+
+
+class Continuation:
+    """Prompt and continuation as text."""
+
+    scalars = ()
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._rows: dict[str, Tensor] = {}
+
+    def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
+        if "continuation" in prediction.outputs:
+            self._rows = {"prompt": batch["inputs"][:1], "continuation": prediction.outputs["continuation"][:1]}
+
+    def rows(self) -> dict[str, Tensor]:
+        return self._rows
+
+    def report(self, rows: Mapping[str, Tensor]) -> Report:
+        if not rows:
+            return Report()
+        text = shown(self._tokenizer.decode([*rows["prompt"][0].tolist(), *rows["continuation"][0].tolist()]))
+        return Report(files={"sample.txt": text + "\n"}, text=text)
+
+
+def shown(text: str) -> str:
+    """Text as a terminal may have it: a net may write what a terminal obeys."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "�" for letter in text)

@@ -1,0 +1,107 @@
+"""From text to token ids and back: bytes, or a `tokenizer.json` as the `tokenizers` library writes it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from utils.errors import ConfigError, brief
+from utils.files import read_bytes
+
+LARGEST_FILE = 1 << 28
+# how tokenizers call what stands before a document, the first of these that one has
+BEGINS = ("<|begin|>", "<|bos|>", "<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "<|endoftext|>", "<|im_start|>", "</s>", "[CLS]")
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back."""
+
+    name: str  # as dataset.json has it
+    vocab_size: int
+    begin: int | None  # the id that stands before each document
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of each text, without a begin token."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    @property
+    def token_bytes(self) -> tuple[int, ...]:
+        """How many bytes of text each id stands for."""
+        ...
+
+
+class Bytes:
+    """The bytes of UTF-8, and a begin token."""
+
+    name, vocab_size = "bytes", 257
+    begin: int | None = 256
+    token_bytes = (*[1] * 256, 0)
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.frombuffer(text.encode(errors="surrogatepass"), np.uint8) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(token for token in ids if token < 256).decode(errors="replace")
+
+
+class FromFile:
+    """A tokenizer of any kind from a file."""
+
+    def __init__(self, key: str, path: Path, begin: str | None = None) -> None:
+        """`key` is how the user gave it, for messages; `begin`: the token before each document, if it is none that we know."""
+        from tokenizers import Tokenizer as Library
+
+        self.name = "tokenizer.json"
+        try:
+            self.content = read_bytes(path, LARGEST_FILE)
+            self._library: Any = Library.from_str(self.content.decode())
+        except Exception as error:  # the library's errors are plain Exceptions
+            raise ConfigError(f"{key}: {path} is no tokenizer ({brief(error)}); give a tokenizer.json that `tokenizers` wrote") from None
+        self.vocab_size = 1 + max(self._library.get_vocab(with_added_tokens=True).values(), default=-1)
+        if not self.vocab_size:
+            raise ConfigError(f"{key}: {path} knows no tokens; train it first")
+        if begin is not None and self._library.token_to_id(begin) is None:
+            raise ConfigError(f"{key}: {path} has no token {brief(begin)}; give one that it has")
+        names = BEGINS if begin is None else (begin,)
+        self.begin = next((found for name in names if (found := self._library.token_to_id(name)) is not None), None)
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.array(encoding.ids, np.uint32) for encoding in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._library.decode([token for token in ids if token < self.vocab_size])
+
+    @cached_property
+    def token_bytes(self) -> tuple[int, ...]:
+        """By the token's own spelling; exact where the tokenizer leaves the text as it is."""
+        content = json.loads(self.content)
+        by_letter = '"ByteLevel"' in json.dumps([content.get("pre_tokenizer"), content.get("decoder")])  # where a letter is a byte
+        special = {token["id"] for token in content.get("added_tokens", ()) if token.get("special")}
+        sizes = [0] * self.vocab_size
+        for token, number in self._library.get_vocab(with_added_tokens=True).items():
+            if number in special:
+                continue
+            plain = number in {added["id"] for added in content.get("added_tokens", ())}
+            if by_letter and not plain:
+                sizes[number] = len(token)
+            else:
+                sizes[number] = 1 if BYTE.fullmatch(token) else len(token.replace("▁", " ").encode(errors="surrogatepass"))
+        return tuple(sizes)
+
+
+def load(key: str, name: str, folder: Path) -> Tokenizer:
+    """`bytes`, or a file below the folder."""
+    if name == "bytes":
+        return Bytes()
+    if not (folder / name).is_file():
+        raise ConfigError(f"{key}: no tokenizer {brief(name)} there; put the tokenizer.json of these tokens there, or build them again")
+    return FromFile(key, folder / name)
