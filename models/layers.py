@@ -143,7 +143,7 @@ class Attention(nn.Module):
         query, key, value = self.qkv_proj(x_BLD).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         if cos_sin is not None:
             query, key = rotate(query, cos_sin), rotate(key, cos_sin)
-        mixed_BHLK = F.scaled_dot_product_attention(query, key, value)
+        mixed_BHLK = halves.attention(query, key, value)
         return self.o_proj(mixed_BHLK.transpose(1, 2).reshape(batch, length, width))
 
 
