@@ -137,4 +137,3 @@ class Common:
         known = zip(self.parameters, counts, strict=True)
         first = next((name for name, ranks in known if ranks < self.dist.world_size), None)
         return Verdict(total, not bad and math.isfinite(total) and first is None, bad, first, noticed)
-
