@@ -154,7 +154,7 @@ def build_problem(cfg: DictConfig, dist: Dist, run: RunDirectory, start: Start) 
         if objective.model.dtype == torch.float64:
             objective.double()
         if cfg.init_from and dist.is_main and start.folder is None:
-            objective.load_saved(begin_with(cfg.init_from, "model", objective.saved(), objective.tables(), run.say))
+            objective.load_saved(begin_with(cfg.init_from, "model", objective, run.say))
         sync = make(cfg.sync, "sync", notices=NOTICES)
     check_files({f"{part['path']}: {name}": part["sha256"] for name, part in objective.frozen().items()}, dist)
     same_everywhere(objective.shared(), dist)

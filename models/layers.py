@@ -38,6 +38,17 @@ def rms_norm(x: Tensor, eps: float) -> Tensor:
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
+class RMSNorm(nn.Module):
+    """Division by the root mean square, and a weight for every number."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.eps) * self.weight.to(x.dtype)
+
+
 def cast_weights(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
     """The module's parameters in the forward dtype, cast here once for any number of passes over them."""
     return {name: parameter.to(dtype) for name, parameter in module.named_parameters()}
@@ -59,7 +70,8 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width_out)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        """In the precision of `x`; weights that were cast before are taken as they are."""
+        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
     def wide(self, x: Tensor) -> Tensor:
         """In float32 at least: for a few outputs that decide much, of which half precision saves nothing."""
@@ -130,32 +142,61 @@ def rotate(x_BHLK: Tensor, cos_sin: CosSin) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Bidirectional self-attention through PyTorch's fused kernel."""
+    """Self-attention through PyTorch's fused kernel; several heads may share their keys and values."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, kv_heads: int = 0, norm_eps: float | None = None) -> None:
+        """With `norm_eps`, queries and keys are normed, and scores cannot grow without bound."""
         super().__init__()
-        self.heads = heads
-        self.qkv_proj = Linear(width, 3 * width)
+        self.heads, self.kv_heads, self.norm_eps = heads, kv_heads or heads, norm_eps
+        self.qkv_proj = Linear(width, (heads + 2 * self.kv_heads) * (width // heads))
         self.o_proj = Linear(width, width)
 
-    def forward(self, x_BLD: Tensor, cos_sin: CosSin | None) -> Tensor:
+    def forward(
+        self, x_BLD: Tensor, cos_sin: CosSin | None, causal: bool = False, mask: Tensor | None = None, past: Past | None = None
+    ) -> Tensor:
         batch, length, width = x_BLD.shape
-        query, key, value = self.qkv_proj(x_BLD).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        heads_BHLK = self.qkv_proj(x_BLD).view(batch, length, -1, width // self.heads).transpose(1, 2)
+        query, key, value = heads_BHLK.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         if cos_sin is not None:
             query, key = rotate(query, cos_sin), rotate(key, cos_sin)
-        mixed_BHLK = F.scaled_dot_product_attention(query, key, value)
+        if self.norm_eps is not None:
+            query, key = rms_norm(query, self.norm_eps), rms_norm(key, self.norm_eps)
+        if past is not None:
+            key, value = past.extended(key, value)
+        shared = self.kv_heads < self.heads
+        mixed_BHLK = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=shared)
         return self.o_proj(mixed_BHLK.transpose(1, 2).reshape(batch, length, width))
 
 
+class Past:
+    """Keys and values of the positions before, so that a continuation computes each position once."""
+
+    def __init__(self) -> None:
+        self.key: Tensor | None = None
+        self.value: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        return 0 if self.key is None else self.key.shape[2]
+
+    def extended(self, key_BHLK: Tensor, value_BHLK: Tensor) -> tuple[Tensor, Tensor]:
+        """With these behind what is known already, which are then known, too."""
+        if self.key is not None and self.value is not None:
+            key_BHLK, value_BHLK = torch.cat((self.key, key_BHLK), 2), torch.cat((self.value, value_BHLK), 2)
+        self.key, self.value = key_BHLK, value_BHLK
+        return key_BHLK, value_BHLK
+
+
+def gated_width(width: int, expansion: float, multiple: int) -> int:
+    """Two thirds of `expansion` times the width, as gating takes three matrices instead of two, rounded up to a multiple."""
+    return -(-round(expansion * width * 2 / 3) // multiple) * multiple
+
+
 class SwiGLU(nn.Module):
-    """Gated MLP whose hidden width is two thirds of `expansion`, rounded up to a multiple.
+    """Gated MLP. With `norm_eps` what is gated is normed before (Dillon 2026, arXiv 2601.19085): Muon's large steps then stay harmless."""
 
-    With `norm_eps` what is gated is normed before (Dillon 2026, arXiv 2601.19085): Muon's large steps then stay harmless.
-    """
-
-    def __init__(self, width: int, expansion: float, multiple: int, norm_eps: float | None = None) -> None:
+    def __init__(self, width: int, hidden: int, norm_eps: float | None = None) -> None:
         super().__init__()
-        hidden = -(-round(expansion * width * 2 / 3) // multiple) * multiple
         self.norm_eps = norm_eps
         self.gate_up_proj = Linear(width, 2 * hidden)
         self.down_proj = Linear(hidden, width)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from models.layers import ROPES, Block, CosSin, Embedding, Level, Linear, SwiGLU, cast_weights, lecun_normal, parse_dtype
+from models.layers import ROPES, Block, CosSin, Embedding, Level, Linear, SwiGLU, cast_weights, gated_width, lecun_normal, parse_dtype
 from models.sparse_embedding import SparseEmbedding
 from utils.errors import ConfigError
 from utils.spec import Spec
@@ -118,7 +118,8 @@ class Inner(nn.Module):
         sizes = self.sizes
 
         def mlp(width: int) -> SwiGLU:
-            return SwiGLU(width, sizes.expansion, sizes.mlp_multiple, sizes.rms_norm_eps if sizes.mlp_norm else None)
+            hidden = gated_width(width, sizes.expansion, sizes.mlp_multiple)
+            return SwiGLU(width, hidden, sizes.rms_norm_eps if sizes.mlp_norm else None)
 
         return Level([Block(sizes.hidden_size, sizes.num_heads, mlp, sizes.rms_norm_eps, mix_positions) for _ in range(layers)])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,11 +14,19 @@ Named = Iterable[tuple[str, nn.Parameter]]
 
 
 def adamw(
-    params: Named, lr: float, betas: Sequence[float] = (0.9, 0.95), weight_decay: float = 0.1, eps: float = 1e-8
-) -> torch.optim.Optimizer:
-    """Adam with decoupled decay."""
+    params: Named, lr: float, betas: Sequence[float] = (0.9, 0.95), weight_decay: float = 0.1, eps: float = 1e-8,
+    matrices_only: bool = False, fused: bool = False,
+) -> torch.optim.Optimizer:  # fmt: skip
+    """Adam with decoupled decay, if asked for on matrices alone; fused: one kernel for all of a step, whose roundings are others."""
     beta1, beta2 = betas
-    return torch.optim.AdamW(params, lr=lr, betas=(beta1, beta2), weight_decay=weight_decay, eps=eps, foreach=True)
+    groups: list[dict[str, Any]] = [{"params": list(params)}]
+    if matrices_only:
+        named = groups[0]["params"]
+        groups = [{"params": [each for each in named if each[1].ndim > 1]}]
+        groups += [{"params": [each for each in named if each[1].ndim <= 1], "weight_decay": 0.0}]
+        groups = [group for group in groups if group["params"]]
+    way: dict[str, bool] = {"fused": True} if fused else {"foreach": True}
+    return torch.optim.AdamW(groups, lr=lr, betas=(beta1, beta2), weight_decay=weight_decay, eps=eps, **way)
 
 
 def adadelta(params: Named, lr: float, rho: float = 0.9, weight_decay: float = 0.0, eps: float = 1e-6) -> torch.optim.Optimizer:

@@ -16,4 +16,5 @@ class Spec:
     table_rows: int = 0  # how many identifiers examples may have, each with a row of its own in a table
     num_classes: int = 0
     image_shape: tuple[int, ...] = ()
+    token_bytes: tuple[int, ...] = ()  # of text behind each token, where that is known
     fingerprint: str = ""

@@ -110,6 +110,10 @@ class Objective(nn.Module):
             raise KeyError(f"{wrong[0]} is only in the net or only in what is loaded")
         self.load_state_dict(dict(tensors), strict=False)
 
+    def published(self, path: str) -> Mapping[str, Tensor] | None:
+        """What `saved` holds, read from where others publish such a net in a form of their own; None where nobody does."""
+        return None
+
     def shared(self) -> dict[str, Tensor]:
         """What rank 0 sends to all ranks: what is saved, and buffers that are not, such as tables of sines."""
         return self.saved() | self._without_frozen(dict(self.named_buffers()))

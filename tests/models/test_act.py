@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from models.hrm import HRM
-from models.layers import GridRotaryEmbedding, SwiGLU, rotate
+from models.layers import GridRotaryEmbedding, SwiGLU, gated_width, rotate
 from models.losses import LOSSES
 from models.objectives.act import ActObjective
 from models.objectives.base import Context
@@ -183,7 +183,7 @@ def test_a_headline_of_which_less_is_better_keeps_its_sign_however_it_is_named()
 
 
 def test_the_gated_product_may_be_normed() -> None:
-    mlp = SwiGLU(8, 2.0, 4, norm_eps=1e-5)
+    mlp = SwiGLU(8, gated_width(8, 2.0, 4), norm_eps=1e-5)
     x = torch.randn(3, 8)
     gate, up = mlp.gate_up_proj(x).chunk(2, -1)
     product = gate * up

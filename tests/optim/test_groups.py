@@ -52,7 +52,8 @@ def test_every_config_trains_every_parameter_once(name):
     owned = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     assert sorted(map(id, owned)) == sorted(map(id, named.values()))
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    assert [group["base_lr"] for group in groups] == [group["lr"] for group in groups] == [2e-2, 1e-2][-len(groups) :]
+    assert [group["base_lr"] for group in groups] == [group["lr"] for group in groups]
+    assert [group["lr"] for group in groups] == [2e-2 if name == "muon" and not number else 1e-2 for number in range(len(groups))]
     # a quadratic must shrink
     before = sum(float(p.detach().square().sum()) for p in named.values())
     for _ in range(5):
@@ -80,6 +81,17 @@ def test_muon_gets_the_matrices_of_the_layers_only():
     assert muon.param_groups[0]["param_names"] == [name for name in LAYERS if ".layers." in name]
     assert isinstance(adamw, torch.optim.AdamW)
     assert adamw.param_groups[0]["param_names"] == [name for name in LAYERS if ".layers." not in name]
+
+
+def test_norms_and_biases_do_not_decay_where_matrices_alone_do():
+    named = parameters()
+    (adamw,) = build(config_of("adamw_matrices").dense, named)
+    before = {name: p.detach().clone() for name, p in named.items()}
+    for p in named.values():
+        p.grad = torch.zeros_like(p)
+    adamw.step()
+    for name, p in named.items():
+        torch.testing.assert_close(p.detach(), before[name] * (1 - 1e-2 * 0.1) if p.ndim > 1 else before[name])
 
 
 def test_first_pattern_wins():

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Protocol
 
 from utils.checkpoint.reader import load
 from utils.checkpoint.registry import Tensors, check_alike
 from utils.errors import said_of
 
 
+class HasWeights(Protocol):
+    """What an objective tells of what it saves."""
+
+    def saved(self) -> Tensors: ...
+
+    def tables(self) -> Collection[str]: ...
+
+    def published(self, path: str) -> Tensors | None: ...
+
+
 @said_of("init_from")
-def begin_with(path: str, group: str, own: Tensors, tables: Collection[str], say: Callable[[str], None]) -> Tensors:
-    """The weights in a file or a checkpoint's group, to be taken for our own.
+def begin_with(path: str, group: str, objective: HasWeights, say: Callable[[str], None]) -> Tensors:
+    """The weights in a file, a checkpoint's group or a folder of another form, to be taken for the objective's own.
 
     A table of puzzles that has another number of rows here starts with the mean row everywhere.
     """
-    adapted = load(path, [group])[0].get(group, {})
-    for name in (f"{table}.weights" for table in tables):
+    own, published = objective.saved(), objective.published(path)
+    adapted = dict(load(path, [group])[0].get(group, {}) if published is None else published)
+    for name in (f"{table}.weights" for table in objective.tables()):
         theirs = adapted.get(name)
         if theirs is not None and theirs.ndim == 2 and len(theirs) not in (0, len(own[name])) and theirs.shape[1:] == own[name].shape[1:]:
             mean = theirs.double().mean(0, keepdim=True).to(theirs.dtype)

@@ -1,0 +1,158 @@
+"""Folders in which Llama models are published: config.json and safetensors files, as Hugging Face's transformers has them.
+
+python -m models.llama CHECKPOINT FOLDER    writes a run's weights so, the averaged ones where it averages
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from models.gpt import Shape
+from utils.checkpoint import reader, tensorfiles
+from utils.checkpoint.tensorfiles import Unreadable
+from utils.errors import ConfigError, brief
+from utils.files import read_text, write_whole
+
+# Ours, made of theirs; several of theirs stand in one of ours, one below the other
+BLOCK = {
+    "attn_norm.weight": ("input_layernorm.weight",),
+    "self_attn.qkv_proj.weight": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "self_attn.o_proj.weight": ("self_attn.o_proj.weight",),
+    "mlp_norm.weight": ("post_attention_layernorm.weight",),
+    "mlp.gate_up_proj.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "mlp.down_proj.weight": ("mlp.down_proj.weight",),
+}
+AROUND = {
+    "embed_tokens.embedding_weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "lm_head.weight": "lm_head.weight",
+}
+# What our net has no word for, and the value with which it means nothing
+NEUTRAL = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "rope_scaling": None}
+
+
+def their_names(ours: str) -> list[str]:
+    """What a tensor of ours is made of."""
+    if ours in AROUND:
+        return [AROUND[ours]]
+    _, layer, rest = ours.split(".", 2)
+    return [f"model.layers.{layer}.{name}" for name in BLOCK[rest]]
+
+
+def arch_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys under `arch` with which our net is the one that a config.json describes."""
+    rope = config.get("rope_parameters") or {}  # transformers 5; before, rope_theta and rope_scaling stood by themselves
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    asked = {
+        "rope_type": rope.get("rope_type", "default"),
+        "head_dim": config.get("head_dim") or width // heads,
+    } | {key: config.get(key, neutral) for key, neutral in NEUTRAL.items()}
+    for key, neutral in (NEUTRAL | {"rope_type": "default", "head_dim": width // heads}).items():
+        if asked[key] != neutral:
+            raise ConfigError(f"config.json has {key}={brief(asked[key])}, for which arch=gpt has no word; it can be {neutral} alone")
+    return {
+        "num_layers": config["num_hidden_layers"], "hidden_size": width, "num_heads": heads,
+        "kv_heads": config.get("num_key_value_heads") or heads, "mlp_width": config["intermediate_size"],
+        "tied": bool(config.get("tie_word_embeddings", False)), "rms_norm_eps": float(config.get("rms_norm_eps", 1e-6)),
+        "rope_theta": float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0), "qk_norm": False, "logit_cap": None,
+    }  # fmt: skip
+
+
+def config_of(shape: Shape, vocab_size: int, seq_len: int) -> dict[str, Any]:
+    """The config.json that describes our net."""
+    if shape.qk_norm or shape.logit_cap:
+        key = "qk_norm" if shape.qk_norm else "logit_cap"
+        raise ConfigError(f"arch.{key}={getattr(shape, key)}: Llama's net has no such thing; only a net without can be written so")
+    return {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float32", **NEUTRAL,
+        "num_hidden_layers": shape.num_layers, "hidden_size": shape.hidden_size, "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.keys, "intermediate_size": shape.gated, "tie_word_embeddings": shape.tied,
+        "rms_norm_eps": shape.rms_norm_eps, "rope_theta": shape.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        "vocab_size": vocab_size, "max_position_embeddings": seq_len, "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+
+
+def read(folder: Path, shape: Shape) -> dict[str, Tensor]:
+    """The weights in a folder under our names, for a net of this shape."""
+    try:
+        wanted = arch_of(json.loads(read_text(folder / "config.json")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        said = (
+            str(error)
+            if isinstance(error, ConfigError)
+            else f"config.json cannot be read ({brief(error)}); give a folder with a Llama model"
+        )
+        raise ConfigError(f"{folder}: {said}") from None
+    ours = asdict(shape) | {"kv_heads": shape.keys, "mlp_width": shape.gated}
+    if any(ours[key] != value for key, value in wanted.items()):
+        keys = " ".join(f"arch.{key}={'null' if value is None else value}" for key, value in wanted.items() if ours[key] != value)
+        raise ConfigError(f"{folder}: holds another net; add {keys}")
+    theirs: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("[!.]*.safetensors")):
+        try:
+            theirs |= tensorfiles.read(file)
+        except Unreadable as error:
+            raise ConfigError(f"{file}: {error}") from None
+    names = [f"layers.{layer}.{name}" for layer in range(shape.num_layers) for name in BLOCK]
+    names += [name for name in AROUND if not (shape.tied and name == "lm_head.weight")]
+    if missing := [name for ours_ in names for name in their_names(ours_) if name not in theirs]:
+        raise ConfigError(f"{folder}: {missing[0]} is in none of its safetensors files; give a whole folder")
+    return {name: torch.cat([theirs[part] for part in their_names(name)]) for name in names}
+
+
+def write(folder: Path, weights: Mapping[str, Tensor], shape: Shape, seq_len: int) -> None:
+    """Our weights under their names, and what tells how to compute with them."""
+    from safetensors.torch import save
+
+    head = shape.hidden_size // shape.num_heads
+    sizes = {
+        "self_attn.qkv_proj.weight": [count * head for count in (shape.num_heads, shape.keys, shape.keys)],
+        "mlp.gate_up_proj.weight": [shape.gated, shape.gated],
+    }
+    theirs: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        parts = tensor.split(sizes.get(name.split(".", 2)[-1], [len(tensor)]))
+        theirs |= {part: rows.contiguous() for part, rows in zip(their_names(name), parts, strict=True)}
+    config = config_of(shape, len(weights["embed_tokens.embedding_weight"]), seq_len)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "model.safetensors", save(theirs, {"format": "pt"}))
+    write_whole(folder / "config.json", json.dumps(config, indent=2) + "\n")
+
+
+def export(checkpoint: str, folder: str) -> str:
+    """Write a run's weights; returns what was done, in one line."""
+    groups, meta = reader.load(checkpoint, ["model", "ema"])
+    config = OmegaConf.create(str(meta.get("config", "")))
+    if OmegaConf.select(config, "arch._target_") != "models.gpt.GPT":
+        raise ConfigError(f"{checkpoint}: is no run of arch=gpt; give its run folder or one of its step_* folders")
+    shape = Shape(**{field.name: config.arch[field.name] for field in fields(Shape)})
+    averaged = "ema" in groups
+    weights = {name.removeprefix("dense/"): t for name, t in groups["ema"].items() if name != "steps"} if averaged else groups["model"]
+    write(Path(folder), {name.removeprefix("model."): tensor for name, tensor in weights.items()}, shape, config.data.seq_len)
+    return f"{folder}: {'averaged ' * averaged}weights of step {meta['step']}, {sum(t.numel() for t in weights.values()):,} parameters"
+
+
+def main(arguments: list[str]) -> int:
+    """The command line; the exit status."""
+    try:
+        if len(arguments) != 2:
+            raise ConfigError("usage: python -m models.llama CHECKPOINT FOLDER    (a run folder or a step_* folder; where to write)")
+        print(export(*arguments))
+        return 0
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
