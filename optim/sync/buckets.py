@@ -105,7 +105,8 @@ def magnitude(tensor: Tensor) -> Tensor:
 
 def finite(grads: Sequence[Tensor]) -> Tensor:
     """For every gradient 1 if it is finite, as an empty one is, and 0 if not."""
-    largest = torch._foreach_norm([grad for grad in grads if grad.numel()], float("inf"))  # on CUDA one launch, and it keeps NaN
+    some = [grad for grad in grads if grad.numel()]
+    largest = torch._foreach_norm(some, float("inf")) if some else ()  # on CUDA one launch, and it keeps NaN
     empty = largest[0].new_zeros(()) if largest else torch.zeros((), device=grads[0].device)
     by_place = iter(largest)
     return torch.stack([next(by_place) if grad.numel() else empty for grad in grads]).isfinite().float()

@@ -62,11 +62,11 @@ class DDP(Common):
 
     def _wrapped(self) -> DistributedDataParallel:
         known = inspect.signature(DistributedDataParallel).parameters
-        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before PyTorch 2.13
+        apart: dict[str, Any] = {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}  # before 2.13
         net = DistributedDataParallel(
             self._inside, process_group=distributed.group(self.dist), bucket_cap_mb=self._bucket_mb, gradient_as_bucket_view=True,
             find_unused_parameters=self._finds_unused, static_graph=self._static,
-            init_sync=False, **{buffers: False},  # all ranks have the same ones
+            init_sync=False, **apart,  # all ranks have the same ones
         )  # fmt: skip
         net.register_comm_hook(None, lambda state, bucket: self._sum(bucket))  # its annotations, were there any, must be no strings
         return net

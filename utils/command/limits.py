@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -60,7 +61,7 @@ def check_fsdp(config: DictConfig, launch: Launch) -> None:
     if "optim.builtin.muon" in dict(leaves(OmegaConf.to_container(config.optim))).values():
         raise ConfigError("optim=muon: needs whole matrices, and sync=fsdp splits them; use sync=ddp, sync=allreduce or optim=adamw")
     at_once = shards if micro is None else micro // (config.global_batch_size // shards)
-    right = [n for n in range(1, shards + 1) if -(-(shards // n) // at_once) == -(-(-(-shards // n)) // at_once)]
+    right = [n for n in range(1, shards + 1) if ceil(shards // n / at_once) == ceil(ceil(shards / n) / at_once)]
     if ranks not in right:
         near = " or ".join(str(n) for n in (max(filter(ranks.__gt__, right)), min(filter(ranks.__lt__, right))))
         raise ConfigError(
