@@ -35,7 +35,7 @@ SHARDS, STEPS, MIDDLE = 8, 4, 2
 ALONE = Dist()
 WAYS: dict[str, Callable[[], Sync]] = {
     "allreduce": lambda: Reducer(0.001),
-    "ddp": lambda: DDP(0.001),
+    "ddp": lambda: DDP(),
     "ddp that searches": lambda: DDP(find_unused_parameters=True),
     "ddp that knows": lambda: DDP(static_graph=True),
     "fsdp": FSDP,
