@@ -1,4 +1,4 @@
-"""sync=ddp and sync=fsdp: the same run as with allreduce, its checkpoints, its faults, and what is refused."""
+"""sync=ddp and sync=fsdp: the same run as with allreduce, its checkpoints, and its faults."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.ranks import run_ranks
-from tests.runs import QUIET, TINY_CNN, TINY_TRM, Result, assert_same_run, faulty, status, stopped, train
+from tests.runs import TINY_CNN, TINY_TRM, Result, assert_same_run, faulty, status, stopped, train
 from tests.test_faults import BOUND_S, seconds_since
 
 TRM = [*TINY_TRM, "grad_clip=1.0", "max_steps=30"]
@@ -107,29 +106,3 @@ def test_a_step_that_is_not_finite_is_refused_on_all_ranks(sync: str, policy: st
     assert "the gradient is not finite, first seen in model.inner" in text
     assert "on rank 1" in text
     assert {rank.returncode for rank in done} == ({1} if policy == "raise" else {0}), text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["exact=true", "sync=ddp"], "exact=true: sync=ddp adds gradients in an order of its own; use sync=allreduce"),
-        (["exact=true", "sync=fsdp"], "exact=true: sync=fsdp adds gradients in an order of its own; use sync=allreduce"),
-        (["micro_batch_size=auto", "sync=fsdp"], "micro_batch_size=auto: ranks may find different numbers, which sync=fsdp cannot"),
-        (["compile=max", "sync=fsdp"], "compile=max: sync=fsdp moves weights"),
-        (["optim=muon", "sync=fsdp"], "optim=muon: needs whole matrices, and sync=fsdp splits them; use sync=ddp"),
-        (
-            ["micro_batch_size=3", "sync=fsdp"],
-            "micro_batch_size=3 on 3 ranks: with sync=fsdp all have equally many micro-batches, "
-            "and shards=8 are cut into more on some; start 2 or 4 ranks, or use micro_batch_size=null",
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_one_line(arguments: list[str], says: str, tmp_path: Path) -> None:
-    """Before there is a process group."""
-    done = run_ranks(3, ["pretrain.py", *TINY_TRM, *QUIET, f"checkpoint_path={tmp_path}/run", *arguments], timeout=30)
-    assert {rank.returncode for rank in done} == {2}
-    assert done[0].stderr.startswith(f"error: {says}"), done[0].stderr
-    assert done[0].stderr.count("\n") == 1
-    assert not (tmp_path / "run").exists()
-
-

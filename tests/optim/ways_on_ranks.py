@@ -1,4 +1,4 @@
-"""Run by test_ways_on_ranks.py in every rank: each way to synchronise trains as one process does.
+"""Run by test_ways_on_ranks.py in every rank: each way to synchronise trains as one process does; with `few`, the main ones.
 
 Each rank computes what a single process would have, because all data is a function of (step, shard).
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -123,7 +124,7 @@ def language_models_train_alike(dist: Dist) -> None:
                 middle = one.saved()
         end = one.saved()
         for way, parts in [(way, parts) for way in WAYS for parts in (1, 4) if parts <= SHARDS // dist.world_size]:
-            if keys and way not in ("ddp", "fsdp"):
+            if (keys or "few" in sys.argv) and (way not in ("ddp", "fsdp") or parts == 1):
                 continue
             run = Run(language_model(**keys), WAYS[way](), dist)
             for step in range(STEPS):
@@ -241,9 +242,27 @@ def statistics_and_predictions_see_whole_weights(dist: Dist) -> None:
         FSDP().wrap(mixed, dist)
 
 
+def compiled_nets_train_alike(dist: Dist) -> None:
+    """Compiled in place, inside of whatever is around it; by a compiler's front, which is what could stumble."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+        one = Run(language_model(), Reducer(), ALONE)
+        runs = [Run(language_model(), WAYS[way](), dist) for way in ("allreduce", "ddp", "fsdp")]
+        for run in runs:
+            run.objective.compile_net()
+        for run, parts in ((one, 1), *((run, 2) for run in runs)):
+            for step in range(3):
+                run.step(step, parts)
+            torch.testing.assert_close(run.losses, one.losses, rtol=0, atol=1e-6)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 3
+
+
 def main() -> None:
-    dist = distributed.start(device="cpu", timeout_s=30)
+    dist = distributed.start(device="cpu", timeout_s=60)
     try:
+        if "compiled" in sys.argv:
+            compiled_nets_train_alike(dist)
+            return
         verdicts_name_whose_fault_it_is(dist)
         statistics_and_predictions_see_whole_weights(dist)
         language_models_train_alike(dist)
