@@ -65,7 +65,6 @@ class Trainer:
     sync: Sync
     wrapped: torch.nn.Module  # the objective as training calls it
     verdicts: Verdicts  # on steps that the device may not have finished
-    parameters: dict[str, torch.nn.Parameter]
     parts: list[range]  # this rank's shards, cut into micro-batches
     carries: Carries
     meter: Meter
@@ -120,7 +119,6 @@ def train_or_evaluate(cfg: DictConfig, dist: Dist, run: RunDirectory) -> float |
     start = resume.take_up(start, trainer.saved, cfg, run, trainer.total_steps)
     with dist.agreed():
         check_names(cfg, source, objective, lambda rows: to_device(to_tensors([rows]), dist.device))
-    check_same(trainer.saved.state(), dist)  # hosts may hold different files under one name
     standing = trainer.standing
     if start.is_finished(trainer.total_steps):
         run.confirm_finished(standing.step)
@@ -129,7 +127,8 @@ def train_or_evaluate(cfg: DictConfig, dist: Dist, run: RunDirectory) -> float |
     # last: whatever can be wrong is known before a former run is moved aside
     wandb = {"mode": cfg.wandb.mode, "project": cfg.project_name, "name": cfg.run_name, "id": start.meta.get("wandb_id")}
     run.begin(OmegaConf.to_yaml(cfg), wandb, start.step if start.continues else None, standing.evaluation_due)
-    run.say(f"{cfg.run_name}: {sum(p.numel() for p in trainer.parameters.values()):,} parameters, {trainer.total_steps:,} steps")
+    size = sum(p.numel() for p in objective.parameters() if p.requires_grad)
+    run.say(f"{cfg.run_name}: {size:,} parameters, {trainer.total_steps:,} steps")
     run.say(hardware.describe(dist, objective.model.dtype))
     if cfg.eval_only:
         if stop := evaluate(trainer):
@@ -161,6 +160,7 @@ def build_problem(cfg: DictConfig, dist: Dist, run: RunDirectory, start: Start) 
     same_everywhere(objective.shared(), dist)
     if start.folder is None and not cfg.eval_only:
         objective.prepare(dist, source, Noise(cfg.seed, 0, dist.owned_shards(cfg.shards), dist.device))
+        check_same(objective.saved(), dist)
     return source, objective, sync, sync.wrap(objective, dist)
 
 
@@ -168,8 +168,7 @@ def build(
     cfg: DictConfig, dist: Dist, run: RunDirectory, source: Source, objective: Objective, sync: Sync, wrapped: torch.nn.Module
 ) -> Trainer:
     """Everything that updates the weights."""
-    parameters = {name: p for name, p in objective.named_parameters() if p.requires_grad}
-    tables = objective.tables()
+    parameters, tables = sync.parameters, objective.tables()
     owned, shard_size = dist.owned_shards(cfg.shards), source.plan.examples_per_update // cfg.shards
 
     def beginning(shards: Sequence[int]) -> tuple[dict[str, torch.Tensor], Context]:
@@ -182,7 +181,7 @@ def build(
     parts = [owned[i : i + size] for i in range(0, len(owned), size)]
     ema = EMA(parameters, tables, cfg.ema_rate) if cfg.ema else None
     trainer = Trainer(
-        cfg=cfg, dist=dist, run=run, source=source, objective=objective, sync=sync, wrapped=wrapped, parameters=parameters,
+        cfg=cfg, dist=dist, run=run, source=source, objective=objective, sync=sync, wrapped=wrapped,
         verdicts=Verdicts(cfg.on_nonfinite, dist.device, NOTICES), meter=Meter(cfg.shards),
         parts=parts, carries=Carries(parts, lambda: objective.initial_carry(beginning(owned[:1])[0])),
         sparse=build_sparse(cfg.optim.get("sparse"), tables, most_rows, dist, [ema.before_rows_change] if ema is not None else []),
@@ -202,20 +201,19 @@ def build(
 def enter_parts(trainer: Trainer) -> Registry:
     """Every part enters what checkpoints hold of it; for an evaluation, the weights alone."""
     cfg, objective, ema, meter, carries = trainer.cfg, trainer.objective, trainer.ema, trainer.meter, trainer.carries
-    full = trainer.sync.full  # the same format, however a way to synchronise splits tensors over ranks
 
     def origin() -> Origin:
         assert trainer.verdicts.settled, "nothing is saved that may not have been finite"
         lr = trainer.dense[-1].param_groups[0]["base_lr"] * trainer.schedule(trainer.step)
         return Origin.here(OmegaConf.to_yaml(cfg), trainer.source.spec.fingerprint, trainer.run.wandb_id, lr, objective.frozen())
 
-    saved = Registry(origin)
-    saved.add("model", lambda: full(objective.saved()), objective.load_saved, any_precision=cfg.eval_only)
+    saved = Registry(origin, trainer.sync)
+    saved.add("model", objective.saved, objective.load_saved, any_precision=cfg.eval_only)
     if ema is not None:
-        saved.add("ema", lambda: full(ema.state()), ema.load, otherwise="use ema=false")
+        saved.add("ema", ema.state, ema.load, otherwise="use ema=false")
     if not cfg.eval_only:
         memory, owned = Memory(trainer.dense, refusing=cfg.on_nonfinite == "skip"), trainer.dist.owned_shards(cfg.shards)
-        saved.add("optimizer", lambda: full(memory.state()), memory.load, memory.like)
+        saved.add("optimizer", memory.state, memory.load, memory.like)
         saved.add_by_shard("carry", carries.state, carries.load, carries.like, any_precision=True)
         saved.add_by_shard("meter", partial(meter.state, owned), partial(meter.load, device=trainer.dist.device), meter.like)
         trainer.source.enter(saved)

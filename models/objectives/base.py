@@ -87,6 +87,13 @@ class Objective(nn.Module):
         """The sparse tables that train, by name, for the sparse optimizer."""
         return self._without_frozen({name: module for name, module in self.named_modules() if isinstance(module, SparseEmbedding)})
 
+    def shardable(self) -> Sequence[nn.Module]:
+        """Parts of the net whose weights may lie split over ranks while other parts compute: only their own forward uses them.
+
+        Neither `initial_carry` nor a net's other methods find weights whole then; `forward`, `statistics` and `predict` do.
+        """
+        return ()
+
     def frozen(self) -> dict[str, dict[str, str]]:
         """Where the frozen parts come from, and the hash by which their files are known."""
         parts = self.named_modules(remove_duplicate=False)  # a part may be reached by several names

@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from models import llama
@@ -76,6 +76,9 @@ class CausalLM(Objective):
         if not (folder / "config.json").is_file():
             return None
         return {f"model.{name}": tensor for name, tensor in llama.read(folder, self.model.shape).items()}
+
+    def shardable(self) -> Sequence[nn.Module]:
+        return self.model.blocks
 
     def flops_per_example(self, batch: Batch, ctx: Context) -> int:
         return self.model.flops_per_token() * self.model.seq_len

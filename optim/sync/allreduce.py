@@ -7,33 +7,31 @@ ranks, and a parameter without a gradient is a zero in its bucket, so ranks can 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from optim.stopwatch import Stopwatch
 from optim.sync.base import Verdict
-from optim.sync.buckets import Bucket, fill_buckets, magnitude
+from optim.sync.buckets import Bucket, divisor, fill_buckets, magnitude, scale
+from optim.sync.common import Common
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
-from utils.transfer import to_device, to_host
+from utils.transfer import to_host
 
 LARGE = 1 << 14  # elements from which moving a gradient costs more than calling the mover
 
 
-class Reducer:
+class Reducer(Common):
     """Sums gradients over ranks and divides them once by the global weight."""
 
-    parameters: dict[str, nn.Parameter]
-    dist: Dist
-
     def __init__(self, bucket_mb: float = 16.0, notices: int = 0) -> None:
+        super().__init__(notices)
         if not bucket_mb > 0:
             raise ConfigError(f"sync.bucket_mb={bucket_mb}: a bucket holds something; try 16")
         self.buckets: list[Bucket] = []
-        self._bucket_mb, self._notices = bucket_mb, notices
+        self._bucket_mb = bucket_mb
         self._home: dict[str, Bucket] = {}
         self._arrivals: dict[str, None] | None = {}  # names in the order of the first step's backward; None once that is fixed
         self._sending = False
@@ -41,34 +39,17 @@ class Reducer:
 
     def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
         """Lay out buckets for what trains; the objective is called as it is."""
-        self.parameters = {name: p for name, p in objective.named_parameters() if p.requires_grad}
-        self.dist, self._waited = dist, Stopwatch(dist.device)
+        self.begin({name: p for name, p in objective.named_parameters() if p.requires_grad}, dist)
         self._lay_out(reversed(self.parameters))
         self._prepare()
         self.zero()
         return objective
-
-    def take_wait_s(self) -> float:
-        """Seconds from the end of backward until everything was reduced, and for statistics, since the last reading."""
-        return self._waited.read()
 
     def zero(self) -> None:
         """Start a step: no gradients yet, wherever old ones were."""
         self._next = 0
         for bucket in self.buckets:
             bucket.reset()
-
-    def sums(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Statistics over all micro-batches and ranks: one message, and none when there are no statistics."""
-        if not any(parts):
-            return {}
-        names = sorted(parts[0])
-        assert all(sorted(part) == names for part in parts), "statistics must have the same names in every micro-batch"
-        rows = [torch.cat([part[name].detach().to(self.dist.device, torch.float64).flatten() for name in names]) for part in parts]
-        with self._waited.running():
-            total = self._over_ranks(self._over_parts(rows))
-        pieces = total.split([parts[0][name].numel() for name in names])
-        return {name: piece.view_as(parts[0][name]).to(parts[0][name].dtype) for name, piece in zip(names, pieces, strict=True)}
 
     def backward(self, last: bool) -> AbstractContextManager[None]:
         """During the last micro-batch buckets leave as soon as they are complete."""
@@ -87,23 +68,18 @@ class Reducer:
     ) -> Callable[[], Verdict]:
         """Send what remains, and divide what comes back; on CUDA the host launches this and goes on."""
         with self.dist.waiting():
-            self._send_rest(self._total(weights), checked, notices)
+            self._send_rest(weights, checked, notices)
             with self._waited.running():
                 for bucket in self.buckets:
                     bucket.wait()
         finite = [bucket.finite() for bucket in self.buckets] if late else []
         status = to_host(torch.cat([self.buckets[-1].tail, *finite]))
-        # in float64, as one divides on the host; a weight that divides nothing, or is not finite, leaves nothing
-        factor = (1 / self.buckets[-1].tail[0].double()).nan_to_num(0.0, 0.0, 0.0)
-        for bucket in self.buckets:
-            bucket.scale(factor)
+        scale(self._grads(), divisor(self.buckets[-1].tail[0]))
         return lambda: self._verdict(status)
 
     def _verdict(self, status: Callable[[], list[float]]) -> Verdict:
         with self.dist.waiting():
-            total, *rest = status()
-        ranks = self.dist.world_size
-        magnitudes, noticed, finite = rest[:ranks], rest[ranks : ranks + self._notices], rest[ranks + self._notices :]
+            total, magnitudes, noticed, finite = self._split_status(status())
         bad = [rank for rank, share in enumerate(magnitudes) if not math.isfinite(share)]
         # Shares of what the dtype holds bound the sums, so the gradients need be looked at only next to an overflow.
         if not bad and math.isfinite(total) and sum(magnitudes) <= 0.99:
@@ -113,34 +89,12 @@ class Reducer:
         first = next((name for name in self.parameters if not known[name]), None)
         return Verdict(total, not bad and math.isfinite(total) and first is None, bad, first, noticed)
 
-    def clip(self, max_norm: float) -> Tensor:
-        """Scale all gradients to a global norm of at most `max_norm`; the norm before, still on the device."""
-        grads = [bucket.grads for bucket in self.buckets]
-        # in float32 at least: norms are sums of squares, and half precision would overflow
-        wide = [torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in grads]
-        norm = torch.linalg.vector_norm(torch.stack(wide))
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for grad in grads:
-            grad.mul_(factor)
-        return norm
-
-    def full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """As they are: every rank holds all of them."""
-        return dict(tensors)
-
     def _prepare(self) -> None:
         for name, parameter in self.parameters.items():
             parameter.register_post_accumulate_grad_hook(self._arrival(name))
 
-    def _total(self, weights: Sequence[Tensor | float]) -> Tensor:
-        return torch.as_tensor(sum(weights), dtype=torch.float32, device=self.dist.device)
-
-    def _over_parts(self, parts: Sequence[Tensor]) -> Tensor:
-        return torch.stack(list(parts)).sum(0)
-
-    def _over_ranks(self, tensor: Tensor) -> Tensor:
-        self.dist.all_reduce(tensor)
-        return tensor
+    def _grads(self) -> list[Tensor]:
+        return [bucket.grads for bucket in self.buckets]
 
     def _sum_over_ranks(self, bucket: Bucket) -> None:
         bucket.send(self.dist)
@@ -192,19 +146,13 @@ class Reducer:
         self._sum_over_ranks(bucket)
         self._next += 1
 
-    def _send_rest(self, weight: Tensor, checked: Sequence[Tensor], notices: Sequence[float]) -> None:
+    def _send_rest(self, weights: Sequence[Tensor | float], checked: Sequence[Tensor], notices: Sequence[float]) -> None:
         if self._arrivals is not None:
             self._fix_order()
         while self._next < len(self.buckets) - 1:
             self._send(self.buckets[self._next])
         last = self.buckets[-1]
         last.close()
-        parts = [bucket.magnitude for bucket in self.buckets] + [magnitude(tensor) for tensor in checked]
-        last.tail.zero_()
-        last.tail[0] = weight
-        # max() keeps NaN; a weight that is not finite makes 0 * weight NaN and finite ones change nothing
-        last.tail[1 + self.dist.rank] = torch.stack(parts).max() + 0 * weight
-        if notices:
-            last.tail[-self._notices :] = to_device(torch.tensor(notices), self.dist.device)
+        last.tail.copy_(self._status(weights, [bucket.magnitude for bucket in self.buckets] + [magnitude(t) for t in checked], notices))
         self._sum_over_ranks(last)
         self._next += 1

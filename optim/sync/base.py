@@ -36,6 +36,8 @@ class Sync(Protocol):
     and the number of `notices`; `wrap` follows.
     """
 
+    parameters: dict[str, nn.Parameter]  # from `wrap` on: what is optimised and averaged, whole or this rank's share of each
+
     def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
         """Once, before anybody claims parameters. Training calls what this returns, and everybody else the objective."""
         ...
@@ -70,7 +72,18 @@ class Sync(Protocol):
         ...
 
     def full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What a checkpoint holds of parameters, averages and optimizer states: whole, however they are split over ranks."""
+        """What a checkpoint holds of parameters, averages and optimizer states: whole, however they are split over ranks.
+
+        Every rank calls it, and rank 0, which writes it, gets it all.
+        """
+        ...
+
+    def like(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The names, shapes and types of what `full` would give, without asking anybody."""
+        ...
+
+    def split(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Of what `full` gave, and all ranks have read, what this rank holds; a RunError where they have not read the same."""
         ...
 
     def take_wait_s(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as c10d
@@ -55,17 +55,9 @@ class Bucket:
         self.move_in(self.parameters)
         self.magnitude = magnitude(self.grads)
 
-    def scale(self, factor: Tensor) -> None:
-        """Multiply by a number that only the device knows; in half precision the number itself would lose too much."""
-        wide = self.grads.to(torch.promote_types(self.grads.dtype, torch.float32))
-        self.grads.copy_(wide.mul_(factor.to(wide.dtype)))  # nothing to copy where it was wide enough
-
     def finite(self) -> Tensor:
         """For every parameter, in the order of `views`, 1 if its gradient is finite and 0 if not."""
-        if not self.views:
-            return self.tail.new_zeros(0)
-        largest = torch._foreach_norm([*self.views.values()], float("inf"))  # on CUDA one launch, and it keeps NaN
-        return torch.stack(largest).isfinite().float()
+        return finite([*self.views.values()]) if self.views else self.tail.new_zeros(0)
 
     def fill(self, grads: Tensor) -> None:
         """Take finished gradients in, laid out as `grads` is, for the parameters to have."""
@@ -109,6 +101,27 @@ def magnitude(tensor: Tensor) -> Tensor:
         return tensor.new_zeros((), dtype=torch.float32)
     low, high = torch.aminmax(tensor)
     return torch.maximum(-low, high).double().div(torch.finfo(tensor.dtype).max).float()
+
+
+def finite(grads: Sequence[Tensor]) -> Tensor:
+    """For every gradient 1 if it is finite, as an empty one is, and 0 if not."""
+    some = [grad for grad in grads if grad.numel()]
+    largest = torch._foreach_norm(some, float("inf")) if some else ()  # on CUDA one launch, and it keeps NaN
+    empty = largest[0].new_zeros(()) if largest else torch.zeros((), device=grads[0].device)
+    by_place = iter(largest)
+    return torch.stack([next(by_place) if grad.numel() else empty for grad in grads]).isfinite().float()
+
+
+def divisor(weight: Tensor) -> Tensor:
+    """What to multiply by, in float64, as one divides on the host; a weight that divides nothing, or is not finite, leaves nothing."""
+    return (1 / weight.double()).nan_to_num(0.0, 0.0, 0.0)
+
+
+def scale(grads: Iterable[Tensor], factor: Tensor) -> None:
+    """Multiply by a number that only the device knows; in half precision the number itself would lose too much."""
+    for grad in grads:
+        wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
+        grad.copy_(wide.mul_(factor.to(wide.dtype)))  # nothing to copy where it was wide enough
 
 
 def _bytes(bucket: Mapping[str, nn.Parameter]) -> int:

@@ -1,10 +1,13 @@
-"""Backward and gradient reduction on 2 gloo ranks: our buckets, one blocking call per parameter, and DDP.
+"""Gradient reduction on 2 gloo ranks: our buckets, one blocking call per parameter, DDP; and whole steps, with FSDP as well.
 
     python -m tests.bench.bench_allreduce
 
-The three run in turns inside one process group, so that whatever else the machine does hits all alike. Each is timed
-from clearing the gradients until the reduced ones are there. Ours includes its finiteness check, which names the rank and
-the parameter; DDP has none, so it runs a second time followed by the check of the total norm that loops usually make.
+In the first table the ways run in turns inside one process group, so that whatever else the machine does hits all alike. Each
+is timed from clearing the gradients until the reduced ones are there. Ours includes its finiteness check, which names the rank
+and the parameter; DDP has none, so it runs a second time followed by the check of the total norm that loops usually make.
+
+In the second each has processes of its own, twice in turns: tokens per second of all ranks in the best of them, and the
+most memory that a rank held in the least. `sync=ddp` and `sync=fsdp` are as a run has them, with their checks.
 """
 
 from __future__ import annotations
@@ -13,24 +16,37 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from operator import truediv
+from typing import Any
 
 import torch
 import torch.distributed as c10d
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from models.gpt import GPT
 from models.hrm import HRM
+from models.objectives.base import Context, Objective
+from models.objectives.causal_lm import CausalLM
 from models.trm import TRM
+from optim.builtin import adamw
 from optim.sync.allreduce import Reducer
+from optim.sync.common import Common
+from optim.sync.ddp import DDP
+from optim.sync.fsdp import FSDP
 from tests.ranks import ROOT, run_ranks, succeeded
+from utils.measure.hardware import peak_memory
+from utils.noise import Noise
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
 from utils.spec import Spec
 
 RANKS = 2
 ROUNDS = int(os.environ.get("ROUNDS", "25"))
+ROWS, TOKENS, STEPS = 2, 128, 4
+PRECISE = {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # what is freed goes back at once, so that what is held is what is needed
 BUCKET_MB = float(os.environ.get("BUCKET_MB", "16"))
 
 
@@ -111,6 +127,63 @@ def ddp(net: nn.Module, dist: Dist, check: bool = False) -> Callable[[Tensor], f
 WAYS: dict[str, Callable] = {"ours": ours, "per parameter": per_parameter, "DDP": ddp, "DDP checked": partial(ddp, check=True)}
 
 
+def language_model() -> Objective:
+    torch.manual_seed(0)
+    arch: dict[str, Any] = {"num_layers": 6, "hidden_size": 512, "num_heads": 8}
+    return CausalLM(GPT(Spec(vocab_size=8192, seq_len=TOKENS), **arch))
+
+
+class PerParameter(Common):
+    """One blocking call for each, after backward."""
+
+    def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
+        self.begin(dict(objective.named_parameters()), dist)
+        return objective
+
+    def backward(self, last: bool) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _collect(self) -> None:
+        for parameter in self.parameters.values():
+            self.dist.all_reduce(parameter.grad)
+
+
+SYNCS: dict[str, Callable[[], Any]] = {"allreduce": Reducer, "ddp": DDP, "fsdp": FSDP, "per parameter": PerParameter}
+
+
+def whole_steps(way: str, dist: Dist) -> None:
+    """Prints tokens per second, and the megabytes that this process has come to hold."""
+    objective, sync = language_model(), SYNCS[way]()
+    wrapped, before = sync.wrap(objective, dist), peak_memory(dist.device)
+    optimizer = adamw(list(sync.parameters.items()), lr=1e-4, fused=True)
+    text = torch.randint(0, 8192, (ROWS, TOKENS + 1), dtype=torch.int32)
+    batch, context = {"inputs": text[:, :-1], "labels": text[:, 1:]}, Context(0.0, Noise(0, 0, range(1), dist.device))
+    times = []
+    for _ in range(STEPS + 2):
+        start = _aligned(dist)
+        sync.zero()
+        with sync.backward(last=True):
+            out = wrapped(batch, None, context)
+            out.loss.backward()
+        assert sync.finish([out.weight])().finite
+        optimizer.step()
+        times.append(_aligned(dist) - start)
+    print(dist.world_size * ROWS * TOKENS / statistics.median(times[2:]), (peak_memory(dist.device) - before) / 1e6, flush=True)
+
+
+def table_of_steps() -> None:
+    found: dict[str, list[tuple[float, float]]] = {way: [] for way in SYNCS}
+    for _ in range(2):
+        for way, runs in found.items():
+            ranks = succeeded(run_ranks(RANKS, ["-m", "tests.bench.bench_allreduce"], timeout=300, env={"WAY": way, **PRECISE}))
+            rows = [tuple(map(float, rank.stdout.split())) for rank in ranks]
+            runs.append((rows[0][0], max(row[1] for row in rows)))
+    size = sum(p.numel() for p in language_model().parameters())
+    print(f"\nwhole steps of a language model of {size / 1e6:.1f}M parameters, {ROWS} rows of {TOKENS} tokens on each of {RANKS} ranks")
+    for way, runs in found.items():
+        print(f"{way:14} {max(run[0] for run in runs):7.0f} tokens/s   {min(run[1] for run in runs):7.0f} MB more than before training")
+
+
 def _aligned(dist: Dist) -> float:
     dist.barrier()
     return time.perf_counter()
@@ -136,6 +209,9 @@ def one_rank() -> None:
     torch.manual_seed(0)
     dist = distributed.start(device="cpu")
     try:
+        if "WAY" in os.environ:
+            whole_steps(os.environ["WAY"], dist)
+            return
         if dist.is_main:
             print(f"milliseconds, median (best) of {ROUNDS} rounds; ratios of the medians (of the bests), above 1: ours is faster")
             print(
@@ -157,6 +233,7 @@ def main() -> None:
         one_rank()
     else:
         print(succeeded(run_ranks(RANKS, ["-m", "tests.bench.bench_allreduce"], timeout=600))[0].stdout, end="")
+        table_of_steps()
 
 
 if __name__ == "__main__":

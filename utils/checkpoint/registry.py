@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -81,11 +81,20 @@ class _Part(Generic[S]):
         check_alike(self.like(tensors, step), tensors, what, self.any_precision)
 
 
+class Whole(Protocol):
+    """Between what ranks hold, which may be their shares of tensors, and what a checkpoint holds: see `optim/sync/base.py`."""
+
+    def full(self, tensors: Tensors) -> Tensors: ...
+    def like(self, tensors: Tensors) -> Tensors: ...
+    def split(self, tensors: Tensors) -> Tensors: ...
+
+
 class Registry:
     """The parts of a run that checkpoints hold, where it stands, and what writes it."""
 
-    def __init__(self, origin: Callable[[], Origin]) -> None:
+    def __init__(self, origin: Callable[[], Origin], whole: Whole) -> None:
         self.standing, self.origin = Standing(), origin
+        self._whole = whole
         self._shared: dict[str, _Part[Tensors]] = {}
         self._by_shard: dict[str, _Part[ByShard]] = {}
 
@@ -98,12 +107,16 @@ class Registry:
         any_precision: bool = False,
         otherwise: str = "use a checkpoint of this command",
     ) -> None:
-        """Enter what all ranks have the same of.
+        """Enter what all ranks have the same of, or their shares of it.
 
         `state` gives live tensors. `like` makes, of what a checkpoint of some step holds, what it must be like in names, shapes and
         types: what `state` gives now, if nothing is said. `otherwise`: what the user can do where a checkpoint has no such part.
         """
-        self._shared[name] = _Part(state, load, like or (lambda saved, step: state()), any_precision, otherwise)
+        own, whole = like or (lambda saved, step: state()), self._whole
+        self._shared[name] = _Part(
+            lambda: whole.full(state()), lambda saved: load(whole.split(saved)), lambda saved, step: whole.like(own(saved, step)),
+            any_precision, otherwise,
+        )  # fmt: skip
 
     def add_by_shard(
         self, name: str, state: Callable[[], ByShard], load: Callable[[ByShard], object], like: Like, any_precision: bool = False
@@ -115,10 +128,6 @@ class Registry:
     def names(self) -> list[str]:
         """The parts that all ranks share, in the order in which they were entered."""
         return list(self._shared)
-
-    def state(self) -> dict[str, Tensor]:
-        """All tensors that all ranks must have the same, as `<part>/<name>`."""
-        return {f"{name}/{key}": tensor for name, part in self._shared.items() for key, tensor in part.state().items()}
 
     def snapshot(self) -> tuple[dict[str, Tensors], dict[int, dict[str, Tensor]], dict[str, Any]]:
         """All that makes a run go on as if nothing had happened: what ranks share, what this rank's shards have, and what is JSON."""

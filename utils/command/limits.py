@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -10,6 +11,7 @@ from utils.command.values import leaves
 from utils.errors import ConfigError
 from utils.ranks.launchers import Launch
 
+WRAPPERS = ("ddp", "fsdp")  # ways to synchronise that PyTorch brings
 MOST = 1e30  # of any number: float32 must hold it, and what optimizers make of it
 
 
@@ -41,8 +43,32 @@ def check_combinations(config: DictConfig, launch: Launch) -> None:
         raise ConfigError(f"checkpoint={config.checkpoint} is used by eval_only=true alone; add it, or remove checkpoint")
     if config.objective_metric is not None and not config.objective_metric.removeprefix("-"):
         raise ConfigError(f"objective_metric={config.objective_metric}: names no metric; for example -eval/lm_loss")
+    way = str(config.sync.get("_target_")).split(".")[-2:][0]
+    if config.exact and way in WRAPPERS:
+        raise ConfigError(f"exact=true: sync={way} adds gradients in an order of its own; use sync=allreduce")
+    if way == "fsdp":
+        check_fsdp(config, launch)
     if config.exact:
         check_exact(config, launch)
+
+
+def check_fsdp(config: DictConfig, launch: Launch) -> None:
+    """Ranks fetch weights from each other in every forward, so they must go through equally many; and none has whole matrices."""
+    ranks, shards, micro = launch.world_size, config.shards, config.micro_batch_size
+    if micro == "auto":
+        raise ConfigError("micro_batch_size=auto: ranks may find different numbers, which sync=fsdp cannot; give a number, or null for all")
+    if config.compile == "max":
+        raise ConfigError("compile=max: sync=fsdp moves weights, which CUDA graphs expect in their places; use compile=true")
+    if "optim.builtin.muon" in dict(leaves(OmegaConf.to_container(config.optim))).values():
+        raise ConfigError("optim=muon: needs whole matrices, and sync=fsdp splits them; use sync=ddp, sync=allreduce or optim=adamw")
+    at_once = shards if micro is None else micro // (config.global_batch_size // shards)
+    right = [n for n in range(1, shards + 1) if ceil(shards // n / at_once) == ceil(ceil(shards / n) / at_once)]
+    if ranks not in right:
+        near = " or ".join(str(n) for n in (max(filter(ranks.__gt__, right)), min(filter(ranks.__lt__, right))))
+        raise ConfigError(
+            f"micro_batch_size={micro} on {ranks} ranks: with sync=fsdp all have equally many micro-batches, "
+            f"and shards={shards} are cut into more on some; start {near} ranks, or use micro_batch_size=null"
+        )
 
 
 def check_exact(config: DictConfig, launch: Launch) -> None:

@@ -241,6 +241,15 @@ def current() -> Dist | None:
     return _current
 
 
+def group(dist: Dist) -> c10d.ProcessGroup:
+    """All ranks, for parts of PyTorch that ask for a group: a process that was started alone makes one of itself."""
+    if not c10d.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if dist.device.type == "cuda" else "gloo"
+        c10d.init_process_group(backend, store=c10d.HashStore(), rank=0, world_size=1)
+    assert c10d.group.WORLD is not None
+    return c10d.group.WORLD
+
+
 def stop() -> None:
     """Leave the process group; safe to call on every exit and more than once."""
     global _current

@@ -14,7 +14,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from tests.utils.checkpoint.writer_rank import alone, declare, groups
+from tests.utils.checkpoint.writer_rank import alone, as_it_is, declare, groups
 from utils.checkpoint import reader, resume
 from utils.checkpoint.registry import ByShard, FrozenFiles, Origin, Registry, Tensors
 from utils.checkpoint.resume import Start
@@ -293,7 +293,7 @@ def test_an_evaluation_reads_no_more_than_weights(run: Path, tmp_path: Path) -> 
     (folder / "ema.safetensors").write_bytes(content[:-1] + b"x")
     with pytest.raises(ConfigError, match=rf"^checkpoint={folder}: step_30 is damaged \(ema.safetensors: sha256 differs\)"):
         taken_up(found(run, **changes), Unfit(), run, **changes)
-    saved = Registry(lambda: Origin("", "x", None, 0.1, {}, "", "2", 1))
+    saved = Registry(lambda: Origin("", "x", None, 0.1, {}, "", "2", 1), as_it_is())
     mine: list[Tensors] = []
     saved.add("weights", lambda: groups(20.0)["model"], mine.append)
     bare = {"checkpoint": str(run / "checkpoints" / "step_20" / "model.safetensors"), "eval_only": True}

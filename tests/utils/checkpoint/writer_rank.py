@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from optim.sync.common import Common
 from utils.checkpoint import manifest, reader, writer
 from utils.checkpoint.writer import Writer
 from utils.ranks import distributed
@@ -37,6 +38,13 @@ def groups(value: float, rows: int = 40) -> dict[str, Group]:
     """Tensors of several kinds that all tell the value."""
     model = {"weight": torch.full((rows, 30), value), "half": torch.tensor([value], dtype=torch.bfloat16), "none": torch.empty(0, 3)}
     return {"model": model, "ema": {"weight": torch.full((2, 3), value)}, "optimizer": {"count": torch.tensor(int(value))}}
+
+
+def as_it_is() -> Common:
+    """What a registry asks: no rank but this one, and nothing split."""
+    sync = Common()
+    sync.begin({}, Dist())
+    return sync
 
 
 def shard_state(shard: int, value: float) -> Group:

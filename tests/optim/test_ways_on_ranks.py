@@ -1,0 +1,19 @@
+"""Each way to synchronise in real processes; what is checked stands in ways_on_ranks.py."""
+
+import pytest
+
+from tests.ranks import run_ranks, succeeded
+
+
+@pytest.mark.parametrize(
+    ("world_size", "which"), [(2, ["few"]), *(pytest.param(ranks, [], marks=pytest.mark.slow) for ranks in (1, 2, 3, 4))]
+)
+def test_every_way_trains_as_one_process_does(world_size, which):
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # DDP remarks that it searches for what is not there
+    for rank in succeeded(run_ranks(world_size, ["-m", "tests.optim.ways_on_ranks", *which], timeout=150, env=quiet)):
+        assert rank.stderr == "", "no warnings"
+
+
+@pytest.mark.slow
+def test_compiled_nets_train_alike():
+    succeeded(run_ranks(2, ["-m", "tests.optim.ways_on_ranks", "compiled"], timeout=150))
