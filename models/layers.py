@@ -164,7 +164,7 @@ class Attention(nn.Module):
         if past is not None:
             key, value = past.extended(key, value)
         shared = self.kv_heads < self.heads
-        mixed_BHLK = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=shared)
+        mixed_BHLK = halves.attention(query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=shared)
         return self.o_proj(mixed_BHLK.transpose(1, 2).reshape(batch, length, width))
 
 

@@ -92,21 +92,21 @@ def read(folder: Path, shape: Shape) -> dict[str, Tensor]:
             if isinstance(error, ConfigError)
             else f"config.json cannot be read ({brief(error)}); give a folder with a Llama model"
         )
-        raise ConfigError(f"{folder}: {said}") from None
+        raise ConfigError(f"init_from={folder}: {said}") from None
     ours = asdict(shape) | {"kv_heads": shape.keys, "mlp_width": shape.gated}
     if any(ours[key] != value for key, value in wanted.items()):
         keys = " ".join(f"arch.{key}={'null' if value is None else value}" for key, value in wanted.items() if ours[key] != value)
-        raise ConfigError(f"{folder}: holds another net; add {keys}")
+        raise ConfigError(f"init_from={folder}: holds another net; add {keys}")
     theirs: dict[str, Tensor] = {}
     for file in sorted(folder.glob("[!.]*.safetensors")):
         try:
             theirs |= tensorfiles.read(file)
         except Unreadable as error:
-            raise ConfigError(f"{file}: {error}") from None
+            raise ConfigError(f"init_from={folder}: {file.name} {error}") from None
     names = [f"layers.{layer}.{name}" for layer in range(shape.num_layers) for name in BLOCK]
     names += [name for name in AROUND if not (shape.tied and name == "lm_head.weight")]
     if missing := [name for ours_ in names for name in their_names(ours_) if name not in theirs]:
-        raise ConfigError(f"{folder}: {missing[0]} is in none of its safetensors files; give a whole folder")
+        raise ConfigError(f"init_from={folder}: {missing[0]} is in none of its safetensors files; give a whole folder")
     return {name: torch.cat([theirs[part] for part in their_names(name)]) for name in names}
 
 

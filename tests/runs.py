@@ -31,6 +31,11 @@ TINY_CNN = [
     "arch=cnn", "data=digits", "optim=adadelta", "arch.forward_dtype=float64",
     "global_batch_size=32", "epochs=1", "eval_interval=1", "lr=1.0",
 ]  # fmt: skip
+TINY_GPT = [
+    "arch=gpt", "data=tokens", "arch.num_layers=2", "arch.hidden_size=16", "arch.num_heads=2", "arch.kv_heads=1", "arch.mlp_width=24",
+    "arch.forward_dtype=float64", "arch.loss.chunk_tokens=100", "data.seq_len=16", "data.val_tokens=500", "data.max_new_tokens=8",
+    "data.embedded.mebibytes=1", "global_batch_size=24", "max_steps=23", "eval_batch_size=8", "lr=1e-2", "lr_warmup_steps=5",
+]  # fmt: skip
 FLOAT32 = ["arch.forward_dtype=float32"]
 EXACT = [*FLOAT32, "exact=true"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]

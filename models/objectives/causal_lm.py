@@ -26,8 +26,7 @@ from utils.spec import IGNORE
 class CausalLM(Objective):
     """Sums the cross entropy over tokens. What is predicted of a text may depend on the tokenizer, bits per byte do not."""
 
-    headline = Metric("loss", lower=True)
-    costs = frozenset({"bpb"})
+    costs = frozenset({"loss", "bpb"})
     model: GPT
     bytes_V: Tensor
 
@@ -35,6 +34,7 @@ class CausalLM(Objective):
         super().__init__(model)
         if chunk_tokens is not None and chunk_tokens < 1:
             raise ConfigError(f"arch.loss.chunk_tokens={chunk_tokens}: must be at least 1; null computes all logits at once")
+        self.headline = Metric("bpb" if model.token_bytes else "loss", lower=True)
         self.chunk_tokens = chunk_tokens
         self.register_buffer("bytes_V", torch.tensor(model.token_bytes, dtype=torch.int64), persistent=False)
         self._piece: Callable[[Tensor, Tensor], Tensor] = self._cross_entropy

@@ -205,7 +205,7 @@ def test_llama_checkpoints_are_read_and_written(keys: dict, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=r"holds another net; add arch.num_layers=2"):
         make(**keys, num_layers=3).published(str(tmp_path / "theirs"))
     (tmp_path / "theirs" / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"attn_norm|input_layernorm.weight is in none of its safetensors files"):
+    with pytest.raises(ConfigError, match=r"input_layernorm.weight is in none of its safetensors files"):
         make(**keys).published(str(tmp_path / "theirs"))
     (tmp_path / "theirs" / "config.json").write_text('{"hidden_size": 16}')
     with pytest.raises(ConfigError, match=r"config.json cannot be read"):

@@ -25,7 +25,11 @@ def lying_across(x: Tensor) -> Tensor:
     return normed(halves.in_order(x.transpose(1, 2))).transpose(1, 2)
 
 
-@pytest.mark.parametrize("function", [normed, turned, lying_across])
+def attended(x: Tensor) -> Tensor:
+    return halves.attention(x, 0.5 * x, x + 1, is_causal=True)
+
+
+@pytest.mark.parametrize("function", [normed, turned, lying_across, attended])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_values_and_gradients_are_those_of_autograd(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
     x, grad = torch.randn(2, 3, 6, 16).to(dtype), torch.randn(2, 3, 6, 16).to(dtype)
@@ -39,6 +43,18 @@ def test_values_and_gradients_are_those_of_autograd(function: Callable[[Tensor],
     step = torch.finfo(dtype).eps
     for mine, exact in zip(*results, strict=True):
         torch.testing.assert_close(mine.double(), exact, rtol=2 * step, atol=2 * step)
+
+
+def test_long_sequences_attend_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    kernel = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        torch.nn.functional, "scaled_dot_product_attention", lambda q, *rest, **how: (seen.append(q.dtype), kernel(q, *rest, **how))[1]
+    )
+    for positions, dtype in ((128, torch.bfloat16), (129, torch.bfloat16), (4, torch.float32), (500, torch.float64)):
+        x = torch.ones(1, 1, positions, 64, dtype=dtype)
+        assert halves.attention(x, x, x).dtype == dtype
+    assert seen == [torch.float32, torch.bfloat16, torch.float32, torch.float64]
 
 
 def test_only_eager_half_precision_goes_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
