@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -10,6 +10,21 @@ from torch import Tensor
 from data.source import Arrays, Batch
 from data.tokenizer import Tokenizer
 from utils.measure.report import Prediction, Report
+
+HELD_OUT = 64  # tokens of held-out text that are continued, where no prompt is given
+
+
+def prompt_tokens(
+    prompt: str | None, tokenizer: Tokenizer | None, begin: int | None, held_out: Sequence[np.ndarray], seq_len: int
+) -> np.ndarray | None:
+    """The user's words as a document begins, or the beginning of held-out text; nothing where there is none, or no text can be made."""
+    if tokenizer is None:
+        return None
+    if prompt is not None:
+        tokens = tokenizer.encode([prompt])[0].astype(np.int64)
+        return tokens if begin is None else np.concatenate([[begin], tokens])
+    length = max(1, min(HELD_OUT, seq_len // 2))
+    return next((tokens[:length].astype(np.int64) for tokens in held_out if len(tokens) >= length), None)
 
 
 class Prompt:

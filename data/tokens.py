@@ -16,7 +16,7 @@ from data.mixture import Mixture
 from data.order import cut_evenly, make_plan, shard_rows
 from data.permutation import Permutation
 from data.python_text import python_text
-from data.sample import Continuation, Prompt
+from data.sample import Continuation, Prompt, prompt_tokens
 from data.source import Arrays, EvalSet, Plan, Spec
 from data.token_files import Corpus, open_corpus
 from data.windows import HeldOut, Windows, batch_of
@@ -26,7 +26,6 @@ from utils.measure.report import Evaluator
 
 SEQUENCES = 64  # in an update, where nothing is said
 DRAWN = 1 << 12  # windows drawn together: few alone take as long as some thousand
-PROMPT = 64  # tokens of held-out text that are continued, where no prompt is given
 
 
 class TokenSource:
@@ -81,7 +80,10 @@ class TokenSource:
             for name, corpus, share in zip(names, corpora, self._mixture.counts / self._mixture.period, strict=True):
                 most = None if val_tokens is None else max(1, round(val_tokens * float(share)))
                 self._eval_sets[f"val-{name}" if mix else "val"] = HeldOut(corpus.files["val"], seq_len, most, self._begin)
-        if (tokens := _prompt(prompt, first, min(PROMPT, seq_len // 2))) is not None and max_new_tokens:
+        if prompt is not None and first.tokenizer is None:
+            raise ConfigError(f"data.prompt={prompt}: {first.where}: no tokenizer stands in dataset.json; name one there, or build again")
+        tokens = prompt_tokens(prompt, first.tokenizer, first.begin, first.files["val"], seq_len)
+        if tokens is not None and max_new_tokens:
             self._eval_sets["sample"] = Prompt(tokens, max_new_tokens, temperature, top_k, seed)
         self.spec = Spec(
             vocab_size=first.vocab_size, seq_len=seq_len, fingerprint=_combined(corpora), token_bytes=first.token_bytes,
@@ -165,19 +167,6 @@ def _open(
             if getattr(other, name) != getattr(corpora[0], name):
                 raise ConfigError(f"{other.where}: has another {name} than {corpora[0].where}; build both with one tokenizer")
     return corpora
-
-
-def _prompt(prompt: str | None, corpus: Corpus, length: int) -> np.ndarray | None:
-    """What is to be continued: the user's words at the beginning of a document, or held-out text; nothing where no text can be made."""
-    if corpus.tokenizer is None:
-        if prompt is None:
-            return None
-        raise ConfigError(f"data.prompt={prompt}: {corpus.where}: no tokenizer stands in dataset.json; name one there, or build again")
-    if prompt is None:
-        held_out = next((tokens[:length] for tokens in corpus.files["val"] if len(tokens) >= length > 0), None)
-        return None if held_out is None else held_out.astype(np.int64)
-    tokens = corpus.tokenizer.encode([prompt])[0].astype(np.int64)
-    return tokens if corpus.begin is None else np.concatenate([[corpus.begin], tokens])
 
 
 def _combined(corpora: Sequence[Corpus]) -> str:

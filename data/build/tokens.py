@@ -1,0 +1,287 @@
+"""Build token shards for data=tokens from text: files, folders, .jsonl, .parquet, or a dataset on the hub.
+
+python -m data.build.tokens --input TEXT_FILE_OR_FOLDER --tokenizer bytes --output-dir data/mine
+python -m data.build.tokens --input FOLDER_OF_JSONL --field text --train-bpe 8192 --output-dir data/mine
+python -m data.build.tokens --hub HuggingFaceFW/fineweb-edu --tokenizer tokenizer.json --output-dir data/fineweb
+
+The same input gives the same bytes. Killed, and started again with the same line, it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.build.bpe import train_bpe
+from data.build.texts import Document, find_files, read_files, read_hub
+from data.token_files import bin_header
+from data.tokenizer import Bytes, FromFile, Tokenizer
+from utils.errors import ConfigError, brief
+from utils.files import write_whole
+
+PART = 32 << 20  # bytes of text whose tokens make one file
+TOGETHER = 1 << 20  # characters tokenized together: what the library keeps of them is many times as large
+SPLITS = ("train", "val")
+
+Part = list[tuple[str, str]]  # split and text of each document
+
+
+def split_documents(documents: Iterator[Document], share: float, single: bool) -> Iterator[tuple[str, str, int]]:
+    """Each document's split, by its content, and what it took; of a single one the last part is held out."""
+    for text, size in documents:
+        if single:
+            cut = int(len(text) * (1 - share))
+            yield "train", text[:cut], size
+            yield "val", text[cut:], 0
+        else:
+            yield ("val" if zlib.crc32(text.encode(errors="surrogatepass")) < share * (1 << 32) else "train"), text, size
+
+
+def parts_of(documents: Iterator[tuple[str, str, int]]) -> Iterator[tuple[Part, int]]:
+    """Documents in pieces of about one size, and what they took: cut by their lengths alone, so always at the same places."""
+    part: Part = []
+    held = taken = 0
+    for split, text, size in documents:
+        part.append((split, text))
+        held, taken = held + len(text), taken + size
+        if held >= PART:
+            yield part, taken
+            part, held, taken = [], 0, 0
+    if part:
+        yield part, taken
+
+
+def encode_part(number: int, part: Part, folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Write a part's tokens, and last a note of what there is: a part without its note is made again."""
+    sizes, dtype = np.array(tokenizer.token_bytes), np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+    begin = [] if tokenizer.begin is None else [np.array([tokenizer.begin], dtype)]
+    note: dict[str, Any] = {"files": {}, "sha256": {}, "bytes": 0, "stood_for": 0}
+    for split in SPLITS:
+        texts = [text for its, text in part if its == split and text]
+        arrays: list[np.ndarray] = []
+        for batch in batches_of(texts):
+            for ids in tokenizer.encode(batch):
+                if len(ids) and int(ids.max()) >= tokenizer.vocab_size:
+                    raise ConfigError(f"--tokenizer: makes token {ids.max()}, but its vocabulary has {tokenizer.vocab_size}; repair it")
+                note["stood_for"] += int(sizes[ids].sum())
+                arrays += [*begin, ids.astype(dtype)]
+        note["bytes"] += sum(len(text.encode(errors="surrogatepass")) for text in texts)
+        if arrays:
+            tokens, name = np.concatenate(arrays), f"{split}_{number:06}.bin"
+            content = bin_header(len(tokens), dtype) + tokens.tobytes()
+            write_whole(folder / name, content)
+            note["files"][name], note["sha256"][name] = len(tokens), hashlib.sha256(content).hexdigest()
+    write_whole(folder / f"part_{number:06}.json", json.dumps(note))
+    return note
+
+
+def batches_of(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Texts in pieces of so many characters at least."""
+    batch: list[str] = []
+    held = 0
+    for text in texts:
+        batch.append(text)
+        held += len(text)
+        if held >= TOGETHER:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
+
+
+_OF_WORKER: list[Tokenizer] = []
+
+
+def _begin_worker(name: str, folder: str, begin: str | None) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _OF_WORKER[:] = [_tokenizer(name, Path(folder), begin)]
+
+
+def _end_with_parent() -> None:
+    """Who is killed takes nobody along."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _work(number: int, part: Part, folder: str) -> dict[str, Any]:
+    return encode_part(number, part, Path(folder), _OF_WORKER[0])
+
+
+def _tokenizer(name: str, folder: Path, begin: str | None) -> Tokenizer:
+    return Bytes() if name == "bytes" else FromFile(f"--tokenizer {name}", folder / "tokenizer.json", begin)
+
+
+def build(options: argparse.Namespace) -> str:
+    """Make the dataset; returns what was made, in one line."""
+    folder = Path(options.output_dir)
+    _check(options, folder)
+    paths = find_files("--input", options.input) if options.input else []
+    aside = folder.with_name(f"{folder.name}.building")
+    inputs = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+    settings = json.dumps([inputs, {name: value for name, value in vars(options).items() if name not in ("output_dir", "workers")}, PART])
+    single = len(paths) == 1 and paths[0].suffix.lower() not in (".jsonl", ".parquet")
+
+    def documents() -> Iterator[tuple[str, str, int]]:
+        read = read_files(paths, options.field) if paths else read_hub(options.hub, options.split, options.field)
+        return split_documents(read, options.val_share, single)
+
+    try:
+        if not (aside / "settings.json").is_file() or (aside / "settings.json").read_text() != settings:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+            write_whole(aside / "settings.json", settings)
+        name = _place_tokenizer(options, aside, documents)
+        tokenizer = _tokenizer(name, aside, options.begin_token)
+        notes = _encode_all(options, aside, name, parts_of(documents()), sum(path.stat().st_size for path in paths))
+        said = _describe(notes, tokenizer, options)
+        write_whole(aside / "dataset.json", json.dumps(said) + "\n")
+        for left in aside.iterdir():  # notes, and what a start that was killed has half written
+            if left.name not in (*said["files"], "dataset.json", "tokenizer.json"):
+                left.unlink()
+        _put_in_place(aside, folder)
+    except OSError as error:
+        raise ConfigError(f"--output-dir {folder}: cannot be written ({brief(error)}); choose another folder") from None
+    tokens = {split: sum(count for file, count in said["files"].items() if file.startswith(split)) for split in SPLITS}
+    exact = "" if said["token_bytes"] else "; this tokenizer changes the text, so there will be no bits per byte"
+    shown = f"{said['bytes_per_token']:.3f} bytes per token, vocabulary {said['vocab_size']:,}{exact}"
+    return f"{folder}: {tokens['train']:,} tokens for training, {tokens['val']:,} held out, {shown}"
+
+
+def _check(options: argparse.Namespace, folder: Path) -> None:
+    """What can be known before the work starts."""
+    if os.path.exists(folder) and not folder.is_dir():
+        raise ConfigError(f"--output-dir {folder}: it is a file; choose another folder")
+    if folder.is_dir() and any(folder.iterdir()) and not ((folder / "dataset.json").is_file() and any(folder.glob("train_*.bin"))):
+        raise ConfigError(f"--output-dir {folder}: exists and is not a dataset of tokens; choose another folder or empty this one")
+    if not 0 <= options.val_share < 1:
+        raise ConfigError(f"--val-share {options.val_share}: must be at least 0 and less than 1, for example 0.01")
+    if options.train_bpe is not None and not 257 <= options.train_bpe <= 1 << 20:
+        raise ConfigError(f"--train-bpe {options.train_bpe}: must be at least 257, all bytes and a begin token, and at most {1 << 20}")
+    if options.tokenizer not in (None, "bytes") and not os.path.isfile(options.tokenizer):
+        raise ConfigError(f"--tokenizer {options.tokenizer}: no such file; give bytes, a tokenizer.json, or --train-bpe N instead")
+
+
+def _place_tokenizer(options: argparse.Namespace, aside: Path, documents: Any) -> str:
+    """Where it is none of bytes, its file beside the shards; trained at most once."""
+    if options.tokenizer == "bytes":
+        return "bytes"
+    if not (aside / "tokenizer.json").is_file():
+        if options.tokenizer:
+            content = FromFile(f"--tokenizer {options.tokenizer}", Path(options.tokenizer), options.begin_token).content
+        else:
+            texts = (text for split, text, _ in documents() if split == "train")
+            content = train_bpe(texts, options.train_bpe, options.bpe_mib << 20).encode()
+        write_whole(aside / "tokenizer.json", content)
+    return "tokenizer.json"
+
+
+def _encode_all(options: argparse.Namespace, aside: Path, name: str, parts: Iterator[tuple[Part, int]], total: int) -> list[dict[str, Any]]:
+    """All parts' notes, in order; those that an earlier start has made are not made again."""
+    workers = options.workers or len(os.sched_getaffinity(0))
+    waiting: list[dict[str, Any] | Future] = []
+    done, began = 0, time.monotonic()
+    arguments = (name, str(aside), options.begin_token)
+    try:
+        with ProcessPoolExecutor(workers, get_context("spawn"), _begin_worker, arguments) as pool:
+            for number, (part, size) in enumerate(parts):
+                note = aside / f"part_{number:06}.json"
+                waiting.append(json.loads(note.read_text()) if note.is_file() else pool.submit(_work, number, part, str(aside)))
+                behind = number - 2 * workers  # no further ahead: text that waits takes memory
+                if behind >= 0 and isinstance(waiting[behind], Future):
+                    waiting[behind] = waiting[behind].result()  # type: ignore[union-attr]
+                done += size
+                _show(done, total, time.monotonic() - began)
+            notes = [one.result() if isinstance(one, Future) else one for one in waiting]
+            if sys.stderr.isatty():
+                print(file=sys.stderr)
+            return notes
+    except BrokenProcessPool:
+        raise ConfigError("a process was killed, as the system does when memory runs out; start again, with fewer --workers") from None
+
+
+def _show(done: int, total: int, seconds: float) -> None:
+    if sys.stderr.isatty():
+        share = f"{100 * done / total:5.1f} %  " if total else ""
+        print(f"\r{share}{done / 2**20:,.0f} MiB  {done / 2**20 / max(seconds, 1e-9):,.1f} MiB/s ", end="", file=sys.stderr, flush=True)
+
+
+def _describe(notes: list[dict[str, Any]], tokenizer: Tokenizer, options: argparse.Namespace) -> dict[str, Any]:
+    """What dataset.json says."""
+    files = {file: count for note in notes for file, count in note["files"].items()}
+    if not any(file.startswith("train") for file in files):
+        where = options.hub or " ".join(options.input)
+        raise ConfigError(f"{where}: no text is left for training; give more, or a smaller --val-share than {options.val_share}")
+    size = sum(note["bytes"] for note in notes)
+    exact = size == sum(note["stood_for"] for note in notes)
+    digest = hashlib.sha256(json.dumps([note["sha256"] for note in notes], sort_keys=True).encode())
+    digest.update(tokenizer.content if isinstance(tokenizer, FromFile) else b"bytes")
+    return {
+        "vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.name, "begin_token": tokenizer.begin,
+        "fingerprint": digest.hexdigest(), "bytes_per_token": size / sum(files.values()), "files": dict(sorted(files.items())),
+        "token_bytes": list(tokenizer.token_bytes) if exact else [],
+    }  # fmt: skip
+
+
+def _put_in_place(aside: Path, folder: Path) -> None:
+    """By renaming: there is the old dataset or the new one."""
+    old = folder.with_name(f"{folder.name}.old-{os.getpid()}")
+    if folder.exists():
+        folder.rename(old)
+    aside.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        self.exit(2, f"{self.prog}: {message}; see --help\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = _Parser(prog="data.build.tokens", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--output-dir", required=True, help="folder of the dataset; an earlier one there is replaced")
+    source = made.add_mutually_exclusive_group(required=True)
+    source.add_argument("--input", nargs="+", help="files and folders: .jsonl, .parquet, anything else is text, one document a file")
+    source.add_argument("--hub", help="a dataset's name on the hub")
+    made.add_argument("--split", default="train", help="of the hub's dataset")
+    made.add_argument("--field", default="text", help="where .jsonl, .parquet and the hub have the text")
+    kind = made.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--tokenizer", help="bytes, or a tokenizer.json")
+    kind.add_argument("--train-bpe", type=int, help="train a byte-level BPE of so many tokens here")
+    made.add_argument("--bpe-mib", type=int, default=256, help="text that it is trained on, at most")
+    made.add_argument("--begin-token", help="the token before each document, where a tokenizer.json has one of an unusual name")
+    made.add_argument("--val-share", type=float, default=0.01, help="of the documents that is held out; of a single text, its last part")
+    made.add_argument("--workers", type=int, help="processes; by default one a core")
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status 0, or 2 and one line about what is wrong."""
+    try:
+        print(build(parser().parse_args(arguments)))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

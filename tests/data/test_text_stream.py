@@ -1,0 +1,156 @@
+"""Streams of documents: the same whoever reads them, every document once, and on from where a run was."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data.text_stream import StreamSource
+from tests.runs import STOPPED, digest, faulty, train
+from utils.checkpoint.registry import Registry
+from utils.errors import ConfigError
+
+DOCUMENTS = [f"{number:05} " + "sea " * (number % 7) for number in range(1000)]
+BEGIN = 256
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts") / "texts"
+    folder.mkdir()
+    for number in range(3):
+        rows = DOCUMENTS[number * 300 : (number + 1) * 300 if number < 2 else None]
+        (folder / f"{number}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
+    return folder
+
+
+def source(folder: Path | None, **more) -> StreamSource:
+    given = {"seed": 0, "shards": 4, "global_batch_size": 8, "max_steps": 200, "seq_len": 16, "data_path": folder and str(folder)}
+    return StreamSource(**(given | more))
+
+
+def read(made: StreamSource, shard: int, steps: range) -> np.ndarray:
+    """A shard's windows behind each other."""
+    batches = [made.train_batch(step, shard) for step in steps]
+    for batch in batches:
+        assert np.array_equal(batch["labels"][:, :-1], batch["inputs"][:, 1:])
+    inputs = np.concatenate([batch["inputs"].reshape(-1) for batch in batches])
+    assert np.array_equal(inputs[1:], np.concatenate([batch["labels"].reshape(-1) for batch in batches])[:-1])
+    return inputs
+
+
+def documents(tokens: np.ndarray) -> list[str]:
+    """Those that are whole."""
+    pieces = np.split(tokens, np.flatnonzero(tokens == BEGIN))[1:-1]
+    return [bytes(piece[1:].tolist()).decode() for piece in pieces]
+
+
+def test_streams_share_out_the_documents_and_begin_again(folder: Path) -> None:
+    made = source(folder)
+    held_out = made.eval_sets()["val"].read(np.arange(len(made.eval_sets()["val"])))
+    val = documents(np.append(held_out["inputs"].reshape(-1)[: int((held_out["labels"] >= 0).sum())], BEGIN))
+    assert 20 < len(val) < 90
+    seen = Counter(text for shard in range(4) for text in documents(read(made, shard, range(200))))
+    missing = {*DOCUMENTS} - {*seen} - {*val}
+    assert len(missing) <= 1, "all are read; the last held-out one is cut off"
+    assert not {*val} & {*seen}
+    assert max(seen.values()) > 1, "a stream begins again"
+    first = [documents(read(source(folder, seed=5), shard, range(20))) for shard in range(4)]
+    assert len({text for texts in first for text in texts}) == sum(map(len, first)), "no document is in two streams"
+
+
+def registry(made: StreamSource) -> Registry:
+    saved = Registry(None)  # type: ignore[arg-type]
+    made.enter(saved)
+    return saved
+
+
+@pytest.mark.parametrize("step", [1, 7, 90, 171])  # a stream of 4 is read through after 80 steps or so
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_it_goes_on_exactly_also_on_other_ranks(folder: Path, step: int, ahead: int) -> None:
+    """With a step loaded that is not trained: it is loaded again."""
+    whole, made = source(folder), source(folder)
+    saved = registry(made)
+    for shard in range(4):
+        read(made, shard, range(step + ahead))
+    saved.standing.step = step
+    cursors = made._cursors()
+    later = source(folder)
+    later_saved = registry(later)
+    later.train_batch(0, 1)  # a run looks at the first step before it is restored
+    text = {shard: {f"text/{name}": tensor for name, tensor in cursors[shard].items()} for shard in (1, 2)}
+    later_saved.check({}, text, step)
+    later_saved.load({}, text)
+    for shard in (1, 2):
+        assert np.array_equal(read(later, shard, range(step, step + 20)), read(whole, shard, range(step + 20))[step * 32 :])
+    later.train_batch(0, 1)
+    assert later.train_batch(step + 19, 1)["inputs"].shape == (2, 16), "looking at the first step disturbs nothing"
+
+
+def test_before_the_first_step_there_is_no_cursor(folder: Path) -> None:
+    made = source(folder)
+    saved = registry(made)
+    first = made.train_batch(0, 0)
+    assert made._cursors() == {}
+    saved.check({}, {0: {}}, 0)
+    saved.load({}, {0: {}})
+    assert np.array_equal(made.train_batch(0, 0)["inputs"], first["inputs"])
+    with pytest.raises(ConfigError, match="text"):
+        saved.check({}, {0: {}}, 3)
+    for name, tensor in (("used", torch.zeros(3)), ("state", torch.zeros(3, dtype=torch.uint8))):
+        with pytest.raises(ConfigError, match=f"text: {name} has shape"):
+            saved.check({}, {0: {f"text/{key}": value for key, value in made._streams[0].cursor(0).items()} | {f"text/{name}": tensor}}, 3)
+
+
+def test_what_cannot_be_streamed_is_one_line(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few" / "x.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    (tmp_path / "mixed").mkdir()
+    for name in ("a.txt", "b.jsonl"):
+        (tmp_path / "mixed" / name).write_text("{}")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "x.parquet").write_bytes(b"PAR1")
+    for more, line in [
+        ({"num_workers": 2}, r"^num_workers=2: data=stream reads in the training process"),
+        ({"epochs": 2}, r"^epochs=2: a stream has no epochs"),
+        ({"max_steps": None}, r"^max_steps=null: a stream has no known length"),
+        ({"data_path": None}, r"^data_path=None and data.hub=None: give one of the two"),
+        ({"data_path": str(tmp_path / "none")}, r"none: holds no texts; give .jsonl"),
+        ({"data_path": str(tmp_path / "mixed")}, r"mixed: holds files of several kinds"),
+        ({"field": "body"}, r"^data.field=body: data_path=.*: its rows have text; name the field"),
+        ({"tokenizer": "none.json"}, r"^data.tokenizer=none.json: none.json is no tokenizer"),
+    ]:
+        with pytest.raises(ConfigError, match=line):
+            source(folder, **more)
+    with pytest.raises(ConfigError, match=r"few, shard 3: no documents for training in it; use fewer shards"):
+        source(tmp_path / "few").train_batch(0, 3)
+    with pytest.raises(ConfigError, match=r"texts, shard 0: no documents for training in it"):
+        source(folder, val_share=0.9999999).train_batch(0, 0)
+    with pytest.raises((ConfigError, RuntimeError), match=r"broken: cannot be read"):
+        source(tmp_path / "broken")
+
+
+TINY_GPT = [
+    "arch=gpt", "arch.num_layers=1", "arch.hidden_size=16", "arch.num_heads=2", "arch.forward_dtype=float32", "data.seq_len=16",
+    "global_batch_size=8", "lr=1e-2", "lr_warmup_steps=2", "data.max_new_tokens=4", "data.val_tokens=500", "exact=true", "max_steps=16",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", ["tokens", "stream"])
+def test_a_troubled_run_goes_on_at_another_number_of_ranks_to_the_same_bits(data: str, folder: Path, tmp_path: Path) -> None:
+    lines = [*TINY_GPT, f"data={data}", *([f"data_path={folder}"] if data == "stream" else ["data.embedded.mebibytes=1"])]
+    undisturbed = digest(train(tmp_path / "whole", *lines).directory)
+    done = faulty(tmp_path / "stopped", "SIGTERM@lm", "all", 9 * 4, *lines, ranks=2)  # an exact rank of two computes four shards a step
+    assert {rank.returncode for rank in done} == {STOPPED}, done[0].stderr
+    assert (tmp_path / "stopped" / "checkpoints" / "latest").read_text() == "step_10\n"
+    assert digest(train(tmp_path / "stopped", *lines).directory) == undisturbed
+    done = faulty(tmp_path / "killed", "kill@lm", 1, 9 * 4, *lines, "checkpoint_interval=3", ranks=2)
+    assert all(rank.returncode for rank in done)
+    assert (tmp_path / "killed" / "checkpoints" / "latest").exists()
+    assert digest(train(tmp_path / "killed", *lines, "checkpoint_interval=3", ranks=2).directory) == undisturbed
