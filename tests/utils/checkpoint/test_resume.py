@@ -154,7 +154,7 @@ class Unfit(Registry):
     """The parts of a run that take no checkpoint of these steps; which ones they were asked to take."""
 
     def __init__(self, *steps: int, fingerprint: str = "x", frozen: FrozenFiles | None = None) -> None:
-        super().__init__(lambda: Origin("", fingerprint, None, 0.1, frozen or {}, "", "2", 1))
+        super().__init__(lambda: Origin("", fingerprint, None, 0.1, frozen or {}, "", "2", 1), as_it_is())
         self.steps, self.asked = steps, list[int]()
         self.taken: Mapping[str, Any] = {}
         for name in ("model", "ema"):
