@@ -43,6 +43,7 @@ from utils.checkpoint.registry import Origin, Registry, Standing
 from utils.checkpoint.resume import Start
 from utils.command import config
 from utils.command.instantiate import make
+from utils.command.limits import check_passes
 from utils.measure import hardware
 from utils.measure.evaluation import Evaluation, check_names
 from utils.measure.metrics import Clock, Meter, Metric
@@ -170,6 +171,7 @@ def build(
     """Everything that updates the weights."""
     parameters, tables = sync.parameters, objective.tables()
     owned, shard_size = dist.owned_shards(cfg.shards), source.plan.examples_per_update // cfg.shards
+    check_passes(cfg, dist.world_size, shard_size)
 
     def beginning(shards: Sequence[int]) -> tuple[dict[str, torch.Tensor], Context]:
         """What the first step would see of these shards."""

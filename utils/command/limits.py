@@ -43,25 +43,37 @@ def check_combinations(config: DictConfig, launch: Launch) -> None:
         raise ConfigError(f"checkpoint={config.checkpoint} is used by eval_only=true alone; add it, or remove checkpoint")
     if config.objective_metric is not None and not config.objective_metric.removeprefix("-"):
         raise ConfigError(f"objective_metric={config.objective_metric}: names no metric; for example -eval/lm_loss")
-    way = str(config.sync.get("_target_")).split(".")[-2:][0]
-    if config.exact and way in WRAPPERS:
+    if config.exact and (way := way_of(config)) in WRAPPERS:
         raise ConfigError(f"exact=true: sync={way} adds gradients in an order of its own; use sync=allreduce")
-    if way == "fsdp":
-        check_fsdp(config, launch)
+    if way_of(config) == "fsdp":
+        check_fsdp(config)
+    if batch is not None:
+        check_passes(config, launch.world_size, batch // shards)
     if config.exact:
         check_exact(config, launch)
 
 
-def check_fsdp(config: DictConfig, launch: Launch) -> None:
-    """Ranks fetch weights from each other in every forward, so they must go through equally many; and none has whole matrices."""
-    ranks, shards, micro = launch.world_size, config.shards, config.micro_batch_size
-    if micro == "auto":
+def way_of(config: DictConfig) -> str:
+    """How ranks synchronise: the name of the module."""
+    return str(config.sync.get("_target_")).split(".")[-2:][0]
+
+
+def check_fsdp(config: DictConfig) -> None:
+    """Weights lie split over ranks, and each finds out by itself what fits."""
+    if config.micro_batch_size == "auto":
         raise ConfigError("micro_batch_size=auto: ranks may find different numbers, which sync=fsdp cannot; give a number, or null for all")
     if config.compile == "max":
         raise ConfigError("compile=max: sync=fsdp moves weights, which CUDA graphs expect in their places; use compile=true")
     if "optim.builtin.muon" in dict(leaves(OmegaConf.to_container(config.optim))).values():
         raise ConfigError("optim=muon: needs whole matrices, and sync=fsdp splits them; use sync=ddp, sync=allreduce or optim=adamw")
-    at_once = shards if micro is None else micro // (config.global_batch_size // shards)
+
+
+def check_passes(config: DictConfig, ranks: int, shard_size: int) -> None:
+    """Under fsdp ranks fetch weights from each other in every forward, so they must go through equally many."""
+    shards, micro = config.shards, config.micro_batch_size
+    if way_of(config) != "fsdp" or not isinstance(micro, int) or micro < shard_size:
+        return
+    at_once = micro // shard_size
     right = [n for n in range(1, shards + 1) if ceil(shards // n / at_once) == ceil(ceil(shards / n) / at_once)]
     if ranks not in right:
         near = " or ".join(str(n) for n in (max(filter(ranks.__gt__, right)), min(filter(ranks.__lt__, right))))

@@ -168,7 +168,7 @@ def test_files_of_ones_own_are_held_to_what_they_say(lines: Lines, tmp_path: Pat
     choice = ["--config-dir", str(own), "arch=mine"]
     assert_one_line(lines.run([*choice, "arch.num_heads=2"], tmp_path), "arch.num_heads=2: must be at least 4")
     assert_one_line(lines.run([*choice, "puzzle_emb_lr=-1"], tmp_path), "puzzle_emb_lr=-1.0: must be at least 0")
-    assert_one_line(lines.run(["--config-dir", str(own), "arch=yours"], tmp_path), "arch=yours: unknown; choose one of cnn, hrm, ")
+    assert_one_line(lines.run(["--config-dir", str(own), "arch=yours"], tmp_path), "arch=yours: unknown; choose one of cnn, gpt, hrm, ")
     (own / "arch" / "mine.yaml").write_text(net.replace("[>= 4]", "[=> 4]"))
     number = 1 + net.splitlines().index("  num_heads: 8  # [>= 4]")
     mistake = f"{own}/arch/mine.yaml, line {number}: arch.num_heads: [=> 4]: neither type, bound nor mark"
