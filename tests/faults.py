@@ -3,9 +3,8 @@
 FAULT is `<what>@<where>`. What: raise (raise-stuck: with a W&B that does not end), hang, kill, nan, full or readonly (the disk
 that FAULT_DISK names), flip (what is read is another), wandb (its process is killed), suspend (for 10 s), a signal such as SIGTERM,
 or several (SIGINT+pause+SIGINT); `launcher:SIGTERM` goes to the launcher.
-Where: objective (of a training step; lm: of a language model), predict (an evaluation batch), data (the source is made), worker (a
-batch in a loader process), callback (a hook of the sparse optimizer), save (in the thread that writes a checkpoint), read (a file of a
-checkpoint).
+Where: objective (of a training step), predict (an evaluation batch), data (the source is made), worker (a batch in a loader
+process), callback (a hook of the sparse optimizer), save (in the thread that writes a checkpoint), read (a file of a checkpoint).
 RANK is a number or `all`. WHEN counts calls from 0 in this process: `7`, or `1-2`, or `3-` for all from there. A torchrun
 restart is left in peace, unless RANK is `random`: then WHEN is a seed, and each of the first restarts has a fault of its own.
 With FAULT_LATE in the environment the host hears a step late of what is not finite, as it does on CUDA.
@@ -41,7 +40,6 @@ from utils.rundir import wandb_log
 
 PLACES: dict[str, tuple[Any, str]] = {
     "objective": (ActObjective, "forward"),
-    "lm": (CausalLM, "forward"),
     "predict": (ActObjective, "predict"),
     "data": (PuzzleSource, "__init__"),
     "worker": (PuzzleSource, "train_batch"),
@@ -75,6 +73,8 @@ def main() -> None:
 def plant(what: str, where: str, moments: Container[int], delay: float = 0.0) -> None:
     """Have the chosen calls go wrong."""
     owner, name = PLACES[where]
+    if owner is ActObjective and "arch=gpt" in sys.argv:
+        owner = CausalLM
     original: Callable[..., Any] = getattr(owner, name)
     calls = iter(range(10**9))
 
