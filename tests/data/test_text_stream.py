@@ -12,6 +12,7 @@ import torch
 
 from data.text_stream import StreamSource
 from tests.runs import digest, faulty, stopped, train
+from tests.utils.checkpoint.writer_rank import as_it_is
 from utils.checkpoint.registry import Registry
 from utils.errors import ConfigError
 
@@ -65,7 +66,7 @@ def test_streams_share_out_the_documents_and_begin_again(folder: Path) -> None:
 
 
 def registry(made: StreamSource) -> Registry:
-    saved = Registry(None)  # type: ignore[arg-type]
+    saved = Registry(None, as_it_is())  # type: ignore[arg-type]
     made.enter(saved)
     return saved
 
