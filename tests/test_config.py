@@ -152,7 +152,7 @@ SHRUNK = {  # by what a recipe holds, what makes it small
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in ("demo", "lm") else pytest.mark.slow) for name in EXPERIMENTS])
 def test_every_experiment_runs_two_steps(name: str, tmp_path: Path) -> None:
     recipe = (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text()
     shrunk = next((keys for part, keys in SHRUNK.items() if part in recipe), ["arch.hidden_size=64", *FEWER])

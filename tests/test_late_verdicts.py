@@ -98,6 +98,7 @@ def test_only_what_ends_the_run_is_heard_late() -> None:
     assert lags == {("raise", "cpu"): 0, ("raise", "cuda"): 1, ("skip", "cpu"): 0, ("skip", "cuda"): 0}
 
 
+@pytest.mark.slow
 def test_two_ranks_that_hear_late_are_the_same_run(undisturbed_pair: Result, tmp_path: Path) -> None:
     """Asked to stop, they save a step later, and the end is the same."""
     done = faulty(tmp_path / "run", "SIGTERM@objective", 1, 5, *TROUBLED, ranks=2, env=LATE)

@@ -77,7 +77,7 @@ class Measured:
         flops = trainer.flops_per_example * batch
         peak = hardware.peak_flops(device, trainer.objective.model.dtype)
         self._found |= {
-            "parameters": sum(p.numel() for p in trainer.parameters.values()), "batch": batch, "steps": len(spans), "step_ms": ms,
+            "parameters": sum(p.numel() for p in trainer.objective.parameters()), "batch": batch, "steps": len(spans), "step_ms": ms,
             "fastest_ms": min(spans), "examples_per_s": batch / ms * 1e3, "flops": flops, "mfu": flops / ms * 1e3 / peak if peak else None,
             "peak_bytes": hardware.peak_memory(device), "dtype": str(trainer.objective.model.dtype).removeprefix("torch."),
         }  # fmt: skip

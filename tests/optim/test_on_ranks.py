@@ -7,7 +7,7 @@ import pytest
 from tests.ranks import run_ranks, succeeded
 
 
-@pytest.mark.parametrize("world_size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4))])
 def test_reducer_sparse_optimizer_and_replicas(world_size):
     ranks = succeeded(run_ranks(world_size, ["-m", "tests.optim.on_ranks"]))
     hashes = {line.split()[1] for rank in ranks for line in rank.stdout.splitlines() if line.startswith(("table", "alone"))}

@@ -108,7 +108,7 @@ def test_the_wrapped_objective_is_what_trains(reference, tmp_path: Path) -> None
     assert far(result.weights(), reference[1]) < 1e-12
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 4)])
 def test_totals_are_exact(alone, ranks: int, tmp_path: Path) -> None:
     one = alone("totals", tmp_path / "one", "exact=true", FLOAT32)
     other = trained("totals", tmp_path / "other", "exact=true", FLOAT32, ranks=ranks)
@@ -116,6 +116,7 @@ def test_totals_are_exact(alone, ranks: int, tmp_path: Path) -> None:
     assert one.series("train/loss") == other.series("train/loss")
 
 
+@pytest.mark.slow
 def test_prepare_comes_once_before_the_first_step(alone, tmp_path: Path) -> None:
     """Averages begin with what it made, and no number of ranks changes that; a resumed run and an evaluation go without."""
     still = ["ema=true", "ema_rate=0.5", "lr=0"]
@@ -142,6 +143,7 @@ def frozen_file(path: Path, seed: int) -> dict[str, Tensor]:
     return dict(net.state_dict())
 
 
+@pytest.mark.slow
 def test_a_frozen_half_stays_its_file_and_travels_nowhere(alone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = frozen_file(tmp_path / "half.safetensors", 0)
     monkeypatch.setenv("FROZEN", str(tmp_path / "half.safetensors"))
