@@ -143,6 +143,7 @@ def test_a_step_that_is_not_finite_is_refused_on_all_ranks(policy: str, tmp_path
     assert {rank.returncode for rank in done} == ({1} if policy == "raise" else {0}), text
 
 
+@pytest.mark.slow
 def test_multirun_under_torchrun_makes_one_directory_per_job(tmp_path: Path) -> None:
     tiny = [a for a in TINY_TRM if not a.startswith("seed")]
     done = torchrun(2, "-m", "seed=0,1", "max_steps=2", *tiny, *QUIET, cwd=tmp_path)

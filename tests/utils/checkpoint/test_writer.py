@@ -270,6 +270,7 @@ def script(function: str, folder: Path) -> dict[str, int]:
     return json.loads((folder / f"{function.removeprefix('killed_at_').removeprefix('killed_')}.json").read_text())
 
 
+@pytest.mark.slow
 def test_killed_before_every_change_of_the_file_system(tmp_path: Path) -> None:
     deaths = script("killed_everywhere", tmp_path)
     least = {"mkdir": 2, "rename": 3, "replace": 2, "fsync": 10, "unlink": 8, "rmdir": 2, "save_file": 4}
