@@ -91,7 +91,7 @@ class GPT(nn.Module):
     def __init__(self, spec: Spec, **keys) -> None:
         super().__init__()
         self.shape = shape = Shape(**keys)
-        if not (spec.vocab_size and spec.seq_len):
+        if not (spec.vocab_size and spec.seq_len) or spec.table_rows:  # puzzles have such, and answers that are no next tokens
             raise ConfigError("arch=gpt needs text; use data=tokens or data=stream")
         self.dtype, self.seq_len, self.token_bytes = parse_dtype(shape.forward_dtype), spec.seq_len, spec.token_bytes
         width = shape.hidden_size

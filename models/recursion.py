@@ -91,6 +91,8 @@ class Inner(nn.Module):
     def __init__(self, sizes: Sizes, spec: Spec) -> None:
         super().__init__()
         self.sizes = sizes
+        if not (spec.vocab_size and spec.table_rows):
+            raise ConfigError("arch=hrm and arch=trm solve puzzles, and the data has none; use data=puzzles, or arch=gpt for text")
         width, positions = sizes.hidden_size, spec.seq_len + sizes.prefix
         if positions == spec.seq_len:
             raise ConfigError("arch.puzzle_emb_ndim=0 with arch.puzzle_emb_len=0 leaves no position to read the halting logits from")

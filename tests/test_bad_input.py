@@ -200,6 +200,9 @@ SLOW: list[Row] = [
     (["data_path=nowhere/x"], "data_path=nowhere/x: no train/dataset.json there"),
     (["arch=cnn"], "arch=cnn needs images of 28×28"),
     (["arch.num_heads=0"], "arch.num_heads=0 must be more than 0"),
+    (["arch=trm", "data=digits"], "arch=hrm and arch=trm solve puzzles, and the data has none"),
+    (["arch=hrm", "data=tokens", "data.embedded.mebibytes=1"], "arch=hrm and arch=trm solve puzzles, and the data has none"),
+    (["arch=gpt"], "arch=gpt needs text; use data=tokens or data=stream"),
     (["arch=cnn", "data=digits", "arch.dropout=[2.0,0.1]"], "arch.dropout=[2.0, 0.1]: two rates"),
     (
         ["objective_metric=eval/accurracy", "arch.hidden_size=16"],
