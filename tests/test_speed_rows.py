@@ -15,6 +15,7 @@ from tests.test_config import resolved
 TOKENS = 784
 
 
+@pytest.mark.slow
 def test_examples_are_examples_whatever_a_loss_is_divided_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An objective that divides by pixels, as one of language divides by tokens."""
     score = ClassifyObjective._score

@@ -134,6 +134,7 @@ def test_resume_path_goes_on_there_and_then_from_its_own(undisturbed: Result, tm
     assert not (tmp_path / "other.old-1").exists()
 
 
+@pytest.mark.slow
 def test_a_path_without_a_whole_checkpoint_is_refused(undisturbed: Result, tmp_path: Path) -> None:
     assert f"resume={tmp_path}/nowhere" in refusal(tmp_path / "run", *INTERRUPTED, f"resume={tmp_path}/nowhere")
     save_file({"x": torch.ones(1)}, tmp_path / "bare.safetensors")

@@ -16,6 +16,7 @@ from utils.checkpoint import reader
 from utils.ranks.distributed import Dist
 
 
+@pytest.mark.slow
 def test_the_same_checkpoint_from_any_number_of_ranks(tmp_path: Path) -> None:
     """Saved by 1 and by 3 ranks (3+3+2 shards), read by 1, 2, 4 and 8."""
     digests = set()
