@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from data.build.tokens import main as build_tokens
@@ -46,7 +47,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         text = folder / "data" / "shakespeare_char" / "input.txt"
         built = ["--input", str(text), "--tokenizer", "bytes", "--val-share", "0.1", "--output-dir", f"{scratch}/data"]
-        assert not build_tokens(built)
+        with redirect_stdout(sys.stderr):
+            assert not build_tokens(built)
         ours = [
             "pretrain.py",
             "experiment=shakespeare",
