@@ -19,7 +19,7 @@ from torch import Tensor
 from models.gpt import Shape
 from utils.checkpoint import reader, tensorfiles
 from utils.checkpoint.tensorfiles import Unreadable
-from utils.errors import ConfigError, brief
+from utils.errors import ConfigError, brief, exit_status
 from utils.files import read_text, write_whole
 
 # Ours, made of theirs; several of theirs stand in one of ours, one below the other
@@ -129,8 +129,11 @@ def write(folder: Path, weights: Mapping[str, Tensor], shape: Shape, seq_len: in
     write_whole(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 
-def export(checkpoint: str, folder: str) -> str:
+def export(*arguments: str) -> str:
     """Write a run's weights; returns what was done, in one line."""
+    if len(arguments) != 2:
+        raise ConfigError("usage: python -m models.llama CHECKPOINT FOLDER    (a run folder or a step_* folder; where to write)")
+    checkpoint, folder = arguments
     groups, meta = reader.load(checkpoint, ["model", "ema"])
     config = OmegaConf.create(str(meta.get("config", "")))
     if OmegaConf.select(config, "arch._target_") != "models.gpt.GPT":
@@ -144,14 +147,7 @@ def export(checkpoint: str, folder: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """The command line; the exit status."""
-    try:
-        if len(arguments) != 2:
-            raise ConfigError("usage: python -m models.llama CHECKPOINT FOLDER    (a run folder or a step_* folder; where to write)")
-        print(export(*arguments))
-        return 0
-    except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    return exit_status(lambda: export(*arguments), (ValueError, OSError))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Errors that speak to the user: one line with the key, the value and what would be right."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -39,6 +40,16 @@ def said_of(key: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(str(error).replace("checkpoint=", f"{key}=", 1)) from None
+
+
+def exit_status(work: Callable[[], object], expected: tuple[type[Exception], ...] = (ConfigError,)) -> int:
+    """Of a command that prints what it returns: 0, or 2 and one line about what is wrong with what it was given."""
+    try:
+        print(work())
+    except expected as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
 
 
 def brief(thing: object) -> str:

@@ -1,12 +1,14 @@
-"""What all dataset builders share: writing a dataset whole or not at all."""
+"""What dataset builders share: one line for a wrong command, and puzzles written whole or not at all."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,13 @@ from data.puzzle_files import PuzzleSplit, content_fingerprint
 from utils.errors import ConfigError
 
 IDENTIFIERS = "identifiers.json"
+
+
+class Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong."""
+
+    def error(self, message: str) -> Any:
+        self.exit(2, f"{self.prog}: {message}; see --help\n")
 
 
 def check_output(folder: Path, splits: tuple[str, ...] = ("train", "test")) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from data.build.common import check_output, write_dataset
+from data.build.common import Parser, check_output, write_dataset
 from data.sudoku import BOXES, generate, is_solved
 from data.sudoku_sets import sudoku_split
-from utils.errors import ConfigError, brief
+from utils.errors import ConfigError, brief, exit_status
 
 COLUMNS = ("question", "answer", "rating")
 BLANKS = {4: 9, 6: 23, 9: 50}  # by size: hard enough to be interesting, and nearly every board can lose so many
@@ -145,14 +145,9 @@ def build(options: argparse.Namespace) -> str:
     return f"{folder}: {train} training examples of {len(boards['train'][0])} boards, {test} test boards, {size}x{size}"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        self.exit(2, f"{self.prog}: {message}; see --help\n")
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = _Parser(prog="data.build.sudoku", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = Parser(prog="data.build.sudoku", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--output-dir", required=True, help="folder of the dataset; an earlier dataset there is replaced")
     source = made.add_mutually_exclusive_group(required=True)
     source.add_argument("--size", type=int, choices=sorted(BOXES), help="generate boards of this size")
@@ -173,12 +168,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status 0, or 2 and one line about what is wrong."""
-    try:
-        print(build(parser().parse_args(arguments)))
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    return exit_status(lambda: build(parser().parse_args(arguments)))
 
 
 if __name__ == "__main__":

@@ -28,10 +28,11 @@ from typing import Any
 import numpy as np
 
 from data.build.bpe import train_bpe
+from data.build.common import Parser
 from data.build.texts import Document, find_files, read_files, read_hub
 from data.token_files import bin_header
 from data.tokenizer import Bytes, FromFile, Tokenizer
-from utils.errors import ConfigError, brief
+from utils.errors import ConfigError, brief, exit_status
 from utils.files import write_whole
 
 PART = 32 << 20  # bytes of text whose tokens make one file
@@ -249,14 +250,9 @@ def _put_in_place(aside: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        self.exit(2, f"{self.prog}: {message}; see --help\n")
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = _Parser(prog="data.build.tokens", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = Parser(prog="data.build.tokens", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--output-dir", required=True, help="folder of the dataset; an earlier one there is replaced")
     source = made.add_mutually_exclusive_group(required=True)
     source.add_argument("--input", nargs="+", help="files and folders: .jsonl, .parquet, anything else is text, one document a file")
@@ -275,12 +271,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status 0, or 2 and one line about what is wrong."""
-    try:
-        print(build(parser().parse_args(arguments)))
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    return exit_status(lambda: build(parser().parse_args(arguments)))
 
 
 if __name__ == "__main__":

@@ -40,8 +40,7 @@ class CausalLM(Objective):
         self._piece: Callable[[Tensor, Tensor], Tensor] = self._cross_entropy
 
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
-        loss, weight, metrics = self._score(batch)
-        return StepOut(loss, weight, {name: sums for name, sums in metrics.items() if name != "loss"})
+        return StepOut(*self._score(batch))
 
     def predict(self, batch: Batch) -> Prediction:
         """How well a text is predicted; or what follows a prompt, where the batch has room for a continuation."""

@@ -5,21 +5,21 @@ from __future__ import annotations
 import sys
 
 from utils.checkpoint.reader import digest
-from utils.errors import ConfigError
+from utils.errors import ConfigError, exit_status
 
 USAGE = "usage: python -m utils.checkpoint digest PATH    (a run folder, its checkpoints folder or a step_* folder)"
 
 
 def main(arguments: list[str]) -> int:
     """The command line; the exit status."""
-    try:
-        if len(arguments) != 2 or arguments[0] != "digest":
-            raise ConfigError(USAGE)
-        print(digest(arguments[1]))
-        return 0
-    except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    return exit_status(lambda: asked(arguments), (ValueError, OSError))
+
+
+def asked(arguments: list[str]) -> str:
+    """What the command line asks for."""
+    if len(arguments) != 2 or arguments[0] != "digest":
+        raise ConfigError(USAGE)
+    return digest(arguments[1])
 
 
 if __name__ == "__main__":
