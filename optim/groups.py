@@ -11,7 +11,7 @@ from torch import nn
 
 from optim.sparse_signsgd import SparseSignSGD, Table, UpdateHook
 from utils.command.instantiate import make, plain
-from utils.errors import ConfigError
+from utils.errors import ConfigError, short
 from utils.ranks.distributed import Dist
 
 
@@ -33,12 +33,12 @@ def build(config: Sequence[Mapping[str, Any]], parameters: Mapping[str, nn.Param
     """One optimizer per entry of `optim.dense`, over the parameters that its pattern claims."""
     entries = plain(config)
     if not isinstance(entries, list):
-        raise ConfigError(f"optim.dense={entries}: must be a list of entries with the keys match and optimizer")
+        raise ConfigError(f"optim.dense={short(entries)}: must be a list of entries with the keys match and optimizer")
     for number, entry in enumerate(entries):
         if not isinstance(entry, dict) or set(entry) != {"match", "optimizer"}:
             raise ConfigError(f"optim.dense[{number}]={entry}: an entry has exactly the keys match and optimizer")
         if not isinstance(entry["match"], str):
-            raise ConfigError(f"optim.dense[{number}].match={entry['match']}: must be a regular expression in quotes, for example '.*'")
+            raise ConfigError(f"optim.dense[{number}].match={short(entry['match'])}: must be a regular expression in quotes, as '.*'")
     claims = claimed([entry["match"] for entry in entries], parameters)
     optimizers = []
     for number, (entry, names) in enumerate(zip(entries, claims, strict=True)):

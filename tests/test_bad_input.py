@@ -223,8 +223,8 @@ SLOW: list[Row] = [
         ["optim.dense=[{match: 3, optimizer: {_target_: optim.builtin.sgd, lr: 1}}]", "arch.hidden_size=16"],
         "optim.dense[0].match=3: must be",
     ),
-    (["optim.dense=[{match: null, optimizer: null}]", "arch.hidden_size=16"], "optim.dense[0].match=None: must be", 2),
-    (["optim.dense=[{match: '.*', optimizer: null}]", "arch.hidden_size=16"], "optim.dense[0].optimizer=None: needs a _target_"),
+    (["optim.dense=[{match: null, optimizer: null}]", "arch.hidden_size=16"], "optim.dense[0].match=null: must be", 2),
+    (["optim.dense=[{match: '.*', optimizer: null}]", "arch.hidden_size=16"], "optim.dense[0].optimizer=null: needs a _target_"),
 ]
 
 

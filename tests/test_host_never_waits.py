@@ -5,9 +5,8 @@ Where there is none, the device is PyTorch's "meta", whose tensors have shapes a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,14 +15,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pretrain
-from data.stream import ShardStream, train_loader
 from optim.sync import verdicts
-from tests.runs import FLOAT32, QUIET, TINY_TRM
-from tests.test_config import resolved
+from tests.runs import FLOAT32, TINY_TRM
+from tests.steps import steps_of, trainer_on
 from utils.checkpoint.policy import NOTICES
-from utils.checkpoint.resume import Start
-from utils.ranks.distributed import Dist
-from utils.rundir.directory import RunDirectory
 
 FAR = torch.device("meta")
 BFLOAT16 = ["arch.forward_dtype=bfloat16"]
@@ -56,23 +51,6 @@ class FromTheHost(TorchFunctionMode):
         if func in (torch.tensor, torch.as_tensor) and not isinstance(args[0], torch.Tensor):
             assert torch.device(kwargs.get("device") or "cpu") != FAR, f"{func} waits"
         return func(*args, **kwargs)
-
-
-def trainer_on(device: torch.device, folder: Path, *arguments: str) -> pretrain.Trainer:
-    cfg, dist = resolved(*arguments, *QUIET, f"checkpoint_path={folder}"), Dist(device=device)
-    run = RunDirectory(folder, dist)
-    trainer = pretrain.build(cfg, dist, run, *pretrain.build_problem(cfg, dist, run, Start()))
-    trainer.keeper = SimpleNamespace(report=lambda: [0.0] * NOTICES)  # type: ignore[assignment]
-    trainer.objective.train()
-    return trainer
-
-
-def steps_of(trainer: pretrain.Trainer, number: int) -> Iterator[Callable[[], None]]:
-    """Steps to be taken, one by one."""
-    stream = ShardStream(trainer.source, trainer.parts, trainer.step, number)
-    for _, parts in train_loader(stream, 0, trainer.dist.device.type == "cuda"):
-        yield lambda given=parts: pretrain.train_step(trainer, given)  # type: ignore[misc]
-        trainer.standing.step += 1
 
 
 @pytest.fixture

@@ -58,3 +58,16 @@ def brief(thing: object) -> str:
     text = text.rpartition("I/O error: ")[2].partition(" (os error")[0]  # as safetensors words what the system said
     text = " ".join(text.split()) or type(thing).__name__
     return text if len(text) <= 300 else f"{text[:299]}…"
+
+
+def short(value: object) -> str:
+    """A value as an error shows it: on one line, and not all of it."""
+    if isinstance(value, int) and abs(value) >= 2**256:
+        value = hex(value)  # there is no limit to what can be written so
+    text = visible("null" if value is None else str(value).lower() if isinstance(value, bool) else str(value))
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def visible(text: str) -> str:
+    """The same on one line, with nothing in it that a terminal obeys."""
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 import pretrain
 from data.stream import to_tensors
-from tests.test_host_never_waits import steps_of, trainer_on
+from tests.steps import steps_of, trainer_on
 from utils.measure import hardware
 
 ROUNDS, STEPS = 12, 5

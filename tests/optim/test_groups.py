@@ -71,7 +71,7 @@ def test_nets_with_a_table_say_who_trains_it(net):
     (sparse,) = build_sparse(config, {"table": SparseEmbedding(3, 2)}, 4, Dist())
     assert sparse.param_groups[0]["base_lr"] == 1e-2
     assert build_sparse(config, {}, 4, Dist()) == build_sparse(None, {}, 4, Dist()) == []
-    with pytest.raises(ConfigError, match=r"^optim.sparse=None: needs a _target_"):
+    with pytest.raises(ConfigError, match=r"^optim.sparse=null: needs a _target_"):
         build_sparse(None, {"table": SparseEmbedding(3, 2)}, 4, Dist())
 
 
@@ -115,7 +115,7 @@ def test_first_pattern_wins():
         (dense(_target_="optim.adam_atan2.AdamATan2", betas=[0.9, 1.5]), r"^betas=\[0.9, 1.5\]"),
         (dense(_target_="optim.builtin.adamw", betas=[0.9]), r"^optim.dense\[0\].optimizer: optim.builtin.adamw\(.*not enough values"),
         ([{"match": 3, "optimizer": {}}], r"^optim.dense\[0\].match=3: must be a regular expression"),
-        ([{"match": None, "optimizer": {}}], r"^optim.dense\[0\].match=None: must be"),
+        ([{"match": None, "optimizer": {}}], r"^optim.dense\[0\].match=null: must be"),
         ({"match": ".*"}, r"^optim.dense=.*must be a list of entries"),
         ("adam", r"^optim.dense=adam: must be a list of entries"),
         ([], r"^optim.dense: no pattern matches parameter"),

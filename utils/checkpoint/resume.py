@@ -17,7 +17,7 @@ from utils.checkpoint.meta import config_of
 from utils.checkpoint.registry import ByShard, Origin, Registry, Tensors
 from utils.checkpoint.stepfolders import resolved, steps_in
 from utils.command.keys import MAY_CHANGE, SAME_RUN, everywhere, run_values
-from utils.errors import ConfigError, said_of
+from utils.errors import ConfigError, said_of, short
 from utils.files import read_text
 from utils.measure.hardware import forward_dtype
 from utils.ranks.distributed import Dist
@@ -227,8 +227,8 @@ def _same(path: Path, other: Path) -> bool:
 def _same_run(start: Start, config: DictConfig, where: Path) -> Start:
     """A start from a checkpoint of this very run, if it is one."""
     if changed := _differences(config_of(start.meta["config"]), config):
-        now = " ".join(f"{key}={new}" for key, (_, new) in changed.items())
-        then = " ".join(f"{key}={old}" for key, (old, _) in changed.items())
+        now = " ".join(f"{key}={short(new)}" for key, (_, new) in changed.items())
+        then = " ".join(f"{key}={short(old)}" for key, (old, _) in changed.items())
         raise ConfigError(
             f"{now}: the run in {where} has {then}; keep that, choose another run_name, "
             "add resume=false to begin again, or init_from to begin with its weights"

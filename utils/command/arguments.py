@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from utils.command.keys import GROUPS, check_choice
-from utils.command.values import short
-from utils.errors import ConfigError
+from utils.errors import ConfigError, short
 
 CHOSEN = (*GROUPS, "experiment")
 NOTHING = ("null", "", "''", '""')

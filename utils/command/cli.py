@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from utils.errors import ConfigError, LocalError, PeerError, RankError, RunError, Stopped
+from utils.errors import ConfigError, LocalError, PeerError, RankError, RunError, Stopped, visible
 from utils.ranks import signals
 from utils.ranks.failure import ECHO, ENDED, FOUND, LINGER_S, PRINTED, Failure, summary
 from utils.ranks.launchers import Launch, detect
@@ -149,7 +149,6 @@ def _report(error: BaseException, launch: Launch, watch: Watch | None) -> int:
 def _failure(error: BaseException, launch: Launch, alone: bool) -> Failure:
     """What the user and the other ranks should know of an error. Nobody else explains that of a process alone."""
     from utils.command.complaints import explain
-    from utils.command.values import visible
 
     line = str(error) if isinstance(error, ConfigError | PeerError | RankError | RunError) else explain(error)
     line = visible(line)  # what a user has typed, or how a file is called, must not reach the terminal as it is

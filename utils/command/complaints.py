@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from omegaconf.errors import OmegaConfBaseException
 
 from utils.command.keys import files, unknown
-from utils.command.values import short
-from utils.errors import ConfigError, RunError
+from utils.errors import ConfigError, RunError, short
 
 
 def explain(error: BaseException) -> str:

@@ -15,8 +15,8 @@ from utils.command.keys import CONF as CONF
 from utils.command.keys import GROUPS, NAMES_PROJECT, SAME_RUN, Plain, Rules, is_marked, known, run_values, unknown
 from utils.command.limits import check_combinations
 from utils.command.naming import check_name, folder_name, job_name
-from utils.command.values import Rule, check_plain, checked, is_interpolation, leaves, short
-from utils.errors import ConfigError
+from utils.command.values import Rule, check_plain, checked, is_interpolation, leaves
+from utils.errors import ConfigError, short
 from utils.ranks.launchers import Launch
 
 

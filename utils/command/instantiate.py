@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from utils.errors import ConfigError, brief
+from utils.errors import ConfigError, brief, short
 from utils.files import ROOT
 
 PACKAGES = {"arch": "models", "data": "data", "optim": "optim", "sync": "optim"}  # where what a group names is defined
@@ -84,7 +84,7 @@ def make(config: Any, key: str, *args: Any, **kwargs: Any) -> Any:
 
 def _locate(config: Any, key: str) -> Any:
     if not isinstance(config, (Mapping, DictConfig)) or config.get("_target_") is None:
-        raise ConfigError(f"{key}={config}: needs a _target_; for example _target_: optim.adam_atan2.AdamATan2")
+        raise ConfigError(f"{key}={short(config)}: needs a _target_; for example _target_: optim.adam_atan2.AdamATan2")
     module, name = find(key, config["_target_"])
     return getattr(importlib.import_module(module), name)
 

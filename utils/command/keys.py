@@ -20,8 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from utils.command.instantiate import PACKAGES
-from utils.command.values import NAMES, WORDS, Rule, checked, is_interpolation, leaves, short
-from utils.errors import ConfigError
+from utils.command.values import NAMES, WORDS, Rule, checked, is_interpolation, leaves
+from utils.errors import ConfigError, short
 from utils.files import ROOT
 
 CONF = ROOT / "conf"

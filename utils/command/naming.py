@@ -11,8 +11,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from utils.command.keys import SAME_RUN, Rules, is_marked
-from utils.command.values import short
-from utils.errors import ConfigError
+from utils.errors import ConfigError, short
 
 LONGEST = 200  # bytes; file systems take 255, and `.old-1` and the like are put behind a name
 WITH_JOB = 220  # the same for a job of a sweep

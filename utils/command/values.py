@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from utils.command.instantiate import check_special
-from utils.errors import ConfigError
+from utils.errors import ConfigError, short
 
 WORDS = list[str]
 NAMES: dict[Any, str] = {
@@ -88,19 +88,6 @@ def leaves(value: Any, path: str = "", into_lists: bool = True) -> Iterator[tupl
 def is_interpolation(value: Any) -> bool:
     """Whether a value still stands for another."""
     return isinstance(value, str) and "${" in value
-
-
-def short(value: Any) -> str:
-    """A value as an error shows it: on one line, and not all of it."""
-    if isinstance(value, int) and abs(value) >= INT64**4:
-        value = hex(value)  # there is no limit to what can be written so
-    text = visible("null" if value is None else str(value).lower() if isinstance(value, bool) else str(value))
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def visible(text: str) -> str:
-    """The same on one line, with nothing in it that a terminal obeys."""
-    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def _converted(value: Any, kind: Any) -> Any:

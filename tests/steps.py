@@ -1,0 +1,35 @@
+"""Training steps of a real trainer taken one by one, without the loop around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+import pretrain
+from data.stream import ShardStream, train_loader
+from tests.runs import QUIET
+from tests.test_config import resolved
+from utils.checkpoint.policy import NOTICES
+from utils.checkpoint.resume import Start
+from utils.ranks.distributed import Dist
+from utils.rundir.directory import RunDirectory
+
+
+def trainer_on(device: torch.device, folder: Path, *arguments: str) -> pretrain.Trainer:
+    cfg, dist = resolved(*arguments, *QUIET, f"checkpoint_path={folder}"), Dist(device=device)
+    run = RunDirectory(folder, dist)
+    trainer = pretrain.build(cfg, dist, run, *pretrain.build_problem(cfg, dist, run, Start()))
+    trainer.keeper = SimpleNamespace(report=lambda: [0.0] * NOTICES)  # type: ignore[assignment]
+    trainer.objective.train()
+    return trainer
+
+
+def steps_of(trainer: pretrain.Trainer, number: int) -> Iterator[Callable[[], None]]:
+    """Steps to be taken, one by one."""
+    stream = ShardStream(trainer.source, trainer.parts, trainer.step, number)
+    for _, parts in train_loader(stream, 0, trainer.dist.device.type == "cuda"):
+        yield lambda given=parts: pretrain.train_step(trainer, given)  # type: ignore[misc]
+        trainer.standing.step += 1
