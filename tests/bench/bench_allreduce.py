@@ -55,8 +55,9 @@ class Reasoner(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        keys = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "arch" / f"{kind}.yaml"), resolve=True)
-        keys = {key: value for key, value in keys.items() if key not in ("_target_", "loss")} | {"H_cycles": 1, "L_cycles": 1}
+        arch = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "arch" / f"{kind}.yaml"), resolve=True)["arch"]
+        keys = {key: value for key, value in arch.items() if key not in ("_target_", "loss")}
+        keys |= {"H_cycles": 1, "L_cycles": 1, "forward_dtype": "float32"}
         self.net = {"trm": TRM, "hrm": HRM}[kind](Spec(vocab_size=11, seq_len=81, table_rows=1), **keys)
 
     def forward(self, tokens: Tensor) -> Tensor:
