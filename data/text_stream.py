@@ -28,7 +28,7 @@ from data.tokenizer import Bytes, FromFile, Tokenizer
 from data.tokens import sequences, whole_steps
 from data.windows import HeldOut, batch_of
 from utils.checkpoint.registry import Registry
-from utils.errors import ConfigError, RankError, brief
+from utils.errors import ConfigError, RankError, brief, short
 from utils.measure.report import Evaluator
 
 KINDS = {".jsonl": "json", ".parquet": "parquet", ".txt": "text"}
@@ -78,7 +78,9 @@ class StreamSource:
             if value is not None:
                 raise ConfigError(f"{key}={value}: a stream has no epochs; use max_steps or max_tokens, and eval_every_steps")
         if (data_path is None) == (hub is None):
-            raise ConfigError(f"data_path={data_path} and data.hub={hub}: give one of the two, a folder of texts or a dataset's name")
+            raise ConfigError(
+                f"data_path={short(data_path)} and data.hub={short(hub)}: give one of the two, a folder of texts or a dataset's name"
+            )
         self._where = f"data_path={data_path}" if data_path is not None else f"data.hub={hub}"
         self._batch = sequences(global_batch_size, tokens_per_update, shards, seq_len)
         self._shards, self._length, self._field, self._share = shards, seq_len, field, val_share
@@ -234,12 +236,13 @@ def _open(where: str, data_path: str | None, hub: str | None, split: str) -> Any
     try:
         if data_path is None:
             return load_dataset(hub, split=split, streaming=True)
-        files = sorted(path for path in Path(data_path).rglob("*") if path.suffix in KINDS and path.is_file())
+        place = Path(data_path)
+        found = [place] if place.is_file() else place.rglob("*")
+        files = sorted(path for path in found if path.suffix in KINDS and path.is_file())
         kinds = {KINDS[path.suffix] for path in files}
         if len(kinds) != 1:
-            raise ConfigError(
-                f"{where}: holds {'files of several kinds' if kinds else 'no texts'}; give .jsonl, .parquet or .txt files of one kind"
-            )
+            what = "no such file or folder" if not place.exists() else "files of several kinds" if kinds else "no texts"
+            raise ConfigError(f"{where}: {what}; give .jsonl, .parquet or .txt files of one kind, or a folder of them")
         (kind,) = kinds
         more = {"sample_by": "document"} if kind == "text" else {}
         return load_dataset(kind, data_files=[str(path) for path in files], split="train", streaming=True, **more)

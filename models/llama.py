@@ -19,7 +19,7 @@ from torch import Tensor
 from models.gpt import Shape
 from utils.checkpoint import reader, tensorfiles
 from utils.checkpoint.tensorfiles import Unreadable
-from utils.errors import ConfigError, brief, exit_status
+from utils.errors import ConfigError, brief, exit_status, short
 from utils.files import read_text, write_whole
 
 # Ours, made of theirs; several of theirs stand in one of ours, one below the other
@@ -71,7 +71,7 @@ def config_of(shape: Shape, vocab_size: int, seq_len: int) -> dict[str, Any]:
     """The config.json that describes our net."""
     if shape.qk_norm or shape.logit_cap:
         key = "qk_norm" if shape.qk_norm else "logit_cap"
-        raise ConfigError(f"arch.{key}={getattr(shape, key)}: Llama's net has no such thing; only a net without can be written so")
+        raise ConfigError(f"arch.{key}={short(getattr(shape, key))}: Llama's net has no such thing; only a net without can be written so")
     return {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float32", **NEUTRAL,
         "num_hidden_layers": shape.num_layers, "hidden_size": shape.hidden_size, "num_attention_heads": shape.num_heads,

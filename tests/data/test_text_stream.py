@@ -63,6 +63,7 @@ def test_streams_share_out_the_documents_and_begin_again(folder: Path) -> None:
     assert max(seen.values()) > 1, "a stream begins again"
     first = [documents(read(source(folder, seed=5), shard, range(20))) for shard in range(4)]
     assert len({text for texts in first for text in texts}) == sum(map(len, first)), "no document is in two streams"
+    assert {*documents(read(source(folder / "1.jsonl"), 0, range(20)))} <= {*DOCUMENTS[300:600]}, "a file of its own"
 
 
 def registry(made: StreamSource) -> Registry:
@@ -120,9 +121,9 @@ def test_what_cannot_be_streamed_is_one_line(folder: Path, tmp_path: Path) -> No
         ({"num_workers": 2}, r"^num_workers=2: data=stream reads in the training process"),
         ({"epochs": 2}, r"^epochs=2: a stream has no epochs"),
         ({"max_steps": None}, r"^max_steps=null: a stream has no known length"),
-        ({"data_path": None}, r"^data_path=None and data.hub=None: give one of the two"),
-        ({"data_path": str(tmp_path / "none")}, r"none: holds no texts; give .jsonl"),
-        ({"data_path": str(tmp_path / "mixed")}, r"mixed: holds files of several kinds"),
+        ({"data_path": None}, r"^data_path=null and data.hub=null: give one of the two"),
+        ({"data_path": str(tmp_path / "none")}, r"none: no such file or folder; give .jsonl"),
+        ({"data_path": str(tmp_path / "mixed")}, r"mixed: files of several kinds"),
         ({"field": "body"}, r"^data.field=body: data_path=.*: its rows have text; name the field"),
         ({"tokenizer": "none.json"}, r"^data.tokenizer=none.json: none.json is no tokenizer"),
     ]:
