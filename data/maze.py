@@ -137,18 +137,18 @@ def _generate_chunk(side: int, min_path: int, unique: bool, rng: np.random.Gener
         if rng.random() < len(goals) / MANY:
             path = found.path_to(goals[rng.integers(len(goals))])
             if unique:
-                _close_others(tokens, path, found.distance)
+                _close_others(tokens, path)
             tokens[path[0]], tokens[path[-1]] = START, GOAL
             made.append((tokens, _with_path(tokens, path)))
     return made
 
 
-def _close_others(tokens: np.ndarray, path: list[int], from_start: list[int]) -> None:
+def _close_others(tokens: np.ndarray, path: list[int]) -> None:
     """Walls where other shortest paths leave this one."""
     beside, to_goal = neighbours(round(len(tokens) ** 0.5)), search(tokens, path[-1]).distance
     for step, cell in enumerate(path[:-1], start=1):
         for other in beside[cell]:
-            if from_start[other] == step and to_goal[other] == len(path) - 1 - step and other != path[step]:
+            if to_goal[other] == len(path) - 1 - step and other != path[step]:
                 tokens[other] = WALL
 
 

@@ -87,7 +87,7 @@ def test_of_several_shortest_paths_the_published_one_is_marked() -> None:
         (("S  ", "o# ", "ooG"), True),
         (("Soo", " # ", "  G"), False),
         (("Soo", "o#o", "ooG"), False),
-        (("Soo", " #o", "o G"), False),
+        (("So ", " #o", "o G"), False),
         (("Soo", " oo", "  G"), False),
         (("ooo", " #o", "  G"), False),
         (("S  ", " # ", "  G"), False),
