@@ -82,8 +82,8 @@ class Sync(Protocol):
         """The names, shapes and types of what `full` would give, without asking anybody."""
         ...
 
-    def split(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Of what `full` gave, and all ranks have read, what this rank holds; a RunError where they have not read the same."""
+    def split(self, tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+        """Of what `full` gave, and all ranks have read, what this rank holds; a RunError where they have not read the same of this part."""
         ...
 
     def take_wait_s(self) -> float:

@@ -88,9 +88,9 @@ class Common:
         """As they are."""
         return dict(tensors)
 
-    def split(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def split(self, tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
         """All of them."""
-        check_same(tensors, self.dist)
+        check_same({f"{part}/{name}": tensor for name, tensor in tensors.items()}, self.dist)
         return dict(tensors)
 
     def _collect(self) -> None:

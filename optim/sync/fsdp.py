@@ -93,9 +93,9 @@ class FSDP(Common):
             for name, tensor in tensors.items()
         }
 
-    def split(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def split(self, tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
         """This rank's shares, after a look whether all ranks have read the same."""
-        check_same(tensors, self.dist)
+        check_same({f"{part}/{name}": tensor for name, tensor in tensors.items()}, self.dist)
         return {name: self._share(name, tensor) for name, tensor in tensors.items()}
 
     def _share(self, name: str, tensor: Tensor) -> Tensor:

@@ -102,9 +102,9 @@ def test_totals_of_one_rank_would_be_noticed(reference, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_wrapped_objective_is_what_trains(reference, tmp_path: Path) -> None:
-    """PyTorch's DDP fits into the contract, micro-batches and statistics included."""
-    result = trained("totals-wrapped", tmp_path / "run", "micro_batch_size=8", ranks=2)
+def test_totals_go_with_a_wrapped_objective(reference, tmp_path: Path) -> None:
+    """Micro-batches and statistics under PyTorch's DDP."""
+    result = trained("totals", tmp_path / "run", "micro_batch_size=8", "sync=ddp", ranks=2)
     assert far(result.weights(), reference[1]) < 1e-12
 
 

@@ -9,13 +9,11 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 import pretrain
 from models import cnn
@@ -24,9 +22,7 @@ from models.layers import parse_dtype
 from models.objectives import classify
 from models.objectives.base import Batch, Context, Objective, StepOut
 from optim.replicas import sha256
-from optim.sync import exact
 from optim.sync.allreduce import Reducer
-from optim.sync.base import Verdict
 from optim.sync.buckets import Bucket
 from utils.measure.report import Prediction
 from utils.noise import Noise
@@ -113,47 +109,6 @@ class HalfFrozen(SquaredError):
         return super().predict(batch)
 
 
-class Wrapping:
-    """PyTorch's DDP as a way to synchronise: it reduces what its own forward has begun, so nothing but the wrapped objective will do."""
-
-    def __init__(self, notices: int, **_: Any) -> None:
-        pass
-
-    def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
-        self.dist, self.objective = dist, objective
-        self.wrapped = DistributedDataParallel(objective) if dist.world_size > 1 else objective
-        return self.wrapped
-
-    def zero(self) -> None:
-        self.objective.zero_grad()
-
-    def sums(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        totals = {name: torch.stack([part[name] for part in parts]).sum(0) for name in parts[0]}
-        for total in totals.values():
-            self.dist.all_reduce(total)
-        return totals
-
-    def backward(self, last: bool) -> AbstractContextManager[None]:
-        return nullcontext() if last or self.dist.world_size == 1 else self.wrapped.no_sync()
-
-    def finish(
-        self, weights: Sequence[Tensor | float], checked: Sequence[Tensor] = (), notices: Sequence[float] = (), late: bool = False
-    ) -> Callable[[], Verdict]:
-        total, *noticed = self.dist.sums([float(sum(weights)), *notices])
-        for p in self.objective.parameters():
-            p.grad *= self.dist.world_size / total  # DDP has made means over ranks
-        return lambda: Verdict(total, True, [], None, noticed)
-
-    def clip(self, max_norm: float) -> Tensor:
-        return nn.utils.clip_grad_norm_(self.objective.parameters(), max_norm)
-
-    def full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(tensors)
-
-    def take_wait_s(self) -> float:
-        return 0.0
-
-
 def totals_of_one_rank() -> None:
     Reducer._over_ranks = lambda self, tensor: tensor  # type: ignore[method-assign]
 
@@ -173,15 +128,10 @@ def say_what_travels() -> None:
     Bucket.__init__, Dist.broadcast = bucket, sent  # type: ignore[method-assign]
 
 
-def by_wrapping() -> None:
-    exact.build_reducer = Wrapping  # type: ignore[assignment]
-
-
 KINDS: dict[str, tuple[type[nn.Module], type[Objective], Callable[[], None]]] = {
     "plain": (Net, SquaredError, lambda: None),
     "totals": (Net, LogOfSum, lambda: None),
     "totals-of-one-rank": (Net, LogOfSum, totals_of_one_rank),
-    "totals-wrapped": (Net, LogOfSum, by_wrapping),
     "prepared": (Net, Prepared, lambda: None),
     "half-frozen": (HalfFrozenNet, HalfFrozen, say_what_travels),
 }

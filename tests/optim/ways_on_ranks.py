@@ -101,9 +101,9 @@ class Run:
             whole[name.partition("/")[0]][name.partition("/")[2]] = tensor.clone()
         expected = self.sync.like(self.memory.like(whole["optimizer"], step))
         assert {n: t.shape for n, t in expected.items()} == {n: t.shape for n, t in whole["optimizer"].items()}
-        self.objective.load_saved(self.sync.split(whole["model"]))
-        self.ema.load(self.sync.split(whole["ema"]))
-        self.memory.load(self.sync.split(whole["optimizer"]))
+        self.objective.load_saved(self.sync.split(whole["model"], "model"))
+        self.ema.load(self.sync.split(whole["ema"], "ema"))
+        self.memory.load(self.sync.split(whole["optimizer"], "optimizer"))
 
 
 def alike(saved: dict[str, Tensor], expected: dict[str, Tensor], atol: float = 1e-9) -> None:

@@ -86,7 +86,7 @@ class Whole(Protocol):
 
     def full(self, tensors: Tensors) -> Tensors: ...
     def like(self, tensors: Tensors) -> Tensors: ...
-    def split(self, tensors: Tensors) -> Tensors: ...
+    def split(self, tensors: Tensors, part: str) -> Tensors: ...
 
 
 class Registry:
@@ -114,7 +114,7 @@ class Registry:
         """
         own, whole = like or (lambda saved, step: state()), self._whole
         self._shared[name] = _Part(
-            lambda: whole.full(state()), lambda saved: load(whole.split(saved)), lambda saved, step: whole.like(own(saved, step)),
+            lambda: whole.full(state()), lambda saved: load(whole.split(saved, name)), lambda saved, step: whole.like(own(saved, step)),
             any_precision, otherwise,
         )  # fmt: skip
 
