@@ -83,12 +83,21 @@ def sampled_fingerprint(split: PuzzleSplit) -> str:
 
 
 def _digest(split: PuzzleSplit, rows_of) -> str:
-    digest = hashlib.sha256(json.dumps(asdict(split.metadata), sort_keys=True).encode())
+    digest = begin_digest(split.metadata)
     for name, puzzle_set in sorted(split.sets.items()):
         for field, array in puzzle_set.arrays().items():
-            digest.update(f"{name} {field} {array.dtype.str} {array.shape}".encode())
+            digest.update(digest_line(name, field, array))
             digest.update(np.ascontiguousarray(rows_of(array) if array.ndim == 2 else array).data)
     return digest.hexdigest()
+
+
+def begin_digest(metadata: Metadata) -> Any:
+    return hashlib.sha256(json.dumps(asdict(metadata), sort_keys=True).encode())
+
+
+def digest_line(name: str, field: str, array: Any) -> bytes:
+    """What goes before an array's values."""
+    return f"{name} {field} {array.dtype.str} {array.shape}".encode()
 
 
 def sample(rows: np.ndarray) -> np.ndarray:
