@@ -72,6 +72,18 @@ class PuzzleSplit:
     fingerprint: str = ""
 
 
+def plain_split(where: str, metadata: Metadata, inputs: np.ndarray, labels: np.ndarray, copies: int) -> PuzzleSplit:
+    """One set without puzzle identities: a group for each original, of so many puzzles of one example each."""
+    rows = len(inputs)
+    index = np.int32 if rows < 2**31 else np.int64
+    puzzles = PuzzleSet(
+        inputs=inputs, labels=labels, puzzle_identifiers=np.zeros(rows, np.int32),
+        puzzle_indices=np.arange(rows + 1, dtype=index), group_indices=np.arange(0, rows + 1, copies, dtype=index),
+    )  # fmt: skip
+    split = PuzzleSplit(where, metadata, {"all": puzzles})
+    return replace(split, fingerprint=content_fingerprint(split))
+
+
 def content_fingerprint(split: PuzzleSplit) -> str:
     """The sha256 of everything in a split; what builders write into `dataset.json`."""
     return _digest(split, lambda rows: rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from data.maze import CHARACTERS, is_maze, leads
 from data.source import IGNORE
 from data.sudoku import BOXES
 from data.sudoku_sets import BLANK
@@ -13,7 +14,7 @@ NOTHING = "?"  # in the place of an answer that can stand in no cell
 
 
 def puzzle_text(inputs: np.ndarray, labels: np.ndarray, prediction: np.ndarray, vocab_size: int) -> str:
-    """Puzzle, answer and verdict, wrong cells marked `x`; Sudoku boards as boards, other squares as grids, the rest as rows."""
+    """Puzzle, answer and verdict, wrong cells marked `x`; other squares than Sudoku and mazes as grids, what is no square as rows."""
     wrong = (labels != IGNORE) & (prediction != labels)
     side, width = round(len(inputs) ** 0.5), len(str(vocab_size - 1))
     if side * side != len(inputs):
@@ -21,6 +22,10 @@ def puzzle_text(inputs: np.ndarray, labels: np.ndarray, prediction: np.ndarray, 
         marks = ["x" if bad else "" for bad in wrong]
         rows = [("puzzle", [str(token) for token in inputs]), ("answer", _shown(prediction, 0, vocab_size - 1)), ("", marks)]
         body = [(f"{name:7}" + " ".join(f"{cell:>{width + 1}}" for cell in row)).rstrip() for name, row in rows]
+    elif is_maze(inputs[None], labels[None]):
+        body = _beside(_maze(inputs, side), _maze(np.where(wrong, len(CHARACTERS) + 1, prediction), side))
+        if wrong.any() and leads(inputs[None], prediction[None])[0]:
+            return "\n".join([*body, "another shortest path than the recorded one (where they differ: x)"])
     elif side in BOXES and vocab_size == side + 2:
         puzzle = _board(["." if token <= BLANK else str(token - 1) for token in inputs], side)
         body = _beside(puzzle, _board(_marked(_shown(prediction - 1, 1, side), wrong, 1), side))
@@ -42,6 +47,11 @@ def _marked(values: list[str], wrong: np.ndarray, width: int) -> list[str]:
 
 def _grid(cells: list[str], side: int) -> list[str]:
     return [" ".join(cells[start : start + side]) for start in range(0, side * side, side)]
+
+
+def _maze(cells: np.ndarray, side: int) -> list[str]:
+    characters = f"{NOTHING}{CHARACTERS}x"
+    return ["".join(characters[cell] for cell in cells[start : start + side]) for start in range(0, side * side, side)]
 
 
 def _board(cells: list[str], side: int) -> list[str]:

@@ -13,7 +13,10 @@ from functools import cached_property
 import numpy as np
 
 from data.example_text import ExampleText
+from data.maze import is_maze
+from data.maze_paths import MazePaths
 from data.order import Order, cut_steps, generator, make_plan, shard_rows
+from data.puzzle_files import sample
 from data.puzzle_pool import Member, Pool, Rows, max_vocab, open_datasets
 from data.puzzle_text import puzzle_text
 from data.source import IGNORE, Arrays, Plan, Spec
@@ -80,7 +83,8 @@ class PuzzleSource:
 
     def evaluators(self, set_name: str) -> Sequence[Evaluator]:
         first = next((name for name, examples in self._eval_sets.items() if len(examples)), None)
-        return [ExampleText(self._text)] if set_name == first else []  # one example is enough to see what the model does
+        shown = [ExampleText(self._text)] if set_name == first else []  # one example is enough to see what the model does
+        return [*shown, *([MazePaths()] if self._eval_sets[set_name].holds_mazes else [])]
 
     def _text(self, example: Arrays, answer: np.ndarray) -> str:
         return puzzle_text(example["inputs"], example["labels"], answer, self.spec.vocab_size)
@@ -112,7 +116,7 @@ class PuzzleEvalSet:
     """One test set, read by example."""
 
     def __init__(self, member: Member, name: str) -> None:
-        puzzle_set = member.split.sets[name]
+        self._set = puzzle_set = member.split.sets[name]
         self._rows = Rows([(member.split, name)])
         self._metadata = member.split.metadata
         self._indices = puzzle_set.puzzle_indices.astype(np.int64)
@@ -121,6 +125,11 @@ class PuzzleEvalSet:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @cached_property
+    def holds_mazes(self) -> bool:
+        """Whether answers can be checked as paths; the files do not say what they hold."""
+        return is_maze(sample(self._set.inputs), sample(self._set.labels))
 
     def read(self, indices: np.ndarray) -> Arrays:
         inputs, labels = self._rows.read(indices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from data.puzzle_files import Metadata, PuzzleSet, PuzzleSplit, content_fingerprint
+from data.puzzle_files import Metadata, PuzzleSplit, plain_split
 from data.sudoku import BOXES
 from utils.errors import ConfigError
 
@@ -26,14 +26,7 @@ def sudoku_split(where: str, size: int, puzzles: np.ndarray, answers: np.ndarray
         raise ConfigError(f"num_aug={num_aug}: must not be negative; try 0")
     copies = 1 + num_aug
     inputs, labels = augment(size, puzzles, answers, num_aug, seed)
-    rows = len(inputs)
-    index = np.int32 if rows < 2**31 else np.int64
-    boards = PuzzleSet(
-        inputs=inputs, labels=labels, puzzle_identifiers=np.zeros(rows, np.int32),
-        puzzle_indices=np.arange(rows + 1, dtype=index), group_indices=np.arange(0, rows + 1, copies, dtype=index),
-    )  # fmt: skip
-    split = PuzzleSplit(where, metadata(size), {"all": boards})
-    return PuzzleSplit(where, split.metadata, split.sets, content_fingerprint(split))
+    return plain_split(where, metadata(size), inputs, labels, copies)
 
 
 def augment(size: int, puzzles: np.ndarray, answers: np.ndarray, num_aug: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

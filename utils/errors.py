@@ -46,6 +46,9 @@ def exit_status(work: Callable[[], object], expected: tuple[type[Exception], ...
     """Of a command that prints what it returns: 0, or 2 and one line about what is wrong with what it was given."""
     try:
         print(work())
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
     except expected as error:
         print(error, file=sys.stderr)
         return 2

@@ -7,122 +7,48 @@ python -m data.build.sudoku --hub sapientinc/sudoku-extreme --subsample-size 100
 from __future__ import annotations
 
 import argparse
-import csv
-import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from data.build.common import Parser, check_output, write_dataset
+from data.build.rows import Boards, Row, check, codes, collect, read_split, subsample
 from data.sudoku import BOXES, generate, is_solved
 from data.sudoku_sets import sudoku_split
-from utils.errors import ConfigError, brief, exit_status
+from utils.errors import ConfigError, exit_status
 
-COLUMNS = ("question", "answer", "rating")
 BLANKS = {4: 9, 6: 23, 9: 50}  # by size: hard enough to be interesting, and nearly every board can lose so many
 SIZES = {size * size: size for size in BOXES}
 
-Row = tuple[int, Any, Any, Any]  # line number, then COLUMNS
-Boards = tuple[np.ndarray, np.ndarray]  # puzzles and answers as digits
-
 
 def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Boards:
-    """Check rows and turn them into boards; what is wrong is named with its line."""
-    lines, questions, answers = [], [], []
-    cells = 0
-    for line, question, answer, rating in rows:
-        if not cells and len(question) in SIZES:
-            cells = len(question)
-        if not len(question) == len(answer) == cells:
-            expected = cells or "16, 36 or 81"
-            raise ConfigError(f"{file}: line {line} has {len(question)} and {len(answer)} cells, not {expected}; correct or remove it")
-        try:
-            difficulty = int(rating)
-        except ValueError:
-            raise ConfigError(f"{file}: line {line} has rating={brief(rating)}, not a whole number; correct or remove it") from None
-        if min_difficulty is None or difficulty >= min_difficulty:
-            lines.append(line)
-            questions.append(question)
-            answers.append(answer)
-    if not lines:
-        wanted = "" if min_difficulty is None else f" of --min-difficulty {min_difficulty} or more"
-        raise ConfigError(f"{file}: holds no boards{wanted}; give another file or a lower --min-difficulty")
-    puzzles, solutions = _digits(questions, cells), _digits(answers, cells)
-    given = puzzles > 0
-    size = SIZES[cells]
-    _check(file, lines, ((puzzles <= size) & (solutions <= size)).all(axis=1), f"has characters other than 1 to {size}, 0 and .")
-    _check(file, lines, is_solved(solutions, size), "has an answer that is no solved board")
-    _check(file, lines, (~given | (puzzles == solutions)).all(axis=1), "has an answer that contradicts its question")
+    """Check rows and turn them into boards of digits; what is wrong is named with its line."""
+    lines, questions, answers = collect(file, rows, min_difficulty, SIZES.get, "16, 36 or 81")
+    puzzles, solutions = _digits(questions), _digits(answers)
+    given, size = puzzles > 0, SIZES[puzzles.shape[1]]
+    check(file, lines, ((puzzles <= size) & (solutions <= size)).all(axis=1), f"has characters other than 1 to {size}, 0 and .")
+    check(file, lines, is_solved(solutions, size), "has an answer that is no solved board")
+    check(file, lines, (~given | (puzzles == solutions)).all(axis=1), "has an answer that contradicts its question")
     return puzzles, solutions
 
 
-def _digits(boards: list[str], cells: int) -> np.ndarray:
-    """Digits of equally long strings; what is none becomes a large number."""
-    codes = np.frombuffer("".join(boards).encode("ascii", "replace"), np.uint8).reshape(-1, cells)
-    return np.where(codes == ord("."), np.uint8(0), codes - np.uint8(ord("0")))
-
-
-def _check(file: str, lines: list[int], good: np.ndarray | np.bool_, problem: str) -> None:
-    if not good.all():
-        raise ConfigError(f"{file}: line {lines[int((~good).argmax())]} {problem}; correct or remove it")
-
-
-def read_csv(path: Path) -> Iterator[Row]:
-    """The rows of a file with their line numbers."""
-    if not os.path.isfile(path):
-        raise ConfigError(f"--input-dir {path.parent}: no {path.name} there; give a folder that holds train.csv and test.csv")
-    with open(path, newline="", encoding="utf-8", errors="replace") as file:
-        reader = csv.reader(file)
-        try:
-            header = next(reader, [])
-            if missing := [name for name in COLUMNS if name not in header]:
-                raise ConfigError(f"{path}: line 1 lacks the column {missing[0]}; it should be source,question,answer,rating")
-            places = [header.index(name) for name in COLUMNS]
-            for row in reader:
-                if len(row) != len(header):
-                    raise ConfigError(f"{path}: line {reader.line_num} has {len(row)} fields, not {len(header)}; correct or remove it")
-                yield reader.line_num, row[places[0]], row[places[1]], row[places[2]]
-        except (csv.Error, OSError) as error:
-            raise ConfigError(f"{path}: line {reader.line_num} cannot be read ({error}); correct or remove it") from None
-
-
-def read_hub(name: str, split: str) -> Iterator[Row]:
-    """The rows of a dataset on the hub, or in a folder that `datasets` understands."""
-    from datasets import Features, Value, load_dataset
-
-    # answers are digits only: without types they would be read as (far too large) numbers
-    features = Features({column: Value("string") for column in ("source", *COLUMNS)})
-    try:
-        rows = load_dataset(name, split=split, features=features)
-    except Exception as error:  # whatever the hub's client raises, the user's way out is the same
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"--hub {name}: split {split} cannot be loaded ({reason}); download the CSV files and use --input-dir") from None
-    for start in range(0, len(rows), 10_000):
-        part = rows[start : start + 10_000]
-        for place, (question, answer, rating) in enumerate(zip(*(part[column] for column in COLUMNS), strict=True)):
-            yield start + place + 2, question or "", answer or "", rating or ""  # as lines of a CSV file, below its header
+def _digits(boards: list[str]) -> np.ndarray:
+    """What is no digit becomes a large number."""
+    characters = codes(boards)
+    return np.where(characters == ord("."), np.uint8(0), characters - np.uint8(ord("0")))
 
 
 def convert(options: argparse.Namespace) -> tuple[int, dict[str, Boards]]:
     """The size and the boards of both splits; only training boards are subsampled."""
     boards = {}
     for split in ("train", "test"):
-        file = Path(options.input_dir) / f"{split}.csv" if options.input_dir else None
-        rows = read_csv(file) if file else read_hub(options.hub, split)
-        boards[split] = parse_rows(str(file or f"{options.hub} {split}"), rows, options.min_difficulty)
+        boards[split] = parse_rows(*read_split(options.input_dir, options.hub, split), options.min_difficulty)
     cells, test_cells = boards["train"][0].shape[1], boards["test"][0].shape[1]
     if cells != test_cells:
         raise ConfigError(f"test boards have {test_cells} cells, training boards {cells}; give files of one size")
-    wanted = options.subsample_size
-    puzzles, answers = boards["train"]
-    if wanted is not None and wanted > len(puzzles):
-        raise ConfigError(f"--subsample-size {wanted}: there are only {len(puzzles)} boards; ask for fewer")
-    if wanted is not None:
-        chosen = np.random.default_rng(options.seed).choice(len(puzzles), wanted, replace=False)
-        boards["train"] = puzzles[chosen], answers[chosen]
+    boards["train"] = subsample(boards["train"], options.subsample_size, options.seed)
     return SIZES[cells], boards
 
 

@@ -15,13 +15,10 @@ import json
 import os
 import shutil
 import sys
-import threading
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context, parent_process
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +27,7 @@ import numpy as np
 from data.build.bpe import train_bpe
 from data.build.common import Parser
 from data.build.texts import Document, find_files, read_files, read_hub
+from data.build.workers import in_order, show, shown
 from data.token_files import bin_header
 from data.tokenizer import Bytes, FromFile, Tokenizer
 from utils.errors import ConfigError, brief, exit_status
@@ -105,27 +103,14 @@ def batches_of(texts: Sequence[str]) -> Iterator[list[str]]:
         yield batch
 
 
-_OF_WORKER: list[Tokenizer] = []
+def _work(number: int, part: Part | None, folder: str, name: str, begin: str | None) -> dict[str, Any]:
+    """A part's note; without a part that of an earlier start."""
+    if part is None:
+        return json.loads(Path(folder, f"part_{number:06}.json").read_text())
+    return encode_part(number, part, Path(folder), _tokenizer(name, Path(folder), begin))
 
 
-def _begin_worker(name: str, folder: str, begin: str | None) -> None:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _OF_WORKER[:] = [_tokenizer(name, Path(folder), begin)]
-
-
-def _end_with_parent() -> None:
-    """Who is killed takes nobody along."""
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _work(number: int, part: Part, folder: str) -> dict[str, Any]:
-    return encode_part(number, part, Path(folder), _OF_WORKER[0])
-
-
+@cache
 def _tokenizer(name: str, folder: Path, begin: str | None) -> Tokenizer:
     return Bytes() if name == "bytes" else FromFile(f"--tokenizer {name}", folder / "tokenizer.json", begin)
 
@@ -196,32 +181,20 @@ def _place_tokenizer(options: argparse.Namespace, aside: Path, documents: Any) -
 
 def _encode_all(options: argparse.Namespace, aside: Path, name: str, parts: Iterator[tuple[Part, int]], total: int) -> list[dict[str, Any]]:
     """All parts' notes, in order; those that an earlier start has made are not made again."""
-    workers = options.workers or len(os.sched_getaffinity(0))
-    waiting: list[dict[str, Any] | Future] = []
-    done, began = 0, time.monotonic()
-    arguments = (name, str(aside), options.begin_token)
-    try:
-        with ProcessPoolExecutor(workers, get_context("spawn"), _begin_worker, arguments) as pool:
-            for number, (part, size) in enumerate(parts):
-                note = aside / f"part_{number:06}.json"
-                waiting.append(json.loads(note.read_text()) if note.is_file() else pool.submit(_work, number, part, str(aside)))
-                behind = number - 2 * workers  # no further ahead: text that waits takes memory
-                if behind >= 0 and isinstance(waiting[behind], Future):
-                    waiting[behind] = waiting[behind].result()  # type: ignore[union-attr]
-                done += size
-                _show(done, total, time.monotonic() - began)
-            notes = [one.result() if isinstance(one, Future) else one for one in waiting]
-            if sys.stderr.isatty():
-                print(file=sys.stderr)
-            return notes
-    except BrokenProcessPool:
-        raise ConfigError("a process was killed, as the system does when memory runs out; start again, with fewer --workers") from None
+    began = time.monotonic()
 
+    def tasks() -> Iterator[tuple[Any, ...]]:
+        done = 0
+        for number, (part, size) in enumerate(parts):
+            made = (aside / f"part_{number:06}.json").is_file()
+            yield number, None if made else part, str(aside), name, options.begin_token
+            done += size
+            share = f"{100 * done / total:5.1f} %  " if total else ""
+            show(f"{share}{done / 2**20:,.0f} MiB  {done / 2**20 / max(time.monotonic() - began, 1e-9):,.1f} MiB/s")
 
-def _show(done: int, total: int, seconds: float) -> None:
-    if sys.stderr.isatty():
-        share = f"{100 * done / total:5.1f} %  " if total else ""
-        print(f"\r{share}{done / 2**20:,.0f} MiB  {done / 2**20 / max(seconds, 1e-9):,.1f} MiB/s ", end="", file=sys.stderr, flush=True)
+    notes = list(in_order(_work, tasks(), options.workers))
+    shown()
+    return notes
 
 
 def _describe(notes: list[dict[str, Any]], tokenizer: Tokenizer, options: argparse.Namespace) -> dict[str, Any]:

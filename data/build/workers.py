@@ -1,0 +1,69 @@
+"""Work for several processes, whose results come in the order of the tasks: the same bytes whatever their number."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context, parent_process
+from typing import Any, TypeVar
+
+from utils.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def in_order(work: Callable[..., T], tasks: Iterable[tuple[Any, ...]], workers: int | None = None) -> Generator[T, None, None]:
+    """`work(*task)` of each task; tasks are drawn as they are needed, and the first results do not wait for the last.
+
+    Who has enough closes the iterator: what was begun is finished, and nothing more is.
+    """
+    workers = workers or len(os.sched_getaffinity(0))
+    if workers == 1:
+        yield from (work(*task) for task in tasks)
+        return
+    waiting: deque[Future[T]] = deque()
+    try:
+        with ProcessPoolExecutor(workers, get_context("spawn"), _begin) as pool:
+            try:
+                for task in tasks:
+                    waiting.append(pool.submit(work, *task))
+                    if len(waiting) > 2 * workers:  # no further ahead: what waits takes memory
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+    except BrokenProcessPool:
+        raise ConfigError("a process was killed, as the system does when memory runs out; start again, with fewer --workers") from None
+
+
+def _begin() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal, and one answer is enough
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Who is killed takes nobody along."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def show(text: str) -> None:
+    """How far it is, on the terminal's last line."""
+    if sys.stderr.isatty():
+        print(f"\r{text} ", end="", file=sys.stderr, flush=True)
+
+
+def shown() -> None:
+    """What comes now begins a line of its own."""
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
