@@ -70,6 +70,7 @@ class PuzzleSplit:
     metadata: Metadata
     sets: dict[str, PuzzleSet]
     fingerprint: str = ""
+    folder: Path | None = None  # of the dataset, where it was read from one
 
 
 def plain_split(where: str, metadata: Metadata, inputs: np.ndarray, labels: np.ndarray, copies: int) -> PuzzleSplit:
@@ -132,7 +133,7 @@ def read_split(key: str, folder: Path, split: str) -> PuzzleSplit:
         raise _damaged(where, f"cannot be read ({brief(error)})") from None
     metadata = _parse_metadata(where, content)
     sets = {name: _read_set(key, folder, split, name) for name in metadata.sets}
-    result = PuzzleSplit(f"{key}: {split}", metadata, sets, content.get("fingerprint", ""))
+    result = PuzzleSplit(f"{key}: {split}", metadata, sets, content.get("fingerprint", ""), folder)
     for name, puzzle_set in sets.items():
         _check_set(f"{result.where}/{name}", metadata, puzzle_set)
     return result if result.fingerprint else replace(result, fingerprint=sampled_fingerprint(result))
