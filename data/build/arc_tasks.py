@@ -137,8 +137,9 @@ def _grid(where: str, rows: Any) -> np.ndarray:
         problem = f"has rows of {min(map(len, rows))} and {max(map(len, rows))} cells"
     elif len(rows) > SIDE or len(rows[0]) > SIDE:
         problem = f"is {len(rows)}x{len(rows[0])}, larger than {SIDE}x{SIDE}"
-    elif wrong := [cell for cell in chain.from_iterable(rows) if type(cell) is not int or not 0 <= cell < COLOURS]:
-        problem = f"has a cell {brief(wrong[0])}, not a colour from 0 to {COLOURS - 1}"
+    elif (cells := [*chain.from_iterable(rows)]) and ({*map(type, cells)} != {int} or not 0 <= min(cells) <= max(cells) < COLOURS):
+        wrong = next(cell for cell in cells if type(cell) is not int or not 0 <= cell < COLOURS)
+        problem = f"has a cell {brief(wrong)}, not a colour from 0 to {COLOURS - 1}"
     if problem:
         raise ConfigError(f"{where}: {problem}; correct or remove it")
     return np.array(rows, np.uint8)

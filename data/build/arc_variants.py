@@ -27,6 +27,7 @@ class Variants:
     """The puzzles that one task becomes: first itself, then its augmentations."""
 
     task: Task
+    images: list[tuple[list[np.ndarray], ...]]  # of each pair's grids, pairs that show the task first
     symmetry: np.ndarray  # (A)
     colours: np.ndarray  # (A, 10)
     shift: np.ndarray  # (A, P, 2) of training pairs
@@ -43,7 +44,8 @@ def generator(seed: int, name: str) -> np.random.Generator:
 def variants(task: Task, num_aug: int, seed: int) -> Variants:
     """As many different augmentations as wanted, or as there are."""
     rng = generator(seed, task.name)
-    sums = hash_sums(task.pairs)
+    imaged = [tuple(images(grid) for grid in pair) for pair in task.pairs]
+    sums = hash_sums(imaged)
     used = np.flatnonzero(sums[0, 0].any(0)[1:]) + 1
     there_are = len(SYMMETRIES) * math.perm(COLOURS - 1, len(used))
     drawn = 4 * (num_aug + 1)
@@ -57,7 +59,7 @@ def variants(task: Task, num_aug: int, seed: int) -> Variants:
             break
         drawn *= 8
     symmetry, colours = symmetry[kept], colours[kept]
-    return Variants(task, symmetry, colours, shifts(task.training_pairs, symmetry, rng))
+    return Variants(task, imaged, symmetry, colours, shifts(task.training_pairs, symmetry, rng))
 
 
 def colour_maps(numbers: np.ndarray, used: np.ndarray) -> np.ndarray:
@@ -87,21 +89,21 @@ def images(grid: np.ndarray) -> list[np.ndarray]:
     return found
 
 
-def hash_sums(pairs: list[Pair]) -> np.ndarray:
+def hash_sums(imaged: list[tuple[list[np.ndarray], ...]]) -> np.ndarray:
     """Under each symmetry the sums over every pair's cells of each colour (2, T, P, 10); a content's key is linear in them."""
     tokens, weights, sizes = [], [], []
-    for pair in pairs:
-        for side, grid in enumerate(pair):
-            for image in images(grid):
+    for pair in imaged:
+        for side, turned in enumerate(pair):
+            for image in turned:
                 height, width = image.shape
                 tokens.append(image.ravel())
                 weights.append(CELL_HASH[:, side, :height, :width].reshape(2, -1))
                 sizes.append(image.size)
-    turns = len(SYMMETRIES)
-    place = np.tile(np.arange(turns) * len(pairs), 2) + np.arange(len(pairs))[:, None]
+    turns, pairs = len(SYMMETRIES), len(imaged)
+    place = np.tile(np.arange(turns) * pairs, 2) + np.arange(pairs)[:, None]
     bins = np.repeat(place.ravel() * VOCAB, sizes) + np.concatenate(tokens)
-    each = [np.bincount(bins, by, turns * len(pairs) * VOCAB) for by in np.concatenate(weights, 1)]
-    return np.stack(each).reshape(2, turns, len(pairs), VOCAB)[..., FIRST:].astype(np.uint64)
+    each = [np.bincount(bins, by, turns * pairs * VOCAB) for by in np.concatenate(weights, 1)]
+    return np.stack(each).reshape(2, turns, pairs, VOCAB)[..., FIRST:].astype(np.uint64)
 
 
 def content_keys(sums: np.ndarray, symmetry: np.ndarray, colours: np.ndarray) -> np.ndarray:
@@ -123,7 +125,9 @@ def shifts(pairs: list[Pair], symmetry: np.ndarray, rng: np.random.Generator) ->
 
 def rows(made: Variants, side: int, training: bool) -> Iterator[np.ndarray]:
     """Inputs or answers of all puzzles (…, 900), puzzle after puzzle, in pieces."""
-    grids = [images(pair[side]) for pair in (made.task.training_pairs if training else made.task.asked)]
+    shown = len(made.task.shown)
+    part = slice(0, len(made.task.training_pairs)) if training else slice(shown, None)
+    grids = [pair[side] for pair in made.images[part]]
     tables = np.tile(np.arange(VOCAB, dtype=np.uint8), (len(made), 1))
     tables[:, FIRST:] = made.colours + FIRST
     together = max(1, TOGETHER // len(grids))

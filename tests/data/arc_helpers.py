@@ -18,9 +18,7 @@ DIHEDRAL = [
 def task(rng: np.random.Generator, shown: int, asked: int, most: int = 30) -> dict[str, list[dict[str, list[list[int]]]]]:
     """Grids of any sizes up to this."""
     grid = lambda: rng.integers(0, 10, rng.integers(1, most + 1, 2)).tolist()  # noqa: E731
-    return {
-        name: [{"input": grid(), "output": grid()} for _ in range(count)] for name, count in (("train", shown), ("test", asked))
-    }
+    return {name: [{"input": grid(), "output": grid()} for _ in range(count)] for name, count in (("train", shown), ("test", asked))}
 
 
 def write_folder(folder: Path, names: str, seed: int, most: int = 30) -> dict[str, dict]:

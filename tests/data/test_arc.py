@@ -182,6 +182,11 @@ def test_grids_are_shown_without_what_is_around_them() -> None:
     given, right, wrong = np.array([[0, 9]]), np.array([[1], [2]]), np.array([[1, 3], [2, 4], [5, 5]])
     labels = tokens(right).astype(int)
     labels[labels == 0] = IGNORE
-    assert puzzle_text(tokens(given), labels, tokens(right), 12).split("\n") == ["puzzle    answer", "09        1", "          2", "correct"]
+    assert puzzle_text(tokens(given), labels, tokens(right), 12).split("\n") == [
+        "puzzle    answer",
+        "09        1",
+        "          2",
+        "correct",
+    ]
     lines = ["puzzle    answer    right", "09        13        1", "          24        2", "          55", "wrong: 3 of 5 cells"]
     assert puzzle_text(tokens(given), labels, tokens(wrong), 12).split("\n") == lines
