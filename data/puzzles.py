@@ -37,8 +37,7 @@ def evaluator_names(given: Sequence[str | Mapping[str, str]]) -> list[str]:
     found = [SPELT_OUT.get(str(one["name"]), "") if isinstance(one, Mapping) and one.keys() == {"name"} else one for one in given]
     for name, one in zip(found, given, strict=True):
         if not isinstance(name, str) or name not in EVALUATORS:
-            known = ", ".join(EVALUATORS)
-            raise ConfigError(f"evaluators={short(list(given))}: {short(one)} is unknown; choose from {known}, or use evaluators=[]")
+            raise ConfigError(f"evaluators=[{short(one)}]: unknown; choose from {', '.join(EVALUATORS)}, or use evaluators=[]")
     return list(dict.fromkeys(found))  # type: ignore[arg-type]
 
 

@@ -70,9 +70,8 @@ def main() -> None:
         print(f"{name:16} {clock:8.1f} s   {computing:8.1f} s of computing   {memory:8,.0f} MiB   --num-aug {options.num_aug}")
     if options.trm:
         (clock, computing, memory), theirs = found.values()
-        print(
-            f"in 1/{theirs[0] / clock:.1f} of the time, 1/{theirs[1] / computing:.1f} of the computing, 1/{theirs[2] / memory:.1f} of the memory"
-        )
+        shares = theirs[0] / clock, theirs[1] / computing, theirs[2] / memory
+        print("in 1/{:.1f} of the time, 1/{:.1f} of the computing, 1/{:.1f} of the memory".format(*shares))
 
 
 if __name__ == "__main__":
