@@ -121,8 +121,8 @@ class ArcVotes:
         first = np.flatnonzero(np.r_[True, (np.diff(pair) != 0) | (np.diff(key) != 0)])
         votes, confidence = (np.add.reduceat(rows[name][order], first) for name in ("votes", "confidence"))
         pair, key, copy = pair[first], key[first], order[first]
-        # equal ones by their keys: which rank or batch had one first must not matter
-        order = np.lexsort((key, -(confidence / votes), -votes, pair))
+        # equal ones stay in the order of their keys: which rank or batch had one first must not matter
+        order = np.lexsort((-(confidence / votes), -votes, pair))
         pair = pair[order]
         begins = np.flatnonzero(np.r_[True, np.diff(pair) != 0])
         place = np.arange(len(pair)) - np.repeat(begins, np.diff(np.r_[begins, len(pair)]))
