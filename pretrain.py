@@ -181,7 +181,7 @@ def build(
     weights, most_rows = list(parameters.values()), shard_size * len(dist.owned_shards(cfg.shards, rank=0))
     size = shards_at_once(cfg, shard_size, len(owned), dist.device, weights, lambda n: objective.rehearse(*beginning(owned[:n])))
     parts = [owned[i : i + size] for i in range(0, len(owned), size)]
-    ema = EMA(parameters, tables, cfg.ema_rate) if cfg.ema else None
+    ema = EMA(parameters, tables if cfg.ema_tables else {}, cfg.ema_rate) if cfg.ema else None
     trainer = Trainer(
         cfg=cfg, dist=dist, run=run, source=source, objective=objective, sync=sync, wrapped=wrapped,
         verdicts=Verdicts(cfg.on_nonfinite, dist.device, NOTICES), meter=Meter(cfg.shards),

@@ -22,23 +22,36 @@ def puzzle_text(inputs: np.ndarray, labels: np.ndarray, prediction: np.ndarray, 
     if (len(inputs), vocab_size) == (CELLS, VOCAB):
         parts = {"puzzle": inputs, "answer": prediction} | ({"right": labels} if wrong.any() else {})
         return "\n".join([*_columns({name: _arc(tokens) for name, tokens in parts.items()}), _verdict(labels, wrong, "")])
+    kind = kind_of(inputs[None], labels[None], vocab_size)
+    verdict = _verdict(labels, wrong)
+    if kind == "maze" and wrong.any() and leads(inputs[None], prediction[None])[0]:
+        verdict = "another shortest path than the recorded one (where they differ: x)"
+    return "\n".join([*drawn(kind, inputs, prediction, wrong, vocab_size), verdict])
+
+
+def kind_of(inputs: np.ndarray, labels: np.ndarray, vocab_size: int) -> str:
+    """What puzzles these rows are, as far as that can be seen: the files do not say it."""
+    side = round(inputs.shape[1] ** 0.5)
+    if is_maze(inputs, labels):
+        return "maze"
+    return "sudoku" if side in BOXES and side * side == inputs.shape[1] and vocab_size == side + 2 else ""
+
+
+def drawn(kind: str, inputs: np.ndarray, prediction: np.ndarray, wrong: np.ndarray, vocab_size: int) -> list[str]:
+    """Puzzle and answer beside each other, wrong cells marked `x`."""
     side, width = round(len(inputs) ** 0.5), len(str(vocab_size - 1))
     if side * side != len(inputs):
         # a token per column, so that puzzle, answer and marks stand under each other
         marks = ["x" if bad else "" for bad in wrong]
         rows = [("puzzle", [str(token) for token in inputs]), ("answer", _shown(prediction, 0, vocab_size - 1)), ("", marks)]
-        body = [(f"{name:7}" + " ".join(f"{cell:>{width + 1}}" for cell in row)).rstrip() for name, row in rows]
-    elif is_maze(inputs[None], labels[None]):
-        body = _beside(_maze(inputs, side), _maze(np.where(wrong, len(CHARACTERS) + 1, prediction), side))
-        if wrong.any() and leads(inputs[None], prediction[None])[0]:
-            return "\n".join([*body, "another shortest path than the recorded one (where they differ: x)"])
-    elif side in BOXES and vocab_size == side + 2:
+        return [(f"{name:7}" + " ".join(f"{cell:>{width + 1}}" for cell in row)).rstrip() for name, row in rows]
+    if kind == "maze":
+        return _beside(_maze(inputs, side), _maze(np.where(wrong, len(CHARACTERS) + 1, prediction), side))
+    if kind == "sudoku":
         puzzle = _board(["." if token <= BLANK else str(token - 1) for token in inputs], side)
-        body = _beside(puzzle, _board(_marked(_shown(prediction - 1, 1, side), wrong, 1), side))
-    else:
-        answer = _marked(_shown(prediction, 0, vocab_size - 1), wrong, width)
-        body = _beside(_grid([f"{token:>{width}}" for token in inputs], side), _grid(answer, side))
-    return "\n".join([*body, _verdict(labels, wrong)])
+        return _beside(puzzle, _board(_marked(_shown(prediction - 1, 1, side), wrong, 1), side))
+    answer = _marked(_shown(prediction, 0, vocab_size - 1), wrong, width)
+    return _beside(_grid([f"{token:>{width}}" for token in inputs], side), _grid(answer, side))
 
 
 def _shown(values: np.ndarray, least: int, most: int) -> list[str]:

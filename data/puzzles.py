@@ -14,13 +14,13 @@ import numpy as np
 
 from data.arc_votes import ArcPairs, ArcVotes
 from data.example_text import ExampleText
-from data.maze import is_maze
 from data.maze_paths import MazePaths
 from data.order import Order, cut_steps, generator, make_plan, shard_rows
+from data.own_puzzle import KEY, Answer, own_puzzle
 from data.puzzle_files import PuzzleSplit, sample
 from data.puzzle_pool import Member, Pool, Rows, max_vocab, open_datasets
-from data.puzzle_text import puzzle_text
-from data.source import IGNORE, Arrays, Plan, Spec
+from data.puzzle_text import kind_of, puzzle_text
+from data.source import IGNORE, Arrays, EvalSet, Plan, Spec
 from utils.checkpoint.registry import Registry
 from utils.errors import ConfigError, short
 from utils.measure.report import Evaluator
@@ -59,6 +59,8 @@ class PuzzleSource:
         data_paths_test: Sequence[str] | None = None,
         embedded: Mapping[str, int] | None = None,
         evaluators: Sequence[str | Mapping[str, str]] = (),
+        eval_only: bool = False,
+        puzzle: str | None = None,
     ) -> None:
         chosen = [EVALUATORS[name] for name in evaluator_names(evaluators)]
         train, test = open_datasets(data_path, data_paths, data_paths_test, embedded)
@@ -70,11 +72,19 @@ class PuzzleSource:
         self._steps = cut_steps(self._order, self._pool.size, global_batch_size, epochs, eval_interval)
         self._length = global_batch_size, max_steps, eval_every_steps
         self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None  # the last step's rows and ids, for its other shards
-        self._eval_sets = {member.prefix + name: PuzzleEvalSet(member, name) for member in test for name in member.split.sets}
-        self._chosen = {
-            member.prefix + name: [make(member.split, name) for make in chosen]
-            for member in test for name, one in member.split.sets.items() if len(one.inputs)
-        }  # fmt: skip
+        self._test = {member.prefix + name: (member.split, name) for member in test for name in member.split.sets}
+        self._eval_sets: dict[str, EvalSet] = {
+            member.prefix + name: PuzzleEvalSet(member, name) for member in test for name in member.split.sets
+        }
+        self._own = ""  # the kind of the user's own puzzle
+        if puzzle is not None:
+            if not eval_only:
+                raise ConfigError(f"{KEY}={short(puzzle)}: a trained model answers it; add eval_only=true and checkpoint=")
+            known = train[0].split.metadata
+            self._own = kind_of_set(train[0].split, known.sets[0])
+            self._eval_sets = {"puzzle": own_puzzle(puzzle, self._own, known.seq_len, known.blank_identifier_id)}
+        filled = {key: of for key, of in self._test.items() if len(self._eval_sets.get(key, ()))}
+        self._chosen = {key: [make(*of) for make in chosen] for key, of in filled.items()}
         self.spec = Spec(
             vocab_size=max_vocab(train),
             seq_len=train[0].split.metadata.seq_len,
@@ -97,14 +107,16 @@ class PuzzleSource:
     def enter(self, saved: Registry) -> None:
         """Its batches are functions of the step: there is nothing else to go on from."""
 
-    def eval_sets(self) -> Mapping[str, PuzzleEvalSet]:
+    def eval_sets(self) -> Mapping[str, EvalSet]:
         return self._eval_sets
 
     def evaluators(self, set_name: str) -> Sequence[Evaluator]:
+        if self._own:
+            return [Answer(self._own, self.spec.vocab_size)]
         first = next((name for name, examples in self._eval_sets.items() if len(examples)), None)
         shown = [ExampleText(self._text)] if set_name == first else []  # one example is enough to see what the model does
         chosen = [make() for make in self._chosen.get(set_name, ())]
-        return [*shown, *chosen, *([MazePaths()] if self._eval_sets[set_name].holds_mazes else [])]
+        return [*shown, *chosen, *([MazePaths()] if kind_of_set(*self._test[set_name]) == "maze" else [])]
 
     def _text(self, example: Arrays, answer: np.ndarray) -> str:
         return puzzle_text(example["inputs"], example["labels"], answer, self.spec.vocab_size)
@@ -136,7 +148,7 @@ class PuzzleEvalSet:
     """One test set, read by example."""
 
     def __init__(self, member: Member, name: str) -> None:
-        self._set = puzzle_set = member.split.sets[name]
+        puzzle_set = member.split.sets[name]
         self._rows = Rows([(member.split, name)])
         self._metadata = member.split.metadata
         self._indices = puzzle_set.puzzle_indices.astype(np.int64)
@@ -145,11 +157,6 @@ class PuzzleEvalSet:
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    @cached_property
-    def holds_mazes(self) -> bool:
-        """Whether answers can be checked as paths; the files do not say what they hold."""
-        return is_maze(sample(self._set.inputs), sample(self._set.labels))
 
     def read(self, indices: np.ndarray) -> Arrays:
         inputs, labels = self._rows.read(indices)
@@ -163,6 +170,11 @@ class PuzzleEvalSet:
             "labels": np.full(shape, IGNORE, np.int32),
             "puzzle_identifiers": np.full(rows, self._blank, np.int32),
         }
+
+
+def kind_of_set(split: PuzzleSplit, name: str) -> str:
+    """What puzzles a set holds, by some of its rows."""
+    return kind_of(sample(split.sets[name].inputs), sample(split.sets[name].labels), split.metadata.vocab_size)
 
 
 def _combined(fingerprints: list[str]) -> str:

@@ -47,6 +47,8 @@ class EMA:
     @torch.no_grad()
     def before_rows_change(self, name: str, weights: Tensor, ids: Tensor) -> None:
         """Hook for the sparse optimizer: bring these rows' averages up to date with the weights they had until now."""
+        if name not in self._rows:
+            return
         rows, seen = (tensor.index_select(0, ids) for tensor in (self._rows[name], self._seen[name]))
         self._rows[name].index_copy_(0, ids, self._caught_up(rows, weights.index_select(0, ids), seen))
         self._seen[name].index_fill_(0, ids, self.steps)

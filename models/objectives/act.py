@@ -14,6 +14,7 @@ from torch import Tensor
 
 from models.losses import LOSSES
 from models.objectives.base import Batch, Context, Objective, StepOut
+from models.objectives.interval import Interval
 from models.objectives.thinking import ThinkingSteps
 from models.recursion import RecursiveNet, State
 from utils.errors import ConfigError
@@ -103,7 +104,8 @@ class ActObjective(Objective):
         return Prediction(metrics, outputs)
 
     def evaluators(self) -> Sequence[Evaluator]:
-        return (ThinkingSteps(),) if self.model.sizes.halt_max_steps > 1 else ()
+        steps = [ThinkingSteps()] if self.model.sizes.halt_max_steps > 1 else []
+        return [Interval(self.headline.name), *steps]
 
     def _refill(self, carry: ActCarry, batch: Batch) -> ActCarry:
         """Slots that halted take the new batch's puzzle and a fresh state."""

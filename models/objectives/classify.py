@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
@@ -11,8 +13,9 @@ from torch.func import functional_call
 from models.cnn import CNN
 from models.layers import cast_weights, widen
 from models.objectives.base import Batch, Carry, Context, Objective, StepOut
+from models.objectives.interval import Interval
 from utils.measure.metrics import MetricSums
-from utils.measure.report import Prediction
+from utils.measure.report import Evaluator, Prediction
 from utils.spec import IGNORE
 
 
@@ -34,6 +37,9 @@ class ClassifyObjective(Objective):
     def predict(self, batch: Batch) -> Prediction:
         logits_BC = self._logits(batch, None)
         return Prediction(self._score(logits_BC, batch["labels"])[2], {"logits": logits_BC, "answer": logits_BC.argmax(-1)})
+
+    def evaluators(self) -> Sequence[Evaluator]:
+        return [Interval(self.headline.name)]
 
     def _logits(self, batch: Batch, masks: tuple[Tensor, ...] | None) -> Tensor:
         dtype = self.model.dtype

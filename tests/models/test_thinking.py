@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from models.objectives.interval import Interval
 from models.objectives.thinking import ThinkingSteps
 from tests.models.test_act import batch_of, make
 from utils.measure.report import Prediction, Report
@@ -69,5 +70,23 @@ def test_ranks_change_nothing() -> None:
 def test_nothing_seen_is_an_empty_report() -> None:
     assert ThinkingSteps().rows() == {}
     assert ThinkingSteps().report({}) == Report()
-    assert make("trm", halt_max_steps=1).evaluators() == ()
-    assert [type(evaluator) for evaluator in make("trm").evaluators()] == [ThinkingSteps]
+    assert Interval("exact_accuracy").report(Interval("exact_accuracy").rows()) == Report()
+    assert [type(evaluator) for evaluator in make("trm", halt_max_steps=1).evaluators()] == [Interval]
+    assert [type(evaluator) for evaluator in make("trm").evaluators()] == [Interval, ThinkingSteps]
+
+
+@pytest.mark.parametrize(  # as statistics packages have it
+    ("successes", "among", "low", "high"),
+    [(8, 10, 0.490162, 0.943318), (0, 20, 0.0, 0.161125), (20, 20, 0.838875, 1.0), (1, 1, 0.206549, 1.0)],
+)
+def test_an_accuracy_comes_with_its_interval(successes: int, among: int, low: float, high: float) -> None:
+    gathered = []
+    for share in ((0, 0), (successes, among - 1), (0, 1)):
+        interval = Interval("solved")
+        interval.add(np.arange(3), {}, Prediction({"solved": (torch.tensor(share[0]), torch.tensor(share[1]))}))
+        gathered.append(interval.rows()["counts"])
+    metrics = Interval("solved").report({"counts": torch.cat(gathered)}).metrics
+    for end in (low, high):  # shares from which what was seen is just so far away
+        if 0 < end < 1:
+            assert (successes / among - end) ** 2 == pytest.approx(3.841459 * end * (1 - end) / among, rel=1e-4)
+    assert metrics == {"solved_low": pytest.approx(low, abs=1e-6), "solved_high": pytest.approx(high, abs=1e-6), "solved_n": among}

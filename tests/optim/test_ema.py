@@ -54,6 +54,22 @@ def test_equals_an_average_of_everything_after_every_step(rate):
                     torch.testing.assert_close(got.double(), expected, atol=2e-6, rtol=2e-6)
 
 
+def test_tables_may_be_left_out():
+    net, table, optimizer, ema = make()
+    without = EMA(dict(net.named_parameters()), {}, RATE)
+    optimizer.before_update.append(without.before_rows_change)
+    for _ in train(net, table, optimizer, ema, 5):
+        without.update()
+    with ema.applied():
+        averaged = everything(net, table)
+    now = table.weights.clone()
+    with without.applied():
+        *dense, rows = everything(net, table)
+    assert torch.equal(rows, now)
+    assert not torch.equal(rows, averaged[-1])
+    assert all(torch.equal(a, b) for a, b in zip(dense, averaged, strict=False))
+
+
 def test_weights_come_back_bit_by_bit_even_after_an_exception():
     net, table, optimizer, ema = make()
     list(train(net, table, optimizer, ema, 5))

@@ -1,13 +1,18 @@
-"""`python -m utils.checkpoint digest PATH` prints one sha256 over all tensors of a checkpoint."""
+"""`python -m utils.checkpoint`: one sha256 over all tensors of a checkpoint, or published weights made one."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
+from utils.checkpoint.imported import import_weights
 from utils.checkpoint.reader import digest
 from utils.errors import ConfigError, exit_status
 
-USAGE = "usage: python -m utils.checkpoint digest PATH    (a run folder, its checkpoints folder or a step_* folder)"
+USAGE = (
+    "usage: python -m utils.checkpoint digest PATH    (a run folder, its checkpoints folder or a step_* folder)"
+    "    or import FILE FOLDER    (weights that torch.save has written)"
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -17,9 +22,12 @@ def main(arguments: list[str]) -> int:
 
 def asked(arguments: list[str]) -> str:
     """What the command line asks for."""
-    if len(arguments) != 2 or arguments[0] != "digest":
-        raise ConfigError(USAGE)
-    return digest(arguments[1])
+    match arguments:
+        case ["digest", path]:
+            return digest(path)
+        case ["import", file, folder]:
+            return import_weights(Path(file), Path(folder))
+    raise ConfigError(USAGE)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def _refuse(file: Path) -> None:
     if start[4:9] != b"\0\0\0\0{" and _looks_like_a_pickle(start):
         raise Unreadable(
             "is a pickle, which could run any code and is never read here; convert it once: "
-            f"`safetensors.torch.save_file(torch.load({str(file)!r}, weights_only=True, map_location='cpu'), 'model.safetensors')`"
+            f"python -m utils.checkpoint import {file} FOLDER"
         )
 
 

@@ -68,7 +68,7 @@ def check_plain(path: str, value: Any) -> None:
         if isinstance(leaf, float) and not math.isfinite(leaf):
             raise ConfigError(f"{place}={leaf}: must be a number, and a finite one")
         if isinstance(leaf, int) and abs(leaf) >= INT64:
-            raise ConfigError(f"{place}={short(leaf)}: whole numbers must be less than {INT64}")
+            raise ConfigError(f"{place}={short(leaf)}: whole numbers must be less than {INT64}; text stands in quotes within quotes")
         if isinstance(leaf, str) and any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in leaf):
             raise ConfigError(f"{place}={short(leaf)}: holds a character that cannot be printed; remove it")
 
