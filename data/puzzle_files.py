@@ -70,6 +70,7 @@ class PuzzleSplit:
     metadata: Metadata
     sets: dict[str, PuzzleSet]
     fingerprint: str = ""
+    folder: Path | None = None  # of the dataset, where it was read from one
 
 
 def plain_split(where: str, metadata: Metadata, inputs: np.ndarray, labels: np.ndarray, copies: int) -> PuzzleSplit:
@@ -95,12 +96,21 @@ def sampled_fingerprint(split: PuzzleSplit) -> str:
 
 
 def _digest(split: PuzzleSplit, rows_of) -> str:
-    digest = hashlib.sha256(json.dumps(asdict(split.metadata), sort_keys=True).encode())
+    digest = begin_digest(split.metadata)
     for name, puzzle_set in sorted(split.sets.items()):
         for field, array in puzzle_set.arrays().items():
-            digest.update(f"{name} {field} {array.dtype.str} {array.shape}".encode())
+            digest.update(digest_line(name, field, array))
             digest.update(np.ascontiguousarray(rows_of(array) if array.ndim == 2 else array).data)
     return digest.hexdigest()
+
+
+def begin_digest(metadata: Metadata) -> Any:
+    return hashlib.sha256(json.dumps(asdict(metadata), sort_keys=True).encode())
+
+
+def digest_line(name: str, field: str, array: Any) -> bytes:
+    """What goes before an array's values."""
+    return f"{name} {field} {array.dtype.str} {array.shape}".encode()
 
 
 def sample(rows: np.ndarray) -> np.ndarray:
@@ -123,7 +133,7 @@ def read_split(key: str, folder: Path, split: str) -> PuzzleSplit:
         raise _damaged(where, f"cannot be read ({brief(error)})") from None
     metadata = _parse_metadata(where, content)
     sets = {name: _read_set(key, folder, split, name) for name in metadata.sets}
-    result = PuzzleSplit(f"{key}: {split}", metadata, sets, content.get("fingerprint", ""))
+    result = PuzzleSplit(f"{key}: {split}", metadata, sets, content.get("fingerprint", ""), folder)
     for name, puzzle_set in sets.items():
         _check_set(f"{result.where}/{name}", metadata, puzzle_set)
     return result if result.fingerprint else replace(result, fingerprint=sampled_fingerprint(result))

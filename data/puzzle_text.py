@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import numpy as np
 
+from data.arc import CELLS, FIRST, SIDE, VOCAB, sizes
 from data.maze import CHARACTERS, is_maze, leads
 from data.source import IGNORE
 from data.sudoku import BOXES
@@ -16,6 +19,9 @@ NOTHING = "?"  # in the place of an answer that can stand in no cell
 def puzzle_text(inputs: np.ndarray, labels: np.ndarray, prediction: np.ndarray, vocab_size: int) -> str:
     """Puzzle, answer and verdict, wrong cells marked `x`; other squares than Sudoku and mazes as grids, what is no square as rows."""
     wrong = (labels != IGNORE) & (prediction != labels)
+    if (len(inputs), vocab_size) == (CELLS, VOCAB):
+        parts = {"puzzle": inputs, "answer": prediction} | ({"right": labels} if wrong.any() else {})
+        return "\n".join([*_columns({name: _arc(tokens) for name, tokens in parts.items()}), _verdict(labels, wrong, "")])
     kind = kind_of(inputs[None], labels[None], vocab_size)
     verdict = _verdict(labels, wrong)
     if kind == "maze" and wrong.any() and leads(inputs[None], prediction[None])[0]:
@@ -67,6 +73,19 @@ def _maze(cells: np.ndarray, side: int) -> list[str]:
     return ["".join(characters[cell] for cell in cells[start : start + side]) for start in range(0, side * side, side)]
 
 
+def _arc(tokens: np.ndarray) -> list[str]:
+    """What of a canvas is a grid, a digit for each colour."""
+    height, width = (int(side[0]) for side in sizes(tokens[None]))
+    return ["".join(str(cell - FIRST) for cell in row) for row in tokens.reshape(SIDE, SIDE)[:height, :width]]
+
+
+def _columns(parts: dict[str, list[str]]) -> list[str]:
+    """Parts of any heights beside each other."""
+    widths = [max(map(len, (name, *lines))) for name, lines in parts.items()]
+    rows = [tuple(parts), *zip_longest(*parts.values(), fillvalue="")]
+    return [GAP.join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
 def _board(cells: list[str], side: int) -> list[str]:
     height, width = BOXES[side]
     lines = []
@@ -79,11 +98,9 @@ def _board(cells: list[str], side: int) -> list[str]:
 
 
 def _beside(puzzle: list[str], answer: list[str]) -> list[str]:
-    width = max(len("puzzle"), len(puzzle[0]))
-    rows = [("puzzle", "answer"), *zip(puzzle, answer, strict=True)]
-    return [f"{left:{width}}{GAP}{right}".rstrip() for left, right in rows]
+    return _columns({"puzzle": puzzle, "answer": answer})
 
 
-def _verdict(labels: np.ndarray, wrong: np.ndarray) -> str:
+def _verdict(labels: np.ndarray, wrong: np.ndarray, marks: str = " (marked x)") -> str:
     counted = int((labels != IGNORE).sum())
-    return f"wrong: {int(wrong.sum())} of {counted} cells (marked x)" if wrong.any() else "correct"
+    return f"wrong: {int(wrong.sum())} of {counted} cells{marks}" if wrong.any() else "correct"

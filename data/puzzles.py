@@ -7,11 +7,12 @@ random order; a puzzle is cut off where the global batch is full, and the next b
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 
 import numpy as np
 
+from data.arc_votes import ArcPairs, ArcVotes
 from data.example_text import ExampleText
 from data.maze_paths import MazePaths
 from data.order import Order, cut_steps, generator, make_plan, shard_rows
@@ -23,6 +24,21 @@ from data.source import IGNORE, Arrays, EvalSet, Plan, Spec
 from utils.checkpoint.registry import Registry
 from utils.errors import ConfigError, short
 from utils.measure.report import Evaluator
+
+# Of a split and a set what makes a fresh evaluator of it, for each evaluation one
+EVALUATORS: dict[str, Callable[[PuzzleSplit, str], Callable[[], Evaluator]]] = {
+    "arc": lambda split, name: partial(ArcVotes, ArcPairs(split, name)),
+}
+SPELT_OUT = {"arc@ARC": "arc"}  # as TRM's own configuration names them
+
+
+def evaluator_names(given: Sequence[str | Mapping[str, str]]) -> list[str]:
+    """Those of the key `evaluators`: words, or groups of a name as TRM has them."""
+    found = [SPELT_OUT.get(str(one["name"]), "") if isinstance(one, Mapping) and one.keys() == {"name"} else one for one in given]
+    for name, one in zip(found, given, strict=True):
+        if not isinstance(name, str) or name not in EVALUATORS:
+            raise ConfigError(f"evaluators=[{short(one)}]: unknown; choose from {', '.join(EVALUATORS)}, or use evaluators=[]")
+    return list(dict.fromkeys(found))  # type: ignore[arg-type]
 
 
 class PuzzleSource:
@@ -42,12 +58,11 @@ class PuzzleSource:
         data_paths: Sequence[str] | None = None,
         data_paths_test: Sequence[str] | None = None,
         embedded: Mapping[str, int] | None = None,
-        evaluators: Sequence[str] = (),
+        evaluators: Sequence[str | Mapping[str, str]] = (),
         eval_only: bool = False,
         puzzle: str | None = None,
     ) -> None:
-        if evaluators:
-            raise ConfigError(f"evaluators={list(evaluators)}: there are none beside the built-in evaluation; use evaluators=[]")
+        chosen = [EVALUATORS[name] for name in evaluator_names(evaluators)]
         train, test = open_datasets(data_path, data_paths, data_paths_test, embedded)
         self._seed, self._shards, self._batch = seed, shards, global_batch_size
         self._rows = Rows([(member.split, name) for member in train for name in member.split.sets])
@@ -68,6 +83,8 @@ class PuzzleSource:
             known = train[0].split.metadata
             self._own = kind_of_set(train[0].split, known.sets[0])
             self._eval_sets = {"puzzle": own_puzzle(puzzle, self._own, known.seq_len, known.blank_identifier_id)}
+        filled = {key: of for key, of in self._test.items() if len(self._eval_sets.get(key, ()))}
+        self._chosen = {key: [make(*of) for make in chosen] for key, of in filled.items()}
         self.spec = Spec(
             vocab_size=max_vocab(train),
             seq_len=train[0].split.metadata.seq_len,
@@ -98,7 +115,8 @@ class PuzzleSource:
             return [Answer(self._own, self.spec.vocab_size)]
         first = next((name for name, examples in self._eval_sets.items() if len(examples)), None)
         shown = [ExampleText(self._text)] if set_name == first else []  # one example is enough to see what the model does
-        return [*shown, *([MazePaths()] if kind_of_set(*self._test[set_name]) == "maze" else [])]
+        chosen = [make() for make in self._chosen.get(set_name, ())]
+        return [*shown, *chosen, *([MazePaths()] if kind_of_set(*self._test[set_name]) == "maze" else [])]
 
     def _text(self, example: Arrays, answer: np.ndarray) -> str:
         return puzzle_text(example["inputs"], example["labels"], answer, self.spec.vocab_size)

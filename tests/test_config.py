@@ -28,7 +28,8 @@ TRM_SUDOKU = (
     "puzzle_emb_weight_decay=1.0 arch.mlp_t=True arch.pos_encodings=none arch.L_layers=2 arch.H_cycles=3 arch.L_cycles=6 "
     "+run_name=x ema=True"
 )
-LINES = {"hrm_sudoku": HRM_SUDOKU, "hrm_full": HRM_FULL, "trm_sudoku": TRM_SUDOKU}
+TRM_ARC = "arch=trm data_paths=[$D] evaluators=[{name:arc@ARC}] arch.L_layers=2 arch.H_cycles=3 arch.L_cycles=4 +run_name=x ema=True"
+LINES = {"hrm_sudoku": HRM_SUDOKU, "hrm_full": HRM_FULL, "trm_sudoku": TRM_SUDOKU, "trm_arc": TRM_ARC}
 
 
 def resolved(*overrides: str, job: list[str] | None = None, ranks: int = 1) -> DictConfig:

@@ -6,16 +6,32 @@ import argparse
 import json
 import os
 import shutil
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from data.puzzle_files import PuzzleSplit, content_fingerprint
+from data.puzzle_files import PuzzleSplit, begin_digest, digest_line
 from utils.errors import ConfigError
 
-IDENTIFIERS = "identifiers.json"
+IDENTIFIERS, TEST_PUZZLES = "identifiers.json", "test_puzzles.json"
+FILES = (IDENTIFIERS, TEST_PUZZLES)  # beside the splits
+TOGETHER = 1 << 22  # bytes handed to the thread that writes: less would take longer to hand over than to write
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """In the place of an array that is too large for the memory: its rows, made while they are written."""
+
+    shape: tuple[int, ...]
+    make: Callable[[], Iterator[np.ndarray]]
+    dtype: Any = np.dtype(np.uint8)  # noqa: RUF009
+
+    def __len__(self) -> int:
+        return self.shape[0]
 
 
 class Parser(argparse.ArgumentParser):
@@ -29,24 +45,23 @@ def check_output(folder: Path, splits: tuple[str, ...] = ("train", "test")) -> N
     """Refuse to replace anything but an earlier dataset; called before the work starts."""
     if not os.path.exists(folder):  # Path.exists raises for names that no file can have
         return
-    strangers = (
-        ["it is a file"] if not folder.is_dir() else sorted(p.name for p in folder.iterdir() if p.name not in (*splits, IDENTIFIERS))
-    )
+    strangers = ["it is a file"] if not folder.is_dir() else sorted(p.name for p in folder.iterdir() if p.name not in (*splits, *FILES))
     if not strangers and any(folder.iterdir()) and not any((folder / split / "dataset.json").is_file() for split in splits):
         strangers = ["no dataset.json"]
     if strangers:
         raise ConfigError(f"--output-dir {folder}: exists and is not a dataset ({strangers[0]}); choose another folder or empty this one")
 
 
-def write_dataset(folder: Path, splits: dict[str, PuzzleSplit], identifiers: list[str]) -> None:
-    """Write aside, then rename: the folder holds the old dataset or the new one, never half of one."""
+def write_dataset(folder: Path, splits: Mapping[str, PuzzleSplit], identifiers: list[str], others: Mapping[str, str] | None = None) -> None:
+    """Write aside, then rename: the folder holds the old dataset or the new one, never half of one. `others`: texts by file name."""
     check_output(folder)
     aside = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
     old = folder.with_name(f"{folder.name}.old-{os.getpid()}")
     try:
         for name, split in splits.items():
             _write_split(aside / name, split)
-        _write_text(aside / IDENTIFIERS, json.dumps(identifiers))
+        for name, text in {IDENTIFIERS: json.dumps(identifiers), **(others or {})}.items():
+            _write_text(aside / name, text)
         if folder.exists():
             folder.rename(old)
         aside.rename(folder)
@@ -61,10 +76,12 @@ def write_dataset(folder: Path, splits: dict[str, PuzzleSplit], identifiers: lis
 
 def _write_split(folder: Path, split: PuzzleSplit) -> None:
     folder.mkdir(parents=True)
-    for name, puzzle_set in split.sets.items():
+    digest = begin_digest(split.metadata)  # as content_fingerprint has it, of what is seen once
+    for name, puzzle_set in sorted(split.sets.items()):
         for field, array in puzzle_set.arrays().items():
+            digest.update(digest_line(name, field, array))
             with open(folder / f"{name}__{field}.npy", "wb") as file:
-                np.save(file, array, allow_pickle=False)
+                _write_array(file, array, digest)
                 file.flush()
                 os.fsync(file.fileno())
     examples = sum(len(one.inputs) for one in split.sets.values())
@@ -72,10 +89,33 @@ def _write_split(folder: Path, split: PuzzleSplit) -> None:
     content = asdict(split.metadata) | {
         "sets": list(split.metadata.sets),
         "total_groups": sum(len(one.group_indices) - 1 for one in split.sets.values()),
+        "total_puzzles": puzzles,
         "mean_puzzle_examples": examples / max(1, puzzles),
-        "fingerprint": split.fingerprint or content_fingerprint(split),
+        "fingerprint": digest.hexdigest(),
     }
     _write_text(folder / "dataset.json", json.dumps(content, indent=1))
+
+
+def _write_array(file: BinaryIO, array: np.ndarray | Pieces, digest: Any) -> None:
+    """As np.save does. While some pieces are written and hashed, the next are made."""
+    header = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False, "shape": array.shape}
+    np.lib.format.write_array_header_1_0(file, header)
+
+    def take(pieces: list[np.ndarray]) -> None:
+        for piece in pieces:
+            file.write(piece.data)
+            digest.update(piece.data)
+
+    held: list[np.ndarray] = []
+    with ThreadPoolExecutor(1) as pool:
+        last = pool.submit(take, [])
+        for piece in array.make() if isinstance(array, Pieces) else [array]:
+            held.append(np.ascontiguousarray(piece))
+            if sum(one.nbytes for one in held) >= TOGETHER:
+                last.result()
+                last, held = pool.submit(take, held), []
+        last.result()
+        take(held)
 
 
 def _write_text(path: Path, text: str) -> None:
