@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -105,10 +106,19 @@ def _one_round(masks: np.ndarray, geo: Geometry) -> tuple[np.ndarray, np.ndarray
     return masks, consistent & (masks > 0).all(axis=0)
 
 
-def search(masks: np.ndarray, size: int, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """How many solutions each board has, counted up to `limit`, and how many guesses it took: the cell with the fewest digits first."""
+class Found(NamedTuple):
+    """What a search knows of each board."""
+
+    counts: np.ndarray  # how many solutions, up to the limit
+    guesses: np.ndarray
+    solutions: np.ndarray  # one of them as masks, (cells, N); zeros where there is none
+
+
+def search(masks: np.ndarray, size: int, limit: int) -> Found:
+    """Count the solutions of each board up to `limit`, and the guesses that it takes: the cell with the fewest digits first."""
     geo = geometry(size)
     counts, guesses = np.zeros((2, masks.shape[1]), np.int64)
+    solutions = np.zeros_like(masks)
     stack, owners = masks.copy(), np.arange(masks.shape[1])
     while len(owners):
         top, top_owners = stack[:, -WIDTH:], owners[-WIDTH:]
@@ -119,6 +129,7 @@ def search(masks: np.ndarray, size: int, limit: int) -> tuple[np.ndarray, np.nda
         choices = np.bitwise_count(top)
         solved = (choices == 1).all(axis=0)
         np.add.at(counts, top_owners[solved], 1)
+        solutions[:, top_owners[solved]] = top[:, solved]
         open_ = ~solved & (counts[top_owners] < limit)
         top, top_owners, choices = top[:, open_], top_owners[open_], choices[:, open_]
         np.add.at(guesses, top_owners, 1)
@@ -131,7 +142,7 @@ def search(masks: np.ndarray, size: int, limit: int) -> tuple[np.ndarray, np.nda
         keep = counts[owners] < limit
         stack = np.concatenate([stack[:, keep], rest, top], axis=1)
         owners = np.concatenate([owners[keep], top_owners, top_owners])
-    return np.minimum(counts, limit), guesses
+    return Found(np.minimum(counts, limit), guesses, solutions)
 
 
 def random_solutions(count: int, size: int, rng: np.random.Generator) -> np.ndarray:
