@@ -18,6 +18,7 @@ BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # size: rows and columns of a box
 WIDTH = 4096  # boards searched together: bounds memory, and makes the search go deep before it goes wide
 ROUNDS = 30  # attempts to find enough boards before giving up
 SPARE = 3  # solved boards for each puzzle that has to be hard: most puzzles of size 9 are not
+FOR_EVER = 1 << 60
 TRIES = 256  # of which so many at least are tried together
 
 
@@ -114,8 +115,11 @@ class Found(NamedTuple):
     solutions: np.ndarray  # one of them as masks, (cells, N); zeros where there is none
 
 
-def search(masks: np.ndarray, size: int, limit: int) -> Found:
-    """Count the solutions of each board up to `limit`, and the guesses that it takes: the cell with the fewest digits first."""
+def search(masks: np.ndarray, size: int, limit: int, most_guesses: int = FOR_EVER) -> Found:
+    """Count the solutions of each board up to `limit`, and the guesses that it takes: the cell with the fewest digits first.
+
+    A board that takes more than `most_guesses` is given up, and may have any number of solutions: `limit` is what is said of it.
+    """
     geo = geometry(size)
     counts, guesses = np.zeros((2, masks.shape[1]), np.int64)
     solutions = np.zeros_like(masks)
@@ -133,6 +137,7 @@ def search(masks: np.ndarray, size: int, limit: int) -> Found:
         open_ = ~solved & (counts[top_owners] < limit)
         top, top_owners, choices = top[:, open_], top_owners[open_], choices[:, open_]
         np.add.at(guesses, top_owners, 1)
+        counts[guesses > most_guesses] = limit
         cell = np.where(choices > 1, choices, 99).argmin(axis=0)
         board = np.arange(len(cell))
         lowest = top[cell, board] & -top[cell, board]

@@ -6,6 +6,7 @@ if a search has to guess at least as often as before. Many walks go side by side
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,9 +14,10 @@ import numpy as np
 from data.sudoku import geometry, random_solutions, search, to_digits, to_masks
 from data.sudoku_sets import cell_permutations
 
-WALKS = 256  # side by side
-EXTRA = 2  # cells given at each step: with more a step rarely leads on, with fewer it rarely leads anywhere new
-IMAGES = 8  # of each puzzle, which are searched too: a puzzle that is hard only as its cells happen to stand leads nowhere
+WALKS = 2  # side by side, for each board that a job makes
+BOARDS = 128  # that one job makes
+EXTRA = 3  # cells given at each step: with more a step rarely leads on, with fewer it rarely leads anywhere new
+IMAGES = 8  # under symmetries of each puzzle, all searched: or walks would find what is hard only as its cells happen to stand
 REMEMBERED = 128  # other boards that a walk keeps in mind
 PATIENCE = 200  # so many steps of every walk without a new board are enough
 LAST = 9  # after every cell that has a turn
@@ -36,7 +38,7 @@ class Walks:
         cells = size * size
         self.size, self.rng = size, rng
         self.answers = np.empty((count, cells), np.uint8)
-        self.images = np.empty((count, IMAGES, cells), np.int32)  # symmetries; the puzzle as it stands comes first
+        self.images = np.empty((count, IMAGES, cells), np.int32)  # where each cell's content comes from
         # where other boards differ from the answer: of each of them a puzzle gives a cell, or it has two solutions
         self.others = np.empty((count, REMEMBERED, cells), np.float32)
         self.remembered = np.empty(count, np.int64)
@@ -50,7 +52,6 @@ class Walks:
         """New walks in the place of these, each from a whole solved board."""
         self.answers[rows] = random_solutions(len(rows), self.size, self.rng)
         self.images[rows] = cell_permutations(self.size, len(rows) * IMAGES, self.rng).reshape(len(rows), IMAGES, -1)
-        self.images[rows, 0] = np.arange(self.size**2)
         self.others[rows], self.remembered[rows], self.given[rows], self.guesses[rows] = 0, 0, True, -1
         self.trial[rows], self.turn[rows] = True, self.rng.random(self.turn[rows].shape)
 
@@ -81,7 +82,8 @@ class Walks:
         self.remembered[rows] += 1
 
     def _compare(self, rows: np.ndarray) -> None:
-        puzzles = np.where(self.trial[rows], self.answers[rows], 0)
+        """Keep these walks' new puzzles where they are no easier than the last ones."""
+        puzzles = np.where(self.trial[rows], self.answers[rows], np.uint8(0))
         images = np.take_along_axis(puzzles[:, None], self.images[rows], axis=2).reshape(-1, self.size**2)
         guesses = search(to_masks(images, self.size), self.size, limit=2).guesses.reshape(-1, IMAGES)
         better = guesses.sum(axis=1) >= self.guesses[rows].sum(axis=1)
@@ -96,20 +98,37 @@ class Walks:
         self.trial[rows[:, None], extra] = True
         self.turn[rows[:, None], extra] += 1
 
+    def middling(self, rows: np.ndarray) -> Hard:
+        """Of each puzzle the image that is as hard as most: at least half of the images take as many guesses."""
+        place = np.argsort(self.guesses[rows], axis=1, kind="stable")[:, IMAGES // 2 - 1]
+        image = self.images[rows, place]
+        given, answers = (np.take_along_axis(one[rows], image, axis=1) for one in (self.given, self.answers))
+        return Hard(np.where(given, answers, np.uint8(0)), answers, self.guesses[rows, place])
 
-def hard_boards(size: int, count: int, min_guesses: int, seed: int, job: int) -> Hard:
-    """`count` puzzles of which the images take as many guesses in the mean; fewer where none is found for long."""
-    walks = Walks(size, WALKS, np.random.default_rng([seed, size, min_guesses, job]))
-    made: list[Hard] = []
+
+def hard_boards(size: int, count: int, min_guesses: int, seed: int, job: int, tell: Callable[[int], None]) -> Hard:
+    """`count` puzzles that take as many guesses, a pure function of what is given; fewer where none is found for long.
+
+    `tell` hears how many more there are.
+    """
+    walks = Walks(size, WALKS * count, np.random.default_rng([seed, size, min_guesses, job]))
+    made = [walks.middling(np.arange(0))]
     found = steps = 0
-    while found < count and steps < PATIENCE * WALKS:
+    while found < count and steps < PATIENCE * WALKS * count:
         done = walks.go_on()
+        new = walks.middling(done)
+        there = new.guesses >= min_guesses
+        made.append(Hard(*(part[there] for part in new)))
+        walks.step(done[~there])
         steps += len(done)
-        there = done[walks.guesses[done].sum(axis=1) >= min_guesses * IMAGES]
-        if len(there):
-            answers = walks.answers[there]
-            made.append(Hard(np.where(walks.given[there], answers, np.uint8(0)), answers, walks.guesses[there, 0]))
-            found, steps = found + len(there), 0
-            walks.begin(there)
-        walks.step(np.setdiff1d(done, there))
+        if more := int(there.sum()):
+            walks.begin(done[there])
+            tell(min(more, count - found))
+            found, steps = found + more, 0
     return Hard(*(np.concatenate(parts)[:count] for parts in zip(*made, strict=True)))
+
+
+def relabelled(answers: np.ndarray, size: int) -> np.ndarray:
+    """Solved boards with the digits of the first row in order: equal where boards differ by their digits' names alone."""
+    names = np.argsort(answers[:, :size], axis=1).astype(np.uint8)
+    return np.take_along_axis(names, answers.astype(np.int64) - 1, axis=1)

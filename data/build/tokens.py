@@ -21,14 +21,14 @@ import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from data.build.bpe import train_bpe
-from data.build.common import Parser
+from data.build.common import Parser, end_with_parent
 from data.build.texts import Document, find_files, read_files, read_hub
 from data.token_files import bin_header
 from data.tokenizer import Bytes, FromFile, Tokenizer
@@ -110,16 +110,8 @@ _OF_WORKER: list[Tokenizer] = []
 
 def _begin_worker(name: str, folder: str, begin: str | None) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     _OF_WORKER[:] = [_tokenizer(name, Path(folder), begin)]
-
-
-def _end_with_parent() -> None:
-    """Who is killed takes nobody along."""
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 def _work(number: int, part: Part, folder: str) -> dict[str, Any]:

@@ -90,7 +90,8 @@ class ActObjective(Objective):
     def predict(self, batch: Batch) -> Prediction:
         """What the net answers, and would have answered had it been stopped after fewer steps."""
         right_SB, q_halt_SB = [], []
-        for logits_BTV, q_B2, steps in answers(self.model, batch):
+        for after_a_step in answers(self.model, batch):
+            logits_BTV, q_B2, steps = after_a_step
             right_SB.append(_right_cells(logits_BTV, batch["labels"]).int())
             q_halt_SB.append(q_B2[:, 0])
         unspent = self.model.sizes.halt_max_steps - len(right_SB)  # steps for which every answer stays what it was

@@ -21,8 +21,9 @@ HALVINGS = 3  # a compiled net is another program for every size of a batch: few
 def answers(model: RecursiveNet, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """After each step of thinking every puzzle's token logits and halting logits, and how many steps it has taken.
 
-    Of several chains the one that is surest to be done speaks for its puzzle. With `eval_halt` a puzzle that is done keeps its
-    answer and leaves the batch; when all have left, there are no more steps.
+    Of several chains the one that is surest to be done speaks for its puzzle. With `eval_halt` a puzzle keeps its answer and leaves
+    the batch where the net wants to halt and has answered the same one step before: the wish alone often comes a step too early.
+    When all have left, there are no more steps.
     """
     sizes, inputs, rows = model.sizes, batch["inputs"], model.puzzle_rows(batch["puzzle_identifiers"])
     each = partial(torch.repeat_interleave, repeats=sizes.chains, dim=0)
@@ -31,6 +32,7 @@ def answers(model: RecursiveNet, batch: Batch) -> Iterator[tuple[Tensor, Tensor,
         inputs, rows = each(inputs), None if rows is None else each(rows)
     steps_P = torch.zeros_like(batch["puzzle_identifiers"])
     puzzle_N, going_N = torch.arange(len(steps_P), device=steps_P.device), torch.ones_like(steps_P, dtype=torch.bool)
+    answer_NT = torch.full_like(batch["inputs"], -1)
     logits_PTV = q_P2 = None
     for _ in range(sizes.halt_max_steps):
         state, logits_NTV, q_N2 = model(state, inputs, rows, weights)
@@ -44,12 +46,13 @@ def answers(model: RecursiveNet, batch: Batch) -> Iterator[tuple[Tensor, Tensor,
         steps_P = steps_P.index_add(0, puzzle_N, going_N.to(steps_P.dtype))
         yield logits_PTV, q_P2, steps_P
         if sizes.eval_halt:
-            going_N = going_N & ~wants_to_halt(q_N2, sizes)
+            answer_NT, before_NT = logits_NTV.argmax(-1), answer_NT
+            going_N = going_N & ~(wants_to_halt(q_N2, sizes) & (answer_NT == before_NT).all(-1))
             stay = _stay(going_N, len(steps_P), model.compiled)
             if not len(stay):
                 return
             if len(stay) < len(going_N):
-                puzzle_N, going_N = puzzle_N[stay], going_N[stay]
+                puzzle_N, going_N, answer_NT = puzzle_N[stay], going_N[stay], answer_NT[stay]
                 chain = (stay[:, None] * sizes.chains + torch.arange(sizes.chains, device=stay.device)).flatten()
                 state, inputs, rows = (state[0][chain], state[1][chain]), inputs[chain], None if rows is None else rows[chain]
 
