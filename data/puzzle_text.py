@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from data.source import IGNORE
-from data.sudoku import BOXES
+from data.sudoku import BOXES, DIGITS
 from data.sudoku_sets import BLANK
 
 GAP = "    "
@@ -22,8 +22,8 @@ def puzzle_text(inputs: np.ndarray, labels: np.ndarray, prediction: np.ndarray, 
         rows = [("puzzle", [str(token) for token in inputs]), ("answer", _shown(prediction, 0, vocab_size - 1)), ("", marks)]
         body = [(f"{name:7}" + " ".join(f"{cell:>{width + 1}}" for cell in row)).rstrip() for name, row in rows]
     elif side in BOXES and vocab_size == side + 2:
-        puzzle = _board(["." if token <= BLANK else str(token - 1) for token in inputs], side)
-        body = _beside(puzzle, _board(_marked(_shown(prediction - 1, 1, side), wrong, 1), side))
+        puzzle = _board(["." if token <= BLANK else DIGITS[token - 1] for token in inputs], side)
+        body = _beside(puzzle, _board(_marked(_digits(prediction - 1, side), wrong, 1), side))
     else:
         answer = _marked(_shown(prediction, 0, vocab_size - 1), wrong, width)
         body = _beside(_grid([f"{token:>{width}}" for token in inputs], side), _grid(answer, side))
@@ -33,6 +33,10 @@ def puzzle_text(inputs: np.ndarray, labels: np.ndarray, prediction: np.ndarray, 
 def _shown(values: np.ndarray, least: int, most: int) -> list[str]:
     """An untrained model answers with anything: a pad or a blank where a digit belongs."""
     return [str(value) if least <= value <= most else NOTHING for value in values]
+
+
+def _digits(values: np.ndarray, side: int) -> list[str]:
+    return [DIGITS[value] if 1 <= value <= side else NOTHING for value in values]
 
 
 def _marked(values: list[str], wrong: np.ndarray, width: int) -> list[str]:

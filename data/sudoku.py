@@ -1,4 +1,4 @@
-"""Sudoku of size 4, 6 and 9: a solver and a generator that work on many boards at once.
+"""Sudoku of size 4, 6, 9 and 16: a solver and a generator that work on many boards at once.
 
 Boards are digits, 0 for blank, one row of cells each (N, cells). Inside the solver a board is one column of bit masks,
 one bit per digit that a cell may still hold: (cells, N), so that every operation runs along the boards.
@@ -14,11 +14,13 @@ import numpy as np
 
 from utils.errors import ConfigError
 
-BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # size: rows and columns of a box
+BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3), 16: (4, 4)}  # size: rows and columns of a box
+DIGITS = "0123456789ABCDEFG"  # as a board is written, by their values
 WIDTH = 4096  # boards searched together: bounds memory, and makes the search go deep before it goes wide
 ROUNDS = 30  # attempts to find enough boards before giving up
 SPARE = 3  # solved boards for each puzzle that has to be hard: most puzzles of size 9 are not
 FOR_EVER = 1 << 60
+TOO_DEEP = 500  # guesses at which a large board counts as one of several solutions; one of size 9 never needs as many
 TRIES = 256  # of which so many at least are tried together
 
 
@@ -90,7 +92,8 @@ def _one_round(masks: np.ndarray, geo: Geometry) -> tuple[np.ndarray, np.ndarray
     members = fixed[geo.units]
     taken = np.bitwise_or.reduce(members, axis=1)
     # digits are powers of two: their sum equals their union only where none stands twice
-    consistent = (members.sum(axis=1, dtype=np.uint16) == taken).all(axis=0)
+    wide = np.uint32 if geo.size > 9 else np.uint16  # sixteen digits' sum has more bits than their union
+    consistent = (members.sum(axis=1, dtype=wide) == taken).all(axis=0)
     row, column, box = geo.units_of
     seen = taken[row] | taken[column] | taken[box]
     masks = np.where(fixed, masks, masks & ~seen)
@@ -186,7 +189,7 @@ def dig(solutions: np.ndarray, size: int, blanks: int, rng: np.random.Generator)
         masks = to_masks(puzzles[live], size)
         # the solution was unique: it stays so if no solution has another digit in this cell
         masks[cell, np.arange(len(live))] = geo.full & ~masks[cell, np.arange(len(live))]
-        unique = search(masks, size, limit=1)[0] == 0
+        unique = search(masks, size, limit=1, most_guesses=TOO_DEEP).counts == 0
         puzzles[live[unique], cell[unique]] = 0
     return puzzles, (puzzles == 0).sum(axis=1) == blanks
 

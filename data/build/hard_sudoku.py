@@ -20,6 +20,8 @@ from data.build.common import end_with_parent
 from data.sudoku_hard import BOARDS, Hard, hard_boards, relabelled
 from utils.errors import ConfigError
 
+Call = tuple[int, int, int, int, int]  # what hard_boards is given, but whom to tell
+
 SIZE = 9  # smaller boards hardly need search, larger ones take too long
 
 
@@ -57,7 +59,7 @@ class Bar:
             print(text, end="" if made < self.total else "\n", file=sys.stderr, flush=True)
 
 
-def _made(calls: list[tuple[int, ...]], workers: int, bar: Bar) -> list[Hard]:
+def _made(calls: list[Call], workers: int, bar: Bar) -> list[Hard]:
     """The jobs' boards, in the order of the jobs."""
     context = get_context("spawn")
     made = context.Value("q", 0)
@@ -89,5 +91,5 @@ def _count(made: Any, show: Callable[[int], None], more: int) -> None:
     show(made.value)
 
 
-def _work(call: tuple[int, ...]) -> Hard:
+def _work(call: Call) -> Hard:
     return hard_boards(*call, _TELL[0])

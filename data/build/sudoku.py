@@ -20,12 +20,12 @@ import numpy as np
 from data.build.common import Parser, check_output, write_dataset
 from data.build.hard_sudoku import SIZE as HARD_SIZE
 from data.build.hard_sudoku import hard_parts
-from data.sudoku import BOXES, generate, is_solved
+from data.sudoku import BOXES, DIGITS, generate, is_solved
 from data.sudoku_sets import sudoku_split
 from utils.errors import ConfigError, brief, exit_status
 
 COLUMNS = ("question", "answer", "rating")
-BLANKS = {4: 9, 6: 23, 9: 50}  # by size: hard enough to be interesting, and nearly every board can lose so many
+BLANKS = {4: 9, 6: 23, 9: 50, 16: 140}  # by size: hard enough to be interesting, and nearly every board can lose so many
 GUESSES = 20  # of a hard board, at least
 SIZES = {size * size: size for size in BOXES}
 
@@ -41,7 +41,7 @@ def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Bo
         if not cells and len(question) in SIZES:
             cells = len(question)
         if not len(question) == len(answer) == cells:
-            expected = cells or "16, 36 or 81"
+            expected = cells or "16, 36, 81 or 256"
             raise ConfigError(f"{file}: line {line} has {len(question)} and {len(answer)} cells, not {expected}; correct or remove it")
         try:
             difficulty = int(rating)
@@ -57,16 +57,19 @@ def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Bo
     puzzles, solutions = _digits(questions, cells), _digits(answers, cells)
     given = puzzles > 0
     size = SIZES[cells]
-    _check(file, lines, ((puzzles <= size) & (solutions <= size)).all(axis=1), f"has characters other than 1 to {size}, 0 and .")
+    _check(file, lines, ((puzzles <= size) & (solutions <= size)).all(axis=1), f"has characters other than 1 to {DIGITS[size]}, 0 and .")
     _check(file, lines, is_solved(solutions, size), "has an answer that is no solved board")
     _check(file, lines, (~given | (puzzles == solutions)).all(axis=1), "has an answer that contradicts its question")
     return puzzles, solutions
 
 
 def _digits(boards: list[str], cells: int) -> np.ndarray:
-    """Digits of equally long strings; what is none becomes a large number."""
-    codes = np.frombuffer("".join(boards).encode("ascii", "replace"), np.uint8).reshape(-1, cells)
-    return np.where(codes == ord("."), np.uint8(0), codes - np.uint8(ord("0")))
+    """Digits of equally long strings, A to G above 9; what is none becomes a large number."""
+    codes = np.frombuffer("".join(boards).upper().encode("ascii", "replace"), np.uint8).reshape(-1, cells)
+    digits = np.full(256, 255, np.uint8)
+    digits[list(DIGITS.encode())] = np.arange(len(DIGITS))
+    digits[ord(".")] = 0
+    return digits[codes]
 
 
 def _check(file: str, lines: list[int], good: np.ndarray | np.bool_, problem: str) -> None:
