@@ -36,7 +36,7 @@ def test_walks_lead_to_harder_boards():
         assert (after >= before).all()
         first = np.where((before < 0) & (after >= 0), after, first)
     assert first.min() >= 0
-    assert (walks.guesses.sum(axis=1) > first).mean() > 0.5
+    assert (walks.guesses.sum(axis=1) > first).mean() > 0.3
     # what is recorded is what most images of the board take
     made = walks.middling(np.arange(12))
     assert (made.guesses <= np.median(walks.guesses, axis=1)).all()
