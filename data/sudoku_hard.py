@@ -100,7 +100,7 @@ class Walks:
 
     def middling(self, rows: np.ndarray) -> Hard:
         """Of each puzzle the image that is as hard as most: at least half of the images take as many guesses."""
-        place = np.argsort(self.guesses[rows], axis=1, kind="stable")[:, IMAGES // 2 - 1]
+        place = np.argsort(self.guesses[rows], axis=1, kind="stable")[:, IMAGES // 2]
         image = self.images[rows, place]
         given, answers = (np.take_along_axis(one[rows], image, axis=1) for one in (self.given, self.answers))
         return Hard(np.where(given, answers, np.uint8(0)), answers, self.guesses[rows, place])

@@ -39,7 +39,7 @@ def test_walks_lead_to_harder_boards():
     assert (walks.guesses.sum(axis=1) > first).mean() > 0.3
     # what is recorded is what most images of the board take
     made = walks.middling(np.arange(12))
-    assert (made.guesses <= np.median(walks.guesses, axis=1)).all()
+    assert (made.guesses >= np.median(walks.guesses, axis=1)).all()
     assert (search(to_masks(made.puzzles, 9), 9, limit=2).guesses == made.guesses).all()
 
 
