@@ -5,7 +5,7 @@ import pytest
 
 from data import sudoku_hard
 from data.puzzles import PuzzleSource
-from data.sudoku import is_solved, random_solutions, search, to_masks
+from data.sudoku import generate, is_solved, random_solutions, search, to_digits, to_masks
 from tests.data.test_sudoku import build, hashes
 
 
@@ -82,3 +82,14 @@ def test_the_search_for_harder_boards_ends(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sudoku_hard, "PATIENCE", 1)
     assert build(tmp_path, "--hard", "--size", 9, "--train", 2, "--test", 1, "--min-guesses", 5000, "--workers", 1) == 2
     assert "--min-guesses 5000: only 0 of 3 boards found; ask for fewer guesses" in capsys.readouterr().err
+
+
+def test_a_search_that_takes_too_long_promises_nothing():
+    ((puzzles, _),) = generate(9, (6,), 54, seed=3, min_guesses=2)
+    found = search(to_masks(puzzles, 9), 9, limit=2)
+    enough, short = (search(to_masks(puzzles, 9), 9, limit=2, most_guesses=most) for most in (found.guesses.max(), found.guesses.min() - 1))
+    assert (enough.counts == found.counts).all()
+    assert (is_solved(to_digits(found.solutions), 9)).all()
+    assert (short.counts == 2).all()
+    assert (short.guesses <= found.guesses).all()
+    assert short.guesses.sum() < found.guesses.sum()
