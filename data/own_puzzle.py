@@ -12,14 +12,13 @@ from torch import Tensor
 from data import maze
 from data.puzzle_text import drawn
 from data.source import IGNORE, Arrays, Batch
-from data.sudoku import geometry, is_solved
+from data.sudoku import DIGITS, geometry, is_solved
 from data.sudoku_sets import BLANK
 from utils.errors import ConfigError, brief, short
 from utils.measure.report import Prediction, Report
 
 KEY = "data.puzzle"
 FRAME = "|-+"  # what separates boxes in drawings of boards
-DIGITS = "0123456789ABCDEFG"
 
 
 def read_text(given: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ import numpy as np
 from data.arc import CELLS, FIRST, SIDE, VOCAB, sizes
 from data.maze import CHARACTERS, is_maze, leads
 from data.source import IGNORE
-from data.sudoku import BOXES
+from data.sudoku import BOXES, DIGITS
 from data.sudoku_sets import BLANK
 
 GAP = "    "
@@ -48,8 +48,8 @@ def drawn(kind: str, inputs: np.ndarray, prediction: np.ndarray, wrong: np.ndarr
     if kind == "maze":
         return _beside(_maze(inputs, side), _maze(np.where(wrong, len(CHARACTERS) + 1, prediction), side))
     if kind == "sudoku":
-        puzzle = _board(["." if token <= BLANK else str(token - 1) for token in inputs], side)
-        return _beside(puzzle, _board(_marked(_shown(prediction - 1, 1, side), wrong, 1), side))
+        puzzle = _board(["." if token <= BLANK else DIGITS[token - 1] for token in inputs], side)
+        return _beside(puzzle, _board(_marked(_digits(prediction - 1, side), wrong, 1), side))
     answer = _marked(_shown(prediction, 0, vocab_size - 1), wrong, width)
     return _beside(_grid([f"{token:>{width}}" for token in inputs], side), _grid(answer, side))
 
@@ -57,6 +57,10 @@ def drawn(kind: str, inputs: np.ndarray, prediction: np.ndarray, wrong: np.ndarr
 def _shown(values: np.ndarray, least: int, most: int) -> list[str]:
     """An untrained model answers with anything: a pad or a blank where a digit belongs."""
     return [str(value) if least <= value <= most else NOTHING for value in values]
+
+
+def _digits(values: np.ndarray, side: int) -> list[str]:
+    return [DIGITS[value] if 1 <= value <= side else NOTHING for value in values]
 
 
 def _marked(values: list[str], wrong: np.ndarray, width: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Sudoku of size 4, 6 and 9: a solver and a generator that work on many boards at once.
+"""Sudoku of size 4, 6, 9 and 16: a solver and a generator that work on many boards at once.
 
 Boards are digits, 0 for blank, one row of cells each (N, cells). Inside the solver a board is one column of bit masks,
 one bit per digit that a cell may still hold: (cells, N), so that every operation runs along the boards.
@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
 from utils.errors import ConfigError
 
-BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # size: rows and columns of a box
+BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3), 16: (4, 4)}  # size: rows and columns of a box
+DIGITS = "0123456789ABCDEFG"  # as a board is written, by their values
 WIDTH = 4096  # boards searched together: bounds memory, and makes the search go deep before it goes wide
 ROUNDS = 30  # attempts to find enough boards before giving up
 SPARE = 3  # solved boards for each puzzle that has to be hard: most puzzles of size 9 are not
+FOR_EVER = 1 << 60
+TOO_DEEP = 500  # guesses at which a large board counts as one of several solutions; one of size 9 never needs as many
 TRIES = 256  # of which so many at least are tried together
 
 
@@ -88,7 +92,8 @@ def _one_round(masks: np.ndarray, geo: Geometry) -> tuple[np.ndarray, np.ndarray
     members = fixed[geo.units]
     taken = np.bitwise_or.reduce(members, axis=1)
     # digits are powers of two: their sum equals their union only where none stands twice
-    consistent = (members.sum(axis=1, dtype=np.uint16) == taken).all(axis=0)
+    wide = np.uint32 if geo.size > 9 else np.uint16  # sixteen digits' sum has more bits than their union
+    consistent = (members.sum(axis=1, dtype=wide) == taken).all(axis=0)
     row, column, box = geo.units_of
     seen = taken[row] | taken[column] | taken[box]
     masks = np.where(fixed, masks, masks & ~seen)
@@ -105,10 +110,22 @@ def _one_round(masks: np.ndarray, geo: Geometry) -> tuple[np.ndarray, np.ndarray
     return masks, consistent & (masks > 0).all(axis=0)
 
 
-def search(masks: np.ndarray, size: int, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """How many solutions each board has, counted up to `limit`, and how many guesses it took: the cell with the fewest digits first."""
+class Found(NamedTuple):
+    """What a search knows of each board."""
+
+    counts: np.ndarray  # how many solutions, up to the limit
+    guesses: np.ndarray
+    solutions: np.ndarray  # one of them as masks, (cells, N); zeros where there is none
+
+
+def search(masks: np.ndarray, size: int, limit: int, most_guesses: int = FOR_EVER) -> Found:
+    """Count the solutions of each board up to `limit`, and the guesses that it takes: the cell with the fewest digits first.
+
+    A board that takes more than `most_guesses` is given up, and may have any number of solutions: `limit` is what is said of it.
+    """
     geo = geometry(size)
     counts, guesses = np.zeros((2, masks.shape[1]), np.int64)
+    solutions = np.zeros_like(masks)
     stack, owners = masks.copy(), np.arange(masks.shape[1])
     while len(owners):
         top, top_owners = stack[:, -WIDTH:], owners[-WIDTH:]
@@ -119,9 +136,11 @@ def search(masks: np.ndarray, size: int, limit: int) -> tuple[np.ndarray, np.nda
         choices = np.bitwise_count(top)
         solved = (choices == 1).all(axis=0)
         np.add.at(counts, top_owners[solved], 1)
+        solutions[:, top_owners[solved]] = top[:, solved]
         open_ = ~solved & (counts[top_owners] < limit)
         top, top_owners, choices = top[:, open_], top_owners[open_], choices[:, open_]
         np.add.at(guesses, top_owners, 1)
+        counts[guesses > most_guesses] = limit
         cell = np.where(choices > 1, choices, 99).argmin(axis=0)
         board = np.arange(len(cell))
         lowest = top[cell, board] & -top[cell, board]
@@ -131,7 +150,7 @@ def search(masks: np.ndarray, size: int, limit: int) -> tuple[np.ndarray, np.nda
         keep = counts[owners] < limit
         stack = np.concatenate([stack[:, keep], rest, top], axis=1)
         owners = np.concatenate([owners[keep], top_owners, top_owners])
-    return np.minimum(counts, limit), guesses
+    return Found(np.minimum(counts, limit), guesses, solutions)
 
 
 def random_solutions(count: int, size: int, rng: np.random.Generator) -> np.ndarray:
@@ -170,7 +189,7 @@ def dig(solutions: np.ndarray, size: int, blanks: int, rng: np.random.Generator)
         masks = to_masks(puzzles[live], size)
         # the solution was unique: it stays so if no solution has another digit in this cell
         masks[cell, np.arange(len(live))] = geo.full & ~masks[cell, np.arange(len(live))]
-        unique = search(masks, size, limit=1)[0] == 0
+        unique = search(masks, size, limit=1, most_guesses=TOO_DEEP).counts == 0
         puzzles[live[unique], cell[unique]] = 0
     return puzzles, (puzzles == 0).sum(axis=1) == blanks
 

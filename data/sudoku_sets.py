@@ -56,11 +56,11 @@ def augment(size: int, puzzles: np.ndarray, answers: np.ndarray, num_aug: int, s
 def _transform(answer: np.ndarray, blank: np.ndarray, cell: np.ndarray, digit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     rows, cells = answer.shape
     # a cell's digit and its blankness travel together: one gather moves both
-    both = (answer | blank.astype(np.uint8) << 4).reshape(-1)
+    both = (answer | blank.astype(np.uint8) << 5).reshape(-1)
     moved = both[cell + np.arange(0, rows * cells, cells, dtype=np.int32)[:, None]]
     width = digit.shape[1]
-    answer = digit.reshape(-1)[(moved & 15) + np.arange(0, rows * width, width, dtype=np.int32)[:, None]]
-    return answer, moved > 15
+    answer = digit.reshape(-1)[(moved & 31) + np.arange(0, rows * width, width, dtype=np.int32)[:, None]]
+    return answer, moved > 31
 
 
 def digit_permutations(size: int, count: int, rng: np.random.Generator) -> np.ndarray:

@@ -45,6 +45,10 @@ class Sizes:
     mlp_norm: bool = False
     depth_warmup: float = 0.0
     starts: int = 1
+    eval_halt: bool = False
+    chains: int = 1
+    chain_noise: float = 1.0
+    chain_seed: int = 0
     puzzle_emb_len: int = 0  # 0: as many positions as the puzzle embedding fills
     mlp_t: bool = False
     no_ACT_continue: bool = False
@@ -158,8 +162,10 @@ class RecursiveNet(nn.Module):
         super().__init__()
         self.inner = inner
         self.sizes = inner.sizes
+        self.compiled = False
 
     def compile(self, **options) -> None:  # type: ignore[override]
+        self.compiled = True
         self.inner.compile(**options)
 
     @property

@@ -109,6 +109,16 @@ def test_evaluation_sees_every_example_once(trm: Result) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_leaving_early_and_chains_give_the_same_numbers_at_any_number_of_ranks(trm: Result, ranks: int, tmp_path: Path) -> None:
+    arguments = [*TINY_TRM, "eval_only=true", f"checkpoint={trm.directory}", "arch.eval_halt=true", "arch.chains=3", "eval_batch_size=5"]
+    one, many = (train(tmp_path / str(number), *arguments, ranks=number) for number in (1, ranks))
+    keep = [[{key: value for key, value in row.items() if key.startswith("eval/")} for row in run.rows] for run in (one, many)]
+    assert keep[0] == keep[1]
+    assert keep[0][-1]["eval/steps"] < 4
+
+
 def test_eval_only_repeats_the_evaluation_on_two_ranks(trm: Result, tmp_path: Path) -> None:
     arguments = [*TINY_TRM, "eval_only=true", f"checkpoint={trm.directory}"]
     again = train(tmp_path / "run", *arguments, ranks=2)

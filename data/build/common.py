@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -52,14 +53,22 @@ def check_output(folder: Path, splits: tuple[str, ...] = ("train", "test")) -> N
         raise ConfigError(f"--output-dir {folder}: exists and is not a dataset ({strangers[0]}); choose another folder or empty this one")
 
 
-def write_dataset(folder: Path, splits: Mapping[str, PuzzleSplit], identifiers: list[str], others: Mapping[str, str] | None = None) -> None:
-    """Write aside, then rename: the folder holds the old dataset or the new one, never half of one. `others`: texts by file name."""
+def write_dataset(
+    folder: Path, splits: Mapping[str, PuzzleSplit], identifiers: list[str],
+    others: Mapping[str, str] | None = None, ratings: Mapping[str, np.ndarray] | None = None,
+) -> None:  # fmt: skip
+    """Write aside, then rename: the folder holds the old dataset or the new one, never half of one.
+
+    `others`: texts by file name. How hard the groups of a split are, where it is known, stands beside its arrays.
+    """
     check_output(folder)
     aside = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
     old = folder.with_name(f"{folder.name}.old-{os.getpid()}")
     try:
         for name, split in splits.items():
             _write_split(aside / name, split)
+            if ratings is not None:
+                _write_array(aside / name / "all__ratings.npy", ratings[name], hashlib.sha256())
         for name, text in {IDENTIFIERS: json.dumps(identifiers), **(others or {})}.items():
             _write_text(aside / name, text)
         if folder.exists():
@@ -80,10 +89,7 @@ def _write_split(folder: Path, split: PuzzleSplit) -> None:
     for name, puzzle_set in sorted(split.sets.items()):
         for field, array in puzzle_set.arrays().items():
             digest.update(digest_line(name, field, array))
-            with open(folder / f"{name}__{field}.npy", "wb") as file:
-                _write_array(file, array, digest)
-                file.flush()
-                os.fsync(file.fileno())
+            _write_array(folder / f"{name}__{field}.npy", array, digest)
     examples = sum(len(one.inputs) for one in split.sets.values())
     puzzles = sum(len(one.puzzle_identifiers) for one in split.sets.values())
     content = asdict(split.metadata) | {
@@ -96,18 +102,18 @@ def _write_split(folder: Path, split: PuzzleSplit) -> None:
     _write_text(folder / "dataset.json", json.dumps(content, indent=1))
 
 
-def _write_array(file: BinaryIO, array: np.ndarray | Pieces, digest: Any) -> None:
+def _write_array(path: Path, array: np.ndarray | Pieces, digest: Any) -> None:
     """As np.save does. While some pieces are written and hashed, the next are made."""
     header = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False, "shape": array.shape}
-    np.lib.format.write_array_header_1_0(file, header)
-
-    def take(pieces: list[np.ndarray]) -> None:
-        for piece in pieces:
-            file.write(piece.data)
-            digest.update(piece.data)
-
     held: list[np.ndarray] = []
-    with ThreadPoolExecutor(1) as pool:
+    with open(path, "wb") as file, ThreadPoolExecutor(1) as pool:
+        np.lib.format.write_array_header_1_0(file, header)
+
+        def take(pieces: list[np.ndarray]) -> None:
+            for piece in pieces:
+                file.write(piece.data)
+                digest.update(piece.data)
+
         last = pool.submit(take, [])
         for piece in array.make() if isinstance(array, Pieces) else [array]:
             held.append(np.ascontiguousarray(piece))
@@ -116,6 +122,8 @@ def _write_array(file: BinaryIO, array: np.ndarray | Pieces, digest: Any) -> Non
                 last, held = pool.submit(take, held), []
         last.result()
         take(held)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -1,6 +1,7 @@
 """Build a Sudoku dataset: generated boards with a unique solution, or boards from CSV files (source,question,answer,rating).
 
 python -m data.build.sudoku --size 6 --output-dir data/sudoku-6
+python -m data.build.sudoku --size 9 --hard --train 1000 --test 1000 --output-dir data/sudoku-hard
 python -m data.build.sudoku --hub sapientinc/sudoku-extreme --subsample-size 1000 --num-aug 1000 --output-dir data/sudoku-extreme-1k
 """
 
@@ -8,36 +9,42 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from data.build.common import Parser, check_output, write_dataset
+from data.build.hard_sudoku import SIZE as HARD_SIZE
+from data.build.hard_sudoku import hard_parts
 from data.build.rows import Boards, Row, check, codes, collect, read_split, subsample
-from data.sudoku import BOXES, generate, is_solved
+from data.sudoku import BOXES, DIGITS, generate, is_solved
 from data.sudoku_sets import sudoku_split
 from utils.errors import ConfigError, exit_status
 
-BLANKS = {4: 9, 6: 23, 9: 50}  # by size: hard enough to be interesting, and nearly every board can lose so many
+BLANKS = {4: 9, 6: 23, 9: 50, 16: 140}  # by size: hard enough to be interesting, and nearly every board can lose so many
+GUESSES = 20  # of a hard board, at least
 SIZES = {size * size: size for size in BOXES}
 
 
 def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Boards:
     """Check rows and turn them into boards of digits; what is wrong is named with its line."""
-    lines, questions, answers = collect(file, rows, min_difficulty, SIZES.get, "16, 36 or 81")
+    lines, questions, answers = collect(file, rows, min_difficulty, SIZES.get, "16, 36, 81 or 256")
     puzzles, solutions = _digits(questions), _digits(answers)
     given, size = puzzles > 0, SIZES[puzzles.shape[1]]
-    check(file, lines, ((puzzles <= size) & (solutions <= size)).all(axis=1), f"has characters other than 1 to {size}, 0 and .")
+    check(file, lines, ((puzzles <= size) & (solutions <= size)).all(axis=1), f"has characters other than 1 to {DIGITS[size]}, 0 and .")
     check(file, lines, is_solved(solutions, size), "has an answer that is no solved board")
     check(file, lines, (~given | (puzzles == solutions)).all(axis=1), "has an answer that contradicts its question")
     return puzzles, solutions
 
 
 def _digits(boards: list[str]) -> np.ndarray:
-    """What is no digit becomes a large number."""
-    characters = codes(boards)
-    return np.where(characters == ord("."), np.uint8(0), characters - np.uint8(ord("0")))
+    """A to G above 9; what is no digit becomes a large number."""
+    digits = np.full(256, 255, np.uint8)
+    for text in (DIGITS, DIGITS.lower()):
+        digits[list(text.encode())] = np.arange(len(DIGITS))
+    digits[ord(".")] = 0
+    return digits[codes(boards)]
 
 
 def convert(options: argparse.Namespace) -> tuple[int, dict[str, Boards]]:
@@ -58,17 +65,32 @@ def build(options: argparse.Namespace) -> str:
     check_output(folder)
     if options.seed < 0:
         raise ConfigError(f"--seed {options.seed}: must not be negative; try {-options.seed}")
+    ratings = None
     if options.input_dir or options.hub:
         size, boards = convert(options)
+    elif options.hard:
+        if options.size != HARD_SIZE or options.blanks is not None:
+            raise ConfigError(f"--hard: makes boards of size {HARD_SIZE} that can lack no digit; give --size {HARD_SIZE}, and no --blanks")
+        least = GUESSES if options.min_guesses is None else options.min_guesses
+        hard = hard_parts((options.train, options.test), least, options.seed, options.workers)
+        size, boards = HARD_SIZE, {name: (part.puzzles, part.answers) for name, part in zip(("train", "test"), hard, strict=True)}
+        ratings = {name: part.guesses for name, part in zip(boards, hard, strict=True)}
     else:
         size = options.size
         blanks = BLANKS[size] if options.blanks is None else options.blanks
-        parts = generate(size, (options.train, options.test), blanks, options.seed, options.min_guesses)
+        parts = generate(size, (options.train, options.test), blanks, options.seed, options.min_guesses or 0)
         boards = {"train": parts[0], "test": parts[1]}
     splits = {name: sudoku_split(name, size, *boards[name], options.num_aug if name == "train" else 0, options.seed) for name in boards}
-    write_dataset(folder, splits, ["<blank>"])
+    write_dataset(folder, splits, ["<blank>"], ratings=ratings)
     train, test = (len(splits[name].sets["all"].inputs) for name in ("train", "test"))
-    return f"{folder}: {train} training examples of {len(boards['train'][0])} boards, {test} test boards, {size}x{size}"
+    return f"{folder}: {train} training examples of {len(boards['train'][0])} boards, {test} test boards, {size}x{size}{_rated(ratings)}"
+
+
+def _rated(ratings: Mapping[str, np.ndarray] | None) -> str:
+    if ratings is None:
+        return ""
+    guesses = np.concatenate([*ratings.values()])
+    return f", {np.median(guesses):.0f} guesses in the median, {guesses.min()} to {guesses.max()}"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -85,7 +107,9 @@ def parser() -> argparse.ArgumentParser:
     generated.add_argument("--train", type=int, default=1000, help="training boards")
     generated.add_argument("--test", type=int, default=1000, help="test boards")
     generated.add_argument("--blanks", type=int, help=f"blank cells per board, by default {BLANKS} by size")
-    generated.add_argument("--min-guesses", type=int, default=0, help="only boards for which a search has to guess as often")
+    generated.add_argument("--min-guesses", type=int, help=f"only boards for which a search has to guess as often; with --hard {GUESSES}")
+    generated.add_argument("--hard", action="store_true", help="boards that need search and can lack no digit, found step by step")
+    generated.add_argument("--workers", type=int, help="processes for --hard; by default one a core")
     converted = made.add_argument_group("converted boards")
     converted.add_argument("--subsample-size", type=int, help="training boards to keep, chosen at random")
     converted.add_argument("--min-difficulty", type=int, help="drop boards with a smaller rating")

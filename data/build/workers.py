@@ -23,6 +23,8 @@ def in_order(work: Callable[..., T], tasks: Iterable[tuple[Any, ...]], workers: 
 
     Who has enough closes the iterator: what was begun is finished, and nothing more is.
     """
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers {workers}: must be at least 1; leave it out for one a core")
     workers = workers or len(os.sched_getaffinity(0))
     if workers == 1:
         yield from (work(*task) for task in tasks)

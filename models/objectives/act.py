@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.losses import LOSSES
+from models.objectives.answering import answers, wants_to_halt
 from models.objectives.base import Batch, Context, Objective, StepOut
 from models.objectives.interval import Interval
 from models.objectives.thinking import ThinkingSteps
@@ -88,16 +89,15 @@ class ActObjective(Objective):
         return (z_H, z_BSLD[torch.arange(len(best_B), device=best_B.device), best_B]), after.view_as(z_BSLD)
 
     def predict(self, batch: Batch) -> Prediction:
-        """Think for the full number of steps, so that slots of one batch stay together."""
-        state, weights = self.model.fresh_state(*batch["inputs"].shape), self.model.weights()
-        rows = self.model.puzzle_rows(batch["puzzle_identifiers"])
+        """What the net answers, and would have answered had it been stopped after fewer steps."""
         right_SB, q_halt_SB = [], []
-        for _ in range(self.model.sizes.halt_max_steps):
-            state, logits_BTV, q_B2 = self.model(state, batch["inputs"], rows, weights)
+        for after_a_step in answers(self.model, batch):
+            logits_BTV, q_B2, steps = after_a_step
             right_SB.append(_right_cells(logits_BTV, batch["labels"]).int())
             q_halt_SB.append(q_B2[:, 0])
-        everybody = torch.ones_like(batch["puzzle_identifiers"])
-        steps, halted = everybody * self.model.sizes.halt_max_steps, everybody.bool()
+        unspent = self.model.sizes.halt_max_steps - len(right_SB)  # steps for which every answer stays what it was
+        right_SB, q_halt_SB = right_SB + right_SB[-1:] * unspent, q_halt_SB + q_halt_SB[-1:] * unspent
+        halted = torch.ones_like(steps, dtype=torch.bool)
         _, _, metrics = self._losses(logits_BTV, q_B2, None, steps, halted, batch["labels"])
         outputs = {"logits": logits_BTV, "answer": logits_BTV.argmax(-1), "q_halt_logits": q_B2[:, 0], "q_continue_logits": q_B2[:, 1]}
         outputs |= {"right_by_step": torch.stack(right_SB, 1), "q_halt_by_step": torch.stack(q_halt_SB, 1)}
@@ -123,7 +123,7 @@ class ActObjective(Objective):
         sizes = self.model.sizes
         if sizes.halt_max_steps == 1:
             return last
-        wants = q_B2[:, 0] > (0.0 if sizes.no_ACT_continue else q_B2[:, 1])
+        wants = wants_to_halt(q_B2, sizes)
         explores = ctx.noise.uniform("explore", steps.shape) < sizes.halt_exploration_prob
         at_least = ctx.noise.integers("explore_steps", steps.shape, 2, sizes.halt_max_steps + 1)
         return (last | wants) & (steps >= explores * at_least)

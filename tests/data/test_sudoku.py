@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from data.build.sudoku import main
+from data.puzzle_text import puzzle_text
 from data.puzzles import PuzzleSource
-from data.sudoku import BOXES, generate, geometry, is_solved, propagate, random_solutions, search, to_masks
+from data.sudoku import BOXES, DIGITS, generate, geometry, is_solved, propagate, random_solutions, search, to_masks
 from data.sudoku_sets import augment, cell_permutations, sudoku_split
 from utils.errors import ConfigError
 
@@ -47,7 +48,7 @@ def test_solution_counts_equal_brute_force():
     assert search(to_masks(np.zeros((1, 16), np.uint8), 4), 4, limit=1000)[0] == 288
 
 
-@pytest.mark.parametrize(("size", "blanks"), [(4, 9), (6, 23), (9, 45)])
+@pytest.mark.parametrize(("size", "blanks"), [(4, 9), (6, 23), (9, 45), (16, 110)])
 def test_generated_puzzles_are_unique_disjoint_and_have_their_blanks(size, blanks):
     parts = generate(size, (60, 20), blanks, seed=1)
     for puzzles, answers in parts:
@@ -86,7 +87,7 @@ def guess(mask: np.ndarray, size: int) -> int:
 def test_boards_that_need_guesses_need_them():
     for puzzles, answers in generate(9, (12, 5), 54, seed=3, min_guesses=2):
         masks = to_masks(puzzles, 9)
-        _, guesses = search(masks, 9, limit=2)
+        guesses = search(masks, 9, limit=2).guesses
         assert guesses.tolist() == [guess(masks[:, [board]], 9) for board in range(len(puzzles))]
         assert guesses.min() >= 2
         assert is_solved(answers, 9).all()
@@ -104,9 +105,9 @@ def test_impossible_boards_are_refused():
             generate(*arguments)
 
 
-@pytest.mark.parametrize("size", [4, 6, 9])
+@pytest.mark.parametrize("size", [4, 6, 9, 16])
 def test_augmented_boards_are_valid_and_keep_puzzle_and_answer_together(size):
-    ((puzzles, answers),) = generate(size, (4,), {4: 8, 6: 20, 9: 40}[size], seed=0)
+    ((puzzles, answers),) = generate(size, (4,), {4: 8, 6: 20, 9: 40, 16: 90}[size], seed=0)
     inputs, labels = (tokens.reshape(4, 31, -1) for tokens in augment(size, puzzles, answers, 30, seed=0))
     assert (inputs[:, 0] == puzzles + 1).all()
     assert (labels[:, 0] == answers + 1).all()
@@ -167,8 +168,10 @@ def write_csv(folder, boards: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
     for split, (puzzles, answers) in boards.items():
         lines = ["source,question,answer,rating"]
         for number, (puzzle, answer) in enumerate(zip(puzzles, answers, strict=True)):
-            question = "".join(map(str, puzzle))
-            lines.append(f"here,{question if number % 2 else question.replace('0', '.')},{''.join(map(str, answer))},{number}")
+            question = "".join(DIGITS[digit] for digit in puzzle)
+            lines.append(
+                f"here,{question if number % 2 else question.replace('0', '.')},{''.join(DIGITS[digit] for digit in answer)},{number}"
+            )
         (folder / f"{split}.csv").write_text("\n".join(lines) + "\n")
 
 
@@ -193,6 +196,23 @@ def test_csv_files_are_converted(tmp_path, csv_boards):
     assert len(kept) == 6
     assert kept <= {board.tobytes() for board in csv_boards["train"][0][2:] + np.uint8(1)}
     assert np.load(out / "train" / "all__group_indices.npy").tolist() == list(range(0, 19, 3))
+
+
+def test_boards_of_sixteen_are_read_by_letters_and_drawn(tmp_path):
+    (train, test) = generate(16, (2, 2), 100, seed=0)
+    write_csv(tmp_path / "csv", {"train": train, "test": test})
+    assert build(tmp_path / "out", "--input-dir", tmp_path / "csv") == 0
+    assert (np.load(tmp_path / "out" / "test" / "all__inputs.npy") == test[0] + 1).all()
+    labels = np.load(tmp_path / "out" / "test" / "all__labels.npy")
+    assert (labels == test[1] + 1).all()
+    drawn = puzzle_text(test[0][0] + 1, labels[0], labels[0], 18).split("\n")
+    assert len(drawn) == 1 + 16 + 3 + 1
+    assert "".join(line.split("   ")[0] for line in drawn[1:-1] if "-" not in line).translate(str.maketrans("", "", " |")) == "".join(
+        "." if digit == 0 else DIGITS[digit] for digit in test[0][0]
+    )
+    three = np.tile(np.arange(16), 16)
+    three[:3] = 15  # three times one digit in a row: their sum has the bits of one
+    assert not propagate(to_masks(three[:, None].T + 1, 16), geometry(16)).any()
 
 
 def test_the_hub_path_gives_the_same_boards(tmp_path, csv_boards, monkeypatch):
