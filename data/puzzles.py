@@ -21,6 +21,7 @@ from data.puzzle_files import PuzzleSplit, sample
 from data.puzzle_pool import Member, Pool, Rows, max_vocab, open_datasets
 from data.puzzle_text import kind_of, puzzle_text
 from data.source import IGNORE, Arrays, EvalSet, Plan, Spec
+from data.votes import Votes, VoteSet, symmetries
 from utils.checkpoint.registry import Registry
 from utils.errors import ConfigError, short
 from utils.measure.report import Evaluator
@@ -29,15 +30,17 @@ from utils.measure.report import Evaluator
 EVALUATORS: dict[str, Callable[[PuzzleSplit, str], Callable[[], Evaluator]]] = {
     "arc": lambda split, name: partial(ArcVotes, ArcPairs(split, name)),
 }
+VOTE = "vote"  # asks for images of every example as well
 SPELT_OUT = {"arc@ARC": "arc"}  # as TRM's own configuration names them
 
 
 def evaluator_names(given: Sequence[str | Mapping[str, str]]) -> list[str]:
     """Those of the key `evaluators`: words, or groups of a name as TRM has them."""
     found = [SPELT_OUT.get(str(one["name"]), "") if isinstance(one, Mapping) and one.keys() == {"name"} else one for one in given]
+    known = [*EVALUATORS, VOTE]
     for name, one in zip(found, given, strict=True):
-        if not isinstance(name, str) or name not in EVALUATORS:
-            raise ConfigError(f"evaluators=[{short(one)}]: unknown; choose from {', '.join(EVALUATORS)}, or use evaluators=[]")
+        if not isinstance(name, str) or name not in known:
+            raise ConfigError(f"evaluators=[{short(one)}]: unknown; choose from {', '.join(known)}, or use evaluators=[]")
     return list(dict.fromkeys(found))  # type: ignore[arg-type]
 
 
@@ -61,8 +64,10 @@ class PuzzleSource:
         evaluators: Sequence[str | Mapping[str, str]] = (),
         eval_only: bool = False,
         puzzle: str | None = None,
+        votes: int = 8,
     ) -> None:
-        chosen = [EVALUATORS[name] for name in evaluator_names(evaluators)]
+        names = evaluator_names(evaluators)
+        chosen = [EVALUATORS[name] for name in names if name != VOTE]
         train, test = open_datasets(data_path, data_paths, data_paths_test, embedded)
         self._seed, self._shards, self._batch = seed, shards, global_batch_size
         self._rows = Rows([(member.split, name) for member in train for name in member.split.sets])
@@ -83,6 +88,8 @@ class PuzzleSource:
             known = train[0].split.metadata
             self._own = kind_of_set(train[0].split, known.sets[0])
             self._eval_sets = {"puzzle": own_puzzle(puzzle, self._own, known.seq_len, known.blank_identifier_id)}
+        elif VOTE in names:
+            self._eval_sets |= {f"{key}-votes": self._asked(key, votes) for key in self._test if len(self._eval_sets[key])}
         filled = {key: of for key, of in self._test.items() if len(self._eval_sets.get(key, ()))}
         self._chosen = {key: [make(*of) for make in chosen] for key, of in filled.items()}
         self.spec = Spec(
@@ -113,10 +120,19 @@ class PuzzleSource:
     def evaluators(self, set_name: str) -> Sequence[Evaluator]:
         if self._own:
             return [Answer(self._own, self.spec.vocab_size)]
+        examples = self._eval_sets[set_name]
+        if isinstance(examples, VoteSet):
+            return [Votes(examples, self.spec.vocab_size)]
         first = next((name for name, examples in self._eval_sets.items() if len(examples)), None)
         shown = [ExampleText(self._text)] if set_name == first else []  # one example is enough to see what the model does
         chosen = [make() for make in self._chosen.get(set_name, ())]
         return [*shown, *chosen, *([MazePaths()] if kind_of_set(*self._test[set_name]) == "maze" else [])]
+
+    def _asked(self, key: str, votes: int) -> VoteSet:
+        """Images of every example of a set."""
+        split, name = self._test[key]
+        kind, metadata = kind_of_set(split, name), split.metadata
+        return VoteSet(self._eval_sets[key], symmetries(kind, metadata.seq_len, metadata.vocab_size, votes, self._seed))
 
     def _text(self, example: Arrays, answer: np.ndarray) -> str:
         return puzzle_text(example["inputs"], example["labels"], answer, self.spec.vocab_size)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from data.maze import leads
+from data.puzzles import PuzzleSource
 from data.source import IGNORE, Arrays
 from data.sudoku import is_solved
 from data.sudoku_sets import sudoku_split
@@ -124,3 +125,11 @@ def test_what_has_no_symmetries_is_refused() -> None:
         symmetries("", 81, 12, 4, 0)
     with pytest.raises(ConfigError, match=r"^data.votes=9: a maze has 8 images"):
         symmetries("maze", 81, 6, 9, 0)
+
+
+def test_a_source_asks_about_images_of_its_test_sets() -> None:
+    embedded = {"size": 4, "train": 40, "test": 10, "blanks": 7}
+    made = PuzzleSource(seed=0, shards=2, global_batch_size=8, epochs=1, embedded=embedded, evaluators=["vote"], votes=3)
+    assert {name: len(examples) for name, examples in made.eval_sets().items()} == {"all": 10, "all-votes": 30}
+    assert [type(one) for one in made.evaluators("all-votes")] == [Votes]
+    assert Votes not in [type(one) for one in made.evaluators("all")]
