@@ -197,7 +197,7 @@ SLOW: list[Row] = [
     (["data_path=a", "data_paths=[b]"], "data_path=a and data_paths=['b'] are both given", 2),
     (["data_paths=[]"], "data_paths=[]: names no folder"),
     (["evaluators=[arc]"], "evaluators=[arc]: data.embedded/all holds no ARC puzzles (vocab_size=12, seq_len=900); use evaluators=[]"),
-    (["evaluators=[ark]"], "evaluators=[ark]: unknown; choose from arc, or use evaluators=[]"),
+    (["evaluators=[ark]"], "evaluators=[ark]: unknown; choose from arc, vote, or use evaluators=[]"),
     (["evaluators=[{name:arc@ARC,submission_K:3}]"], "evaluators=[{'name': 'arc@ARC', 'submission_K': 3}]: unknown; choose from arc"),
     (["data_path=nowhere/x"], "data_path=nowhere/x: no train/dataset.json there"),
     (["arch=cnn"], "arch=cnn needs images of 28×28"),
