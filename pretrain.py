@@ -129,7 +129,7 @@ def train_or_evaluate(cfg: DictConfig, dist: Dist, run: RunDirectory) -> float |
     wandb = {"mode": cfg.wandb.mode, "project": cfg.project_name, "name": cfg.run_name, "id": start.meta.get("wandb_id")}
     run.begin(OmegaConf.to_yaml(cfg), wandb, start.step if start.continues else None, standing.evaluation_due)
     size = sum(p.numel() for p in objective.parameters() if p.requires_grad)
-    run.say(f"{cfg.run_name}: {size:,} parameters, {trainer.total_steps:,} steps")
+    run.say(f"{cfg.run_name}: {size:,} parameters, {trainer.total_steps:,} steps on {source.spec.name}")
     run.say(hardware.describe(dist, objective.model.dtype))
     if cfg.eval_only:
         if stop := evaluate(trainer):

@@ -55,7 +55,7 @@ class ImageSource:
         self._test = ImageEvalSet(*test)
         digest = hashlib.sha256(np.ascontiguousarray(self._inputs).data)
         digest.update(np.ascontiguousarray(self._labels).data)
-        self.spec = Spec(num_classes=CLASSES, image_shape=(SIDE, SIDE), fingerprint=digest.hexdigest())
+        self.spec = Spec(num_classes=CLASSES, image_shape=(SIDE, SIDE), fingerprint=digest.hexdigest(), name=data_path or dataset)
 
     @cached_property
     def plan(self) -> Plan:

@@ -97,6 +97,7 @@ class PuzzleSource:
             seq_len=train[0].split.metadata.seq_len,
             table_rows=sum(member.split.metadata.num_puzzle_identifiers for member in train),
             fingerprint=_combined([member.split.fingerprint for member in train]),
+            name=", ".join([data_path] if data_path is not None else data_paths or ["generated Sudoku"]),
         )
 
     @cached_property

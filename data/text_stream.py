@@ -150,7 +150,7 @@ class StreamSource:
         tokens = np.concatenate([*found, np.empty(0, np.uint32)])[: most + 1]
         digest = hashlib.sha256(f"{self._field} {self._share} {self._tokenizer.vocab_size}".encode() + tokens.tobytes())
         spec = Spec(vocab_size=self._tokenizer.vocab_size, seq_len=self._length, token_bytes=self._tokenizer.token_bytes)
-        return tokens, replace(spec, fingerprint=f"sampled-{digest.hexdigest()}")
+        return tokens, replace(spec, fingerprint=f"sampled-{digest.hexdigest()}", name=self._where.partition("=")[2])
 
     def eval_sets(self) -> Mapping[str, EvalSet]:
         return self._eval_sets

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 IGNORE = -100  # label of cells and rows that count in no loss and no metric
 
@@ -18,3 +18,4 @@ class Spec:
     image_shape: tuple[int, ...] = ()
     token_bytes: tuple[int, ...] = ()  # of text behind each token, where that is known
     fingerprint: str = ""
+    name: str = field(default="the data", compare=False)  # for people
