@@ -63,7 +63,9 @@ def far(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., pretra
     return lambda *arguments: trainer_on(FAR, tmp_path / "run", *arguments)
 
 
-@pytest.mark.parametrize("arguments", [ATTENTION, MIXING, [*ATTENTION, "exact=true", "micro_batch_size=null"]])
+@pytest.mark.parametrize(
+    "arguments", [ATTENTION, MIXING, pytest.param([*ATTENTION, "exact=true", "micro_batch_size=null"], marks=pytest.mark.slow)]
+)
 def test_a_step_asks_the_device_nothing(arguments: list[str], far: Callable[..., pretrain.Trainer]) -> None:
     trainer = far(*arguments)
     for take in steps_of(trainer, 3):

@@ -17,7 +17,7 @@ CNN = [*TINY_CNN, *EXACT, "max_steps=12"]
 CASES = {"trm": TRM, "trm-bfloat16": [*TRM, "arch.forward_dtype=bfloat16", "arch.starts=2", "max_steps=9"], "cnn": CNN}
 
 
-@pytest.fixture(scope="module", params=["trm", "trm-bfloat16", pytest.param("cnn", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["trm", *(pytest.param(case, marks=pytest.mark.slow) for case in ("trm-bfloat16", "cnn"))])
 def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Result]:
     """One rank, and how it was started."""
     return CASES[request.param], train(tmp_path_factory.mktemp(request.param) / "run", *CASES[request.param])

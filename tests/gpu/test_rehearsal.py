@@ -14,6 +14,7 @@ from tests.gpu import parts
 from tests.ranks import ROOT
 
 
+@pytest.mark.slow
 def test_all_parts_are_rehearsed_and_a_rerun_does_what_is_missing(tmp_path: Path) -> None:
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OUT": str(tmp_path), "OMP_NUM_THREADS": "1"}
 

@@ -93,6 +93,7 @@ def test_two_ranks(launcher: str, tmp_path: Path) -> None:
     assert alone[1:] == [{"loss": 1.5}, {}]
 
 
+@pytest.mark.slow
 def test_a_rank_without_its_device_ends_all_at_once() -> None:
     code = """
 import os, sys, time
@@ -132,6 +133,7 @@ def started(change: str) -> list[tuple[int, str]]:
     return finish([spawn([sys.executable, "-c", code], clean_env(**number)) for code, number in zip(codes, numbers, strict=True)])
 
 
+@pytest.mark.slow
 def test_ranks_with_different_pytorch_do_not_start() -> None:
     other = f"rank 1 (host {socket.gethostname()}) runs PyTorch 2.11.0"
     line = f"error: {other} and rank 0 {torch.__version__}; use one environment on all hosts\n"

@@ -61,6 +61,7 @@ def silent() -> Iterator[int]:
             connection.close()
 
 
+@pytest.mark.slow
 def test_each_way_of_not_meeting_is_said_in_one_line() -> None:
     """All at the same time: what is said while a rank waits, its last line, and its exit status."""
     with ExitStack() as stack:
