@@ -32,7 +32,7 @@ def import_weights(source: Path, folder: Path) -> str:
             read = torch.load(source, weights_only=True, map_location="cpu")
     except Exception as error:  # of many kinds, by what is wrong with the file
         named = re.search(r"GLOBAL (\S+)", str(error))  # what the file would have called
-        reason = f"it names {named[1]}" if named else brief(error)[:160]
+        reason = f"it names {named[1]}" if named else f"torch cannot read it: {type(error).__name__}"
         raise ConfigError(f"{source}: is no state dict of tensors ({reason}); such files alone are read") from None
     if not isinstance(read, dict) or not read:
         raise ConfigError(f"{source}: holds {'nothing' if isinstance(read, dict) else f'a {type(read).__name__}'}; a state dict is read")
