@@ -59,6 +59,13 @@ def neighbours(side: int) -> list[list[int]]:
     return [[cell + way for way, there in ways if there[cell]] for cell in cells]
 
 
+@cache
+def turned(side: int) -> np.ndarray:
+    """Where each cell of a square's eight turns and reflections comes from (8, cells); the first is the square as it is."""
+    square = np.arange(side * side).reshape(side, side)
+    return np.stack([np.rot90(flipped, turns) for flipped in (square, square[:, ::-1]) for turns in range(4)]).reshape(8, -1)
+
+
 def solved(tokens: np.ndarray) -> np.ndarray | None:
     """The maze with a shortest path in it; None where none leads to the goal."""
     found = search(tokens, int((tokens == START).argmax()))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from data import maze
 from data.puzzle_text import drawn
-from data.source import IGNORE, Arrays, Batch
+from data.source import IGNORE, Batch, OneExample
 from data.sudoku import DIGITS, geometry, is_solved
 from data.sudoku_sets import BLANK
 from utils.errors import ConfigError, brief, short
@@ -92,33 +92,13 @@ def maze_verdict(inputs: np.ndarray, answer: np.ndarray) -> tuple[np.ndarray, st
 KINDS = {"sudoku": (sudoku_tokens, sudoku_verdict), "maze": (maze_tokens, maze_verdict)}
 
 
-def own_puzzle(given: str, kind: str, seq_len: int, identifier: int) -> OwnPuzzle:
+def own_puzzle(given: str, kind: str, seq_len: int, identifier: int) -> OneExample:
     """The puzzle in `given`, of the kind that the data holds."""
     where, text = read_text(given)
     if kind not in KINDS:
         raise ConfigError(f"{where}: this data holds no puzzles that can be typed ({', '.join(KINDS)}); evaluate its own test set")
-    return OwnPuzzle(KINDS[kind][0](where, text, round(seq_len**0.5)), identifier)
-
-
-class OwnPuzzle:
-    """An evaluation set of one puzzle without labels."""
-
-    def __init__(self, tokens: np.ndarray, identifier: int) -> None:
-        self._row = {
-            "inputs": tokens.astype(np.int32),
-            "labels": np.full(len(tokens), IGNORE, np.int32),
-            "puzzle_identifiers": np.int32(identifier),
-        }
-
-    def __len__(self) -> int:
-        return 1
-
-    def read(self, indices: np.ndarray) -> Arrays:
-        return {name: np.stack([np.asarray(value)] * len(indices)) for name, value in self._row.items()}
-
-    def padding(self, rows: int) -> Arrays:
-        """The puzzle again."""
-        return self.read(np.zeros(rows, np.int64))
+    tokens = KINDS[kind][0](where, text, round(seq_len**0.5)).astype(np.int32)
+    return OneExample(inputs=tokens, labels=np.full_like(tokens, IGNORE), puzzle_identifiers=np.int32(identifier))
 
 
 class Answer:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
-from data.source import Arrays, Batch
+from data.source import Batch, OneExample
 from data.tokenizer import Tokenizer
 from utils.measure.report import Prediction, Report
 
@@ -27,27 +27,12 @@ def prompt_tokens(
     return next((tokens[:length].astype(np.int64) for tokens in held_out if len(tokens) >= length), None)
 
 
-class Prompt:
-    """An evaluation set of one example: the prompt, room for what follows, and how that is drawn. It has no labels to measure by."""
-
-    def __init__(self, tokens: np.ndarray, new_tokens: int, temperature: float, top_k: int, seed: int) -> None:
-        self._row = {
-            "inputs": tokens.astype(np.int32),
-            "continuation": np.zeros(new_tokens, np.int32),
-            "temperature": np.float32(temperature),
-            "top_k": np.int32(top_k),
-            "sample_seed": np.int64(seed),
-        }
-
-    def __len__(self) -> int:
-        return 1
-
-    def read(self, indices: np.ndarray) -> Arrays:
-        return {name: np.stack([np.asarray(value)] * len(indices)) for name, value in self._row.items()}
-
-    def padding(self, rows: int) -> Arrays:
-        """The prompt again: ranks without an example take as long as the one that has it."""
-        return self.read(np.zeros(rows, np.int64))
+def prompt_set(tokens: np.ndarray, new_tokens: int, temperature: float, top_k: int, seed: int) -> OneExample:
+    """The prompt, room for what follows, and how that is drawn."""
+    return OneExample(
+        inputs=tokens.astype(np.int32), continuation=np.zeros(new_tokens, np.int32),
+        temperature=np.float32(temperature), top_k=np.int32(top_k), sample_seed=np.int64(seed),
+    )  # fmt: skip
 
 
 class Continuation:

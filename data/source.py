@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from utils.checkpoint.registry import Registry
 from utils.measure.report import Evaluator
 from utils.spec import IGNORE, Spec
 
-__all__ = ["IGNORE", "Arrays", "Batch", "EvalSet", "Source", "Spec"]
+__all__ = ["IGNORE", "Arrays", "Batch", "EvalSet", "OneExample", "Source", "Spec"]
 
 Arrays = dict[str, np.ndarray]
 Batch = dict[str, torch.Tensor]
@@ -31,6 +31,23 @@ class EvalSet(Protocol):
     def padding(self, rows: int) -> Arrays:
         """Rows that count in no metric, to fill a last batch."""
         ...
+
+
+class OneExample:
+    """An evaluation set of one example without labels, which is there to be answered and not to be measured."""
+
+    def __init__(self, **row: Any) -> None:
+        self._row = row
+
+    def __len__(self) -> int:
+        return 1
+
+    def read(self, indices: np.ndarray) -> Arrays:
+        return {name: np.stack([np.asarray(value)] * len(indices)) for name, value in self._row.items()}
+
+    def padding(self, rows: int) -> Arrays:
+        """The example again: ranks without it take as long as the one that has it."""
+        return self.read(np.zeros(rows, np.int64))
 
 
 @dataclass(frozen=True)

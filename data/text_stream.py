@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from data.order import cut_evenly, make_plan
-from data.sample import Continuation, Prompt, prompt_tokens
+from data.sample import Continuation, prompt_set, prompt_tokens
 from data.source import Arrays, EvalSet, Plan, Spec
 from data.tokenizer import Bytes, FromFile, Tokenizer
 from data.tokens import sequences, whole_steps
@@ -98,7 +98,7 @@ class StreamSource:
         )
         tokens = prompt_tokens(prompt, self._tokenizer, self._tokenizer.begin, [held_out], seq_len)
         if tokens is not None and max_new_tokens:
-            self._eval_sets["sample"] = Prompt(tokens, max_new_tokens, temperature, top_k, seed)
+            self._eval_sets["sample"] = prompt_set(tokens, max_new_tokens, temperature, top_k, seed)
 
     @cached_property
     def plan(self) -> Plan:

@@ -16,7 +16,7 @@ from data.mixture import Mixture
 from data.order import cut_evenly, make_plan, shard_rows
 from data.permutation import Permutation
 from data.python_text import python_text
-from data.sample import Continuation, Prompt, prompt_tokens
+from data.sample import Continuation, prompt_set, prompt_tokens
 from data.source import Arrays, EvalSet, Plan, Spec
 from data.token_files import Corpus, open_corpus
 from data.windows import HeldOut, Windows, batch_of
@@ -84,7 +84,7 @@ class TokenSource:
             raise ConfigError(f"data.prompt={prompt}: {first.where}: no tokenizer stands in dataset.json; name one there, or build again")
         tokens = prompt_tokens(prompt, first.tokenizer, first.begin, first.files["val"], seq_len)
         if tokens is not None and max_new_tokens:
-            self._eval_sets["sample"] = Prompt(tokens, max_new_tokens, temperature, top_k, seed)
+            self._eval_sets["sample"] = prompt_set(tokens, max_new_tokens, temperature, top_k, seed)
         self.spec = Spec(
             vocab_size=first.vocab_size, seq_len=seq_len, fingerprint=_combined(corpora), token_bytes=first.token_bytes,
             name=data_path or "Python's standard library",

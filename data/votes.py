@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.maze import turned
 from data.source import IGNORE, Arrays, Batch, EvalSet
 from data.sudoku_sets import cell_permutations, digit_permutations
 from utils.errors import ConfigError
@@ -53,9 +54,7 @@ def symmetries(kind: str, seq_len: int, vocab_size: int, images: int, seed: int)
         raise ConfigError("evaluators=[vote]: knows the symmetries of Sudoku and of mazes alone; leave vote out")
     if images > 8:
         raise ConfigError(f"data.votes={images}: a maze has 8 images; use at most 8")
-    square = np.arange(seq_len).reshape(side, side)
-    turned = [np.rot90(flipped, turns) for flipped in (square, square[:, ::-1]) for turns in range(4)]
-    return Symmetries(np.stack(turned[:images]).reshape(images, -1), tokens)
+    return Symmetries(turned(side)[:images], tokens)
 
 
 class VoteSet:

@@ -18,7 +18,7 @@ import numpy as np
 from data.build.common import Parser, check_output, write_dataset
 from data.build.rows import Boards, Row, check, codes, collect, read_split, subsample
 from data.build.workers import in_order, show, shown
-from data.maze import CHARACTERS, GOAL, LONGEST_SIDE, PAD, START, TOGETHER, generate, is_square, leads
+from data.maze import CHARACTERS, GOAL, LONGEST_SIDE, PAD, START, TOGETHER, generate, is_square, leads, turned
 from data.puzzle_files import Metadata, PuzzleSplit, plain_split
 from utils.errors import ConfigError, exit_status
 
@@ -42,10 +42,7 @@ def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Bo
 
 def images(grids: np.ndarray) -> np.ndarray:
     """Every square (N, cells) followed by its turns and reflections."""
-    side = round(grids.shape[1] ** 0.5)
-    squares = grids.reshape(-1, side, side)
-    turned = [np.rot90(flipped, turns, (1, 2)) for flipped in (squares, squares[:, :, ::-1]) for turns in range(4)]
-    return np.stack(turned, 1).reshape(-1, side * side)
+    return grids[:, turned(round(grids.shape[1] ** 0.5))].reshape(-1, grids.shape[1])
 
 
 def make(options: argparse.Namespace) -> dict[str, Boards]:
