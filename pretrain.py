@@ -33,6 +33,7 @@ from optim.memory import Memory
 from optim.replicas import check_files, check_same, same_everywhere
 from optim.schedule import Schedule, build_schedule, set_lr
 from optim.sparse_signsgd import SparseSignSGD
+from optim.split_tables import WithTables
 from optim.sync.base import Sync
 from optim.sync.verdicts import Verdicts
 from utils.checkpoint import resume
@@ -135,9 +136,8 @@ def train_or_evaluate(cfg: DictConfig, dist: Dist, run: RunDirectory) -> float |
         if stop := evaluate(trainer):
             run.stop(stop, standing.step, "an evaluation saves nothing")
     else:
-        saved_step = start.step if start.continues else -1
         # an error is reported before the keeper waits for what is being written
-        with Keeper(cfg, run, trainer.saved, objective.judged_by, saved_step) as trainer.keeper, cli.reporting():
+        with Keeper(cfg, run, trainer.saved, objective.judged_by, start.step if start.continues else -1) as trainer.keeper, cli.reporting():
             train(trainer)
     run.finish(standing.step)
     return standing.results.get(trainer.headline.name)
@@ -151,17 +151,17 @@ def build_problem(cfg: DictConfig, dist: Dist, run: RunDirectory, start: Start) 
     with dist.agreed(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(cfg.seed)  # initialisers draw from the global generator, on the CPU for every device
         arch = {key: value for key, value in cfg.arch.items() if key != "loss"}
-        objective = make(cfg.arch.loss, "arch.loss", make(arch, "arch", source.spec)).to(dist.device)
-        if objective.model.dtype == torch.float64:
-            objective.double()
+        objective = make(cfg.arch.loss, "arch.loss", make(arch, "arch", source.spec))
+        objective = objective.double() if objective.model.dtype == torch.float64 else objective
         if cfg.init_from and dist.is_main and start.folder is None:
             objective.load_saved(begin_with(cfg.init_from, "model", objective, run.say))
         sync = make(cfg.sync, "sync", notices=NOTICES)
+    objective.place(dist)
     check_files({f"{part['path']}: {name}": part["sha256"] for name, part in objective.frozen().items()}, dist)
     same_everywhere(objective.shared(), dist)
     if start.folder is None and not cfg.eval_only:
         objective.prepare(dist, source, Noise(cfg.seed, 0, dist.owned_shards(cfg.shards), dist.device))
-        check_same(objective.saved(), dist)
+        check_same(objective.shared(), dist)
     return source, objective, sync, sync.wrap(objective, dist)
 
 
@@ -209,7 +209,7 @@ def enter_parts(trainer: Trainer) -> Registry:
         lr = trainer.dense[-1].param_groups[0]["base_lr"] * trainer.schedule(trainer.step)
         return Origin.here(OmegaConf.to_yaml(cfg), trainer.source.spec.fingerprint, trainer.run.wandb_id, lr, objective.frozen())
 
-    saved = Registry(origin, trainer.sync)
+    saved = Registry(origin, WithTables(trainer.sync, objective.tables(), trainer.dist))
     saved.add("model", objective.saved, objective.load_saved, any_precision=cfg.eval_only)
     if ema is not None:
         saved.add("ema", ema.state, ema.load, otherwise="use ema=false")
@@ -250,13 +250,14 @@ def train(trainer: Trainer) -> None:
 
 def train_step(trainer: Trainer, parts: list[dict]) -> None:
     """One step: statistics of the whole batch first, then sum locally, reduce, divide once, update."""
-    cfg, objective, sync = trainer.cfg, trainer.objective, trainer.sync
+    cfg, objective, sync, verdicts = trainer.cfg, trainer.objective, trainer.sync, trainer.verdicts
     sync.zero()
     seen = []
     for i, (shards, part) in enumerate(zip(trainer.parts, parts, strict=True)):
         batch = to_device(part, trainer.dist.device)
         context = Context(trainer.step / trainer.total_steps, Noise(cfg.seed, trainer.step, shards, trainer.dist.device))
         seen.append((batch, trainer.carries.get(i, partial(objective.initial_carry, batch)), context))
+    objective.look_ahead([part[:2] for part in seen])
     with torch.no_grad():
         totals = sync.sums([objective.statistics(*part) for part in seen])
     outs = []
@@ -265,7 +266,6 @@ def train_step(trainer: Trainer, parts: list[dict]) -> None:
             outs.append(trainer.wrapped(batch, carry, replace(context, totals=totals)))
             outs[-1].loss.backward()
     checked = [grad for optimizer in trainer.sparse for grad in optimizer.local_grads()]
-    verdicts = trainer.verdicts
     verdicts.add(trainer.step + 1, sync.finish([out.weight for out in outs], checked, trainer.keeper.report(), verdicts.lag > 0))
     if problem := verdicts.settle(verdicts.lag):
         skip(trainer, problem)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from models.layers import ROPES, Block, CosSin, Embedding, Level, Linear, SwiGLU, cast_weights, gated_width, lecun_normal, parse_dtype
-from models.sparse_embedding import SparseEmbedding
+from models.sparse_embedding import ShardedEmbedding, SparseEmbedding
 from utils.errors import ConfigError
 from utils.spec import Spec
 
@@ -50,6 +50,7 @@ class Sizes:
     chain_noise: float = 1.0
     chain_seed: int = 0
     puzzle_emb_len: int = 0  # 0: as many positions as the puzzle embedding fills
+    puzzle_emb_sharded: bool = False
     mlp_t: bool = False
     no_ACT_continue: bool = False
 
@@ -108,7 +109,8 @@ class Inner(nn.Module):
             self.q_head.weight.zero_()
             self.q_head.bias.fill_(-5.0)  # type: ignore[union-attr]
         if sizes.puzzle_emb_ndim:
-            self.puzzle_emb = SparseEmbedding(max(1, spec.table_rows), sizes.puzzle_emb_ndim)
+            table = ShardedEmbedding if sizes.puzzle_emb_sharded else SparseEmbedding
+            self.puzzle_emb = table(max(1, spec.table_rows), sizes.puzzle_emb_ndim)
         if sizes.pos_encodings in ROPES:
             rope = ROPES[sizes.pos_encodings]
             self.rotary_emb = rope(width // sizes.num_heads, sizes.prefix, spec.seq_len, sizes.rope_theta)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from utils.errors import ConfigError
 
+DIGIT = 1 << 11  # three digits of this base make any number of steps
 ROWS_AT_ONCE = 1 << 16  # a whole table is walked in blocks: temporaries stay small
 
 
@@ -32,6 +33,7 @@ class EMA:
         self._tables = dict(tables)
         self._dense = {name: p.detach().float().clone() for name, p in self._parameters.items()}
         self._rows = {name: table.weights.detach().float().clone() for name, table in self._tables.items()}
+        self._powers = {name: _powers_of(rate, rows.device) for name, rows in self._rows.items()}
         # The step up to which each row's average is true.
         self._seen = {name: torch.zeros(len(rows), dtype=torch.int32, device=rows.device) for name, rows in self._rows.items()}
         self._applied = False
@@ -45,13 +47,14 @@ class EMA:
             torch._foreach_lerp_(list(self._dense.values()), [p.detach().float() for p in self._parameters.values()], 1 - self.rate)
 
     @torch.no_grad()
-    def before_rows_change(self, name: str, weights: Tensor, ids: Tensor) -> None:
-        """Hook for the sparse optimizer: bring these rows' averages up to date with the weights they had until now."""
+    def before_rows_change(self, name: str, weights: Tensor, ids: Tensor, some: Tensor) -> None:
+        """Hook for the sparse optimizer: bring these rows' averages up to date with the weights they had until now, if `some` do change."""
         if name not in self._rows:
             return
         rows, seen = (tensor.index_select(0, ids) for tensor in (self._rows[name], self._seen[name]))
-        self._rows[name].index_copy_(0, ids, self._caught_up(rows, weights.index_select(0, ids), seen))
-        self._seen[name].index_fill_(0, ids, self.steps)
+        steps = torch.where(some, self.steps, seen)
+        self._rows[name].index_copy_(0, ids, self._caught_up(name, rows, weights.index_select(0, ids), steps - seen))
+        self._seen[name].index_copy_(0, ids, steps)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -92,10 +95,11 @@ class EMA:
     def _kinds(self) -> dict[str, dict[str, Tensor]]:
         return {"dense": self._dense, "rows": self._rows, "seen": self._seen}
 
-    def _caught_up(self, rows: Tensor, weights: Tensor, seen: Tensor) -> Tensor:
-        missed = (self.steps - seen).double()
-        towards = (1 - self.rate**missed).float()[:, None]  # 0 for a row that missed nothing, and then lerp is exact
-        return torch.lerp(rows, weights.float(), towards)
+    def _caught_up(self, name: str, rows: Tensor, weights: Tensor, missed: Tensor) -> Tensor:
+        # Not by `pow` and `lerp`, which may round a row by where it stands among others: a rank may hold a part of the table.
+        low, middle, high = (powers[(missed >> place) % DIGIT] for place, powers in self._powers[name].items())
+        towards = (1 - low * middle * high).float()[:, None]
+        return rows + (weights.float() - rows) * towards
 
     @torch.no_grad()
     def _catch_up(self) -> None:
@@ -103,7 +107,7 @@ class EMA:
         for name, table in self._tables.items():
             for block in _blocks(len(table.weights)):
                 rows = self._rows[name][block]
-                rows.copy_(self._caught_up(rows, table.weights[block], self._seen[name][block]))
+                rows.copy_(self._caught_up(name, rows, table.weights[block], self.steps - self._seen[name][block]))
             self._seen[name].fill_(self.steps)
 
     @torch.no_grad()
@@ -118,6 +122,12 @@ class EMA:
                 rows = table.weights[block].clone()
                 table.weights[block] = self._rows[name][block]
                 self._rows[name][block] = rows
+
+
+def _powers_of(rate: float, device: torch.device) -> dict[int, Tensor]:
+    """Powers for each digit of an exponent, by the place of its lowest bit."""
+    by_place = {place: [rate ** (digit << place) for digit in range(DIGIT)] for place in (0, 11, 22)}
+    return {place: torch.tensor(powers, dtype=torch.float64, device=device) for place, powers in by_place.items()}
 
 
 def _blocks(rows: int) -> Iterator[slice]:

@@ -12,13 +12,15 @@ from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 
 # N rows that a step may look up (the capacities of all ranks), C capacity, W width
-UpdateHook = Callable[[str, Tensor, Tensor], None]
+UpdateHook = Callable[[str, Tensor, Tensor, Tensor], None]  # name, weights, places of rows, and whether any of them changes
 
 
 class Table(Protocol):
-    """What is asked of a table: its rows, and the (ids, row gradients) of the look-ups since the last `take`."""
+    """What is asked of a table: its rows or a block of them, and the (ids, row gradients) of the look-ups since the last `take`."""
 
     weights: Tensor
+
+    def places(self, ids_N: Tensor) -> Tensor: ...
 
     def peek(self) -> list[tuple[Tensor, Tensor]]: ...
     def take(self) -> list[tuple[Tensor, Tensor]]: ...
@@ -48,8 +50,9 @@ class SparseSignSGD(torch.optim.Optimizer):
         assert closure is None, "row gradients are taken once, there is nothing to evaluate again"
         group = self.param_groups[0]
         for name, table in self.tables.items():
-            ids_N, sums_NW = sum_duplicates(*self._gathered(name, table))
-            self._update(name, table.weights, ids_N, sums_NW, group["lr"], group["weight_decay"])
+            ids_N, grads_NW = self._gathered(name, table)
+            places_N, sums_NW = sum_duplicates(table.places(ids_N), grads_NW)
+            self._update(name, table.weights, places_N, sums_NW, group["lr"], group["weight_decay"])
 
     def local_grads(self) -> list[Tensor]:
         """This rank's row gradients of the step so far, to be checked for values that are not finite."""
@@ -61,14 +64,14 @@ class SparseSignSGD(torch.optim.Optimizer):
             table.take()
 
     def _update(self, name: str, weights: Tensor, ids_N: Tensor, sums_NW: Tensor, lr: float, weight_decay: float) -> None:
-        some, ids_N = ids_N[-1:, None] >= 0, ids_N.clamp_min(0)  # where nobody looked anything up, row 0 is written as it was
+        some, ids_N = ids_N[-1:] >= 0, ids_N.clamp_min(0)  # where nobody looked anything up, row 0 is written as it was
         for hook in self.before_update:
-            hook(name, weights, ids_N)
+            hook(name, weights, ids_N, some)
         rows_NW = weights.index_select(0, ids_N)
         # sign() discards scale, so neither the number of ranks nor the loss weight has to be divided out
         moved_NW = (rows_NW * (1 - lr * weight_decay)).add_(sums_NW.sign_().to(weights.dtype), alpha=-lr)
         # copies whole rows, some of them several times; `weights[ids]` is several times slower on a large table
-        weights.index_copy_(0, ids_N, torch.where(some, moved_NW, rows_NW))
+        weights.index_copy_(0, ids_N, torch.where(some[:, None], moved_NW, rows_NW))
 
     def _gathered(self, name: str, table: Table) -> tuple[Tensor, Tensor]:
         """All ranks' ids and row gradients, by one collective; an id below 0 stands where no row was looked up.

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import torch
-
 import pretrain
 from data.stream import ShardStream, train_loader
 from tests.runs import QUIET
@@ -18,8 +16,8 @@ from utils.ranks.distributed import Dist
 from utils.rundir.directory import RunDirectory
 
 
-def trainer_on(device: torch.device, folder: Path, *arguments: str) -> pretrain.Trainer:
-    cfg, dist = resolved(*arguments, *QUIET, f"checkpoint_path={folder}"), Dist(device=device)
+def trainer_on(dist: Dist, folder: Path, *arguments: str) -> pretrain.Trainer:
+    cfg = resolved(*arguments, *QUIET, f"checkpoint_path={folder}")
     run = RunDirectory(folder, dist)
     trainer = pretrain.build(cfg, dist, run, *pretrain.build_problem(cfg, dist, run, Start()))
     trainer.keeper = SimpleNamespace(report=lambda: [0.0] * NOTICES)  # type: ignore[assignment]

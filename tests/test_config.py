@@ -8,6 +8,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from tests.data.arc_helpers import built, write_folder
 from tests.ranks import ROOT
 from tests.runs import QUIET, torchrun, train
 from utils.command import config, keys
@@ -170,7 +171,11 @@ def test_every_experiment_runs_two_steps(name: str, tmp_path: Path) -> None:
 )
 def test_published_launch_lines_run_on_two_ranks(line: str, sudoku_9x9: Path, tmp_path: Path) -> None:
     """Only size and length are shrunk: width, batch and epochs."""
-    overrides = line.replace("$D", str(sudoku_9x9)).split()
+    data = sudoku_9x9
+    if line == TRM_ARC:
+        write_folder(tmp_path / "raw", "abcdefgh", seed=1, most=5)
+        data = built(tmp_path / "arc", "--train", tmp_path / "raw", "--test", tmp_path / "raw", "--num-aug", 3)
+    overrides = line.replace("$D", str(data)).split()
     shrunk = [
         "arch.hidden_size=32",
         "arch.num_heads=2",

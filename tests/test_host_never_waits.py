@@ -19,6 +19,7 @@ from optim.sync import verdicts
 from tests.runs import FLOAT32, TINY_TRM
 from tests.steps import steps_of, trainer_on
 from utils.checkpoint.policy import NOTICES
+from utils.ranks.distributed import Dist
 
 FAR = torch.device("meta")
 BFLOAT16 = ["arch.forward_dtype=bfloat16"]
@@ -60,7 +61,7 @@ def far(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., pretra
     monkeypatch.setitem(verdicts.LAG, "meta", 1)
     monkeypatch.setattr("optim.sync.allreduce.to_host", lambda tensor: lambda: status[: len(tensor)])
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
-    return lambda *arguments: trainer_on(FAR, tmp_path / "run", *arguments)
+    return lambda *arguments: trainer_on(Dist(device=FAR), tmp_path / "run", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_what_waits_would_be_noticed(wait: Callable[[torch.Tensor], object]) -> 
 @on_cuda
 @pytest.mark.parametrize("arguments", [[*ATTENTION, "compile=false"], [*MIXING, "compile=false"], [*MIXING, "compile=max"]])
 def test_a_step_on_cuda_does_not_wait(arguments: list[str], tmp_path: Path) -> None:
-    trainer = trainer_on(torch.device("cuda", 0), tmp_path / "run", *arguments)
+    trainer = trainer_on(Dist(device=torch.device("cuda", 0)), tmp_path / "run", *arguments)
     for take in steps_of(trainer, 10):
         torch.cuda.set_sync_debug_mode("error" if trainer.step >= 6 else "default")  # compiled and captured before
         try:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +18,7 @@ from models.objectives.base import Batch, Context, Objective, StepOut
 from models.objectives.interval import Interval
 from models.objectives.thinking import ThinkingSteps
 from models.recursion import RecursiveNet, State
+from models.sparse_embedding import ShardedEmbedding
 from utils.errors import ConfigError
 from utils.measure.metrics import Metric, MetricSums
 from utils.measure.report import Evaluator, Prediction
@@ -52,6 +53,13 @@ class ActObjective(Objective):
         slots, tokens = batch["inputs"].shape
         nobody = torch.zeros_like(batch["puzzle_identifiers"])
         return ActCarry(self.model.fresh_states(slots, tokens), nobody, torch.ones_like(nobody, dtype=torch.bool), batch)
+
+    def look_ahead(self, parts: Sequence[tuple[Batch, ActCarry]], alone: bool = False) -> None:
+        """Rows of the puzzle table that lie on other ranks."""
+        for table in self.tables().values():
+            if isinstance(table, ShardedEmbedding):
+                after = [_refilled(carry, batch, ("labels", "puzzle_identifiers")) for batch, carry in parts]
+                table.look_ahead([self._trainable_ids(mixed) for mixed in after], alone)
 
     def forward(self, batch: Batch, carry: ActCarry, ctx: Context) -> StepOut:
         carry = self._refill(carry, batch)
@@ -112,8 +120,7 @@ class ActObjective(Objective):
         halted = carry.halted
         fresh = self.model.fresh_states(*batch["inputs"].shape)
         state = tuple(_where(halted, new, old) for new, old in zip(fresh, carry.state, strict=True))
-        mixed = {key: _where(halted, new, carry.batch[key]) for key, new in batch.items()}
-        return ActCarry((state[0], state[1]), torch.where(halted, 0, carry.steps), halted, mixed)
+        return ActCarry((state[0], state[1]), torch.where(halted, 0, carry.steps), halted, _refilled(carry, batch, batch))
 
     @staticmethod
     def _trainable_ids(batch: Batch) -> Tensor:
@@ -157,6 +164,11 @@ class ActObjective(Objective):
             loss = loss + 0.5 * continue_loss
             metrics["q_continue_loss"] = (continue_loss.detach(), weight)
         return loss, weight, metrics
+
+
+def _refilled(carry: ActCarry, batch: Batch, names: Iterable[str]) -> Batch:
+    """What slots think about after those that halted have taken what is new."""
+    return {name: _where(carry.halted, batch[name], carry.batch[name]) for name in names}
 
 
 def _where(rows: Tensor, new: Tensor, old: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from models.frozen import Frozen
 from models.graphs import keep_what_outlives_a_replay
-from models.sparse_embedding import SparseEmbedding
+from models.sparse_embedding import ShardedEmbedding, SparseEmbedding
 from utils import transfer
 from utils.measure.hardware import count_flops
 from utils.measure.metrics import Metric, MetricSums
@@ -54,6 +54,14 @@ class Objective(nn.Module):
         super().__init__()
         self.model = model
 
+    def place(self, dist: Dist) -> None:
+        """Where this rank computes; of a table that is shared out, what rank 0 has of this rank's rows. On all ranks together."""
+        for table in self.tables().values():
+            if isinstance(table, ShardedEmbedding):
+                table.share_out(dist)
+        with dist.agreed():
+            self.to(dist.device)
+
     def prepare(self, dist: Dist, source: Any, noise: Noise) -> None:
         """Once, before step 0 and never after a resume, with noise for this rank's shards; most objectives need none.
 
@@ -64,6 +72,12 @@ class Objective(nn.Module):
     def initial_carry(self, batch: Batch) -> Carry:
         """The state before the first step; most objectives keep none."""
         return None
+
+    def look_ahead(self, parts: Sequence[tuple[Batch, Carry]], alone: bool = False) -> None:
+        """Once a step, before its passes and on all ranks together: have what each pass needs of other ranks; most need nothing.
+
+        `alone`: other ranks are not asked, and numbers do not matter.
+        """
 
     def statistics(self, batch: Batch, carry: Carry, ctx: Context) -> dict[str, Tensor]:
         """Sums over this batch of what the loss must know of all shards: `forward` finds the totals in its context.
@@ -115,8 +129,10 @@ class Objective(nn.Module):
         return None
 
     def shared(self) -> dict[str, Tensor]:
-        """What rank 0 sends to all ranks: what is saved, and buffers that are not, such as tables of sines."""
-        return self.saved() | self._without_frozen(dict(self.named_buffers()))
+        """What rank 0 sends to all ranks: all that is saved, and buffers that are not, but no tables that are shared out."""
+        own = {f"{name}.weights" for name, table in self.tables().items() if isinstance(table, ShardedEmbedding)}
+        everything = self.saved() | self._without_frozen(dict(self.named_buffers()))
+        return {name: tensor for name, tensor in everything.items() if name not in own}
 
     def judged_by(self, asked: str | None) -> Metric:
         """The metric of evaluations that tells the best checkpoint: the headline, or what the user asked for."""
@@ -132,6 +148,7 @@ class Objective(nn.Module):
             carry = self.initial_carry(batch)
             with torch.no_grad():
                 totals = self.statistics(batch, carry, ctx)
+            self.look_ahead([(batch, carry)], alone=True)
             self(batch, carry, replace(ctx, totals=totals, progress=1.0)).loss.backward()
         finally:
             self.zero_grad()

@@ -19,6 +19,7 @@ import pretrain
 from data.stream import to_tensors
 from tests.steps import steps_of, trainer_on
 from utils.measure import hardware
+from utils.ranks.distributed import Dist
 
 ROUNDS, STEPS = 12, 5
 ARGUMENTS = ["experiment=lm", "optim=adamw_matrices", "lr=1e-3", "arch.forward_dtype=float32", "arch.loss.chunk_tokens=null"]
@@ -56,7 +57,7 @@ def main() -> None:
     torch.set_num_threads(1)
     hardware.tune()
     with tempfile.TemporaryDirectory() as scratch:
-        trainer = trainer_on(torch.device("cpu"), Path(scratch) / "run", *ARGUMENTS, "grad_clip=1.0")
+        trainer = trainer_on(Dist(), Path(scratch) / "run", *ARGUMENTS, "grad_clip=1.0")
         ours, bare = steps_of(trainer, 10**6), bare_steps(trainer)
         timed(ours), timed(bare)
         rounds = [(timed(ours), timed(bare)) for _ in range(ROUNDS)]

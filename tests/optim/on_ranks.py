@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.sparse_embedding import SparseEmbedding
+from models.sparse_embedding import ShardedEmbedding, SparseEmbedding
 from optim.replicas import check_same, same_everywhere
 from optim.sparse_signsgd import SparseSignSGD
 from optim.sync.allreduce import Reducer
@@ -234,13 +234,16 @@ def replaced_gradients_are_taken(dist: Dist) -> None:
         assert net.second.bias.grad.any()
 
 
-def sparse_replicas_stay_identical(dist: Dist) -> str:
-    """Uneven row counts, duplicates across ranks, padding ids, a rank without look-ups; the table's hash at the end."""
+def sparse_tables_become_the_same(dist: Dist, kind: type[SparseEmbedding]) -> str:
+    """Uneven row counts, duplicates across ranks, padding ids, a rank without look-ups; the whole table's hash at the end."""
     torch.manual_seed(dist.rank)  # ranks must not need the same generator state
-    table = SparseEmbedding(50, 4)
+    table = kind(50, 4)
     table.weights += torch.linspace(-1, 1, 200).view(50, 4)
+    if isinstance(table, ShardedEmbedding):
+        table.share_out(dist)
     optimizer = SparseSignSGD({"rows": table}, SHARDS * 4, dist, lr=0.1, weight_decay=0.5)
     for step in range(6):
+        looked_up = []
         for shard in dist.owned_shards(SHARDS):
             if step == 3 and shard < 4:
                 continue  # the first ranks look nothing up
@@ -248,10 +251,18 @@ def sparse_replicas_stay_identical(dist: Dist) -> str:
             ids = torch.randint(-1, 4, (4,), generator=generator) if step != 4 else torch.full((4,), -1)
             # Large ones cancel and swallow small ones on the way: the order of adding decides the sign of the sum.
             factors = torch.tensor([1e8, -1e8, 1.0, -1.0, 3.0])[torch.randint(0, 5, (4, 4), generator=generator)]
-            (table(ids) * factors).sum().backward()
+            looked_up.append((ids, factors))
+        if isinstance(table, ShardedEmbedding):
+            table.look_ahead([ids for ids, _ in looked_up] or [torch.empty(0)])
+        for ids, factors in looked_up:
+            rows = table(ids)
+            (rows * factors).sum().backward()
         optimizer.step()
-        check_same({"rows": table.weights}, dist)
-    return hashlib.sha256(table.weights.numpy().tobytes()).hexdigest()
+    whole = table.weights
+    if isinstance(table, ShardedEmbedding):
+        assert len(whole) == -(-50 // dist.world_size)
+        whole = torch.cat(dist.all_gather(whole))[:50]
+    return hashlib.sha256(whole.numpy().tobytes()).hexdigest()
 
 
 def replicas_are_made_and_compared(dist: Dist) -> None:
@@ -299,8 +310,9 @@ def main() -> None:
         clipping_is_identical(dist)
         replaced_gradients_are_taken(dist)
         replicas_are_made_and_compared(dist)
-        print("table", sparse_replicas_stay_identical(dist))
-        print("alone", sparse_replicas_stay_identical(ALONE))
+        for kind in (SparseEmbedding, ShardedEmbedding):
+            print("table", sparse_tables_become_the_same(dist, kind))
+        print("alone", sparse_tables_become_the_same(ALONE, SparseEmbedding))
     finally:
         distributed.stop()
 

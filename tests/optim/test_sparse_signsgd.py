@@ -64,7 +64,7 @@ def test_look_up_without_backward_counts_as_zero_gradient():
 def test_hook_sees_each_changing_row_before_it_changes():
     table, optimizer = make()
     before, seen = table.weights.clone(), []
-    optimizer.before_update.append(lambda name, weights, ids: seen.append((name, ids.tolist(), weights[ids].clone())))
+    optimizer.before_update.append(lambda name, weights, ids, some: seen.append((name, ids.tolist(), weights[ids].clone())))
     table(torch.tensor([7, 2, -1, 7])).sum().backward()
     optimizer.step()
     name, ids, rows = seen.pop()
