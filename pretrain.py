@@ -326,7 +326,7 @@ def evaluate(trainer: Trainer) -> int:
     """Every example of every set exactly once over all ranks. Returns the signal that cut it short, or 0."""
     cfg, dist, source, objective, standing = trainer.cfg, trainer.dist, trainer.source, trainer.objective, trainer.standing
     size = cfg.eval_batch_size or min(1024, max(1, source.plan.examples_per_update // 8))
-    evaluation = Evaluation(dist, standing.step, trainer.run.directory, trainer.run.say, trainer.run.write_report, cfg.eval_save_outputs)
+    evaluation = Evaluation(dist, standing.step, trainer.run, cfg.eval_save_outputs)
     objective.eval()
     try:
         with torch.no_grad(), trainer.ema.applied() if trainer.ema is not None else nullcontext():

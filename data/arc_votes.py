@@ -5,7 +5,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -14,10 +17,13 @@ from torch import Tensor
 from data.arc import CELLS, FIRST, SIDE, VOCAB, read_augmentations, sizes, undone
 from data.puzzle_files import PuzzleSplit
 from data.source import Batch
-from utils.errors import ConfigError
+from utils.errors import ConfigError, brief
 from utils.measure.report import Prediction, Report
 
 PASSES = (1, 2, 5, 10, 100, 1000)
+POOLED = "pooled_"
+FILE = "arc_votes.npz"  # what later evaluations of a run may pool
+NAMES = ("pair", "key", "votes", "confidence", "grid")
 ATTEMPTS = 2  # in a submission, for each pair
 ONE = 2.0**40  # confidences are added as whole numbers, so that no order of adding them gives another sum
 WEIGHTS = np.random.default_rng(2).integers(2**63, size=CELLS, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
@@ -58,13 +64,26 @@ def keys(tokens: np.ndarray) -> np.ndarray:
 
 
 class ArcVotes:
-    """Each pair's answers, each with its votes, their confidence and one copy of it; ranked by votes, then by mean confidence."""
+    """Each pair's answers, each with its votes, their confidence and one copy of it; ranked by votes, then by mean confidence.
 
-    scalars = tuple(f"{of}pass@{k}" for of in ("", "pair_", "whole_") for k in PASSES)
+    With `pool` the last so many evaluations of a run vote together as well, this one among them.
+    """
 
-    def __init__(self, pairs: ArcPairs) -> None:
-        self._pairs = pairs
+    def __init__(self, pairs: ArcPairs, pool: int = 1) -> None:
+        self._pairs, self._pool = pairs, pool
         self._found: dict[tuple[int, int], list] = {}
+        self._earlier: list[dict[str, np.ndarray]] = []
+        own = [f"{of}pass@{k}" for of in ("", "pair_", "whole_") for k in PASSES]
+        self.scalars = [*own, *(f"{POOLED}{name}" for name in own if pool > 1)]
+
+    def recall(self, earlier: Callable[[str, int], Sequence[Path]]) -> None:
+        """The votes of evaluations before this one."""
+        for file in earlier(FILE, self._pool - 1):
+            try:
+                with np.load(file, allow_pickle=False) as content:
+                    self._earlier.append({name: content[name] for name in NAMES})
+            except (OSError, ValueError, KeyError, BadZipFile) as error:
+                raise ConfigError(f"data.arc_pool={self._pool}: {file} cannot be read ({brief(error)}); remove it") from None
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
         outputs = prediction.outputs
@@ -88,14 +107,28 @@ class ArcVotes:
         pair, key = torch.tensor([*self._found]).unbind(1)
         votes, confidence, grids = zip(*self._found.values(), strict=True)
         grid = torch.from_numpy(np.frombuffer(bytearray().join(grids), np.uint8).reshape(-1, CELLS // 2))
-        return {"pair": pair, "key": key, "votes": torch.tensor(votes), "confidence": torch.tensor(confidence), "grid": grid}
+        return dict(zip(NAMES, (pair, key, torch.tensor(votes), torch.tensor(confidence), grid), strict=True))
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         """`pass@k` is the mean over puzzles of the share of their pairs that one of the first k answers solves, as TRM reports it;
         `pair_pass@k` the share of all pairs; `whole_pass@k` that of the puzzles with all pairs solved, as HRM reports it."""
         if not rows:
             return Report()
-        pair, key, grid, place = self._ranked({name: tensor.numpy() for name, tensor in rows.items()})
+        counted = counted_once([{name: tensor.numpy() for name, tensor in rows.items()}])
+        metrics, submission = self._judged(counted)
+        files: dict[str, str | bytes] = {"submission.json": submission}
+        said = "  ".join(f"pass@{k} {metrics[f'pass@{k}']:.4f}" for k in PASSES)
+        text = f"{len(self._pairs.ends)} puzzles, {len(self._pairs.truth)} test pairs: {said}"
+        if self._pool > 1:
+            pooled, files[f"{POOLED}submission.json"] = self._judged(counted_once([counted, *self._earlier]))
+            metrics |= {f"{POOLED}{name}": value for name, value in pooled.items()}
+            np.savez_compressed(written := BytesIO(), **counted)  # type: ignore[arg-type]
+            files[FILE] = written.getvalue()
+        return Report(metrics=metrics, files=files, text=text)
+
+    def _judged(self, counted: Mapping[str, np.ndarray]) -> tuple[dict[str, float], str]:
+        """Metrics, and a submission."""
+        pair, key, grid, place = ranked(counted)
         truth, ends = self._pairs.truth, self._pairs.ends
         found = np.full(len(truth), np.iinfo(np.int64).max)
         right = key == truth[pair]
@@ -109,24 +142,7 @@ class ArcVotes:
         attempts: list[list] = [[] for _ in truth]
         for row in np.flatnonzero(place < ATTEMPTS):
             attempts[pair[row]].append(plain(grid[row]))
-        said = "  ".join(f"pass@{k} {metrics[f'pass@{k}']:.4f}" for k in PASSES)
-        text = f"{len(ends)} puzzles, {len(truth)} test pairs: {said}"
-        return Report(metrics=metrics, files={"submission.json": json.dumps(self._submission(attempts))}, text=text)
-
-    @staticmethod
-    def _ranked(rows: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """All ranks' answers as one: the pair, the key and a copy of each, and its place among those to its pair."""
-        order = np.lexsort((rows["key"], rows["pair"]))
-        pair, key = rows["pair"][order], rows["key"][order]
-        first = np.flatnonzero(np.r_[True, (np.diff(pair) != 0) | (np.diff(key) != 0)])
-        votes, confidence = (np.add.reduceat(rows[name][order], first) for name in ("votes", "confidence"))
-        pair, key, copy = pair[first], key[first], order[first]
-        # equal ones stay in the order of their keys: which rank or batch had one first must not matter
-        order = np.lexsort((-(confidence / votes), -votes, pair))
-        pair = pair[order]
-        begins = np.flatnonzero(np.r_[True, np.diff(pair) != 0])
-        place = np.arange(len(pair)) - np.repeat(begins, np.diff(np.r_[begins, len(pair)]))
-        return pair, key[order], rows["grid"][copy[order]], place
+        return metrics, json.dumps(self._submission(attempts))
 
     def _submission(self, attempts: Sequence[list]) -> dict[str, list[dict[str, list]]]:
         """As Kaggle wants it; where all agree there is but one answer, twice."""
@@ -136,6 +152,26 @@ class ArcVotes:
             name: [{f"attempt_{number}": grid for number, grid in enumerate(grids, 1)} for grids in filled[begin:end]]
             for name, begin, end in zip(self._pairs.names, begins, self._pairs.ends, strict=True)
         }
+
+
+def counted_once(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Everybody's answers as one, each pair's in the order of their keys: who had one first does not matter."""
+    rows = {name: np.concatenate([part[name] for part in parts]) for name in NAMES}
+    order = np.lexsort((rows["key"], rows["pair"]))
+    pair, key = rows["pair"][order], rows["key"][order]
+    first = np.flatnonzero(np.r_[True, (np.diff(pair) != 0) | (np.diff(key) != 0)])
+    votes, confidence = (np.add.reduceat(rows[name][order], first) for name in ("votes", "confidence"))
+    return dict(zip(NAMES, (pair[first], key[first], votes, confidence, rows["grid"][order[first]]), strict=True))
+
+
+def ranked(counted: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The pair, the key and a copy of each answer, the best of a pair first, and its place there; equal ones stay as they are."""
+    pair, key, votes, confidence, grid = (counted[name] for name in NAMES)
+    order = np.lexsort((-(confidence / votes), -votes, pair))
+    pair = pair[order]
+    begins = np.flatnonzero(np.r_[True, np.diff(pair) != 0])
+    place = np.arange(len(pair)) - np.repeat(begins, np.diff(np.r_[begins, len(pair)]))
+    return pair, key[order], grid[order], place
 
 
 def plain(packed: np.ndarray) -> list[list[int]]:

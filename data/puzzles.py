@@ -26,9 +26,9 @@ from utils.checkpoint.registry import Registry
 from utils.errors import ConfigError, short
 from utils.measure.report import Evaluator
 
-# Of a split and a set what makes a fresh evaluator of it, for each evaluation one
-EVALUATORS: dict[str, Callable[[PuzzleSplit, str], Callable[[], Evaluator]]] = {
-    "arc": lambda split, name: partial(ArcVotes, ArcPairs(split, name)),
+# Of a split, a set and the evaluations that vote together: what makes a fresh evaluator, for each evaluation one
+EVALUATORS: dict[str, Callable[[PuzzleSplit, str, int], Callable[[], Evaluator]]] = {
+    "arc": lambda split, name, pool: partial(ArcVotes, ArcPairs(split, name), pool),
 }
 VOTE = "vote"  # asks for images of every example as well
 SPELT_OUT = {"arc@ARC": "arc"}  # as TRM's own configuration names them
@@ -65,6 +65,7 @@ class PuzzleSource:
         eval_only: bool = False,
         puzzle: str | None = None,
         votes: int = 8,
+        arc_pool: int = 1,
     ) -> None:
         names = evaluator_names(evaluators)
         chosen = [EVALUATORS[name] for name in names if name != VOTE]
@@ -91,7 +92,7 @@ class PuzzleSource:
         elif VOTE in names:
             self._eval_sets |= {f"{key}-votes": self._asked(key, votes) for key in self._test if len(self._eval_sets[key])}
         filled = {key: of for key, of in self._test.items() if len(self._eval_sets.get(key, ()))}
-        self._chosen = {key: [make(*of) for make in chosen] for key, of in filled.items()}
+        self._chosen = {key: [make(*of, arc_pool) for make in chosen] for key, of in filled.items()}
         self.spec = Spec(
             vocab_size=max_vocab(train),
             seq_len=train[0].split.metadata.seq_len,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,13 +15,12 @@ from torch import Tensor
 from utils.errors import ConfigError, brief
 from utils.files import safe_name
 from utils.measure.metrics import Metric, means, stack
-from utils.measure.report import Batch, Evaluator, Prediction, Report
+from utils.measure.report import Batch, Evaluator, Folder, Prediction, Recalls, Report
 from utils.ranks import signals
 from utils.ranks.distributed import Dist
 
 T = TypeVar("T")
 FIRST = "first index"  # beside the names of metrics, which have no spaces
-Write = Callable[[int, str, Mapping[str, str], Mapping[str, str | bytes]], None]  # of a step and a set: figures and files by name
 
 
 class Means:
@@ -58,9 +58,9 @@ class Means:
 class Evaluation:
     """What the ranks find out about all sets of examples after a step."""
 
-    def __init__(self, dist: Dist, step: int, directory: Path, say: Callable[[str], None], write: Write, keep: Sequence[str] = ()) -> None:
-        """`write` takes what evaluators draw. Every rank writes the inputs and outputs named in `keep` into a file of its own."""
-        self.dist, self.step, self.directory, self.keep, self._say, self._write = dist, step, directory, keep, say, write
+    def __init__(self, dist: Dist, step: int, folder: Folder, keep: Sequence[str] = ()) -> None:
+        """Every rank writes the inputs and outputs named in `keep` into a file of its own."""
+        self.dist, self.step, self.keep, self._folder = dist, step, keep, folder
         self.summary, self.text = "", ""  # for people, as rank 0 knows them: the means over all sets, and what evaluators say
         self._means: list[Means] = []  # of each set, on rank 0
         self._reports: dict[str, list[Report]] = {}  # by set, of all evaluators, on rank 0
@@ -94,9 +94,12 @@ class Evaluation:
         rows = [self._gathered(evaluator.rows()) for evaluator in measuring]
         with self.dist.agreed():
             if self.dist.is_main:
+                for evaluator in evaluators:
+                    if isinstance(evaluator, Recalls):
+                        evaluator.recall(partial(self._folder.earlier_files, self.step, set_name))
                 self._means.append(of_objective)
                 self._reports[set_name] = [evaluator.report(found) for evaluator, found in zip(measuring, rows, strict=True)]
-        self._save(self.directory / f"step_{self.step}_{safe_name(set_name)}_preds.{self.dist.rank}.safetensors", kept)
+        self._save(self._folder.directory / f"step_{self.step}_{safe_name(set_name)}_preds.{self.dist.rank}.safetensors", kept)
         return 0
 
     def finish(self) -> dict[str, float]:
@@ -114,7 +117,7 @@ class Evaluation:
                 results |= {_key(set_name, measured, name): float(value) for name, value in metrics.items()}
                 figures, files = _merged(report.figures for report in reports), _merged(report.files for report in reports)
                 if figures or files:
-                    self._write(self.step, set_name, figures, files)
+                    self._folder.write_report(self.step, set_name, figures, files)
         return json.loads(self.dist.broadcast_text(json.dumps(results)))  # a float comes back to the last bit, NaN too
 
     def _overall(self) -> dict[str, float]:
@@ -155,7 +158,7 @@ class Evaluation:
                 aside.unlink(missing_ok=True)
                 problem = f"{path.name} cannot be written ({brief(error)}); the run goes on"
         for said in filter(None, self.dist.all_gather_text(problem) if self.keep else ()):
-            self._say(said)
+            self._folder.say(said)
 
 
 def check_names(config: Any, source: Any, objective: Any, to_batch: Callable[[Any], Batch]) -> None:

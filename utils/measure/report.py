@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -50,4 +51,30 @@ class Evaluator(Protocol):
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         """On rank 0, from all ranks' rows on the CPU, in no particular order; {} where no rank had any."""
+        ...
+
+
+@runtime_checkable
+class Recalls(Protocol):
+    """What an evaluator is that also counts what earlier evaluations of its set have left in files."""
+
+    def recall(self, earlier: Callable[[str, int], Sequence[Path]]) -> None:
+        """On rank 0, before `report`: `earlier` tells where the last so many of a name lie."""
+        ...
+
+
+class Folder(Protocol):
+    """Where evaluations leave their files."""
+
+    @property
+    def directory(self) -> Path: ...
+
+    def say(self, text: str) -> None: ...
+
+    def write_report(self, step: int, set_name: str, figures: Mapping[str, str], files: Mapping[str, str | bytes]) -> None:
+        """Figures and files of a step and a set, by name."""
+        ...
+
+    def earlier_files(self, step: int, set_name: str, name: str, most: int) -> Sequence[Path]:
+        """Those of this name that evaluations of the set have left before a step, at most so many, the newest first."""
         ...

@@ -8,7 +8,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -127,6 +127,14 @@ class RunDirectory:
                 folder.mkdir(exist_ok=True)  # and not the one above, which may be gone by now
             for name, content in contents.items():
                 write_whole(folder / name, content)
+
+    def earlier_files(self, step: int, set_name: str, name: str, most: int) -> Sequence[Path]:
+        """Of what evaluations have left of a set before a step, at most so many files of this name, the newest first."""
+        evaluations = self.directory / "evaluations"
+        numbers = [folder.name.removeprefix("step_") for folder in evaluations.glob("step_*")]
+        earlier = sorted((int(number) for number in numbers if number.isdecimal() and int(number) < step), reverse=True)
+        files = (evaluations / f"step_{number}" / safe_name(set_name) / safe_name(name) for number in earlier)
+        return [file for file in files if file.is_file()][:most]
 
     def progress(
         self, step: int, total: int, loss: float | None, headline_name: str, headline_value: float | None, examples_per_s: float | None

@@ -7,8 +7,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,7 +92,7 @@ def same(dist: Dist, folder: Path) -> dict:
         return predict(batch)
 
     drawn: list = []
-    evaluation = Evaluation(dist, 5, folder, drawn.append, lambda *given: drawn.append(repr(given)))
+    evaluation = Evaluation(dist, 5, writing(folder, drawn.append, lambda *given: drawn.append(repr(given))))
     for name, examples, evaluators in (("a", EXAMPLES, [Rows()]), ("none", 0, [Rows()]), ("b", 4, [])):
         assert evaluation.run(name, batches(dist.rank, dist.world_size, examples), together, evaluators) == 0
     results = evaluation.finish()
@@ -102,8 +104,12 @@ def same(dist: Dist, folder: Path) -> dict:
     }
 
 
+def writing(folder: Path, say: Callable = print, write: Callable = lambda *given: None) -> Any:
+    return SimpleNamespace(directory=folder, say=say, write_report=write)
+
+
 def fails(dist: Dist, folder: Path) -> dict:
-    evaluation = Evaluation(dist, 5, folder, print, lambda *given: None)
+    evaluation = Evaluation(dist, 5, writing(folder))
     try:
         evaluation.run("a", batches(dist.rank, dist.world_size), predict, [Failing()])
     except (ArithmeticError, PeerError) as error:
@@ -128,7 +134,7 @@ def stops(dist: Dist, folder: Path) -> dict:
         computed += 1
         return predict(batch)
 
-    evaluation = Evaluation(dist, 5, folder, print, lambda *given: None)
+    evaluation = Evaluation(dist, 5, writing(folder))
     return {"signal": evaluation.run("a", batches(dist.rank, dist.world_size), until_asked), "computed": computed}
 
 

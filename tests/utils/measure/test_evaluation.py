@@ -116,6 +116,11 @@ def nothing(*_: Any) -> None:
     raise AssertionError("nothing was drawn")
 
 
+def folder(directory: Path, say: Callable[[str], None] = print) -> Any:
+    """Where nothing is written but outputs."""
+    return SimpleNamespace(directory=directory, say=say, write_report=nothing)
+
+
 def examples(number: int) -> Iterator[tuple[np.ndarray, Batch]]:
     """So many in batches of two, the last row padded."""
     for first in range(0, number, 2):
@@ -127,14 +132,14 @@ def answered(batch: Batch) -> Prediction:
 
 
 def test_outputs_may_be_missing() -> None:
-    evaluation = Evaluation(Dist(), 5, Path(), print, nothing)
+    evaluation = Evaluation(Dist(), 5, folder(Path()))
     evaluation.run("all", examples(3), lambda batch: Prediction({"accuracy": (ONE, ONE)}), [Counts()])
     assert evaluation.finish() == {"eval/accuracy": 1.0, "eval/count": 3}
-    assert Evaluation(Dist(), 5, Path(), print, nothing).finish() == {}
+    assert Evaluation(Dist(), 5, folder(Path())).finish() == {}
 
 
 def test_sets_may_be_measured_by_other_metrics() -> None:
-    evaluation = Evaluation(Dist(), 5, Path(), print, nothing)
+    evaluation = Evaluation(Dist(), 5, folder(Path()))
     evaluation.run("a", examples(4), lambda batch: Prediction({"accuracy": (ONE, ONE), "loss": (3 * ONE, ONE)}))
     evaluation.run("b", examples(2), lambda batch: Prediction({"accuracy": (0 * ONE, ONE), "bits": (7 * ONE, ONE)}))
     found = {name: value for name, value in evaluation.finish().items() if name.count("/") == 1}
@@ -157,20 +162,20 @@ class Says:
 
 
 def test_a_set_may_have_nothing_to_measure(tmp_path: Path) -> None:
-    evaluation = Evaluation(Dist(), 5, tmp_path, print, nothing, ["answer"])
+    evaluation = Evaluation(Dist(), 5, folder(tmp_path), ["answer"])
     evaluation.run("a", examples(4), answered)
     evaluation.run("b", examples(1), lambda batch: Prediction({}, {}), [Says()])
     assert evaluation.finish() == {"eval/accuracy": 1.0}, "as if there were no other set"
     assert evaluation.text == "once upon a time"
     assert [path.name for path in tmp_path.iterdir()] == ["step_5_a_preds.0.safetensors"]
-    alone = Evaluation(Dist(), 5, tmp_path, print, nothing)
+    alone = Evaluation(Dist(), 5, folder(tmp_path))
     alone.run("b", examples(1), lambda batch: Prediction({}, {}), [Says()])
     assert (alone.finish(), alone.text) == ({}, "once upon a time")
 
 
 @pytest.mark.parametrize("evaluators", [[Counts(), Counts()], [Counts("accuracy")]])
 def test_a_name_that_two_give_is_a_mistake_of_ours(evaluators: list[Counts]) -> None:
-    evaluation = Evaluation(Dist(), 5, Path(), print, nothing)
+    evaluation = Evaluation(Dist(), 5, folder(Path()))
     evaluation.run("all", examples(3), answered, evaluators)
     with pytest.raises(AssertionError, match=r"two evaluators give the same name: \['(count|accuracy)'\]"):
         evaluation.finish()
@@ -224,7 +229,7 @@ def test_a_run_may_be_judged_by_what_an_evaluator_finds(sets: list[str], metric:
 
 
 def evaluated(directory: Path, said: list[str]) -> Evaluation:
-    evaluation = Evaluation(Dist(), 5, directory, said.append, nothing, ["inputs", "answer"])
+    evaluation = Evaluation(Dist(), 5, folder(directory, said.append), ["inputs", "answer"])
     evaluation.run("all", examples(3), answered)
     return evaluation
 
@@ -251,7 +256,7 @@ def test_a_full_disk_costs_the_outputs_and_not_the_run(small_disk: Path) -> None
 def test_whatever_a_set_is_called_its_outputs_stay_in_the_run_directory(tmp_path: Path) -> None:
     names = ["all", "a/b_c", "a_b/c", "../../x", "/etc/x", "..", "x" * 300, "x" * 301, "a\0b", "\udce9/all", "é" * 90]
     (tmp_path / "run").mkdir()
-    evaluation = Evaluation(Dist(), 5, tmp_path / "run", print, nothing, ["answer"])
+    evaluation = Evaluation(Dist(), 5, folder(tmp_path / "run"), ["answer"])
     for name in names:
         evaluation.run(name, examples(1), answered)
     files = [path.name for path in (tmp_path / "run").iterdir()]
