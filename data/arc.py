@@ -70,6 +70,17 @@ def undone(tokens: np.ndarray, symmetry: np.ndarray, colours: np.ndarray) -> tup
     return np.where(inside.reshape(len(tokens), CELLS), moved, np.uint8(PAD)), tall, wide
 
 
+def canvases(grid: np.ndarray, symmetry: np.ndarray, colours: np.ndarray) -> np.ndarray:
+    """A grid's images under symmetries (N) and colour maps (N, 10), each in the corner of its canvas: tokens (N, 900)."""
+    height, width = (np.full(len(symmetry), size) for size in grid.shape)
+    row, column, tall, wide = origins(symmetry, height, width)
+    i, j, tall, wide = np.arange(SIDE)[:, None], np.arange(SIDE), tall[:, None, None], wide[:, None, None]
+    inside = (i < tall) & (j < wide)
+    given = np.where(inside, grid[np.where(inside, row, 0), np.where(inside, column, 0)], 0)
+    cells = np.where(inside, np.take_along_axis(colours, given.reshape(len(symmetry), CELLS), 1).reshape(given.shape) + FIRST, PAD)
+    return np.where(((i == tall) & (j < wide)) | ((j == wide) & (i < tall)), END, cells).astype(np.uint8).reshape(-1, CELLS)
+
+
 @dataclass(frozen=True)
 class Augmentations:
     """What some puzzle ids stand for: which puzzle, under which symmetry and colour map."""
@@ -79,6 +90,10 @@ class Augmentations:
     symmetry: np.ndarray
     colours: np.ndarray  # (ids, 10)
     original: np.ndarray  # whether an id stands for the puzzle as it was
+
+    def only(self, places: np.ndarray) -> Augmentations:
+        """Those at these places."""
+        return Augmentations(self.names, *(each[places] for each in (self.puzzle, self.symmetry, self.colours, self.original)))
 
 
 def read_augmentations(key: str, folder: Path, ids: np.ndarray) -> Augmentations:

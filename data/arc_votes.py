@@ -8,13 +8,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import Protocol
 from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from data.arc import CELLS, FIRST, SIDE, VOCAB, read_augmentations, sizes, undone
+from data.arc import CELLS, FIRST, SIDE, VOCAB, Augmentations, read_augmentations, sizes, undone
 from data.puzzle_files import PuzzleSplit
 from data.source import Batch
 from utils.errors import ConfigError, brief
@@ -63,34 +64,27 @@ def keys(tokens: np.ndarray) -> np.ndarray:
     return (tokens.astype(np.uint64) @ WEIGHTS).view(np.int64)
 
 
-class ArcVotes:
-    """Each pair's answers, each with its votes, their confidence and one copy of it; ranked by votes, then by mean confidence.
+class Asked(Protocol):
+    """Which pair each example asks for, and under which augmentation."""
 
-    With `pool` the last so many evaluations of a run vote together as well, this one among them.
-    """
+    augmentations: Augmentations
 
-    def __init__(self, pairs: ArcPairs, pool: int = 1) -> None:
-        self._pairs, self._pool = pairs, pool
+    def asked(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
+
+
+class Counting:
+    """Each pair's answers as they were before augmentation, each with its votes, their confidence and one copy of it."""
+
+    def __init__(self, pairs: Asked) -> None:
+        self._asked = pairs
         self._found: dict[tuple[int, int], list] = {}
-        self._earlier: list[dict[str, np.ndarray]] = []
-        own = [f"{of}pass@{k}" for of in ("", "pair_", "whole_") for k in PASSES]
-        self.scalars = [*own, *(f"{POOLED}{name}" for name in own if pool > 1)]
-
-    def recall(self, earlier: Callable[[str, int], Sequence[Path]]) -> None:
-        """The votes of evaluations before this one."""
-        for file in earlier(FILE, self._pool - 1):
-            try:
-                with np.load(file, allow_pickle=False) as content:
-                    self._earlier.append({name: content[name] for name in NAMES})
-            except (OSError, ValueError, KeyError, BadZipFile) as error:
-                raise ConfigError(f"data.arc_pool={self._pool}: {file} cannot be read ({brief(error)}); remove it") from None
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
         outputs = prediction.outputs
         if not {"answer", "q_halt_logits"} <= outputs.keys():
             return
-        pair, made = self._pairs.asked(indices)
-        augmentations = self._pairs.augmentations
+        pair, made = self._asked.asked(indices)
+        augmentations = self._asked.augmentations
         answers = outputs["answer"][: len(indices)].clamp(0, VOCAB).to(torch.uint8).cpu().numpy()  # VOCAB is no colour, either
         grids, _, _ = undone(answers, augmentations.symmetry[made], augmentations.colours[made])
         confidence = (outputs["q_halt_logits"][: len(indices)].cpu().double().sigmoid() * ONE).round().long()
@@ -108,6 +102,29 @@ class ArcVotes:
         votes, confidence, grids = zip(*self._found.values(), strict=True)
         grid = torch.from_numpy(np.frombuffer(bytearray().join(grids), np.uint8).reshape(-1, CELLS // 2))
         return dict(zip(NAMES, (pair, key, torch.tensor(votes), torch.tensor(confidence), grid), strict=True))
+
+
+class ArcVotes(Counting):
+    """What all answers to a pair come to, ranked by votes, then by mean confidence.
+
+    With `pool` the last so many evaluations of a run vote together as well, this one among them.
+    """
+
+    def __init__(self, pairs: ArcPairs, pool: int = 1) -> None:
+        super().__init__(pairs)
+        self._pairs, self._pool = pairs, pool
+        self._earlier: list[dict[str, np.ndarray]] = []
+        own = [f"{of}pass@{k}" for of in ("", "pair_", "whole_") for k in PASSES]
+        self.scalars = [*own, *(f"{POOLED}{name}" for name in own if pool > 1)]
+
+    def recall(self, earlier: Callable[[str, int], Sequence[Path]]) -> None:
+        """The votes of evaluations before this one."""
+        for file in earlier(FILE, self._pool - 1):
+            try:
+                with np.load(file, allow_pickle=False) as content:
+                    self._earlier.append({name: content[name] for name in NAMES})
+            except (OSError, ValueError, KeyError, BadZipFile) as error:
+                raise ConfigError(f"data.arc_pool={self._pool}: {file} cannot be read ({brief(error)}); remove it") from None
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         """`pass@k` is the mean over puzzles of the share of their pairs that one of the first k answers solves, as TRM reports it;

@@ -21,7 +21,7 @@ def puzzle_text(inputs: np.ndarray, labels: np.ndarray, prediction: np.ndarray, 
     wrong = (labels != IGNORE) & (prediction != labels)
     if (len(inputs), vocab_size) == (CELLS, VOCAB):
         parts = {"puzzle": inputs, "answer": prediction} | ({"right": labels} if wrong.any() else {})
-        return "\n".join([*_columns({name: _arc(tokens) for name, tokens in parts.items()}), _verdict(labels, wrong, "")])
+        return "\n".join([*columns({name: _arc(tokens) for name, tokens in parts.items()}), _verdict(labels, wrong, "")])
     kind = kind_of(inputs[None], labels[None], vocab_size)
     verdict = _verdict(labels, wrong)
     if kind == "maze" and wrong.any() and leads(inputs[None], prediction[None])[0]:
@@ -83,7 +83,7 @@ def _arc(tokens: np.ndarray) -> list[str]:
     return ["".join(str(cell - FIRST) for cell in row) for row in tokens.reshape(SIDE, SIDE)[:height, :width]]
 
 
-def _columns(parts: dict[str, list[str]]) -> list[str]:
+def columns(parts: dict[str, list[str]]) -> list[str]:
     """Parts of any heights beside each other."""
     widths = [max(map(len, (name, *lines))) for name, lines in parts.items()]
     rows = [tuple(parts), *zip_longest(*parts.values(), fillvalue="")]
@@ -102,7 +102,7 @@ def _board(cells: list[str], side: int) -> list[str]:
 
 
 def _beside(puzzle: list[str], answer: list[str]) -> list[str]:
-    return _columns({"puzzle": puzzle, "answer": answer})
+    return columns({"puzzle": puzzle, "answer": answer})
 
 
 def _verdict(labels: np.ndarray, wrong: np.ndarray, marks: str = " (marked x)") -> str:

@@ -12,10 +12,12 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from data.arc import CELLS, VOCAB
 from data.arc_votes import ArcPairs, ArcVotes
 from data.example_text import ExampleText
 from data.maze_paths import MazePaths
 from data.order import Order, cut_steps, generator, make_plan, shard_rows
+from data.own_arc import ArcAnswer, OwnTask
 from data.own_puzzle import KEY, Answer, own_puzzle
 from data.puzzle_files import PuzzleSplit, sample
 from data.puzzle_pool import Member, Pool, Rows, max_vocab, open_datasets
@@ -82,13 +84,12 @@ class PuzzleSource:
         self._eval_sets: dict[str, EvalSet] = {
             member.prefix + name: PuzzleEvalSet(member, name) for member in test for name in member.split.sets
         }
-        self._own = ""  # the kind of the user's own puzzle
+        self._own: Callable[[], Evaluator] | None = None  # what shows the answer to the user's own puzzle
         if puzzle is not None:
             if not eval_only:
                 raise ConfigError(f"{KEY}={short(puzzle)}: a trained model answers it; add eval_only=true and checkpoint=")
-            known = train[0].split.metadata
-            self._own = kind_of_set(train[0].split, known.sets[0])
-            self._eval_sets = {"puzzle": own_puzzle(puzzle, self._own, known.seq_len, known.blank_identifier_id)}
+            self._own, example = answering(puzzle, train[0].split, votes)
+            self._eval_sets = {"puzzle": example}
         elif VOTE in names:
             self._eval_sets |= {f"{key}-votes": self._asked(key, votes) for key in self._test if len(self._eval_sets[key])}
         filled = {key: of for key, of in self._test.items() if len(self._eval_sets.get(key, ()))}
@@ -121,7 +122,7 @@ class PuzzleSource:
 
     def evaluators(self, set_name: str) -> Sequence[Evaluator]:
         if self._own:
-            return [Answer(self._own, self.spec.vocab_size)]
+            return [self._own()]
         examples = self._eval_sets[set_name]
         if isinstance(examples, VoteSet):
             return [Votes(examples, self.spec.vocab_size)]
@@ -188,6 +189,16 @@ class PuzzleEvalSet:
             "labels": np.full(shape, IGNORE, np.int32),
             "puzzle_identifiers": np.full(rows, self._blank, np.int32),
         }
+
+
+def answering(given: str, split: PuzzleSplit, images: int) -> tuple[Callable[[], Evaluator], EvalSet]:
+    """The user's own puzzle, of the kind that a dataset holds, and what makes an evaluator of its answer."""
+    known = split.metadata
+    if (known.vocab_size, known.seq_len) == (VOCAB, CELLS) and split.folder is not None:
+        task = OwnTask(given, split, images)
+        return partial(ArcAnswer, task), task
+    kind = kind_of_set(split, known.sets[0])
+    return partial(Answer, kind, known.vocab_size), own_puzzle(given, kind, known.seq_len, known.blank_identifier_id)
 
 
 def kind_of_set(split: PuzzleSplit, name: str) -> str:

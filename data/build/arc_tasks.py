@@ -46,7 +46,7 @@ def read_tasks(inputs: list[tuple[str, str]]) -> list[Task]:
     tasks: dict[str, Task] = {}
     for option, path in inputs:
         for name, where, raw in _raw_tasks(f"{option} {path}", path):
-            shown, asked = ([_pair(f"{where}, {part} pair {number}", one) for number, one in enumerate(_list(where, raw, part), 1)]
+            shown, asked = ([_pair(f"{where}, {part} pair {number}", one) for number, one in enumerate(list_of(where, raw, part), 1)]
                             for part in ("train", "test"))  # fmt: skip
             task = Task(name, where, shown, asked, option == "--train", option == "--test")
             if (other := tasks.get(name)) is None:
@@ -84,7 +84,7 @@ def _raw_tasks(named: str, path: str) -> Iterator[tuple[str, str, dict[str, Any]
     for file in files:
         if file.name.endswith(CHALLENGES):
             raise ConfigError(f"{named}: holds {file.name}; give {str(file).removesuffix(CHALLENGES)} instead")
-        yield file.stem, str(file), _object(str(file), _json(file))
+        yield file.stem, str(file), object_of(str(file), _json(file))
 
 
 def _raw_kaggle(file: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -92,13 +92,13 @@ def _raw_kaggle(file: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
     beside = Path(str(file).removesuffix(CHALLENGES) + SOLUTIONS)
     if not os.path.isfile(beside):
         raise ConfigError(f"{file}: lacks its answers; lay {beside.name} beside it")
-    challenges, solutions = (_object(str(one), _json(one)) for one in (file, beside))
+    challenges, solutions = (object_of(str(one), _json(one)) for one in (file, beside))
     for name, task in sorted(challenges.items()):
         where = f"{file}: task {brief(name)}"
-        asked, answers = _list(where, _object(where, task), "test"), solutions.get(name)
+        asked, answers = list_of(where, object_of(where, task), "test"), solutions.get(name)
         if not isinstance(answers, list) or len(answers) != len(asked):
             raise ConfigError(f"{beside}: task {brief(name)} has not {len(asked)} answers, one for each test pair; correct or remove it")
-        both = [_object(f"{where}, test pair {number}", one) | {"output": answer}
+        both = [object_of(f"{where}, test pair {number}", one) | {"output": answer}
                 for number, (one, answer) in enumerate(zip(asked, answers, strict=True), 1)]  # fmt: skip
         yield name, where, task | {"test": both}
 
@@ -110,13 +110,15 @@ def _json(file: Path) -> Any:
         raise ConfigError(f"{file}: cannot be read as JSON ({brief(error)}); correct or remove it") from None
 
 
-def _object(where: str, content: Any) -> dict[str, Any]:
+def object_of(where: str, content: Any) -> dict[str, Any]:
+    """The content, if it is a JSON object."""
     if not isinstance(content, dict):
         raise ConfigError(f"{where}: is a {type(content).__name__}, not an object; correct or remove it")
     return content
 
 
-def _list(where: str, task: dict[str, Any], part: str) -> list[Any]:
+def list_of(where: str, task: dict[str, Any], part: str) -> list[Any]:
+    """The pairs of a part of a task, if there are any."""
     pairs = task.get(part)
     if not isinstance(pairs, list) or not pairs:
         raise ConfigError(f"{where}: has no {part} pairs; correct or remove it")
@@ -124,11 +126,11 @@ def _list(where: str, task: dict[str, Any], part: str) -> list[Any]:
 
 
 def _pair(where: str, pair: Any) -> Pair:
-    given, answer = (_grid(f"{where}, {side}", _object(where, pair).get(side)) for side in ("input", "output"))
+    given, answer = (grid_of(f"{where}, {side}", object_of(where, pair).get(side)) for side in ("input", "output"))
     return given, answer
 
 
-def _grid(where: str, rows: Any) -> np.ndarray:
+def grid_of(where: str, rows: Any) -> np.ndarray:
     """A checked grid of colours."""
     problem = ""
     if not (isinstance(rows, list) and rows and all(isinstance(row, list) and row for row in rows)):
