@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 
+from utils.checkpoint import reader
 from utils.command import cli
 
 if __name__ == "__main__":
-    cli.check(sys.argv)  # what is wrong with the command line is said before anything slow is loaded
+    cli.check(sys.argv, reader.config_in)  # what is wrong with the command line is said before anything slow is loaded
 
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
@@ -242,8 +243,7 @@ def train(trainer: Trainer) -> None:
                 trainer.verdicts.settle()  # what is not finite is neither shown nor kept
             if logs:
                 log(trainer, clock)
-                clock = Clock()
-            if after_step(trainer, trainer.verdicts.take_notices()):
+            if after_step(trainer, trainer.verdicts.take_notices()) or logs:
                 clock = Clock()
         trainer.keeper.wait_until_saved()
 

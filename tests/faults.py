@@ -66,7 +66,7 @@ def main() -> None:
     if "FAULT_LATE" in os.environ:
         verdicts.LAG["cpu"] = 1
     sys.argv = ["pretrain.py", *arguments]
-    cli.check(sys.argv)
+    cli.check(sys.argv, reader.config_in)
     pretrain.main()
 
 

@@ -122,9 +122,10 @@ def become(arguments: list[str], cwd: str, env: dict[str, str], files: str) -> N
         os.environ.update(env)
         sys.argv = [str(ROOT / "pretrain.py"), *arguments]
         import pretrain
+        from utils.checkpoint import reader
         from utils.command import cli
 
-        cli.check(sys.argv)
+        cli.check(sys.argv, reader.config_in)
         pretrain.main()
     finally:
         os._exit(99)  # it never comes here: main() ends the process itself

@@ -120,7 +120,7 @@ def test_leaving_early_and_chains_give_the_same_numbers_at_any_number_of_ranks(t
 
 
 def test_eval_only_repeats_the_evaluation_on_two_ranks(trm: Result, tmp_path: Path) -> None:
-    arguments = [*TINY_TRM, "eval_only=true", f"checkpoint={trm.directory}"]
+    arguments = ["eval_only=true", f"checkpoint={trm.directory}"]
     again = train(tmp_path / "run", *arguments, ranks=2)
     assert again.series("eval/accuracy") == trm.series("eval/accuracy")[-1:]
     raw = train(tmp_path / "raw", *arguments, "ema=false")

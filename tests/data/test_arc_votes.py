@@ -192,7 +192,7 @@ def test_a_run_leaves_a_submission(folder: Path, tmp_path: Path) -> None:
     submission = evaluations / "step_3/all/pooled_submission.json"
     puzzles = json.loads((tiny / "test_puzzles.json").read_text())
     own = ["eval_only=true", f"checkpoint={result.directory}", f"data.puzzle={folder.parent / 'in' / 'task_p.json'}"]
-    said = train(tmp_path / "own", *small, f"data_path={tiny}", *own, *QUIET).stdout
+    said = train(tmp_path / "own", *own, *QUIET).stdout
     assert "task_p, test pair 1\n" in said
     assert "2 of 2 images agree" in said or "1 of 2 images agree" in said
     for name, attempts in json.loads(submission.read_text()).items():

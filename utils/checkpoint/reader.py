@@ -42,6 +42,11 @@ def read_meta(path: Path) -> dict[str, Any]:
     return reading(path, lambda folder: _meta_in(folder, path))
 
 
+def config_in(path: str) -> dict[Any, Any]:
+    """The configuration of the run that wrote a checkpoint; empty where nothing tells it."""
+    return {} if is_weights(Path(path)) else metas.config_of(read_meta(Path(path)).get("config", "{}"))
+
+
 def load_shards(path: str | Path, shards: Iterable[int], verified: bool = False) -> dict[int, Group]:
     """The state of these shards, from whatever pieces the ranks that saved it wrote."""
     path, wanted = Path(path), list(shards)

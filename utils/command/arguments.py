@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from utils.command.adopted import adopted
 from utils.command.keys import GROUPS, check_choice
 from utils.errors import ConfigError, short
 
@@ -21,8 +22,13 @@ SWEEPS, SWEEP_DIR = {"-m", "--multirun"}, "runs/multirun"  # the folder as conf/
 WITH_VALUE = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--package", "-p", "--cfg", "-c", "--info", "-i")
 
 
-def prepare(arguments: Sequence[str], rank: int = 0, scratch: str = "") -> list[str]:
-    """`+key=` may also name a key that exists, options may stand anywhere, and only rank 0 writes a sweep's files where they belong."""
+def prepare(
+    arguments: Sequence[str], rank: int = 0, scratch: str = "", config_in: Callable[[str], Mapping[Any, Any]] | None = None
+) -> list[str]:
+    """`+key=` may also name a key that exists, options may stand anywhere, and only rank 0 writes a sweep's files where they belong.
+
+    What is evaluated brings its own configuration, if `config_in` tells that of a checkpoint.
+    """
     options: list[str] = []
     overrides: list[str] = []
     for before, argument in zip(("", *arguments), arguments, strict=False):
@@ -33,6 +39,8 @@ def prepare(arguments: Sequence[str], rank: int = 0, scratch: str = "") -> list[
             options.append(argument)
         elif override := _prepared(argument):
             overrides.append(override)
+    if config_in and not SWEEPS & {*options}:
+        overrides = [*adopted(overrides, config_in), *overrides]
     if rank > 0:
         given = any(override.startswith("hydra.sweep.dir=") for override in overrides)
         _check_sweep_folder(overrides if given or not SWEEPS & {*options} else [f"hydra.sweep.dir={SWEEP_DIR}"])

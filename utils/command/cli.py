@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -34,12 +34,15 @@ class _Checked(BaseException):
     """The configuration is right; what Hydra would do next is not wanted yet."""
 
 
-def check(arguments: list[str]) -> None:
-    """End here with whatever the command line alone tells: an answer to `--help`, or one line of error. Makes it what Hydra can read."""
+def check(arguments: list[str], config_in: Callable[[str], Mapping[Any, Any]]) -> None:
+    """End here with whatever the command line alone tells: an answer to `--help`, or one line of error. Makes it what Hydra can read.
+
+    `config_in`: the configuration in a checkpoint, for evaluations.
+    """
     with _ending_here():
         from utils.command.arguments import SWEEPS, prepare, refuse_usage
 
-        arguments[1:] = prepare(arguments[1:], detect(os.environ).rank, _scratch())
+        arguments[1:] = prepare(arguments[1:], detect(os.environ).rank, _scratch(), config_in)
         refuse_usage()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then hands its exceptions to us instead of printing them
         if SWEEPS & {*arguments} or any(argument.startswith("hydra.mode=") for argument in arguments):

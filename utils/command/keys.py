@@ -82,6 +82,25 @@ def unknown(path: str) -> str:
     return f"unknown key; did you mean {near[0]}?" if near else "unknown key; the files of conf/ list all keys"
 
 
+def kept_by_machine() -> set[str]:
+    """Root keys of all runs that say where and how one is computed, reported or kept."""
+    return {path for path, rule in _read(CONF / "pretrain.yaml")[1].items() if SAME_RUN in rule.marks}
+
+
+def choice_like(group: str, config: Mapping[Any, Any]) -> str:
+    """What a group offers for a target that is in this configuration; of several what has most values in common. Else empty."""
+    target, values = f"{group}._target_", dict(leaves(config))
+    misses = {}
+    for name, file in sorted(files(group).items()):
+        with suppress(ValueError, OSError, yaml.YAMLError, OmegaConfBaseException):
+            own = dict(leaves(OmegaConf.to_container(_read(file, group)[0])))
+            if own.get(target) == values.get(target):
+                misses[name] = sum(
+                    path not in values or values[path] != value for path, value in own.items() if not is_interpolation(value)
+                )
+    return min(misses, key=misses.__getitem__) if misses else ""
+
+
 def check_choice(group: str, choice: Any) -> None:
     """Every run has one option of each group."""
     if choice not in (names := sorted(files(group))):

@@ -1,0 +1,85 @@
+"""An evaluation takes over the configuration of what it evaluates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from tests.test_config import resolved
+from utils.command.adopted import adopted, written
+from utils.command.keys import everywhere, kept_by_machine, run_values
+
+ASKED = ["eval_only=true", "checkpoint=runs/x"]
+
+
+def plain(config: Any) -> dict[str, Any]:
+    made = OmegaConf.to_container(config)
+    assert isinstance(made, dict)
+    return made
+
+
+def what_it_is(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that say what run it is; its length is not asked for, nor what `auto` may become."""
+    values = run_values(config, everywhere())
+    return {path: value for path, value in values.items() if path.partition(".")[0] not in kept_by_machine()}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["experiment=demo"],
+        ["experiment=demo", "optim=muon", "muon_lr=0.5", "seed=3", "arch.puzzle_emb_ndim=7", "evaluators=[vote]", "arch.chains=3"],
+        ["arch=trm", "data_paths=[a,b/c]", "evaluators=[{name:arc@ARC}]", "data.arc_pool=3", "arch.forward_dtype=float64", "ema=true"],
+        ["arch=hrm", "data_path='it\\'s \"here\", [a]=b: c'", "run_name=mine", "project_name=ours"],
+        ["experiment=digits", "arch.dropout=[0.1,0.3]"],
+        ["experiment=lm", "data.prompt='x = \\'\\\\\\''", "tokens_per_update=8192", "data.mix={a: 0.7, b: 0.3}"],
+        ["experiment=shakespeare", "data_path=x"],
+        ["arch=gpt", "data=stream", "optim=adamw_matrices", "data_path=x.txt", "max_steps=5"],
+    ],
+)
+def test_it_is_the_configuration_that_was_trained(arguments: list[str]) -> None:
+    trained = plain(resolved(*arguments))
+    found = adopted(ASKED, lambda path: trained if path == "runs/x" else {})
+    again = plain(resolved(*found, *ASKED))
+    assert what_it_is(again) == what_it_is(trained)
+    assert (again["run_name"], again["project_name"]) == (f"{trained['run_name']}-evaluation", trained["project_name"])
+    assert len(found) < 40, "what is as conf/ has it need not be said"
+
+
+def test_the_machine_is_not_taken_over_and_what_the_user_says_comes_last() -> None:
+    trained = plain(resolved("experiment=demo", "timeout_s=7", "num_workers=3", "keep=9", "checkpoint_path=elsewhere/y", "sync=ddp"))
+    found = adopted([*ASKED, "seed=8"], lambda path: trained)
+    again = plain(resolved(*found, *ASKED, "seed=8", "sync=fsdp"))
+    fresh = plain(resolved())
+    assert [again[key] for key in ("timeout_s", "num_workers", "keep")] == [fresh[key] for key in ("timeout_s", "num_workers", "keep")]
+    assert again["checkpoint_path"] == "runs/demo/demo-evaluation"
+    assert again["data"]["seed"] == again["seed"] == 8
+    assert "fsdp" in again["sync"]["_target_"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["checkpoint=x"], ["eval_only=false", "checkpoint=x"], ["eval_only=true"], [*ASKED, "experiment=demo"], [*ASKED, "+arch=trm"],
+     [*ASKED, "data=tokens"], ["eval_only=true", "checkpoint=${data_path}"]],
+)  # fmt: skip
+def test_whoever_says_what_is_evaluated_is_taken_at_their_word(given: list[str]) -> None:
+    assert adopted(given, lambda path: pytest.fail("nothing need be read")) == []
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"arch": {"_target_": "mine.Net"}}, {"arch": 3}, {"arch": {"_target_": "models.trm.TRM"}, "data": []}]
+)
+def test_configurations_that_say_too_little_are_left_alone(config: Mapping[str, Any]) -> None:
+    assert adopted(ASKED, lambda path: config) == []
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, 3, 1e-05, "", "a b", "it's", 'say "so"', "\\", "\\'", "x\\", "[a]", "null", "3", {"a": ["b", 1]}, []]
+)
+def test_values_are_written_so_that_hydra_reads_the_same(value: Any) -> None:
+    (read,) = OverridesParser.create().parse_overrides([f"key={written(value)}"])
+    assert read.value() == value
