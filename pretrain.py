@@ -120,8 +120,7 @@ def train_or_evaluate(cfg: DictConfig, dist: Dist, run: RunDirectory) -> float |
     with dist.agreed():
         trainer = build(cfg, dist, run, source, objective, sync, wrapped)
     start = resume.take_up(start, trainer.saved, cfg, run, trainer.total_steps)
-    with dist.agreed():
-        check_names(cfg, source, objective, lambda rows: to_device(to_tensors([rows]), dist.device))
+    check_names(cfg, source, objective, lambda rows: to_device(to_tensors([rows]), dist.device))
     standing = trainer.standing
     if start.is_finished(trainer.total_steps):
         run.confirm_finished(standing.step)
@@ -243,7 +242,8 @@ def train(trainer: Trainer) -> None:
                 trainer.verdicts.settle()  # what is not finite is neither shown nor kept
             if logs:
                 log(trainer, clock)
-            if after_step(trainer, trainer.verdicts.take_notices()) or logs:
+                clock = Clock()
+            if after_step(trainer, trainer.verdicts.take_notices()):
                 clock = Clock()
         trainer.keeper.wait_until_saved()
 

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -52,6 +54,12 @@ class ArcPairs:
         rows = np.concatenate([np.arange(first[one], first[one] + count[one]) for one in originals])
         labels = puzzles.labels.take(rows, axis=0).astype(np.uint8)
         self.truth = keys(undone(labels, np.zeros(len(rows), int), np.tile(np.arange(10), (len(rows), 1)))[0])
+
+    @property
+    def fingerprint(self) -> np.ndarray:
+        """By which votes on the same pairs are known."""
+        digest = hashlib.sha256(json.dumps([self.names, self.ends.tolist(), self.truth.tolist()]).encode()).digest()
+        return np.frombuffer(digest, np.uint8)
 
     def asked(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of examples the pair that they ask for, and the augmentation by which they do."""
@@ -113,18 +121,13 @@ class ArcVotes(Counting):
     def __init__(self, pairs: ArcPairs, pool: int = 1) -> None:
         super().__init__(pairs)
         self._pairs, self._pool = pairs, pool
-        self._earlier: list[dict[str, np.ndarray]] = []
+        self._earlier: list[Path] = []
         own = [f"{of}pass@{k}" for of in ("", "pair_", "whole_") for k in PASSES]
         self.scalars = [*own, *(f"{POOLED}{name}" for name in own if pool > 1)]
 
     def recall(self, earlier: Callable[[str, int], Sequence[Path]]) -> None:
         """The votes of evaluations before this one."""
-        for file in earlier(FILE, self._pool - 1):
-            try:
-                with np.load(file, allow_pickle=False) as content:
-                    self._earlier.append({name: content[name] for name in NAMES})
-            except (OSError, ValueError, KeyError, BadZipFile) as error:
-                raise ConfigError(f"data.arc_pool={self._pool}: {file} cannot be read ({brief(error)}); remove it") from None
+        self._earlier = [*earlier(FILE, self._pool - 1)]
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         """`pass@k` is the mean over puzzles of the share of their pairs that one of the first k answers solves, as TRM reports it;
@@ -137,11 +140,23 @@ class ArcVotes(Counting):
         said = "  ".join(f"pass@{k} {metrics[f'pass@{k}']:.4f}" for k in PASSES)
         text = f"{len(self._pairs.ends)} puzzles, {len(self._pairs.truth)} test pairs: {said}"
         if self._pool > 1:
-            pooled, files[f"{POOLED}submission.json"] = self._judged(counted_once([counted, *self._earlier]))
+            together = counted
+            for file in self._earlier:
+                together = counted_once([together, self._read(file)])
+            pooled, files[f"{POOLED}submission.json"] = self._judged(together)
             metrics |= {f"{POOLED}{name}": value for name, value in pooled.items()}
-            np.savez_compressed(written := BytesIO(), **counted)  # type: ignore[arg-type]
+            np.savez_compressed(written := BytesIO(), of=self._pairs.fingerprint, **counted)  # type: ignore[arg-type]
             files[FILE] = written.getvalue()
         return Report(metrics=metrics, files=files, text=text)
+
+    def _read(self, file: Path) -> dict[str, np.ndarray]:
+        try:
+            with np.load(file, allow_pickle=False) as content:
+                if bytes(content["of"]) != bytes(self._pairs.fingerprint):
+                    raise ValueError("of other test pairs")
+                return {name: content[name] for name in NAMES}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, BadZipFile, zlib.error) as error:
+            raise ConfigError(f"data.arc_pool={self._pool}: {file} cannot be used ({brief(error)}); remove it") from None
 
     def _judged(self, counted: Mapping[str, np.ndarray]) -> tuple[dict[str, float], str]:
         """Metrics, and a submission."""

@@ -1,11 +1,11 @@
-"""An ARC task that the user has written down, asked under every augmentation by which a model knows it, and what it answers."""
+"""An ARC task that the user has written down, asked under augmentations by which a model knows it, and what it answers."""
 
 # P test pairs, K images of each
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from data.arc import CELLS, PAD, canvases, read_augmentations
 from data.arc_votes import ONE, Counting, counted_once, plain, ranked
 from data.build.arc_tasks import grid_of, list_of, object_of
 from data.own_puzzle import read_text
-from data.puzzle_files import PuzzleSplit
+from data.puzzle_pool import Member
 from data.puzzle_text import columns
 from data.source import IGNORE, Arrays
 from utils.errors import ConfigError, brief
@@ -26,13 +26,16 @@ from utils.measure.report import Report
 class OwnTask:
     """The images of all test pairs, a pair's behind each other; as `Counting` asks, which pair and augmentation each is."""
 
-    def __init__(self, given: str, split: PuzzleSplit, images: int) -> None:
+    def __init__(self, given: str, train: Sequence[Member], images: int) -> None:
         """`given`: a file named after its task, or {"name": {"test": [{"input": [[…]]}]}}; outputs may be left out."""
         where, text = read_text(given)
         name, pairs = _named_task(where, given, text)
-        assert split.folder is not None, "what is generated is Sudoku"
-        known = read_augmentations(where, split.folder, np.arange(1, split.metadata.num_puzzle_identifiers))
-        if name not in known.names:
+        for member in train:
+            assert member.split.folder is not None, "what is generated is Sudoku"
+            known = read_augmentations(where, member.split.folder, np.arange(1, member.split.metadata.num_puzzle_identifiers))
+            if name in known.names:
+                break
+        else:
             raise ConfigError(
                 f"{where}: the model has learnt no task {brief(name)}, and knows tasks by their ids alone; "
                 "train on data that python -m data.build.arc has made with it"
@@ -46,7 +49,7 @@ class OwnTask:
             None if one.get("output") is None else grid_of(f"{where}: test pair {number}, output", one["output"])
             for number, one in enumerate(pairs, 1)
         ]
-        self._ids = (chosen + 1).astype(np.int32)
+        self._ids = (chosen + 1 + member.id_offset).astype(np.int32)
         self._inputs = np.concatenate([canvases(grid, self.augmentations.symmetry, self.augmentations.colours) for grid in self.grids])
 
     def __len__(self) -> int:
@@ -104,9 +107,9 @@ def _named_task(where: str, given: str, text: str) -> tuple[str, list[dict[str, 
     name, content = Path(given).stem, object_of(where, parsed)
     if "test" not in content:
         if len(content) != 1:
-            raise ConfigError(f'{where}: holds {len(content)} tasks; give one, as a file of its name or as {{"name": {{"test": …}}}}')
+            raise ConfigError(f"{where}: holds {len(content)} tasks; give a file that holds one")
         ((name, content),) = content.items()
     elif text == given:
-        raise ConfigError(f'{where}: does not say which task it is; give it as {{"name": {{"test": …}}}}')
+        raise ConfigError(f"{where}: does not say which task it is; give a file of the task's name")
     pairs = list_of(where, object_of(where, content), "test")
     return name, [object_of(f"{where}: test pair {number}", one) for number, one in enumerate(pairs, 1)]

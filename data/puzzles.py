@@ -88,12 +88,12 @@ class PuzzleSource:
         if puzzle is not None:
             if not eval_only:
                 raise ConfigError(f"{KEY}={short(puzzle)}: a trained model answers it; add eval_only=true and checkpoint=")
-            self._own, example = answering(puzzle, train[0].split, votes)
+            self._own, example = answering(puzzle, train, votes)
             self._eval_sets = {"puzzle": example}
         elif VOTE in names:
             self._eval_sets |= {f"{key}-votes": self._asked(key, votes) for key in self._test if len(self._eval_sets[key])}
         filled = {key: of for key, of in self._test.items() if len(self._eval_sets.get(key, ()))}
-        self._chosen = {key: [make(*of, arc_pool) for make in chosen] for key, of in filled.items()}
+        self._chosen = {key: [make(*of, 1 if eval_only else arc_pool) for make in chosen] for key, of in filled.items()}
         self.spec = Spec(
             vocab_size=max_vocab(train),
             seq_len=train[0].split.metadata.seq_len,
@@ -191,13 +191,14 @@ class PuzzleEvalSet:
         }
 
 
-def answering(given: str, split: PuzzleSplit, images: int) -> tuple[Callable[[], Evaluator], EvalSet]:
-    """The user's own puzzle, of the kind that a dataset holds, and what makes an evaluator of its answer."""
-    known = split.metadata
-    if (known.vocab_size, known.seq_len) == (VOCAB, CELLS) and split.folder is not None:
-        task = OwnTask(given, split, images)
+def answering(given: str, train: Sequence[Member], images: int) -> tuple[Callable[[], Evaluator], EvalSet]:
+    """The user's own puzzle, of the kind that the data holds, and what makes an evaluator of its answer."""
+    first = train[0].split
+    known = first.metadata
+    if (known.vocab_size, known.seq_len) == (VOCAB, CELLS) and first.folder is not None:
+        task = OwnTask(given, train, images)
         return partial(ArcAnswer, task), task
-    kind = kind_of_set(split, known.sets[0])
+    kind = kind_of_set(first, known.sets[0])
     return partial(Answer, kind, known.vocab_size), own_puzzle(given, kind, known.seq_len, known.blank_identifier_id)
 
 

@@ -132,9 +132,15 @@ def test_the_last_evaluations_of_a_run_vote_together(folder: Path, tmp_path: Pat
         files.insert(0, tmp_path / f"{seed}_arc_votes.npz")
         files[0].write_bytes(own.files["arc_votes.npz"])  # type: ignore[arg-type]
     assert together.metrics != alone.metrics
-    files[0].write_bytes(files[0].read_bytes()[:99])
-    with pytest.raises(ConfigError, match=r"data.arc_pool=3: .*3_arc_votes.npz cannot be read \(.*\); remove it"):
-        ArcVotes(pairs, pool=3).recall(lambda name, most: files[:most])
+    whole = files[0].read_bytes()
+    np.savez_compressed(other := tmp_path / "other.npz", **{**np.load(files[0]), "of": np.zeros(32, np.uint8)})
+    np.save(single := tmp_path / "single.npy", np.zeros(3))
+    for damaged in (whole[:99], b"", whole[:200] + b"\xff" * 50 + whole[250:], single.read_bytes(), other.read_bytes()):
+        files[0].write_bytes(damaged)
+        made = ArcVotes(pairs, pool=3)
+        made.recall(lambda name, most: files[:most])
+        with pytest.raises(ConfigError, match=r"data.arc_pool=3: .*3_arc_votes.npz cannot be used \(.*\); remove it"):
+            report(made, range(1))
 
 
 def test_both_published_layouts_are_understood(folder: Path, tmp_path: Path) -> None:
@@ -194,7 +200,8 @@ def test_a_run_leaves_a_submission(folder: Path, tmp_path: Path) -> None:
     own = ["eval_only=true", f"checkpoint={result.directory}", f"data.puzzle={folder.parent / 'in' / 'task_p.json'}"]
     said = train(tmp_path / "own", *own, *QUIET).stdout
     assert "task_p, test pair 1\n" in said
-    assert "2 of 2 images agree" in said or "1 of 2 images agree" in said
+    answers_said = json.loads(next((tmp_path / "own").glob("evaluations/*/puzzle/answer.json")).read_text())
+    assert len(answers_said["task_p"]) == said.count("task_p, test pair ") == said.count(" of 2 images agree") > 0
     for name, attempts in json.loads(submission.read_text()).items():
         assert len(attempts) == len(puzzles.pop(name)["test"])
         assert all(one.keys() == {"attempt_1", "attempt_2"} for one in attempts)

@@ -11,6 +11,7 @@ import torch
 
 from data.own_arc import ArcAnswer, OwnTask
 from data.puzzle_files import PuzzleSplit, read_split
+from data.puzzle_pool import Member
 from data.puzzles import PuzzleSource
 from tests.data.arc_helpers import built, write_folder
 from utils.errors import ConfigError
@@ -62,7 +63,7 @@ def answered(task: OwnTask, answers: np.ndarray, q: float = 2.0) -> Report:
 
 def test_images_are_those_of_the_dataset_and_answers_are_mapped_back(raw: Path, split: PuzzleSplit) -> None:
     for name in ("task_x", "task_y", "task_z"):
-        task = OwnTask(str(raw / f"{name}.json"), split, IMAGES)
+        task = OwnTask(str(raw / f"{name}.json"), [Member(split)], IMAGES)
         inputs, labels = asked(split, name, task)
         assert np.array_equal(task.read(np.arange(len(task)))["inputs"], inputs)
         report = answered(task, labels)
@@ -72,8 +73,18 @@ def test_images_are_those_of_the_dataset_and_answers_are_mapped_back(raw: Path, 
         assert f"{name}, test pair 1" in report.text.split("\n")
 
 
+def test_a_task_of_the_second_of_two_datasets_has_its_ids(raw: Path, split: PuzzleSplit, tmp_path: Path) -> None:
+    write_folder(tmp_path / "raw", "pq", seed=1, most=9)
+    other = read_split("data_path=x", built(tmp_path / "set", "--test", tmp_path / "raw", "--num-aug", 3), "test")
+    alone, second = (
+        OwnTask(str(raw / "task_y.json"), members, IMAGES) for members in ([Member(split)], [Member(other), Member(split, 100)])
+    )
+    everything = np.arange(len(alone))
+    assert np.array_equal(second.read(everything)["puzzle_identifiers"], alone.read(everything)["puzzle_identifiers"] + 100)
+
+
 def test_wrong_answers_stand_beside_the_right_ones_and_the_majority_counts(raw: Path, split: PuzzleSplit) -> None:
-    task = OwnTask(str(raw / "task_x.json"), split, IMAGES)
+    task = OwnTask(str(raw / "task_x.json"), [Member(split)], IMAGES)
     _, labels = asked(split, "task_x", task)
     two_wrong = labels.copy()
     two_wrong[[0, 3]] = 0
@@ -108,7 +119,7 @@ def test_without_outputs_nothing_is_judged(raw: Path, folder: Path) -> None:
         ("{", r"cannot be read as JSON \(.*\); give a task file"),
         ("[]", "is a list, not an object"),
         ('{"test": [{"input": [[1]]}]}', "does not say which task it is"),
-        ('{"a": {}, "b": {}}', "holds 2 tasks; give one"),
+        ('{"a": {}, "b": {}}', "holds 2 tasks; give a file that holds one"),
         ('{"task_x": {"train": []}}', "has no test pairs"),
         ('{"task_x": {"test": [{"input": [[1, 2], [3]]}]}}', "test pair 1, input: has rows of 1 and 2 cells"),
         ('{"task_x": {"test": [{"input": [[11]]}]}}', "test pair 1, input: has a cell 11, not a colour from 0 to 9"),
@@ -118,6 +129,6 @@ def test_without_outputs_nothing_is_judged(raw: Path, folder: Path) -> None:
 )
 def test_what_is_wrong_is_said_in_one_line(given: str, said: str, split: PuzzleSplit) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
-        OwnTask(given, split, IMAGES)
+        OwnTask(given, [Member(split)], IMAGES)
     assert str(caught.value).startswith("data.puzzle=")
     assert "\n" not in str(caught.value)

@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import pretrain
 from tests.ranks import ROOT
+from utils.checkpoint import reader
 from utils.command import cli
 from utils.measure import hardware
 
@@ -129,7 +130,7 @@ def main() -> None:
     file, *arguments = sys.argv[1:]
     pretrain.train_step = Measured(pretrain.train_step, Path(file))
     sys.argv = ["pretrain.py", *arguments]
-    cli.check(sys.argv)
+    cli.check(sys.argv, reader.config_in)
     pretrain.main()
 
 

@@ -44,7 +44,11 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 def config_in(path: str) -> dict[Any, Any]:
     """The configuration of the run that wrote a checkpoint; empty where nothing tells it."""
-    return {} if is_weights(Path(path)) else metas.config_of(read_meta(Path(path)).get("config", "{}"))
+    text = "" if is_weights(Path(path)) else read_meta(Path(path)).get("config", "")
+    try:
+        return metas.config_of(text) if text else {}
+    except ValueError as error:
+        raise ConfigError(f"checkpoint={path}: {error}; {ANOTHER}") from None
 
 
 def load_shards(path: str | Path, shards: Iterable[int], verified: bool = False) -> dict[int, Group]:

@@ -39,13 +39,18 @@ def prepare(
             options.append(argument)
         elif override := _prepared(argument):
             overrides.append(override)
-    if config_in and not SWEEPS & {*options}:
+    if config_in and not sweeps([*options, *overrides]):
         overrides = [*adopted(overrides, config_in), *overrides]
     if rank > 0:
         given = any(override.startswith("hydra.sweep.dir=") for override in overrides)
         _check_sweep_folder(overrides if given or not SWEEPS & {*options} else [f"hydra.sweep.dir={SWEEP_DIR}"])
         overrides.append(f"hydra.sweep.dir={scratch}")
     return [*options, "--", *overrides] if options else overrides
+
+
+def sweeps(arguments: Sequence[str]) -> bool:
+    """Whether these are several jobs, each with arguments of its own."""
+    return bool(SWEEPS & {*arguments}) or any(argument.startswith("hydra.mode=") for argument in arguments)
 
 
 def check_argument(argument: str) -> None:

@@ -40,12 +40,12 @@ def check(arguments: list[str], config_in: Callable[[str], Mapping[Any, Any]]) -
     `config_in`: the configuration in a checkpoint, for evaluations.
     """
     with _ending_here():
-        from utils.command.arguments import SWEEPS, prepare, refuse_usage
+        from utils.command.arguments import prepare, refuse_usage, sweeps
 
         arguments[1:] = prepare(arguments[1:], detect(os.environ).rank, _scratch(), config_in)
         refuse_usage()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then hands its exceptions to us instead of printing them
-        if SWEEPS & {*arguments} or any(argument.startswith("hydra.mode=") for argument in arguments):
+        if sweeps(arguments):
             return  # its jobs are looked at one by one
         import hydra
 

@@ -81,6 +81,16 @@ class AppendedFile:
             self._torn = None
 
 
+def steps_evaluated(path: Path) -> set[int]:
+    """Of metrics.jsonl the steps after which there was an evaluation."""
+    found = set()
+    for line in read_bytes(path).splitlines():
+        if b'"eval/' in line:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                found.add(int(json.loads(line)["step"]))
+    return found
+
+
 def keep_rows(file: Path, last: int, evaluation_due: bool) -> None:
     """Leave the whole rows up to a step, as an undisturbed run would have at that moment: before its evaluation, where one is due."""
     if not file.exists():

@@ -21,7 +21,7 @@ from utils.files import read_bytes, safe_name, write_whole
 from utils.ranks.distributed import Dist
 from utils.ranks.signals import STATUS
 from utils.rundir import folders
-from utils.rundir.append import AppendedFile, Troubles, keep_rows
+from utils.rundir.append import AppendedFile, Troubles, keep_rows, steps_evaluated
 from utils.rundir.lock import Lock
 from utils.rundir.progress import ProgressBar
 from utils.rundir.status import FINAL, Status, other_writer, state_of
@@ -130,10 +130,9 @@ class RunDirectory:
 
     def earlier_files(self, step: int, set_name: str, name: str, most: int) -> Sequence[Path]:
         """Of what evaluations have left of a set before a step, at most so many files of this name, the newest first."""
-        evaluations = self.directory / "evaluations"
-        numbers = [folder.name.removeprefix("step_") for folder in evaluations.glob("step_*")]
-        earlier = sorted((int(number) for number in numbers if number.isdecimal() and int(number) < step), reverse=True)
-        files = (evaluations / f"step_{number}" / safe_name(set_name) / safe_name(name) for number in earlier)
+        evaluated = steps_evaluated(self.directory / "metrics.jsonl")  # others have left theirs on a course that was given up
+        earlier = sorted((number for number in evaluated if number < step), reverse=True)
+        files = (self.directory / "evaluations" / f"step_{number}" / safe_name(set_name) / safe_name(name) for number in earlier)
         return [file for file in files if file.is_file()][:most]
 
     def progress(

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from tests.test_config import resolved
 from utils.command.adopted import adopted, written
 from utils.command.keys import everywhere, kept_by_machine, run_values
+from utils.errors import ConfigError
 
 ASKED = ["eval_only=true", "checkpoint=runs/x"]
 
@@ -64,17 +65,41 @@ def test_the_machine_is_not_taken_over_and_what_the_user_says_comes_last() -> No
 @pytest.mark.parametrize(
     "given",
     [["checkpoint=x"], ["eval_only=false", "checkpoint=x"], ["eval_only=true"], [*ASKED, "experiment=demo"], [*ASKED, "+arch=trm"],
-     [*ASKED, "data=tokens"], ["eval_only=true", "checkpoint=${data_path}"]],
+     [*ASKED, "data=tokens"], ["eval_only=true", "checkpoint=${data_path}"], ["eval_only=true", "checkpoint=a,b"]],
 )  # fmt: skip
 def test_whoever_says_what_is_evaluated_is_taken_at_their_word(given: list[str]) -> None:
     assert adopted(given, lambda path: pytest.fail("nothing need be read")) == []
 
 
-@pytest.mark.parametrize(
-    "config", [{}, {"arch": {"_target_": "mine.Net"}}, {"arch": 3}, {"arch": {"_target_": "models.trm.TRM"}, "data": []}]
-)
-def test_configurations_that_say_too_little_are_left_alone(config: Mapping[str, Any]) -> None:
-    assert adopted(ASKED, lambda path: config) == []
+@pytest.mark.parametrize("config", [{"arch": {"_target_": "mine.Net"}}, {"arch": 3}, {"x": []}])
+def test_what_conf_does_not_have_is_said(config: Mapping[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="checkpoint=runs/x: arch of its run is none that conf/ offers"):
+        adopted(ASKED, lambda path: config)
+    without_data = {"arch": {"_target_": "models.trm.TRM"}, "data": []}
+    with pytest.raises(ConfigError, match="checkpoint=runs/x: data of its run is none that conf/ offers"):
+        adopted(ASKED, lambda path: without_data)
+    assert adopted(ASKED, lambda path: {}) == [], "bare weights say nothing"
+
+
+@pytest.mark.parametrize("typed", ["'runs/a b'", "runs/a\\ b", '"runs/a b"'])
+def test_the_checkpoint_is_what_hydra_reads_there(typed: str) -> None:
+    asked: list[str] = []
+    adopted(["eval_only=true", f"+checkpoint={typed}"], lambda path: asked.append(path) or {})  # type: ignore[func-returns-value]
+    assert asked == ["runs/a b"]
+
+
+def test_a_run_without_a_way_to_synchronise_is_adopted_all_the_same() -> None:
+    trained = plain(resolved("experiment=demo"))
+    del trained["sync"]
+    assert "arch=trm" in adopted(ASKED, lambda path: trained)
+
+
+@pytest.mark.parametrize("key", ["old (a)", "b,c", "2023", "true", "é"])
+def test_keys_that_no_argument_can_hold_are_said(key: str) -> None:
+    trained = plain(resolved("experiment=lm"))
+    trained["data"]["mix"] = {key: 1.0}
+    with pytest.raises(ConfigError, match=r"^checkpoint=runs/x: data.mix has the key .*, which no argument can hold"):
+        adopted(ASKED, lambda path: trained)
 
 
 @pytest.mark.parametrize(

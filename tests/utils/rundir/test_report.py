@@ -25,6 +25,8 @@ def test_figures_and_files_lie_by_step_and_set(tmp_path: Path, capsys: pytest.Ca
         run.write_report(5, "a/b", {"../x": "<svg/>"}, {})
         run.write_report(10, "..", {}, {"/etc/x": "x"})
         run.write_report(5, "all", {"confusion": "<svg>2</svg>"}, {})  # again, by a run that was continued
+        assert not run.earlier_files(10, "all", "table.csv", 2), "whoever left that, this run has evaluated nothing"
+        run.log(5, {"eval/x": 1.0})
         assert run.earlier_files(10, "all", "table.csv", 2) == [tmp_path / "evaluations" / "step_5" / "all" / "table.csv"]
         assert not [*run.earlier_files(5, "all", "table.csv", 2), *run.earlier_files(10, "all", "table.csv", 0)]
     assert tree(tmp_path / "evaluations") == {
