@@ -23,7 +23,7 @@ def adopted(overrides: Sequence[str], config_in: Callable[[str], Mapping[Any, An
     if not {"eval_only", "checkpoint"} <= given.keys() or CHOICES & given.keys() or _value(given["eval_only"]) is not True:
         return []
     checkpoint = _value(given["checkpoint"])
-    config = config_in(checkpoint) if isinstance(checkpoint, str) and "$" not in checkpoint else {}
+    config = config_in(checkpoint) if isinstance(checkpoint, str) and checkpoint and "$" not in checkpoint else {}
     if not config:
         return []
     machine = kept_by_machine() - OF_THE_RUN
