@@ -127,7 +127,8 @@ class ArcVotes(Counting):
 
     def recall(self, earlier: Callable[[str, int], Sequence[Path]]) -> None:
         """The votes of evaluations before this one."""
-        self._earlier = [*earlier(FILE, self._pool - 1)]
+        if self._pool > 1:  # to find them, all of the run's metrics are read
+            self._earlier = [*earlier(FILE, self._pool - 1)]
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         """`pass@k` is the mean over puzzles of the share of their pairs that one of the first k answers solves, as TRM reports it;
