@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: train test test-all lint format bench gpu wheels clean
+.PHONY: train test test-all test-slurm lint format bench gpu wheels clean
 
 train: .venv/ready
 	$(PY) pretrain.py experiment=demo
@@ -13,7 +13,11 @@ test: .venv/ready
 	$(PY) -m pytest -n 2 --dist loadfile
 
 test-all: .venv/ready
-	$(PY) -m pytest -n 2 --dist loadfile -m ''
+	$(PY) -m pytest -n 2 --dist loadfile -m 'not slurm'
+
+# on a Slurm of its own, with two nodes on this machine; as root, with Debian's slurmctld slurmd slurm-client munge
+test-slurm: .venv/ready
+	$(PY) -m pytest -rs -m slurm tests/slurm
 
 lint: .venv/ready
 	$(PY) -m ruff check .

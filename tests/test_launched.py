@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ranks import free_port
 from tests.runs import QUIET, TORCHRUN, TROUBLED, Result, digest, goes_on, launched, learned, status, train
 
 pytestmark = pytest.mark.slow
@@ -46,6 +47,18 @@ def test_torchrun_restarts_a_run_whose_ranks_are_killed(seed: int, longer: Resul
     assert done.stdout.count("FAULT kill") == 4
     assert digest(tmp_path / "run") == digest(longer.directory)
     assert learned(Result(tmp_path / "run")) == learned(longer)
+
+
+def test_two_agents_restart_a_run_though_only_that_of_the_killed_rank_counts(undisturbed_pair: Result, tmp_path: Path) -> None:
+    meets = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "two", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    fault = ["-m", "tests.faults", "kill@objective", "0", "12", *QUIET, f"checkpoint_path={tmp_path}/run", *TROUBLED]
+    both = '"$@" & "$@"; ended=$?; wait $! && exit $ended'
+    done = launched(["bash", "-c", both, "-", *TORCHRUN, *meets, "--nproc-per-node", "1", "--max-restarts", "1", *fault])
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "FAULT kill" in done.stdout
+    assert "could not meet" not in done.stderr  # that would cost another restart
+    assert "continued at step 10" in done.stdout
+    assert digest(tmp_path / "run") == digest(undisturbed_pair.directory)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -106,6 +107,13 @@ def first_host(nodelist: str) -> str:
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first.group())
 
 
+def _is_known(host: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except OSError:
+        return False
+
+
 def _in_step(env: Mapping[str, str]) -> bool:
     return env.get("SLURM_STEP_ID", env.get("SLURM_STEPID", "")) not in NOT_A_STEP
 
@@ -158,7 +166,9 @@ def _first_address(env: Mapping[str, str], launch: Launch) -> str | None:
     step = launch.launcher == "srun" or (launch.launcher == "mpich" and "SLURM_LOCALID" in env and "MPI_LOCALRANKID" not in env)
     nodes = (env.get("SLURM_STEP_NODELIST") if step else None) or env.get("SLURM_JOB_NODELIST")
     if nodes:
-        return first_host(nodes)
+        host = first_host(nodes)
+        # Slurm knows addresses of nodes whose names nobody else does. A batch script runs on the first node, and so does its srun.
+        return env.get("SLURM_LAUNCH_NODE_IPADDR") or host if step and not _is_known(host) else host
     # Open MPI 4 tells every rank where mpirun itself listens, which is the first host unless it was given another.
     found = re.search(r"tcp://([0-9.]+)", env.get("OMPI_MCA_orte_hnp_uri", "")) if launch.launcher == "openmpi" else None
     return found.group(1) if found else None

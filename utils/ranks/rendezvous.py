@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -32,6 +32,7 @@ STORE_S = 30.0  # for what listens at the master's port to show that it is a sto
 UNKNOWN_S = 15.0  # for a name to become known, as those of a cluster's services do when their hosts have started
 LEFT_TO_OTHERS_S = 10.0  # of those who leave it to another to say that ranks are missing
 POLL_S = 0.01
+OWN = "lockstep"  # under this name rank 0 tells in torchrun's store where its own is
 
 Facts = dict[str, str]  # what a rank says of itself
 
@@ -124,20 +125,39 @@ def meet(launch: Launch, timeout_s: float) -> Meeting:
         else:
             _find(host, port, launch, timeout_s)
             store = _client(host, port, launch, timeout_s)
-        # torchrun keeps its store over a restart; an attempt must not meet the addresses that the last one left there.
-        store = c10d.PrefixStore(f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         meeting = Meeting(store, host, port, launch, timeout_s)
         if agents:  # torchrun hosts this store. It may die before the run does, which then still has a checkpoint to write.
             if launch.rank == 0:
                 own = _hosted(host := own_address(host), 0, timeout_s)
-                store.set("store", f"{host} {own.port}")
+                store.set(OWN, f"{host} {own.port}")
             else:
-                host, text = meeting.from_rank_0("store").split()
-                own = _client(host, int(text), launch, timeout_s)
+                host, own = _own_store(meeting)
             meeting = replace(meeting, store=c10d.PrefixStore("run", own), host=host, port=own.port)
         if meeting.store.add(f"count/{launch.rank}", 1) > 1:
             raise _own(f"{_where()}: rank {launch.rank} is there already; give each process a number of its own", launch)
         return meeting
+
+
+def _own_store(meeting: Meeting) -> tuple[str, c10d.TCPStore]:
+    """Rank 0's, whose address stands in torchrun's store; but that outlives a restart, and the address may be of an attempt that failed.
+
+    No number tells attempts apart: torchrun counts, on every node, the failures there. But who has failed is gone when anybody starts
+    again, and where a rank of this number has come before, it was in another attempt.
+    """
+    launch = meeting.launch
+    for waited_s, word in _waiting(launch):
+        if meeting.store.check([OWN]):
+            host, port = meeting.store.get(OWN).decode().split()
+            with suppress(OSError, c10d.DistError):
+                socket.create_connection((host, int(port)), timeout=WORD_S).close()
+                own = _client(host, int(port), launch, meeting.timeout_s)
+                if own.add(f"came/{launch.rank}", 1) == 1:
+                    return host, own
+        if waited_s > meeting.timeout_s:
+            raise _own(f"{_where()}: rank 0 of {launch.world_size} did not come within timeout_s={meeting.timeout_s:g} s", launch)
+        if word and launch.rank == 1:  # of those who wait
+            signals.say(f"waiting for rank 0 of {launch.world_size} at {_where()}")
+    raise AssertionError
 
 
 def join_watch(meeting: Meeting, facts: Sequence[Facts], folder: Path) -> Watch:

@@ -44,6 +44,7 @@ class RunDirectory:
         self._log: AppendedFile | None = None
         self._early: list[str] = []  # said before there was a log
         self._step: int | None = None
+        self._began = 0
 
     @property
     def wandb_id(self) -> str | None:
@@ -79,6 +80,7 @@ class RunDirectory:
                 f"checkpoint_path={self.directory}: cannot be written ({brief(error)}); give a folder you may write to, with room in it"
             ) from None
         self._step = resumed
+        self._began = resumed or 0
         while self._early:
             self._note(self._early.pop(0))
         self.mark("running")
@@ -167,9 +169,14 @@ class RunDirectory:
             self.mark("finished", step=step, exit_status=0)
 
     def stop(self, signum: int, step: int, hint: str) -> NoReturn:
-        """End a run because it was asked to; status.json says why, since launchers lose exit statuses. The hint says what comes next."""
-        name, again = signal.Signals(signum).name, signum == signal.SIGUSR1
-        message = f"{name} after step {step:,}: {'to be run again' if again else 'stopped'}; {hint}"
+        """End a run because it was asked to; status.json says why, since launchers lose exit statuses. The hint says what comes next.
+
+        Whoever starts it again because status.json says `requeue` would do so for ever, if no start came to its first step; or if an
+        evaluation, of which nothing is saved, takes longer than it may.
+        """
+        again = signum == signal.SIGUSR1 and step > self._began and not self._evaluates
+        what = "to be run again" if again else "no step since it began, so not to be run again" if signum == signal.SIGUSR1 else "stopped"
+        message = f"{signal.Signals(signum).name} after step {step:,}: {what}; {hint}"
         self.mark("requeue" if again else "stopped", message, step, STATUS[signum])
         self.close(hurry=True)
         raise Stopped(signum, message)

@@ -21,6 +21,7 @@ from utils.files import read_row, write_whole
 from utils.rundir.append import Troubles
 
 FILE = "status.json"
+COPY = "LOCKSTEP_STATUS"  # a batch script knows no run's directory: it names a file by this variable, and reads there how the run ended
 FINAL = ("finished", "stopped", "requeue", "failed")  # well; asked to stop; asked to stop and be started again; an error
 BEAT_S = 10.0
 LOOK_AGAIN_S = 1.0
@@ -51,6 +52,8 @@ class Status:
                 "host": socket.gethostname(), "pid": pid, "process_began": _began(pid), "launch": _launch(), "writer": self._writer,
             }  # fmt: skip
             self._publish()
+            if copy := os.environ.get(COPY):
+                write_whole(Path(copy), self._text())
 
     def keep_alive(self, step: Callable[[], int | None]) -> None:
         """Say every so often that the run is still going on, from a thread of its own, which a forked process does not have."""
@@ -96,7 +99,10 @@ class Status:
         if now and now.get("writer") not in (self._writer, self._former):
             self._taken = f"another run ({_name(now)}) has taken it over; give one of them another run_name"
         else:
-            write_whole(self._path, json.dumps(self._row, indent=1) + "\n")
+            write_whole(self._path, self._text())
+
+    def _text(self) -> str:
+        return json.dumps(self._row, indent=1) + "\n"
 
 
 def state_of(directory: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from utils.errors import ConfigError
+from utils.ranks import launchers
 from utils.ranks.launchers import DEFAULT_PORT, FIRST_PORT, PORTS, Launch, detect, first_host, master_address
 
 SALLOC = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "gpu[03-04]", "SLURM_NTASKS": "8", "SLURM_NNODES": "2"}
@@ -125,6 +126,14 @@ def meeting(env: dict[str, str], parent: int = 1) -> tuple[str, int]:
 )
 def test_address_of_rank_0(env: dict[str, str], address: str) -> None:
     assert meeting(env)[0] == address
+
+
+def test_a_name_that_only_slurm_knows_is_replaced_by_the_address_of_the_batch_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "_is_known", lambda host: host == "gpu04")
+    step = {**STEP, "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.3"}
+    assert meeting(step)[0] == "10.0.0.3"
+    assert meeting({**step, "SLURM_STEP_NODELIST": "gpu04,gpu05"})[0] == "gpu04"
+    assert meeting(STEP)[0] == "gpu03"
 
 
 def test_given_addresses_and_ports_win() -> None:

@@ -21,8 +21,9 @@ import pytest
 
 from tests.ranks import ROOT, until
 from tests.utils.rundir.test_directory import Second, opened, written
-from utils.errors import ConfigError, RunError
+from utils.errors import ConfigError, RunError, Stopped
 from utils.ranks.distributed import Dist
+from utils.ranks.signals import STATUS
 from utils.rundir import status
 from utils.rundir.directory import RunDirectory
 from utils.rundir.status import other_writer, started_again, state_of
@@ -78,6 +79,29 @@ def test_an_error_is_the_end_unless_another_was_marked(
         raise error
     assert (state(tmp_path)["state"], state(tmp_path)["reason"]) == expected
     assert closed == [(False, hurry)]
+
+
+@pytest.mark.parametrize(
+    ("signum", "began", "evaluates", "expected"),
+    [
+        (signal.SIGUSR1, None, False, "requeue"),
+        (signal.SIGUSR1, 5, False, "requeue"),
+        (signal.SIGUSR1, 7, False, "stopped"),  # it would be started again for ever
+        (signal.SIGUSR1, None, True, "stopped"),
+        (signal.SIGTERM, 5, False, "stopped"),
+    ],
+)
+def test_only_a_run_that_has_come_further_asks_to_be_run_again(
+    signum: int, began: int | None, evaluates: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_STATUS", str(tmp_path / "copy.json"))
+    run = RunDirectory(tmp_path / "run", Dist(), evaluates)
+    with pytest.raises(Stopped) as stopped, run:
+        run.begin("a: 1\n", {"mode": "disabled"}, began)
+        run.stop(signum, 7, "it goes on")
+    assert state(run.directory) == json.loads((tmp_path / "copy.json").read_text())
+    assert (state(run.directory)["state"], state(run.directory)["exit_status"]) == (expected, STATUS[signum])
+    assert (": to be run again; it goes on" in str(stopped.value)) == (expected == "requeue")
 
 
 def test_a_last_word_of_the_watch_replaces_no_end(tmp_path: Path) -> None:

@@ -1,0 +1,21 @@
+#!/bin/bash
+# One long run as N jobs that follow each other, where Slurm does not queue a job again. Each goes on where the one before it was
+# interrupted; when the run is finished, fails or is cancelled, the rest of the jobs go.
+#   launch/chain.sh 5 -N2 --ntasks-per-node=8 --gpus-per-node=8 -t 4:00:00 launch/run.slurm arch=trm data_path=… epochs=50000
+# What follows the number goes to sbatch.
+set -eu
+number=${1:?how many jobs? launch/chain.sh 5 -N2 … launch/run.slurm …}
+shift
+[[ $number =~ ^[1-9][0-9]*$ ]] || { echo "$number: must be a number of jobs; launch/chain.sh 5 …" >&2; exit 2; }
+(($#)) || { echo "give what follows sbatch; launch/chain.sh 5 -N2 launch/run.slurm …" >&2; exit 2; }
+
+CHAIN=lockstep-chain-$(date +%m%d-%H%M%S)-$$ # by its name the jobs find each other
+export CHAIN
+after=()
+for ((i = 1; i <= number; i++)); do
+  job=$(sbatch --parsable --no-requeue --job-name="$CHAIN" "${after[@]}" "$@")
+  job=${job%%;*} # with several clusters: job;cluster
+  echo "$job"
+  after=("--dependency=afterany:$job")
+done
+echo "all of them: scancel --name=$CHAIN" >&2

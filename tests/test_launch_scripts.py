@@ -1,0 +1,93 @@
+"""launch/*.sh as a user starts them, and what holds of all files in launch/. What needs Slurm is in tests/slurm."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import ROOT, until
+from tests.runs import EXACT, QUIET, TINY_TRM, Result, digest, launched, status, train
+
+SCRIPTS = sorted((ROOT / "launch").iterdir())
+RUN = [*TINY_TRM, *EXACT, "epochs=null", "eval_interval=null", "max_steps=40", *QUIET]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of one process that nobody disturbs."""
+    return digest(train(tmp_path_factory.mktemp("alone") / "run", *RUN).directory)
+
+
+def script(name: str, *arguments: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A script's end, with variables as they stand before a command."""
+    words = [f"{key}={value}" for key, value in {"PYTHON": sys.executable, **variables}.items()]
+    return launched(["env", *words, str(ROOT / "launch" / name), *arguments], cwd=cwd)
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_short_and_say_how_they_are_called(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert len(lines) <= 60
+    called = path.name != "job.sh"
+    assert os.access(path, os.X_OK) == called
+    assert not called or any(line.startswith("#  ") and f"launch/{path.name} " in line for line in lines), "a line to copy"
+    if shutil.which("shellcheck"):
+        done = subprocess.run(["shellcheck", "-x", str(path)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "said"),
+    [
+        ("local.sh", {"RANKS": "0"}, "RANKS=0: must be a number of processes"),
+        ("mpirun.sh", {"RANKS": "two"}, "RANKS=two: must be a number of processes"),
+        ("mpirun.sh", {"MPIRUN": "nompi"}, "MPIRUN=nompi: is not there"),
+        ("mpirun.sh", {"MPIRUN": "true"}, "MPIRUN=true: is neither Open MPI nor MPICH"),
+        ("chain.sh", {}, "how many jobs?"),
+        ("local.sh", {"RANKS": "1"}, "learning_rate=1: unknown key"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(name: str, variables: dict[str, str], said: str) -> None:
+    done = script(name, *(["learning_rate=1"] if name != "chain.sh" else []), **variables)
+    assert done.returncode in (1, 2)
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_local_ranks_are_the_same_run_from_any_folder(alone: str, tmp_path: Path) -> None:
+    done = script("local.sh", *RUN, "checkpoint_path=run", cwd=tmp_path, RANKS="2")
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks by torchrun" in done.stdout
+    assert digest(tmp_path / "run") == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mpirun", ["mpirun.openmpi", "mpirun.mpich"])
+def test_an_mpi_run_is_killed_and_goes_on_with_more_ranks(mpirun: str, alone: str, tmp_path: Path) -> None:
+    if not shutil.which(mpirun):
+        pytest.skip(f"no {mpirun} here")
+    variables = {**os.environ, "PYTHON": sys.executable, "MPIRUN": mpirun, "RANKS": "2"}
+    command = [str(ROOT / "launch" / "mpirun.sh"), *RUN, "checkpoint_interval=3", f"checkpoint_path={tmp_path}/run"]
+    process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        assert until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 6, 60)
+        os.kill(status(tmp_path / "run")["pid"], signal.SIGKILL)
+        assert process.wait(40) != 0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    again = script("mpirun.sh", *RUN, f"checkpoint_path={tmp_path}/run", MPIRUN=mpirun, RANKS="4")
+    assert again.returncode == 0, again.stderr
+    assert "continued at step" in again.stdout
+    assert "4 ranks by" in again.stdout
+    assert digest(tmp_path / "run") == alone
+    assert [row["step"] for row in Result(tmp_path / "run").rows if "train/loss" in row] == list(range(1, 41))
