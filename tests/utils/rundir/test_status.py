@@ -96,8 +96,8 @@ def test_only_a_run_that_has_come_further_asks_to_be_run_again(
 ) -> None:
     monkeypatch.setenv("LOCKSTEP_STATUS", str(tmp_path / "copy.json"))
     run = RunDirectory(tmp_path / "run", Dist(), evaluates)
-    with pytest.raises(Stopped) as stopped, run:
-        run.begin("a: 1\n", {"mode": "disabled"}, began)
+    run.begin("a: 1\n", {"mode": "disabled"}, began)
+    with pytest.raises(Stopped) as stopped:
         run.stop(signum, 7, "it goes on")
     assert state(run.directory) == json.loads((tmp_path / "copy.json").read_text())
     assert (state(run.directory)["state"], state(run.directory)["exit_status"]) == (expected, STATUS[signum])
