@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,6 +165,18 @@ def test_a_chain_goes_on_until_the_run_is_finished_and_ends_there(slurm: Cluster
     assert slurm.ended(chain[1]) == "COMPLETED"
     assert digest(folder) == alone
     assert [slurm.ended(job) for job in chain[2:]] == ["CANCELLED", "CANCELLED"]
+
+
+@pytest.mark.parametrize("mpirun", ["mpirun.openmpi", "mpirun.mpich"])
+def test_mpirun_finds_the_nodes_of_its_job(mpirun: str, slurm: Cluster, tmp_path: Path, folder: Path) -> None:
+    if not shutil.which(mpirun):
+        pytest.skip(f"no {mpirun} here")
+    few = [*RUN, "max_steps=3"]
+    line = " ".join(["launch/mpirun.sh", *few, f"checkpoint_path={folder}"])
+    job = slurm.submit(*EVERYWHERE, "--ntasks-per-node=1", "--wrap", line, env={"MPIRUN": mpirun, "RANKS": "2"})
+    assert slurm.ended(job) == "COMPLETED", slurm.log(job)[-3000:]
+    assert f"2 ranks by {mpirun.removeprefix('mpirun.')}" in slurm.log(job)
+    assert digest(folder) == digest(train(tmp_path / "alone", *few).directory)
 
 
 def test_one_process_stays_one_and_a_sweep_over_ranks_goes_by_srun(slurm: Cluster, tmp_path: Path, folder: Path) -> None:

@@ -165,10 +165,11 @@ def _first_address(env: Mapping[str, str], launch: Launch) -> str | None:
     # Only srun's own ranks share a step. The others may be children of a daemon's step, which lists the daemon's hosts.
     step = launch.launcher == "srun" or (launch.launcher == "mpich" and "SLURM_LOCALID" in env and "MPI_LOCALRANKID" not in env)
     nodes = (env.get("SLURM_STEP_NODELIST") if step else None) or env.get("SLURM_JOB_NODELIST")
-    if nodes:
-        host = first_host(nodes)
-        # Slurm knows addresses of nodes whose names nobody else does. A batch script runs on the first node, and so does its srun.
-        return env.get("SLURM_LAUNCH_NODE_IPADDR") or host if step and not _is_known(host) else host
-    # Open MPI 4 tells every rank where mpirun itself listens, which is the first host unless it was given another.
-    found = re.search(r"tcp://([0-9.]+)", env.get("OMPI_MCA_orte_hnp_uri", "")) if launch.launcher == "openmpi" else None
-    return found.group(1) if found else None
+    host = first_host(nodes) if nodes else None
+    if host and _is_known(host):
+        return host
+    # Slurm reaches nodes whose names nobody else knows. A batch script runs on the first one, and so do the srun and the mpirun in it:
+    # srun tells what it starts, MPICH's daemons too, the address of the node where it was called, and Open MPI 4 where mpirun listens.
+    if launch.launcher == "openmpi" and (found := re.search(r"tcp://([0-9.]+)", env.get("OMPI_MCA_orte_hnp_uri", ""))):
+        return found.group(1)
+    return env.get("SLURM_LAUNCH_NODE_IPADDR") or host

@@ -286,7 +286,7 @@ if dist.is_main:
     store = distributed.c10d.distributed_c10d._get_default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    texts = [store.get(key) for key in ("attempt0/key", "attempt0/server")]
+    texts = [store.get(key) for key in ("key", "server")]
     print(keys[0].encode() in b" ".join(texts))
 dist.barrier()
 distributed.stop()

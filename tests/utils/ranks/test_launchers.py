@@ -21,6 +21,12 @@ DAEMON = {
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def known_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a cluster, whose nodes know each other by name."""
+    monkeypatch.setattr(launchers, "_is_known", lambda host: True)
+
+
 def torchrun(rank: int = 3, size: int = 8, local: int = 1) -> dict[str, str]:
     numbers = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": "2"}
     return {**numbers, "TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "gpu03", "MASTER_PORT": "29512"}
@@ -128,12 +134,13 @@ def test_address_of_rank_0(env: dict[str, str], address: str) -> None:
     assert meeting(env)[0] == address
 
 
-def test_a_name_that_only_slurm_knows_is_replaced_by_the_address_of_the_batch_script(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_only_slurm_knows_is_replaced_by_the_address_of_the_batch_scripts_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launchers, "_is_known", lambda host: host == "gpu04")
     step = {**STEP, "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.3"}
     assert meeting(step)[0] == "10.0.0.3"
     assert meeting({**step, "SLURM_STEP_NODELIST": "gpu04,gpu05"})[0] == "gpu04"
     assert meeting(STEP)[0] == "gpu03"
+    assert meeting({**BATCH, **openmpi(3, 4, 1, 2)})[0] == meeting({**DAEMON, **openmpi(3, 4, 1, 2)})[0] == "192.0.2.7"
 
 
 def test_given_addresses_and_ports_win() -> None:
