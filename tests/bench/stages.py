@@ -157,7 +157,8 @@ def main() -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    for signum in (signal.SIGINT, signal.SIGTERM):  # both: a shell's background jobs begin with the first one ignored
+        signal.signal(signum, signal.default_int_handler)
     failed: dict[Stage, str] = {}
     settings.folder.mkdir(parents=True, exist_ok=True)
     try:
