@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: train test test-all test-slurm lint format bench gpu wheels clean
+.PHONY: train test test-all test-slurm lint format bench stages gpu wheels clean
 
 train: .venv/ready
 	$(PY) pretrain.py experiment=demo
@@ -30,6 +30,10 @@ format: .venv/ready
 
 bench: .venv/ready
 	@set -e; for file in tests/bench/bench_*.py; do name=$${file%.py}; echo; $(PY) -m $${name//\//.}; done
+
+# one process, then ranks, with MNIST if DATA says where it is; see tests/bench/stages.py
+stages: .venv/ready
+	$(PY) -m tests.bench.stages
 
 # on a machine with a GPU, by the python that has torch there: tests, speed, training; see README
 gpu:

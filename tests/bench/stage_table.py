@@ -1,0 +1,173 @@
+"""The table of stages, made of what its runs have left behind: `tests.bench.stages` starts them."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.checkpoint.reader import digest
+from utils.files import read_row
+
+# In the order of the table: what a way is called, and the keys that make it
+WAYS = {
+    "one": ("one process", []),
+    "allreduce": ("`sync=allreduce`", ["sync=allreduce"]),
+    "ddp": ("`sync=ddp`", ["sync=ddp"]),
+    "fsdp": ("`sync=fsdp`", ["sync=fsdp"]),
+    "exact": ("`exact=true`", ["exact=true"]),
+}
+COLUMNS = (
+    "stage | samples/s | epoch, s | speed-up | efficiency | of the bound | peak MiB of rank 0 | test accuracy | test loss "
+    "| loss of steps 1–10, from one process | test loss, from one process | accuracy, from one process | sha256"
+)
+NOTES = (
+    "Samples/s: the median of what was logged every 10 steps, evaluations apart. Speed-up is against one process, efficiency is by rank. A "
+    "bound is what independent processes reach side by side, each with a rank's share of the batch: the machine allows no more. Every test "
+    "image counts once. Ranks add gradients in another order, so that weights differ by rounding, which training makes larger; with "
+    "`exact=true` they do not differ. The sha256 is over all tensors of the last checkpoint.\n\n"
+    "`torch.nn.DataParallel` (one process, all GPUs) is not offered: in every step it copies the weights to all GPUs and collects "
+    "outputs and gradients on the first, one interpreter drives them all, and it ends at the machine's edge. The same GPUs with a process "
+    "each are `torchrun --nproc-per-node GPUS pretrain.py …`, with the same `global_batch_size` and the same results."
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One row; `nodes` of a Slurm job, none where torchrun starts the ranks."""
+
+    way: str
+    ranks: int = 1
+    nodes: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the folder of its run."""
+        return f"{self.way}-{self.ranks}" + (f"-on-{self.nodes}-nodes" if self.nodes else "")
+
+    @classmethod
+    def named(cls, name: str) -> Stage | None:
+        """Which stage a folder is of."""
+        found = re.fullmatch(rf"({'|'.join(WAYS)})-(\d+)(?:-on-(\d+)-nodes)?", name)
+        return cls(found[1], int(found[2]), int(found[3]) if found[3] else None) if found else None
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        if self.way == "one":
+            return WAYS["one"][0]
+        where = f" on {self.nodes} node{'s' * (self.nodes > 1)} (srun)" if self.nodes else ""
+        return f"{WAYS[self.way][0]}, {self.ranks} rank{'s' * (self.ranks > 1)}{where}"
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """In the table."""
+        return [*WAYS].index(self.way), self.nodes or 0, self.ranks
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a finished run says of itself."""
+
+    samples_per_s: float
+    epoch_s: float
+    peak_bytes: float
+    accuracy: float
+    tested: int
+    loss: float
+    first_loss: float
+    digest: str
+    machine: str
+
+
+def measured(folder: Path) -> Measured | None:
+    """None of a run that has not finished."""
+    if not finished(folder):
+        return None
+    rows = rows_of(folder)
+    training, tests = [row for row in rows if "speed/step_ms" in row], [row for row in rows if "eval/accuracy" in row]
+    steps = [row["step"] - before for row, before in zip(training, [0, *(row["step"] for row in training)], strict=False)]
+    seconds = sum(number * row["speed/step_ms"] / 1e3 for number, row in zip(steps, training, strict=True))
+    said = re.findall(r"\d+ ranks?(?: by \w+)? on (.*)", (folder / "log.txt").read_text())
+    return Measured(
+        samples_per_s=speed(training, "speed/examples_per_s"), epoch_s=seconds / training[-1]["epoch"],
+        peak_bytes=max(row["memory/peak_bytes"] for row in training), accuracy=tests[-1]["eval/accuracy"],
+        tested=round(tests[-1]["eval/accuracy_n"]), loss=tests[-1]["eval/loss"], first_loss=training[0]["train/loss"],
+        digest=digest(folder), machine=said[-1],
+    )  # fmt: skip
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run has come to its end."""
+    return read_row(folder / "status.json").get("state") == "finished"
+
+
+def rows_of(folder: Path) -> list[dict]:
+    """Of metrics.jsonl."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def speed(rows: Iterable[Mapping[str, float]], name: str) -> float:
+    """The median over what was logged; first steps allocate memory, and count where nothing else was logged."""
+    values = [row[name] for row in rows]
+    return statistics.median(values[1:] or values)
+
+
+def bound(folder: Path, ranks: int, batch: int) -> float | None:
+    """Samples per second of `ranks` independent processes side by side, each with a rank's share of the batch: what the machine allows."""
+    alone = [folder / f"bound-{ranks}-{number}" for number in range(ranks)]
+    if not all(map(finished, alone)):
+        return None
+    return 1e3 * batch / statistics.mean(speed((row for row in rows_of(one) if "speed/step_ms" in row), "speed/step_ms") for one in alone)
+
+
+def page(head: str, threads: str, runs: Mapping[Stage, Measured], bounds: Mapping[int, float], failed: Mapping[Stage, str]) -> str:
+    """All of stages.md."""
+    machines = sorted({run.machine for run in runs.values()})
+    lines = [head, *(f"Computed on {machine}; OMP_NUM_THREADS={threads}." for machine in machines)]
+    if len({machine.partition(":")[2] for machine in machines}) > 1:
+        lines.append("These machines differ: speed-ups compare one with another.")
+    return "\n".join([*lines, "", table(runs, bounds, failed), "", NOTES, ""])
+
+
+def table(runs: Mapping[Stage, Measured], bounds: Mapping[int, float], failed: Mapping[Stage, str]) -> str:
+    """Markdown. Speed-ups and differences are against one process."""
+    one = runs.get(Stage("one"))
+    lines = [f"| {COLUMNS} |", f"|{'---|' * (COLUMNS.count('|') + 1)}"]
+    for stage in sorted({*runs, *failed}, key=lambda stage: stage.place):
+        lines.append(row(stage, runs[stage], one, bounds) if stage in runs else line(stage.text, failed[stage]))
+        if stage == Stage("one"):
+            lines.append(line("`DataParallel`: one process, all GPUs", "not offered, see below"))
+    lines += [line(f"bound: {ranks} independent process{'es' * (ranks > 1)}", f"{rate:,.0f}") for ranks, rate in sorted(bounds.items())]
+    return "\n".join(lines)
+
+
+def line(stage: str, says: str) -> str:
+    """A row that fills the first columns alone."""
+    return f"| {stage} | {says} |{' |' * (COLUMNS.count('|') - 1)}"
+
+
+def row(stage: Stage, run: Measured, one: Measured | None, bounds: Mapping[int, float]) -> str:
+    """One line of the table."""
+    gain = run.samples_per_s / one.samples_per_s if one else None
+    limit = bounds.get(stage.ranks) if stage.nodes is None else None  # of this machine, and not of several
+    cells = [
+        stage.text, f"{run.samples_per_s:,.0f}", f"{run.epoch_s:.1f}", f"{gain:.2f}" if gain else "–",
+        f"{gain / stage.ranks:.0%}" if gain else "–", f"{run.samples_per_s / limit:.0%}" if limit else "–",
+        f"{run.peak_bytes / 2**20:,.0f}", f"{run.accuracy:.2%} of {run.tested:,}", f"{run.loss:.4f}",
+        *differences(stage, run, one), f"`{run.digest[:8]}`",
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def differences(stage: Stage, run: Measured, one: Measured | None) -> list[str]:
+    """How far a run is from one process; weights of the same sha256 need no more words."""
+    if one is None or stage == Stage("one"):
+        return ["–"] * 3
+    if run.digest == one.digest:
+        return ["the same bits"] * 3
+    points = 100 * (run.accuracy - one.accuracy)
+    return [f"{run.first_loss - one.first_loss:+.1e}", f"{run.loss - one.loss:+.4f}", f"{points:+.2f} points"]
