@@ -34,9 +34,7 @@ class _Checked(BaseException):
     """The configuration is right; what Hydra would do next is not wanted yet."""
 
 
-def check(
-    arguments: list[str], config_in: Callable[[str], Mapping[Any, Any]], sweep: Callable[[Sequence[str], Launch], None]
-) -> None:
+def check(arguments: list[str], config_in: Callable[[str], Mapping[Any, Any]], sweep: Callable[[Sequence[str], Launch], None]) -> None:
     """End here with whatever the command line alone tells: an answer to `--help`, or one line of error. Makes it what Hydra can read.
 
     `config_in`: the configuration in a checkpoint, for evaluations. `sweep` runs several jobs, if that takes nothing but processes.

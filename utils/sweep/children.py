@@ -167,7 +167,9 @@ def shares(at_once: int, ranks: int, environment: Mapping[str, str], gpus: Seque
     if at_once == ranks == 1:
         return [{}]
     if 0 < len(gpus) < ranks:
-        raise ConfigError(f"sweep.ranks={ranks}: there {'is 1 GPU' if len(gpus) == 1 else f'are {len(gpus)} GPUs'}, and each rank takes one")
+        raise ConfigError(
+            f"sweep.ranks={ranks}: there {'is 1 GPU' if len(gpus) == 1 else f'are {len(gpus)} GPUs'}, and each rank takes one"
+        )
     found: list[dict[str, str]] = [{} for _ in range(at_once)]
     for place, share in enumerate(found):
         if "OMP_NUM_THREADS" not in environment:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 READABLE = 60  # characters of a sweep's name
 LAUNCHER, OWN = "hydra/launcher", "sweep."
+LENGTH = "hydra.sweeper.trials="  # more trials belong to the same study
 
 
 def sweep(arguments: Sequence[str], launch: Launch) -> None:
@@ -57,7 +58,7 @@ def folder_name(overrides: Sequence[str]) -> str:
     """The same for the same sweep, whichever of its jobs a task of a job array runs, and however many run at once."""
     from utils.command.naming import UNFIT
 
-    own = [override for override in overrides if not override.startswith(OWN)]
+    own = [override for override in overrides if not override.startswith((OWN, LENGTH))]
     several = [override.partition("=")[0] for override in own if re.search(r"=.*[,(]", override)]
     digest = hashlib.sha256(os.fsencode("\0".join(own))).hexdigest()[:8]
     return f"{re.sub(UNFIT, '_', ','.join(several))[:READABLE]}-{digest}".lstrip("-")

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobRuntime, JobStatus
 from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
 from utils.command import cli
 from utils.command.adopted import CHOICES, written
@@ -127,12 +126,7 @@ def swept(overrides: Sequence[str]) -> bool:
     return any(override.is_sweep_override() for override in OverridesParser.create().parse_overrides(list(overrides)))
 
 
-def differing(jobs: Sequence[Job]) -> set[str]:
-    """The keys by which jobs differ."""
-    given: list[dict[str, Any]] = [{key_of(override): override for override in job.overrides} for job in jobs]
-    return {key for row in given for key in row if any(other.get(key) != row[key] for other in given)}
-
-
-def plain(config: DictConfig) -> Any:
-    """As dicts and lists."""
-    return OmegaConf.to_container(config, resolve=True)
+def differing(jobs: Sequence[Job]) -> list[str]:
+    """For each job, the overrides by which it differs from others."""
+    given = [{key_of(override): override for override in job.overrides} for job in jobs]  # of two for one key the last counts
+    return [" ".join(row[key] for key in row if any(other.get(key) != row[key] for other in given)) for row in given]

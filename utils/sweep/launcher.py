@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from utils.errors import ConfigError
 from utils.ranks import signals
 from utils.ranks.launchers import Launch
 from utils.sweep.children import Children, gpus_here, shares
-from utils.sweep.jobs import SETTINGS, Job, differing, key_of, prepare, settings_of, swept
+from utils.sweep.jobs import SETTINGS, Job, differing, prepare, settings_of, swept
 from utils.sweep.results import result_in
 from utils.sweep.summary import FAILED, Row, table, write
 
@@ -129,14 +128,13 @@ class Local(Launcher):
         if not right:
             return
         children = whole.children(settings, min(settings.jobs, len(right)), right[0].config.device)  # type: ignore[union-attr]
-        keys, left = differing(whole.jobs), list(right)
+        titles, left = dict(zip((job.number for job in whole.jobs), differing(whole.jobs), strict=True)), list(right)
 
         def following() -> Job | None:
             if not left or (whole.failures and settings.on_error == "stop"):
                 return None
             job = left.pop(0)
-            what = " ".join(override for override in job.overrides if key_of(override) in keys)
-            print(f"{job.name} of {len(whole.jobs)}: {what}", flush=True)
+            print(f"{job.name} of {len(whole.jobs)}: {titles[job.number]}", flush=True)
             return job
 
         children.run(following, whole.ended)
@@ -148,14 +146,16 @@ class Local(Launcher):
         whole = self.whole
         for key in ("jobs", "ranks"):
             if settings[key] > 1:
-                raise ConfigError(f"sweep.{key}={settings[key]}: {whole.launch.world_size} ranks run jobs together; start one process for that")
+                raise ConfigError(
+                    f"sweep.{key}={settings[key]}: {whole.launch.world_size} ranks run jobs together; start one process for that"
+                )
         if wrong := next((job for job in jobs if job.error), None):
             raise ConfigError(wrong.error)
         values = {}
         for job in jobs:
-            run = partial(run_job, self.context, job_dir_key="hydra.sweep.dir", job_subdir_key="hydra.sweep.subdir")
             try:
-                values[job.number] = run(self.task, job.composed).return_value
+                done = run_job(self.task, job.composed, "hydra.sweep.dir", "hydra.sweep.subdir", self.context)
+                values[job.number] = done.return_value
             except SystemExit:
                 if whole.launch.rank == 0 and len(jobs) > 1:
                     signals.say(f"the sweep ends with {job.name} of {len(whole.jobs)}; the same command goes on with it")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from utils.files import read_text, write_whole
 from utils.rundir.progress import duration
-from utils.sweep.jobs import Job, differing, key_of
+from utils.sweep.jobs import Job, differing
 from utils.sweep.results import Result, result_in, state_in
 
 FILE = "summary.csv"
@@ -40,14 +40,12 @@ class Row:
 
 def rows_of(jobs: Sequence[Job], known: Mapping[int, str], before: Mapping[str, str]) -> list[Row]:
     """What there is to say of each; `known` is how jobs ended where their directories do not tell, here or (`before`) elsewhere."""
-    keys = differing(jobs)
     found = []
-    for job in jobs:
+    for job, overrides in zip(jobs, differing(jobs), strict=True):
         state = known.get(job.number) or state_in(job.directory)
         if not state:  # it has not come so far as to have a directory
             state = FAILED if job.error or before.get(str(job.number)) == FAILED else WAITING
-        mine = " ".join(override for override in job.overrides if key_of(override) in keys)
-        found.append(Row(job, mine, state, result_in(job.directory)))
+        found.append(Row(job, overrides, state, result_in(job.directory)))
     return found
 
 
