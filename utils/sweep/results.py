@@ -69,7 +69,7 @@ def _read(path: Path, metric: str, changed: int, size: int) -> Result:
     values = tuple((row["step"], float(row[name])) for row in rows if isinstance(row.get(name), int | float))
     trained = [(row["step"], row["speed/step_ms"]) for row in rows if isinstance(row.get("speed/step_ms"), int | float)]
     before = [0, *(step for step, _ in trained)]
-    seconds = sum(ms / 1000 * (step - former) for (step, ms), former in zip(trained, before, strict=False))
+    seconds = sum((ms / 1000 * (step - former) for (step, ms), former in zip(trained, before, strict=False)), 0.0)
     return Result(name, lower, values, rows[-1]["step"] if rows else None, seconds)
 
 
