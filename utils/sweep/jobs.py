@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import copy
+import glob
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobRuntime, JobStatus
 from hydra.types import HydraContext
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from utils.command import cli
 from utils.command.adopted import CHOICES, written
+from utils.command.config import check_keys
+from utils.command.keys import CONF, read
 from utils.errors import ConfigError, RunError
 from utils.files import ROOT
 from utils.ranks.launchers import Launch
@@ -50,7 +54,7 @@ class Job:
         if not self.config.eval_only:
             return first
         numbers = [1]
-        for path in first.parent.glob(f"{first.name}-*"):
+        for path in first.parent.glob(f"{glob.escape(first.name)}-*"):
             with suppress(ValueError):
                 numbers.append(int(path.name.removeprefix(f"{first.name}-")))
         return first if max(numbers) == 1 else first.with_name(f"{first.name}-{max(numbers)}")
@@ -95,16 +99,17 @@ def prepare(context: HydraContext, master: DictConfig, overrides: Sequence[str],
         HydraConfig.instance().cfg = before
 
 
-def settings_of(jobs: Sequence[Job]) -> DictConfig:
-    """What `sweep.*` says, of jobs that all say the same; where no job is right, the first one's error."""
-    right = [job.config for job in jobs if job.config is not None]
-    if not right:
+def settings_of(jobs: Sequence[Job], any_right: bool = True) -> DictConfig:
+    """What `sweep.*` says, of jobs that all say the same; where none is right, though one should be, the first one's error."""
+    if any_right and all(job.error for job in jobs):
         raise ConfigError(jobs[0].error)
-    for config in right:
-        for key, value in config[SETTINGS].items():
-            if value != (first := right[0][SETTINGS][key]):
-                raise ConfigError(f"{SETTINGS}.{key}={first},{value}: says how all jobs are run, and has one value")
-    return right[0][SETTINGS]
+    defaults, rules = read(CONF / "pretrain.yaml")
+    found: list[Any] = [OmegaConf.to_container(job.raw[SETTINGS], resolve=True) for job in jobs]
+    for key, first in found[0].items():
+        if other := next((settings[key] for settings in found if settings[key] != first), None):
+            raise ConfigError(f"{SETTINGS}.{key}={first},{other}: says how all jobs are run, and has one value")
+    checked: Any = check_keys({SETTINGS: found[0]}, {SETTINGS: OmegaConf.to_container(defaults[SETTINGS])}, rules)
+    return DictConfig(checked[SETTINGS])
 
 
 def command(options: Sequence[str], job: Job, ranks: int) -> list[str]:

@@ -42,12 +42,13 @@ def result_in(directory: Path | None) -> Result:
     """What is logged there."""
     if directory is None:
         return Result()
+    config, metrics = directory / "config.yaml", directory / "metrics.jsonl"
     try:
-        metric = str(_yaml(directory / "config.yaml").get("objective_metric") or "")
-        about = os.stat(directory / "metrics.jsonl")
+        metric = _metric_in(config, os.stat(config).st_mtime_ns)
+        about = os.stat(metrics)
     except OSError:
         return Result()
-    return _read(directory / "metrics.jsonl", metric, about.st_mtime_ns, about.st_size)
+    return _read(metrics, metric, about.st_mtime_ns, about.st_size)
 
 
 def state_in(directory: Path | None) -> str:
@@ -81,9 +82,11 @@ def _row(line: bytes) -> Mapping[str, Any]:
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else {}
 
 
-def _yaml(path: Path) -> Mapping[str, Any]:
+@lru_cache(maxsize=4096)
+def _metric_in(path: Path, changed: int) -> str:
+    """By what a run is judged, as its configuration has it."""
     try:
         found = yaml.safe_load(read_text(path))
     except (ValueError, yaml.YAMLError):
         found = None
-    return found if isinstance(found, dict) else {}
+    return str(found.get("objective_metric") or "") if isinstance(found, dict) else ""

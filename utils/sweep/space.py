@@ -30,6 +30,13 @@ class Space:
             *(f"{key}={values[key] if isinstance(values[key], str) else repr(values[key])}" for key in self.distributions),
         ]
 
+    def corner(self, end: int) -> list[str]:
+        """A job with the first (0) or the last (-1) of all values."""
+        ends: dict[str, Any] = {}
+        for key, found in self.distributions.items():
+            ends[key] = found.choices[end] if hasattr(found, "choices") else (found.low, found.high)[end]  # type: ignore[attr-defined]
+        return self.overrides(ends)
+
 
 def space_of(arguments: Sequence[str], loader: ConfigLoader) -> Space:
     """From the command line."""

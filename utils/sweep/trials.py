@@ -56,9 +56,10 @@ class Trials(Sweeper):
             raise ConfigError("hydra/sweeper=optuna: starts trials itself; remove hydra/launcher")
         optuna = _optuna()
         self.space = space_of(arguments, self.context.config_loader)
-        example = self.space.overrides({key: _first(distribution) for key, distribution in self.space.distributions.items()})
-        first = whole.plan(self.context, self.master, example, 1)
-        settings = settings_of([first])
+        corners = [whole.plan(self.context, self.master, self.space.corner(end), 1) for end in (0, -1)]
+        if corners[0].error and corners[0].error == corners[1].error:
+            raise ConfigError(corners[0].error)  # whatever values there are
+        settings = settings_of(corners, any_right=False)
         if settings.only is not None:
             raise ConfigError(f"sweep.only={settings.only}: Optuna decides on trials as it goes; leave it out")
         whole.folder = Path(self.master.hydra.sweep.dir)
@@ -71,7 +72,7 @@ class Trials(Sweeper):
                 storage=self.keys["storage"] or f"sqlite:///{whole.folder.absolute()}/study.db", study_name=whole.folder.name,
                 pruner=optuna.pruners.MedianPruner(n_startup_trials=self.keys["prune_after"]), load_if_exists=True,
             )  # fmt: skip
-            self._run(settings, first.raw.device)
+            self._run(settings, corners[0].raw.device)
         finally:
             lock.release()
 
@@ -162,15 +163,11 @@ def _cost(value: float, lower: bool) -> float:
     return value if lower else -value
 
 
-def _first(distribution: Any) -> Any:
-    return distribution.choices[0] if hasattr(distribution, "choices") else distribution.low
-
-
 def _optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise ConfigError("hydra/sweeper=optuna: Optuna is not installed; .venv/bin/python -m pip install 'optuna>=4.4,<5'") from None
+        raise ConfigError("hydra/sweeper=optuna: Optuna is not installed; .venv/bin/python -m pip install 'optuna>=4.9,<5'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     return optuna

@@ -141,7 +141,7 @@ def test_a_job_array_is_the_sweep(tmp_path: Path) -> None:
     assert begun(tmp_path, 2)
     process.send_signal(signal.SIGUSR1)
     assert process.wait(60) == 138
-    (run,) = [run for run in (tmp_path / "runs" / "puzzles").iterdir() if status(run)["state"] != "finished"]
+    (run,) = [file.parent for file in tmp_path.glob("runs/puzzles/*/status.json") if status(file.parent)["state"] != "finished"]
     assert status(run)["state"] == "requeue"
     code, out, _ = sweep(tmp_path, *command)
     assert code == 2
@@ -178,7 +178,7 @@ def test_jobs_do_not_outlive_a_sweep_that_is_killed(tmp_path: Path) -> None:
     process = start(tmp_path, "-m", "seed=0,1", *SHORT, LONG)
     assert begun(tmp_path, 1)
     process.kill()
-    (run,) = (tmp_path / "runs" / "puzzles").iterdir()
+    (run,) = [file.parent for file in tmp_path.glob("runs/puzzles/*/metrics.jsonl")]
     assert until(lambda: status(run)["state"] == "stopped", within=20)
     assert status(run)["exit_status"] == STOPPED
 
@@ -193,3 +193,13 @@ def test_ranks_together_leave_a_table_too(tmp_path: Path) -> None:
     assert [(row["state"], row["directory"]) for row in rows] == [("finished", str(tmp_path / f"run-{seed}")) for seed in (0, 1)]
     only = run_ranks(2, [*command, *paths, "sweep.only=2"])
     assert only[0].stdout.count("is finished, 4 steps") == 1
+
+
+@pytest.mark.slow
+def test_another_launcher_of_hydras_runs_the_same_jobs(tmp_path: Path) -> None:
+    """Submitit's own processes, which find this program by the folder that they start in, or by PYTHONPATH."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="hydra-submitit-launcher is not installed")
+    paths = [f"hydra.sweep.dir={tmp_path}/sweep", f"checkpoint_path={tmp_path}/run-${{seed}}"]
+    code, _, err = sweep(ROOT, "-m", "hydra/launcher=submitit_local", "seed=0,1", *paths, *SHORT, "max_steps=2")
+    assert code == 0, err
+    assert [status(tmp_path / f"run-{seed}")["state"] for seed in (0, 1)] == ["finished"] * 2

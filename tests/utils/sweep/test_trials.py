@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tests.utils.sweep.test_sweep import SHORT, start, summary, sweep
 from utils.errors import ConfigError
 from utils.sweep.space import space_of
 
-optuna = pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'optuna>=4.4,<5'")
+optuna = pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'optuna>=4.9,<5'")
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution  # noqa: E402
 
 SPACE = ["lr=tag(log,interval(1e-5,1e-1))", "arch.L_cycles=range(1,4)", "optim=adamw,adam_atan2"]
@@ -28,7 +29,7 @@ STUDY = [
 def trials(folder: Path) -> list[tuple[str, str]]:
     """Parameters and state of each, from the file."""
     (file,) = folder.glob("runs/multirun/*/study.db")
-    with sqlite3.connect(file) as study:
+    with closing(sqlite3.connect(file)) as study:
         rows = study.execute(
             "select t.number, group_concat(p.param_name || '=' || p.param_value), t.state from trials t join trial_params p"
             " on p.trial_id = t.trial_id group by t.trial_id order by t.number"
@@ -40,8 +41,7 @@ def trials(folder: Path) -> list[tuple[str, str]]:
 def test_a_study_is_interrupted_and_goes_on(tmp_path: Path) -> None:
     command = [*STUDY, "hydra.sweeper.trials=8", "sweep.jobs=2"]
     process = start(tmp_path, *command)
-    assert until(lambda: len(list(tmp_path.glob("runs/multirun/*/study.db"))) == 1 and len(trials(tmp_path)) >= 4, within=120)
-    assert until(lambda: len(list(tmp_path.glob("runs/puzzles/*/checkpoints/latest"))) >= 3, within=60)
+    assert until(lambda: len(list(tmp_path.glob("runs/puzzles/*/checkpoints/latest"))) >= 3, within=150)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 143, err
@@ -49,7 +49,7 @@ def test_a_study_is_interrupted_and_goes_on(tmp_path: Path) -> None:
     assert len(first) < 8
     unfinished = [number for number, (_, state) in enumerate(first) if state == "RUNNING"]
     assert unfinished
-    steps = {run: status(run)["step"] for run in (tmp_path / "runs" / "puzzles").iterdir()}
+    steps = {file.parent: status(file.parent)["step"] for file in tmp_path.glob("runs/puzzles/*/status.json")}
 
     code, out, err = sweep(tmp_path, *command)
     assert code == 0, err
@@ -80,7 +80,7 @@ def test_a_study_is_interrupted_and_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_failed_job_is_a_failed_trial(tmp_path: Path) -> None:
-    code, out, err = sweep(tmp_path, *STUDY, "hydra.sweeper.trials=2", "max_steps=4", "shards=3,5")
+    code, _, err = sweep(tmp_path, *STUDY, "hydra.sweeper.trials=2", "max_steps=4", "shards=3,5")
     assert code == 2
     assert [state for _, state in trials(tmp_path)] == ["FAIL"] * 2
     assert err.count("is not a multiple of shards=") == 2
