@@ -42,6 +42,7 @@ class Trials(Sweeper):
         defaults, rules = read(CONF / "hydra" / "sweeper" / "optuna.yaml", KEYS)
         self.keys = check_keys({KEYS: given}, {KEYS: {key: defaults[KEYS][key] for key in given}}, rules)[KEYS]
         self.trials: dict[int, Trial] = {}  # by the number of their jobs
+        self.heard: dict[int, int] = {}  # how many evaluations of each
         self.pruned: set[int] = set()
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -131,6 +132,9 @@ class Trials(Sweeper):
     def _is_bad(self, job: Job) -> bool:
         """Whether a run's evaluations so far say that it need not go on."""
         result, trial = result_in(job.directory), self.trials[job.number]
+        if self.heard.get(job.number) == len(result.values):  # nothing new, which the database need not be asked for
+            return False
+        self.heard[job.number] = len(result.values)
         known = self.study.get_trials(deepcopy=False)[trial.number].intermediate_values
         new = [(step, value) for step, value in result.values if step not in known]
         for step, value in new:
