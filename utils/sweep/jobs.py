@@ -63,7 +63,7 @@ class Job:
         """What gives pretrain.py the same run, with the same name, outside of the sweep."""
         assert self.config is not None
         mine = [override for override in self.overrides if key_of(override).partition(".")[0] != SETTINGS]
-        if self.raw.run_name is not None:
+        if OmegaConf.is_interpolation(self.raw, "run_name") or self.raw.run_name is not None:  # what Hydra fills in is a name too
             name = self.config.run_name.removesuffix(EVALUATION) if self.config.eval_only else self.config.run_name
             mine.append(f"run_name={written(name)}")
         if self.config.eval_only and not CHOICES & {key_of(override) for override in mine}:

@@ -11,7 +11,7 @@ from typing import Any
 from hydra.core.utils import JobReturn, run_job
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from utils.errors import ConfigError
 from utils.ranks import signals
@@ -114,7 +114,7 @@ class Local(Launcher):
         return [job.returned(values[job.number], status.get(job.number, 0)) for job in chosen]
 
     def _refuse_nothing(self) -> None:
-        given = list(self.master.hydra.overrides.task)
+        given: Any = OmegaConf.to_container(self.master.hydra.overrides.task)  # as it stands: jobs alone can fill in what Hydra knows
         if self.master.hydra.sweeper._target_ == BASIC and not self.master.hydra.sweeper.params and not swept(given):
             raise ConfigError("-m: no key has several values; give some, as seed=0,1,2 (or one, as 'seed=choice(0)'), or remove -m")
 

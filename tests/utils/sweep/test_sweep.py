@@ -55,7 +55,7 @@ def begun(folder: Path, runs: int) -> bool:
 
 def test_a_failing_job_does_not_end_a_sweep(tmp_path: Path) -> None:
     """Two at once; what the table says is what the runs have left, and their names are those of one rank's run."""
-    code, out, err = sweep(tmp_path, "-m", "seed=0,x,1", "sweep.jobs=2", *SHORT, "max_steps=8", "eval_every_steps=4", "run_name=me")
+    code, out, err = sweep(tmp_path, "-m", "seed=0,x,1", "sweep.jobs=2", *SHORT, "max_steps=8", "eval_every_steps=4", "run_name=me${hydra:job.num}")
     assert code == 2, err
     assert err.splitlines() == [
         "error: job 2: seed=x: must be a whole number, for example 0",
@@ -68,6 +68,7 @@ def test_a_failing_job_does_not_end_a_sweep(tmp_path: Path) -> None:
     assert [(row["job"], row["overrides"], row["state"], row["steps"]) for row in rows] == [
         ("1", "seed=0", "finished", "8"), ("2", "seed=x", "failed", ""), ("3", "seed=1", "finished", "8"),
     ]  # fmt: skip
+    assert [row["directory"].partition("-")[0] for row in rows] == ["runs/puzzles/me0", "", "runs/puzzles/me2"]
     for row in (rows[0], rows[2]):
         found = Result(tmp_path / row["directory"]).series("eval/exact_accuracy")
         assert (row["metric"], float(row["value"]), float(row["best"])) == ("eval/exact_accuracy", found[-1], max(found))
