@@ -55,7 +55,9 @@ def begun(folder: Path, runs: int) -> bool:
 
 def test_a_failing_job_does_not_end_a_sweep(tmp_path: Path) -> None:
     """Two at once; what the table says is what the runs have left, and their names are those of one rank's run."""
-    code, out, err = sweep(tmp_path, "-m", "seed=0,x,1", "sweep.jobs=2", *SHORT, "max_steps=8", "eval_every_steps=4", "run_name=me${hydra:job.num}")
+    code, out, err = sweep(
+        tmp_path, "-m", "seed=0,x,1", "sweep.jobs=2", *SHORT, "max_steps=8", "eval_every_steps=4", "run_name=me${hydra:job.num}"
+    )
     assert code == 2, err
     assert err.splitlines() == [
         "error: job 2: seed=x: must be a whole number, for example 0",

@@ -63,7 +63,7 @@ def test_a_study_is_interrupted_and_goes_on(tmp_path: Path) -> None:
     assert [row["state"] for row in rows] == ["pruned" if state == "PRUNED" else "finished" for _, state in then]
     for number in unfinished:
         run = tmp_path / rows[number]["directory"]
-        if steps.get(run):
+        if steps.get(run) and then[number][1] == "COMPLETE":  # what is bad already is stopped before it goes on
             assert f"continued at step {steps[run]}" in (run / "log.txt").read_text()
     assert all(int(row["steps"]) < 80 for row in rows if row["state"] == "pruned")
     table = out.split("\n\n")[-2].splitlines()[1:]
