@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from utils.errors import brief
 from utils.files import read_text, write_whole
+from utils.ranks import signals
 from utils.rundir.progress import duration
 from utils.sweep.jobs import Job, differing
 from utils.sweep.results import Result, result_in, state_in
@@ -54,8 +58,13 @@ def write(folder: Path, jobs: Sequence[Job], known: Mapping[int, str]) -> list[R
     rows = rows_of(jobs, known, _states(folder / FILE))
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([COLUMNS, *(row.cells() for row in rows)])
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / FILE, text.getvalue())
+    aside = folder / f".{socket.gethostname()}-{os.getpid()}.csv"  # its own: tasks of a job array write at once
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(aside, text.getvalue())
+        os.replace(aside, folder / FILE)
+    except OSError as error:
+        signals.say(f"{folder / FILE} cannot be written ({brief(error)}); the sweep goes on")
     return rows
 
 
