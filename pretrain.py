@@ -10,9 +10,10 @@ import sys
 
 from utils.checkpoint import reader
 from utils.command import cli
+from utils.sweep import entry
 
 if __name__ == "__main__":
-    cli.check(sys.argv, reader.config_in)  # what is wrong with the command line is said before anything slow is loaded
+    cli.check(sys.argv, reader.config_in, entry.sweep)  # what is wrong with the command line is said before anything slow is loaded
 
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
@@ -98,8 +99,7 @@ def app(raw: DictConfig) -> float | None:
     return cli.run_job(raw, pretrain)
 
 
-def main() -> None:
-    cli.main(app)
+main = partial(cli.main, app)
 
 
 def pretrain(cfg: DictConfig) -> float | None:
@@ -126,9 +126,9 @@ def train_or_evaluate(cfg: DictConfig, dist: Dist, run: RunDirectory) -> float |
         run.confirm_finished(standing.step)
         run.say(f"{cfg.run_name} is finished, {standing.step:,} steps: {run.directory}; resume=false would begin again")
         return standing.results.get(trainer.headline.name)
-    # last: whatever can be wrong is known before a former run is moved aside
     wandb = {"mode": cfg.wandb.mode, "project": cfg.project_name, "name": cfg.run_name, "id": start.meta.get("wandb_id")}
-    run.begin(OmegaConf.to_yaml(cfg), wandb, start.step if start.continues else None, standing.evaluation_due)
+    text = OmegaConf.to_yaml({**cfg, "objective_metric": str(trainer.headline)})  # who compares runs need not know objectives
+    run.begin(text, wandb, start.step if start.continues else None, standing.evaluation_due)  # last: it moves a former run aside
     size = sum(p.numel() for p in objective.parameters() if p.requires_grad)
     run.say(f"{cfg.run_name}: {size:,} parameters, {trainer.total_steps:,} steps on {source.spec.name}")
     run.say(hardware.describe(dist, objective.model.dtype))

@@ -124,8 +124,9 @@ def become(arguments: list[str], cwd: str, env: dict[str, str], files: str) -> N
         import pretrain
         from utils.checkpoint import reader
         from utils.command import cli
+        from utils.sweep import entry
 
-        cli.check(sys.argv, reader.config_in)
+        cli.check(sys.argv, reader.config_in, entry.sweep)
         pretrain.main()
     finally:
         os._exit(99)  # it never comes here: main() ends the process itself

@@ -19,6 +19,7 @@ ROOMS = {
     "utils.command": {"utils", "utils.ranks", "utils.command"},
     "utils.measure": {"utils", "utils.ranks", "utils.measure"},
     "utils.rundir": {"utils", "utils.ranks", "utils.rundir"},
+    "utils.sweep": {"utils", "utils.ranks", "utils.command", "utils.rundir", "utils.sweep"},
     "utils.checkpoint": {"utils", "utils.ranks", "utils.command", "utils.measure", "utils.rundir", "utils.checkpoint"},
 }
 ALLOWED = ROOMS | {package: {package, *ROOMS} for package in ("data", "models", "optim")}

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -34,18 +34,20 @@ class _Checked(BaseException):
     """The configuration is right; what Hydra would do next is not wanted yet."""
 
 
-def check(arguments: list[str], config_in: Callable[[str], Mapping[Any, Any]]) -> None:
+def check(arguments: list[str], config_in: Callable[[str], Mapping[Any, Any]], sweep: Callable[[Sequence[str], Launch], None]) -> None:
     """End here with whatever the command line alone tells: an answer to `--help`, or one line of error. Makes it what Hydra can read.
 
-    `config_in`: the configuration in a checkpoint, for evaluations.
+    `config_in`: the configuration in a checkpoint, for evaluations. `sweep` runs several jobs, if that takes nothing but processes.
     """
     with _ending_here():
         from utils.command.arguments import prepare, refuse_usage, sweeps
 
-        arguments[1:] = prepare(arguments[1:], detect(os.environ).rank, _scratch(), config_in)
+        launch = detect(os.environ)
+        arguments[1:] = prepare(arguments[1:], launch.rank, _scratch(), config_in)
         refuse_usage()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then hands its exceptions to us instead of printing them
         if sweeps(arguments):
+            sweep(arguments[1:], launch)
             return  # its jobs are looked at one by one
         import hydra
 
@@ -78,14 +80,14 @@ def run_job(raw: DictConfig, run: Callable[[DictConfig], float | None]) -> float
         raise SystemExit(report(error, detect(os.environ))) from None
 
 
-def resolved(raw: DictConfig) -> DictConfig:
-    """The checked configuration of one job; inside Hydra."""
+def resolved(raw: DictConfig, launch: Launch | None = None) -> DictConfig:
+    """The checked configuration of one job, for this launch or for another; inside Hydra."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
     from utils.command.config import resolve
 
-    launch, state = detect(os.environ), HydraConfig.get()
+    launch, state = launch or detect(os.environ), HydraConfig.get()
     overrides = list(state.overrides.task) if state.mode == RunMode.MULTIRUN else None
     if state.job.chdir:
         raise ConfigError("hydra.job.chdir=true: paths are relative to the folder where the command was started; remove it")

@@ -32,6 +32,8 @@ def explain(error: BaseException) -> str:
         return f"{found.group(1)}: several values; add -m to run them all, or write a list as key=[a,b]"
     if isinstance(error, OverrideParseException):
         return f"{error.override}: cannot be read; write key=value, with quotes around special characters: 'key=\"a,b\"'"
+    if "does not support sweep type" in text:
+        return "interval(…): a range that somebody must draw from; add hydra/sweeper=optuna, or give values as key=1,2,3"
     if found := re.search(r"Error merging override (.*)", text):
         return f"{found.group(1)}: that key holds something of another kind; conf/ shows what"
     return " ".join(text.split())

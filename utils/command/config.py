@@ -30,6 +30,8 @@ def resolve(config: DictConfig, choices: Mapping[str, str], launch: Launch, over
     config = OmegaConf.create(check_keys(filled_in(given), defaults, rules))
     OmegaConf.resolve(config)
     check_combinations(config, launch)
+    if config.sweep.only is not None and overrides is None:
+        raise ConfigError(f"sweep.only={config.sweep.only}: chooses a job of a sweep, and this is none; add -m, or remove it")
     name_run(config, choices, rules, overrides)
     return config
 

@@ -44,14 +44,14 @@ def known(choices: Mapping[str, str]) -> tuple[Plain, Rules]:
     """Every key of a run with these choices: its default, and its rule."""
     for group in GROUPS:
         check_choice(group, choices.get(group))
-    parts = [_read(CONF / "pretrain.yaml"), *(_read(files(group)[choices[group]], group) for group in GROUPS)]
+    parts = [read(CONF / "pretrain.yaml"), *(read(files(group)[choices[group]], group) for group in GROUPS)]
     defaults: Any = OmegaConf.to_container(OmegaConf.merge(*(part[0] for part in parts)), resolve=True)
     return defaults, {path: rule for _, rules in parts for path, rule in rules.items()}
 
 
 def everywhere() -> Rules:
     """The rules of all choices."""
-    return {path: rule for rules in (_read(CONF / "pretrain.yaml")[1], *_choices().values()) for path, rule in rules.items()}
+    return {path: rule for rules in (read(CONF / "pretrain.yaml")[1], *_choices().values()) for path, rule in rules.items()}
 
 
 def run_values(config: Mapping[Any, Any], rules: Rules, *free: str) -> Plain:
@@ -84,7 +84,7 @@ def unknown(path: str) -> str:
 
 def kept_by_machine() -> set[str]:
     """Root keys of all runs that say where and how one is computed, reported or kept."""
-    return {path for path, rule in _read(CONF / "pretrain.yaml")[1].items() if SAME_RUN in rule.marks}
+    return {path for path, rule in read(CONF / "pretrain.yaml")[1].items() if SAME_RUN in rule.marks}
 
 
 def choice_like(group: str, config: Mapping[Any, Any]) -> str:
@@ -93,7 +93,7 @@ def choice_like(group: str, config: Mapping[Any, Any]) -> str:
     misses = {}
     for name, file in sorted(files(group).items()):
         with suppress(ValueError, OSError, yaml.YAMLError, OmegaConfBaseException):
-            own = dict(leaves(OmegaConf.to_container(_read(file, group)[0])))
+            own = dict(leaves(OmegaConf.to_container(read(file, group)[0])))
             if own.get(target) == values.get(target):
                 misses[name] = sum(
                     path not in values or values[path] != value for path, value in own.items() if not is_interpolation(value)
@@ -120,11 +120,11 @@ def _choices() -> dict[str, Rules]:
     for group in GROUPS:
         for name, file in sorted(files(group).items()):
             with suppress(ValueError, OSError, yaml.YAMLError, OmegaConfBaseException):
-                rules[f"{group}={name}"] = _read(file, group)[1]
+                rules[f"{group}={name}"] = read(file, group)[1]
     return rules
 
 
-def _read(file: Path, group: str = "") -> tuple[Any, Rules]:
+def read(file: Path, group: str = "") -> tuple[Any, Rules]:
     """The defaults of one file and the rules of its keys: below its group, or at the root where its package is _global_."""
     text = file.read_text(encoding="utf-8")
     config: Any = OmegaConf.create(text)

@@ -1,0 +1,208 @@
+"""`python pretrain.py -m`: jobs as processes, one failing, some at once, stopped and gone on with, and the table of them all."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lines import Lines
+from tests.ranks import LAUNCHER_PREFIXES, ROOT, run_ranks, succeeded, until
+from tests.runs import FLOAT32, STOPPED, TINY_TRM, Result, digest, status, train
+
+SHORT = [*TINY_TRM, *FLOAT32, "wandb.mode=disabled", "global_batch_size=16", "epochs=null", "eval_interval=null", "eval_every_steps=20"]
+LONG = "max_steps=4000"
+
+
+@pytest.fixture(scope="module")
+def lines() -> Iterator[Lines]:
+    lines = Lines()
+    yield lines
+    lines.close()
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """As a user starts it."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith((*LAUNCHER_PREFIXES, "RANK", "WORLD_SIZE", "MASTER_"))}
+    env |= {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "pretrain.py"), *arguments]
+    return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def sweep(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """Its exit status, and what it said."""
+    process = start(folder, *arguments)
+    out, err = process.communicate(timeout=150)
+    return process.returncode, out, err
+
+
+def summary(folder: Path) -> list[dict[str, str]]:
+    """The table of the only sweep there."""
+    (file,) = folder.glob("runs/multirun/*/summary.csv")
+    return list(csv.DictReader(file.open()))
+
+
+def begun(folder: Path, runs: int) -> bool:
+    """Whether so many runs have taken steps."""
+    return until(lambda: len([file for file in folder.glob("runs/puzzles/*/metrics.jsonl") if file.stat().st_size]) >= runs, within=60)
+
+
+def test_a_failing_job_does_not_end_a_sweep(tmp_path: Path) -> None:
+    """Two at once; what the table says is what the runs have left, and their names are those of one rank's run."""
+    code, out, err = sweep(
+        tmp_path, "-m", "seed=0,x,1", "sweep.jobs=2", *SHORT, "max_steps=8", "eval_every_steps=4", "run_name=me${hydra:job.num}"
+    )
+    assert code == 2, err
+    assert err.splitlines() == [
+        "error: job 2: seed=x: must be a whole number, for example 0",
+        "1 of 3 jobs failed: job 2; the same command goes on with what is not finished",
+    ]
+    assert out.index("job 3 of 3: seed=1") < out.index("held out: "), "both are started before one has ended"
+    assert "\n1: step 8, held out: " in out
+    assert "\n3: step 8, held out: " in out
+    rows = summary(tmp_path)
+    assert [(row["job"], row["overrides"], row["state"], row["steps"]) for row in rows] == [
+        ("1", "seed=0", "finished", "8"), ("2", "seed=x", "failed", ""), ("3", "seed=1", "finished", "8"),
+    ]  # fmt: skip
+    assert [row["directory"].partition("-")[0] for row in rows] == ["runs/puzzles/me0", "", "runs/puzzles/me2"]
+    for row in (rows[0], rows[2]):
+        found = Result(tmp_path / row["directory"]).series("eval/exact_accuracy")
+        assert (row["metric"], float(row["value"]), float(row["best"])) == ("eval/exact_accuracy", found[-1], max(found))
+        assert len(found) == 2
+    assert "summary: runs/multirun/seed-" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["-m", "sweep.jobs=0", "seed=0,1"], "error: sweep.jobs=0: must be at least 1"),
+        (["-m"], "error: -m: no key has several values; give some, as seed=0,1,2"),
+        (["-m", "seed=0"], "error: -m: no key has several values"),
+        (["-m", "seed=0,1", "lr=fast"], "error: lr=fast: must be a number"),
+        (["-m", "seed=0,1", "sweep.only=3"], "error: sweep.only=3: the sweep has 2 jobs"),
+        (["-m", "seed=0,1", "sweep.only=1,2"], "error: sweep.only=1,2: says how all jobs are run"),
+        (["seed=1", "sweep.only=1"], "error: sweep.only=1: chooses a job of a sweep, and this is none; add -m"),
+        (["-m", "lr=interval(1e-4,1e-2)"], "error: interval(…): a range that somebody must draw from; add hydra/sweeper=optuna"),
+        (["-m", "seed=0,1", "sweep.jobs=2", "hydra/launcher=basic"], "error: sweep.jobs=2: is for hydra/launcher=local"),
+        (["-m", "seed=0,1", "sweep.on_error=maybe"], "error: sweep.on_error=maybe: must be continue or stop"),
+    ],
+)
+def test_what_cannot_be_is_one_line(arguments: list[str], line: str, lines: Lines, tmp_path: Path) -> None:
+    (done,) = lines.run(arguments, tmp_path)
+    assert done.returncode == 2, done.stdout
+    assert done.stderr.startswith(line)
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "runs" / "puzzles").exists()
+
+
+@pytest.mark.parametrize("key", ["sweep.jobs", "sweep.ranks"])
+def test_ranks_that_a_launcher_has_started_run_jobs_together(key: str, lines: Lines, tmp_path: Path) -> None:
+    ranks = lines.run(["-m", "seed=0,1", f"{key}=2"], tmp_path, 2)
+    assert [rank.returncode for rank in ranks] == [2, 2]
+    assert f"error: {key}=2: 2 ranks run jobs together; start one process for that" in ranks[0].stderr
+    assert sum(rank.stderr.count("\n") for rank in ranks) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGUSR1, 138), (signal.SIGINT, 130)])
+def test_a_stopped_sweep_goes_on(signum: int, code: int, tmp_path: Path) -> None:
+    """Its jobs save, and no step is done twice: the bits are those of runs that nobody stopped."""
+    command = ["-m", "seed=0,1,2", "sweep.jobs=2", *SHORT, "max_steps=40", "log_interval=2"]
+    process = start(tmp_path, *command)
+    assert begun(tmp_path, 2)
+    process.send_signal(signum)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert f"{signal.Signals(signum).name}: the sweep has stopped; the same command goes on with it" in err
+    assert "Traceback" not in out + err
+    state = "requeue" if code == 138 else "stopped"
+    assert [row["state"] for row in summary(tmp_path)] == [state, state, "waiting"]
+    if signum == signal.SIGINT:
+        return
+    again, out, err = sweep(tmp_path, *command)
+    assert again == 0, err
+    assert out.count("continued at step") == 2
+    rows = summary(tmp_path)
+    assert [row["state"] for row in rows] == ["finished"] * 3
+    alone = train(tmp_path / "alone", *command[3:], "seed=1")
+    assert digest(tmp_path / rows[1]["directory"]) == digest(alone.directory)
+
+
+@pytest.mark.slow
+def test_a_job_array_is_the_sweep(tmp_path: Path) -> None:
+    """One process per job, each of which writes the table: names, directories and folder are those of the whole sweep's."""
+    command = ["-m", "seed=0,x,1", "run_name=me", *SHORT, "max_steps=4"]
+    assert [sweep(tmp_path, *command, f"sweep.only={number}")[0] for number in (3, 2)] == [0, 2]
+    assert [row["state"] for row in summary(tmp_path)] == ["waiting", "failed", "finished"]
+    process = start(tmp_path, *command[:-1], LONG, "sweep.only=1")
+    assert begun(tmp_path, 2)
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(60) == 138
+    (run,) = [file.parent for file in tmp_path.glob("runs/puzzles/*/status.json") if status(file.parent)["state"] != "finished"]
+    assert status(run)["state"] == "requeue"
+    code, out, _ = sweep(tmp_path, *command)
+    assert code == 2
+    assert out.count("is finished, 4 steps") == 1
+    assert len(list(tmp_path.glob("runs/multirun/*"))) == 2, "that of the longer run is another"
+
+
+@pytest.mark.slow
+def test_a_sweep_ends_at_the_first_error_if_it_is_asked_to(tmp_path: Path) -> None:
+    code, _, err = sweep(tmp_path, "-m", "seed=0,1", "data_path=nowhere", "sweep.on_error=stop", *SHORT, "max_steps=4")
+    assert code == 2
+    assert err.count("data_path=nowhere") == 1
+    assert "1 jobs were not started" in err
+    assert [row["state"] for row in summary(tmp_path)] == ["failed", "waiting"]
+
+
+@pytest.mark.slow
+def test_jobs_of_several_ranks_are_the_same_runs(tmp_path: Path) -> None:
+    """torchrun starts them, and loses their exit statuses: `status.json` has them."""
+    exact = [*SHORT, "exact=true", "max_steps=4"]
+    code, _, err = sweep(tmp_path, "-m", "seed=0,1", "sweep.ranks=2", *exact)
+    assert code == 0, err
+    rows = summary(tmp_path)
+    alone = train(tmp_path / "alone", *exact, "seed=1")
+    assert digest(tmp_path / rows[1]["directory"]) == digest(alone.directory)
+    process = start(tmp_path, "-m", "seed=0,1", "sweep.ranks=2", *exact, LONG)
+    assert begun(tmp_path, 3)
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(60) == 138
+
+
+@pytest.mark.slow
+def test_jobs_do_not_outlive_a_sweep_that_is_killed(tmp_path: Path) -> None:
+    process = start(tmp_path, "-m", "seed=0,1", *SHORT, LONG)
+    assert begun(tmp_path, 1)
+    process.kill()
+    (run,) = [file.parent for file in tmp_path.glob("runs/puzzles/*/metrics.jsonl")]
+    assert until(lambda: status(run)["state"] == "stopped", within=20)
+    assert status(run)["exit_status"] == STOPPED
+
+
+@pytest.mark.slow
+def test_ranks_together_leave_a_table_too(tmp_path: Path) -> None:
+    command = ["pretrain.py", "-m", "seed=0,1", *SHORT, "max_steps=4", "run_name=me", f"hydra.sweep.dir={tmp_path}/sweep"]
+    paths = ["checkpoint_path=" + str(tmp_path / "run-${seed}")]
+    ranks = succeeded(run_ranks(2, [*command, *paths]))
+    assert "summary: " in ranks[0].stdout
+    rows = list(csv.DictReader((tmp_path / "sweep" / "summary.csv").open()))
+    assert [(row["state"], row["directory"]) for row in rows] == [("finished", str(tmp_path / f"run-{seed}")) for seed in (0, 1)]
+    only = run_ranks(2, [*command, *paths, "sweep.only=2"])
+    assert only[0].stdout.count("is finished, 4 steps") == 1
+
+
+@pytest.mark.slow
+def test_another_launcher_of_hydras_runs_the_same_jobs(tmp_path: Path) -> None:
+    """Submitit's own processes, which find this program by the folder that they start in, or by PYTHONPATH."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="hydra-submitit-launcher is not installed")
+    paths = [f"hydra.sweep.dir={tmp_path}/sweep", f"checkpoint_path={tmp_path}/run-${{seed}}"]
+    code, _, err = sweep(ROOT, "-m", "hydra/launcher=submitit_local", "seed=0,1", *paths, *SHORT, "max_steps=2")
+    assert code == 0, err
+    assert [status(tmp_path / f"run-{seed}")["state"] for seed in (0, 1)] == ["finished"] * 2

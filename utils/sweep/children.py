@@ -1,0 +1,205 @@
+"""Jobs as processes of their own: so many at once, each with its share of the machine; a signal to the sweep is one to all."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import IO, Any
+
+from utils.errors import ConfigError, Stopped, visible
+from utils.files import read_row
+from utils.ranks import signals
+from utils.ranks.launchers import FAMILIES
+from utils.rundir.status import FILE, FINAL
+from utils.sweep.jobs import Job, command
+
+LOOK_S = 0.1
+PATIENCE_S = 30.0  # for children whose sweep fails itself
+PR_SET_PDEATHSIG = 1
+NUMBERED = {family.rank for family in FAMILIES.values()}  # by these a child of one rank of a launcher would take itself for that rank
+MEETING = {"MASTER_ADDR", "MASTER_PORT"}
+
+
+@dataclass
+class Child:
+    """A job that is being run."""
+
+    job: Job
+    process: subprocess.Popen[bytes]
+    place: int
+    began: float
+    unfinished: dict[int, bytes] = field(default_factory=dict)  # the beginning of a line, by file descriptor
+
+
+class Children:
+    """Starts the jobs that it is given until there are no more."""
+
+    def __init__(self, options: Sequence[str], shares: Sequence[Mapping[str, str]], ranks: int) -> None:
+        """A share of the machine for each of those that run at once: variables of their environment."""
+        self._options, self._shares, self._ranks = options, shares, ranks
+        self._running: list[Child] = []
+        self._handed_on = 0
+        self._pipes = selectors.DefaultSelector()
+
+    def run(
+        self, following: Callable[[], Job | None], ended: Callable[[Job, int], None], bad: Callable[[Job], bool] = lambda job: False
+    ) -> None:
+        """`following` gives jobs, `ended` hears their exit statuses, `bad` tells of one that runs whether to stop it."""
+        signals.install(1, self._killed_too)  # rank 1's do not speak: children say what they do
+        signals.defer()
+        waiting: Job | None = None
+        asked_to_end: set[int] = set()
+        try:
+            while True:
+                if not signals.asked():
+                    while len(self._running) < len(self._shares) and (waiting := waiting or following()) is not None:
+                        if waiting.directory in {child.job.directory for child in self._running}:
+                            break  # the same run; its turn comes when that has ended
+                        self._start(waiting)
+                        waiting = None
+                elif not self._handed_on:
+                    self._handed_on = signals.asked()
+                    self.ask(self._handed_on)
+                if not self._running:
+                    break
+                self._listen()
+                for child in list(self._running):
+                    if child.process.poll() is not None:
+                        self._end(child)
+                        ended(child.job, self._status(child))
+                    elif child.job.number not in asked_to_end and not signals.asked() and bad(child.job):
+                        asked_to_end.add(child.job.number)
+                        child.process.send_signal(signal.SIGTERM)
+        finally:
+            self._stop_all()
+        if signum := signals.asked():
+            raise Stopped(signum, f"{signal.Signals(signum).name}: the sweep has stopped; the same command goes on with it")
+
+    def ask(self, signum: int) -> None:
+        """Hand a signal on."""
+        for child in self._running:
+            child.process.send_signal(signum)
+
+    def _start(self, job: Job) -> None:
+        environment = {key: value for key, value in os.environ.items() if key not in NUMBERED | MEETING} | {**self._free_share()[1]}
+        apart = subprocess.PIPE if len(self._shares) > 1 else None
+        process = subprocess.Popen(
+            command(self._options, job, self._ranks), env=environment, stdin=subprocess.DEVNULL, stdout=apart, stderr=apart,
+            start_new_session=True, preexec_fn=_with_parent(),
+        )  # fmt: skip
+        child = Child(job, process, self._free_share()[0], time.time())
+        self._running.append(child)
+        for stream, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+            if stream is not None:
+                os.set_blocking(stream.fileno(), False)
+                self._pipes.register(stream, selectors.EVENT_READ, (child, out))
+
+    def _free_share(self) -> tuple[int, Mapping[str, str]]:
+        taken = {child.place for child in self._running}
+        return next((place, share) for place, share in enumerate(self._shares) if place not in taken)
+
+    def _listen(self) -> None:
+        if not self._pipes.get_map():
+            time.sleep(LOOK_S)
+        for key, _ in self._pipes.select(LOOK_S) if self._pipes.get_map() else ():
+            if not self._take(key.fileobj, *key.data):  # type: ignore[arg-type]
+                self._pipes.unregister(key.fileobj)
+
+    def _take(self, stream: IO[bytes], child: Child, out: Any) -> bool:
+        """Pass on whole lines with the job's number before each. Whether there may be more."""
+        try:
+            text = os.read(stream.fileno(), 1 << 16)
+        except BlockingIOError:
+            return True
+        *lines, rest = (child.unfinished.pop(stream.fileno(), b"") + text).split(b"\n")
+        child.unfinished[stream.fileno()] = rest
+        for line in lines if text else [rest] if rest else []:
+            _say(out, f"{child.job.number}: {visible(line.decode(errors='replace'))}")
+        return bool(text)
+
+    def _end(self, child: Child) -> None:
+        self._running.remove(child)
+        for key in list(self._pipes.get_map().values()):
+            if key.data[0] is child:
+                while self._take(key.fileobj, *key.data) and _ready(key.fileobj):  # type: ignore[arg-type]
+                    pass
+                self._pipes.unregister(key.fileobj)
+                key.fileobj.close()  # type: ignore[union-attr]
+
+    def _status(self, child: Child) -> int:
+        """The exit status as a run gives it; torchrun loses that of its ranks."""
+        status = child.process.returncode
+        if status < 0:
+            _say(sys.stderr, f"{child.job.name} was killed by {signal.Signals(-status).name}")
+            return 1
+        row = read_row(child.job.directory / FILE) if child.job.directory else {}
+        told = row.get("exit_status")
+        if self._ranks > 1 and status and row.get("state") in FINAL and row.get("heartbeat", 0) > child.began and isinstance(told, int):
+            return told or status
+        return status
+
+    def _stop_all(self) -> None:
+        """Of a sweep that fails itself: its children save, if they can."""
+        self.ask(signal.SIGTERM)
+        deadline = time.monotonic() + PATIENCE_S
+        while any(child.process.poll() is None for child in self._running) and time.monotonic() < deadline:
+            self._listen()
+        self._killed_too(0, "")
+
+    def _killed_too(self, signum: int, line: str) -> bool:
+        for child in self._running:
+            with suppress(ProcessLookupError):
+                os.killpg(child.process.pid, signal.SIGKILL)
+        return True
+
+
+def shares(at_once: int, ranks: int, environment: Mapping[str, str], gpus: Sequence[str], cores: int) -> list[dict[str, str]]:
+    """Of the machine, for each of so many jobs at once with so many ranks: GPUs of its own, and equally many cores for each rank."""
+    if at_once == ranks == 1:
+        return [{}]
+    if 0 < len(gpus) < ranks:
+        raise ConfigError(
+            f"sweep.ranks={ranks}: there {'is 1 GPU' if len(gpus) == 1 else f'are {len(gpus)} GPUs'}, and each rank takes one"
+        )
+    found: list[dict[str, str]] = [{} for _ in range(at_once)]
+    for place, share in enumerate(found):
+        if "OMP_NUM_THREADS" not in environment:
+            share["OMP_NUM_THREADS"] = str(max(1, cores // (at_once * ranks)))
+        if gpus:  # where there are fewer than ranks, jobs share
+            share["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[(place * ranks + rank) % len(gpus)] for rank in range(ranks))
+    return found
+
+
+def gpus_here(environment: Mapping[str, str]) -> list[str]:
+    """Those that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    given = environment.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [] if given.startswith("-") else [name.strip() for name in given.split(",") if name.strip()]
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def _with_parent() -> Callable[[], object] | None:
+    """In a child: a sweep that is killed leaves none behind; they save and end."""
+    return partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGTERM) if sys.platform == "linux" else None
+
+
+def _ready(stream: Any) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        return bool(selector.select(0))
+
+
+def _say(stream: Any, text: str) -> None:
+    with suppress(OSError, ValueError):  # that nobody reads any more is no reason to end a run
+        print(text, file=stream, flush=True)

@@ -1,0 +1,137 @@
+"""Jobs of a sweep: what each is called before any begins, and the command that runs one of them alone."""
+
+from __future__ import annotations
+
+import copy
+import glob
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn, JobRuntime, JobStatus
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from utils.command import cli
+from utils.command.adopted import CHOICES, written
+from utils.command.config import check_keys
+from utils.command.keys import CONF, read
+from utils.errors import ConfigError, RunError
+from utils.files import ROOT
+from utils.ranks.launchers import Launch
+
+SETTINGS = "sweep"  # the keys that say how the sweep is run
+EVALUATION = "-evaluation"
+
+
+@dataclass
+class Job:
+    """One run of a sweep; without a configuration where that is wrong, and `error` says why."""
+
+    number: int  # from 1
+    overrides: list[str]
+    composed: DictConfig  # with Hydra's own part
+    raw: DictConfig  # without it
+    config: DictConfig | None
+    error: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"job {self.number}"
+
+    @property
+    def directory(self) -> Path | None:
+        """Where the run lies; of evaluations, which never share a directory, the last."""
+        if self.config is None:
+            return None
+        first = Path(self.config.checkpoint_path)
+        if not self.config.eval_only:
+            return first
+        numbers = [1]
+        for path in first.parent.glob(f"{glob.escape(first.name)}-*"):
+            with suppress(ValueError):
+                numbers.append(int(path.name.removeprefix(f"{first.name}-")))
+        return first if max(numbers) == 1 else first.with_name(f"{first.name}-{max(numbers)}")
+
+    def arguments(self) -> list[str]:
+        """What gives pretrain.py the same run, with the same name, outside of the sweep."""
+        assert self.config is not None
+        mine = [override for override in self.overrides if key_of(override).partition(".")[0] != SETTINGS]
+        if OmegaConf.is_interpolation(self.raw, "run_name") or self.raw.run_name is not None:  # what Hydra fills in is a name too
+            name = self.config.run_name.removesuffix(EVALUATION) if self.config.eval_only else self.config.run_name
+            mine.append(f"run_name={written(name)}")
+        if self.config.eval_only and not CHOICES & {key_of(override) for override in mine}:
+            mine.append(f"arch={self.composed.hydra.runtime.choices.arch}")  # it says what it is, and adopts nothing
+        return [*mine, f"hydra.job.num={self.composed.hydra.job.num}", f"hydra.job.id={self.composed.hydra.job.num}"]
+
+    def returned(self, value: float | None, status: int = 0) -> JobReturn:
+        """What Hydra's sweepers get."""
+        done = JobReturn(overrides=self.overrides, cfg=self.raw, hydra_cfg=self.composed, working_dir=os.getcwd())
+        done.task_name, done.status = JobRuntime.instance().get("name"), JobStatus.FAILED if status else JobStatus.COMPLETED
+        done._return_value = RunError(f"{self.name} ended with exit status {status}") if status else value
+        return done
+
+
+def prepare(context: HydraContext, master: DictConfig, overrides: Sequence[str], number: int, launch: Launch) -> Job:
+    """Compose and check a job, and name its run."""
+    composed = context.config_loader.load_sweep_config(master, list(overrides))
+    with open_dict(composed):
+        composed.hydra.job.id = composed.hydra.job.num = number - 1
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(composed)
+    try:
+        raw = copy.deepcopy(composed)
+        with open_dict(raw):
+            del raw["hydra"]
+        config, error = None, ""
+        try:
+            config = cli.resolved(raw, launch)
+        except ConfigError as found:
+            error = str(found)
+        return Job(number, list(overrides), composed, raw, config, error)
+    finally:
+        HydraConfig.instance().cfg = before
+
+
+def settings_of(jobs: Sequence[Job], any_right: bool = True) -> DictConfig:
+    """What `sweep.*` says, of jobs that all say the same; where none is right, though one should be, the first one's error."""
+    if any_right and all(job.error for job in jobs):
+        raise ConfigError(jobs[0].error)
+    defaults, rules = read(CONF / "pretrain.yaml")
+    found: list[Any] = [OmegaConf.to_container(job.raw[SETTINGS], resolve=True) for job in jobs]
+    for key, first in found[0].items():
+        if other := next((settings[key] for settings in found if settings[key] != first), None):
+            raise ConfigError(f"{SETTINGS}.{key}={first},{other}: says how all jobs are run, and has one value")
+    checked: Any = check_keys({SETTINGS: found[0]}, {SETTINGS: OmegaConf.to_container(defaults[SETTINGS])}, rules)
+    return DictConfig(checked[SETTINGS])
+
+
+def command(options: Sequence[str], job: Job, ranks: int) -> list[str]:
+    """A job as a process of its own, or under torchrun."""
+    launcher = []
+    if ranks > 1:
+        handed_on = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", handed_on]
+    return [sys.executable, *launcher, str(ROOT / "pretrain.py"), *options, *job.arguments()]
+
+
+def key_of(override: str) -> str:
+    """What an override is about."""
+    return override.partition("=")[0].lstrip("+~")
+
+
+def swept(overrides: Sequence[str]) -> bool:
+    """Whether any of them has several values."""
+    return any(override.is_sweep_override() for override in OverridesParser.create().parse_overrides(list(overrides)))
+
+
+def differing(jobs: Sequence[Job]) -> list[str]:
+    """For each job, the overrides by which it differs from others."""
+    given = [{key_of(override): override for override in job.overrides} for job in jobs]  # of two for one key the last counts
+    return [" ".join(row[key] for key in row if any(other.get(key) != row[key] for other in given)) for row in given]

@@ -1,0 +1,166 @@
+"""How Hydra has its jobs run: as processes of their own, or by all ranks together where a launcher has started several."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn, run_job
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from utils.errors import ConfigError
+from utils.ranks import signals
+from utils.ranks.launchers import Launch
+from utils.sweep.children import Children, gpus_here, shares
+from utils.sweep.jobs import SETTINGS, Job, differing, prepare, settings_of, swept
+from utils.sweep.results import result_in
+from utils.sweep.summary import FAILED, Row, table, write
+
+BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+
+
+@dataclass
+class Sweep:
+    """One multirun: its jobs, and how those that this process has run came to their end."""
+
+    launch: Launch
+    options: list[str]  # those of the command line that each job needs as well
+    jobs: list[Job] = field(default_factory=list)
+    known: dict[int, str] = field(default_factory=dict)  # states that run directories do not tell
+    failures: dict[int, int] = field(default_factory=dict)  # exit statuses
+    folder: Path | None = None
+    rows: list[Row] = field(default_factory=list)
+
+    def plan(self, context: HydraContext, master: DictConfig, overrides: Sequence[str], number: int) -> Job:
+        """A job, composed and checked for as many ranks as it will have."""
+        job = prepare(context, master, overrides, number, self.launch)
+        ranks = job.config[SETTINGS].ranks if job.config is not None and self.alone else 1
+        return job if ranks == 1 else prepare(context, master, overrides, number, Launch(world_size=ranks))
+
+    @property
+    def alone(self) -> bool:
+        """Whether this is one process, which starts others."""
+        return self.launch.world_size == 1
+
+    def children(self, settings: DictConfig, at_once: int, device: str) -> Children:
+        """What runs so many jobs at once."""
+        gpus = [] if device == "cpu" or at_once * settings.ranks == 1 else gpus_here(os.environ)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return Children(self.options, shares(at_once, settings.ranks, os.environ, gpus, cores), settings.ranks)
+
+    def refuse(self, job: Job) -> None:
+        """A job whose configuration is wrong: one line, and the next one's turn."""
+        signals.say(f"error: {job.name}: {job.error}")
+        self.failures[job.number], self.known[job.number] = 2, FAILED
+
+    def ended(self, job: Job, status: int) -> None:
+        """A job's process has ended."""
+        if status:
+            self.failures[job.number] = status
+            if status not in signals.STATUS.values():
+                self.known[job.number] = FAILED
+        self.write()
+
+    def write(self) -> None:
+        """The table, by whoever writes for all."""
+        if self.launch.rank == 0 and self.folder is not None and self.jobs:
+            self.rows = write(self.folder, self.jobs, self.known)
+
+    def finish(self) -> int:
+        """Say how all went; the exit status is that of the first job that failed."""
+        self.write()
+        if self.launch.rank == 0 and self.rows:
+            print(f"\n{table(self.rows)}\n\nsummary: {self.folder}/summary.csv", flush=True)
+        if not self.failures:
+            return 0
+        failed = sorted(self.failures)
+        numbers = ", ".join(f"job {number}" for number in failed)
+        signals.say(f"{len(failed)} of {len(self.jobs)} jobs failed: {numbers}; the same command goes on with what is not finished")
+        return self.failures[failed[0]]
+
+
+class Local(Launcher):
+    """`hydra/launcher=local`."""
+
+    whole: Sweep  # set where this is registered
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.context, self.task, self.master = hydra_context, task_function, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Check all jobs first, then run them."""
+        whole, sweeper = self.whole, self.master.hydra.sweeper
+        self._refuse_nothing()
+        jobs = [whole.plan(self.context, self.master, given, initial_job_idx + number) for number, given in enumerate(job_overrides, 1)]
+        settings = settings_of(jobs)
+        whole.jobs += jobs
+        whole.folder = Path(self.master.hydra.sweep.dir)
+        chosen = jobs
+        if settings.only is not None:
+            if sweeper._target_ != BASIC or sweeper.max_batch_size is not None:
+                raise ConfigError(f"sweep.only={settings.only}: this sweeper decides on jobs as it goes; leave it out")
+            if settings.only > len(jobs):
+                raise ConfigError(f"sweep.only={settings.only}: the sweep has {len(jobs)} job{'s' if len(jobs) > 1 else ''}")
+            chosen = [jobs[settings.only - 1]]
+        if whole.alone:
+            self._run_children(chosen, settings)
+        values = {job.number: result_in(job.directory).last for job in chosen} if whole.alone else self._run_here(chosen, settings)
+        status = whole.failures if sweeper._target_ != BASIC else {}  # which would end the sweep at the first that failed
+        return [job.returned(values[job.number], status.get(job.number, 0)) for job in chosen]
+
+    def _refuse_nothing(self) -> None:
+        given: Any = OmegaConf.to_container(self.master.hydra.overrides.task)  # as it stands: jobs alone can fill in what Hydra knows
+        if self.master.hydra.sweeper._target_ == BASIC and not self.master.hydra.sweeper.params and not swept(given):
+            raise ConfigError("-m: no key has several values; give some, as seed=0,1,2 (or one, as 'seed=choice(0)'), or remove -m")
+
+    def _run_children(self, jobs: Sequence[Job], settings: DictConfig) -> None:
+        whole = self.whole
+        for job in jobs:
+            if job.error:
+                whole.refuse(job)
+        right = [job for job in jobs if not job.error]
+        whole.write()
+        if not right:
+            return
+        children = whole.children(settings, min(settings.jobs, len(right)), right[0].config.device)  # type: ignore[union-attr]
+        titles, left = dict(zip((job.number for job in whole.jobs), differing(whole.jobs), strict=True)), list(right)
+
+        def following() -> Job | None:
+            if not left or (whole.failures and settings.on_error == "stop"):
+                return None
+            job = left.pop(0)
+            print(f"{job.name} of {len(whole.jobs)}: {titles[job.number]}", flush=True)
+            return job
+
+        children.run(following, whole.ended)
+        if left:
+            signals.say(f"sweep.on_error=stop: {len(left)} jobs were not started")
+
+    def _run_here(self, jobs: Sequence[Job], settings: DictConfig) -> dict[int, Any]:
+        """All ranks run each job together, and fail together."""
+        whole = self.whole
+        for key in ("jobs", "ranks"):
+            if settings[key] > 1:
+                raise ConfigError(
+                    f"sweep.{key}={settings[key]}: {whole.launch.world_size} ranks run jobs together; start one process for that"
+                )
+        if wrong := next((job for job in jobs if job.error), None):
+            raise ConfigError(wrong.error)
+        values = {}
+        for job in jobs:
+            try:
+                done = run_job(self.task, job.composed, "hydra.sweep.dir", "hydra.sweep.subdir", self.context)
+                values[job.number] = done.return_value
+            except SystemExit:
+                if whole.launch.rank == 0 and len(jobs) > 1:
+                    signals.say(f"the sweep ends with {job.name} of {len(whole.jobs)}; the same command goes on with it")
+                raise
+            finally:
+                whole.write()
+        whole.finish()
+        return values

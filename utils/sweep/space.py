@@ -1,0 +1,75 @@
+"""What Optuna may choose from, as Hydra's own syntax says it: `interval(1e-4,1e-2)`, `tag(log,…)`, `int(…)`, `range(…)`, `a,b,c`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+
+from utils.errors import ConfigError
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+
+@dataclass(frozen=True)
+class Space:
+    """The keys that a sweep is about, and the overrides that all its jobs share."""
+
+    distributions: Mapping[str, BaseDistribution]
+    shared: Sequence[str]
+
+    def overrides(self, values: Mapping[str, Any]) -> list[str]:
+        """Those of one job. Of choices the values are texts as overrides have them."""
+        return [
+            *self.shared,
+            *(f"{key}={values[key] if isinstance(values[key], str) else repr(values[key])}" for key in self.distributions),
+        ]
+
+    def corner(self, end: int) -> list[str]:
+        """A job with the first (0) or the last (-1) of all values."""
+        ends: dict[str, Any] = {}
+        for key, found in self.distributions.items():
+            ends[key] = found.choices[end] if hasattr(found, "choices") else (found.low, found.high)[end]  # type: ignore[attr-defined]
+        return self.overrides(ends)
+
+
+def space_of(arguments: Sequence[str], loader: ConfigLoader) -> Space:
+    """From the command line."""
+    distributions, shared = {}, []
+    for override in OverridesParser.create(config_loader=loader).parse_overrides(list(arguments)):
+        key = override.get_key_element()
+        if override.is_sweep_override():
+            try:
+                distributions[key] = _distribution(override)
+            except ValueError as error:  # as Optuna words it
+                raise ConfigError(f"{override.input_line}: {' '.join(str(error).split())}") from None
+        else:
+            shared.append(str(override.input_line))
+    if not distributions:
+        raise ConfigError("hydra/sweeper=optuna: no key to choose values for; give some, as 'lr=tag(log,interval(1e-4,1e-2))' seed=0,1")
+    return Space(distributions, shared)
+
+
+def _distribution(override: Override) -> BaseDistribution:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    value: Any = override.value()
+    log = "log" in getattr(value, "tags", ())
+    if isinstance(value, IntervalSweep):
+        assert value.start is not None
+        assert value.end is not None
+        if isinstance(value.start, int) and isinstance(value.end, int):
+            return IntDistribution(value.start, value.end, log=log)
+        return FloatDistribution(value.start, value.end, log=log)
+    if isinstance(value, RangeSweep) and not value.shuffle and value.step > 0:
+        numbers: list[Any] = list(value.range())  # the end is not one of them
+        if numbers and isinstance(numbers[0], int):
+            return IntDistribution(numbers[0], numbers[-1], log=log, step=int(value.step))
+        if numbers:
+            return FloatDistribution(float(numbers[0]), float(numbers[-1]), step=float(value.step))
+    return CategoricalDistribution(list(override.sweep_string_iterator()))

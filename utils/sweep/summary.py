@@ -1,0 +1,95 @@
+"""The table of a sweep: `summary.csv`, and the same for people, the best first.
+
+It follows from the jobs and their run directories alone, so that each task of a job array can write it whole.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.errors import brief
+from utils.files import read_text, write_whole
+from utils.ranks import signals
+from utils.rundir.progress import duration
+from utils.sweep.jobs import Job, differing
+from utils.sweep.results import Result, result_in, state_in
+
+FILE = "summary.csv"
+FAILED, WAITING = "failed", "waiting"
+COLUMNS = ("job", "overrides", "state", "metric", "value", "best", "steps", "seconds", "directory")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One job."""
+
+    job: Job
+    overrides: str  # those by which jobs differ
+    state: str
+    result: Result
+
+    def cells(self) -> list[str]:
+        """As the file has them: in the order of COLUMNS, empty where nothing is known."""
+        result = self.result
+        numbers = [result.last, result.best, result.step, round(result.seconds, 1) if result.step is not None else None]
+        shown = ["" if number is None else repr(number) for number in numbers]
+        return [str(self.job.number), self.overrides, self.state, result.metric, *shown, str(self.job.directory or "")]
+
+
+def rows_of(jobs: Sequence[Job], known: Mapping[int, str], before: Mapping[str, str]) -> list[Row]:
+    """What there is to say of each; `known` is how jobs ended where their directories do not tell, here or (`before`) elsewhere."""
+    found = []
+    for job, overrides in zip(jobs, differing(jobs), strict=True):
+        state = known.get(job.number) or state_in(job.directory)
+        if not state:  # it has not come so far as to have a directory
+            state = FAILED if job.error or before.get(str(job.number)) == FAILED else WAITING
+        found.append(Row(job, overrides, state, result_in(job.directory)))
+    return found
+
+
+def write(folder: Path, jobs: Sequence[Job], known: Mapping[int, str]) -> list[Row]:
+    """Write the file anew."""
+    rows = rows_of(jobs, known, _states(folder / FILE))
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *(row.cells() for row in rows)])
+    aside = folder / f".{socket.gethostname()}-{os.getpid()}.csv"  # its own: tasks of a job array write at once
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(aside, text.getvalue())
+        os.replace(aside, folder / FILE)
+    except OSError as error:
+        signals.say(f"{folder / FILE} cannot be written ({brief(error)}); the sweep goes on")
+    return rows
+
+
+def table(rows: Sequence[Row]) -> str:
+    """For people, the best first; what has no value comes last."""
+    metrics = {row.result.metric for row in rows if row.result.metric}
+
+    def rank(row: Row) -> tuple[bool, float, int]:
+        value = row.result.last
+        return value is None, 0.0 if value is None else value if row.result.lower else -value, row.job.number
+
+    title = metrics.pop() if len(metrics) == 1 else "value"
+    lines = [["job", "overrides", "state", title, "best", "steps", "time", "directory"]]
+    for row in sorted(rows, key=rank):
+        result = row.result
+        values = ["" if value is None else f"{value:.6g}" for value in (result.last, result.best)]
+        steps = ["" if result.step is None else f"{result.step:,}", "" if result.step is None else duration(result.seconds)]
+        lines.append([str(row.job.number), row.overrides, row.state, *values, *steps, str(row.job.directory or row.job.error)])
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]) - 1)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, [*widths, 0], strict=True)).rstrip() for line in lines)
+
+
+def _states(path: Path) -> dict[str, str]:
+    """As another process has written it."""
+    try:
+        return {row.get("job", ""): row.get("state", "") for row in csv.DictReader(io.StringIO(read_text(path)))}
+    except (OSError, ValueError, csv.Error):
+        return {}
