@@ -42,7 +42,8 @@ gpu:
 # What `make gpu` finds beside it on a machine without a network: all of the lock file but what comes with torch or serves
 # developing, and what is too large to travel (datasets wants pyarrow and pandas). For Python 3.12 on x86-64 Linux.
 LEFT_OUT := torch|filelock|sympy|mpmath|networkx|Jinja2|MarkupSafe|numpy|pandas|pyarrow|scipy|scikit-learn|joblib|threadpoolctl|narwhals|\
-transformers|regex|rich|typer|shellingham|markdown-it-py|mdurl|annotated-doc|mypy|mypy_extensions|librt|ast_serialize|pathspec|ruff|pytest-xdist|execnet
+transformers|regex|rich|typer|shellingham|markdown-it-py|mdurl|annotated-doc|mypy|mypy_extensions|librt|ast_serialize|pathspec|ruff|pytest-xdist|execnet|\
+optuna|alembic|colorlog|Mako|SQLAlchemy
 LINUX := $(addprefix --platform manylinux,_2_28_x86_64 _2_27_x86_64 _2_17_x86_64 2014_x86_64 1_x86_64)
 wheels: .venv/ready
 	rm -rf wheels

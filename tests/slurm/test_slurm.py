@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import shutil
 import sys
@@ -141,17 +142,27 @@ def test_torchrun_starts_the_ranks_of_both_nodes_again_when_one_is_killed(slurm:
     assert digest(folder) == alone
 
 
-def test_an_array_sweeps_and_one_job_that_fails_is_not_queued_again(slurm: Cluster, tmp_path: Path, folder: Path) -> None:
+@pytest.mark.parametrize("by", ["line", "number"])
+def test_an_array_sweeps_and_one_job_that_fails_is_not_queued_again(by: str, slurm: Cluster, tmp_path: Path, folder: Path) -> None:
     lines = tmp_path / "sweep.txt"
     lines.write_text("seed=1\nseed=2 lr=-1\nseed=3 'arch.forward_dtype=float32'\n")
-    fixed = [*RUN, "max_steps=3", f"hydra.sweep.dir={tmp_path}/sweep", f"checkpoint_path={tmp_path}/runs/${{seed}}"]
-    job = slurm.submit("--array=1-3", "launch/sweep.slurm", str(lines), *fixed)
+    sweep = [str(lines)] if by == "line" else ["lr=1e-2,-1,2e-2"]
+    fixed = [
+        *(key for key in RUN if not key.startswith("lr=")),
+        "max_steps=3",
+        f"hydra.sweep.dir={tmp_path}/sweep",
+        f"project_name={tmp_path.name}",
+    ]
+    job = slurm.submit("--array=1-3", "launch/sweep.slurm", *sweep, *fixed, f"checkpoint_path={tmp_path}/runs/${{seed}}-${{lr}}")
     states = [slurm.ended(f"{job}_{task}") for task in (1, 2, 3)]
     logs = [(slurm.logs / f"{job}-{task}.log").read_text() for task in (1, 2, 3)]
     assert states == ["COMPLETED", "FAILED", "COMPLETED"], logs
     assert "lr=-1" in logs[1]
     assert "; not queued again" in logs[1]
-    assert [status(tmp_path / "runs" / seed)["state"] for seed in "13"] == ["finished", "finished"]
+    assert [status(path)["state"] for path in (tmp_path / "runs").iterdir()] == ["finished", "finished"]
+    if by == "number":  # a line is a sweep of its own
+        with open(tmp_path / "sweep" / "summary.csv") as file:
+            assert sorted(row["state"] for row in csv.DictReader(file)) == ["failed", "finished", "finished"]
 
 
 def test_a_chain_goes_on_until_the_run_is_finished_and_ends_there(slurm: Cluster, alone: str, folder: Path) -> None:

@@ -95,9 +95,10 @@ class Local(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Check all jobs first, then run them."""
         whole, sweeper = self.whole, self.master.hydra.sweeper
-        self._refuse_nothing()
         jobs = [whole.plan(self.context, self.master, given, initial_job_idx + number) for number, given in enumerate(job_overrides, 1)]
         settings = settings_of(jobs)
+        if settings.only is None:  # a task of a job array may have a line of its own
+            self._refuse_nothing()
         whole.jobs += jobs
         whole.folder = Path(self.master.hydra.sweep.dir)
         chosen = jobs
