@@ -37,6 +37,7 @@ from utils.command import cli
 from utils.ranks import signals
 from utils.ranks.launchers import detect
 from utils.rundir import wandb_log
+from utils.sweep import entry
 
 PLACES: dict[str, tuple[Any, str]] = {
     "objective": (ActObjective, "forward"),
@@ -66,7 +67,7 @@ def main() -> None:
     if "FAULT_LATE" in os.environ:
         verdicts.LAG["cpu"] = 1
     sys.argv = ["pretrain.py", *arguments]
-    cli.check(sys.argv, reader.config_in)
+    cli.check(sys.argv, reader.config_in, entry.sweep)
     pretrain.main()
 
 

@@ -50,11 +50,12 @@ def test_help_that_nobody_reads_to_its_end_is_no_error() -> None:
 
 def test_signals_are_heard_before_anything_slow_is_loaded() -> None:
     body = [ast.unparse(node) for node in ast.parse((ROOT / "pretrain.py").read_text()).body if not isinstance(node, ast.Expr)]
-    light = ["from __future__ import annotations", "import sys", "from utils.checkpoint import reader", "from utils.command import cli"]
-    assert body[:5] == [*light, "if __name__ == '__main__':\n    cli.check(sys.argv, reader.config_in)"]
+    ours = ["from utils.checkpoint import reader", "from utils.command import cli", "from utils.sweep import entry"]
+    call = "cli.check(sys.argv, reader.config_in, entry.sweep)"
+    assert body[:6] == ["from __future__ import annotations", "import sys", *ours, f"if __name__ == '__main__':\n    {call}"]
     slow = "sorted({'hydra', 'omegaconf', 'yaml', 'torch', 'numpy'} & sys.modules.keys())"
-    code = "import os, sys; from utils.checkpoint import reader; from utils.command import cli; from utils.ranks import signals\n"
-    code += f"signals.install = lambda *_: (print({slow}, flush=True), os._exit(0))\ncli.check(['pretrain.py'], reader.config_in)"
+    code = "\n".join(["import os, sys", *ours, "from utils.ranks import signals"])
+    code += f"\nsignals.install = lambda *_: (print({slow}, flush=True), os._exit(0))\n{call}"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

@@ -24,6 +24,7 @@ from tests.ranks import ROOT
 from utils.checkpoint import reader
 from utils.command import cli
 from utils.measure import hardware
+from utils.sweep import entry
 
 WARM, TIMED, KERNELS = 6, 30, 12
 LIMIT_S = 60.0  # fewer are timed where steps are long
@@ -130,7 +131,7 @@ def main() -> None:
     file, *arguments = sys.argv[1:]
     pretrain.train_step = Measured(pretrain.train_step, Path(file))
     sys.argv = ["pretrain.py", *arguments]
-    cli.check(sys.argv, reader.config_in)
+    cli.check(sys.argv, reader.config_in, entry.sweep)
     pretrain.main()
 
 

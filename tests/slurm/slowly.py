@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
 import pretrain
 from models.objectives.act import ActObjective
+from utils.checkpoint import reader
 from utils.command import cli
+from utils.sweep import entry
 
 PAUSE_S = 0.2  # per shard, where exact=true goes through them one by one
 
@@ -25,9 +28,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    import sys
-
-    from utils.checkpoint import reader
-
-    cli.check(sys.argv, reader.config_in)
+    cli.check(sys.argv, reader.config_in, entry.sweep)
     main()
