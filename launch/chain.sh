@@ -11,11 +11,11 @@ shift
 
 CHAIN=lockstep-chain-$(date +%m%d-%H%M%S)-$$ # by its name the jobs find each other
 export CHAIN
-after=()
+trap 'echo "all of them: scancel --name=$CHAIN" >&2' EXIT
+after=
 for ((i = 1; i <= number; i++)); do
-  job=$(sbatch --parsable --no-requeue --job-name="$CHAIN" "${after[@]}" "$@")
+  job=$(sbatch --parsable --no-requeue ${after:+"--dependency=afterany$after"} --job-name="$CHAIN" "$@")
   job=${job%%;*} # with several clusters: job;cluster
   echo "$job"
-  after=("--dependency=afterany:$job")
+  after+=:$job # all of them: who cancels one that waits does not set free the one behind it
 done
-echo "all of them: scancel --name=$CHAIN" >&2

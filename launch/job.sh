@@ -8,10 +8,11 @@ export LOCKSTEP_STATUS=$PWD/.lockstep-$job.json # torchrun and mpirun lose exit 
 
 to_its_end() {
   rm -f "$LOCKSTEP_STATUS"
+  local command='' status late
+  trap 'kill -USR1 $command 2>/dev/null' USR1 # time is nearly over, or other jobs go first: save, to be queued again
+  trap 'kill -TERM $command 2>/dev/null' TERM # save, and that is all
   "$@" & # in the background: bash heeds a signal only while it waits
-  local command=$! status late
-  trap 'kill -USR1 '$command' 2>/dev/null' USR1 # time is nearly over, or other jobs go first: save, to be queued again
-  trap 'kill -TERM '$command' 2>/dev/null' TERM # save, and that is all
+  command=$!
   while wait $command; status=$?; kill -0 $command 2>/dev/null; do :; done # each signal cuts `wait` short
   wait $command; late=$?
   [ $late = 127 ] || status=$late # it ended between a signal and the question whether it lives
@@ -26,7 +27,9 @@ conclude() {
   reason=$(sed -n 's/^ *"reason": "\(.*\)",$/\1/p' "$LOCKSTEP_STATUS" 2>/dev/null)
   if asks_for_more || { [ "$1" != 0 ] && preempted; }; then
     rm -f "$LOCKSTEP_STATUS"
-    if [ -n "${CHAIN:-}" ]; then
+    if [ -n "${CHAIN:-}" ] && [ -z "$(squeue --noheader --states=PENDING --name="$CHAIN")" ]; then
+      echo "job $job: ${reason:-interrupted}; it was the last job of the chain: begin another one with the same line"
+    elif [ -n "${CHAIN:-}" ]; then
       echo "job $job: ${reason:-interrupted}; the next job of $CHAIN goes on"
     elif scontrol requeue "$job"; then
       echo "job $job: ${reason:-interrupted}; queued again, to start in about two minutes; at once: scontrol update JobId=$job StartTime=now"

@@ -13,6 +13,7 @@ else
 fi
 ranks=${RANKS:-$((gpus > 0 ? gpus : 1))}
 [[ $ranks =~ ^[1-9][0-9]*$ ]] || { echo "RANKS=$ranks: must be a number of processes; for example RANKS=2" >&2; exit 2; }
+[[ ${RESTARTS:-0} =~ ^[0-9]+$ ]] || { echo "RESTARTS=$RESTARTS: must be a number; for example RESTARTS=3" >&2; exit 2; }
 cores=$(nproc)
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > ranks ? cores / ranks : 1))}
 

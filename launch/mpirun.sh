@@ -13,7 +13,7 @@ ranks=${RANKS:-1}
 command -v "$MPIRUN" >/dev/null || { echo "MPIRUN=$MPIRUN: is not there; install Open MPI or MPICH, or load its module" >&2; exit 2; }
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
-kind=$("$MPIRUN" --version 2>&1)
+kind=$("$MPIRUN" --version 2>&1 || true)
 case $kind in
 *"Open MPI"* | *OpenRTE*)
   # ranks share cores as they please, are told of variables by name, and have time to save when they are asked to end
@@ -33,4 +33,4 @@ case $kind in
   ;;
 *) echo "MPIRUN=$MPIRUN: is neither Open MPI nor MPICH" >&2; exit 2 ;;
 esac
-exec "$MPIRUN" "${options[@]}" -n "$ranks" "$PYTHON" "$root/pretrain.py" "$@"
+exec "$MPIRUN" ${options[@]+"${options[@]}"} -n "$ranks" "$PYTHON" "$root/pretrain.py" "$@"

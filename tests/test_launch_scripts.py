@@ -49,6 +49,8 @@ def test_scripts_are_short_and_say_how_they_are_called(path: Path) -> None:
         ("mpirun.sh", {"RANKS": "two"}, "RANKS=two: must be a number of processes"),
         ("mpirun.sh", {"MPIRUN": "nompi"}, "MPIRUN=nompi: is not there"),
         ("mpirun.sh", {"MPIRUN": "true"}, "MPIRUN=true: is neither Open MPI nor MPICH"),
+        ("mpirun.sh", {"MPIRUN": "false"}, "MPIRUN=false: is neither Open MPI nor MPICH"),
+        ("local.sh", {"RESTARTS": "some"}, "RESTARTS=some: must be a number"),
         ("chain.sh", {}, "how many jobs?"),
         ("local.sh", {"RANKS": "1"}, "learning_rate=1: unknown key"),
     ],

@@ -1,6 +1,6 @@
 """Weak and strong scaling over ranks, next to what the machine's cores allow, and a prediction for many GPUs.
 
-    python -m tests.bench.bench_scaling --ranks 1 2 4 --rounds 9 --larger 2
+    python -m tests.bench.bench_scaling --ranks 2 4 --rounds 9 --larger 2
 
 Every rank takes real training steps in turns together with the others and alone, side by side with them: the second is the bound, because
 nobody is waited for. One rank's row shows how far the machine's noise goes. The same share of CPU time is disturbed less by other
@@ -207,7 +207,7 @@ def main() -> None:
         one = measured(net, 1, asked)["weak"]
         lines[net] = Timeline(**one["timeline"])
         show(net, 1, "", one, one["alone_s"], one["share"])
-        for ranks in asked.ranks:
+        for ranks in sorted({*asked.ranks} - {1}):
             found = measured(net, ranks, asked)
             for kind in ("weak", "strong"):
                 show(net, ranks, kind, found[kind], one["alone_s"], one["share"])

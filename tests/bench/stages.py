@@ -95,6 +95,7 @@ def run(commands: Sequence[Sequence[str]], log: Path) -> str:
     env = {"OMP_NUM_THREADS": "1"} | os.environ
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a") as said:
+        before = said.tell()
         # Sessions of their own: Ctrl-C would reach every rank from the terminal, and again from its launcher
         started = [subprocess.Popen(one, cwd=ROOT, env=env, stdout=said, stderr=said, start_new_session=True) for one in commands]
         try:
@@ -106,7 +107,7 @@ def run(commands: Sequence[Sequence[str]], log: Path) -> str:
         raise KeyboardInterrupt
     if not any(statuses):
         return ""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line.strip() for line in log.read_bytes()[before:].decode(errors="replace").splitlines() if line.strip()]
     return next((line for line in reversed(lines) if line.startswith("error:")), lines[-1] if lines else "it said nothing")
 
 

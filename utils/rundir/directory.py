@@ -175,7 +175,9 @@ class RunDirectory:
         evaluation, of which nothing is saved, takes longer than it may.
         """
         again = signum == signal.SIGUSR1 and step > self._began and not self._evaluates
-        what = "to be run again" if again else "no step since it began, so not to be run again" if signum == signal.SIGUSR1 else "stopped"
+        what = "to be run again" if again else "stopped"
+        if signum == signal.SIGUSR1 and not self._evaluates and not again:
+            what = "no step since it began, so not to be run again"
         message = f"{signal.Signals(signum).name} after step {step:,}: {what}; {hint}"
         self.mark("requeue" if again else "stopped", message, step, STATUS[signum])
         self.close(hurry=True)
