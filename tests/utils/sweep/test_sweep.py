@@ -174,7 +174,7 @@ def test_a_batch_script_reads_how_the_sweep_ended(
     ("state", "status", "evaluates", "since", "further"),
     [
         ("finished", 0, False, 1, True), ("requeue", 138, False, 1, True), ("stopped", 0, False, 1, True),
-        ("finished", 0, False, -1, False), ("stopped", 143, False, 1, False), ("failed", 1, False, 1, False), ("finished", 0, True, 1, False),
+        ("finished", 0, False, -1, False), ("stopped", 143, False, 1, False), ("finished", 0, True, 1, False),
     ],
 )  # fmt: skip
 def test_a_job_that_was_finished_before_is_no_progress(
