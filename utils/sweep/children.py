@@ -9,24 +9,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import IO, Any
 
 from utils.errors import ConfigError, Stopped, visible
-from utils.files import read_row
 from utils.ranks import signals
 from utils.ranks.launchers import FAMILIES
-from utils.rundir.status import FILE, FINAL
+from utils.rundir.status import COPY, FINAL
 from utils.sweep.jobs import Job, command
 
 LOOK_S = 0.1
 PATIENCE_S = 30.0  # for children whose sweep fails itself
 PR_SET_PDEATHSIG = 1
 NUMBERED = {family.rank for family in FAMILIES.values()}  # by these a child of one rank of a launcher would take itself for that rank
-MEETING = {"MASTER_ADDR", "MASTER_PORT"}
+NOT_THEIRS = {"MASTER_ADDR", "MASTER_PORT", COPY}  # how all ended is for the sweep to say
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Child:
     job: Job
     process: subprocess.Popen[bytes]
     place: int
-    began: float
+    asked: int = 0  # the first signal that was handed on to it
     unfinished: dict[int, bytes] = field(default_factory=dict)  # the beginning of a line, by file descriptor
 
 
@@ -47,38 +47,40 @@ class Children:
         """A share of the machine for each of those that run at once: variables of their environment."""
         self._options, self._shares, self._ranks = options, shares, ranks
         self._running: list[Child] = []
-        self._handed_on = 0
         self._pipes = selectors.DefaultSelector()
 
     def run(
-        self, following: Callable[[], Job | None], ended: Callable[[Job, int], None], bad: Callable[[Job], bool] = lambda job: False
+        self,
+        following: Callable[[Collection[Path | None]], Job | None],
+        ended: Callable[[Job, int], None],
+        bad: Callable[[Job], bool] = lambda job: False,
     ) -> None:
-        """`following` gives jobs, `ended` hears their exit statuses, `bad` tells of one that runs whether to stop it."""
+        """`following` gives jobs whose directories are not busy, `ended` hears their exit statuses, `bad` tells whether to stop one."""
         signals.install(1, self._killed_too)  # rank 1's do not speak: children say what they do
         signals.defer()
-        waiting: Job | None = None
-        asked_to_end: set[int] = set()
+        handed_on = False
         try:
             while True:
                 if not signals.asked():
-                    while len(self._running) < len(self._shares) and (waiting := waiting or following()) is not None:
-                        if waiting.directory in {child.job.directory for child in self._running}:
-                            break  # the same run; its turn comes when that has ended
-                        self._start(waiting)
-                        waiting = None
-                elif not self._handed_on:
-                    self._handed_on = signals.asked()
-                    self.ask(self._handed_on)
+                    while len(self._running) < len(self._shares):
+                        job = following({child.job.directory for child in self._running})
+                        if job is None:
+                            break
+                        self._start(job)
+                elif not handed_on:
+                    handed_on = True
+                    self.ask(signals.asked())
                 if not self._running:
                     break
                 self._listen()
                 for child in list(self._running):
-                    if child.process.poll() is not None:
+                    over = child.process.poll() is not None
+                    child.job.locate(child.process.pid if self._ranks == 1 else None)
+                    if over:
                         self._end(child)
                         ended(child.job, self._status(child))
-                    elif child.job.number not in asked_to_end and not signals.asked() and bad(child.job):
-                        asked_to_end.add(child.job.number)
-                        child.process.send_signal(signal.SIGTERM)
+                    elif not child.asked and not signals.asked() and bad(child.job):
+                        _ask(child, signal.SIGTERM)
         finally:
             self._stop_all()
         if signum := signals.asked():
@@ -87,16 +89,17 @@ class Children:
     def ask(self, signum: int) -> None:
         """Hand a signal on."""
         for child in self._running:
-            child.process.send_signal(signum)
+            _ask(child, signum)
 
     def _start(self, job: Job) -> None:
-        environment = {key: value for key, value in os.environ.items() if key not in NUMBERED | MEETING} | {**self._free_share()[1]}
+        environment = {key: value for key, value in os.environ.items() if key not in NUMBERED | NOT_THEIRS} | {**self._free_share()[1]}
+        job.begun, job.mine = time.time(), None
         apart = subprocess.PIPE if len(self._shares) > 1 else None
         process = subprocess.Popen(
             command(self._options, job, self._ranks), env=environment, stdin=subprocess.DEVNULL, stdout=apart, stderr=apart,
             start_new_session=True, preexec_fn=_with_parent(),
         )  # fmt: skip
-        child = Child(job, process, self._free_share()[0], time.time())
+        child = Child(job, process, self._free_share()[0])
         self._running.append(child)
         for stream, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             if stream is not None:
@@ -136,15 +139,16 @@ class Children:
                 key.fileobj.close()  # type: ignore[union-attr]
 
     def _status(self, child: Child) -> int:
-        """The exit status as a run gives it; torchrun loses that of its ranks."""
-        status = child.process.returncode
-        if status < 0:
-            _say(sys.stderr, f"{child.job.name} was killed by {signal.Signals(-status).name}")
-            return 1
-        row = read_row(child.job.directory / FILE) if child.job.directory else {}
-        told = row.get("exit_status")
-        if self._ranks > 1 and status and row.get("state") in FINAL and row.get("heartbeat", 0) > child.began and isinstance(told, int):
+        """The exit status as a run gives it; torchrun loses that of its ranks, and a run that does not listen yet is killed by a signal."""
+        status, row = child.process.returncode, child.job.told()
+        told, asked = row.get("exit_status"), child.asked or signals.asked()  # Slurm signals jobs and sweep at once
+        if self._ranks > 1 and status and row.get("state") in FINAL and isinstance(told, int):
             return told or status
+        if status and asked and row.get("state") != "failed":
+            return signals.STATUS[asked]
+        if status < 0:
+            _say(sys.stderr, f"{child.job.name} was killed by {_name(-status)}")
+            return 1
         return status
 
     def _stop_all(self) -> None:
@@ -192,6 +196,15 @@ def gpus_here(environment: Mapping[str, str]) -> list[str]:
 def _with_parent() -> Callable[[], object] | None:
     """In a child: a sweep that is killed leaves none behind; they save and end."""
     return partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGTERM) if sys.platform == "linux" else None
+
+
+def _ask(child: Child, signum: int) -> None:
+    child.asked = child.asked or signum
+    child.process.send_signal(signum)
+
+
+def _name(signum: int) -> str:
+    return signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
 
 
 def _ready(stream: Any) -> bool:

@@ -50,8 +50,14 @@ def sweep(arguments: Sequence[str], launch: Launch) -> None:
         raise ConfigError(f"{LAUNCHER}: stands in a file, where it is read too late; give it on the command line")
 
     task.__module__ = "pretrain"  # by which Hydra calls the program
-    hydra.main(config_path=str(CONF), config_name="pretrain", version_base="1.3")(task)()
-    cli.leave(whole.finish())
+    try:
+        hydra.main(config_path=str(CONF), config_name="pretrain", version_base="1.3")(task)()
+        status = whole.finish()
+    except Exception as error:
+        whole.conclude(error)
+        raise
+    whole.conclude(None, status)
+    cli.leave(status)
 
 
 def folder_name(overrides: Sequence[str]) -> str:

@@ -22,9 +22,10 @@ from utils.command import cli
 from utils.command.adopted import CHOICES, written
 from utils.command.config import check_keys
 from utils.command.keys import CONF, read
-from utils.errors import ConfigError, RunError
-from utils.files import ROOT
+from utils.errors import ConfigError, RunError, short
+from utils.files import ROOT, read_row
 from utils.ranks.launchers import Launch
+from utils.rundir.status import FILE
 
 SETTINGS = "sweep"  # the keys that say how the sweep is run
 EVALUATION = "-evaluation"
@@ -40,6 +41,9 @@ class Job:
     raw: DictConfig  # without it
     config: DictConfig | None
     error: str = ""
+    about: str = ""  # what to call it, where that does not follow from how jobs differ
+    begun: float = 0.0  # when this process started it
+    mine: Path | None = None  # of an evaluation that this process has started: where it is
 
     @property
     def name(self) -> str:
@@ -47,17 +51,37 @@ class Job:
 
     @property
     def directory(self) -> Path | None:
-        """Where the run lies; of evaluations, which never share a directory, the last."""
+        """Where the run lies; of evaluations, which never share a directory, the one begun here, or else the last."""
         if self.config is None:
             return None
-        first = Path(self.config.checkpoint_path)
         if not self.config.eval_only:
-            return first
-        numbers = [1]
+            return Path(self.config.checkpoint_path)
+        return self.mine if self.begun else self._evaluations()[-1]
+
+    def _evaluations(self) -> list[Path]:
+        assert self.config is not None
+        first, numbers = Path(self.config.checkpoint_path), []
         for path in first.parent.glob(f"{glob.escape(first.name)}-*"):
             with suppress(ValueError):
                 numbers.append(int(path.name.removeprefix(f"{first.name}-")))
-        return first if max(numbers) == 1 else first.with_name(f"{first.name}-{max(numbers)}")
+        return [first, *(first.with_name(f"{first.name}-{number}") for number in sorted(numbers))]
+
+    def locate(self, pid: int | None) -> None:
+        """Find the directory of an evaluation that has begun, as this process if it has no others."""
+        if self.mine is None and self.config is not None and self.config.eval_only:
+            for path in self._evaluations():
+                row = self._told(path)
+                if row and pid in (None, row.get("pid")):
+                    self.mine = path
+
+    def told(self) -> dict[str, Any]:
+        """What its status.json says since it was started here."""
+        return self._told(self.directory) if self.directory else {}
+
+    def _told(self, directory: Path) -> dict[str, Any]:
+        row = read_row(directory / FILE)
+        beat = row.get("heartbeat")
+        return row if isinstance(beat, int | float) and beat > self.begun > 0 else {}
 
     def arguments(self) -> list[str]:
         """What gives pretrain.py the same run, with the same name, outside of the sweep."""
@@ -106,8 +130,8 @@ def settings_of(jobs: Sequence[Job], any_right: bool = True) -> DictConfig:
     defaults, rules = read(CONF / "pretrain.yaml")
     found: list[Any] = [OmegaConf.to_container(job.raw[SETTINGS], resolve=True) for job in jobs]
     for key, first in found[0].items():
-        if other := next((settings[key] for settings in found if settings[key] != first), None):
-            raise ConfigError(f"{SETTINGS}.{key}={first},{other}: says how all jobs are run, and has one value")
+        if others := [settings[key] for settings in found if settings[key] != first]:
+            raise ConfigError(f"{SETTINGS}.{key}={short(first)},{short(others[0])}: says how all jobs are run, and has one value")
     checked: Any = check_keys({SETTINGS: found[0]}, {SETTINGS: OmegaConf.to_container(defaults[SETTINGS])}, rules)
     return DictConfig(checked[SETTINGS])
 
@@ -132,6 +156,8 @@ def swept(overrides: Sequence[str]) -> bool:
 
 
 def differing(jobs: Sequence[Job]) -> list[str]:
-    """For each job, the overrides by which it differs from others."""
+    """For each job, the overrides by which it differs from others; all of one that differs from none."""
     given = [{key_of(override): override for override in job.overrides} for job in jobs]  # of two for one key the last counts
-    return [" ".join(row[key] for key in row if any(other.get(key) != row[key] for other in given)) for row in given]
+    found = [[row[key] for key in row if any(other.get(key) != row[key] for other in given)] for row in given]
+    own = [[row[key] for key in row if key.partition(".")[0] != SETTINGS] for row in given]
+    return [job.about or " ".join(differ or whole) for job, differ, whole in zip(jobs, found, own, strict=True)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+import signal
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,11 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from utils.errors import ConfigError
+from utils.errors import ConfigError, Stopped, brief
+from utils.files import write_whole
 from utils.ranks import signals
 from utils.ranks.launchers import Launch
+from utils.rundir.status import COPY, FINAL
 from utils.sweep.children import Children, gpus_here, shares
 from utils.sweep.jobs import SETTINGS, Job, differing, prepare, settings_of, swept
 from utils.sweep.results import result_in
@@ -35,6 +39,7 @@ class Sweep:
     failures: dict[int, int] = field(default_factory=dict)  # exit statuses
     folder: Path | None = None
     rows: list[Row] = field(default_factory=list)
+    further: list[Job] = field(default_factory=list)  # that came further since the sweep began
 
     def plan(self, context: HydraContext, master: DictConfig, overrides: Sequence[str], number: int) -> Job:
         """A job, composed and checked for as many ranks as it will have."""
@@ -50,6 +55,9 @@ class Sweep:
     def children(self, settings: DictConfig, at_once: int, device: str) -> Children:
         """What runs so many jobs at once."""
         gpus = [] if device == "cpu" or at_once * settings.ranks == 1 else gpus_here(os.environ)
+        if settings.ranks <= len(gpus) < at_once * settings.ranks:
+            most, number = max(1, len(gpus) // settings.ranks), f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}"
+            signals.say(f"sweep.jobs={at_once}: jobs share {number}; with sweep.jobs={most} each would have its own")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return Children(self.options, shares(at_once, settings.ranks, os.environ, gpus, cores), settings.ranks)
 
@@ -60,6 +68,9 @@ class Sweep:
 
     def ended(self, job: Job, status: int) -> None:
         """A job's process has ended."""
+        state = job.told().get("state")
+        if state == "requeue" or (state in FINAL and not status and not job.config.eval_only):  # type: ignore[union-attr]
+            self.further.append(job)  # an evaluation would be done again, and again not in time
         if status:
             self.failures[job.number] = status
             if status not in signals.STATUS.values():
@@ -72,7 +83,7 @@ class Sweep:
             self.rows = write(self.folder, self.jobs, self.known)
 
     def finish(self) -> int:
-        """Say how all went; the exit status is that of the first job that failed."""
+        """Say how all went; the exit status is that of the failed job with the lowest number."""
         self.write()
         if self.launch.rank == 0 and self.rows:
             print(f"\n{table(self.rows)}\n\nsummary: {self.folder}/summary.csv", flush=True)
@@ -82,6 +93,24 @@ class Sweep:
         numbers = ", ".join(f"job {number}" for number in failed)
         signals.say(f"{len(failed)} of {len(self.jobs)} jobs failed: {numbers}; the same command goes on with what is not finished")
         return self.failures[failed[0]]
+
+    def conclude(self, error: Exception | None, status: int = 0) -> None:
+        """Write how the sweep ended into the file of a batch script, if that has named one."""
+        if not (copy := os.environ.get(COPY)):
+            return
+        first = next((job for job in self.jobs if job.number == min(self.failures, default=0)), None)
+        reason = brief(error) if error else (first.error or first.told().get("reason", "")) if first else ""
+        if isinstance(error, Stopped):
+            state, status = "requeue" if error.signum == signal.SIGUSR1 and self.further else "stopped", signals.STATUS[error.signum]
+            if state == "stopped" and error.signum == signal.SIGUSR1:  # it would be queued for ever
+                reason = "SIGUSR1: no job came further, so not to be run again"
+        else:
+            state = "failed" if error or status else "finished"
+            status = 2 if isinstance(error, ConfigError) else 1 if error else status
+        try:
+            write_whole(Path(copy), json.dumps({"state": state, "reason": reason, "exit_status": status}, indent=1) + "\n")
+        except OSError as failure:
+            signals.say(f"{COPY}={copy}: cannot be written ({brief(failure)})")
 
 
 class Local(Launcher):
@@ -131,16 +160,16 @@ class Local(Launcher):
         children = whole.children(settings, min(settings.jobs, len(right)), right[0].config.device)  # type: ignore[union-attr]
         titles, left = dict(zip((job.number for job in whole.jobs), differing(whole.jobs), strict=True)), list(right)
 
-        def following() -> Job | None:
-            if not left or (whole.failures and settings.on_error == "stop"):
-                return None
+        def following(busy: Collection[Path | None]) -> Job | None:
+            if not left or (whole.failures and settings.on_error == "stop") or left[0].directory in busy:
+                return None  # of two jobs that are one run, the second waits
             job = left.pop(0)
             print(f"{job.name} of {len(whole.jobs)}: {titles[job.number]}", flush=True)
             return job
 
         children.run(following, whole.ended)
         if left:
-            signals.say(f"sweep.on_error=stop: {len(left)} jobs were not started")
+            signals.say(f"sweep.on_error=stop: {len(left)} job{' was' if len(left) == 1 else 's were'} not started")
 
     def _run_here(self, jobs: Sequence[Job], settings: DictConfig) -> dict[int, Any]:
         """All ranks run each job together, and fail together."""

@@ -11,6 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from utils.errors import ConfigError
+from utils.sweep.jobs import key_of
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -37,12 +38,35 @@ class Space:
             ends[key] = found.choices[end] if hasattr(found, "choices") else (found.low, found.high)[end]  # type: ignore[attr-defined]
         return self.overrides(ends)
 
+    @property
+    def size(self) -> float:
+        """How many jobs there can be."""
+        size = 1.0
+        for found in self.distributions.values():
+            if hasattr(found, "choices"):
+                size *= len(found.choices)
+            elif not found.single():
+                step = found.step  # type: ignore[attr-defined]
+                size *= round((found.high - found.low) / step) + 1 if step else float("inf")  # type: ignore[attr-defined]
+        return size
+
+    def check_same(self, other: Mapping[str, BaseDistribution], where: str) -> None:
+        """Whether a former trial of the same study was drawn from the same space."""
+        for key in [*self.distributions, *other]:
+            if other.get(key) != self.distributions.get(key):
+                raise ConfigError(f"{key}: the study in {where} draws from another range; give the former, or another hydra.sweep.dir")
+
 
 def space_of(arguments: Sequence[str], loader: ConfigLoader) -> Space:
     """From the command line."""
-    distributions, shared = {}, []
+    distributions: dict[str, BaseDistribution] = {}
+    shared: list[str] = []
+    given: set[str] = set()
     for override in OverridesParser.create(config_loader=loader).parse_overrides(list(arguments)):
         key = override.get_key_element()
+        if (again := key_of(key)) in given and (override.is_sweep_override() or again in map(key_of, distributions)):
+            raise ConfigError(f"{override.input_line}: {again} is given twice, and Optuna draws one value for it; leave one out")
+        given.add(again)
         if override.is_sweep_override():
             try:
                 distributions[key] = _distribution(override)

@@ -9,19 +9,22 @@ import csv
 import io
 import os
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.errors import brief
+from utils.errors import ConfigError, brief
 from utils.files import read_text, write_whole
 from utils.ranks import signals
+from utils.rundir.lock import Lock
 from utils.rundir.progress import duration
 from utils.sweep.jobs import Job, differing
 from utils.sweep.results import Result, result_in, state_in
 
 FILE = "summary.csv"
 FAILED, WAITING = "failed", "waiting"
+PATIENCE_S = 5.0  # for another that writes the table
 COLUMNS = ("job", "overrides", "state", "metric", "value", "best", "steps", "seconds", "directory")
 
 
@@ -42,30 +45,37 @@ class Row:
         return [str(self.job.number), self.overrides, self.state, result.metric, *shown, str(self.job.directory or "")]
 
 
-def rows_of(jobs: Sequence[Job], known: Mapping[int, str], before: Mapping[str, str]) -> list[Row]:
+def rows_of(jobs: Sequence[Job], known: Mapping[int, str], before: Mapping[tuple[str, str], str]) -> list[Row]:
     """What there is to say of each; `known` is how jobs ended where their directories do not tell, here or (`before`) elsewhere."""
     found = []
     for job, overrides in zip(jobs, differing(jobs), strict=True):
         state = known.get(job.number) or state_in(job.directory)
         if not state:  # it has not come so far as to have a directory
-            state = FAILED if job.error or before.get(str(job.number)) == FAILED else WAITING
+            state = FAILED if job.error or before.get((str(job.number), overrides)) == FAILED else WAITING
         found.append(Row(job, overrides, state, result_in(job.directory)))
     return found
 
 
 def write(folder: Path, jobs: Sequence[Job], known: Mapping[int, str]) -> list[Row]:
     """Write the file anew."""
-    rows = rows_of(jobs, known, _states(folder / FILE))
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *(row.cells() for row in rows)])
-    aside = folder / f".{socket.gethostname()}-{os.getpid()}.csv"  # its own: tasks of a job array write at once
+    aside = folder / f".{socket.gethostname()}-{os.getpid()}.csv"  # its own, should there be no locks
+    lock = Lock(folder / FILE)
+    rows: list[Row] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + PATIENCE_S
+        while lock.acquire() and time.monotonic() < deadline:  # what another task of a job array knows must not get lost
+            time.sleep(0.02)
+        rows = rows_of(jobs, known, _states(folder / FILE))
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([COLUMNS, *(row.cells() for row in rows)])
         write_whole(aside, text.getvalue())
         os.replace(aside, folder / FILE)
-    except OSError as error:
+    except (OSError, ConfigError) as error:
         signals.say(f"{folder / FILE} cannot be written ({brief(error)}); the sweep goes on")
-    return rows
+    finally:
+        lock.release()
+    return rows or rows_of(jobs, known, {})
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -87,9 +97,10 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, [*widths, 0], strict=True)).rstrip() for line in lines)
 
 
-def _states(path: Path) -> dict[str, str]:
-    """As another process has written it."""
+def _states(path: Path) -> dict[tuple[str, str], str]:
+    """As another process has written it, by number and overrides: in a folder of the user's choice it may be another sweep's."""
     try:
-        return {row.get("job", ""): row.get("state", "") for row in csv.DictReader(io.StringIO(read_text(path)))}
+        rows = csv.DictReader(io.StringIO(read_text(path)))
+        return {(row.get("job", ""), row.get("overrides", "")): row.get("state", "") for row in rows}
     except (OSError, ValueError, csv.Error):
         return {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +15,13 @@ from omegaconf import DictConfig
 
 from utils.command.config import check_keys
 from utils.command.keys import CONF, read
-from utils.errors import ConfigError
+from utils.errors import ConfigError, RunError, brief
 from utils.ranks import signals
 from utils.rundir.lock import Lock
 from utils.sweep.jobs import Job, settings_of
 from utils.sweep.launcher import Sweep
 from utils.sweep.results import result_in
 from utils.sweep.space import Space, space_of
-from utils.sweep.summary import FAILED
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -44,6 +45,7 @@ class Trials(Sweeper):
         self.trials: dict[int, Trial] = {}  # by the number of their jobs
         self.heard: dict[int, int] = {}  # how many evaluations of each
         self.pruned: set[int] = set()
+        self.exhausted = False  # the space, before there were as many trials as there may be
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.context, self.master = hydra_context, config
@@ -69,53 +71,100 @@ class Trials(Sweeper):
         if other := lock.acquire():
             raise ConfigError(f"{whole.folder}: the same sweep is going on ({other}); it needs no second process")
         try:
-            self.study = optuna.create_study(
-                storage=self.keys["storage"] or f"sqlite:///{whole.folder.absolute()}/study.db", study_name=whole.folder.name,
-                pruner=optuna.pruners.MedianPruner(n_startup_trials=self.keys["prune_after"]), load_if_exists=True,
-            )  # fmt: skip
+            self._open(optuna)
             self._run(settings, corners[0].raw.device)
+        except _errors(optuna) as error:
+            raise RunError(f"{self._where()}: Optuna's storage fails ({_first_line(error)}); the same command goes on") from None
         finally:
             lock.release()
+
+    def _where(self) -> str:
+        return f"{KEYS}.storage={self.keys['storage']}" if self.keys["storage"] else f"{self.whole.folder}/study.db"
+
+    def _open(self, optuna: Any) -> None:
+        """The study of this sweep, new or gone on with."""
+        assert self.whole.folder is not None
+        try:
+            self.study = optuna.create_study(
+                storage=self.keys["storage"] or f"sqlite:///{self.whole.folder.absolute()}/study.db", study_name=self.whole.folder.name,
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=self.keys["prune_after"]), load_if_exists=True,
+            )  # fmt: skip
+            former = self.study.trials
+        except Exception as error:  # of Optuna, of SQLAlchemy, of a database's driver, or that there is none
+            raise ConfigError(f"{self._where()}: cannot be used as a study ({_first_line(error)}); repair it, or give another") from None
+        for trial in former:
+            self.space.check_same(trial.distributions, self._where())
 
     def _run(self, settings: DictConfig, device: str) -> None:
         from optuna.trial import Trial, TrialState
 
         whole = self.whole
-        unfinished = []
+        self.unfinished: list[Job] = []
         for frozen in self.study.trials:
             job = self._job(frozen.params, frozen.number + 1)
             if frozen.state == TrialState.RUNNING:
                 self.trials[job.number] = Trial(self.study, frozen._trial_id)
-                unfinished.append(job)
-            elif frozen.state in (TrialState.PRUNED, TrialState.FAIL):
-                whole.known[job.number] = PRUNED if frozen.state == TrialState.PRUNED else FAILED
-        whole.write()
-
-        def following() -> Job | None:
-            while not (whole.failures and settings.on_error == "stop"):
-                if unfinished:
-                    job = unfinished.pop(0)
-                elif len(whole.jobs) < self.keys["trials"]:
-                    job = self._ask(settings.jobs > 1)
-                else:
-                    break
-                if not job.error:
-                    print(f"trial {job.number} of {self.keys['trials']}: {' '.join(job.overrides[len(self.space.shared) :])}", flush=True)
-                    return job
+                self.unfinished.append(job)
+            elif frozen.state == TrialState.PRUNED:
+                whole.known[job.number] = PRUNED
+            elif frozen.state == TrialState.FAIL:
+                job.error = job.error or "the study has it as failed for good"
                 whole.refuse(job)
-                self.study.tell(self.trials[job.number], state=TrialState.FAIL)
+        whole.write()
+        former = len(whole.failures)
+
+        def following(busy: Collection[Path | None]) -> Job | None:
+            while len(whole.failures) == former or settings.on_error != "stop":
+                if not self.unfinished and not self._ask(settings.jobs > 1):
+                    break
+                if self.unfinished[0].directory in busy:
+                    break  # a repetition waits for what the other gets
+                job = self.unfinished.pop(0)
+                if job.error:
+                    whole.refuse(job)
+                    self.study.tell(self.trials[job.number], state=TrialState.FAIL)
+                elif not self._is_repetition(job):
+                    print(f"trial {job.number} of {self.keys['trials']}: {job.about}", flush=True)
+                    return job
             return None
 
         whole.children(settings, settings.jobs, device).run(following, self._tell, self._is_bad)
+        if self.exhausted:
+            print(f"there are no other values: all {self.space.size:.0f} combinations have had a trial", flush=True)
 
-    def _ask(self, several: bool) -> Job:
-        """A new trial. What it is follows from the seed, its number and the trials before, however often the sweep was stopped."""
+    def _ask(self, several: bool) -> bool:
+        """A new trial, if there is one. What it is follows from the seed, its number and the trials before, not from stops."""
         number = len(self.whole.jobs) + 1
+        if number > self.keys["trials"]:
+            return False
+        if len({job.about for job in self.whole.jobs}) >= self.space.size:
+            self.exhausted = True
+            return False
         seed = np.random.SeedSequence([self.keys["seed"], number]).generate_state(1).item()
         self.study.sampler = self._sampler(seed, several)
         trial = self.study.ask(dict(self.space.distributions))
         self.trials[number] = trial
-        return self._job(trial.params, number)
+        self.unfinished.append(self._job(trial.params, number))
+        return True
+
+    def _is_repetition(self, job: Job) -> bool:
+        """Tell a trial with the values of one that has come to its end what that got."""
+        from optuna.trial import TrialState
+
+        trial = self.trials[job.number]
+        for former in self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
+            if former.params == trial.params:
+                break
+        else:
+            return False
+        for step, value in former.intermediate_values.items():
+            trial.report(value, step)
+        self.study.tell(trial, former.value if former.state == TrialState.COMPLETE else None, state=former.state)
+        if former.state == TrialState.PRUNED:
+            self.whole.known[job.number] = PRUNED
+        print(f"trial {job.number} of {self.keys['trials']}: repeats trial {former.number + 1}, and takes its value", flush=True)
+        self.whole.write()
+        return True
 
     def _sampler(self, seed: int, several: bool) -> BaseSampler:
         from optuna.samplers import RandomSampler, TPESampler
@@ -126,6 +175,7 @@ class Trials(Sweeper):
 
     def _job(self, values: dict[str, Any], number: int) -> Job:
         job = self.whole.plan(self.context, self.master, self.space.overrides(values), number)
+        job.about = " ".join(job.overrides[len(self.space.shared) :])
         self.whole.jobs.append(job)
         return job
 
@@ -145,20 +195,18 @@ class Trials(Sweeper):
         return True
 
     def _tell(self, job: Job, status: int) -> None:
-        """What has come of a trial; one that was interrupted stays open."""
+        """What has come of a trial; one that was interrupted or failed stays open, for the next start."""
         from optuna.trial import TrialState
 
         result, trial = result_in(job.directory), self.trials[job.number]
-        if status and job.number in self.pruned:
+        if status == signals.STATUS[signal.SIGTERM] and job.number in self.pruned:
             self.whole.known[job.number], status = PRUNED, 0
             self.study.tell(trial, state=TrialState.PRUNED)
         elif status == 0 and result.last is not None:
             self.study.tell(trial, _cost(result.last, result.lower))
-        elif status not in signals.STATUS.values():
-            if not status:
-                signals.say(f"error: {job.name}: its run has no {result.metric or 'metric'}, by which trials are judged")
-            self.study.tell(trial, state=TrialState.FAIL)
-            status = status or 1
+        elif not status:
+            signals.say(f"error: {job.name}: its run has no {result.metric or 'metric'}, by which trials are judged")
+            status = 1
         self.whole.ended(job, status)
 
 
@@ -175,3 +223,15 @@ def _optuna() -> Any:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     return optuna
+
+
+def _errors(optuna: Any) -> tuple[type[Exception], ...]:
+    """What a storage may raise at any time."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return optuna.exceptions.OptunaError, SQLAlchemyError
+
+
+def _first_line(error: Exception) -> str:
+    """Optuna quotes the database's own error last, and SQLAlchemy adds a link and the statement."""
+    return brief(str(error.__cause__ or error).partition("\n")[0]) or type(error).__name__

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from utils.errors import ConfigError
+from utils.sweep import summary
 from utils.sweep.children import gpus_here, shares
 from utils.sweep.entry import folder_name
-from utils.sweep.jobs import Job
+from utils.sweep.jobs import Job, differing
 from utils.sweep.results import result_in
 from utils.sweep.summary import table, write
 
@@ -69,6 +72,39 @@ def test_of_evaluations_the_last_counts(tmp_path: Path) -> None:
     for name, value in (("1", 0.1), ("1-2", 0.2), ("1-10", 0.3), ("1-x", 0.4)):
         run(tmp_path / name, "eval/accuracy", "finished", {"step": 1, "eval/accuracy": value})
     assert result_in(mine.directory).last == 0.3
+
+
+def test_an_evaluation_that_was_begun_here_is_known_by_its_process(tmp_path: Path) -> None:
+    mine = job(tmp_path, 1, evaluates=True)
+    for name, pid in (("1", 1), ("1-2", 7), ("1-3", 8)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "status.json").write_text(json.dumps({"state": "running", "pid": pid, "heartbeat": 100.0}))
+    mine.begun = 200.0
+    mine.locate(7)
+    assert (mine.directory, mine.told()) == (None, {}), "a former process may have had the same number"
+    mine.begun = 50.0
+    mine.locate(7)
+    assert mine.directory == tmp_path / "1-2"
+
+
+def test_tasks_that_write_the_table_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, read = [job(tmp_path, number, f"seed={number}") for number in (1, 2)], summary._states
+
+    def slowly(path: Path) -> dict[tuple[str, str], str]:
+        found = read(path)
+        time.sleep(0.1)
+        return found
+
+    monkeypatch.setattr(summary, "_states", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda number: write(tmp_path / "sweep", jobs, {number: "failed"}), (1, 2)))
+    assert [row.state for row in write(tmp_path / "sweep", jobs, {})] == ["failed", "failed"]
+    others = [job(tmp_path, 1, "lr=1"), job(tmp_path, 2, "lr=2")]
+    assert [row.state for row in write(tmp_path / "sweep", others, {})] == ["waiting", "waiting"], "another sweep in the same folder"
+
+
+def test_a_job_that_differs_from_none_shows_all_it_has(tmp_path: Path) -> None:
+    assert differing([job(tmp_path, 1, "seed=0", "lr=1", "sweep.only=1")]) == ["seed=0 lr=1"]
 
 
 def test_a_table_that_grows_is_read_anew(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import signal
 import subprocess
@@ -11,10 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig, OmegaConf
 
 from tests.lines import Lines
 from tests.ranks import LAUNCHER_PREFIXES, ROOT, run_ranks, succeeded, until
 from tests.runs import FLOAT32, STOPPED, TINY_TRM, Result, digest, status, train
+from utils.errors import Stopped
+from utils.ranks.launchers import Launch
+from utils.sweep.jobs import Job
+from utils.sweep.launcher import Sweep
 
 SHORT = [*TINY_TRM, *FLOAT32, "wandb.mode=disabled", "global_batch_size=16", "epochs=null", "eval_interval=null", "eval_every_steps=20"]
 LONG = "max_steps=4000"
@@ -27,10 +33,10 @@ def lines() -> Iterator[Lines]:
     lines.close()
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     """As a user starts it."""
     env = {key: value for key, value in os.environ.items() if not key.startswith((*LAUNCHER_PREFIXES, "RANK", "WORLD_SIZE", "MASTER_"))}
-    env |= {"OMP_NUM_THREADS": "1"}
+    env |= {"OMP_NUM_THREADS": "1"} | variables
     command = [sys.executable, str(ROOT / "pretrain.py"), *arguments]
     return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -86,7 +92,7 @@ def test_a_failing_job_does_not_end_a_sweep(tmp_path: Path) -> None:
         (["-m", "seed=0"], "error: -m: no key has several values"),
         (["-m", "seed=0,1", "lr=fast"], "error: lr=fast: must be a number"),
         (["-m", "seed=0,1", "sweep.only=3"], "error: sweep.only=3: the sweep has 2 jobs"),
-        (["-m", "seed=0,1", "sweep.only=1,2"], "error: sweep.only=1,2: says how all jobs are run"),
+        (["-m", "seed=0,1", "sweep.only=1,null"], "error: sweep.only=1,null: says how all jobs are run"),
         (["seed=1", "sweep.only=1"], "error: sweep.only=1: chooses a job of a sweep, and this is none; add -m"),
         (["-m", "lr=interval(1e-4,1e-2)"], "error: interval(…): a range that somebody must draw from; add hydra/sweeper=optuna"),
         (["-m", "seed=0,1", "sweep.jobs=2", "hydra/launcher=basic"], "error: sweep.jobs=2: is for hydra/launcher=local"),
@@ -109,16 +115,101 @@ def test_ranks_that_a_launcher_has_started_run_jobs_together(key: str, lines: Li
     assert sum(rank.stderr.count("\n") for rank in ranks) == 1
 
 
+NOT_YET = """
+import os, signal, sys
+from omegaconf import DictConfig, OmegaConf
+from utils.errors import Stopped
+from utils.sweep import children
+from utils.sweep.jobs import Job
+
+config = OmegaConf.create({"checkpoint_path": "run", "eval_only": False})
+children.command = lambda options, job, ranks: [sys.executable, "-c", "import time; time.sleep(60)"]
+jobs, statuses = [Job(number, [], DictConfig({}), DictConfig({}), config) for number in (1, 2)], []
+
+def following(busy):
+    if busy:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    return None if busy else jobs.pop(0)
+
+def ended(job, status):
+    statuses.append(status)
+
+try:
+    children.Children([], [{}, {}], 1).run(following, ended)
+except Stopped as stopped:
+    print(stopped.signum, *statuses, len(jobs), children._name(63))
+"""
+
+
+def test_a_job_that_does_not_listen_yet_is_interrupted_too(tmp_path: Path) -> None:
+    """The signal kills it; that is no failure."""
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", NOT_YET], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == [f"{signal.SIGUSR1:d}", "138", "1", "signal", "63"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("further", "error", "status", "told"),
+    [
+        (True, Stopped(signal.SIGUSR1, "SIGUSR1: the sweep has stopped"), 0, ("requeue", "SIGUSR1: the sweep has stopped", 138)),
+        (False, Stopped(signal.SIGUSR1, ""), 0, ("stopped", "SIGUSR1: no job came further, so not to be run again", 138)),
+        (True, Stopped(signal.SIGTERM, "SIGTERM"), 0, ("stopped", "SIGTERM", 143)),
+        (True, None, 2, ("failed", "seed=x: must be a whole number", 2)),
+        (True, None, 0, ("finished", "", 0)),
+    ],
+)
+def test_a_batch_script_reads_how_the_sweep_ended(
+    further: bool, error: Stopped | None, status: int, told: tuple[str, str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_STATUS", str(tmp_path / "copy.json"))
+    finished, wrong = (Job(number, [], DictConfig({}), DictConfig({}), None) for number in (1, 2))
+    wrong.error = "seed=x: must be a whole number"
+    whole = Sweep(Launch(), [], [finished, wrong], failures={2: 2} if status else {}, further=[finished] if further else [])
+    whole.conclude(error, status)
+    assert json.loads((tmp_path / "copy.json").read_text()) == dict(zip(("state", "reason", "exit_status"), told, strict=True))
+    assert f'\n "reason": "{told[1]}",\n' in (tmp_path / "copy.json").read_text(), "as job.sh reads it"
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "evaluates", "since", "further"),
+    [
+        ("finished", 0, False, 1, True), ("requeue", 138, False, 1, True), ("stopped", 0, False, 1, True),
+        ("finished", 0, False, -1, False), ("stopped", 143, False, 1, False), ("finished", 0, True, 1, False),
+    ],
+)  # fmt: skip
+def test_a_job_that_was_finished_before_is_no_progress(
+    state: str, status: int, evaluates: bool, since: int, further: bool, tmp_path: Path
+) -> None:
+    """Else a sweep of which only finished jobs fit into the time would be queued for ever. (A pruned trial has stopped well: 0.)"""
+    config = OmegaConf.create({"checkpoint_path": str(tmp_path), "eval_only": evaluates})
+    job = Job(1, [], DictConfig({}), DictConfig({}), config, begun=1000.0, mine=tmp_path)
+    (tmp_path / "status.json").write_text(json.dumps({"state": state, "heartbeat": 1000.0 + since}))
+    whole = Sweep(Launch(), [], [job])
+    whole.ended(job, status)
+    assert bool(whole.further) == further
+
+
+def test_jobs_that_share_gpus_are_told_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    whole = Sweep(Launch(), [])
+    whole.children(OmegaConf.create({"ranks": 1}), 2, "cuda")
+    assert capsys.readouterr().err == ""
+    whole.children(OmegaConf.create({"ranks": 1}), 3, "cuda")
+    assert capsys.readouterr().err == "sweep.jobs=3: jobs share 2 GPUs; with sweep.jobs=2 each would have its own\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGUSR1, 138), (signal.SIGINT, 130)])
 def test_a_stopped_sweep_goes_on(signum: int, code: int, tmp_path: Path) -> None:
     """Its jobs save, and no step is done twice: the bits are those of runs that nobody stopped."""
     command = ["-m", "seed=0,1,2", "sweep.jobs=2", *SHORT, "max_steps=40", "log_interval=2"]
-    process = start(tmp_path, *command)
+    process = start(tmp_path, *command, LOCKSTEP_STATUS=str(tmp_path / "copy.json"))
     assert begun(tmp_path, 2)
+    assert not (tmp_path / "copy.json").exists(), "a job does not speak for the sweep"
     process.send_signal(signum)
     out, err = process.communicate(timeout=60)
     assert process.returncode == code, err
+    assert json.loads((tmp_path / "copy.json").read_text())["state"] == ("requeue" if code == 138 else "stopped")
     assert f"{signal.Signals(signum).name}: the sweep has stopped; the same command goes on with it" in err
     assert "Traceback" not in out + err
     state = "requeue" if code == 138 else "stopped"
@@ -154,10 +245,11 @@ def test_a_job_array_is_the_sweep(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_sweep_ends_at_the_first_error_if_it_is_asked_to(tmp_path: Path) -> None:
-    code, _, err = sweep(tmp_path, "-m", "seed=0,1", "data_path=nowhere", "sweep.on_error=stop", *SHORT, "max_steps=4")
+    both = ["seed=0,0", "sweep.jobs=2"]  # one run: the second waits for the first
+    code, _, err = sweep(tmp_path, "-m", *both, "data_path=nowhere", "sweep.on_error=stop", *SHORT, "max_steps=4")
     assert code == 2
     assert err.count("data_path=nowhere") == 1
-    assert "1 jobs were not started" in err
+    assert "1 job was not started" in err
     assert [row["state"] for row in summary(tmp_path)] == ["failed", "waiting"]
 
 

@@ -20,8 +20,9 @@ optuna = pytest.importorskip("optuna", reason="Optuna is not installed: pip inst
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution  # noqa: E402
 
 SPACE = ["lr=tag(log,interval(1e-5,1e-1))", "arch.L_cycles=range(1,4)", "optim=adamw,adam_atan2"]
+FIXED = [override for override in SHORT if not override.startswith(("lr=", "arch.L_cycles=", "eval_every_steps="))]
 STUDY = [
-    "-m", "hydra/sweeper=optuna", *SPACE, "hydra.sweeper.random_trials=4", "hydra.sweeper.prune_after=2", *SHORT, "max_steps=80",
+    "-m", "hydra/sweeper=optuna", *SPACE, "hydra.sweeper.random_trials=4", "hydra.sweeper.prune_after=2", *FIXED, "max_steps=80",
     "eval_every_steps=20", "objective_metric=-eval/lm_loss",
 ]  # fmt: skip
 
@@ -85,6 +86,48 @@ def test_a_failed_job_is_a_failed_trial(tmp_path: Path) -> None:
     assert [state for _, state in trials(tmp_path)] == ["FAIL"] * 2
     assert err.count("is not a multiple of shards=") == 2
     assert [row["state"] for row in summary(tmp_path)] == ["failed"] * 2
+    again, _, err = sweep(tmp_path, *STUDY, "hydra.sweeper.trials=2", "max_steps=4", "shards=3,5")
+    assert (again, err.count("is not a multiple of shards=")) == (2, 2), "as long as a trial has failed, the sweep has"
+
+
+@pytest.mark.slow
+def test_what_failed_is_tried_again_and_a_repetition_is_not(tmp_path: Path) -> None:
+    """Three values for twenty trials; a trial that failed has the same ones at the next start."""
+    command = ["-m", "hydra/sweeper=optuna", "seed=0,1,2", *SHORT, "max_steps=4", "eval_every_steps=4", "hydra.sweeper.sampler=random"]
+    blocked = tmp_path / "runs" / "puzzles"
+    blocked.parent.mkdir()
+    blocked.write_text("no folder")
+    code, _, err = sweep(tmp_path, *command, "hydra.sweeper.trials=1")
+    assert code == 2
+    assert "1 of 1 jobs failed" in err
+    failed = trials(tmp_path)
+    blocked.unlink()
+    code, out, err = sweep(tmp_path, *command)
+    assert code == 0, err
+    then, rows = trials(tmp_path), summary(tmp_path)
+    assert then[0] == (failed[0][0], "COMPLETE")
+    assert {state for _, state in then} == {"COMPLETE"}
+    assert len({values for values, _ in then}) == len(list(blocked.glob("*/status.json"))) == 3
+    assert out.count("takes its value") == len(then) - 3 > 0
+    assert "there are no other values: all 3 combinations have had a trial" in out
+    assert len({(row["overrides"], row["value"], row["directory"]) for row in rows}) == 3
+
+
+@pytest.mark.slow
+def test_a_study_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
+    here = ["-m", "hydra/sweeper=optuna", "hydra.sweep.dir=here", *SHORT, "max_steps=4", "hydra.sweeper.trials=1", "shards=3,5"]
+    assert sweep(tmp_path, *here, "seed=0,1")[0] == 2
+    assert (tmp_path / "here" / "study.db").exists()
+
+    def line(*arguments: str) -> str:
+        code, _, err = sweep(tmp_path, *here, *arguments)
+        assert (code, err.count("\n")) == (2, 1), err
+        return err
+
+    assert line("seed=0,1,2").startswith("error: seed: the study in here/study.db draws from another range; give the former")
+    assert line("seed=0,1", "hydra.sweeper.storage=nowhere").startswith("error: hydra.sweeper.storage=nowhere: cannot be used as a study (")
+    (tmp_path / "here" / "study.db").write_text("not a database at all")
+    assert line("seed=0,1").startswith("error: here/study.db: cannot be used as a study (")
 
 
 def test_hydras_syntax_says_what_there_is_to_choose_from() -> None:
@@ -100,7 +143,10 @@ def test_hydras_syntax_says_what_there_is_to_choose_from() -> None:
     assert space.overrides(values) == ["f=3", "lr=0.001", "a=0.5", "b=2", "c=4", "d=x", "e=1"]
 
 
-@pytest.mark.parametrize(("given", "says"), [("lr=3", "no key to choose values for"), ("lr=tag(log,interval(0,1))", "lr=tag")])
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [("lr=3", "no key to choose values for"), ("lr=tag(log,interval(0,1))", "lr=tag"), ("lr=1 lr=interval(0,1)", "lr is given twice")],
+)
 def test_a_space_that_is_none_is_refused(given: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        space_of([given], None)  # type: ignore[arg-type]
+        space_of(given.split(), None)  # type: ignore[arg-type]
