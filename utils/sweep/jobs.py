@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobRuntime, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -148,11 +147,6 @@ def command(options: Sequence[str], job: Job, ranks: int) -> list[str]:
 def key_of(override: str) -> str:
     """What an override is about."""
     return override.partition("=")[0].lstrip("+~")
-
-
-def swept(overrides: Sequence[str]) -> bool:
-    """Whether any of them has several values."""
-    return any(override.is_sweep_override() for override in OverridesParser.create().parse_overrides(list(overrides)))
 
 
 def differing(jobs: Sequence[Job]) -> list[str]:

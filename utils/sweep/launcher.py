@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.utils import JobReturn, run_job
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from utils.errors import ConfigError, Stopped, brief
 from utils.files import write_whole
@@ -21,7 +21,7 @@ from utils.ranks import signals
 from utils.ranks.launchers import Launch
 from utils.rundir.status import COPY, FINAL
 from utils.sweep.children import Children, gpus_here, shares
-from utils.sweep.jobs import SETTINGS, Job, differing, prepare, settings_of, swept
+from utils.sweep.jobs import SETTINGS, Job, differing, prepare, settings_of
 from utils.sweep.results import result_in
 from utils.sweep.summary import FAILED, Row, table, write
 
@@ -126,8 +126,6 @@ class Local(Launcher):
         whole, sweeper = self.whole, self.master.hydra.sweeper
         jobs = [whole.plan(self.context, self.master, given, initial_job_idx + number) for number, given in enumerate(job_overrides, 1)]
         settings = settings_of(jobs)
-        if settings.only is None:  # a task of a job array may have a line of its own
-            self._refuse_nothing()
         whole.jobs += jobs
         whole.folder = Path(self.master.hydra.sweep.dir)
         chosen = jobs
@@ -142,11 +140,6 @@ class Local(Launcher):
         values = {job.number: result_in(job.directory).last for job in chosen} if whole.alone else self._run_here(chosen, settings)
         status = whole.failures if sweeper._target_ != BASIC else {}  # which would end the sweep at the first that failed
         return [job.returned(values[job.number], status.get(job.number, 0)) for job in chosen]
-
-    def _refuse_nothing(self) -> None:
-        given: Any = OmegaConf.to_container(self.master.hydra.overrides.task)  # as it stands: jobs alone can fill in what Hydra knows
-        if self.master.hydra.sweeper._target_ == BASIC and not self.master.hydra.sweeper.params and not swept(given):
-            raise ConfigError("-m: no key has several values; give some, as seed=0,1,2 (or one, as 'seed=choice(0)'), or remove -m")
 
     def _run_children(self, jobs: Sequence[Job], settings: DictConfig) -> None:
         whole = self.whole
