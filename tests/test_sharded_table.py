@@ -43,7 +43,7 @@ def test_digests_and_metrics_are_those_of_a_whole_table(task: list[str], whole: 
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (([SHARDED], 2), ([], 1)),
+        pytest.param(([SHARDED], 2), ([], 1), marks=slow),
         pytest.param(([], 1), ([SHARDED], 4), marks=slow),
         pytest.param(([SHARDED], 4), ([SHARDED], 2), marks=slow),
     ],

@@ -105,7 +105,7 @@ def test_what_cannot_be_is_one_line(arguments: list[str], line: str, lines: Line
     assert not (tmp_path / "runs" / "puzzles").exists()
 
 
-@pytest.mark.parametrize("key", ["sweep.jobs", "sweep.ranks"])
+@pytest.mark.parametrize("key", ["sweep.jobs", pytest.param("sweep.ranks", marks=pytest.mark.slow)])
 def test_ranks_that_a_launcher_has_started_run_jobs_together(key: str, lines: Lines, tmp_path: Path) -> None:
     ranks = lines.run(["-m", "seed=0,1", f"{key}=2"], tmp_path, 2)
     assert [rank.returncode for rank in ranks] == [2, 2]
