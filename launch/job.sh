@@ -2,6 +2,7 @@
 # if the run was interrupted and has come further. Variables: PYTHON (.venv/bin/python), CHAIN (set by chain.sh).
 # shellcheck shell=bash
 PYTHON=${PYTHON:-.venv/bin/python}
+[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK # srun no longer asks sbatch for it
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job=${job:-$SLURM_JOB_ID}
 export LOCKSTEP_STATUS=$PWD/.lockstep-$job.json # torchrun and mpirun lose exit statuses: the run says here how it ended

@@ -27,6 +27,7 @@ def made_up(folder: Path, rates: list[float], accuracy: float = 0.9, loss: float
         rows.append({"step": 10 * number, "epoch": number / 2, "train/loss": first / number, **speeds})
     rows.append({"step": 10 * len(rates), "eval/accuracy": accuracy, "eval/accuracy_n": 500.0, "eval/loss": loss})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "config.yaml").write_text("objective_metric: eval/accuracy\n")
     (folder / "status.json").write_text(json.dumps({"state": "finished"}))
     (folder / "log.txt").write_text("net\n2 ranks by torchrun on host: CPU with 1 of 2 threads, float32\n")
     (folder / "bits").write_text(bits)

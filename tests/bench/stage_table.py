@@ -11,6 +11,7 @@ from pathlib import Path
 
 from utils.checkpoint.reader import digest
 from utils.files import read_row
+from utils.sweep.results import result_in
 
 # In the order of the table: what a way is called, and the keys that make it
 WAYS = {
@@ -89,11 +90,9 @@ def measured(folder: Path) -> Measured | None:
         return None
     rows = rows_of(folder)
     training, tests = [row for row in rows if "speed/step_ms" in row], [row for row in rows if "eval/accuracy" in row]
-    steps = [row["step"] - before for row, before in zip(training, [0, *(row["step"] for row in training)], strict=False)]
-    seconds = sum(number * row["speed/step_ms"] / 1e3 for number, row in zip(steps, training, strict=True))
     said = re.findall(r"\d+ ranks?(?: by \w+)? on (.*)", (folder / "log.txt").read_text())
     return Measured(
-        samples_per_s=speed(training, "speed/examples_per_s"), epoch_s=seconds / training[-1]["epoch"],
+        samples_per_s=speed(training, "speed/examples_per_s"), epoch_s=result_in(folder).seconds / training[-1]["epoch"],
         peak_bytes=max(row["memory/peak_bytes"] for row in training), accuracy=tests[-1]["eval/accuracy"],
         tested=round(tests[-1]["eval/accuracy_n"]), loss=tests[-1]["eval/loss"], first_loss=training[0]["train/loss"],
         digest=digest(folder), machine=said[-1],

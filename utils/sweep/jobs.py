@@ -152,6 +152,7 @@ def key_of(override: str) -> str:
 def differing(jobs: Sequence[Job]) -> list[str]:
     """For each job, the overrides by which it differs from others; all of one that differs from none."""
     given = [{key_of(override): override for override in job.overrides} for job in jobs]  # of two for one key the last counts
-    found = [[row[key] for key in row if any(other.get(key) != row[key] for other in given)] for row in given]
+    vary = {key for key in set().union(*given) if len({row.get(key) for row in given}) > 1}
+    found = [[row[key] for key in row if key in vary] for row in given]
     own = [[row[key] for key in row if key.partition(".")[0] != SETTINGS] for row in given]
     return [job.about or " ".join(differ or whole) for job, differ, whole in zip(jobs, found, own, strict=True)]
