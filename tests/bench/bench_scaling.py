@@ -3,8 +3,9 @@
     python -m tests.bench.bench_scaling --ranks 2 4 --rounds 9 --larger 2
 
 Every rank takes real training steps in turns together with the others and alone, side by side with them: the second is the bound, because
-nobody is waited for. One rank's row shows how far the machine's noise goes. The same share of CPU time is disturbed less by other
-programs, and leaves out what ranks wait for each other. Weak: every rank has the batch of one; strong: they share it.
+nobody is waited for. One rank's row shows how far the machine's noise goes. Whoever steps together waits for the slowest: against the
+slowest of those that are alone this waiting is left out, and against their CPU time other programs are, too. Weak: every rank has the
+batch of one; strong: they share it.
 
 The prediction takes the buckets, and the moments at which they may leave, from a step of one process, and the time of the ring all-reduce
 from the links' speed as given; at 2 ranks it is held against what was measured, by the speed that the backend showed in the same minute.
@@ -85,12 +86,13 @@ def compared(dist: Dist, net: str, share: int, rounds: int) -> dict[str, Any]:
         for _ in range(rounds):
             mine = [*turn(dist, many, number), *turn(dist, one, number), together.sync.take_wait_s() / number]
             every = torch.stack(dist.all_gather(torch.tensor(mine, device=dist.device)))
-            rows.append([every[:, 0].max().item(), *every[:, 1:].mean(0).tolist()])
+            rows.append([every[:, 0].max().item(), *every[:, 1:].mean(0).tolist(), every[:, 2].max().item()])
         timeline = min((watched(dist, alone, one) for _ in range(2)), key=lambda each: each.step_s)
-    step_s, computed_s, alone_s, alone_computed_s, wait_s = (statistics.median(column) for column in zip(*rows, strict=True))
+    step_s, computed_s, alone_s, alone_computed_s, wait_s, _ = (statistics.median(column) for column in zip(*rows, strict=True))
     found = {"share": share, "step_s": step_s, "alone_s": alone_s, "wait_s": wait_s, "of_computing": alone_computed_s / computed_s}
-    of_bound = statistics.median(row[2] / row[0] for row in rows)
-    return {**found, "of_bound": of_bound, "timeline": asdict(timeline.faster(timeline.step_s / alone_s))}
+    for name, column in (("of_bound", 2), ("of_slowest", 5)):
+        found[name] = statistics.median(row[column] / row[0] for row in rows)
+    return {**found, "timeline": asdict(timeline.faster(timeline.step_s / alone_s))}
 
 
 def watched(dist: Dist, alone: pretrain.Trainer, steps: Iterator[Callable[[], None]]) -> Timeline:
@@ -154,7 +156,7 @@ def show(net: str, ranks: int, kind: str, found: dict[str, Any], one_s: float, o
     """A row of the table."""
     rate, single = ranks * found["share"] / found["step_s"], one_share / one_s
     milliseconds = " | ".join(f"{1e3 * found[key]:.1f}" for key in ("step_s", "wait_s"))
-    shares = f"{rate / single:.2f} | {found['of_bound']:.1%} | {found['of_computing']:.1%}"
+    shares = f"{rate / single:.2f} | {found['of_bound']:.1%} | {found['of_slowest']:.1%} | {found['of_computing']:.1%}"
     print(f"| {net} | {kind} | {ranks} | {found['share']} | {rate:,.1f} | {shares} | {milliseconds} |", flush=True)
 
 
@@ -200,8 +202,8 @@ def main() -> None:
     parser.add_argument("--gpus-per-node", type=int, default=8)
     parser.add_argument("--times-as-fast", type=float, nargs="+", default=[1.0, 500.0], help="a GPU, against one process here")
     asked = parser.parse_args()
-    columns = "examples/s | times one rank's | of the bound | by CPU time | ms a step | all-reduce wait, ms"
-    print(f"| net | scaling | ranks | batch of a rank | {columns} |\n|{'---|' * 10}")
+    columns = "examples/s | times one rank's | of the bound | of the slowest | by CPU time | ms a step | all-reduce wait, ms"
+    print(f"| net | scaling | ranks | batch of a rank | {columns} |\n|{'---|' * 11}")
     lines, pairs = {}, {}
     for net in asked.nets:
         one = measured(net, 1, asked)["weak"]
