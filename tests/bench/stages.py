@@ -152,7 +152,7 @@ def write(settings: Settings, failed: dict[Stage, str]) -> str:
 
 
 def main() -> int:
-    """Exit status 1 where a stage failed, 2 where the variables are wrong, 130 where somebody stopped it."""
+    """Exit status 1 where a stage or a bound failed, 2 where the variables are wrong, 130 where somebody stopped it."""
     try:
         settings = Settings()
     except ConfigError as error:
@@ -161,6 +161,7 @@ def main() -> int:
     for signum in (signal.SIGINT, signal.SIGTERM):  # both: a shell's background jobs begin with the first one ignored
         signal.signal(signum, signal.default_int_handler)
     failed: dict[Stage, str] = {}
+    lacking = False  # a bound
     settings.folder.mkdir(parents=True, exist_ok=True)
     try:
         for stage in settings.stages():
@@ -169,6 +170,7 @@ def main() -> int:
                 print(f"bound of {stage.ranks} …", flush=True)
                 if problem := measure_bound(settings, stage.ranks):
                     print(f"failed: {problem}", flush=True)
+                    lacking = True
             if not finished(folder):
                 print(f"{stage.name} …", flush=True)
                 keys = [*settings.keys, *WAYS[stage.way][1], f"checkpoint_path={folder}"]
@@ -180,7 +182,7 @@ def main() -> int:
         print("stopped; the same again does the rest", flush=True)
     print(f"\n{write(settings, failed)}\nwritten: {settings.folder / 'stages.md'}", flush=True)
     missing = [stage for stage in settings.stages() if not finished(settings.folder / stage.name)]
-    return 1 if failed else 130 if missing else 0
+    return 1 if failed or lacking else 130 if missing else 0
 
 
 if __name__ == "__main__":
