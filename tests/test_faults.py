@@ -23,7 +23,7 @@ def seconds_since(done: list[Completed]) -> float:
 @pytest.mark.parametrize(
     ("where", "rank", "when"),
     [
-        ("objective", 1, 12),
+        pytest.param("objective", 1, 12, marks=pytest.mark.slow),
         pytest.param("objective", 0, 12, marks=pytest.mark.slow),
         pytest.param("worker", 1, 60, marks=pytest.mark.slow),
         pytest.param("callback", 1, 7, marks=pytest.mark.slow),

@@ -51,7 +51,7 @@ def test_cnn_is_the_same_run(sync: str, ranks: int, cnn: Result, tmp_path: Path)
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (("fsdp", 2), ("allreduce", 1)),
+        pytest.param(("fsdp", 2), ("allreduce", 1), marks=slow),
         pytest.param(("fsdp", 4), ("allreduce", 2), marks=slow),
         pytest.param(("allreduce", 2), ("fsdp", 4), marks=slow),
         pytest.param(("fsdp", 3), ("fsdp", 2), marks=slow),

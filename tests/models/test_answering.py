@@ -38,7 +38,7 @@ def alone(model, puzzle: dict[str, torch.Tensor], hrm: bool):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["trm", "trm_mlp", "hrm_learned"])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_puzzle_that_leaves_early_has_the_answer_that_it_has_alone(name: str, compiled: bool) -> None:
     net, batch = objective(name, eval_halt=True), batch_of(40)
     net.model.compiled = compiled  # which keeps fewer sizes of batches

@@ -25,8 +25,8 @@ def plain(config: Any) -> dict[str, Any]:
 
 def what_it_is(config: Mapping[str, Any]) -> dict[str, Any]:
     """The values that say what run it is; its length is not asked for, nor what `auto` may become."""
-    values = run_values(config, everywhere())
-    return {path: value for path, value in values.items() if path.partition(".")[0] not in kept_by_machine()}
+    values, machine = run_values(config, everywhere()), kept_by_machine()
+    return {path: value for path, value in values.items() if path.partition(".")[0] not in machine}
 
 
 @pytest.mark.parametrize(
