@@ -43,13 +43,21 @@ def test_only_what_has_not_begun_may_have_nothing_to_remember(optimizer: type[to
     assert full["0/a/momentum_buffer" if optimizer is muon else "0/a/exp_avg"].shape == (2, 3)
 
 
-def test_a_run_that_goes_on_does_not_load_the_compiler() -> None:
+def test_a_run_that_begins_or_goes_on_does_not_load_the_compiler() -> None:
     """Several seconds of a start, for nothing."""
     code = (
-        "import sys, torch, optim.groups; from torch import nn; from optim.adam_atan2 import AdamATan2; from optim.memory import Memory\n"
-        "memory = Memory([AdamATan2([('a', nn.Parameter(torch.ones(2, 3)))], lr=0.1)])\n"
-        "memory.load({name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in memory.like({}, 1).items()})\n"
-        "print(sorted(memory.state()), 'torch._dynamo' in sys.modules)"
+        "import sys, torch, optim.groups; from torch import nn; from optim.memory import Memory\n"
+        "from optim.adam_atan2 import AdamATan2; from optim.builtin import adadelta, adamw, muon, sgd\n"
+        "p = nn.Parameter(torch.ones(2, 3))\n"
+        "for kind in (AdamATan2, adadelta, adamw, muon, sgd):\n"
+        "    optimizer = kind([('a', p)], lr=0.1)\n"
+        "    memory = Memory([optimizer])\n"
+        "    memory.load({name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in memory.like({}, 1).items()})\n"
+        "    p.grad = torch.ones(2, 3)\n"
+        "    optimizer.step()\n"
+        "    print(type(optimizer).__name__, len(memory.state()), bool((p != 1).any()), p.requires_grad)\n"
+        "print('torch._dynamo' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout == "['0/a/exp_avg', '0/a/exp_avg_sq', '0/group0/step'] False\n", done.stderr
+    kinds = {"AdamATan2": 3, "Adadelta": 3, "AdamW": 3, "Muon": 1, "SGD": 1}
+    assert done.stdout == "".join(f"{kind} {count} True True\n" for kind, count in kinds.items()) + "False\n", done.stderr
