@@ -8,12 +8,12 @@ PY := .venv/bin/python
 train: .venv/ready
 	$(PY) pretrain.py experiment=demo
 
-# two processes side by side: most tests wait for ranks to start, and few keep both cores busy
+# two processes side by side, a thread each: they would wait for each other inside every product
 test: .venv/ready
-	$(PY) -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-all: .venv/ready
-	$(PY) -m pytest -n 2 --dist loadfile -m 'not slurm'
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not slurm'
 
 # on a Slurm of its own, with two nodes on this machine; as root, with Debian's slurmctld slurmd slurm-client munge
 test-slurm: .venv/ready
@@ -43,7 +43,7 @@ gpu:
 # developing, and what is too large to travel (datasets wants pyarrow and pandas). For Python 3.12 on x86-64 Linux.
 LEFT_OUT := torch|filelock|sympy|mpmath|networkx|Jinja2|MarkupSafe|numpy|pandas|pyarrow|scipy|scikit-learn|joblib|threadpoolctl|narwhals|\
 transformers|regex|rich|typer|shellingham|markdown-it-py|mdurl|annotated-doc|mypy|mypy_extensions|librt|ast_serialize|pathspec|ruff|pytest-xdist|execnet|\
-optuna|alembic|colorlog|Mako|SQLAlchemy
+optuna|alembic|colorlog|Mako|SQLAlchemy|matplotlib|contourpy|cycler|fonttools|kiwisolver|pillow|pyparsing
 LINUX := $(addprefix --platform manylinux,_2_28_x86_64 _2_27_x86_64 _2_17_x86_64 2014_x86_64 1_x86_64)
 wheels: .venv/ready
 	rm -rf wheels

@@ -103,10 +103,10 @@ def test_a_rank_that_hangs_is_named_with_its_place(rank: int, undisturbed_pair: 
 @pytest.mark.parametrize(
     ("signals", "where", "rank", "ended"),
     [
-        ("SIGTERM", "objective", 1, 143),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                ("SIGTERM", "objective", 1, 143),
                 ("SIGTERM+SIGTERM", "objective", "all", 143),
                 ("SIGUSR1", "predict", 1, 138),
                 ("SIGUSR1+SIGUSR1", "objective", "all", 138),

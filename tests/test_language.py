@@ -40,6 +40,7 @@ def test_exact_runs_are_equal_to_the_bit_and_go_on_at_other_ranks(tmp_path: Path
     assert learned(again) == learned(one)
 
 
+@pytest.mark.slow
 def test_a_prompt_is_continued_and_the_weights_travel_as_llamas(gpt: Result, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     asked = ["eval_only=true", "data.prompt=def ", "data.temperature=0", "data.max_new_tokens=12"]

@@ -70,6 +70,7 @@ def test_a_run_that_is_refused_for_something_else_leaves_nothing(folder: Path) -
     assert os.listdir(folder.parent.parent) == []
 
 
+@pytest.mark.slow
 def test_an_evaluation_leaves_the_training_alone(folder: Path) -> None:
     do("run_name=x")
     before = digest(folder / "x")

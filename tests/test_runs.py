@@ -53,6 +53,7 @@ def test_micro_batches_change_nothing(trm: Result, tmp_path: Path) -> None:
     assert_same_run(trm, train(tmp_path / "run", *TINY_TRM, "micro_batch_size=6"))
 
 
+@pytest.mark.slow
 def test_neither_ranks_nor_micro_batches_change_the_scale_of_gradients(tmp_path: Path) -> None:
     """AdamATan2 would not notice a gradient four times too large; SGD does."""
     sgd = [*TINY_TRM, "optim=sgd", "lr=0.1", "epochs=8", "eval_interval=8"]
@@ -71,6 +72,7 @@ def test_the_tiny_run_exercises_what_it_should(trm: Result) -> None:
     assert trm.weights()["model.inner.puzzle_emb.weights"].abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_bits(trm: Result, tmp_path: Path) -> None:
     again = train(tmp_path / "run", *TINY_TRM, "num_workers=2")
     for name, tensor in trm.weights().items():
@@ -133,7 +135,8 @@ def test_cnn_learns_the_digits(tmp_path: Path) -> None:
     assert accuracy[-1] >= 0.93
 
 
-@pytest.mark.parametrize("policy", [pytest.param("raise", marks=pytest.mark.slow), "skip"])
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_is_refused_on_all_ranks(policy: str, tmp_path: Path) -> None:
     arguments = [
         *TINY_TRM,

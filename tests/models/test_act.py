@@ -115,7 +115,9 @@ def test_exploration_is_noise_of_step_and_shard_only() -> None:
     assert not wild.any(), "an exploring slot thinks two steps at least"
 
 
-@pytest.mark.parametrize(("dtype", "apart"), [pytest.param("float32", 1e-5, marks=pytest.mark.slow), ("bfloat16", 0.05)])
+@pytest.mark.parametrize(
+    ("dtype", "apart"), [pytest.param("float32", 1e-5, marks=pytest.mark.slow), pytest.param("bfloat16", 0.05, marks=pytest.mark.slow)]
+)
 def test_compiling_changes_no_number_and_no_key(dtype: str, apart: float) -> None:
     """In half precision eager norms and rotations are computed in another way, so rounding differs there."""
     eager = make("trm", forward_dtype=dtype)

@@ -37,7 +37,7 @@ def alone(model, puzzle: dict[str, torch.Tensor], hrm: bool):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["trm", "trm_mlp", "hrm_learned"])
+@pytest.mark.parametrize("name", ["trm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("trm_mlp", "hrm_learned"))])
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_puzzle_that_leaves_early_has_the_answer_that_it_has_alone(name: str, compiled: bool) -> None:
     net, batch = objective(name, eval_halt=True), batch_of(40)
@@ -70,7 +70,7 @@ def test_all_steps_are_as_before_where_nobody_may_leave() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("halts", [False, True])
+@pytest.mark.parametrize("halts", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_surest_chain_answers_whatever_the_batch(halts: bool) -> None:
     """Chains are a puzzle's own: in other company, and in another place, it has the same ones."""
     net, batch = objective("hrm", chains=5, chain_noise=1.0, chain_seed=7, eval_halt=halts), batch_of(24)
