@@ -55,6 +55,7 @@ from utils.noise import Noise
 from utils.ranks import distributed, signals
 from utils.ranks.distributed import Dist
 from utils.rundir.directory import RunDirectory
+from utils.sweep.earlier import made_first
 
 
 @dataclass
@@ -106,7 +107,7 @@ def pretrain(cfg: DictConfig) -> float | None:
     """One run from its resolved configuration; the objective metric on every rank, for sweepers."""
     dist = distributed.start(cfg.device, cfg.backend, cfg.timeout_s, Path(cfg.checkpoint_path or "."))
     signals.defer()
-    cfg = config.publish(cfg, dist)
+    cfg = made_first(config.publish(cfg, dist), dist, pretrain)
     hardware.tune(cfg.exact)
     with RunDirectory(Path(cfg.checkpoint_path), dist, cfg.eval_only) as run, cli.reporting():
         return train_or_evaluate(cfg, dist, run)
@@ -270,7 +271,6 @@ def train_step(trainer: Trainer, parts: list[dict]) -> None:
     if problem := verdicts.settle(verdicts.lag):
         skip(trainer, problem)
         return
-
     for shards, out in zip(trainer.parts, outs, strict=True):
         trainer.meter.add({**out.metrics, "loss": (out.loss, out.weight)}, shards[0])
     if cfg.grad_clip is not None:
@@ -331,7 +331,7 @@ def evaluate(trainer: Trainer) -> int:
     try:
         with torch.no_grad(), trainer.ema.applied() if trainer.ema is not None else nullcontext():
             for name, examples in source.eval_sets().items():
-                evaluators = [*source.evaluators(name), *objective.evaluators()]
+                evaluators = [*source.evaluators(name), *objective.evaluators(examples.padding(1))]
                 mine = eval_batches(examples, size, dist.rank, dist.world_size)
                 if stop := evaluation.run(name, mine, lambda batch: objective.predict(to_device(batch, dist.device)), evaluators):
                     return stop

@@ -125,7 +125,7 @@ class ArcVotes(Counting):
         own = [f"{of}pass@{k}" for of in ("", "pair_", "whole_") for k in PASSES]
         self.scalars = [*own, *(f"{POOLED}{name}" for name in own if pool > 1)]
 
-    def recall(self, earlier: Callable[[str, int], Sequence[Path]]) -> None:
+    def recall(self, step: int, earlier: Callable[[str, int], Sequence[Path]]) -> None:
         """The votes of evaluations before this one."""
         if self._pool > 1:  # to find them, all of the run's metrics are read
             self._earlier = [*earlier(FILE, self._pool - 1)]

@@ -149,7 +149,8 @@ class StreamSource:
             found += self._tokens_of(together, held_out=True)
         tokens = np.concatenate([*found, np.empty(0, np.uint32)])[: most + 1]
         digest = hashlib.sha256(f"{self._field} {self._share} {self._tokenizer.vocab_size}".encode() + tokens.tobytes())
-        spec = Spec(vocab_size=self._tokenizer.vocab_size, seq_len=self._length, token_bytes=self._tokenizer.token_bytes)
+        tokenizer = self._tokenizer
+        spec = Spec(tokenizer.vocab_size, self._length, token_bytes=tokenizer.token_bytes, decode=tokenizer.decode)
         return tokens, replace(spec, fingerprint=f"sampled-{digest.hexdigest()}", name=self._where.partition("=")[2])
 
     def eval_sets(self) -> Mapping[str, EvalSet]:

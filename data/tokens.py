@@ -87,7 +87,7 @@ class TokenSource:
             self._eval_sets["sample"] = prompt_set(tokens, max_new_tokens, temperature, top_k, seed)
         self.spec = Spec(
             vocab_size=first.vocab_size, seq_len=seq_len, fingerprint=_combined(corpora), token_bytes=first.token_bytes,
-            name=data_path or "Python's standard library",
+            name=data_path or "Python's standard library", decode=None if first.tokenizer is None else first.tokenizer.decode,
         )  # fmt: skip
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from utils.errors import ConfigError, brief
 from utils.files import open_plain
 
+Tensors = Iterable[tuple[str, Tensor]]
+
 
 class Frozen(nn.Module):
     """A net with the weights of a safetensors file, or of a folder of them, in the files' own precision.
@@ -21,13 +23,16 @@ class Frozen(nn.Module):
     the net around it does. A checkpoint of the run names the path and the hash instead of the weights.
     """
 
-    def __init__(self, net: nn.Module, path: str) -> None:
+    def __init__(
+        self, net: nn.Module, path: str, files: Sequence[Path] | None = None, read: Callable[[Sequence[Path]], Tensors] | None = None
+    ) -> None:
+        """`files`: those that count, where the path alone does not tell; `read`: what they hold, by the net's own names."""
         super().__init__()
         self.net, self.path = net, path
-        files = _files(Path(path))
+        files = list(files or _files(Path(path)))
         try:
             self.sha256 = _hash(files)
-            _fill(net, files, path)
+            _fill(net, (read or _tensors)(files), path)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{path}: cannot be read as safetensors ({brief(error)}); give a whole file, or a folder of them") from None
         self.requires_grad_(False)
@@ -58,11 +63,11 @@ def _hash(files: list[Path]) -> str:
     return hashes[0] if len(files) == 1 else hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _fill(net: nn.Module, files: list[Path], path: str) -> None:
+def _fill(net: nn.Module, tensors: Tensors, path: str) -> None:
     """Tensor by tensor in place of the net's own: at no time is there a second copy of the whole."""
     own = {**dict(net.named_parameters(remove_duplicate=False)), **dict(net.named_buffers(remove_duplicate=False))}
     missing, filled = dict.fromkeys(net.state_dict()), set()
-    for name, tensor in _tensors(files):
+    for name, tensor in tensors:
         if name not in missing:
             raise ConfigError(f"{path}: holds {name}, which is not in this net or comes twice; use the files of the net that is frozen")
         there, here = (f"{tuple(t.shape)} of {'floats' if t.is_floating_point() else t.dtype}" for t in (tensor, own[name]))
@@ -76,7 +81,7 @@ def _fill(net: nn.Module, files: list[Path], path: str) -> None:
         raise ConfigError(f"{path}: {left[0]} is missing from it; use the files of the net that is frozen")
 
 
-def _tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
+def _tensors(files: Sequence[Path]) -> Tensors:
     for file in files:
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 (it is no dict)

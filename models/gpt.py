@@ -131,8 +131,8 @@ class GPT(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token, in float32 at least."""
-        weight = self.embed_tokens.embedding_weight if self.lm_head is None else self.lm_head.weight
-        logits = F.linear(hidden, weight.to(hidden.dtype))
+        tied = self.embed_tokens.embedding_weight
+        logits = F.linear(hidden, tied.to(hidden.dtype)) if self.lm_head is None else self.lm_head(hidden)
         logits, cap = widen(logits), self.shape.logit_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 
 from tests.ranks import ROOT
-from tests.runs import INTERRUPTED, TROUBLED, Result, train
+from tests.runs import INTERRUPTED, TINY_GPT, TROUBLED, Result, train
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Real runs first: where what is left at the end is small, processes side by side end together."""
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
 
 
 @pytest.fixture(scope="session")
@@ -69,3 +74,16 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=20)
+
+
+@pytest.fixture(scope="session")
+def tms_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy model of superposition, hardly trained."""
+    arguments = ["experiment=tms_target", "arch.forward_dtype=float64", "global_batch_size=64", "max_steps=40", "data.held_out=64"]
+    return train(tmp_path_factory.mktemp("target") / "tms", *arguments, "data.probability=0.3").directory
+
+
+@pytest.fixture(scope="session")
+def gpt_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny language model, hardly trained."""
+    return train(tmp_path_factory.mktemp("target") / "gpt", *TINY_GPT, "max_steps=3", "data.max_new_tokens=0").directory

@@ -30,6 +30,7 @@ import pretrain
 from data.puzzles import PuzzleSource
 from models.objectives.act import ActObjective
 from models.objectives.causal_lm import CausalLM
+from models.objectives.decompose import Decompose
 from optim import sparse_signsgd
 from optim.sync import verdicts
 from utils.checkpoint import reader, writer
@@ -48,6 +49,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "save": (writer, "_write"),
     "read": (reader, "_tensors_in"),
 }
+OTHERS = {"arch=gpt": CausalLM, "experiment=tms_5_2": Decompose}
 FAULTY_RESTARTS = 4  # of a run with random faults
 LATEST = 12  # step after a start at which they come
 
@@ -74,8 +76,8 @@ def main() -> None:
 def plant(what: str, where: str, moments: Container[int], delay: float = 0.0) -> None:
     """Have the chosen calls go wrong."""
     owner, name = PLACES[where]
-    if owner is ActObjective and "arch=gpt" in sys.argv:
-        owner = CausalLM
+    if owner is ActObjective:
+        owner = next((other for argument, other in OTHERS.items() if argument in sys.argv), owner)
     original: Callable[..., Any] = getattr(owner, name)
     calls = iter(range(10**9))
 

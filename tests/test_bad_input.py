@@ -23,7 +23,7 @@ QUICK: list[Row] = [
     (["lrr=1"], "lrr=1: unknown key; did you mean lr?"),
     (["arch.hiden_size=64"], "arch.hiden_size=64: unknown key; did you mean arch.hidden_size?"),
     (["+fooo=1"], "fooo=1: unknown key"),
-    (["arch=hmr"], "arch=hmr: unknown; choose one of cnn, gpt, hrm, trm"),
+    (["arch=hmr"], "arch=hmr: unknown; choose one of cnn, components, gpt, hrm, resid_mlp, tms, trm"),
     (["experiment=demos"], "experiment=demos: unknown; choose one of"),
     (["lr=fast"], "lr=fast: must be a number, for example 0.0001"),
     (["epochs=1.5"], "epochs=1.5: must be a whole number"),
@@ -144,11 +144,11 @@ QUICK: list[Row] = [
     (["eval_batch_size=1e12"], "eval_batch_size=1000000000000: must be at most 1000000"),
     (["epochs=null"], "epochs=null: nothing says how long the run is; give epochs or max_steps"),
     # choices of groups
-    (["arch=null"], "arch=null: unknown; choose one of cnn, gpt, hrm, trm", 2),
-    (["data=null"], "data=null: unknown; choose one of digits, mnist, puzzles"),
+    (["arch=null"], "arch=null: unknown; choose one of cnn, components, gpt, hrm, resid_mlp, tms, trm", 2),
+    (["data=null"], "data=null: unknown; choose one of digits, features, mnist, puzzles"),
     (["optim="], "optim=: unknown; choose one of"),
     (["+sync=null"], "sync=null: unknown; choose one of allreduce"),
-    (["arch=[trm,hrm]"], "arch=[trm,hrm]: unknown; choose one of cnn, gpt, hrm, trm"),
+    (["arch=[trm,hrm]"], "arch=[trm,hrm]: unknown; choose one of cnn, components, gpt, hrm, resid_mlp, tms, trm"),
     (["data=[digits]"], "data=[digits]: unknown; choose one of"),
     (["~optim"], "optim=null: unknown; choose one of"),
     (["arch=../arch/trm"], "arch=../arch/trm: unknown; choose one of"),
@@ -246,7 +246,11 @@ def assert_one_line(ranks: list[Completed], line: str) -> None:
     assert not any(rank.stdout for rank in ranks)
 
 
-@pytest.mark.parametrize("row", [*QUICK, *SLOW], ids=lambda row: " ".join(row[0])[:80])
+# each of the slow ones is a second or two of a process with torch: all of them in `make test-all`
+ROWS = [*QUICK, *(pytest.param(row, marks=[] if number % 3 == 0 else pytest.mark.slow) for number, row in enumerate(SLOW))]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(row[0])[:80])
 def test_bad_input_is_one_line(row: Row, lines: Lines, tmp_path: Path) -> None:
     arguments, line, ranks = (*row, 1)[:3]
     assert_one_line(lines.run(arguments, tmp_path, ranks), line)

@@ -151,13 +151,20 @@ SHRUNK = {  # by what a recipe holds, what makes it small
         "tokens_per_update=null", "micro_batch_size=null", "data.embedded.mebibytes=1",
     ],
     "/data: digits": [],
+    "/data: features": [],
+    "- tms_5_2": [],
+    "- resid_mlp_1": [],
+    "/arch: components": ["data.val_tokens=500", "data.embedded.mebibytes=1", "tokens_per_update=null"],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in ("demo", "lm") else pytest.mark.slow) for name in EXPERIMENTS])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "demo" else pytest.mark.slow) for name in EXPERIMENTS])
 def test_every_experiment_runs_two_steps(name: str, tmp_path: Path) -> None:
     recipe = (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text()
     shrunk = next((keys for part, keys in SHRUNK.items() if part in recipe), ["arch.hidden_size=64", *FEWER])
+    if target := resolved(f"experiment={name}").arch.get("target"):
+        smaller = "max_steps=2 data.embedded.mebibytes=1" if "lm" in name else "max_steps=2"
+        shrunk = [*shrunk, f"arch.target='{target} {smaller} checkpoint_path={tmp_path}/target'"]
     result = train(tmp_path / "run", f"experiment={name}", "max_steps=2", "global_batch_size=8", *shrunk)
     assert len(result.series("train/loss")) == 2
     first = recipe.splitlines()
@@ -166,9 +173,7 @@ def test_every_experiment_runs_two_steps(name: str, tmp_path: Path) -> None:
     assert f"experiment={name}" in first[1]
 
 
-@pytest.mark.parametrize(
-    "line", [pytest.param(line, id=name, marks=[] if name == "trm_sudoku" else pytest.mark.slow) for name, line in LINES.items()]
-)
+@pytest.mark.parametrize("line", [pytest.param(line, id=name, marks=pytest.mark.slow) for name, line in LINES.items()])
 def test_published_launch_lines_run_on_two_ranks(line: str, sudoku_9x9: Path, tmp_path: Path) -> None:
     """Only size and length are shrunk: width, batch and epochs."""
     data = sudoku_9x9

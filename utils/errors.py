@@ -9,6 +9,10 @@ class ConfigError(ValueError):
     """Something the user asked for cannot be; the run ends with this one line and exit status 2."""
 
 
+class Busy(ConfigError):
+    """Another run is at work where this one would write; on all ranks alike."""
+
+
 class LocalError(ConfigError):
     """The same, true of this rank alone: it must speak, whichever rank it is."""
 

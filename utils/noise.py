@@ -26,9 +26,9 @@ class Noise:
     shards: Sequence[int]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
-    def uniform(self, stream: str, shape: Sequence[int]) -> torch.Tensor:
-        """Uniform in [0, 1), in steps of 2⁻²⁴ so that every value is exact in float32."""
-        return self._bits(stream, shape).bitwise_right_shift_(8).bitwise_and_(0xFFFFFF).to(torch.float32).mul_(2.0**-24)
+    def uniform(self, stream: str, shape: Sequence[int], rows: torch.Tensor | None = None) -> torch.Tensor:
+        """Uniform in [0, 1), in steps of 2⁻²⁴ so that every value is exact in float32. With `rows` those slots alone, by number."""
+        return self._bits(stream, shape, rows).bitwise_right_shift_(8).bitwise_and_(0xFFFFFF).to(torch.float32).mul_(2.0**-24)
 
     def integers(self, stream: str, shape: Sequence[int], low: int, high: int) -> torch.Tensor:
         """Whole numbers in [low, high)."""
@@ -40,15 +40,21 @@ class Noise:
         radius = (1 - self.uniform(f"{stream}/radius", shape)).log_().mul_(-2).sqrt_()  # 1 - u is never 0
         return radius.mul_(self.uniform(f"{stream}/angle", shape).mul_(2 * math.pi).cos_())
 
-    def _bits(self, stream: str, shape: Sequence[int]) -> torch.Tensor:
+    def _bits(self, stream: str, shape: Sequence[int], rows: torch.Tensor | None = None) -> torch.Tensor:
         """32 random bits for every element."""
         slots, uneven = divmod(shape[0], len(self.shards))
         assert not uneven, f"{shape[0]} slots cannot belong to {len(self.shards)} shards"
-        counter = torch.arange(slots * math.prod(shape[1:]), dtype=torch.int32, device=self.device)
+        each = math.prod(shape[1:])
         keys = to_device(torch.from_numpy(np.stack([self._key(stream, shard) for shard in self.shards])), self.device)
+        if rows is None:
+            counter = torch.arange(slots * each, dtype=torch.int32, device=self.device)
+            before, after = keys[:, :1], keys[:, 1:]
+        else:
+            counter = (rows % slots * each).int().unsqueeze(1) + torch.arange(each, dtype=torch.int32, device=self.device)
+            before, after = keys[rows // slots].split(1, dim=1)
         # Keyed before and after the first round: streams whose first keys are close still share no stretch.
-        bits = _mix_(counter + keys[:, :1]).bitwise_xor_(keys[:, 1:])
-        return _mix_(bits).view(*shape)
+        bits = _mix_(counter + before).bitwise_xor_(after)
+        return _mix_(bits).view(shape[0] if rows is None else len(rows), *shape[1:])
 
     def _key(self, stream: str, shard: int) -> np.ndarray:
         return np.random.SeedSequence([self.seed, self.step, shard, zlib.crc32(stream.encode())]).generate_state(2).view(np.int32)

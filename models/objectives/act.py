@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -111,7 +112,7 @@ class ActObjective(Objective):
         outputs |= {"right_by_step": torch.stack(right_SB, 1), "q_halt_by_step": torch.stack(q_halt_SB, 1)}
         return Prediction(metrics, outputs)
 
-    def evaluators(self) -> Sequence[Evaluator]:
+    def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
         steps = [ThinkingSteps()] if self.model.sizes.halt_max_steps > 1 else []
         return [Interval(self.headline.name), *steps]
 

@@ -93,8 +93,8 @@ class Objective(nn.Module):
         """Evaluate one batch; owns any loop over the net."""
         raise NotImplementedError
 
-    def evaluators(self) -> Sequence[Evaluator]:
-        """What this objective's predictions tell beyond means, made anew for each set of examples."""
+    def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
+        """What this objective's predictions tell beyond means, of a set whose batches have what this one has; made anew for each."""
         return ()
 
     def tables(self) -> dict[str, SparseEmbedding]:

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -38,7 +39,7 @@ class ClassifyObjective(Objective):
         logits_BC = self._logits(batch, None)
         return Prediction(self._score(logits_BC, batch["labels"])[2], {"logits": logits_BC, "answer": logits_BC.argmax(-1)})
 
-    def evaluators(self) -> Sequence[Evaluator]:
+    def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
         return [Interval(self.headline.name)]
 
     def _logits(self, batch: Batch, masks: tuple[Tensor, ...] | None) -> Tensor:

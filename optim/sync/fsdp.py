@@ -132,7 +132,7 @@ class FSDP(Common):
 
     def _route(self, objective: Any) -> None:
         """Have calls from outside go through what is sharded once around."""
-        forward, predict, statistics = objective.forward, objective.predict, objective.statistics
+        forward, predict, statistics, evaluators = objective.forward, objective.predict, objective.statistics, objective.evaluators
 
         def loss_in_sight(*given: Any) -> tuple[Tensor, Any]:
             out = forward(*given)
@@ -150,6 +150,7 @@ class FSDP(Common):
         objective.forward = lambda *given: with_loss(*self._root(loss_in_sight, *given))
         objective.predict = lambda batch: self._without_gradients(predict, batch)
         objective.statistics = found
+        objective.evaluators = lambda row: self._without_gradients(evaluators, row)  # some look at weights
 
     def _without_gradients(self, call: Callable[..., Any], *given: Any) -> Any:
         """No backward follows that would let the weights go."""

@@ -122,7 +122,7 @@ def test_the_last_evaluations_of_a_run_vote_together(folder: Path, tmp_path: Pat
 
     for seed in range(4):
         made = ArcVotes(pairs, pool=3)
-        made.recall(lambda name, most: [file for file in files if file.name.endswith(name)][:most])
+        made.recall(9, lambda name, most: [file for file in files if file.name.endswith(name)][:most])
         last, own = range(max(0, seed - 2), seed + 1), report(made, range(seed, seed + 1))
         together, alone = report(ArcVotes(pairs), last), report(ArcVotes(pairs), range(seed, seed + 1))
         assert own.metrics == alone.metrics | {f"pooled_{name}": value for name, value in together.metrics.items()}
@@ -138,7 +138,7 @@ def test_the_last_evaluations_of_a_run_vote_together(folder: Path, tmp_path: Pat
     for damaged in (whole[:99], b"", whole[:200] + b"\xff" * 50 + whole[250:], single.read_bytes(), other.read_bytes()):
         files[0].write_bytes(damaged)
         made = ArcVotes(pairs, pool=3)
-        made.recall(lambda name, most: files[:most])
+        made.recall(9, lambda name, most: files[:most])
         with pytest.raises(ConfigError, match=r"data.arc_pool=3: .*3_arc_votes.npz cannot be used \(.*\); remove it"):
             report(made, range(1))
 
@@ -183,6 +183,7 @@ def test_both_ways_to_name_it_and_fresh_ones_each_time(name: list, folder: Path)
     assert first[0] is not second[0]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_submission(folder: Path, tmp_path: Path) -> None:
     small = ["arch=trm", "arch.hidden_size=16", "arch.num_heads=1", "arch.L_layers=1", "arch.H_cycles=1", "arch.L_cycles=1",
              "arch.halt_max_steps=1", "arch.puzzle_emb_len=1"]  # fmt: skip

@@ -88,7 +88,7 @@ def test_pieces_and_recomputation_change_nothing(keys: dict) -> None:
         out = other(batch, None, NOTHING)
         out.loss.backward()
         torch.testing.assert_close(out.loss, plain.loss)
-        torch.testing.assert_close([p.grad for p in other.parameters()], [p.grad for p in first.parameters()], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close([p.grad for p in other.parameters()], [p.grad for p in first.parameters()], rtol=1e-4, atol=1e-4)
 
 
 def test_options_do_what_they_say() -> None:

@@ -63,6 +63,7 @@ def test_each_step_is_the_evaluation_of_a_net_that_stops_there() -> None:
     assert report.figures["thinking_steps"].count("<polyline") == 3
 
 
+@pytest.mark.slow
 def test_ranks_change_nothing() -> None:
     assert reported([slice(None)]) == reported([slice(0, 5), slice(5, 30), slice(30, None)])
 
@@ -71,8 +72,8 @@ def test_nothing_seen_is_an_empty_report() -> None:
     assert ThinkingSteps().rows() == {}
     assert ThinkingSteps().report({}) == Report()
     assert Interval("exact_accuracy").report(Interval("exact_accuracy").rows()) == Report()
-    assert [type(evaluator) for evaluator in make("trm", halt_max_steps=1).evaluators()] == [Interval]
-    assert [type(evaluator) for evaluator in make("trm").evaluators()] == [Interval, ThinkingSteps]
+    assert [type(evaluator) for evaluator in make("trm", halt_max_steps=1).evaluators({})] == [Interval]
+    assert [type(evaluator) for evaluator in make("trm").evaluators({})] == [Interval, ThinkingSteps]
 
 
 @pytest.mark.parametrize(  # as statistics packages have it

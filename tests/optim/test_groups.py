@@ -129,6 +129,7 @@ def test_mistakes_are_one_line_that_names_them(config, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_an_optimizer_does_not_load_the_compiler() -> None:
     """It takes a third of the time of a start."""
     code = (

@@ -26,7 +26,7 @@ from utils.files import ROOT
 
 CONF = ROOT / "conf"
 GROUPS = tuple(PACKAGES)
-MARKS = SAME_RUN, MAY_CHANGE, NAMES_PROJECT = "same run", "may change", "names the project"
+MARKS = SAME_RUN, MAY_CHANGE, NAMES_PROJECT, A_RUN = "same run", "may change", "names the project", "a run"
 HOLDS = {
     "bool": bool, "int": int, "float": float, "str": str, "list of str": WORDS, "group": dict, "true": True, "false": False, "null": None,
 }  # fmt: skip
@@ -35,6 +35,8 @@ WORD = re.compile(r"\w+")
 BOUND = re.compile(r"(>=|>|<=|<)\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
 GLOBAL = re.compile(r"\s*#\s*@package\s+_global_\s")
 FOLLOWING = re.compile(r"\$\{(\w+)\}")
+
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # where PyYAML was built with libyaml, ten times as fast
 
 Plain = dict[str, Any]
 Rules = dict[str, Rule]
@@ -132,7 +134,7 @@ def read(file: Path, group: str = "") -> tuple[Any, Rules]:
         raise ConfigError(f"{file}: holds a list; write keys with their defaults")
     written: Any = OmegaConf.to_container(config)
     lines, rules = text.split("\n"), {}
-    for path, default, end in _keys(yaml.compose(text, Loader=yaml.SafeLoader), written):
+    for path, default, end in _keys(yaml.compose(text, Loader=LOADER), written):
         found = BRACKETS.match(lines[end.line], end.column)
         lines[end.line] = ""  # what is left then stands behind no key
         try:

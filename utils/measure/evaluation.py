@@ -96,7 +96,7 @@ class Evaluation:
             if self.dist.is_main:
                 for evaluator in evaluators:
                     if isinstance(evaluator, Recalls):
-                        evaluator.recall(partial(self._folder.earlier_files, self.step, set_name))
+                        evaluator.recall(self.step, partial(self._folder.earlier_files, self.step, set_name))
                 self._means.append(of_objective)
                 self._reports[set_name] = [evaluator.report(found) for evaluator, found in zip(measuring, rows, strict=True)]
         self._save(self._folder.directory / f"step_{self.step}_{safe_name(set_name)}_preds.{self.dist.rank}.safetensors", kept)
@@ -174,7 +174,7 @@ def check_names(config: Any, source: Any, objective: Any, to_batch: Callable[[An
         for key, examples in sets.items():
             row = to_batch(examples.padding(1))
             prediction = objective.predict(row)
-            scalars = [name for evaluator in (*source.evaluators(key), *objective.evaluators()) for name in evaluator.scalars]
+            scalars = [name for evaluator in (*source.evaluators(key), *objective.evaluators(row)) for name in evaluator.scalars]
             there |= {*row, *prediction.outputs}
             metrics |= {f"eval/{name}" for name in prediction.metrics}
             if names := [*prediction.metrics, *scalars]:

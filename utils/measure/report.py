@@ -58,8 +58,8 @@ class Evaluator(Protocol):
 class Recalls(Protocol):
     """What an evaluator is that also counts what earlier evaluations of its set have left in files."""
 
-    def recall(self, earlier: Callable[[str, int], Sequence[Path]]) -> None:
-        """On rank 0, before `report`: `earlier` tells where the last so many of a name lie."""
+    def recall(self, step: int, earlier: Callable[[str, int], Sequence[Path]]) -> None:
+        """On rank 0, before `report`: which step this is after, and where the last so many of a name lie."""
         ...
 
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from utils import revision
-from utils.errors import ConfigError, RunError, Stopped, brief
+from utils.errors import Busy, ConfigError, RunError, Stopped, brief
 from utils.files import read_bytes, safe_name, write_whole
 from utils.ranks.distributed import Dist
 from utils.ranks.signals import STATUS
@@ -65,7 +65,8 @@ class RunDirectory:
         if self._evaluates:
             self.directory = folders.make_another(self.directory)
         else:
-            self._take()  # again, for a run on a host that our lock does not reach
+            if other := self._other():  # again, for a run on a host that our lock does not reach
+                raise ConfigError(self._taken_by(other))
             moved = folders.make(self.directory, move=resumed is None)
         folders.check_files(self.directory)
         try:
@@ -199,9 +200,12 @@ class RunDirectory:
 
     def __enter__(self) -> RunDirectory:
         try:
+            other = ""
             with self.dist.agreed():
                 if self.dist.is_main:
-                    self._claim()
+                    other = self._claim()
+            if other := self.dist.broadcast_text(other):
+                raise Busy(self._taken_by(other))
         except BaseException:
             self._lock.release()
             raise
@@ -216,17 +220,19 @@ class RunDirectory:
         # whoever asked to stop will not wait long, nor do other ranks that have failed with this one
         self.close(ok=error is None, hurry=state in ("stopped", "requeue") or (error is not None and self.dist.world_size > 1))
 
-    def _claim(self) -> None:
-        """Before anything there is read: what is read while another run writes is not what will be there."""
+    def _claim(self) -> str:
+        """Before anything there is read: what is read while another run writes is not what will be there. Who has it, if another."""
         if self._evaluates:
             folders.refuse_checkpoints(self.directory)
-            return
+            return ""
         folders.refuse_inside(self.directory)
-        self._take(self.say)
+        return self._other(self.say)
 
-    def _take(self, remark: Callable[[str], None] = lambda text: None) -> None:
-        if other := self._lock.acquire() or other_writer(self.directory, remark):
-            raise ConfigError(f"checkpoint_path={self.directory}: another run ({other}) writes there; stop it or give another run_name")
+    def _other(self, remark: Callable[[str], None] = lambda text: None) -> str:
+        return self._lock.acquire() or other_writer(self.directory, remark)
+
+    def _taken_by(self, other: str) -> str:
+        return f"checkpoint_path={self.directory}: another run ({other}) writes there; stop it or give another run_name"
 
     def _fail(self, cause: str = "", exit_status: int | None = None) -> None:
         if self._status is not None and self._status.state not in FINAL:

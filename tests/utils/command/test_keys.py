@@ -68,7 +68,7 @@ def test_a_new_key_takes_one_line_of_one_file(file: str, key: str, conf: Path) -
 def test_what_a_mark_means_to_the_run(conf: Path) -> None:
     def differences(one: DictConfig, other: DictConfig) -> set[str]:
         """The keys by which a run would be refused to go on."""
-        sides = [keys.run_values(OmegaConf.to_container(side), keys.everywhere(), SAME_RUN, MAY_CHANGE) for side in (one, other)]  # type: ignore[arg-type]
+        sides = [keys.run_values(OmegaConf.to_container(side), rules, SAME_RUN, MAY_CHANGE) for side in (one, other)]  # type: ignore[arg-type]
         return {key for key in sides[0] if sides[0][key] != sides[1].get(key)}
 
     add(
@@ -76,7 +76,7 @@ def test_what_a_mark_means_to_the_run(conf: Path) -> None:
         "free: 1  # [same run]\nlonger: 1  # [may change]\nfixed: 1\nplace: null  # [list of str, names the project]",
     )
     add(conf / "data" / "puzzles.yaml", "shown:  # [same run]\n  colour: red")
-    one = resolved()
+    one, rules = resolved(), keys.everywhere()
     for override, renamed, changed in (
         ("free=2", False, set()),
         ("shown.colour=blue", False, set()),
@@ -168,7 +168,9 @@ def test_files_of_ones_own_are_held_to_what_they_say(lines: Lines, tmp_path: Pat
     choice = ["--config-dir", str(own), "arch=mine"]
     assert_one_line(lines.run([*choice, "arch.num_heads=2"], tmp_path), "arch.num_heads=2: must be at least 4")
     assert_one_line(lines.run([*choice, "puzzle_emb_lr=-1"], tmp_path), "puzzle_emb_lr=-1.0: must be at least 0")
-    assert_one_line(lines.run(["--config-dir", str(own), "arch=yours"], tmp_path), "arch=yours: unknown; choose one of cnn, gpt, hrm, ")
+    assert_one_line(
+        lines.run(["--config-dir", str(own), "arch=yours"], tmp_path), "arch=yours: unknown; choose one of cnn, components, gpt, hrm, "
+    )
     (own / "arch" / "mine.yaml").write_text(net.replace("[>= 4]", "[=> 4]"))
     number = 1 + net.splitlines().index("  num_heads: 8  # [>= 4]")
     mistake = f"{own}/arch/mine.yaml, line {number}: arch.num_heads: [=> 4]: neither type, bound nor mark"

@@ -198,7 +198,7 @@ class Net(torch.nn.Module):
     def predict(self, batch: Batch) -> Prediction:
         return answered(batch)
 
-    def evaluators(self) -> Sequence[Counts]:
+    def evaluators(self, row: Any) -> Sequence[Counts]:
         return (Counts("depth"),)
 
 

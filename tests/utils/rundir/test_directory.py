@@ -32,7 +32,7 @@ class Second(Dist):
         return ["", text]
 
     def broadcast_text(self, text: str) -> str:
-        return self.main_directory
+        return self.main_directory if text else ""
 
 
 def opened(

@@ -1,0 +1,108 @@
+"""Nets that others are about: from runs, averaged or not, of any precision, and from folders with a Llama model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from models import llama
+from models.objectives.base import Context
+from models.objectives.decompose import Decompose
+from tests.models.test_components import TEXT, objective_on, with_gradients
+from tests.runs import TINY_GPT, Result, train
+from tests.steps import trainer_on
+from utils.errors import ConfigError
+from utils.noise import Noise
+from utils.ranks.distributed import Dist
+
+
+def outputs(objective: Decompose, batch: dict[str, Tensor]) -> Tensor:
+    with torch.no_grad():
+        return objective.model.outputs(batch["inputs"])
+
+
+def test_a_folder_with_a_llama_model_is_the_net_that_it_was_written_from(gpt_target: Path, tmp_path: Path) -> None:
+    llama.export(str(gpt_target), str(tmp_path / "llama"))
+    ours, batch, _ = objective_on(gpt_target, tmp_path / "a", r"arch.modules=['layers\..*']")
+    trainer = trainer_on(Dist(), tmp_path / "b", *TEXT, f"arch.target={tmp_path}/llama", r"arch.modules=['layers\..*']")
+    theirs = trainer.objective
+    assert isinstance(theirs, Decompose)
+    assert_close(outputs(theirs, batch), outputs(ours, batch), rtol=1e-4, atol=1e-5)  # written in float32
+    assert "model.target" in theirs.frozen()
+
+
+@pytest.mark.slow
+def test_a_run_that_averaged_is_its_average(tmp_path: Path) -> None:
+    few = ["experiment=tms_target", "arch.forward_dtype=float64", "global_batch_size=64", "max_steps=10", "data.held_out=64"]
+    run = train(tmp_path / "target", *few, "ema=true", "ema_rate=0.5")
+    objective, _, _ = objective_on(run.directory, tmp_path)
+    there = objective.model.target.net.linear1.weight
+    assert_close(there, run.weights("ema")["dense/model.linear1.weight"].double(), rtol=0, atol=0)
+    assert (there - run.weights()["model.linear1.weight"]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_lower_precision_says_nearly_the_same(dtype: str, whole: bool, tms_target: Path, tmp_path: Path) -> None:
+    """Nor is the rounding of products taken for what components do not add up to."""
+    keys = [f"arch.loss.whole={str(whole).lower()}", "arch.loss.subset=1", "arch.loss.warmup_steps=400"]
+    exact, batch, ctx = objective_on(tms_target, tmp_path / "a", *keys, "arch.C=20")
+    low, _, _ = objective_on(tms_target, tmp_path / "b", *keys, "arch.C=20", f"arch.forward_dtype={dtype}")
+    low.load_saved({name: tensor.float() for name, tensor in exact.saved().items()})
+    near = {"rtol": 0.2, "atol": 1e-3} if dtype == "bfloat16" else {"rtol": 1e-4, "atol": 1e-6}
+    wanted, gradients = with_gradients(exact, batch, ctx)
+    found, others = with_gradients(low, batch, ctx)
+    assert_close(found.double(), wanted, **near)
+    assert others.keys() == gradients.keys()
+    assert all(gradient.isfinite().all() for gradient in others.values())
+
+
+@pytest.mark.parametrize("kind", ["vector_mlp", "shared_mlp"])
+def test_every_kind_of_gate_learns(kind: str, tms_target: Path, tmp_path: Path) -> None:
+    objective, batch, ctx = objective_on(tms_target, tmp_path, f"arch.gates.kind={kind}")
+    _, gradients = with_gradients(objective, batch, ctx)
+    of_gates = {name: gradient for name, gradient in gradients.items() if ".gates." in name}
+    assert len(of_gates) == 7
+    assert all(gradient.abs().sum() > 0 for gradient in of_gates.values())
+
+
+def test_texts_of_several_documents_keep_them_apart(gpt_target: Path, tmp_path: Path) -> None:
+    objective, batch, _ = objective_on(gpt_target, tmp_path)
+    batch = {name: tensor[:1] for name, tensor in batch.items()}
+    cut = {**batch, "documents": torch.tensor([[0] * 9 + [1] * 7], dtype=torch.int32)}
+    tail = {name: tensor[:, 9:] for name, tensor in batch.items()}
+    with torch.no_grad():
+        both, alone = objective.predict(cut), objective.predict(tail)
+        # positions are counted on over documents, so the tail by itself stands elsewhere: rotary attention sees distances alone
+        assert_close(both.outputs["gates"][:, 9:], alone.outputs["gates"], rtol=1e-5, atol=1e-6)
+    out = objective(cut, None, Context(0.0, Noise(0, 0, [0])))
+    assert torch.isfinite(out.loss)
+
+
+@pytest.mark.slow
+def test_recomputing_targets_are_taken_apart(tmp_path: Path) -> None:
+    """What saves memory in training would compute matrices again where nothing stands in their places any more."""
+    run = train(tmp_path / "gpt", *TINY_GPT, "max_steps=2", "data.max_new_tokens=0", "arch.recompute=true")
+    objective, batch, ctx = objective_on(run.directory, tmp_path)
+    assert objective.model.names[0] == "embed_tokens"
+    assert objective.model.names[-1] == "lm_head"
+    _, gradients = with_gradients(objective, batch, ctx)
+    assert all(gradient.abs().sum() > 0 for name, gradient in gradients.items() if ".parts." in name)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_a_target_is_refused(tms_target: Path, gpt_target: Path, tmp_path: Path) -> None:
+    small = ["experiment=tms_5_2", "max_steps=1", "global_batch_size=8", "arch.C=2", "data.held_out=0", "arch.loss.warmup_steps=0"]
+    taken: Result = train(tmp_path / "taken", *small, f"arch.target={tms_target}")
+    with pytest.raises(ConfigError, match=r"arch\.target=.*taken: holds what is itself about another net, .*; give that one"):
+        objective_on(taken.directory, tmp_path)
+    with pytest.raises(ConfigError, match=r"arch\.target=.*: a net of models\.gpt\.GPT for 5 features: arch=gpt needs text"):
+        trainer_on(Dist(), tmp_path / "run", "experiment=tms_5_2", f"arch.target={gpt_target}")
+    digits = ["data=digits", "optim=adadelta", "global_batch_size=32", "max_steps=1", "eval_interval=null"]
+    image = train(tmp_path / "cnn", "arch=cnn", *digits)
+    with pytest.raises(ConfigError, match=r"cnn: holds a CNN; arch=tms, resid_mlp and gpt can be taken apart"):
+        trainer_on(Dist(), tmp_path / "run", "arch=components", *digits, f"arch.target={image.directory}")

@@ -1,0 +1,116 @@
+"""Runs that come before a run: where a key that names one has its arguments instead of a path, the same ranks make it first.
+
+It is a run like any other, in a directory of its own whose name follows from what it is: it goes on where it was interrupted, and
+who needs it again finds it finished.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from utils.command import config as configs
+from utils.command.adopted import written
+from utils.command.arguments import prepare
+from utils.command.keys import A_RUN, SAME_RUN, everywhere, is_marked, run_values
+from utils.command.values import leaves
+from utils.errors import Busy, ConfigError, Stopped, short
+from utils.files import read_text
+from utils.ranks import signals
+from utils.ranks.distributed import Dist
+from utils.ranks.launchers import detect
+from utils.rundir.status import state_of
+
+PAUSE_S = 2.0
+# from the run that needs it, unless its arguments say otherwise
+HANDED_ON = (
+    "data_path",
+    "device",
+    "backend",
+    "timeout_s",
+    "exact",
+    "num_workers",
+    "wandb.mode",
+)
+
+
+def made_first(config: DictConfig, dist: Dist, run: Callable[[DictConfig], Any]) -> DictConfig:
+    """The configuration with paths alone; `run` makes what is not there yet. On all ranks together."""
+    plain: Any = OmegaConf.to_container(config)
+    rules = everywhere()
+    for path, value in leaves(plain):
+        if isinstance(value, str) and is_marked(path, rules, A_RUN) and dist.broadcast_text("yes" if is_arguments(value) else ""):
+            with dist.agreed():
+                earlier = _resolved(path, value, config)
+            if not _finished(earlier, dist) and not _made(earlier, run):
+                _wait(path, earlier, dist, run)
+            OmegaConf.update(config, path, os.path.abspath(earlier.checkpoint_path))
+    return config
+
+
+def is_arguments(value: str) -> bool:
+    """Whether a value is the arguments of a run, and no path, not even a mistyped one."""
+    return "=" in value and "/" not in value.partition("=")[0] and not os.path.exists(value)
+
+
+def _resolved(path: str, value: str, config: DictConfig) -> DictConfig:
+    """The configuration of the run that these arguments mean."""
+    try:
+        given = shlex.split(value)
+        said = {word.partition("=")[0] for word in given}
+        mine = [f"{key}={written(OmegaConf.select(config, key))}" for key in HANDED_ON if key not in said]
+        mine += [] if "run_name" in said else ["run_name=null"]  # it is found by what it is
+        raw = compose("pretrain", prepare([*mine, *given]), return_hydra_config=True)
+        return configs.resolve(raw, dict(raw.hydra.runtime.choices), detect(os.environ))
+    except Exception as error:  # Hydra has many
+        from utils.command.complaints import explain
+
+        line = str(error) if isinstance(error, ConfigError) else explain(error)
+        raise ConfigError(f"{path}={short(value)}: {line or str(error).splitlines()[0]}") from None
+
+
+def _finished(earlier: DictConfig, dist: Dist) -> bool:
+    """Whether this very run is there and done, as rank 0 sees it."""
+    folder = Path(earlier.checkpoint_path)
+    done = state_of(folder) == "finished" and (folder / "checkpoints" / "latest").is_file() and _is_of(folder, earlier)
+    return bool(dist.broadcast_text("yes" if done else ""))
+
+
+def _is_of(folder: Path, earlier: DictConfig) -> bool:
+    """Whether the run in a folder has these values; where it has others, the run itself says which, or becomes longer."""
+    rules, now = everywhere(), OmegaConf.to_container(earlier)
+    try:
+        then = OmegaConf.to_container(OmegaConf.create(read_text(folder / "config.yaml")))
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException):
+        return False
+    there, here = (run_values(config, rules, SAME_RUN) for config in (then, now))  # type: ignore[arg-type]
+    return all(value in (there.get(path, value), "auto") for path, value in here.items())
+
+
+def _wait(path: str, earlier: DictConfig, dist: Dist, run: Callable[[DictConfig], Any]) -> None:
+    """Until another process has made it, or has given up and this one can."""
+    if dist.is_main:
+        print(f"{path}: waiting for {earlier.checkpoint_path}, which another run makes", flush=True)
+    while not _finished(earlier, dist) and not _made(earlier, run):
+        time.sleep(PAUSE_S)
+        if signum := signals.chosen(dist.sums(signals.flags())):
+            raise Stopped(signum, f"{signal.Signals(signum).name} while waiting for {earlier.checkpoint_path}")
+
+
+def _made(earlier: DictConfig, run: Callable[[DictConfig], Any]) -> bool:
+    """Make it; not if another process is at it."""
+    try:
+        run(earlier)
+    except Busy:
+        return False
+    return True
