@@ -27,10 +27,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from data.source import Source
 from data.stream import ShardStream, eval_batches, to_tensors, train_loader
-from models.objectives.base import Context, Objective, to_device
+from models.objectives.base import Context, Objective, make_objective, to_device
 from optim.ema import EMA
-from optim.groups import build as build_dense
-from optim.groups import build_sparse
+from optim.groups import build_dense, build_sparse
 from optim.memory import Memory
 from optim.replicas import check_files, check_same, same_everywhere
 from optim.schedule import Schedule, build_schedule, set_lr
@@ -43,11 +42,10 @@ from utils.checkpoint.carries import Carries
 from utils.checkpoint.init_from import begin_with
 from utils.checkpoint.policy import NOTICES, Keeper
 from utils.checkpoint.registry import Origin, Registry, Standing
-from utils.checkpoint.resume import Start
 from utils.command import config
 from utils.command.instantiate import make
 from utils.command.limits import check_passes
-from utils.measure import hardware
+from utils.measure import hardware, plan
 from utils.measure.evaluation import Evaluation, check_names
 from utils.measure.metrics import Clock, Meter, Metric
 from utils.measure.micro_batch import shards_at_once
@@ -144,16 +142,17 @@ def train_or_evaluate(cfg: DictConfig, dist: Dist, run: RunDirectory) -> float |
     return standing.results.get(trainer.headline.name)
 
 
-def build_problem(cfg: DictConfig, dist: Dist, run: RunDirectory, start: Start) -> tuple[Source, Objective, Sync, torch.nn.Module]:
+def build_problem(cfg: DictConfig, dist: Dist, run: RunDirectory, start: resume.Start) -> tuple[Source, Objective, Sync, torch.nn.Module]:
     """The data and the net, the same on every rank, and what keeps it so; as training calls it, the net may be wrapped."""
     with dist.main_first():  # it may fill a cache
         source = make(cfg.data, "data")
     check_files({f"data_path={cfg.data_path}: the dataset": source.spec.fingerprint}, dist)
-    with dist.agreed(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(cfg.seed)  # initialisers draw from the global generator, on the CPU for every device
-        arch = {key: value for key, value in cfg.arch.items() if key != "loss"}
-        objective = make(cfg.arch.loss, "arch.loss", make(arch, "arch", source.spec))
-        objective = objective.double() if objective.model.dtype == torch.float64 else objective
+    if cfg.plan:
+        net = make_objective(cfg.arch, cfg.seed, source.spec, plan.NOWHERE)
+        remembered = Memory(build_dense(cfg.optim.dense, net.trained())).like({}, 1)
+        plan.settle(cfg, dist, source.plan, net, remembered, partial(beginning, cfg, source, plan.NOWHERE), run.say)
+    with dist.agreed():
+        objective = make_objective(cfg.arch, cfg.seed, source.spec)
         if cfg.init_from and dist.is_main and start.folder is None:
             objective.load_saved(begin_with(cfg.init_from, "model", objective, run.say))
         sync = make(cfg.sync, "sync", notices=NOTICES)
@@ -166,6 +165,12 @@ def build_problem(cfg: DictConfig, dist: Dist, run: RunDirectory, start: Start) 
     return source, objective, sync, sync.wrap(objective, dist)
 
 
+def beginning(cfg: DictConfig, source: Source, device: torch.device, shards: Sequence[int]) -> tuple[dict[str, torch.Tensor], Context]:
+    """What the first step would see of these shards."""
+    batch = to_device(to_tensors([source.train_batch(0, shard) for shard in shards]), device)
+    return batch, Context(0.0, Noise(cfg.seed, 0, shards, device))
+
+
 def build(
     cfg: DictConfig, dist: Dist, run: RunDirectory, source: Source, objective: Objective, sync: Sync, wrapped: torch.nn.Module
 ) -> Trainer:
@@ -174,19 +179,15 @@ def build(
     owned, shard_size = dist.owned_shards(cfg.shards), source.plan.examples_per_update // cfg.shards
     check_passes(cfg, dist.world_size, shard_size)
 
-    def beginning(shards: Sequence[int]) -> tuple[dict[str, torch.Tensor], Context]:
-        """What the first step would see of these shards."""
-        batch = to_device(to_tensors([source.train_batch(0, shard) for shard in shards]), dist.device)
-        return batch, Context(0.0, Noise(cfg.seed, 0, shards, dist.device))
-
+    first = partial(beginning, cfg, source, dist.device)
     weights, most_rows = list(parameters.values()), shard_size * len(dist.owned_shards(cfg.shards, rank=0))
-    size = shards_at_once(cfg, shard_size, len(owned), dist.device, weights, lambda n: objective.rehearse(*beginning(owned[:n])))
+    size = shards_at_once(cfg, shard_size, len(owned), dist.device, weights, lambda n: objective.rehearse(*first(owned[:n])))
     parts = [owned[i : i + size] for i in range(0, len(owned), size)]
     ema = EMA(parameters, tables if cfg.ema_tables else {}, cfg.ema_rate) if cfg.ema else None
     trainer = Trainer(
         cfg=cfg, dist=dist, run=run, source=source, objective=objective, sync=sync, wrapped=wrapped,
         verdicts=Verdicts(cfg.on_nonfinite, dist.device, NOTICES), meter=Meter(cfg.shards),
-        parts=parts, carries=Carries(parts, lambda: objective.initial_carry(beginning(owned[:1])[0])),
+        parts=parts, carries=Carries(parts, lambda: objective.initial_carry(first(owned[:1])[0])),
         sparse=build_sparse(cfg.optim.get("sparse"), tables, most_rows, dist, [ema.before_rows_change] if ema is not None else []),
         dense=build_dense(cfg.optim.dense, parameters),
         schedule=build_schedule(cfg.optim.schedule, source.plan.total_steps, source.plan.steps_per_epoch),
@@ -194,7 +195,7 @@ def build(
         headline=objective.judged_by(cfg.objective_metric),
     )  # fmt: skip
     if hardware.peak_flops(dist.device, objective.model.dtype):
-        trainer.flops_per_example = objective.flops_per_example(*beginning(owned[:1]))
+        trainer.flops_per_example = objective.flops_per_example(*first(owned[:1]))
     if cfg.compile in (True, "max") or (cfg.compile == "auto" and dist.device.type == "cuda"):
         objective.compile_net(graphs=cfg.compile == "max")
     trainer.saved = enter_parts(trainer)
@@ -299,8 +300,7 @@ def log(trainer: Trainer, clock: Clock) -> None:
     if plan.steps_per_epoch is not None:
         row["epoch"] = trainer.step / plan.steps_per_epoch
     row |= clock.speeds(max(1, trainer.source.spec.seq_len), trainer.sync.take_wait_s(), trainer.keeper.take_stall_s())
-    flops = trainer.flops_per_example * row["speed/examples_per_s"] / trainer.dist.world_size
-    row |= hardware.load(trainer.dist.device, trainer.objective.model.dtype, flops)
+    row |= hardware.load(trainer.dist, trainer.objective.model.dtype, trainer.flops_per_example * row["speed/examples_per_s"])
     trainer.run.log(trainer.step, row)
     headline = trainer.objective.headline.name
     trainer.run.progress(trainer.step, trainer.total_steps, means.get("loss"), headline, means.get(headline), row["speed/examples_per_s"])

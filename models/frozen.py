@@ -73,7 +73,7 @@ def _fill(net: nn.Module, tensors: Tensors, path: str) -> None:
         there, here = (f"{tuple(t.shape)} of {'floats' if t.is_floating_point() else t.dtype}" for t in (tensor, own[name]))
         if there != here:
             raise ConfigError(f"{path}: {name} is {there} there and {here} in this net; use the files of the net that is frozen")
-        own[name].data = tensor
+        own[name].data = tensor.to(own[name].device)  # which may be one without numbers
         filled.add(id(own[name]))
         del missing[name]
     left = [name for name in missing if id(own[name]) not in filled]  # files hold tied weights under one of their names

@@ -29,7 +29,7 @@ def _spare_the_compiler() -> None:
 _spare_the_compiler()
 
 
-def build(config: Sequence[Mapping[str, Any]], parameters: Mapping[str, nn.Parameter]) -> list[torch.optim.Optimizer]:
+def build_dense(config: Sequence[Mapping[str, Any]], parameters: Mapping[str, nn.Parameter]) -> list[torch.optim.Optimizer]:
     """One optimizer per entry of `optim.dense`, over the parameters that its pattern claims."""
     entries = plain(config)
     if not isinstance(entries, list):

@@ -68,7 +68,7 @@ def _named(number: int, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str,
 
 def _twins(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], like: Tensor) -> dict[str, Tensor]:
     """What the optimizer keeps of one parameter: asked of a copy of it that takes a step with a tiny one."""
-    tiny = nn.Parameter(torch.zeros(2, 2, dtype=like.dtype, device=like.device))
+    tiny = nn.Parameter(torch.zeros(2, 2, dtype=like.dtype, device="cpu" if like.is_meta else like.device))  # some take no steps there
     tiny.grad = torch.zeros_like(tiny)
     twin = copy.copy(optimizer)
     twin.state, twin.param_groups = defaultdict(dict), [{**group, "params": [tiny]}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -13,11 +14,13 @@ from models.frozen import Frozen
 from models.graphs import keep_what_outlives_a_replay
 from models.sparse_embedding import ShardedEmbedding, SparseEmbedding
 from utils import transfer
+from utils.command.instantiate import make
 from utils.measure.hardware import count_flops
 from utils.measure.metrics import Metric, MetricSums
 from utils.measure.report import Evaluator, Prediction
 from utils.noise import Noise
 from utils.ranks.distributed import Dist
+from utils.spec import Spec
 
 Batch = dict[str, Tensor]
 T = TypeVar("T")
@@ -108,6 +111,10 @@ class Objective(nn.Module):
         """
         return ()
 
+    def trained(self) -> dict[str, nn.Parameter]:
+        """What optimizers may claim, by name."""
+        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+
     def frozen(self) -> dict[str, dict[str, str]]:
         """Where the frozen parts come from, and the hash by which their files are known."""
         parts = self.named_modules(remove_duplicate=False)  # a part may be reached by several names
@@ -142,8 +149,8 @@ class Objective(nn.Module):
         own = {*self.costs, *([self.headline.name] if self.headline.lower else [])}
         return Metric(metric.name, metric.lower or metric.name.rpartition("/")[2] in own)
 
-    def rehearse(self, batch: Batch, ctx: Context) -> None:
-        """One forward and backward that leave no trace, as late in a run as nets are deepest."""
+    def rehearse(self, batch: Batch, ctx: Context, keep: bool = False) -> None:
+        """One forward and backward that leave no trace, but, to `keep`, gradients; as late in a run as nets are deepest."""
         try:
             carry = self.initial_carry(batch)
             with torch.no_grad():
@@ -151,7 +158,7 @@ class Objective(nn.Module):
             self.look_ahead([(batch, carry)], alone=True)
             self(batch, carry, replace(ctx, totals=totals, progress=1.0)).loss.backward()
         finally:
-            self.zero_grad()
+            self.zero_grad(set_to_none=not keep)
             for table in self.tables().values():
                 table.take()
 
@@ -168,6 +175,15 @@ class Objective(nn.Module):
     def _without_frozen(self, named: Mapping[str, T]) -> dict[str, T]:
         inside = tuple(f"{name}." for name in self.frozen())
         return {name: thing for name, thing in named.items() if not name.startswith(inside)}
+
+
+def make_objective(arch: Any, seed: int, spec: Spec, device: torch.device | None = None) -> Objective:
+    """A net and its loss, with weights as they begin: drawn on the CPU for every device."""
+    with torch.random.fork_rng(devices=[]), nullcontext() if device is None else device:
+        torch.manual_seed(seed)  # initialisers draw from the global generator
+        net = make({key: value for key, value in arch.items() if key != "loss"}, "arch", spec)
+        objective: Objective = make(arch["loss"], "arch.loss", net)
+    return objective.to(device, torch.float64 if objective.model.dtype == torch.float64 else None)
 
 
 def to_device(batch: dict[str, Tensor], device: torch.device) -> Batch:

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from models.sparse_embedding import SparseEmbedding
-from optim.groups import build, build_sparse, claimed
+from optim.groups import build_dense, build_sparse, claimed
 from optim.schedule import build_schedule
 from tests.ranks import ROOT
 from utils.errors import ConfigError
@@ -48,7 +48,7 @@ def dense(match=".*", **optimizer):
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "optim").glob("*.yaml")))
 def test_every_config_trains_every_parameter_once(name):
     config, named = config_of(name), parameters()
-    optimizers = build(config.dense, named)
+    optimizers = build_dense(config.dense, named)
     owned = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     assert sorted(map(id, owned)) == sorted(map(id, named.values()))
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
@@ -76,7 +76,7 @@ def test_nets_with_a_table_say_who_trains_it(net):
 
 
 def test_muon_gets_the_matrices_of_the_layers_only():
-    muon, adamw = build(config_of("muon").dense, parameters())
+    muon, adamw = build_dense(config_of("muon").dense, parameters())
     assert isinstance(muon, torch.optim.Muon)
     assert muon.param_groups[0]["param_names"] == [name for name in LAYERS if ".layers." in name]
     assert isinstance(adamw, torch.optim.AdamW)
@@ -85,7 +85,7 @@ def test_muon_gets_the_matrices_of_the_layers_only():
 
 def test_norms_and_biases_do_not_decay_where_matrices_alone_do():
     named = parameters()
-    (adamw,) = build(config_of("adamw_matrices").dense, named)
+    (adamw,) = build_dense(config_of("adamw_matrices").dense, named)
     before = {name: p.detach().clone() for name, p in named.items()}
     for p in named.values():
         p.grad = torch.zeros_like(p)
@@ -125,7 +125,7 @@ def test_first_pattern_wins():
 )
 def test_mistakes_are_one_line_that_names_them(config, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        build(config, parameters())
+        build_dense(config, parameters())
     assert "\n" not in str(caught.value)
 
 
@@ -133,8 +133,8 @@ def test_mistakes_are_one_line_that_names_them(config, message):
 def test_an_optimizer_does_not_load_the_compiler() -> None:
     """It takes a third of the time of a start."""
     code = (
-        "import sys, torch; from optim.groups import build; weight = torch.nn.Parameter(torch.ones(1))\n"
-        "build([{'match': '.*', 'optimizer': {'_target_': 'optim.adam_atan2.AdamATan2', 'lr': 0.1}}], {'weight': weight})\n"
+        "import sys, torch; from optim.groups import build_dense; weight = torch.nn.Parameter(torch.ones(1))\n"
+        "build_dense([{'match': '.*', 'optimizer': {'_target_': 'optim.adam_atan2.AdamATan2', 'lr': 0.1}}], {'weight': weight})\n"
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)

@@ -104,11 +104,17 @@ class Cluster:
         """How a job ended."""
         over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
         self.wait(job, lambda: self.about(job, "JobState") in over, within)
-        return self.about(job, "JobState")
+        state = self.about(job, "JobState")
+        if state == "FAILED":
+            print(
+                *(line for log in self.folder.glob("*.log") for line in log.read_text().splitlines()[-60:]), sep="\n"
+            )  # shown if a test fails
+        return state
 
     def starts_again(self, job: str, *changes: str) -> None:
         """Of a job that has gone back into the queue: without the two minutes that Slurm would wait, and perhaps with other nodes."""
         self.wait(job, lambda: (self.about(job, "JobState"), self.about(job, "Reason")) == ("PENDING", "BeginTime"))
+        self.wait(job, lambda: not list(self.folder.glob(f"spool-*/job{int(job):05d}")))  # its former start cleans up after itself
         if changes:
             self.ask("scontrol", "update", f"JobId={job}", *changes)
         self.ask("scontrol", "update", f"JobId={job}", "StartTime=now")

@@ -73,7 +73,8 @@ def fix_arithmetic(config: DictConfig, start: Start, dist: Dist) -> None:
     """
     if config.arch.get("forward_dtype") == "auto":
         then = config_of(start.meta["config"])["arch"].get("forward_dtype", "auto") if "config" in start.meta else "auto"
-        config.arch.forward_dtype = dist.broadcast_text(forward_dtype(dist.device)) if then == "auto" else then
+        best = "bfloat16" if config.plan_cards else forward_dtype(dist.device)  # planned for GPUs that are elsewhere
+        config.arch.forward_dtype = dist.broadcast_text(best) if then == "auto" else then
 
 
 def take_up(start: Start, saved: Registry, config: DictConfig, run: RunDirectory, total_steps: int) -> Start:

@@ -29,6 +29,10 @@ def check_combinations(config: DictConfig, launch: Launch) -> None:
     micro = config.micro_batch_size
     if isinstance(micro, int) and batch is not None and micro < batch // shards:
         raise ConfigError(f"micro_batch_size={micro} is less than one shard of {batch // shards} examples; raise it, or shards={shards}")
+    if config.plan_cards is not None and config.plan != "show":
+        raise ConfigError(f"plan_cards={config.plan_cards}: says for which GPUs plan=show plans; add it, or remove plan_cards")
+    if config.plan and isinstance(micro, int):
+        raise ConfigError(f"micro_batch_size={micro}: is what plan={config.plan} is to find; remove one of them")
     interval = config.eval_interval
     if all(config[key] is None for key in map(str, config) if key == "epochs" or key.startswith("max_")):  # kinds of data may know others
         raise ConfigError("epochs=null: nothing says how long the run is; give epochs or max_steps")
@@ -60,7 +64,7 @@ def way_of(config: DictConfig) -> str:
 
 def check_fsdp(config: DictConfig) -> None:
     """Weights lie split over ranks, and each finds out by itself what fits."""
-    if config.micro_batch_size == "auto":
+    if config.micro_batch_size == "auto" and not config.plan:
         raise ConfigError("micro_batch_size=auto: ranks may find different numbers, which sync=fsdp cannot; give a number, or null for all")
     if config.compile == "max":
         raise ConfigError("compile=max: sync=fsdp moves weights, which CUDA graphs expect in their places; use compile=true")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import resource
@@ -14,6 +15,7 @@ import torch
 
 from utils.ranks.distributed import Dist
 
+SHOWN_RANKS = 16  # by themselves, in every row of metrics
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 # NVIDIA's data sheets: dense bfloat16 (float16 where the chip has no bfloat16) operations per second. First match counts.
@@ -69,10 +71,20 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def load(device: torch.device, dtype: torch.dtype, flops: float) -> dict[str, float]:
-    """How much of a device is in use, as a row of metrics has it; `flops`: operations per second, 0 where nobody has counted them."""
-    peak = peak_flops(device, dtype)
-    return {"memory/peak_bytes": peak_memory(device)} | ({"speed/mfu": flops / peak} if flops and peak else {})
+def load(dist: Dist, dtype: torch.dtype, flops: float) -> dict[str, float]:
+    """How much of devices is in use, as a row of metrics has it: of rank 0's, with several ranks of each, and where they are many, at most.
+
+    `flops`: operations per second of all together, 0 where nobody has counted them.
+    """
+    held = {"peak_bytes": peak_memory(dist.device)}
+    if dist.device.type == "cuda":
+        held |= {"allocated_bytes": torch.cuda.memory_allocated(dist.device), "reserved_bytes": torch.cuda.memory_reserved(dist.device)}
+    peak, row = peak_flops(dist.device, dtype), {f"memory/{name}": float(count) for name, count in held.items()}
+    every = [json.loads(text) for text in dist.all_gather_text(json.dumps(held))]
+    if dist.world_size > 1:
+        row |= {f"memory/most_{name}": max(one[name] for one in every) for name in held}
+        row |= {f"memory/rank_{rank}/{name}": count for rank, one in enumerate(every[:SHOWN_RANKS]) for name, count in one.items()}
+    return row | ({"speed/mfu": flops / dist.world_size / peak} if flops and peak else {})
 
 
 def forward_dtype(device: torch.device) -> str:

@@ -52,7 +52,10 @@ def made_first(config: DictConfig, dist: Dist, run: Callable[[DictConfig], Any])
         if isinstance(value, str) and is_marked(path, rules, A_RUN) and dist.broadcast_text("yes" if is_arguments(value) else ""):
             with dist.agreed():
                 earlier = _resolved(path, value, config)
-            if not _finished(earlier, dist) and not _made(earlier, run):
+            done = _finished(earlier, dist)
+            if not done and config.plan == "show":
+                raise ConfigError(f"plan=show: {path} is a run that is not made yet; python pretrain.py {value}")
+            if not done and not _made(earlier, run):
                 _wait(path, earlier, dist, run)
             OmegaConf.update(config, path, os.path.abspath(earlier.checkpoint_path))
     return config

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import pytest
 import torch
 
-from utils.measure.hardware import count_flops, describe, peak_flops, peak_memory, peak_of, tune
+from utils.measure.hardware import count_flops, describe, load, peak_flops, peak_memory, peak_of, tune
 from utils.ranks.distributed import Dist
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -79,3 +80,21 @@ def test_fast_math_warns_of_nothing() -> None:
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(former)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 20])
+def test_memory_of_every_rank_is_in_the_row(world_size: int) -> None:
+    """Of each rank where they are few, and always the most that any needs."""
+
+    class Ranks(Dist):
+        def all_gather_text(self, text: str) -> list[str]:
+            return [text, *(json.dumps({"peak_bytes": 2**50 + rank}) for rank in range(1, world_size))]
+
+    row = load(Ranks(0, world_size, 0, torch.device("cpu")), torch.float32, 1e9)
+    assert 50e6 < row.pop("memory/peak_bytes") < 500e9
+    if world_size > 1:
+        assert row.pop("memory/most_peak_bytes") == 2**50 + world_size - 1
+        assert row.pop("memory/rank_1/peak_bytes") == 2**50 + 1
+        assert len(row) == min(16, world_size) - 1
+    else:
+        assert not row

@@ -1,0 +1,94 @@
+"""How much memory a pass needs, counted on tensors without numbers: on the meta device, no memory is needed to know it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The most bytes that live at one time within a call, and whether there was attention in it."""
+
+    peak: int
+    attends: bool
+
+
+def watch(call: Callable[[], object], known: Iterable[Tensor]) -> Pass:
+    """What a call needs, beside what is known before.
+
+    Every operation is counted as PyTorch carries it out by itself; what a compiler joins needs less. Attention is taken to be one
+    kernel, which keeps no scores.
+    """
+    with _fused_attention() as seen, _Living(known) as living:
+        call()
+    return Pass(living.peak, bool(seen))
+
+
+def size(tensors: Iterable[Tensor]) -> int:
+    """The bytes of all together, each once however many share it."""
+    return sum({tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+
+
+class _Living(TorchDispatchMode):
+    """Watches what operations make, and what becomes of it."""
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.peak = self._now = 0
+        self._storages = weakref.WeakSet(tensor.untyped_storage() for tensor in known)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return tree_map_only(Tensor, self._made, func(*args, **(kwargs or {})))
+
+    def _made(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage not in self._storages:
+            self._storages.add(storage)
+            weakref.finalize(storage, self._gone, storage.nbytes())
+            self._now += storage.nbytes()
+            self.peak = max(self.peak, self._now)
+        return tensor
+
+    def _gone(self, count: int) -> None:
+        self._now -= count
+
+
+class _Attention(torch.autograd.Function):
+    """Keeps what a kernel keeps: what it was given and has found, and a number for each row."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = torch.empty_like(q)
+        ctx.save_for_backward(q, k, v, out, q.new_empty(q.shape[:-1], dtype=torch.float32))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3])
+
+
+@contextmanager
+def _fused_attention() -> Iterator[list[torch.Size]]:
+    """On the meta device PyTorch would take it apart, scores and all. Yields the sizes of what attended."""
+    whole, seen = F.scaled_dot_product_attention, []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *given: Any, **keys: Any) -> Tensor:
+        seen.append(q.shape)
+        attended: Tensor = _Attention.apply(q, k, v)
+        return attended
+
+    setattr(F, whole.__name__, attend)
+    try:
+        yield seen
+    finally:
+        setattr(F, whole.__name__, whole)

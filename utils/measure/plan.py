@@ -1,0 +1,195 @@
+"""Which part of a run goes where: from what it needs and what the machine has, what to set and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from utils.measure import footprint
+from utils.measure.cards import Card, attention, cards_named, cards_of, gib, precision, smallest
+from utils.ranks.distributed import Dist
+
+NOWHERE = torch.device("meta")  # where tensors have shapes and no numbers
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes of a rank that computes all by itself; `first`: a pass over one shard, `each`: every further shard at once with it."""
+
+    trained: int
+    gradients: int
+    remembered: int  # by optimizers
+    averaged: int
+    frozen: int  # weights and tables that no gradient reaches
+    largest: int  # the part whose weights lie together while it computes, where weights are split over ranks
+    first: int
+    each: int
+    attends: bool = False  # whether the net has attention
+
+    def state(self, ranks: int, split: bool) -> int:
+        """What stays from step to step, on one of so many ranks; `split`: each holds a part of what trains (sync=fsdp)."""
+        own = self.trained + self.gradients + self.remembered + self.averaged
+        # of weights and gradients alike, one part is together while the next is fetched
+        return self.frozen + (own if not split or ranks == 1 else -(-own // ranks) + 4 * self.largest)
+
+    def passes(self, shards: int) -> int:
+        """What lives at most while so many shards are computed at once."""
+        return self.first + (shards - 1) * self.each
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is chosen for a run on these cards."""
+
+    cards: Sequence[Card]
+    shards: int
+    shard_size: int
+    needs: Needs
+    split: bool
+    at_once: int  # shards
+
+    @property
+    def ranks(self) -> int:
+        return len(self.cards)
+
+    @property
+    def owned(self) -> int:
+        """Shards of the rank that has most."""
+        return -(-self.shards // self.ranks)
+
+    @property
+    def passes(self) -> int:
+        return -(-self.owned // self.at_once)
+
+    @property
+    def micro_batch_size(self) -> int:
+        return self.at_once * self.shard_size
+
+    def expected(self, at_once: int) -> int:
+        """Bytes on each card, its driver's left out."""
+        return self.needs.state(self.ranks, self.split) + self.needs.passes(at_once)
+
+    @property
+    def fits(self) -> bool:
+        return self.expected(self.at_once) <= smallest(self.cards).room
+
+
+def choose(
+    needs: Needs, cards: Sequence[Card], shards: int, shard_size: int, split: bool = False, exact: bool = False, free: bool = False
+) -> Plan:
+    """As many shards at once as fit, at least one; `exact`: one at a time; `free`: cards that have too little may be left out."""
+    cards = sorted(cards, key=lambda card: -card.room)[:shards]
+    plan = Plan(cards, shards, shard_size, needs, split, at_once=1)
+    larger = [card for card in cards if card.room > smallest(cards).room]
+    if free and larger and not plan.fits:
+        fewer = choose(needs, larger, shards, shard_size, split, exact, free)
+        return fewer if fewer.fits else plan
+    fitting = [n for n in range(1, plan.owned + 1) if plan.expected(n) <= smallest(cards).room]
+    best = 1 if exact or not fitting else fitting[-1]
+    # equally many passes with fewer shards each take less memory and no more time
+    return replace(plan, at_once=-(-plan.owned // -(-plan.owned // best)))
+
+
+def advice(plan: Plan, recompute: bool) -> str:
+    """What would make it fit, if it does not; `recompute`: whether the net could compute activations again, and does not."""
+    needs, room = plan.needs, smallest(plan.cards).room
+    if plan.fits:
+        return ""
+    if not plan.split and plan.ranks > 1 and needs.state(plan.ranks, True) + needs.passes(1) <= room:
+        return "sync=fsdp, which splits weights and what optimizers remember over ranks"
+    if needs.state(plan.ranks, plan.split) > room:
+        return "more ranks with sync=fsdp, or a smaller net: weights and what belongs to them do not fit by themselves"
+    more = f"shards={2 * plan.shards}, which makes another run, or a smaller global batch"
+    more = "a smaller net: one example is too much by itself" if plan.shard_size == 1 else more
+    return f"arch.recompute=true, or {more}" if recompute else more
+
+
+def settle(
+    cfg: Any, dist: Dist, length: Any, objective: Any, remembered: Mapping[str, Tensor], beginning: Callable[[range], tuple[Any, Any]],
+    say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """What `plan` asks for: set what is chosen, on all ranks alike, and say why; of `plan=show` that is all, and the run ends.
+
+    `objective`: on the device NOWHERE, as what its optimizers remember is; `beginning`: the first batch of so many shards there.
+    """
+    needs = count(objective, remembered.values(), cfg.ema, beginning)
+    cards = cards_named(cfg.plan_cards) if cfg.plan_cards else cards_of(dist)
+    shown = cfg.plan == "show"
+    cards = cards if shown or dist.world_size > 1 else cards[:1]
+    split = str(cfg.sync["_target_"]).endswith(".FSDP")
+    plan = choose(needs, cards, cfg.shards, length.examples_per_update // cfg.shards, split, cfg.exact, free=shown)
+    gpus = plan.ranks if cards[0].is_gpu else 1
+    command = f"torchrun --nproc-per-node {gpus} pretrain.py …" if gpus > 1 else "python pretrain.py …"
+    if left := Counter(cards) - Counter(plan.cards):
+        command += f"; {', '.join(map(str, left))} left out"
+    text = table(plan, cfg.arch, cfg.optim.dense, command if shown and dist.world_size == 1 else "as started")
+    if shown:
+        if dist.is_main:
+            print(text, flush=True)
+        raise SystemExit(0)
+    say(text)
+    cfg.plan = False  # what follows is said in numbers, by which the run goes on
+    if not cfg.exact:  # which computes one shard at a time, and says so itself
+        cfg.micro_batch_size = plan.micro_batch_size
+
+
+def table(plan: Plan, arch: Any, optimizers: Any, command: str) -> str:
+    """For people: what, how much, and why."""
+    dtype, fused = str(arch.get("forward_dtype", "float32")), any(entry["optimizer"].get("fused") for entry in optimizers)
+    card, needs, next_size = smallest(plan.cards), plan.needs, plan.at_once + 1
+    names = " + ".join(f"{number} × {each}" for each, number in Counter(plan.cards).items())
+    least = "" if len({each.room for each in plan.cards}) == 1 else f"{card} has least, and decides"
+    more = f"{next_size * plan.shard_size} at once would need {gib(plan.expected(next_size))}" if next_size <= plan.owned else "all at once"
+    batch = f"of {plan.shards * plan.shard_size} examples a step, in {plan.passes} on each rank; {more}"
+    ways = f"data parallel, at most {plan.owned} of {plan.shards} shards on each; {command}" if plan.ranks > 1 else command
+    parted = "with gradients, optimizer and averages in parts, one on each rank" if plan.split and plan.ranks > 1 else ""
+    kernels = ("one kernel" if fused else "few kernels") + " for all weights" if card.is_gpu else ""
+    joined = "what a compiler joins needs less" if card.is_gpu else ""
+    state = {
+        "weights": (needs.trained, parted), "gradients": (needs.gradients, ""), "optimizer": (needs.remembered, kernels),
+        "averages": (needs.averaged, ""), "not trained": (needs.frozen, ""), "a pass": (needs.passes(plan.at_once), joined),
+    }  # fmt: skip
+    rows = [
+        ("on", names, least),
+        ("ranks", str(plan.ranks), ways),
+        ("micro_batch_size", str(plan.micro_batch_size), batch),
+        ("forward_dtype", dtype, precision(card, dtype)),
+        *([("attention", *attention(card, dtype))] if needs.attends else []),
+        *((name, gib(number), why) for name, (number, why) in state.items() if number),
+        ("together", gib(plan.expected(plan.at_once)), f"on each; tensors may take {gib(card.room)}"),
+    ]
+    if not plan.fits:
+        rows.append(
+            ("does not fit", gib(plan.expected(plan.at_once) - card.room), f"too much; try {advice(plan, arch.get('recompute') is False)}")
+        )
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return "\n".join(f"plan: {what:<{widths[0]}}  {value:<{widths[1]}}  {why}".rstrip() for what, value, why in rows)
+
+
+def count(objective: Any, remembered: Iterable[Tensor], averages: bool, beginning: Callable[[range], tuple[Any, Any]]) -> Needs:
+    """What a run needs, by a net without numbers; `beginning`: the batch of so many shards, and its context."""
+    trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.grad = torch.empty_like(parameter)  # it stays from one pass to the next
+    tables = [table.weights for table in objective.tables().values()]
+    everything = [*objective.parameters(), *objective.buffers(), *tables]
+    blocks = [footprint.size(part.parameters()) for part in objective.shardable()]
+
+    def pass_over(shards: int) -> footprint.Pass:
+        batch, context = beginning(range(shards))
+        known = [*everything, *(parameter.grad for parameter in trained if parameter.grad is not None), *batch.values()]
+        seen = footprint.watch(lambda: objective.rehearse(batch, context, keep=True), known)
+        return replace(seen, peak=seen.peak + footprint.size(batch.values()))
+
+    one, two = pass_over(1), pass_over(2)
+    weights = footprint.size(trained)
+    return Needs(
+        trained=weights, gradients=weights, remembered=footprint.size(remembered), averaged=(weights + footprint.size(tables)) * averages,
+        frozen=footprint.size(everything) - weights, largest=weights - sum(blocks) + max(blocks, default=0),
+        first=one.peak, each=two.peak - one.peak, attends=one.attends,
+    )  # fmt: skip
