@@ -10,7 +10,7 @@ from torch import Tensor
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """What the host has made; from ordinary memory the copy would make the host wait for all work so far."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def to_host(tensor: Tensor) -> Callable[[], list[float]]:

@@ -73,7 +73,7 @@ def fix_arithmetic(config: DictConfig, start: Start, dist: Dist) -> None:
     """
     if config.arch.get("forward_dtype") == "auto":
         then = config_of(start.meta["config"])["arch"].get("forward_dtype", "auto") if "config" in start.meta else "auto"
-        best = "bfloat16" if config.plan_cards else forward_dtype(dist.device)  # planned for GPUs that are elsewhere
+        best = "bfloat16" if config.get("plan_cards") else forward_dtype(dist.device)  # planned for GPUs that are elsewhere
         config.arch.forward_dtype = dist.broadcast_text(best) if then == "auto" else then
 
 
