@@ -33,7 +33,7 @@ def assert_one_line(crew: Crew, rank: int, line: str) -> None:
 def test_an_error_on_one_rank_ends_all_and_is_all_there_is_to_read(failing: int) -> None:
     with Crew(3, "fail", str(failing)) as crew:
         crew.until("ready")
-        assert crew.end(5) == [1, 1, 1]
+        assert crew.end(20) == [1, 1, 1]  # three processes beside other tests
         first, second, *_, last = crew.err(0).splitlines()
         assert first == f"error on rank {failing}: ZeroDivisionError: cannot"
         assert second == "Traceback (most recent call last):"
