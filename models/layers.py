@@ -171,9 +171,8 @@ class Attention(nn.Module):
 class Past:
     """Keys and values of the positions before, so that a continuation computes each position once."""
 
-    def __init__(self) -> None:
-        self.key: Tensor | None = None
-        self.value: Tensor | None = None
+    def __init__(self, key_BHLK: Tensor | None = None, value_BHLK: Tensor | None = None) -> None:
+        self.key, self.value = key_BHLK, value_BHLK
 
     @property
     def length(self) -> int:
