@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from models import halves
 from models.gpt import GPT, STD, DecoderBlock, Shape
-from models.layers import Embedding, Linear, Past, RMSNorm, RotaryEmbedding, SwiGLU, gated_width, parse_dtype, rms_norm
+from models.layers import Embedding, Linear, Past, RMSNorm, RotaryEmbedding, SwiGLU, gated_width, parse_dtype, rms_norm, widen
 from models.targets import load
 from utils.errors import ConfigError
 from utils.spec import Spec
@@ -84,7 +84,7 @@ class Adapter(nn.Module):
         self.mlp_norm, self.norm = RMSNorm(width, EPS), RMSNorm(width, EPS)
         self.mlp = SwiGLU(width, gated_width(width, 4.0, 32))
         self.leave = Linear(width, shape.hidden_size)
-        self.gain = nn.Parameter(torch.zeros(()))
+        self.gain = nn.Parameter(torch.zeros(1))
         self.kv_shape = (shape.num_layers, 2, shape.keys, shape.hidden_size // shape.num_heads)
         self.deep = Linear(width, shape.num_layers * 2 * shape.keys * self.kv_shape[-1]) if deep else None
         with torch.no_grad():
@@ -155,7 +155,7 @@ class Prefix(nn.Module):
 
     def size(self, number: int) -> Tensor:
         """The root mean square of a model's embeddings."""
-        return self.net(number).embed_tokens.embedding_weight.float().square().mean().sqrt()
+        return widen(self.net(number).embed_tokens.embedding_weight).square().mean().sqrt()
 
     def adapted(self, number: int, z_BMW: Tensor) -> tuple[Tensor, list[Past]]:
         """Latents as a model's prefix, and as what its layers have seen."""

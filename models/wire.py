@@ -7,6 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from models.layers import widen
+
 LEVELS = {"int8": 127, "int4": 7}
 SCALE_BYTES = 2  # of each latent: a float16
 
@@ -30,5 +32,5 @@ def size(latents: int, numbers: int, way: str) -> int:
 
 def alike(first_BMD: Tensor, second_BMD: Tensor) -> Tensor:
     """By how much the angles between an example's vectors differ in two models, whose widths may differ [B]."""
-    cosines = [torch.nn.functional.normalize(each.float(), dim=-1) for each in (first_BMD, second_BMD)]
+    cosines = [torch.nn.functional.normalize(widen(each), dim=-1) for each in (first_BMD, second_BMD)]
     return torch.stack([each @ each.mT for each in cosines]).diff(dim=0)[0].square().mean((1, 2))
