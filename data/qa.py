@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from utils.measure.report import Evaluator
 
 
 def open_sets(
-    data_path: str | None, hub: str | None, held_out: float, stories: Mapping[str, int], seed: int, skip: bool, eval_only: bool,
+    data_path: str | None, hub: str | None, held_out: float, stories: Mapping[str, Any], seed: int, skip: bool, eval_only: bool,
     all_words: bool = False,
 ) -> Sets:  # fmt: skip
     """Examples from files, the hub, or made up (of all words, or with words held out); each with an answer."""
@@ -69,7 +70,7 @@ class QASource:
         answer_tokens: int = 16,
         most_test: int | None = None,
         form: Mapping[str, str],
-        stories: Mapping[str, int],
+        stories: Mapping[str, Any],
     ) -> None:
         if not models:
             raise ConfigError("arch.models=[]: names no net that answers; give folders of runs of arch=gpt, or their arguments")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,10 @@ from utils.measure.report import Evaluator
 
 BPE = "bpe:"
 BPE_LETTERS = 10_000_000  # of the text by which it is trained
+# Which pieces count, of a begin token, a text, and questions and answers by turns
+PREDICTED: dict[str, Callable[[int], bool]] = {
+    "all": lambda number: True, "questions": lambda number: number >= 2, "answers": lambda number: number >= 2 and number % 2 == 1,
+}  # fmt: skip
 
 
 class QAText:
@@ -47,7 +52,7 @@ class QAText:
         tokenizer: str = "bytes",
         predict: str = "all",
         form: Mapping[str, str],
-        stories: Mapping[str, int],
+        stories: Mapping[str, Any],
     ) -> None:
         self._shards, shown = shards, Form(**form)
         sets = open_sets(data_path, hub, held_out, stories, seed, skip, eval_only, all_words=True)
@@ -56,7 +61,7 @@ class QAText:
         )
         if self.tokenizer.begin is None:
             raise ConfigError(f"data.tokenizer={tokenizer}: has no token that stands before a text; give another")
-        self._sets = {name: Texts(some, shown, self.tokenizer, seq_len, skip, predict == "answers") for name, some in sets.items()}
+        self._sets = {name: Texts(some, shown, self.tokenizer, seq_len, skip, predict) for name, some in sets.items()}
         self._order = Order(seed, np.arange(max(1, len(self._sets["train"]))))
         self._steps = cut_evenly(self._order.items, global_batch_size, epochs, eval_interval)
         self._length = global_batch_size, max_steps, eval_every_steps
@@ -88,7 +93,7 @@ class Texts:
     """A set of texts, read by index: tokens, and behind each the next one."""
 
     def __init__(
-        self, examples: Sequence[Example], form: Form, tokenizer: Tokenizer, seq_len: int, skip: bool, answers_alone: bool
+        self, examples: Sequence[Example], form: Form, tokenizer: Tokenizer, seq_len: int, skip: bool, predict: str
     ) -> None:
         self._width = seq_len
         about: dict[str, list[int]] = {}
@@ -101,7 +106,7 @@ class Texts:
             pieces = [np.array([tokenizer.begin], np.int32), tokens.contexts.row(text), *said]
             row = np.concatenate(pieces)
             if len(row) <= seq_len + 1:
-                counted = [not answers_alone or (number >= 2 and number % 2 == 1) for number in range(len(pieces))]
+                counted = [PREDICTED[predict](number) for number in range(len(pieces))]
                 inputs.append(row[:-1])
                 labels.append(np.where(np.repeat(counted, [len(piece) for piece in pieces]), row, IGNORE)[1:])
             elif not skip:

@@ -16,8 +16,8 @@ VALUES = tuple(f"{number:02}" for number in range(100))
 HELD_OUT = 5  # every fifth
 
 
-def make_stories(seed: int, train: int, test: int, facts: int, all_words: bool = False) -> Sets:
-    """So many texts of so many facts each, with a question about every fact; of a test text about one.
+def make_stories(seed: int, train: int, test: int, facts: int, least: int | None = None, all_words: bool = False) -> Sets:
+    """So many texts of so many facts each, in training of `least` to so many, with a question about every fact; of a test text about one.
 
     `all_words`: in training, too, as a language model knows all words of its language.
     """
@@ -26,13 +26,16 @@ def make_stories(seed: int, train: int, test: int, facts: int, all_words: bool =
         keys, values = (_words(words, name == "test", name == "train" and all_words) for words in (KEYS, VALUES))
         if facts > len(values):
             raise ConfigError(f"data.stories.facts={facts}: at most {len(values)}, as values do not occur twice in a text")
+        if least is not None and least > facts:
+            raise ConfigError(f"data.stories.least={least}: is more than data.stories.facts={facts}, which are the most")
         draw = generator(seed, f"stories, {name}, {len(keys)} words")
         sets[name] = []
         for number in range(count):
-            chosen = list(zip(_some(draw, keys, facts), _some(draw, values, facts), strict=True))
-            text = ", ".join(f"door {key}{value}" for key, value in chosen)
-            asked = [chosen[place] for place in draw.permutation(facts)[: 1 if name == "test" else facts]]
-            sets[name] += [Example(text, f"door {key}", (value,), f"story {number} of {name}") for key, value in asked]
+            some = facts if name == "test" or least is None else int(draw.integers(least, facts + 1))
+            chosen = list(zip(_some(draw, keys, some), _some(draw, values, some), strict=True))
+            text = " ".join(f"door{key}{value}" for key, value in chosen)
+            asked = [chosen[place] for place in draw.permutation(some)[: 1 if name == "test" else some]]
+            sets[name] += [Example(text, f"door{key}", (value,), f"story {number} of {name}") for key, value in asked]
     return sets
 
 
