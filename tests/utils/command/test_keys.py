@@ -18,6 +18,8 @@ from utils.command import keys
 from utils.command.keys import GROUPS, MAY_CHANGE, SAME_RUN
 from utils.errors import ConfigError
 
+slow = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def lines() -> Iterator[Lines]:
@@ -47,9 +49,15 @@ def refused(*overrides: str) -> str:
 
 @pytest.mark.parametrize(
     ("file", "key"),
-    [("pretrain", "patience"), ("arch/hrm", "patience"), ("data/puzzles", "patience"), ("sync/allreduce", "sync.patience"),
-     ("optim/adam_atan2", "optim.patience"), ("arch/cnn", "arch.patience")],
-)  # fmt: skip
+    [
+        ("pretrain", "patience"),
+        ("arch/hrm", "patience"),
+        ("arch/cnn", "arch.patience"),
+        pytest.param("data/puzzles", "patience", marks=slow),
+        pytest.param("sync/allreduce", "sync.patience", marks=slow),
+        pytest.param("optim/adam_atan2", "optim.patience", marks=slow),
+    ],
+)
 def test_a_new_key_takes_one_line_of_one_file(file: str, key: str, conf: Path) -> None:
     choice = ["arch=cnn"] if file == "arch/cnn" else []
     before = resolved(*choice)
@@ -100,21 +108,21 @@ def test_what_a_mark_means_to_the_run(conf: Path) -> None:
     [
         ("new: 1  # [itn]", "new=1: must be itn"),
         ("new: null", "new=null: must say what else it may hold; write for example [int] behind it"),
-        ("new: null  # [itn]", "new=null: must say what else it may hold"),
-        ("new: null  # any number", "new=null: must say what else it may hold"),
+        pytest.param("new: null  # [itn]", "new=null: must say what else it may hold", marks=slow),
+        pytest.param("new: null  # any number", "new=null: must say what else it may hold", marks=slow),
         ("new: 1  # [same rnu]", "new: [same rnu]: neither type, bound nor mark; write for example [int | null, >= 1, may change]"),
-        ("new: 1  # [int, float]", "new: [float]: neither type, bound nor mark"),
-        ("new: 1  # [> one]", "new: [> one]: neither type, bound nor mark"),
-        ("new: 1  # []", "new: []: neither type, bound nor mark"),
-        ("new: 1  # [int, >= 1 and so on", "new: [>= 1 and so on]: neither type, bound nor mark"),
+        pytest.param("new: 1  # [int, float]", "new: [float]: neither type, bound nor mark", marks=slow),
+        pytest.param("new: 1  # [> one]", "new: [> one]: neither type, bound nor mark", marks=slow),
+        pytest.param("new: 1  # []", "new: []: neither type, bound nor mark", marks=slow),
+        pytest.param("new: 1  # [int, >= 1 and so on", "new: [>= 1 and so on]: neither type, bound nor mark", marks=slow),
         ("new: 1  # [>= 2] two", "new=1: must be at least 2"),
-        ("new: true  # [str]", "new=true: must be a word"),
-        ("new: auto  # [true | false]", "new=auto: must be true or false"),
+        pytest.param("new: true  # [str]", "new=true: must be a word", marks=slow),
+        pytest.param("new: auto  # [true | false]", "new=auto: must be true or false", marks=slow),
         ("new: x  # [>= 1]", "new: bounds are for numbers; write for example [int, >= 1]"),
-        ("new: {a: 1}  # [int]", "new={'a': 1}: must be a whole number"),
+        pytest.param("new: {a: 1}  # [int]", "new={'a': 1}: must be a whole number", marks=slow),
         ("new: ${seed}  # [same run]", "new: always has the value of ${seed}; what is said of that key holds for it"),
         ("# [int]\nnew: 1", "these brackets stand behind no key; put them behind the one that they are about"),
-        ("new:  # [same run]\n  deep:\n    er: 1  # [=1]", "new.deep.er: [=1]: neither type, bound nor mark"),
+        pytest.param("new:  # [same run]\n  deep:\n    er: 1  # [=1]", "new.deep.er: [=1]: neither type, bound nor mark", marks=slow),
     ],
 )
 def test_a_mistake_in_what_a_file_says_is_named_by_its_line(line: str, problem: str, conf: Path) -> None:
