@@ -44,6 +44,8 @@ def install(rank: int = 0, closing: Callable[[int, str], bool] | None = None) ->
     if _state.installed:
         return
     _state.installed = True
+    # one that comes before all is in place would meet half of it, and could be lost
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, STATUS)
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -52,6 +54,7 @@ def install(rank: int = 0, closing: Callable[[int, str], bool] | None = None) ->
         signal.siginterrupt(signum, False)  # libraries in C need not be ready for interrupted calls
     os.register_at_fork(after_in_child=_detach)
     threading.Thread(target=_listen, args=(read,), name="signals", daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 def defer() -> None:
