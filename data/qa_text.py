@@ -92,9 +92,7 @@ class QAText:
 class Texts:
     """A set of texts, read by index: tokens, and behind each the next one."""
 
-    def __init__(
-        self, examples: Sequence[Example], form: Form, tokenizer: Tokenizer, seq_len: int, skip: bool, predict: str
-    ) -> None:
+    def __init__(self, examples: Sequence[Example], form: Form, tokenizer: Tokenizer, seq_len: int, skip: bool, predict: str) -> None:
         self._width = seq_len
         about: dict[str, list[int]] = {}
         for place, example in enumerate(examples):

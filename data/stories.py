@@ -11,6 +11,7 @@ from data.qa_files import Example, Sets
 from utils.errors import ConfigError
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WHAT = "cupboard"
 KEYS = tuple(a + b for a in LETTERS for b in LETTERS)
 VALUES = tuple(f"{number:02}" for number in range(100))
 HELD_OUT = 5  # every fifth
@@ -23,9 +24,10 @@ def make_stories(seed: int, train: int, test: int, facts: int, least: int | None
     """
     sets: Sets = {}
     for name, count in (("train", train), ("test", test)):
-        keys, values = (_words(words, name == "test", name == "train" and all_words) for words in (KEYS, VALUES))
-        if facts > len(values):
-            raise ConfigError(f"data.stories.facts={facts}: at most {len(values)}, as values do not occur twice in a text")
+        keys, values = (_words(words, name == "test", all_words and name == "train") for words in (KEYS, VALUES))
+        if facts > min(len(keys), len(values)):
+            most = min(len(keys), len(values))
+            raise ConfigError(f"data.stories.facts={facts}: at most {most}, as nothing occurs twice in a text; give fewer")
         if least is not None and least > facts:
             raise ConfigError(f"data.stories.least={least}: is more than data.stories.facts={facts}, which are the most")
         draw = generator(seed, f"stories, {name}, {len(keys)} words")
@@ -33,9 +35,9 @@ def make_stories(seed: int, train: int, test: int, facts: int, least: int | None
         for number in range(count):
             some = facts if name == "test" or least is None else int(draw.integers(least, facts + 1))
             chosen = list(zip(_some(draw, keys, some), _some(draw, values, some), strict=True))
-            text = " ".join(f"door{key}{value}" for key, value in chosen)
+            text = " ".join(f"{WHAT}{key}{value}" for key, value in chosen)
             asked = [chosen[place] for place in draw.permutation(some)[: 1 if name == "test" else some]]
-            sets[name] += [Example(text, f"door{key}", (value,), f"story {number} of {name}") for key, value in asked]
+            sets[name] += [Example(text, f"{WHAT}{key}", (value,), f"story {number} of {name}") for key, value in asked]
     return sets
 
 

@@ -178,6 +178,10 @@ class Past:
     def length(self) -> int:
         return 0 if self.key is None else self.key.shape[2]
 
+    def to(self, device: torch.device) -> Past:
+        """The same on another device."""
+        return Past(*(None if each is None else each.to(device) for each in (self.key, self.value)))
+
     def extended(self, key_BHLK: Tensor, value_BHLK: Tensor) -> tuple[Tensor, Tensor]:
         """With these behind what is known already, which are then known, too."""
         if self.key is not None and self.value is not None:

@@ -106,7 +106,7 @@ def reader_folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         folder = tmp_path_factory.mktemp("reader")
         torch.manual_seed(number)
         net = GPT(Spec(vocab_size=vocabulary, seq_len=96), num_layers=2, hidden_size=width, num_heads=4, kv_heads=2, mlp_width=32)
-        weights = {name: tensor for name, tensor in net.state_dict().items()}
+        weights = dict(net.state_dict())
         llama.write(folder, weights, net.shape, 96)
         (folder / "tokenizer.json").write_text(train_bpe(iter(texts), vocabulary, 10**6))
         folders.append(str(folder))

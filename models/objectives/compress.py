@@ -5,20 +5,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from models import wire
 from models.layers import widen
 from models.objectives.base import Batch, Carry, Context, Objective, StepOut
 from models.prefix import Prefix
-from models.reading import NOTHING, Before, answer_logits, answers, begun
+from models.reading import NOTHING, Before, begun
 from utils.errors import ConfigError
 from utils.measure.metrics import Metric
 from utils.measure.report import Prediction
@@ -38,7 +38,7 @@ class Compress(Objective):
 
     def __init__(
         self, model: Prefix, answer: float, first: float, first_k: float, k: int, distill: float, temperature: float, gist: float,
-        align: float, scale: float,
+        align: float, scale: float, alone: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(model)
         self.coefficients = {
@@ -50,8 +50,17 @@ class Compress(Objective):
             raise ConfigError(
                 f"arch.loss.gist={gist}: asks for texts back, and arch.gist_width=0 makes nothing that says them; give a width"
             )
-        self.k, self.temperature = k, temperature
+        if alone and not gist:
+            raise ConfigError(f"arch.loss.alone={alone}: is how long the gist alone teaches the encoder, and arch.loss.gist=0; use alone=0")
+        self.k, self.temperature, self.alone = k, temperature, alone
         self.register_buffer("usual", torch.full((USUAL, model.positions), -1, dtype=torch.int32))
+
+    def place(self, dist: Dist) -> None:
+        super().place(dist)
+        self.model.spread_out(dist)
+
+    def placeable(self) -> Sequence[nn.Module]:
+        return list(self.model.frozen)
 
     def prepare(self, dist: Dist, source: Any, noise: Noise) -> None:
         """Texts whose latents tell nothing of any other."""
@@ -59,20 +68,21 @@ class Compress(Objective):
         self.usual.copy_(torch.from_numpy(np.concatenate(rows)[:USUAL]))
 
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
-        z = self.model.encode(batch["context"])
+        z = self.model.arriving(self.model.encode(batch["context"]))
+        heard = z if ctx.progress >= self.alone else z.detach()
         terms: dict[str, Tensor] = {}
         right = []
         prefixes = []
         for number in range(len(self.model.readers)):
-            before = self.model.adapted(number, z)
+            before = self.model.adapted(number, heard)
             prefixes.append(before[0])
             said, answer = self._question(batch, number), batch[f"answer_{number}"]
-            logits = widen(answer_logits(self.model.net(number), before, said, answer))
+            logits = self.model.scores(number, before, said, answer)
             right.append(((logits.argmax(-1) == answer) | (answer < 0)).all(1))
             for name, term in self._of_one(batch, number, logits, answer).items():
                 terms[name] = terms.get(name, 0) + term / len(self.model.readers)
             if self.coefficients["scale"]:
-                ratio = widen(before[0]).square().mean((1, 2)).sqrt() / self.model.size(number)
+                ratio = widen(before[0]).square().mean((1, 2)).sqrt() / self.model.sizes[number]
                 terms["scale"] = terms.get("scale", 0) + (ratio - 1).square() / len(self.model.readers)
         if self.coefficients["gist"]:
             terms["gist"] = self._gist(z, batch["context"])
@@ -93,17 +103,17 @@ class Compress(Objective):
         outputs: dict[str, Tensor] = {}
         metrics = {}
         exact = []
-        latents = {"other": wire.sent(other, "float16"), "mean": mean} | {way: wire.sent(z, way) for way in ("float16", "int8", "int4")}
+        latents = {"other": wire.sent(other, self.model.send), "mean": mean} | {
+            way: wire.sent(z, way) for way in ("float16", "int8", "int4")
+        }
         for number in range(len(self.model.readers)):
             answer = batch[f"answer_{number}"]
             for way, before, said in self._ways(batch, number, latents):
-                outputs[f"answer/{way}/{number}"] = answers(self.model.net(number), before, said, answer.shape[1]).int()
-            made = outputs[f"answer/float16/{number}"]
+                outputs[f"answer/{way}/{number}"] = self.model.answers(number, before, said, answer.shape[1]).int()
+            made = outputs[f"answer/{self.model.send}/{number}"]
             exact.append(((made == answer) | (answer < 0)).all(1) & counted)
-            logits = answer_logits(
-                self.model.net(number), self.model.adapted(number, latents["float16"]), self._question(batch, number), answer
-            )
-            metrics[f"bits/{number}"] = (_surprise(widen(logits), answer).sum() / math.log(2), (answer >= 0).sum())
+            logits = self.model.scores(number, self.model.adapted(number, latents[self.model.send]), self._question(batch, number), answer)
+            metrics[f"bits/{number}"] = (_surprise(logits, answer).sum() / math.log(2), (answer >= 0).sum())
         metrics["exact_match"] = (torch.stack(exact).double().mean(0).sum(), counted.sum())
         return Prediction(metrics, outputs | self._bytes(batch))
 
@@ -115,7 +125,7 @@ class Compress(Objective):
             if way in latents:
                 yield way, self.model.adapted(number, latents[way]), question
             else:
-                shown = {"text": text, "first": text[:, : self.model.latents], "nothing": text[:, :0]}[way]
+                shown = {"text": text, "first": text[:, : self.model.places], "nothing": text[:, :0]}[way]
                 yield way, NOTHING, torch.cat((begin, shown, question[:, 1:]), 1)
 
     def _of_one(self, batch: Batch, number: int, logits: Tensor, answer: Tensor) -> dict[str, Tensor]:
@@ -133,7 +143,7 @@ class Compress(Objective):
             with torch.no_grad():
                 question = self._question(batch, number)
                 whole = torch.cat((question[:, :1], batch[f"context_{number}"], question[:, 1:]), 1)
-                teacher = widen(answer_logits(self.model.net(number), NOTHING, whole, answer)) / self.temperature
+                teacher = self.model.scores(number, NOTHING, whole, answer) / self.temperature
             student = (logits / self.temperature).log_softmax(-1)
             apart = F.kl_div(student, teacher.log_softmax(-1), reduction="none", log_target=True).sum(-1)
             terms["distill"] = _mean(apart * counted, counted) * self.temperature**2
@@ -153,15 +163,15 @@ class Compress(Objective):
         """What is read to answer, of each example."""
         model, text = self.model, (batch["context"] >= 0).sum(1)
         fixed = {way: wire.size(model.latents, model.wire, way) for way in ("float16", "int8", "int4")}
-        fixed |= {"other": fixed["float16"], "mean": fixed["float16"], "nothing": 0}
+        fixed |= {"other": fixed[model.send], "mean": fixed[model.send], "nothing": 0}
         found = {way: torch.full_like(text, count) for way, count in fixed.items()}
         firsts = [self._first_bytes(batch, number) for number in range(len(model.readers))]
         found |= {"text": text, "first": torch.stack(firsts).double().mean(0)}
         return {f"bytes/{way}": found[way] for way in ANSWERED_FROM}
 
     def _first_bytes(self, batch: Batch, number: int) -> Tensor:
-        tokens = batch[f"context_{number}"][:, : self.model.latents]
-        sizes = torch.tensor(self.model.readers[number].token_bytes, device=tokens.device)
+        tokens = batch[f"context_{number}"][:, : self.model.places]
+        sizes = torch.tensor(self.model.readers[number].token_bytes).to(tokens.device)
         return (sizes[tokens.clamp_min(0)] * (tokens >= 0)).sum(1)
 
 

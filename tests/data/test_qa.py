@@ -51,7 +51,8 @@ def written(path: Path, name: str, content: str) -> str:
 @pytest.mark.parametrize("layout", ["squad", "lines", "list", "rows"])
 def test_every_layout_gives_the_same_questions(layout: str, tmp_path: Path) -> None:
     content = {
-        "squad": json.dumps(SQUAD), "lines": "\n".join(map(json.dumps, ROWS)) + "\n\n", "list": json.dumps(ROWS), "rows": json.dumps({"data": ROWS}),
+        "squad": json.dumps(SQUAD), "lines": "\n".join(map(json.dumps, ROWS)) + "\n\n", "list": json.dumps(ROWS),
+        "rows": json.dumps({"data": ROWS}),
     }[layout]  # fmt: skip
     path = written(tmp_path, "train.jsonl" if layout == "lines" else "train.json", content)
     sets = read_path(path, held_out=0.0)
@@ -106,7 +107,7 @@ def test_a_question_without_an_answer_is_refused_or_left_out(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"question q3: has no answer, or an empty one; give one, or add data.skip=true"):
         open_sets(str(tmp_path), None, 0.1, STORIES, 0, skip=False, eval_only=False)
     assert [len(some) for some in open_sets(str(tmp_path), None, 0.1, STORIES, 0, skip=True, eval_only=False).values()] == [2, 2]
-    with pytest.raises(ConfigError, match="holds no question for the test set; give more, or another data.held_out"):
+    with pytest.raises(ConfigError, match="holds no question for the test set"):
         open_sets(path, None, 0.0, STORIES, 0, skip=True, eval_only=False)
     with pytest.raises(ConfigError, match="both say where questions are"):
         open_sets(path, "squad", 0.0, STORIES, 0, skip=True, eval_only=False)
@@ -115,17 +116,17 @@ def test_a_question_without_an_answer_is_refused_or_left_out(tmp_path: Path) -> 
 def test_keys_and_values_of_test_stories_never_occur_in_training() -> None:
     sets = make_stories(3, train=400, test=100, facts=4)
     words = {
-        name: {word for each in some for fact in each.context.split(", ") for word in (fact[5:7], fact[7:])} for name, some in sets.items()
+        name: {word for each in some for fact in each.context.split() for word in (fact[8:10], fact[10:])} for name, some in sets.items()
     }
     assert not words["train"] & words["test"]
     assert len(sets["train"]) == 1600
     assert len(sets["test"]) == 100
-    assert all(f"{each.question}{each.answers[0]}" in each.context.split(", ") for some in sets.values() for each in some)
+    assert all(f"{each.question}{each.answers[0]}" in each.context.split() for some in sets.values() for each in some)
     assert words["test"] <= {
         word
         for each in make_stories(3, 2000, 1, 4, all_words=True)["train"]
-        for fact in each.context.split(", ")
-        for word in (fact[5:7], fact[7:])
+        for fact in each.context.split()
+        for word in (fact[8:10], fact[10:])
     }
     assert make_stories(3, 400, 100, 4) == sets
     assert make_stories(4, 400, 100, 4) != sets
@@ -157,7 +158,7 @@ def test_arrays_hold_what_models_and_encoder_read() -> None:
             for row in (0, 1)
         ]
         assert shown == [f"{each.context}\n{each.question}{each.answers[0]}\n" for each in (made.examples[3], made.examples[0])]
-    assert made.longest_prompt(0) == 1 + 7 + 5
+    assert made.longest_prompt(0) == 1 + 10 + 5
     assert all((array == EMPTY).all() and len(array) == 3 for array in made.padding(3).values())
     with_others = WithOthers(made)
     assert np.array_equal(with_others.read(np.array([3]))["other"], made.read(np.array([0]))["context"])
@@ -168,15 +169,15 @@ def test_arrays_hold_what_models_and_encoder_read() -> None:
     ("limits", "seq_len", "said"),
     [
         (
-            Limits(19, 5, skip=False),
+            Limits(24, 5, skip=False),
             99,
-            "data.context_bytes=19: a text has 20 bytes; give as many (story 0 of train); or add data.skip=true, which leaves out 4",
+            "data.context_bytes=24: a text has 25 bytes; give as many (story 0 of train); or add data.skip=true, which leaves out 4",
         ),
-        (Limits(20, 2, skip=False), 99, "data.answer_tokens=2: an answer has 3 tokens with what ends it; give as many"),
+        (Limits(25, 2, skip=False), 99, "data.answer_tokens=2: an answer has 3 tokens with what ends it; give as many"),
         (
-            Limits(20, 5, skip=False),
+            Limits(25, 5, skip=False),
             30,
-            "arch.models[0]=x: reads 30 tokens at once; a text with its question and room for an answer has 34",
+            "arch.models[0]=x: reads 30 tokens at once; a text with its question and room for an answer has 42",
         ),
     ],
 )
@@ -206,31 +207,31 @@ LENGTH: dict[str, Any] = {"seed": 1, "shards": 2, "global_batch_size": 4, "epoch
 
 @pytest.mark.parametrize("predict", ["all", "answers"])
 def test_a_language_model_reads_texts_with_all_their_questions(predict: str) -> None:
-    source = QAText(**LENGTH, stories=STORIES, seq_len=70, predict=predict)
+    source = QAText(**LENGTH, stories=STORIES, seq_len=90, predict=predict)
     batch = source.train_batch(0, 1)
-    assert batch["inputs"].shape == (2, 70)
+    assert batch["inputs"].shape == (2, 90)
     for inputs, labels in zip(batch["inputs"], batch["labels"], strict=True):
         assert inputs[0] == 256
         text = bytes(inputs[1 : np.flatnonzero(inputs).max() + 1].astype(np.uint8)).decode()
         story, *asked = (text + "\n").splitlines()
-        facts = story.split(", ")
+        facts = story.split()
         assert sorted(asked) == sorted(facts)
         counted = labels >= 0
         learned = bytes(labels[counted].astype(np.uint8)).decode()
-        assert learned == (text + "\n" if predict == "all" else "".join(f"{fact[7:]}\n" for fact in asked))
+        assert learned == (text + "\n" if predict == "all" else "".join(f"{fact[10:]}\n" for fact in asked))
         places = np.flatnonzero(counted)[:-1]
         assert np.array_equal(labels[places], inputs[places + 1]), "what follows is to be said"
     assert source.spec.decode is not None
     assert source.plan.total_steps == 10
-    with pytest.raises(ConfigError, match=r"data.seq_len=60: a text has 6\d tokens with its questions; give as many \(story 0 of train\)"):
-        QAText(**LENGTH, stories=STORIES, seq_len=60)
+    with pytest.raises(ConfigError, match=r"data.seq_len=70: a text has 7\d tokens with its questions; give as many \(story 0 of train\)"):
+        QAText(**LENGTH, stories=STORIES, seq_len=70)
 
 
 def test_tokens_made_of_the_texts_are_the_same_whenever_they_are_made() -> None:
     one, two = (QAText(**LENGTH, stories=STORIES, tokenizer="bpe:280") for _ in range(2))
     assert one.spec.fingerprint == two.spec.fingerprint
     assert 257 < one.spec.vocab_size <= 280
-    text = "door ab47, door cd12"
+    text = "cupboardab47 cupboardcd12"
     assert one.tokenizer.decode(one.tokenizer.encode([text])[0]) == text
     assert len(one.tokenizer.encode([text])[0]) < len(text)
     assert QAText(**LENGTH, stories=STORIES, tokenizer="bpe:270").spec.fingerprint != one.spec.fingerprint

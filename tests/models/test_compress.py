@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from models.objectives.base import Context
 from models.objectives.compress import USUAL, Compress
 from models.prefix import Prefix
 from models.reading import NOTHING, answer_logits
+from tests.ranks import ROOT
 from utils.errors import ConfigError
 from utils.measure.report import Prediction
 from utils.noise import Noise
@@ -31,15 +34,19 @@ CONTEXT = Context(0.0, Noise(0, 0, [0]))
 
 @pytest.fixture(scope="module")
 def source(reader_folders: list[str]) -> QASource:
+    return source_of(reader_folders)
+
+
+def source_of(folders: list[str]) -> QASource:
     return QASource(
-        seed=0, shards=2, global_batch_size=8, epochs=3, models=reader_folders, context_bytes=40, answer_tokens=4, form=FORM,
+        seed=0, shards=2, global_batch_size=8, epochs=3, models=folders, context_bytes=48, answer_tokens=4, form=FORM,
         stories={"train": 20, "test": 6, "facts": 3},
     )  # fmt: skip
 
 
 def make(source: QASource, folders: list[str], deep: bool = True, latents: int = 4, **losses: float) -> Compress:
     torch.manual_seed(0)
-    net = Prefix(source.spec, folders, latents, 6, ENCODER, adapter_width=16, deep=deep, gist_width=16, forward_dtype="float64")
+    net = Prefix(source.spec, folders, latents, 6, ENCODER, adapter_width=16, spread=2, deep=deep, gist_width=16, forward_dtype="float64")
     objective = Compress(net, **LOSSES | (losses or {"answer": 1.0})).double()
     objective.prepare(Dist(), source, CONTEXT.noise)
     return objective
@@ -65,7 +72,7 @@ def test_each_loss_is_a_mean_over_examples_and_models(source: QASource, reader_f
         name: make(source, reader_folders, deep, **{name: 1.0})(batch, None, CONTEXT) for name in LOSSES if name not in ("k", "temperature")
     }
     objective = make(source, reader_folders, deep)
-    z = objective.model.encode(batch["context"])
+    z = objective.model.arriving(objective.model.encode(batch["context"]))
     wanted = dict.fromkeys(alone, 0.0)
     prefixes = []
     for number in (0, 1):
@@ -138,8 +145,8 @@ def test_what_stands_behind_a_text_or_an_answer_changes_nothing(source: QASource
     wider = {name: F.pad(rows, (0, 3), value=-1) if name != "context" else rows for name, rows in batch.items()}
     torch.testing.assert_close(objective(wider, None, CONTEXT).loss, objective(batch, None, CONTEXT).loss)
     z = objective.model.encode(batch["context"])
-    shorter = objective.model.encode(batch["context"][:, :32])
-    assert (batch["context"][:, 32:] < 0).all()
+    shorter = objective.model.encode(batch["context"][:, :39])
+    assert (batch["context"][:, 39:] < 0).all()
     torch.testing.assert_close(z, shorter)
     torch.testing.assert_close(z.square().mean(-1), torch.ones_like(z[..., 0]), rtol=1e-3, atol=0)
 
@@ -151,15 +158,14 @@ def test_evaluations_answer_from_everything(source: QASource, reader_folders: li
         f"bytes/{way}" for way in ANSWERED_FROM
     }
     sizes = {way: found.outputs[f"bytes/{way}"].tolist() for way in ANSWERED_FROM}
-    assert sizes["text"] == [31] * 4  # three doors of nine bytes, and what stands between them
+    assert sizes["text"] == [38] * 4  # three cupboards of 12 bytes, and what stands between them
     assert (sizes["float16"], sizes["int8"], sizes["int4"]) == ([48] * 4, [32] * 4, [20] * 4)
     assert sizes["nothing"] == [0] * 4
-    assert all(4 <= count <= 31 for count in sizes["first"])
+    assert all(8 <= count <= 38 for count in sizes["first"])
     z = objective.model.encode(batch["other"])
     said = torch.cat((torch.full((4, 1), source.spec.readers[0].begin_token), batch["question_0"]), 1)
-    first = answer_logits(objective.model.net(0), objective.model.adapted(0, wire.sent(z, "float16")), said, batch["answer_0"])[
-        :, 0
-    ].argmax(-1)
+    before = objective.model.adapted(0, wire.sent(z, "float16"))
+    first = answer_logits(objective.model.net(0), before, said, batch["answer_0"])[:, 0].argmax(-1)
     assert found.outputs["answer/other/0"][:, 0].tolist() == first.tolist()
     assert (found.outputs["answer/nothing/0"][0] == found.outputs["answer/nothing/0"]).float().mean() < 1  # questions differ
 
@@ -201,7 +207,7 @@ def test_usual_texts_are_those_that_training_begins_with(source: QASource, reade
     [
         (
             {"latents": 90},
-            r"arch.latents=90: with a question and room for an answer a model reads 99 places, and arch.models\[0\]=.* reads 96",
+            r"arch.latents=90: with a question and room for an answer there are 190 places, and arch.models\[0\]=.* reads 96",
         ),
         ({"answer": 0.0}, "arch.loss.answer=0: all losses are 0"),
     ],
@@ -212,6 +218,14 @@ def test_what_cannot_be_is_refused(keys: dict[str, Any], said: str, source: QASo
 
 
 def test_texts_cannot_be_asked_back_from_nobody(source: QASource, reader_folders: list[str]) -> None:
-    net = Prefix(source.spec, reader_folders, 4, 6, ENCODER, adapter_width=16, deep=True, gist_width=0)
-    with pytest.raises(ConfigError, match="^arch.loss.gist=1.0: asks for texts back, and arch.gist_width=0 makes nothing that says them"):
+    net = Prefix(source.spec, reader_folders, 4, 6, ENCODER, adapter_width=16, spread=2, deep=True, gist_width=0)
+    with pytest.raises(ConfigError, match=r"^arch.loss.gist=1.0: asks for texts back, and arch.gist_width=0 makes nothing that says them"):
         Compress(net, **LOSSES | {"gist": 1.0})
+
+
+def test_models_may_lie_on_devices_of_their_own(reader_folders: list[str]) -> None:
+    command = [sys.executable, "-m", "tests.models.spread_check", *reader_folders]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said.splitlines() == [
+        "card:0 card:0: card:0; met", "card:0 card:1: card:0; refused", "card:1 card:2: card:0; refused",
+    ]  # fmt: skip

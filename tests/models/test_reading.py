@@ -58,7 +58,7 @@ def test_the_embeddings_of_a_text_as_prefix_are_the_text() -> None:
 
 
 def test_layers_see_what_a_deep_prefix_has() -> None:
-    """Keys and values that come from a text are as if layers had seen it, but for places, which they do not have: here all turn by nothing."""
+    """Keys and values that come from a text are as if layers had seen it, but for places: here all turn by nothing."""
     reader, text = net(), torch.tensor([[3, 4, 5]] * 4)
     reader.rotary_emb.cos.fill_(1)
     reader.rotary_emb.sin.fill_(0)
