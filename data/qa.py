@@ -68,6 +68,7 @@ class QASource:
         models: Sequence[str] = (),
         context_bytes: int = 256,
         answer_tokens: int = 16,
+        at_once: int = 1,
         most_test: int | None = None,
         form: Mapping[str, str],
         stories: Mapping[str, Any],
@@ -80,7 +81,8 @@ class QASource:
         limits = Limits(context_bytes, answer_tokens, skip)
         self._sets = {name: Examples(some, self._form, self._readers, limits) for name, some in sets.items()}
         self._sets["test"] = self._sets["test"].first(most_test)
-        self._order = Order(seed, np.arange(max(1, len(self._sets["train"]))))
+        self._at_once, self._rows = at_once, self._sets["train"].together(at_once)
+        self._order = Order(seed, np.arange(max(1, len(self._rows))))
         self._steps = cut_evenly(self._order.items, global_batch_size, epochs, eval_interval)
         self._length = global_batch_size, max_steps, eval_every_steps
         shown = [(each.context, each.question, each.answers) for some in self._sets.values() for each in some.examples]
@@ -101,8 +103,9 @@ class QASource:
         return make_plan(self._steps, *self._length)
 
     def train_batch(self, step: int, shard: int) -> Arrays:
-        """The rows of one shard of one step."""
-        return self._sets["train"].read(shard_rows(self._order.visits(*self._steps.span(step)), shard, self._shards))
+        """The rows of one shard of one step: texts, each with questions."""
+        visits = shard_rows(self._order.visits(*self._steps.span(step)), shard, self._shards)
+        return self._sets["train"].read_together([self._rows[visit] for visit in visits], self._at_once)
 
     def enter(self, saved: Registry) -> None:
         """Its batches are functions of the step: there is nothing else to go on from."""

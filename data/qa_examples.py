@@ -108,6 +108,27 @@ class Examples:
             found[f"answer_{number}"] = tokens.answers.read(places, self._limits.answer_tokens)
         return found
 
+    def together(self, most: int) -> list[np.ndarray]:
+        """Which examples are about the same text, in rows of so many at most."""
+        about: dict[int, list[int]] = {}
+        for index, text in enumerate(self._text_of[self._places].tolist()):
+            about.setdefault(text, []).append(index)
+        return [np.array(some[first : first + most]) for some in about.values() for first in range(0, len(some), most)]
+
+    def read_together(self, rows: Sequence[np.ndarray], most: int) -> Arrays:
+        """Texts, each with so many of its questions and answers, or what is empty in their place."""
+        found = self.read(np.concatenate(rows))
+        firsts = np.cumsum([0, *(len(row) for row in rows[:-1])])
+        made = {}
+        for name, array in found.items():
+            if name.startswith("context"):
+                made[name] = array[firsts]
+            else:
+                made[name] = np.full((len(rows), most, array.shape[1]), EMPTY, np.int32)
+                for row, (first, some) in enumerate(zip(firsts, rows, strict=True)):
+                    made[name][row, : len(some)] = array[first : first + len(some)]
+        return made
+
     def padding(self, rows: int) -> Arrays:
         shapes = {name: array.shape[1] for name, array in self.read(np.zeros(0, np.int64)).items()}
         return {name: np.full((rows, width), EMPTY, np.int32) for name, width in shapes.items()}

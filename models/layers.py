@@ -182,6 +182,10 @@ class Past:
         """The same on another device."""
         return Past(*(None if each is None else each.to(device) for each in (self.key, self.value)))
 
+    def repeated(self, times: int) -> Past:
+        """Each row so many times."""
+        return Past(*(None if each is None else each.repeat_interleave(times, 0) for each in (self.key, self.value)))
+
     def extended(self, key_BHLK: Tensor, value_BHLK: Tensor) -> tuple[Tensor, Tensor]:
         """With these behind what is known already, which are then known, too."""
         if self.key is not None and self.value is not None:

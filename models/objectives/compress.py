@@ -69,27 +69,28 @@ class Compress(Objective):
 
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
         z = self.model.arriving(self.model.encode(batch["context"]))
+        asked = (batch["answer_0"] >= 0).any(-1)  # B, Q: of each text so many questions
         heard = z if ctx.progress >= self.alone else z.detach()
         terms: dict[str, Tensor] = {}
         right = []
         prefixes = []
         for number in range(len(self.model.readers)):
-            before = self.model.adapted(number, heard)
-            prefixes.append(before[0])
-            said, answer = self._question(batch, number), batch[f"answer_{number}"]
-            logits = self.model.scores(number, before, said, answer)
-            right.append(((logits.argmax(-1) == answer) | (answer < 0)).all(1))
+            prefix, seen = self.model.adapted(number, heard)
+            prefixes.append(prefix)
+            answer = batch[f"answer_{number}"].flatten(0, 1)
+            logits = self.model.scores(number, _repeated((prefix, seen), asked.shape[1]), self._question(batch, number), answer)
+            right.append(((logits.argmax(-1) == answer) | (answer < 0)).all(1).view(asked.shape) & asked)
             for name, term in self._of_one(batch, number, logits, answer).items():
-                terms[name] = terms.get(name, 0) + term / len(self.model.readers)
+                terms[name] = terms.get(name, 0) + (term.view(asked.shape) * asked).sum(1) / len(self.model.readers)
             if self.coefficients["scale"]:
-                ratio = widen(before[0]).square().mean((1, 2)).sqrt() / self.model.sizes[number]
-                terms["scale"] = terms.get("scale", 0) + (ratio - 1).square() / len(self.model.readers)
+                ratio = widen(prefix).square().mean((1, 2)).sqrt() / self.model.sizes[number]
+                terms["scale"] = terms.get("scale", 0) + (ratio - 1).square() * asked.sum(1) / len(self.model.readers)
         if self.coefficients["gist"]:
-            terms["gist"] = self._gist(z, batch["context"])
+            terms["gist"] = self._gist(z, batch["context"]) * asked.sum(1)
         if self.coefficients["align"] and len(prefixes) > 1:
             pairs = [wire.alike(*pair) for pair in combinations(prefixes, 2)]
-            terms["align"] = torch.stack(pairs).mean(0)
-        weight = torch.full((), len(z), device=z.device)
+            terms["align"] = torch.stack(pairs).mean(0) * asked.sum(1)
+        weight = asked.sum()
         sums = {name: term.sum() for name, term in terms.items()}
         loss = torch.stack([self.coefficients[name] * term for name, term in sums.items()]).sum()
         metrics = {name: (term.detach(), weight) for name, term in sums.items()}
@@ -129,7 +130,7 @@ class Compress(Objective):
                 yield way, NOTHING, torch.cat((begin, shown, question[:, 1:]), 1)
 
     def _of_one(self, batch: Batch, number: int, logits: Tensor, answer: Tensor) -> dict[str, Tensor]:
-        """What one model's answers cost, for each example."""
+        """What one model's answers cost, for each question."""
         wanted, counted = self.coefficients, answer >= 0
         surprise = _surprise(logits, answer)
         terms = {}
@@ -142,7 +143,8 @@ class Compress(Objective):
         if wanted["distill"]:
             with torch.no_grad():
                 question = self._question(batch, number)
-                whole = torch.cat((question[:, :1], batch[f"context_{number}"], question[:, 1:]), 1)
+                text = batch[f"context_{number}"].repeat_interleave(len(question) // len(batch["context"]), 0)
+                whole = torch.cat((question[:, :1], text, question[:, 1:]), 1)
                 teacher = self.model.scores(number, NOTHING, whole, answer) / self.temperature
             student = (logits / self.temperature).log_softmax(-1)
             apart = F.kl_div(student, teacher.log_softmax(-1), reduction="none", log_target=True).sum(-1)
@@ -154,8 +156,8 @@ class Compress(Objective):
         return _mean(_surprise(widen(self.model.gist(z)), context), context >= 0)
 
     def _question(self, batch: Batch, number: int) -> Tensor:
-        """A begin token and the question."""
-        question, begin = batch[f"question_{number}"], self.model.readers[number].begin_token
+        """A begin token and the question, one after the other of all texts."""
+        question, begin = batch[f"question_{number}"].flatten(0, -2), self.model.readers[number].begin_token
         assert begin is not None
         return torch.cat((begun(begin, question), question), 1)
 
@@ -173,6 +175,13 @@ class Compress(Objective):
         tokens = batch[f"context_{number}"][:, : self.model.places]
         sizes = torch.tensor(self.model.readers[number].token_bytes).to(tokens.device)
         return (sizes[tokens.clamp_min(0)] * (tokens >= 0)).sum(1)
+
+
+def _repeated(before: Before, times: int) -> Before:
+    """For each question of a text."""
+    prefix, seen = before
+    again = [layer.repeated(times) for layer in seen]
+    return None if prefix is None else prefix.repeat_interleave(times, 0), again
 
 
 def _surprise(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -165,19 +165,36 @@ def test_arrays_hold_what_models_and_encoder_read() -> None:
     assert with_others.padding(2).keys() == with_others.read(np.array([0])).keys()
 
 
+def test_questions_about_one_text_come_together() -> None:
+    made = examples(Limits(30, 5, skip=False))
+    for most, sizes in ((1, [1, 1, 1, 1]), (2, [2, 2]), (3, [2, 2])):
+        rows = made.together(most)
+        assert [len(row) for row in rows] == sizes
+        assert sorted(np.concatenate(rows).tolist()) == [0, 1, 2, 3]
+        found, alone = made.read_together(rows[::-1], most), made.read(np.concatenate(rows[::-1]))
+        assert found["question_0"].shape == (len(rows), most, 10)
+        for row, some in enumerate(rows[::-1]):
+            for place, index in enumerate(some):
+                before = made.read(np.array([index]))
+                assert np.array_equal(found["context"][row], before["context"][0])
+                assert np.array_equal(found["answer_1"][row, place], before["answer_1"][0])
+            assert (found["question_0"][row, len(some) :] == EMPTY).all()
+        assert alone["answer_0"].shape == (4, 5)
+
+
 @pytest.mark.parametrize(
     ("limits", "seq_len", "said"),
     [
         (
-            Limits(24, 5, skip=False),
+            Limits(26, 5, skip=False),
             99,
-            "data.context_bytes=24: a text has 25 bytes; give as many (story 0 of train); or add data.skip=true, which leaves out 4",
+            "data.context_bytes=26: a text has 27 bytes; give as many (story 0 of train); or add data.skip=true, which leaves out 4",
         ),
-        (Limits(25, 2, skip=False), 99, "data.answer_tokens=2: an answer has 3 tokens with what ends it; give as many"),
+        (Limits(27, 2, skip=False), 99, "data.answer_tokens=2: an answer has 4 tokens with what ends it; give as many"),
         (
-            Limits(25, 5, skip=False),
+            Limits(27, 5, skip=False),
             30,
-            "arch.models[0]=x: reads 30 tokens at once; a text with its question and room for an answer has 42",
+            "arch.models[0]=x: reads 30 tokens at once; a text with its question and room for an answer has 44",
         ),
     ],
 )
@@ -223,7 +240,7 @@ def test_a_language_model_reads_texts_with_all_their_questions(predict: str) -> 
         assert np.array_equal(labels[places], inputs[places + 1]), "what follows is to be said"
     assert source.spec.decode is not None
     assert source.plan.total_steps == 10
-    with pytest.raises(ConfigError, match=r"data.seq_len=70: a text has 7\d tokens with its questions; give as many \(story 0 of train\)"):
+    with pytest.raises(ConfigError, match=r"data.seq_len=70: a text has 8\d tokens with its questions; give as many \(story 0 of train\)"):
         QAText(**LENGTH, stories=STORIES, seq_len=70)
 
 

@@ -26,20 +26,21 @@ def main(folders: list[str]) -> None:
     _setup_privateuseone_for_python_backend("card")
     source = source_of(folders)
     rows = batch_of(source)
+    held_out = {name: tensor.squeeze(1) if tensor.ndim == 3 else tensor for name, tensor in rows.items()}
     Frozen.to = lambda part, where: changed(part, lambda tensor: tensor.to(where))  # PyTorch's takes no fakes
     for count in (1, 2, 3):
         objective, mode = make(source, folders, **LOSSES), FakeTensorMode()
         there = [torch.device("card", index) for index in range(count)]
         prefix.devices_of = lambda dist, count, there=there: there
         changed(objective, mode.from_tensor)
-        batch = {name: mode.from_tensor(tensor) for name, tensor in rows.items()}
+        batches = [{name: mode.from_tensor(tensor) for name, tensor in each.items()} for each in (rows, held_out)]
         with mode, torch.no_grad():
             changed(objective, lambda tensor, first=there[0]: tensor.to(first))
-            batch = {name: tensor.to(there[0]) for name, tensor in batch.items()}
+            batch, asked = ({name: tensor.to(there[0]) for name, tensor in each.items()} for each in batches)
             objective.model.spread_out(Dist())
             print(*(next(part.parameters()).device for part in objective.model.frozen), end=": ")
             found = {objective(batch, None, CONTEXT).loss.device}
-            found |= {output.device for output in objective.predict({**batch, "other": batch["context"]}).outputs.values()}
+            found |= {output.device for output in objective.predict({**asked, "other": asked["context"]}).outputs.values()}
             print(*found, end="; ")
             objective.model.homes.reverse()  # now what models need is sent elsewhere
             try:

@@ -37,9 +37,9 @@ def source(reader_folders: list[str]) -> QASource:
     return source_of(reader_folders)
 
 
-def source_of(folders: list[str]) -> QASource:
+def source_of(folders: list[str], global_batch_size: int = 8, at_once: int = 1) -> QASource:
     return QASource(
-        seed=0, shards=2, global_batch_size=8, epochs=3, models=folders, context_bytes=48, answer_tokens=4, form=FORM,
+        seed=0, shards=2, global_batch_size=global_batch_size, at_once=at_once, epochs=3, models=folders, context_bytes=48, answer_tokens=5, form=FORM,
         stories={"train": 20, "test": 6, "facts": 3},
     )  # fmt: skip
 
@@ -75,14 +75,15 @@ def test_each_loss_is_a_mean_over_examples_and_models(source: QASource, reader_f
     z = objective.model.arriving(objective.model.encode(batch["context"]))
     wanted = dict.fromkeys(alone, 0.0)
     prefixes = []
+    rows = {name: tensor.squeeze(1) if tensor.ndim == 3 else tensor for name, tensor in batch.items()}
     for number in (0, 1):
-        net, answer = objective.model.net(number), batch[f"answer_{number}"]
+        net, answer = objective.model.net(number), rows[f"answer_{number}"]
         begin = torch.full((8, 1), source.spec.readers[number].begin_token)
-        said = torch.cat((begin, batch[f"question_{number}"]), 1)
+        said = torch.cat((begin, rows[f"question_{number}"]), 1)
         prefix, seen = objective.model.adapted(number, z)
         prefixes.append(prefix)
         student = answer_logits(net, (prefix, seen), said, answer)
-        teacher = answer_logits(net, NOTHING, torch.cat((begin, batch[f"context_{number}"], batch[f"question_{number}"]), 1), answer)
+        teacher = answer_logits(net, NOTHING, torch.cat((begin, rows[f"context_{number}"], rows[f"question_{number}"]), 1), answer)
         for row in range(8):
             length = int((answer[row] >= 0).sum())
             costs = F.cross_entropy(student[row, :length], answer[row, :length].long(), reduction="none")
@@ -107,6 +108,17 @@ def test_each_loss_is_a_mean_over_examples_and_models(source: QASource, reader_f
         assert out.metrics.keys() == {name, "exact_match"}, "what has no coefficient is not computed"
     both = make(source, reader_folders, deep, answer=2.0, gist=0.5)(batch, None, CONTEXT)
     assert float(both.loss) == pytest.approx(2 * float(wanted["answer"]) + 0.5 * float(wanted["gist"]))
+
+
+def test_questions_answered_together_cost_what_they_cost_alone(reader_folders: list[str]) -> None:
+    """Texts with two, two and one question: every loss counts each question once, and what is empty not at all."""
+    apart, together = (source_of(reader_folders, global_batch_size=size, at_once=most) for size, most in ((60, 1), (40, 2)))
+    objective = make(apart, reader_folders, **dict.fromkeys(("answer", "first", "first_k", "distill", "gist", "align", "scale"), 1.0))
+    outs = [objective(batch_of(source), None, CONTEXT) for source in (apart, together)]
+    assert [int(out.weight) for out in outs] == [60, 60]
+    torch.testing.assert_close(outs[1].loss, outs[0].loss)
+    for name, (total, _) in outs[0].metrics.items():
+        torch.testing.assert_close(outs[1].metrics[name][0], total, msg=name)
 
 
 def test_parts_of_a_batch_add_up(source: QASource, reader_folders: list[str]) -> None:
@@ -145,8 +157,8 @@ def test_what_stands_behind_a_text_or_an_answer_changes_nothing(source: QASource
     wider = {name: F.pad(rows, (0, 3), value=-1) if name != "context" else rows for name, rows in batch.items()}
     torch.testing.assert_close(objective(wider, None, CONTEXT).loss, objective(batch, None, CONTEXT).loss)
     z = objective.model.encode(batch["context"])
-    shorter = objective.model.encode(batch["context"][:, :39])
-    assert (batch["context"][:, 39:] < 0).all()
+    shorter = objective.model.encode(batch["context"][:, :42])
+    assert (batch["context"][:, 42:] < 0).all()
     torch.testing.assert_close(z, shorter)
     torch.testing.assert_close(z.square().mean(-1), torch.ones_like(z[..., 0]), rtol=1e-3, atol=0)
 
@@ -158,10 +170,10 @@ def test_evaluations_answer_from_everything(source: QASource, reader_folders: li
         f"bytes/{way}" for way in ANSWERED_FROM
     }
     sizes = {way: found.outputs[f"bytes/{way}"].tolist() for way in ANSWERED_FROM}
-    assert sizes["text"] == [38] * 4  # three cupboards of 12 bytes, and what stands between them
+    assert sizes["text"] == [41] * 4  # three cupboards of 13 bytes, and what stands between them
     assert (sizes["float16"], sizes["int8"], sizes["int4"]) == ([48] * 4, [32] * 4, [20] * 4)
     assert sizes["nothing"] == [0] * 4
-    assert all(8 <= count <= 38 for count in sizes["first"])
+    assert all(8 <= count <= 41 for count in sizes["first"])
     z = objective.model.encode(batch["other"])
     said = torch.cat((torch.full((4, 1), source.spec.readers[0].begin_token), batch["question_0"]), 1)
     before = objective.model.adapted(0, wire.sent(z, "float16"))
@@ -207,7 +219,7 @@ def test_usual_texts_are_those_that_training_begins_with(source: QASource, reade
     [
         (
             {"latents": 90},
-            r"arch.latents=90: with a question and room for an answer there are 190 places, and arch.models\[0\]=.* reads 96",
+            r"arch.latents=90: with a question and room for an answer there are 191 places, and arch.models\[0\]=.* reads 96",
         ),
         ({"answer": 0.0}, "arch.loss.answer=0: all losses are 0"),
     ],
