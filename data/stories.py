@@ -13,7 +13,7 @@ from utils.errors import ConfigError
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WHAT = "cupboard"
 KEYS = tuple(a + b for a in LETTERS for b in LETTERS)
-VALUES = tuple(f"{number:03}" for number in range(1000))
+VALUES = tuple(f"{number:02}" for number in range(100))
 HELD_OUT = 5  # every fifth
 
 

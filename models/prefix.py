@@ -26,7 +26,7 @@ from utils.spec import Spec
 
 BYTES, BEGIN = 257, 256  # a text's bytes, and what stands before them: of an empty row it is all that is seen
 EPS = 1e-5
-NEAR = 1.0
+NEAR = 1.0  # how queries begin: the logarithm of how much they prefer what is near
 
 
 class Gather(nn.Module):

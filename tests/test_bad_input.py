@@ -60,6 +60,7 @@ QUICK: list[Row] = [
     (["eval_every_steps=0"], "eval_every_steps=0: must be at least 1"),
     (["micro_batch_size=all"], "micro_batch_size=all: must be a whole number, auto or null"),
     (["beta1=1"], "beta1=1.0: must be less than 1"),
+    (["arch=prefix", "data=qa", "arch.latents=0"], "arch.latents=0: must be at least 1"),
     (["data=mnist", "data_paths=[x]"], "data_paths=[x]: the data chosen here has no such key; it belongs to data=puzzles"),
     (["arch.puzzle_emb_ndim=abc"], "arch.puzzle_emb_ndim=abc: must be a whole number"),
     (["+experiment=demos"], "experiment=demos: unknown; choose one of"),
@@ -209,6 +210,8 @@ SLOW: list[Row] = [
     (["arch=trm", "data=digits"], "arch=hrm and arch=trm solve puzzles, and the data has none"),
     (["arch=hrm", "data=tokens", "data.embedded.mebibytes=1"], "arch=hrm and arch=trm solve puzzles, and the data has none"),
     (["arch=gpt"], "arch=gpt needs text; use data=tokens or data=stream"),
+    (["data=qa"], "arch.models=[]: names no net that answers; give folders of runs of arch=gpt, or their arguments"),
+    (["arch=prefix", "data=qa", "arch.models=[nowhere]"], "arch.models[0]=nowhere: no such file or folder; give the folder of a run"),
     (["arch=cnn", "data=digits", "arch.dropout=[2.0,0.1]"], "arch.dropout=[2.0, 0.1]: two rates"),
     (
         ["objective_metric=eval/accurracy", "arch.hidden_size=16"],

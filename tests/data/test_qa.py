@@ -186,15 +186,15 @@ def test_questions_about_one_text_come_together() -> None:
     ("limits", "seq_len", "said"),
     [
         (
-            Limits(26, 5, skip=False),
+            Limits(24, 5, skip=False),
             99,
-            "data.context_bytes=26: a text has 27 bytes; give as many (story 0 of train); or add data.skip=true, which leaves out 4",
+            "data.context_bytes=24: a text has 25 bytes; give as many (story 0 of train); or add data.skip=true, which leaves out 4",
         ),
-        (Limits(27, 2, skip=False), 99, "data.answer_tokens=2: an answer has 4 tokens with what ends it; give as many"),
+        (Limits(25, 2, skip=False), 99, "data.answer_tokens=2: an answer has 3 tokens with what ends it; give as many"),
         (
-            Limits(27, 5, skip=False),
+            Limits(25, 5, skip=False),
             30,
-            "arch.models[0]=x: reads 30 tokens at once; a text with its question and room for an answer has 44",
+            "arch.models[0]=x: reads 30 tokens at once; a text with its question and room for an answer has 42",
         ),
     ],
 )
@@ -240,7 +240,7 @@ def test_a_language_model_reads_texts_with_all_their_questions(predict: str) -> 
         assert np.array_equal(labels[places], inputs[places + 1]), "what follows is to be said"
     assert source.spec.decode is not None
     assert source.plan.total_steps == 10
-    with pytest.raises(ConfigError, match=r"data.seq_len=70: a text has 8\d tokens with its questions; give as many \(story 0 of train\)"):
+    with pytest.raises(ConfigError, match=r"data.seq_len=70: a text has 7\d tokens with its questions; give as many \(story 0 of train\)"):
         QAText(**LENGTH, stories=STORIES, seq_len=70)
 
 

@@ -39,7 +39,8 @@ def source(reader_folders: list[str]) -> QASource:
 
 def source_of(folders: list[str], global_batch_size: int = 8, at_once: int = 1) -> QASource:
     return QASource(
-        seed=0, shards=2, global_batch_size=global_batch_size, at_once=at_once, epochs=3, models=folders, context_bytes=48, answer_tokens=5, form=FORM,
+        seed=0, shards=2, global_batch_size=global_batch_size, at_once=at_once, epochs=3, models=folders,
+        context_bytes=48, answer_tokens=4, form=FORM,
         stories={"train": 20, "test": 6, "facts": 3},
     )  # fmt: skip
 
@@ -157,8 +158,8 @@ def test_what_stands_behind_a_text_or_an_answer_changes_nothing(source: QASource
     wider = {name: F.pad(rows, (0, 3), value=-1) if name != "context" else rows for name, rows in batch.items()}
     torch.testing.assert_close(objective(wider, None, CONTEXT).loss, objective(batch, None, CONTEXT).loss)
     z = objective.model.encode(batch["context"])
-    shorter = objective.model.encode(batch["context"][:, :42])
-    assert (batch["context"][:, 42:] < 0).all()
+    shorter = objective.model.encode(batch["context"][:, :39])
+    assert (batch["context"][:, 39:] < 0).all()
     torch.testing.assert_close(z, shorter)
     torch.testing.assert_close(z.square().mean(-1), torch.ones_like(z[..., 0]), rtol=1e-3, atol=0)
 
@@ -170,10 +171,10 @@ def test_evaluations_answer_from_everything(source: QASource, reader_folders: li
         f"bytes/{way}" for way in ANSWERED_FROM
     }
     sizes = {way: found.outputs[f"bytes/{way}"].tolist() for way in ANSWERED_FROM}
-    assert sizes["text"] == [41] * 4  # three cupboards of 13 bytes, and what stands between them
+    assert sizes["text"] == [38] * 4  # three cupboards of 12 bytes, and what stands between them
     assert (sizes["float16"], sizes["int8"], sizes["int4"]) == ([48] * 4, [32] * 4, [20] * 4)
     assert sizes["nothing"] == [0] * 4
-    assert all(8 <= count <= 41 for count in sizes["first"])
+    assert all(8 <= count <= 38 for count in sizes["first"])
     z = objective.model.encode(batch["other"])
     said = torch.cat((torch.full((4, 1), source.spec.readers[0].begin_token), batch["question_0"]), 1)
     before = objective.model.adapted(0, wire.sent(z, "float16"))
@@ -219,7 +220,7 @@ def test_usual_texts_are_those_that_training_begins_with(source: QASource, reade
     [
         (
             {"latents": 90},
-            r"arch.latents=90: with a question and room for an answer there are 191 places, and arch.models\[0\]=.* reads 96",
+            r"arch.latents=90: with a question and room for an answer there are 190 places, and arch.models\[0\]=.* reads 96",
         ),
         ({"answer": 0.0}, "arch.loss.answer=0: all losses are 0"),
     ],
