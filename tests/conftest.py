@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import ranks
+from tests.forks import Forks
 from tests.ranks import ROOT
 from tests.runs import INTERRUPTED, TINY_GPT, TROUBLED, Result, train
 
@@ -18,6 +20,16 @@ from tests.runs import INTERRUPTED, TINY_GPT, TROUBLED, Result, train
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Real runs first: where what is left at the end is small, processes side by side end together."""
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forks() -> Iterator[None]:
+    """What starts ranks in tests, as long as they last."""
+    started = Forks()
+    ranks.forks = started
+    yield
+    ranks.forks = None
+    started.close()
 
 
 @pytest.fixture(scope="session")

@@ -104,11 +104,11 @@ def test_each_loss_is_a_mean_over_examples_and_models(source: QASource, reader_f
     cosines = [F.normalize(prefix.detach(), dim=-1) @ F.normalize(prefix.detach(), dim=-1).mT for prefix in prefixes]
     wanted["align"] = (cosines[0] - cosines[1]).square().mean((1, 2)).sum()
     for name, out in alone.items():
-        assert float(out.loss) == pytest.approx(float(wanted[name]), rel=1e-6, abs=1e-9), name
+        assert out.loss.item() == pytest.approx(wanted[name].item(), rel=1e-6, abs=1e-9), name
         assert out.weight == 8
         assert out.metrics.keys() == {name, "exact_match"}, "what has no coefficient is not computed"
     both = make(source, reader_folders, deep, answer=2.0, gist=0.5)(batch, None, CONTEXT)
-    assert float(both.loss) == pytest.approx(2 * float(wanted["answer"]) + 0.5 * float(wanted["gist"]))
+    assert both.loss.item() == pytest.approx(2 * wanted["answer"].item() + 0.5 * wanted["gist"].item())
 
 
 def test_questions_answered_together_cost_what_they_cost_alone(reader_folders: list[str]) -> None:
@@ -239,6 +239,4 @@ def test_texts_cannot_be_asked_back_from_nobody(source: QASource, reader_folders
 def test_models_may_lie_on_devices_of_their_own(reader_folders: list[str]) -> None:
     command = [sys.executable, "-m", "tests.models.spread_check", *reader_folders]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert said.splitlines() == [
-        "card:0 card:0: card:0; met", "card:0 card:1: card:0; refused", "card:1 card:2: card:0; refused",
-    ]  # fmt: skip
+    assert said == "card:0 card:1: card:0; refused\n"
