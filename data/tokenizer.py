@@ -56,13 +56,16 @@ class Bytes:
 class FromFile:
     """A tokenizer of any kind from a file."""
 
-    def __init__(self, key: str, path: Path, begin: str | None = None) -> None:
-        """`key` is how the user gave it, for messages; `begin`: the token before each document, if it is none that we know."""
+    def __init__(self, key: str, path: Path | str, begin: str | None = None, content: bytes | None = None) -> None:
+        """`key` is how the user gave it, for messages; `begin`: the token before each document, if it is none that we know.
+
+        `content`: what the file would hold, where there is none.
+        """
         from tokenizers import Tokenizer as Library
 
         self.name = "tokenizer.json"
         try:
-            self.content = read_bytes(path, LARGEST_FILE)
+            self.content = read_bytes(Path(path), LARGEST_FILE) if content is None else content
             self._library: Any = Library.from_str(self.content.decode())
         except Exception as error:  # the library's errors are plain Exceptions
             raise ConfigError(f"{key}: {path} is no tokenizer ({brief(error)}); give a tokenizer.json that `tokenizers` wrote") from None

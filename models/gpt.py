@@ -146,6 +146,19 @@ class GPT(nn.Module):
             x_BLD = block(x_BLD, cos_sin, length > 1, None, before)
         return self.logits(self.norm(x_BLD[:, -1]))
 
+    def read(
+        self, x_BLD: Tensor, places_BL: Tensor | None = None, sees: Tensor | None = None, past: Sequence[Past] | None = None
+    ) -> Tensor:
+        """Normed hidden states of a stream that did not come from tokens alone.
+
+        It stands behind what `past` has, at these places (none: one after the other); `sees` [B or 1, 1, L, all]: at what each looks
+        (none: at what came before).
+        """
+        cos, sin = (each[: x_BLD.shape[1]] if places_BL is None else each[places_BL].unsqueeze(1) for each in self.rotary_emb())
+        for number, block in enumerate(self.blocks):
+            x_BLD = block(x_BLD, (cos, sin), sees is None, sees, None if past is None else past[number])
+        return self.norm(x_BLD)
+
     def flops_per_token(self) -> int:
         """Of forward and backward, recomputation left out: 6 for each weight of a matrix product, and attention as if nothing were masked.
 

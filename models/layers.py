@@ -171,13 +171,20 @@ class Attention(nn.Module):
 class Past:
     """Keys and values of the positions before, so that a continuation computes each position once."""
 
-    def __init__(self) -> None:
-        self.key: Tensor | None = None
-        self.value: Tensor | None = None
+    def __init__(self, key_BHLK: Tensor | None = None, value_BHLK: Tensor | None = None) -> None:
+        self.key, self.value = key_BHLK, value_BHLK
 
     @property
     def length(self) -> int:
         return 0 if self.key is None else self.key.shape[2]
+
+    def to(self, device: torch.device) -> Past:
+        """The same on another device."""
+        return Past(*(None if each is None else each.to(device) for each in (self.key, self.value)))
+
+    def repeated(self, times: int) -> Past:
+        """Each row so many times."""
+        return Past(*(None if each is None else each.repeat_interleave(times, 0) for each in (self.key, self.value)))
 
     def extended(self, key_BHLK: Tensor, value_BHLK: Tensor) -> tuple[Tensor, Tensor]:
         """With these behind what is known already, which are then known, too."""

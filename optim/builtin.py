@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from optim.muon import Muon
 from utils.errors import ConfigError
 
 Named = Iterable[tuple[str, nn.Parameter]]
@@ -23,7 +24,7 @@ def _sparing_the_compiler(kind: type[torch.optim.Optimizer]) -> Any:
     return type(kind.__name__, (kind,), {"step": torch.no_grad()(inspect.unwrap(kind.step))})
 
 
-AdamW, Adadelta, SGD, Muon = map(_sparing_the_compiler, (torch.optim.AdamW, torch.optim.Adadelta, torch.optim.SGD, torch.optim.Muon))
+AdamW, Adadelta, SGD = map(_sparing_the_compiler, (torch.optim.AdamW, torch.optim.Adadelta, torch.optim.SGD))
 
 
 def adamw(
@@ -60,6 +61,4 @@ def muon(params: Named, lr: float, momentum: float = 0.95, weight_decay: float =
             raise ConfigError(
                 f"optim.dense: Muon takes matrices, but {name} has shape {tuple(parameter.shape)}; leave it to a pattern with AdamW"
             )
-    return Muon(
-        params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, adjust_lr_fn="original"
-    )  # fmt: skip
+    return Muon(params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, adjust_lr_fn="original")

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import ranks
+from tests.forks import Forks
 from tests.ranks import ROOT
 from tests.runs import INTERRUPTED, TINY_GPT, TROUBLED, Result, train
 
@@ -18,6 +20,16 @@ from tests.runs import INTERRUPTED, TINY_GPT, TROUBLED, Result, train
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Real runs first: where what is left at the end is small, processes side by side end together."""
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forks() -> Iterator[None]:
+    """What starts ranks in tests, as long as they last."""
+    started = Forks()
+    ranks.forks = started
+    yield
+    ranks.forks = None
+    started.close()
 
 
 @pytest.fixture(scope="session")
@@ -87,3 +99,27 @@ def tms_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gpt_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny language model, hardly trained."""
     return train(tmp_path_factory.mktemp("target") / "gpt", *TINY_GPT, "max_steps=3", "data.max_new_tokens=0").directory
+
+
+@pytest.fixture(scope="session")
+def reader_folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two folders with Llama models of different widths and tokenizers, which know nothing."""
+    import torch
+
+    from data.build.bpe import train_bpe
+    from data.stories import make_stories
+    from models import llama
+    from models.gpt import GPT
+    from utils.spec import Spec
+
+    texts = [f"{each.context}\n{each.question}{each.answers[0]}\n" for each in make_stories(0, 50, 1, 3)["train"]]
+    folders = []
+    for number, (width, vocabulary) in enumerate(((16, 262), (24, 280))):
+        folder = tmp_path_factory.mktemp("reader")
+        torch.manual_seed(number)
+        net = GPT(Spec(vocab_size=vocabulary, seq_len=96), num_layers=2, hidden_size=width, num_heads=4, kv_heads=2, mlp_width=32)
+        weights = dict(net.state_dict())
+        llama.write(folder, weights, net.shape, 96)
+        (folder / "tokenizer.json").write_text(train_bpe(iter(texts), vocabulary, 10**6))
+        folders.append(str(folder))
+    return folders

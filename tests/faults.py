@@ -30,6 +30,7 @@ import pretrain
 from data.puzzles import PuzzleSource
 from models.objectives.act import ActObjective
 from models.objectives.causal_lm import CausalLM
+from models.objectives.compress import Compress
 from models.objectives.decompose import Decompose
 from optim import sparse_signsgd
 from optim.sync import verdicts
@@ -49,7 +50,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "save": (writer, "_write"),
     "read": (reader, "_tensors_in"),
 }
-OTHERS = {"arch=gpt": CausalLM, "experiment=tms_5_2": Decompose}
+OTHERS = {"arch=gpt": CausalLM, "experiment=tms_5_2": Decompose, "arch=prefix": Compress}
 FAULTY_RESTARTS = 4  # of a run with random faults
 LATEST = 12  # step after a start at which they come
 

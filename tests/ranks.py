@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
 GRACE_S = 10.0  # how long ranks may outlive the first one that failed
@@ -31,29 +32,74 @@ class Completed:
     stderr: str
 
 
+class Child(Protocol):
+    """A process that was started, as `subprocess.Popen` knows it."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int | None: ...
+
+
+class Forking(Protocol):
+    """Starts ranks faster; see tests.forks."""
+
+    def run(self, args: Sequence[str], envs: Sequence[Mapping[str, str]], cwd: Path, timeout: float) -> list[Completed]: ...
+
+
 @dataclass
-class _Child:
-    process: subprocess.Popen[bytes]
+class _Rank:
+    process: Child
     stdout: IO[bytes]
     stderr: IO[bytes]
     note: str = ""
 
 
-def run_ranks(n: int, args: Sequence[str], timeout: float = 60, env: Mapping[str, str] | None = None) -> list[Completed]:
-    """Run `python *args` (`["-m", "module", ...]` or `["script.py", ...]`) as ranks 0..n-1 from the repository's root."""
+forks: Forking | None = None  # in tests; what measures starts its own
+
+
+def run_ranks(n: int, args: Sequence[str], timeout: float = 60, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> list[Completed]:
+    """Run `python *args` (`["-m", "module", ...]` or `["script.py", ...]`) as ranks 0..n-1."""
     common = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(n), "OMP_NUM_THREADS": "1"}
     common |= {"PYTHONUNBUFFERED": "1", **(env or {})}
-    children: list[_Child] = []
+    return run_as([{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(n)], args, timeout, cwd)
+
+
+def run_line(
+    arguments: Sequence[str], cwd: Path, ranks: int = 1, env: Mapping[str, str] | None = None, limit_s: float = 60
+) -> list[Completed]:
+    """Run pretrain.py as users do in a folder of theirs: where there is one process, nothing tells it that it is a rank."""
+    if ranks > 1:
+        return run_ranks(ranks, ["pretrain.py", *arguments], limit_s, env, cwd)
+    alone = {key: value for key, value in os.environ.items() if not key.startswith((*LAUNCHER_PREFIXES, "RANK", "WORLD_SIZE", "MASTER_"))}
+    return run_as([{**alone, "OMP_NUM_THREADS": "1", **(env or {})}], ["pretrain.py", *arguments], limit_s, cwd)
+
+
+def run_as(envs: Sequence[Mapping[str, str]], args: Sequence[str], timeout: float, cwd: Path = ROOT) -> list[Completed]:
+    """A process for each environment."""
+    if args[0].endswith(".py"):
+        args = [str(ROOT / args[0]), *args[1:]]
+    if forks is not None and args[0] != "-c" and "device=cuda" not in args:  # CUDA and forks do not agree
+        return forks.run(args, envs, cwd, timeout)
     with _ended_by_sigterm():
-        try:
-            for rank in range(n):
-                children.append(_start(args, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
-            _wait(children, timeout)
-        finally:
-            for child in children:
-                _kill(child, "killed by the test")
-    return [_completed(rank, child) for rank, child in enumerate(children)]
+        return attend([partial(_start, args, cwd, env) for env in envs], timeout)
+
+
+def attend(starts: Sequence[Callable[[IO[bytes], IO[bytes]], Child]], timeout: float) -> list[Completed]:
+    """Start ranks and wait for them; who is late is killed."""
+    ranks: list[_Rank] = []
+    try:
+        for start in starts:
+            out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the rank runs)
+            ranks.append(_Rank(start(out, err), out, err))
+        _wait(ranks, timeout)
+    finally:
+        for rank in ranks:
+            _kill(rank, "killed by the test")
+    return [_completed(number, rank) for number, rank in enumerate(ranks)]
 
 
 def succeeded(ranks: Sequence[Completed]) -> Sequence[Completed]:
@@ -91,36 +137,35 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _start(args: Sequence[str], env: Mapping[str, str]) -> _Child:
-    out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the rank runs)
+def _start(args: Sequence[str], cwd: Path, env: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> Child:
     # Its own session: killing a rank takes its loader workers along, and nobody else.
-    process = subprocess.Popen([sys.executable, *args], cwd=ROOT, env=dict(env), stdout=out, stderr=err, start_new_session=True)
-    return _Child(process, out, err)
+    return subprocess.Popen([sys.executable, *args], cwd=cwd, env=dict(env), stdout=out, stderr=err, start_new_session=True)
 
 
-def _wait(children: Sequence[_Child], timeout: float) -> None:
+def _wait(ranks: Sequence[_Rank], timeout: float) -> None:
     deadline, reason = time.monotonic() + timeout, f"killed after {timeout:g} s"
-    while any(child.process.poll() is None for child in children):
-        if any(child.process.poll() for child in children) and time.monotonic() + GRACE_S < deadline:
+    while any(rank.process.poll() is None for rank in ranks):
+        if any(rank.process.poll() for rank in ranks) and time.monotonic() + GRACE_S < deadline:
             deadline, reason = time.monotonic() + GRACE_S, f"killed: still running {GRACE_S:g} s after another rank had failed"
         if time.monotonic() > deadline:
-            for child in children:
-                _kill(child, reason)
+            for rank in ranks:
+                _kill(rank, reason)
             return
         time.sleep(0.02)
 
 
-def _kill(child: _Child, note: str) -> None:
-    if child.process.poll() is None:
-        os.killpg(child.process.pid, signal.SIGKILL)
-        child.process.wait()
-        child.note = f"\n[{note}]"
+def _kill(rank: _Rank, note: str) -> None:
+    if rank.process.poll() is None:
+        os.killpg(rank.process.pid, signal.SIGKILL)
+        rank.process.wait()
+        rank.note = f"\n[{note}]"
 
 
-def _completed(rank: int, child: _Child) -> Completed:
+def _completed(number: int, rank: _Rank) -> Completed:
     texts = []
-    for stream in (child.stdout, child.stderr):
+    for stream in (rank.stdout, rank.stderr):
         stream.seek(0)
         texts.append(stream.read().decode(errors="replace"))
         stream.close()
-    return Completed(rank, child.process.returncode, texts[0], texts[1] + child.note)
+    assert rank.process.returncode is not None
+    return Completed(number, rank.process.returncode, texts[0], texts[1] + rank.note)

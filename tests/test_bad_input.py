@@ -7,14 +7,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.lines import Lines
-from tests.ranks import LAUNCHER_PREFIXES, ROOT, Completed, free_port, run_ranks
+from tests.ranks import LAUNCHER_PREFIXES, ROOT, Completed, free_port, run_line, run_ranks
 
 Row = tuple[list[str], str] | tuple[list[str], str, int]  # arguments, what the line must say, and the number of ranks where not one
 
@@ -23,7 +21,7 @@ QUICK: list[Row] = [
     (["lrr=1"], "lrr=1: unknown key; did you mean lr?"),
     (["arch.hiden_size=64"], "arch.hiden_size=64: unknown key; did you mean arch.hidden_size?"),
     (["+fooo=1"], "fooo=1: unknown key"),
-    (["arch=hmr"], "arch=hmr: unknown; choose one of cnn, components, gpt, hrm, resid_mlp, tms, trm"),
+    (["arch=hmr"], "arch=hmr: unknown; choose one of cnn, components, gpt, hrm, prefix, resid_mlp, tms, trm"),
     (["experiment=demos"], "experiment=demos: unknown; choose one of"),
     (["lr=fast"], "lr=fast: must be a number, for example 0.0001"),
     (["epochs=1.5"], "epochs=1.5: must be a whole number"),
@@ -60,6 +58,7 @@ QUICK: list[Row] = [
     (["eval_every_steps=0"], "eval_every_steps=0: must be at least 1"),
     (["micro_batch_size=all"], "micro_batch_size=all: must be a whole number, auto or null"),
     (["beta1=1"], "beta1=1.0: must be less than 1"),
+    (["arch=prefix", "data=qa", "arch.latents=0"], "arch.latents=0: must be at least 1"),
     (["data=mnist", "data_paths=[x]"], "data_paths=[x]: the data chosen here has no such key; it belongs to data=puzzles"),
     (["arch.puzzle_emb_ndim=abc"], "arch.puzzle_emb_ndim=abc: must be a whole number"),
     (["+experiment=demos"], "experiment=demos: unknown; choose one of"),
@@ -147,11 +146,11 @@ QUICK: list[Row] = [
     (["eval_batch_size=1e12"], "eval_batch_size=1000000000000: must be at most 1000000"),
     (["epochs=null"], "epochs=null: nothing says how long the run is; give epochs or max_steps"),
     # choices of groups
-    (["arch=null"], "arch=null: unknown; choose one of cnn, components, gpt, hrm, resid_mlp, tms, trm", 2),
+    (["arch=null"], "arch=null: unknown; choose one of cnn, components, gpt, hrm, prefix, resid_mlp, tms, trm", 2),
     (["data=null"], "data=null: unknown; choose one of digits, features, mnist, puzzles"),
     (["optim="], "optim=: unknown; choose one of"),
     (["+sync=null"], "sync=null: unknown; choose one of allreduce"),
-    (["arch=[trm,hrm]"], "arch=[trm,hrm]: unknown; choose one of cnn, components, gpt, hrm, resid_mlp, tms, trm"),
+    (["arch=[trm,hrm]"], "arch=[trm,hrm]: unknown; choose one of cnn, components, gpt, hrm, prefix, resid_mlp, tms, trm"),
     (["data=[digits]"], "data=[digits]: unknown; choose one of"),
     (["~optim"], "optim=null: unknown; choose one of"),
     (["arch=../arch/trm"], "arch=../arch/trm: unknown; choose one of"),
@@ -209,6 +208,8 @@ SLOW: list[Row] = [
     (["arch=trm", "data=digits"], "arch=hrm and arch=trm solve puzzles, and the data has none"),
     (["arch=hrm", "data=tokens", "data.embedded.mebibytes=1"], "arch=hrm and arch=trm solve puzzles, and the data has none"),
     (["arch=gpt"], "arch=gpt needs text; use data=tokens or data=stream"),
+    (["data=qa"], "arch.models=[]: names no net that answers; give folders of runs of arch=gpt, or their arguments"),
+    (["arch=prefix", "data=qa", "arch.models=[nowhere]"], "arch.models[0]=nowhere: no such file or folder; give the folder of a run"),
     (["arch=cnn", "data=digits", "arch.dropout=[2.0,0.1]"], "arch.dropout=[2.0, 0.1]: two rates"),
     (
         ["objective_metric=eval/accurracy", "arch.hidden_size=16"],
@@ -234,13 +235,6 @@ SLOW: list[Row] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def lines() -> Iterator[Lines]:
-    lines = Lines()
-    yield lines
-    lines.close()
-
-
 def assert_one_line(ranks: list[Completed], line: str) -> None:
     said = "\n".join(rank.stderr for rank in ranks)
     assert {rank.returncode for rank in ranks} == {2}, said
@@ -255,9 +249,9 @@ ROWS = [*QUICK, *(pytest.param(row, marks=[] if number % 3 == 0 else pytest.mark
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(row[0])[:80])
-def test_bad_input_is_one_line(row: Row, lines: Lines, tmp_path: Path) -> None:
+def test_bad_input_is_one_line(row: Row, tmp_path: Path) -> None:
     arguments, line, ranks = (*row, 1)[:3]
-    assert_one_line(lines.run(arguments, tmp_path, ranks), line)
+    assert_one_line(run_line(arguments, tmp_path, ranks), line)
     assert not any(tmp_path.iterdir()), "nothing is written before everything is right"
 
 
@@ -274,32 +268,32 @@ def test_a_true_process_says_the_same(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-def test_a_wrong_job_of_a_sweep_ends_all_ranks(lines: Lines, tmp_path: Path) -> None:
-    assert_one_line(lines.run(["seed=x,0", "-m"], tmp_path, 2), "seed=x: must be a whole number")
+def test_a_wrong_job_of_a_sweep_ends_all_ranks(tmp_path: Path) -> None:
+    assert_one_line(run_line(["seed=x,0", "-m"], tmp_path, 2), "seed=x: must be a whole number")
 
 
-def test_a_line_that_hangs_is_killed(lines: Lines, tmp_path: Path) -> None:
+def test_a_line_that_hangs_is_killed(tmp_path: Path) -> None:
     """One rank of two waits for the other."""
-    (alone,) = lines.run(
+    (alone,) = run_line(
         ["seed=1"], tmp_path, env={"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"}, limit_s=2
     )
     assert alone.returncode == -9
 
 
-def test_cuda_that_is_absent_is_named(lines: Lines, tmp_path: Path) -> None:
+def test_cuda_that_is_absent_is_named(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
-    assert_one_line(lines.run(["device=cuda"], tmp_path), "device=cuda: PyTorch")
+    assert_one_line(run_line(["device=cuda"], tmp_path), "device=cuda: PyTorch")
 
 
-def test_a_damaged_dataset_is_named(lines: Lines, tmp_path: Path) -> None:
+def test_a_damaged_dataset_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "set" / "train"
     folder.mkdir(parents=True)
     meta = {"pad_id": 0, "ignore_label_id": 0, "blank_identifier_id": 0, "vocab_size": 8, "seq_len": 4, "num_puzzle_identifiers": 1}
     (folder / "dataset.json").write_text(json.dumps(meta | {"total_groups": 1, "mean_puzzle_examples": 1, "sets": ["all"]}))
     np.save(folder / "all__inputs.npy", np.zeros((1, 4), np.uint8))
-    done = lines.run([f"data_path={tmp_path}/set"], tmp_path)
+    done = run_line([f"data_path={tmp_path}/set"], tmp_path)
     assert_one_line(done, f"data_path={tmp_path}/set")
     assert "all__" in done[0].stderr
 

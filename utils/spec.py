@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 IGNORE = -100  # label of cells and rows that count in no loss and no metric
+# What evaluations have a model answer from: latents as they are sent, and what these are compared with
+ANSWERED_FROM = ("float16", "int8", "int4", "text", "first", "nothing", "other", "mean")
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,9 @@ class Spec:
     num_features: int = 0  # numbers of an example
     image_shape: tuple[int, ...] = ()
     token_bytes: tuple[int, ...] = ()  # of text behind each token, where that is known
+    begin_token: int | None = None  # what stands before a text
+    prompt_len: int = 0  # of the longest question with its begin token, and room for an answer
+    readers: tuple[Spec, ...] = ()  # language models that are shown the data, each in tokens of its own
     fingerprint: str = ""
     decode: Callable[[Sequence[int]], str] | None = field(default=None, compare=False, repr=False)  # tokens as text
     name: str = field(default="the data", compare=False)  # for people

@@ -111,6 +111,10 @@ class Objective(nn.Module):
         """
         return ()
 
+    def placeable(self) -> Sequence[nn.Module]:
+        """Frozen parts of the net that `place` may put on devices of their own."""
+        return ()
+
     def trained(self) -> dict[str, nn.Parameter]:
         """What optimizers may claim, by name."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}

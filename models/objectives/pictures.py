@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import math
-from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-MOST = 24  # matrices in one picture
+from utils.measure.png import panels
 
 
 def gate_matrices(gates: Mapping[str, np.ndarray]) -> dict[str, bytes]:
@@ -21,7 +18,7 @@ def gate_matrices(gates: Mapping[str, np.ndarray]) -> dict[str, bytes]:
         axes.imshow(shown, vmin=0, vmax=1, cmap="Blues", aspect="auto", interpolation="nearest")
         axes.set(title=name, xlabel="component", ylabel="feature")
 
-    return _picture("gates.png", list(gates), draw)
+    return panels("gates.png", list(gates), draw)
 
 
 def directions(parts: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, bytes]:
@@ -42,7 +39,7 @@ def directions(parts: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, 
             axes.axhline(len(weights) - 0.5, color="black")
             axes.set(title=f"{name}: weights, below them components", xlabel="number")
 
-    return _picture("directions.png", list(parts), draw)
+    return panels("directions.png", list(parts), draw)
 
 
 def histograms(gates: Mapping[str, np.ndarray], shares: Mapping[str, np.ndarray]) -> dict[str, bytes]:
@@ -59,7 +56,7 @@ def histograms(gates: Mapping[str, np.ndarray], shares: Mapping[str, np.ndarray]
         axes.set(title=name, xlabel="component", ylabel="share of inputs", yscale="log")
         axes.minorticks_off()
 
-    return _picture("histograms.png", list(gates), opened) | _picture("needed.png", list(shares), needed)
+    return panels("histograms.png", list(gates), opened) | panels("needed.png", list(shares), needed)
 
 
 def over_time(counts: Mapping[int, Mapping[str, int]]) -> dict[str, bytes]:
@@ -70,29 +67,4 @@ def over_time(counts: Mapping[int, Mapping[str, int]]) -> dict[str, bytes]:
         axes.plot(list(counts), [live[name] for live in counts.values()], marker=".")
         axes.set(title=name, xlabel="step", ylabel="live components", ylim=(0, None))
 
-    return _picture("live.png", names, draw)
-
-
-def _picture(file: str, names: Sequence[str], draw: Any) -> dict[str, bytes]:
-    """A small one for each matrix, side by side."""
-    names = names[:MOST]
-    if not names or find_spec("matplotlib") is None:
-        return {}
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    columns = min(4, len(names))
-    rows = math.ceil(len(names) / columns)
-    figure = Figure(figsize=(4 * columns, 3.2 * rows))
-    FigureCanvasAgg(figure)
-    # margins in inches: matplotlib's own layouts draw everything twice to find them
-    left, bottom = 0.7, 0.55
-    figure.subplots_adjust(
-        left=left / (4 * columns), right=1 - 0.1 / (4 * columns), wspace=left / (4 - left - 0.1),
-        bottom=bottom / (3.2 * rows), top=1 - 0.35 / (3.2 * rows), hspace=(bottom + 0.35) / (3.2 - bottom - 0.35),
-    )  # fmt: skip
-    for number, name in enumerate(names, start=1):
-        draw(figure.add_subplot(rows, columns, number), name)
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=100, metadata={"Software": None})
-    return {file: content.getvalue()}
+    return panels("live.png", names, draw)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 
 from data.token_files import BLOCK, MAGIC, SAMPLED, bin_header
 from tests.data.token_helpers import VOCAB, source, write_bin, write_corpus, write_npy
-from tests.lines import Lines
+from tests.ranks import run_line
 from tests.test_bad_input import assert_one_line
 from utils.errors import ConfigError
 
@@ -143,19 +143,12 @@ ROWS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def lines() -> Iterator[Lines]:
-    lines = Lines()
-    yield lines
-    lines.close()
-
-
 @pytest.mark.parametrize(("arguments", "message", "ranks"), ROWS, ids=[" ".join(row[0]) for row in ROWS])
-def test_it_is_said_once_and_all_ranks_end(arguments: list[str], message: str, ranks: int, lines: Lines, tmp_path: Path) -> None:
+def test_it_is_said_once_and_all_ranks_end(arguments: list[str], message: str, ranks: int, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     write_npy(corpus / "bare" / "train.npy", np.array([1, 65_535] * 50, np.uint16))
     common = ["arch=gpt", "data=tokens", f"data_path={corpus}", "data.seq_len=8", "arch.num_layers=1", "arch.hidden_size=16"]
     given = [argument.replace("{corpus}", str(corpus)) for argument in arguments]
     (tmp_path / "run").mkdir()
-    assert_one_line(lines.run([*common, *given], tmp_path / "run", ranks), message.format(corpus=corpus))
+    assert_one_line(run_line([*common, *given], tmp_path / "run", ranks), message.format(corpus=corpus))
     assert not any((tmp_path / "run").iterdir())

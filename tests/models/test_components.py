@@ -228,7 +228,7 @@ def test_evaluations_of_a_language_model(gpt_target: Path, tmp_path: Path) -> No
     counted = batch["labels"] != -100
     rounded = Masks(prediction.outputs["live"].double().unsqueeze(1), None)
     (error,) = errors(objective.model, batch["inputs"], None, said, rounded, objective._error)
-    assert mean["kl_rounded"] == pytest.approx(float(error[counted].mean()))
+    assert mean["kl_rounded"] == pytest.approx(error[counted].mean().item())
     assert mean["l0"] == pytest.approx(float(prediction.outputs["live"][counted].sum(-1).double().mean()))
     assert sum(mean[f"l0/{name}"] for name in objective.model.names) == pytest.approx(mean["l0"])
 

@@ -76,7 +76,7 @@ def test_live_components_are_drawn_at_their_steps(monkeypatch: pytest.MonkeyPatc
         def set(self, **keys: object) -> None:
             pass
 
-    monkeypatch.setattr(pictures, "_picture", lambda file, names, draw: [draw(Axes(), name) for name in names])
+    monkeypatch.setattr(pictures, "panels", lambda file, names, draw: [draw(Axes(), name) for name in names])
     pictures.over_time({10: {"a": 5, "b": 1}, 25: {"a": 3, "b": 2}})
     assert drawn == {0: ([10, 25], [5, 3]), 1: ([10, 25], [1, 2])}
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from utils.measure import footprint
 from utils.measure.cards import Card, attention, cards_named, cards_of, gib, precision, smallest
+from utils.ranks.devices import home, most_devices
 from utils.ranks.distributed import Dist
 
 NOWHERE = torch.device("meta")  # where tensors have shapes and no numbers
@@ -30,12 +31,20 @@ class Needs:
     first: int
     each: int
     attends: bool = False  # whether the net has attention
+    models: Sequence[int] = ()  # of what is frozen, those parts that may lie on devices of their own
 
     def state(self, ranks: int, split: bool) -> int:
         """What stays from step to step, on one of so many ranks; `split`: each holds a part of what trains (sync=fsdp)."""
         own = self.trained + self.gradients + self.remembered + self.averaged
         # of weights and gradients alike, one part is together while the next is fetched
         return self.frozen + (own if not split or ranks == 1 else -(-own // ranks) + 4 * self.largest)
+
+    def fullest(self, ranks: int, split: bool, devices: int) -> int:
+        """What stays on that device of a rank which has most: models are dealt out as `home` says, all else is on the first."""
+        loads = [self.state(ranks, split) - sum(self.models)] + [0] * (devices - 1)
+        for number, model in enumerate(self.models):
+            loads[home(number, len(self.models), devices)] += model
+        return max(loads)
 
     def passes(self, shards: int) -> int:
         """What lives at most while so many shards are computed at once."""
@@ -47,15 +56,13 @@ class Plan:
     """What is chosen for a run on these cards."""
 
     cards: Sequence[Card]
+    ranks: int
+    devices: int  # of each rank
     shards: int
     shard_size: int
     needs: Needs
     split: bool
     at_once: int  # shards
-
-    @property
-    def ranks(self) -> int:
-        return len(self.cards)
 
     @property
     def owned(self) -> int:
@@ -71,8 +78,8 @@ class Plan:
         return self.at_once * self.shard_size
 
     def expected(self, at_once: int) -> int:
-        """Bytes on each card, its driver's left out."""
-        return self.needs.state(self.ranks, self.split) + self.needs.passes(at_once)
+        """Bytes on each card, its driver's left out; of several devices of a rank, at most: a pass is counted whole on each."""
+        return self.needs.fullest(self.ranks, self.split, self.devices) + self.needs.passes(at_once)
 
     @property
     def fits(self) -> bool:
@@ -80,16 +87,33 @@ class Plan:
 
 
 def choose(
-    needs: Needs, cards: Sequence[Card], shards: int, shard_size: int, split: bool = False, exact: bool = False, free: bool = False
-) -> Plan:
-    """As many shards at once as fit, at least one; `exact`: one at a time; `free`: cards that have too little may be left out."""
-    cards = sorted(cards, key=lambda card: -card.room)[:shards]
-    plan = Plan(cards, shards, shard_size, needs, split, at_once=1)
-    larger = [card for card in cards if card.room > smallest(cards).room]
-    if free and larger and not plan.fits:
-        fewer = choose(needs, larger, shards, shard_size, split, exact, free)
-        return fewer if fewer.fits else plan
-    fitting = [n for n in range(1, plan.owned + 1) if plan.expected(n) <= smallest(cards).room]
+    needs: Needs, cards: Sequence[Card], shards: int, shard_size: int, split: bool = False, exact: bool = False, free: bool = False,
+    spread: int = 1,
+) -> Plan:  # fmt: skip
+    """As many shards at once as fit, at least one; `exact`: one at a time.
+
+    `free`: nobody has started ranks, so cards that have too little may be left out, and a rank may have several. Else each card is a
+    rank's, which may have up to `spread` like it.
+    """
+    cards = sorted(cards, key=lambda card: -card.room)
+    most = min(len(needs.models) + 1, len(cards) if free else spread)
+    plans = []
+    for devices in range(1, most + 1):
+        ranks = min(shards, len(cards) // devices if free else len(cards))
+        used = cards[: ranks * devices] if free else cards[:ranks]
+        wide = min(most, len(cards) // ranks) if free and devices > 1 else devices  # what would be left over is of use to models
+        plans.append(_filled(Plan(used, ranks, devices, shards, shard_size, needs, split, at_once=1), exact))
+        wider = _filled(replace(plans[-1], devices=wide, cards=cards[: ranks * wide]), exact) if wide > devices else plans[-1]
+        if plans[-1].fits:
+            return max(wider, plans[-1], key=lambda plan: plan.at_once if plan.fits else 0)
+    larger = [card for card in cards[:shards] if card.room > smallest(cards[:shards]).room]
+    fewer = [choose(needs, larger, shards, shard_size, split, exact, free)] if free and larger else []
+    return next((plan for plan in fewer if plan.fits), min(plans, key=lambda plan: plan.expected(1)))
+
+
+def _filled(plan: Plan, exact: bool) -> Plan:
+    """With as many shards at once as fit."""
+    fitting = [n for n in range(1, plan.owned + 1) if plan.expected(n) <= smallest(plan.cards).room]
     best = 1 if exact or not fitting else fitting[-1]
     # equally many passes with fewer shards each take less memory and no more time
     return replace(plan, at_once=-(-plan.owned // -(-plan.owned // best)))
@@ -122,9 +146,11 @@ def settle(
     shown = cfg.plan == "show"
     cards = cards if shown or dist.world_size > 1 else cards[:1]
     split = str(cfg.sync["_target_"]).endswith(".FSDP")
-    plan = choose(needs, cards, cfg.shards, length.examples_per_update // cfg.shards, split, cfg.exact, free=shown)
+    spread = most_devices(dist) if needs.models and not shown else 1
+    plan = choose(needs, cards, cfg.shards, length.examples_per_update // cfg.shards, split, cfg.exact, shown, spread)
     gpus = plan.ranks if cards[0].is_gpu else 1
     command = f"torchrun --nproc-per-node {gpus} pretrain.py …" if gpus > 1 else "python pretrain.py …"
+    command += f" arch.devices={plan.devices}" if plan.devices > 1 else ""
     if left := Counter(cards) - Counter(plan.cards):
         command += f"; {', '.join(map(str, left))} left out"
     text = table(plan, cfg.arch, cfg.optim.dense, command if shown and dist.world_size == 1 else "as started")
@@ -134,6 +160,8 @@ def settle(
         raise SystemExit(0)
     say(text)
     cfg.plan = False  # what follows is said in numbers, by which the run goes on
+    if needs.models:
+        cfg.arch.devices = plan.devices
     if not cfg.exact:  # which computes one shard at a time, and says so itself
         cfg.micro_batch_size = plan.micro_batch_size
 
@@ -157,6 +185,7 @@ def table(plan: Plan, arch: Any, optimizers: Any, command: str) -> str:
     rows = [
         ("on", names, least),
         ("ranks", str(plan.ranks), ways),
+        *([("arch.devices", str(plan.devices), "of each rank, over which its models are spread")] if plan.devices > 1 else []),
         ("micro_batch_size", str(plan.micro_batch_size), batch),
         ("forward_dtype", dtype, precision(card, dtype)),
         *([("attention", *attention(card, dtype))] if needs.attends else []),
@@ -192,4 +221,5 @@ def count(objective: Any, remembered: Iterable[Tensor], averages: bool, beginnin
         trained=weights, gradients=weights, remembered=footprint.size(remembered), averaged=(weights + footprint.size(tables)) * averages,
         frozen=footprint.size(everything) - weights, largest=weights - sum(blocks) + max(blocks, default=0),
         first=one.peak, each=two.peak - one.peak, attends=one.attends,
+        models=[footprint.size(part.parameters()) for part in objective.placeable()],
     )  # fmt: skip

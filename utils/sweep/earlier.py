@@ -47,9 +47,10 @@ HANDED_ON = (
 def made_first(config: DictConfig, dist: Dist, run: Callable[[DictConfig], Any]) -> DictConfig:
     """The configuration with paths alone; `run` makes what is not there yet. On all ranks together."""
     plain: Any = OmegaConf.to_container(config)
-    rules = everywhere()
-    for path, value in leaves(plain):
-        if isinstance(value, str) and is_marked(path, rules, A_RUN) and dist.broadcast_text("yes" if is_arguments(value) else ""):
+    perhaps = [(path, value) for path, value in leaves(plain) if isinstance(value, str) and "=" in value]
+    rules = everywhere() if perhaps else {}  # half a second
+    for path, value in perhaps:
+        if is_marked(path, rules, A_RUN) and dist.broadcast_text("yes" if is_arguments(value) else ""):
             with dist.agreed():
                 earlier = _resolved(path, value, config)
             done = _finished(earlier, dist)

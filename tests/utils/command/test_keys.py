@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from tests.lines import Lines
-from tests.ranks import ROOT
+from tests.ranks import ROOT, run_line
 from tests.test_bad_input import assert_one_line
 from tests.test_config import resolved
 from utils.command import keys
@@ -19,13 +17,6 @@ from utils.command.keys import GROUPS, MAY_CHANGE, SAME_RUN
 from utils.errors import ConfigError
 
 slow = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def lines() -> Iterator[Lines]:
-    lines = Lines()
-    yield lines
-    lines.close()
 
 
 @pytest.fixture
@@ -167,19 +158,19 @@ def test_nets_without_a_table_have_no_optimizer_of_tables() -> None:
         assert resolved(f"optim={optim}", "puzzle_emb_lr=3e-3").optim.sparse.lr == 3e-3
 
 
-def test_files_of_ones_own_are_held_to_what_they_say(lines: Lines, tmp_path: Path) -> None:
+def test_files_of_ones_own_are_held_to_what_they_say(tmp_path: Path) -> None:
     """With --config-dir: a net with other sizes, and a mistake in it."""
     own = tmp_path / "own"
     (own / "arch").mkdir(parents=True)
     net = (ROOT / "conf" / "arch" / "trm.yaml").read_text().replace("num_heads: 8", "num_heads: 8  # [>= 4]")
     (own / "arch" / "mine.yaml").write_text(net)
     choice = ["--config-dir", str(own), "arch=mine"]
-    assert_one_line(lines.run([*choice, "arch.num_heads=2"], tmp_path), "arch.num_heads=2: must be at least 4")
-    assert_one_line(lines.run([*choice, "puzzle_emb_lr=-1"], tmp_path), "puzzle_emb_lr=-1.0: must be at least 0")
+    assert_one_line(run_line([*choice, "arch.num_heads=2"], tmp_path), "arch.num_heads=2: must be at least 4")
+    assert_one_line(run_line([*choice, "puzzle_emb_lr=-1"], tmp_path), "puzzle_emb_lr=-1.0: must be at least 0")
     assert_one_line(
-        lines.run(["--config-dir", str(own), "arch=yours"], tmp_path), "arch=yours: unknown; choose one of cnn, components, gpt, hrm, "
+        run_line(["--config-dir", str(own), "arch=yours"], tmp_path), "arch=yours: unknown; choose one of cnn, components, gpt, hrm, "
     )
     (own / "arch" / "mine.yaml").write_text(net.replace("[>= 4]", "[=> 4]"))
     number = 1 + net.splitlines().index("  num_heads: 8  # [>= 4]")
     mistake = f"{own}/arch/mine.yaml, line {number}: arch.num_heads: [=> 4]: neither type, bound nor mark"
-    assert_one_line(lines.run(choice, tmp_path, 2), mistake)
+    assert_one_line(run_line(choice, tmp_path, 2), mistake)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -68,6 +69,38 @@ def test_cards_that_are_too_small_are_left_out_where_nobody_has_started_ranks() 
     assert free.cards == [*H100, *H100]
     assert choose(needs(10, 3, 2.5), cards, 16, 4, free=True).ranks == 4  # none is left out that would do
     assert choose(needs(500, 3, 2.5), cards, 16, 4, free=True).ranks == 4  # nor where it would not help
+
+
+# two frozen models of 14 and 12 GiB, of what trains 2, a shard 1 and each further one 0.5
+@pytest.mark.parametrize(
+    ("cards", "ranks", "devices", "micro_batch_size"),
+    [
+        (H100, 1, 1, 64),
+        (CARD_16, 1, 1, 4),  # which does not fit
+        (H100 * 2, 2, 1, 32),  # large: data parallel
+        (CARD_24 * 2, 1, 2, 32),  # small: a model on each, 11 shards would fit: 16 + 1 + 10 × 0.5 of 21.4
+        (CARD_24 * 3, 1, 3, 32),  # what trains has one to itself
+        (H100 * 3, 3, 1, 24),
+        (H100 * 4, 4, 1, 16),
+        (CARD_24 * 4, 2, 2, 32),  # both
+        (CARD_24 * 5, 2, 2, 32),
+        (CARD_16 * 3, 1, 3, 4),  # 14 + 1 do not fit, but nearly
+        (H100 + CARD_16, 1, 1, 64),  # better alone
+        (CARD_24 + CARD_16, 1, 2, 4),
+    ],
+)
+def test_models_are_spread_where_they_do_not_fit_together(cards: Sequence[Card], ranks: int, devices: int, micro_batch_size: int) -> None:
+    with_models = replace(needs(2, 1, 0.5), frozen=26 * GIB, models=[14 * GIB, 12 * GIB])
+    plan = choose(with_models, cards, shards=16, shard_size=4, free=True)
+    assert (plan.ranks, plan.devices, plan.micro_batch_size) == (ranks, devices, micro_batch_size)
+    assert len(plan.cards) == ranks * devices
+
+
+def test_ranks_that_have_started_spread_over_what_is_left_to_them() -> None:
+    with_models = replace(needs(2, 1, 0.5), frozen=26 * GIB, models=[14 * GIB, 12 * GIB])
+    plans = [choose(with_models, CARD_24 * 2, 16, 4, spread=spread) for spread in (1, 2, 4)]
+    assert [(plan.ranks, plan.devices, plan.fits) for plan in plans] == [(2, 1, False), (2, 2, True), (2, 2, True)]
+    assert "arch.devices" in table(plans[1], {}, [{"optimizer": {}}], "")
 
 
 def test_weights_that_are_split_leave_room() -> None:

@@ -8,14 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from tests.lines import Lines
-from tests.ranks import LAUNCHER_PREFIXES, ROOT, run_ranks, succeeded, until
+from tests.ranks import LAUNCHER_PREFIXES, ROOT, run_line, run_ranks, succeeded, until
 from tests.runs import FLOAT32, STOPPED, TINY_TRM, Result, digest, status, train
 from utils.errors import Stopped
 from utils.ranks.launchers import Launch
@@ -24,13 +22,6 @@ from utils.sweep.launcher import Sweep
 
 SHORT = [*TINY_TRM, *FLOAT32, "wandb.mode=disabled", "global_batch_size=16", "epochs=null", "eval_interval=null", "eval_every_steps=20"]
 LONG = "max_steps=4000"
-
-
-@pytest.fixture(scope="module")
-def lines() -> Iterator[Lines]:
-    lines = Lines()
-    yield lines
-    lines.close()
 
 
 def start(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
@@ -97,8 +88,8 @@ def test_a_failing_job_does_not_end_a_sweep(tmp_path: Path) -> None:
         (["-m", "seed=0,1", "sweep.on_error=maybe"], "error: sweep.on_error=maybe: must be continue or stop"),
     ],
 )
-def test_what_cannot_be_is_one_line(arguments: list[str], line: str, lines: Lines, tmp_path: Path) -> None:
-    (done,) = lines.run(arguments, tmp_path)
+def test_what_cannot_be_is_one_line(arguments: list[str], line: str, tmp_path: Path) -> None:
+    (done,) = run_line(arguments, tmp_path)
     assert done.returncode == 2, done.stdout
     assert done.stderr.startswith(line)
     assert done.stderr.count("\n") == 1
@@ -106,8 +97,8 @@ def test_what_cannot_be_is_one_line(arguments: list[str], line: str, lines: Line
 
 
 @pytest.mark.parametrize("key", ["sweep.jobs", pytest.param("sweep.ranks", marks=pytest.mark.slow)])
-def test_ranks_that_a_launcher_has_started_run_jobs_together(key: str, lines: Lines, tmp_path: Path) -> None:
-    ranks = lines.run(["-m", "seed=0,1", f"{key}=2"], tmp_path, 2)
+def test_ranks_that_a_launcher_has_started_run_jobs_together(key: str, tmp_path: Path) -> None:
+    ranks = run_line(["-m", "seed=0,1", f"{key}=2"], tmp_path, 2)
     assert [rank.returncode for rank in ranks] == [2, 2]
     assert f"error: {key}=2: 2 ranks run jobs together; start one process for that" in ranks[0].stderr
     assert sum(rank.stderr.count("\n") for rank in ranks) == 1

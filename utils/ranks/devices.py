@@ -1,0 +1,52 @@
+"""GPUs of a rank beside its own: which they are, and which of its frozen models lies on which."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+
+import torch
+
+from utils.errors import ConfigError
+from utils.ranks.distributed import Dist
+
+
+def devices_of(dist: Dist, count: int) -> list[torch.device]:
+    """A rank's own, and of those that no rank of its host has, as many as it is to have; on all ranks together."""
+    if dist.device.type != "cuda" or count == 1:
+        return [dist.device]
+    taken = [index for _, index in _neighbours(dist)]
+    with dist.agreed():
+        return [torch.device("cuda", index) for index in dealt(taken, dist.device.index, torch.cuda.device_count(), count)]
+
+
+def most_devices(dist: Dist) -> int:
+    """So many every rank may have; on all ranks together."""
+    if dist.device.type != "cuda":
+        return 1
+    mine = torch.cuda.device_count() // len(_neighbours(dist))
+    return max(1, min(map(int, dist.all_gather_text(str(mine)))))
+
+
+def _neighbours(dist: Dist) -> list[list]:
+    """Host and device of each rank on this host."""
+    host = socket.gethostname()
+    everyone = [json.loads(text) for text in dist.all_gather_text(json.dumps([host, dist.device.index]))]
+    return [each for each in everyone if each[0] == host]
+
+
+def dealt(taken: Sequence[int], mine: int, there: int, count: int) -> list[int]:
+    """Of so many that are there, `count` for whoever has this one."""
+    if there < count * len(taken):
+        raise ConfigError(
+            f"arch.devices={count}: {len(taken)} ranks of a host need {count * len(taken)} GPUs, and there are {there}; "
+            f"start fewer ranks, or give fewer devices"
+        )
+    spare = [index for index in range(there) if index not in taken]
+    return [mine, *spare[sorted(taken).index(mine) :: len(taken)]][:count]
+
+
+def home(number: int, models: int, devices: int) -> int:
+    """Where a model lies: the last one on the last device, so that what trains has the first to itself where there are enough."""
+    return (number - models) % devices
