@@ -1,4 +1,4 @@
-# make train, make test: each sets up .venv from the lock file first, once.
+# Each target sets up .venv from the lock file first, once.
 SHELL := /bin/bash
 PYTHON ?= python3
 PY := .venv/bin/python
@@ -8,14 +8,14 @@ PY := .venv/bin/python
 train: .venv/ready
 	$(PY) pretrain.py experiment=demo
 
-# two processes side by side, a thread each: they would wait for each other inside every product
+# Two test processes with one thread each: with more, they would wait for each other in every matrix product.
 test: .venv/ready
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-all: .venv/ready
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not slurm'
 
-# on a Slurm of its own, with two nodes on this machine; as root, with Debian's slurmctld slurmd slurm-client munge
+# Starts a private Slurm with two nodes on this machine; needs root and Debian's slurmctld slurmd slurm-client munge.
 test-slurm: .venv/ready
 	$(PY) -m pytest -rs -m slurm tests/slurm
 
@@ -29,19 +29,20 @@ format: .venv/ready
 	$(PY) -m ruff format .
 
 bench: .venv/ready
-	@set -e; for file in tests/bench/bench_*.py; do name=$${file%.py}; echo; $(PY) -m $${name//\//.}; done
+	@failed=; for file in tests/bench/bench_*.py; do name=$${file%.py}; name=$${name//\//.}; echo; echo "== $$name"; \
+	$(PY) -m $$name || failed="$$failed $$name"; done; test -z "$$failed" || { echo; echo "failed:$$failed"; exit 1; }
 
-# one process, then ranks, with MNIST if DATA says where it is; see tests/bench/stages.py
+# Trains a digit net as one process, then on ranks; DATA=FOLDER for MNIST. See docs/synchronising.md.
 stages: .venv/ready
 	$(PY) -m tests.bench.stages
 
-# on a machine with a GPU, by the python that has torch there: tests, speed, training; see README
+# On a GPU machine: tests, speed, training, with the Python that has torch there. See docs/hardware.md.
 gpu:
 	$(if $(filter command,$(firstword $(origin PYTHON))),$(PYTHON),$(if $(wildcard $(PY)),$(PY),$(PYTHON))) -m tests.gpu
 
-# What `make gpu` finds beside it on a machine without a network: all of the lock file but what comes with torch or serves
-# developing, and what is too large to travel (datasets wants pyarrow and pandas). For Python 3.12 on x86-64 Linux.
-LEFT_OUT := torch|filelock|sympy|mpmath|networkx|Jinja2|MarkupSafe|numpy|pandas|pyarrow|scipy|scikit-learn|joblib|threadpoolctl|narwhals|\
+# Fills wheels/ for `make gpu` on a machine without a network: the lock file, except packages that come with torch,
+# serve development, or are too large (datasets takes pyarrow and pandas from the machine). Python 3.12, x86-64 Linux.
+LEFT_OUT := torch|playwright|greenlet|filelock|sympy|mpmath|networkx|Jinja2|MarkupSafe|numpy|pandas|pyarrow|scipy|scikit-learn|joblib|threadpoolctl|narwhals|\
 transformers|regex|rich|typer|shellingham|markdown-it-py|mdurl|annotated-doc|mypy|mypy_extensions|librt|ast_serialize|pathspec|ruff|pytest-xdist|execnet|\
 optuna|alembic|colorlog|Mako|SQLAlchemy|matplotlib|contourpy|cycler|fonttools|kiwisolver|pillow|pyparsing
 LINUX := $(addprefix --platform manylinux,_2_28_x86_64 _2_27_x86_64 _2_17_x86_64 2014_x86_64 1_x86_64)
@@ -52,7 +53,7 @@ wheels: .venv/ready
 		$$(grep -vE '^($(subst | ,|,$(LEFT_OUT))|antlr4-python3-runtime)==' requirements.lock)
 	du -sh wheels; test $$(du -sm wheels | cut -f1) -le 64
 
-# torch goes first and alone: with it in place no other package can pull in a second build of it
+# torch goes first and alone, so that no other package pulls in a second build of it.
 .venv/ready: requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; run make PYTHON=python3.12")'
 	test -x $(PY) || $(PYTHON) -m venv .venv

@@ -12,7 +12,9 @@ from utils.measure.report import Prediction, Report
 
 
 class ExampleText:
-    """Shows the first example of a set; an objective without an output named `answer` has nothing to show."""
+    """Shows the first example of a set; an objective without an output named `answer` has nothing
+    to show.
+    """
 
     scalars = ()
 
@@ -23,7 +25,9 @@ class ExampleText:
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
         if indices[0] == 0 and "answer" in prediction.outputs:
-            self._rows = {f"batch.{name}": rows[:1] for name, rows in batch.items()} | {"answer": prediction.outputs["answer"][:1]}
+            self._rows = {f"batch.{name}": rows[:1] for name, rows in batch.items()} | {
+                "answer": prediction.outputs["answer"][:1]
+            }
 
     def rows(self) -> dict[str, Tensor]:
         return self._rows
@@ -31,5 +35,9 @@ class ExampleText:
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         if not rows:
             return Report()
-        example = {name.removeprefix("batch."): tensor[0].numpy() for name, tensor in rows.items() if name.startswith("batch.")}
+        example = {
+            name.removeprefix("batch."): tensor[0].numpy()
+            for name, tensor in rows.items()
+            if name.startswith("batch.")
+        }
         return Report(text=self._text(example, rows["answer"][0].numpy()))

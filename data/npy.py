@@ -1,4 +1,6 @@
-"""Arrays of whole numbers from `.npy` files: what a header claims is compared with the file before it is believed."""
+"""Arrays of whole numbers from `.npy` files: what a header claims is compared with the file before
+it is believed.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,12 @@ def open_array(path: Path, dimensions: int) -> np.ndarray:
         if len(shape) != dimensions or not all(0 <= length < 2**63 for length in shape):
             raise ValueError(f"has shape {brief(shape)}")
         if size - start != (needed := math.prod(shape) * dtype.itemsize):
-            raise ValueError(f"holds {size - start} bytes of values, but shape {shape} of {dtype} takes {needed}")
+            raise ValueError(
+                f"holds {size - start} bytes of values, but shape {shape} of {dtype} takes {needed}"
+            )
         array = np.memmap(file, dtype, "r", start, shape, "F" if fortran else "C")
-    # `take` would copy the whole of an array of another layout, every time; and plain views are quicker to slice than the subclass
+    # `take` would copy the whole of an array of another layout, every time; and plain views are
+    # quicker to slice than the subclass
     return np.require(array.view(np.ndarray), requirements=["C", "A"])
 
 
@@ -39,5 +44,6 @@ def _header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
             return HEADERS[np.lib.format.read_magic(file)](file)
     except OSError:
         raise
-    except Exception as error:  # NumPy reads a header as a Python literal: damaged bytes make it raise nearly anything
+    except Exception as error:
+        # NumPy reads a header as a Python literal: damaged bytes make it raise nearly anything
         raise ValueError(f"cannot be read ({brief(error)})") from None

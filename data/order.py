@@ -1,9 +1,9 @@
 """Who is visited when: shuffled epochs cut into steps, as pure functions of the step.
 
-An epoch visits every item once in shuffled order; `eval_interval` epochs, one after the other, make an iteration.
-Steps are packed over the whole iteration, across its epochs; what is left at its end is dropped. Without a number of
-epochs the run is one iteration that never ends. A *position* counts visits from the start of the run: item
-`position % items` of epoch `position // items`.
+An epoch visits every item once in shuffled order; `eval_interval` epochs, one after the other, make
+an iteration. Steps are packed over the whole iteration, across its epochs; what is left at its end
+is dropped. Without a number of epochs the run is one iteration that never ends. A *position* counts
+visits from the start of the run: item `position % items` of epoch `position // items`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Protocol
 
 import numpy as np
 
-from data.source import Plan
+from data.source import RunLength
 from utils.errors import ConfigError
 
-BLOCK = 4096  # small epochs are drawn many at a time: a generator costs more than a shuffle of ten items
+# small epochs are drawn many at a time: a generator costs more than a shuffle of ten items
+BLOCK = 4096
 KEPT_BLOCKS = 4
 SCANNED = 1 << 16  # visits looked at together while ragged steps are counted
 
@@ -30,7 +31,9 @@ def generator(seed: int, stream: str, *place: int) -> np.random.Generator:
 
 
 class Order:
-    """Epoch after epoch, each item once, shuffled; an item stands for `count` numbers from `first`, one picked per visit."""
+    """Epoch after epoch, each item once, shuffled; an item stands for `count` numbers from `first`,
+    one picked per visit.
+    """
 
     def __init__(self, seed: int, first: np.ndarray, count: np.ndarray | None = None) -> None:
         if seed < 0:
@@ -46,7 +49,10 @@ class Order:
         """What is visited at positions start … stop - 1."""
         size = self._epochs_per_block * self.items
         blocks = range(start // size, (stop - 1) // size + 1)
-        pieces = [self._block(block)[max(0, start - block * size) : stop - block * size] for block in blocks]
+        pieces = [
+            self._block(block)[max(0, start - block * size) : stop - block * size]
+            for block in blocks
+        ]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def _block(self, block: int) -> np.ndarray:
@@ -86,14 +92,22 @@ class Steps(Protocol):
 
 
 class UniformSteps:
-    """Every visit brings the same number of examples: positions are arithmetic, nothing is stored."""
+    """Every visit brings the same number of examples: positions are arithmetic, nothing is
+    stored.
+    """
 
-    def __init__(self, items: int, visits_per_step: int, epochs: int | None, interval: int | None) -> None:
+    def __init__(
+        self, items: int, visits_per_step: int, epochs: int | None, interval: int | None
+    ) -> None:
         self._visits = items * (interval or 1)
         self._width = visits_per_step
         self._steps = self._visits // visits_per_step if interval else None
-        self.total = self._steps * (epochs // interval) if epochs and interval and self._steps else 0
-        self.per_epoch = self._steps / interval if interval and self._steps else items / visits_per_step
+        self.total = (
+            self._steps * (epochs // interval) if epochs and interval and self._steps else 0
+        )
+        self.per_epoch = (
+            self._steps / interval if interval and self._steps else items / visits_per_step
+        )
 
     def span(self, step: int) -> tuple[int, int]:
         iteration, place = divmod(step, self._steps) if self._steps else (0, step)
@@ -105,15 +119,21 @@ class UniformSteps:
 
 
 class RaggedSteps:
-    """Visits of different sizes: iterations are scanned once, when first asked about; kept are the cuts between steps."""
+    """Visits of different sizes: iterations are scanned once, when first asked about; kept are the
+    cuts between steps.
+    """
 
-    def __init__(self, order: Order, sizes: np.ndarray, batch: int, epochs: int | None, interval: int | None) -> None:
+    def __init__(
+        self, order: Order, sizes: np.ndarray, batch: int, epochs: int | None, interval: int | None
+    ) -> None:
         self._order, self._sizes, self._batch = order, sizes, batch
         self._endless = interval is None
-        # of the iteration that never ends, pieces are scanned; each begins where the last whole step of the one before has ended
+        # of the iteration that never ends, pieces are scanned; each begins where the last whole
+        # step of the one before has ended
         self._interval = interval or 1 + batch // order.items
         self._epochs, self._iterations = epochs, (epochs or 0) // self._interval
-        self._cuts: list[np.ndarray] = []  # per iteration: where its steps begin, and where the last one ends
+        # per iteration: where its steps begin, and where the last one ends
+        self._cuts: list[np.ndarray] = []
         self._ends = [0]  # steps up to the end of each iteration scanned so far
 
     @property
@@ -127,7 +147,11 @@ class RaggedSteps:
         if self._epochs:
             return self.total / self._epochs
         self.span(0)
-        return self._ends[1] * self._order.items / int(self._cuts[0][-1]) if self._endless else self._ends[1] / self._interval
+        return (
+            self._ends[1] * self._order.items / int(self._cuts[0][-1])
+            if self._endless
+            else self._ends[1] / self._interval
+        )
 
     def span(self, step: int) -> tuple[int, int]:
         while self._ends[-1] <= step:
@@ -143,7 +167,11 @@ class RaggedSteps:
 
     def _scan_next(self) -> None:
         items = self._order.items
-        begin = int(self._cuts[-1][-1]) if self._cuts and self._endless else len(self._cuts) * self._interval * items
+        begin = (
+            int(self._cuts[-1][-1])
+            if self._cuts and self._endless
+            else len(self._cuts) * self._interval * items
+        )
         end = begin + self._interval * items
         stride = max(1, SCANNED // items) * items
         cuts, filled = [begin], 0  # `filled`: examples already in the open step
@@ -161,8 +189,12 @@ class RaggedSteps:
         self._ends.append(self._ends[-1] + len(cuts) - 1)
 
 
-def cut_steps(order: Order, sizes: np.ndarray, batch: int, epochs: int | None, eval_interval: int | None) -> Steps:
-    """Cut `epochs` epochs of an order into steps of `batch` examples; `sizes` holds the examples of whatever may be visited."""
+def cut_steps(
+    order: Order, sizes: np.ndarray, batch: int, epochs: int | None, eval_interval: int | None
+) -> Steps:
+    """Cut `epochs` epochs of an order into steps of `batch` examples; `sizes` holds the examples of
+    whatever may be visited.
+    """
     size = int(sizes[0])
     if (sizes == size).all():
         return cut_evenly(order.items, batch, epochs, eval_interval, size)
@@ -171,7 +203,9 @@ def cut_steps(order: Order, sizes: np.ndarray, batch: int, epochs: int | None, e
     return steps
 
 
-def cut_evenly(items: int, batch: int, epochs: int | None, eval_interval: int | None, size: int = 1) -> UniformSteps:
+def cut_evenly(
+    items: int, batch: int, epochs: int | None, eval_interval: int | None, size: int = 1
+) -> UniformSteps:
     """The same of items that all have `size` examples."""
     interval = _interval(batch, epochs, eval_interval)
     if interval is not None and items * interval * size < batch:
@@ -186,19 +220,30 @@ def _interval(batch: int, epochs: int | None, eval_interval: int | None) -> int 
     if epochs is not None and interval is not None and epochs % interval:
         divisor = next(d for d in range(min(interval, epochs), 0, -1) if epochs % d == 0)
         larger = epochs + interval - epochs % interval
-        raise ConfigError(f"eval_interval={interval} does not divide epochs={epochs}; try eval_interval={divisor} or epochs={larger}")
+        raise ConfigError(
+            f"eval_interval={interval} does not divide epochs={epochs}; try eval_interval={divisor}"
+            f" or epochs={larger}"
+        )
     return interval
 
 
-def make_plan(steps: Steps, batch: int, max_steps: int | None, eval_every_steps: int | None) -> Plan:
-    """As long as `max_steps` says, else all epochs; evaluated at the end of each iteration, and every so many steps."""
+def run_length(
+    steps: Steps, batch: int, max_steps: int | None, eval_every_steps: int | None
+) -> RunLength:
+    """`max_steps` steps, or all epochs; evaluates after each iteration and every so many steps."""
     _check_positive(max_steps=max_steps, eval_every_steps=eval_every_steps)
     total = max_steps or steps.total
-    return Plan(total, batch, steps.per_epoch, partial(_evaluates_after, steps, total, eval_every_steps))
+    return RunLength(
+        total, batch, steps.per_epoch, partial(_evaluates_after, steps, total, eval_every_steps)
+    )
 
 
 def _evaluates_after(steps: Steps, total: int, every: int | None, done: int) -> bool:
-    return done == total or (every is not None and done > 0 and done % every == 0) or steps.ends_iteration(done)
+    return (
+        done == total
+        or (every is not None and done > 0 and done % every == 0)
+        or steps.ends_iteration(done)
+    )
 
 
 def _check_positive(**counts: int | None) -> None:
@@ -210,11 +255,15 @@ def _check_positive(**counts: int | None) -> None:
 def too_small(batch: int, examples: int, interval: int) -> ConfigError:
     """The error for an iteration that does not fill a single batch."""
     if not examples:
-        return ConfigError(f"global_batch_size={batch}: the training data holds no examples; build the dataset again")
+        return ConfigError(
+            f"global_batch_size={batch}: the training data holds no examples; build the dataset"
+            " again"
+        )
     wanted = -(-batch * interval // examples)
     return ConfigError(
-        f"global_batch_size={batch}: eval_interval={interval} epochs give only {examples} examples, not one full batch; "
-        f"try eval_interval={wanted} (and epochs a multiple of it) or global_batch_size={examples}"
+        f"global_batch_size={batch}: eval_interval={interval} epochs give only {examples} examples,"
+        f" not one full batch; try eval_interval={wanted} (and epochs a multiple of it) or"
+        f" global_batch_size={examples}"
     )
 
 

@@ -1,8 +1,10 @@
-"""Shuffled orders that are computed, not stored: a keyed permutation of 0 … n - 1, for any n, in no memory.
+"""Shuffled orders that are computed, not stored: a keyed permutation of 0 … n - 1, for any n, in no
+memory.
 
-A Feistel network over pairs (left, right) of numbers below `rows` and `columns`, which are near √n each: every round adds
-to one half a keyed hash of the other, which can be undone, so pairs are permuted. What falls on n or beyond, less than
-one place in √n, is sent through again until it does not ("cycle walking"), which keeps it a permutation.
+A Feistel network over pairs (left, right) of numbers below `rows` and `columns`, which are near √n
+each: every round adds to one half a keyed hash of the other, which can be undone, so pairs are
+permuted. What falls on n or beyond, less than one place in √n, is sent through again until it does
+not ("cycle walking"), which keeps it a permutation.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class Permutation:
         self._seed, self._stream = seed, stream
         self._rows = math.isqrt(items - 1) + 1
         self._columns = -(-items // self._rows)
-        self._kept: tuple[int, np.ndarray] | None = None  # the keys of an epoch, or all of a small one's order
+        # the keys of an epoch, or all of a small one's order
+        self._kept: tuple[int, np.ndarray] | None = None
 
     def visits(self, positions: np.ndarray) -> np.ndarray:
         """What is visited at these positions, which count from the start of the run and ascend."""
@@ -45,7 +48,12 @@ class Permutation:
         if self._kept is None or self._kept[0] != epoch:
             rng = generator(self._seed, f"permutation {self._stream}", epoch)
             small = self.items <= DRAWN
-            self._kept = epoch, rng.permutation(self.items) if small else rng.integers(1 << 64, size=ROUNDS, dtype=np.uint64)
+            self._kept = (
+                epoch,
+                rng.permutation(self.items)
+                if small
+                else rng.integers(1 << 64, size=ROUNDS, dtype=np.uint64),
+            )
         if self.items <= DRAWN:
             return self._kept[1][places]
         found = self._network(places.astype(np.uint64))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -34,7 +35,9 @@ class EvalSet(Protocol):
 
 
 class OneExample:
-    """An evaluation set of one example without labels, which is there to be answered and not to be measured."""
+    """An evaluation set of one example without labels, which is there to be answered and not to be
+    measured.
+    """
 
     def __init__(self, **row: Any) -> None:
         self._row = row
@@ -43,7 +46,9 @@ class OneExample:
         return 1
 
     def read(self, indices: np.ndarray) -> Arrays:
-        return {name: np.stack([np.asarray(value)] * len(indices)) for name, value in self._row.items()}
+        return {
+            name: np.stack([np.asarray(value)] * len(indices)) for name, value in self._row.items()
+        }
 
     def padding(self, rows: int) -> Arrays:
         """The example again: ranks without it take as long as the one that has it."""
@@ -51,13 +56,16 @@ class OneExample:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunLength:
     """How long a run is, and when it is evaluated."""
 
     total_steps: int
     examples_per_update: int
-    steps_per_epoch: float | None  # on average: epochs of puzzles with several examples differ in length; None: there are no epochs
-    evaluates_after: Callable[[int], bool]  # whether an evaluation is due once so many steps are done; always after the last one
+    # on average: epochs of puzzles with several examples differ in length; None: there are no
+    # epochs
+    steps_per_epoch: float | None
+    # whether an evaluation is due once so many steps are done; always after the last one
+    evaluates_after: Callable[[int], bool]
 
 
 class Source(Protocol):
@@ -66,8 +74,8 @@ class Source(Protocol):
     spec: Spec
 
     @property
-    def plan(self) -> Plan:
-        """Asked for on all ranks at once: counting the steps of ragged epochs takes seconds."""
+    def length(self) -> RunLength:
+        """Read on all ranks at once: counting the steps of ragged epochs takes seconds."""
         ...
 
     def train_batch(self, step: int, shard: int) -> Arrays:
@@ -75,7 +83,8 @@ class Source(Protocol):
         ...
 
     def enter(self, saved: Registry) -> None:
-        """Enter what checkpoints must hold of it: nothing, unless it streams and has to know where each shard goes on.
+        """Enter what checkpoints must hold of it: nothing, unless it streams and has to know where
+        each shard goes on.
 
         Restored before the loader's processes are made, which see what it holds then.
         """
@@ -88,3 +97,10 @@ class Source(Protocol):
     def evaluators(self, set_name: str) -> Sequence[Evaluator]:
         """Fresh ones for one evaluation of a set: votes, answers as text, pictures."""
         ...
+
+
+def combined_fingerprint(fingerprints: Sequence[str]) -> str:
+    """The fingerprint of several corpora or datasets together; of one, its own."""
+    if len(fingerprints) == 1:
+        return fingerprints[0]
+    return hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()

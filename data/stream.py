@@ -1,9 +1,11 @@
-"""From a source to the batches of one rank: its shards, step by step, prefetched by worker processes; and evaluation.
+"""From a source to the batches of one rank: its shards, step by step, prefetched by worker
+processes; and evaluation.
 
-A worker's tensors arrive one by one, each in shared memory of its own, as PyTorch's loader sends them: 0.6 to 1.0 ms of
-the main process's CPU a step, and more of the worker's. Loading in process takes 0.1 to 0.2 ms (64 digits, 32 Sudoku
-boards; 0.4 ms for 768 boards), so workers are for sources that take longer than that. Eight steps in one piece of shared
-memory came for 0.1 ms; with steps of 100 ms and more that was not worth a format of its own.
+A worker's tensors arrive one by one, each in shared memory of its own, as PyTorch's loader sends
+them: 0.6 to 1.0 ms of the main process's CPU a step, and more of the worker's. Loading in process
+takes 0.1 to 0.2 ms (64 digits, 32 Sudoku boards; 0.4 ms for 768 boards), so workers are for sources
+that take longer than that. Eight steps in one piece of shared memory came for 0.1 ms; with steps of
+100 ms and more that was not worth a format of its own.
 """
 
 from __future__ import annotations
@@ -29,27 +31,39 @@ DEATH_S = 1.0  # a dead worker's connections are gone a moment before it counts 
 INSTEAD = "num_workers=0 loads in the training process"
 CAUSES = {
     signal.SIGKILL: ", as the system does when memory runs out",
-    signal.SIGBUS: ", as happens when shared memory is full or a file of the dataset becomes shorter",
+    signal.SIGBUS: (
+        ", as happens when shared memory is full or a file of the dataset becomes shorter"
+    ),
 }
 
 
 class ShardStream(Dataset):
-    """Steps start_step … stop_step - 1 of a rank; `parts` are its shards, grouped into micro-batches."""
+    """Steps start_step … stop_step - 1 of a rank; `parts` are its shards, grouped into
+    micro-batches.
+    """
 
-    def __init__(self, source: Source, parts: Sequence[Sequence[int]], start_step: int, stop_step: int) -> None:
+    def __init__(
+        self, source: Source, parts: Sequence[Sequence[int]], start_step: int, stop_step: int
+    ) -> None:
         self._source = source
         self._parts = [list(part) for part in parts]
         self.steps = range(start_step, stop_step)
 
     def __getitem__(self, step: int) -> Batch | Exception:
-        """A step's examples, all shards one behind the other; or an error of one line, which the loader would make a page of."""
+        """A step's examples, all shards one behind the other; or an error of one line, which the
+        loader would make a page of.
+        """
         try:
-            batch = to_tensors([self._source.train_batch(step, shard) for part in self._parts for shard in part])
+            batch = to_tensors(
+                [self._source.train_batch(step, shard) for part in self._parts for shard in part]
+            )
         except ConfigError as error:
             return LocalError(str(error))
         if get_worker_info() is None:
             return batch
-        try:  # a thread of the loader's would share the memory later, and where there is none, lose the batch
+        # a thread of the loader's would share the memory later, and where there is none, lose the
+        # batch
+        try:
             return {name: tensor.share_memory_() for name, tensor in batch.items()}
         except RuntimeError as error:
             if "shared memory" not in str(error):
@@ -65,7 +79,8 @@ class ShardStream(Dataset):
         for name, tensor in batch.items():
             sizes = [len(tensor) // shards * len(part) for part in self._parts]
             for micro_batch, rows in zip(micro_batches, tensor.split(sizes), strict=True):
-                # memory of its own: where a tensor begins may decide in which order a kernel adds (not that of a GPU, which copies it)
+                # memory of its own: where a tensor begins may decide in which order a kernel adds
+                # (not that of a GPU, which copies it)
                 micro_batch[name] = rows if rows.is_pinned() else rows.clone()
         return micro_batches
 
@@ -73,12 +88,21 @@ class ShardStream(Dataset):
 def to_tensors(pieces: Sequence[Arrays]) -> Batch:
     """Arrays, one after the other, as one batch of tensors."""
     if len(pieces) == 1:
-        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in pieces[0].items()}
-    return {name: torch.from_numpy(np.concatenate([piece[name] for piece in pieces])) for name in pieces[0]}
+        return {
+            name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in pieces[0].items()
+        }
+    return {
+        name: torch.from_numpy(np.concatenate([piece[name] for piece in pieces]))
+        for name in pieces[0]
+    }
 
 
-def train_loader(stream: ShardStream, workers: int = 1, pin_memory: bool = False) -> Generator[tuple[int, list[Batch]], None, None]:
-    """Each step and its micro-batches, prefetched by `workers` processes (0: none), from the first step until `close()`."""
+def train_loader(
+    stream: ShardStream, workers: int = 1, pin_memory: bool = False
+) -> Generator[tuple[int, list[Batch]], None, None]:
+    """Each step and its micro-batches, prefetched by `workers` processes (0: none), from the first
+    step until `close()`.
+    """
     batches = _start(stream, workers, pin_memory)
     processes = batches._workers if workers else []
     try:
@@ -90,17 +114,27 @@ def train_loader(stream: ShardStream, workers: int = 1, pin_memory: bool = False
 
 
 def _start(stream: ShardStream, workers: int, pin_memory: bool) -> Any:
-    """PyTorch's iterator. Ours to handle are signals: its own handler raises wherever the main thread is when a worker dies."""
+    """PyTorch's iterator. Ours to handle are signals: its own handler raises wherever the main
+    thread is when a worker dies.
+    """
     loader: DataLoader = DataLoader(
-        stream, sampler=stream.steps, batch_size=None, collate_fn=_unchanged, num_workers=workers, pin_memory=pin_memory,
-        prefetch_factor=PREFETCHED if workers else None, worker_init_fn=_start_worker,
+        stream,
+        sampler=stream.steps,
+        batch_size=None,
+        collate_fn=_unchanged,
+        num_workers=workers,
+        pin_memory=pin_memory,
+        prefetch_factor=PREFETCHED if workers else None,
+        worker_init_fn=_start_worker,
         # forked workers share the source's tables, and start at once
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
-    )  # fmt: skip
+    )
     before = signal.getsignal(signal.SIGCHLD)
     try:
         if workers:
-            multiprocessing.Lock()  # queues have such locks, in shared memory; a loader that fails to make one leaves a traceback behind
+            # queues have such locks, in shared memory; a loader that fails to make one leaves a
+            # traceback behind
+            multiprocessing.Lock()
         return iter(loader)
     except OSError as error:
         raise _no_room(error) from None
@@ -114,7 +148,8 @@ def _next(batches: Any, processes: Sequence[Any]) -> Batch:
     _check_alive(processes)
     try:
         batch = next(batches)
-    except (RuntimeError, OSError, EOFError) as error:  # what a dead worker had sent may go with it, which shows as any of these
+    except (RuntimeError, OSError, EOFError) as error:
+        # what a dead worker had sent may go with it, which shows as any of these
         alive = {process.sentinel: process for process in processes if process.exitcode is None}
         for sentinel in wait(list(alive), DEATH_S):
             alive[sentinel].join(DEATH_S)
@@ -130,7 +165,11 @@ def _next(batches: Any, processes: Sequence[Any]) -> Batch:
 def _check_alive(processes: Sequence[Any]) -> None:
     for process in processes:
         if code := process.exitcode:  # 0: it has sent its last step
-            how = f"was killed by {_name_of(-code)}{CAUSES.get(-code, '')}" if code < 0 else f"ended with exit status {code}"
+            how = (
+                f"was killed by {_name_of(-code)}{CAUSES.get(-code, '')}"
+                if code < 0
+                else f"ended with exit status {code}"
+            )
             raise RankError(f"loader process {process.pid} {how}; {INSTEAD}")
 
 
@@ -140,26 +179,34 @@ def _name_of(signum: int) -> str:
 
 def _no_room(error: Exception) -> RankError:
     said = " ".join(str(error).split())
-    return RankError(f"loader processes cannot share what they load ({said}); make shared memory (/dev/shm) larger, or {INSTEAD}")
+    return RankError(
+        f"loader processes cannot share what they load ({said}); make shared memory (/dev/shm)"
+        f" larger, or {INSTEAD}"
+    )
 
 
 def _start_worker(_: int) -> None:
     torch.set_num_threads(1)
     signals.quiet_worker()  # signals are the main process's to handle
     for signum in (signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE):
-        signal.signal(signum, signal.SIG_DFL)  # PyTorch's handlers print; the main process alone says how a worker died
+        # PyTorch's handlers print; the main process alone says how a worker died
+        signal.signal(signum, signal.SIG_DFL)
 
 
 def _unchanged(item: Any) -> Any:
     return item
 
 
-def eval_batches(eval_set: EvalSet, batch_size: int, rank: int = 0, world_size: int = 1) -> Iterator[tuple[np.ndarray, Batch]]:
-    """This rank's batches: indices of examples, tensors. Boundaries are the same at any number of ranks, and all batches of one size.
+def eval_batches(
+    eval_set: EvalSet, batch_size: int, rank: int = 0, world_size: int = 1
+) -> Iterator[tuple[np.ndarray, Batch]]:
+    """This rank's batches: indices of examples, tensors. Boundaries are the same at any number of
+    ranks, and all batches of one size.
 
     All ranks have equally many: the last may be padding alone, with no indices.
     """
-    batch_size = max(1, min(batch_size, len(eval_set)))  # more rows than there are examples would be nothing but padding
+    # more rows than there are examples would be nothing but padding
+    batch_size = max(1, min(batch_size, len(eval_set)))
     total = -(-len(eval_set) // batch_size)
     for first in range(0, total, world_size):
         start = min((first + rank) * batch_size, len(eval_set))

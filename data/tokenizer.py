@@ -1,22 +1,37 @@
-"""From text to token ids and back: bytes, or a `tokenizer.json` as the `tokenizers` library writes it."""
+"""From text to token ids and back: bytes, or a `tokenizer.json` as the `tokenizers` library writes
+it.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from utils.errors import ConfigError, brief
+from utils.errors import ConfigError, brief, short
 from utils.files import read_bytes
 
 LARGEST_FILE = 1 << 28
+PROBED = 16  # texts
 # how tokenizers call what stands before a document, the first of these that one has
-BEGINS = ("<|begin|>", "<|bos|>", "<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "<|endoftext|>", "<|im_start|>", "</s>", "[CLS]")
+BEGINS = (
+    "<|begin|>",
+    "<|bos|>",
+    "<|begin_of_text|>",
+    "<s>",
+    "<bos>",
+    "[BOS]",
+    "<|endoftext|>",
+    "<|im_start|>",
+    "</s>",
+    "[CLS]",
+)
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -56,8 +71,11 @@ class Bytes:
 class FromFile:
     """A tokenizer of any kind from a file."""
 
-    def __init__(self, key: str, path: Path | str, begin: str | None = None, content: bytes | None = None) -> None:
-        """`key` is how the user gave it, for messages; `begin`: the token before each document, if it is none that we know.
+    def __init__(
+        self, key: str, path: Path | str, begin: str | None = None, content: bytes | None = None
+    ) -> None:
+        """`key` is how the user gave it, for messages; `begin`: the token before each document, if
+        it is none that we know.
 
         `content`: what the file would hold, where there is none.
         """
@@ -68,17 +86,28 @@ class FromFile:
             self.content = read_bytes(Path(path), LARGEST_FILE) if content is None else content
             self._library: Any = Library.from_str(self.content.decode())
         except Exception as error:  # the library's errors are plain Exceptions
-            raise ConfigError(f"{key}: {path} is no tokenizer ({brief(error)}); give a tokenizer.json that `tokenizers` wrote") from None
-        self.vocab_size = 1 + max(self._library.get_vocab(with_added_tokens=True).values(), default=-1)
+            raise ConfigError(
+                f"{key}: {path} is no tokenizer ({brief(error)}); give a tokenizer.json that"
+                " `tokenizers` wrote"
+            ) from None
+        self.vocab_size = 1 + max(
+            self._library.get_vocab(with_added_tokens=True).values(), default=-1
+        )
         if not self.vocab_size:
             raise ConfigError(f"{key}: {path} knows no tokens; train it first")
         if begin is not None and self._library.token_to_id(begin) is None:
             raise ConfigError(f"{key}: {path} has no token {brief(begin)}; give one that it has")
         names = BEGINS if begin is None else (begin,)
-        self.begin = next((found for name in names if (found := self._library.token_to_id(name)) is not None), None)
+        self.begin = next(
+            (found for name in names if (found := self._library.token_to_id(name)) is not None),
+            None,
+        )
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [np.array(encoding.ids, np.uint32) for encoding in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [
+            np.array(encoding.ids, np.uint32)
+            for encoding in self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._library.decode([token for token in ids if token < self.vocab_size])
@@ -87,7 +116,10 @@ class FromFile:
     def token_bytes(self) -> tuple[int, ...]:
         """By the token's own spelling; exact where the tokenizer leaves the text as it is."""
         content = json.loads(self.content)
-        by_letter = '"ByteLevel"' in json.dumps([content.get("pre_tokenizer"), content.get("decoder")])  # where a letter is a byte
+        # where a letter is a byte
+        by_letter = '"ByteLevel"' in json.dumps(
+            [content.get("pre_tokenizer"), content.get("decoder")]
+        )
         special = {token["id"] for token in content.get("added_tokens", ()) if token.get("special")}
         sizes = [0] * self.vocab_size
         for token, number in self._library.get_vocab(with_added_tokens=True).items():
@@ -97,8 +129,22 @@ class FromFile:
             if by_letter and not plain:
                 sizes[number] = len(token)
             else:
-                sizes[number] = 1 if BYTE.fullmatch(token) else len(token.replace("▁", " ").encode(errors="surrogatepass"))
+                sizes[number] = (
+                    1
+                    if BYTE.fullmatch(token)
+                    else len(token.replace("▁", " ").encode(errors="surrogatepass"))
+                )
         return tuple(sizes)
+
+
+def check_encodes(key: str, tokenizer: Tokenizer, texts: Iterable[str]) -> None:
+    """A ConfigError if nothing is left of the first texts, as when a normalizer removes it all."""
+    first = list(islice((text for text in texts if text.strip()), PROBED))
+    if first and not any(map(len, tokenizer.encode(first))):
+        raise ConfigError(
+            f"{key}: makes no token of the texts, for example of {short(first[0].strip())}; give"
+            " the tokenizer of these texts"
+        )
 
 
 def load(key: str, name: str, folder: Path) -> Tokenizer:
@@ -106,5 +152,8 @@ def load(key: str, name: str, folder: Path) -> Tokenizer:
     if name == "bytes":
         return Bytes()
     if not (folder / name).is_file():
-        raise ConfigError(f"{key}: no tokenizer {brief(name)} there; put the tokenizer.json of these tokens there, or build them again")
+        raise ConfigError(
+            f"{key}: no tokenizer {brief(name)} there; put the tokenizer.json of these tokens"
+            " there, or build them again"
+        )
     return FromFile(key, folder / name)

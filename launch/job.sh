@@ -1,22 +1,36 @@
-# What the batch scripts share; they source it. `to_its_end COMMAND …` runs a command, hands signals on to it, and queues the job again
-# if the run was interrupted and has come further. Variables: PYTHON (.venv/bin/python), CHAIN (set by chain.sh).
+# Shared by the batch scripts, which source it. `to_its_end COMMAND …` runs a command, forwards signals to it, and queues the
+# job again if the run was interrupted and has made progress. Variables: PYTHON (.venv/bin/python), CHAIN (set by chain.sh).
 # shellcheck shell=bash
 PYTHON=${PYTHON:-.venv/bin/python}
-[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK # srun no longer asks sbatch for it
+[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK # srun no longer takes it from sbatch
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job=${job:-$SLURM_JOB_ID}
-export LOCKSTEP_STATUS=$PWD/.lockstep-$job.json # torchrun and mpirun lose exit statuses: the run says here how it ended
+export LOCKSTEP_STATUS=$PWD/.lockstep-$job.json # torchrun and mpirun lose exit statuses, so the run writes how it ended
+
+# Prints one field of what Slurm knows about this job.
+field() { scontrol --oneliner show job "$job" | grep -o " $1=[^ ]*" | cut -d= -f2; }
+
+# The environment has the size that sbatch asked for; `scontrol update` may have changed it before this start.
+fit_allocation() {
+  local tasks
+  [ -n "${SLURM_NTASKS:-}" ] || return 0
+  tasks=$(field NumTasks)
+  [ "${tasks:-$SLURM_NTASKS}" != "$SLURM_NTASKS" ] || return 0
+  export SLURM_NTASKS=$tasks SLURM_NPROCS=$tasks
+  unset SLURM_NTASKS_PER_NODE # Slurm spreads the tasks as they fit
+}
 
 to_its_end() {
   rm -f "$LOCKSTEP_STATUS"
   local command='' status late
-  trap 'kill -USR1 $command 2>/dev/null' USR1 # time is nearly over, or other jobs go first: save, to be queued again
-  trap 'kill -TERM $command 2>/dev/null' TERM # save, and that is all
-  "$@" & # in the background: bash heeds a signal only while it waits
+  fit_allocation
+  trap 'kill -USR1 $command 2>/dev/null' USR1 # out of time, or preempted: save, to be queued again
+  trap 'kill -TERM $command 2>/dev/null' TERM # save and stop
+  "$@" & # in the background: bash handles a signal only while it waits
   command=$!
-  while wait $command; status=$?; kill -0 $command 2>/dev/null; do :; done # each signal cuts `wait` short
+  while wait $command; status=$?; kill -0 $command 2>/dev/null; do :; done # each signal interrupts `wait`
   wait $command; late=$?
-  [ $late = 127 ] || status=$late # it ended between a signal and the question whether it lives
+  [ $late = 127 ] || status=$late # it ended between a signal and `kill -0`
   trap '' USR1
   trap - TERM
   conclude "$status"
@@ -26,17 +40,22 @@ to_its_end() {
 conclude() {
   local reason
   reason=$(sed -n 's/^ *"reason": "\(.*\)",$/\1/p' "$LOCKSTEP_STATUS" 2>/dev/null)
+  if queued_already; then
+    rm -f "$LOCKSTEP_STATUS"
+    echo "job $job: ${reason:-interrupted}; Slurm has queued it again"
+    return
+  fi
   if asks_for_more || { [ "$1" != 0 ] && preempted; }; then
     rm -f "$LOCKSTEP_STATUS"
     if [ -n "${CHAIN:-}" ] && [ -z "$(squeue --noheader --states=PENDING --name="$CHAIN")" ]; then
-      echo "job $job: ${reason:-interrupted}; it was the last job of the chain: begin another one with the same line"
+      echo "job $job: ${reason:-interrupted}; that was the last job of the chain: start another one with the same line"
     elif [ -n "${CHAIN:-}" ]; then
       echo "job $job: ${reason:-interrupted}; the next job of $CHAIN goes on"
     elif scontrol requeue "$job"; then
       echo "job $job: ${reason:-interrupted}; queued again, to start in about two minutes; at once: scontrol update JobId=$job StartTime=now"
       sleep 300 # Slurm ends this script when it takes the job back
     else
-      echo "job $job: ${reason:-interrupted}; Slurm does not queue it again here, so do it yourself, or begin with launch/chain.sh"
+      echo "job $job: ${reason:-interrupted}; Slurm refuses to queue it again, so submit it again, or use launch/chain.sh"
     fi
     return
   fi
@@ -45,7 +64,10 @@ conclude() {
   [ -z "${CHAIN:-}" ] || scancel --state=PENDING --name="$CHAIN"
 }
 
+# By `scontrol requeue`, or because a node failed.
+queued_already() { local restarts; restarts=$(field Restarts); [ "${restarts:-0}" -gt "${SLURM_RESTART_COUNT:-0}" ]; }
+
 asks_for_more() { grep -q '"state": "requeue"' "$LOCKSTEP_STATUS" 2>/dev/null; }
 
-# By a job that goes first: also a run that was still starting is to come back, and where a site sends SIGTERM, one that was stopped.
-preempted() { scontrol show job "$job" | grep -q 'PreemptTime=[0-9]'; }
+# A run that was still starting comes back, too; and where a site sends SIGTERM, so does one that stopped.
+preempted() { [[ $(field PreemptTime) == [0-9]* ]]; }

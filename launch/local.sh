@@ -1,8 +1,9 @@
 #!/bin/bash
-# One run on this machine: a rank for each GPU, or RANKS of them.
+# One run on this machine: one rank per GPU, or RANKS of them.
 #   launch/local.sh experiment=demo
 #   RANKS=4 RESTARTS=3 launch/local.sh arch=trm data_path=… epochs=50000
-# All arguments go to pretrain.py. Variables: RANKS, RESTARTS (0: how often torchrun starts the ranks again), PYTHON (.venv/bin/python).
+# All arguments go to pretrain.py. Variables: RANKS, RESTARTS (0: how often torchrun restarts the ranks), PYTHON
+# (.venv/bin/python).
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 PYTHON=${PYTHON:-$root/.venv/bin/python}

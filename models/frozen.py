@@ -1,4 +1,4 @@
-"""Nets that a run uses as they are: filled from files of their own, never trained, never saved, never sent to other ranks."""
+"""Nets that a run uses as they are: read from files, never trained, saved or broadcast."""
 
 from __future__ import annotations
 
@@ -17,16 +17,24 @@ Tensors = Iterable[tuple[str, Tensor]]
 
 
 class Frozen(nn.Module):
-    """A net with the weights of a safetensors file, or of a folder of them, in the files' own precision.
+    """A net with the weights of a safetensors file or a folder of them, in the files' precision.
 
-    `requires_grad` is off, so no optimizer, bucket or average takes them up, and it stays in evaluation mode whatever
-    the net around it does. A checkpoint of the run names the path and the hash instead of the weights.
+    Its parameters have no `requires_grad`, so that no optimizer, bucket or average takes them up,
+    and it stays in evaluation mode whatever the net around it does. A checkpoint names its path and
+    hash instead of holding its weights.
     """
 
     def __init__(
-        self, net: nn.Module, path: str, files: Sequence[Path] | None = None, read: Callable[[Sequence[Path]], Tensors] | None = None
+        self,
+        net: nn.Module,
+        path: str,
+        files: Sequence[Path] | None = None,
+        read: Callable[[Sequence[Path]], Tensors] | None = None,
     ) -> None:
-        """`files`: those that count, where the path alone does not tell; `read`: what they hold, by the net's own names."""
+        """Fills `net` from `files`, by default the safetensors files at `path`.
+
+        `read` returns the tensors of the files by the net's own names.
+        """
         super().__init__()
         self.net, self.path = net, path
         files = list(files or _files(Path(path)))
@@ -34,7 +42,10 @@ class Frozen(nn.Module):
             self.sha256 = _hash(files)
             _fill(net, (read or _tensors)(files), path)
         except (OSError, SafetensorError) as error:
-            raise ConfigError(f"{path}: cannot be read as safetensors ({brief(error)}); give a whole file, or a folder of them") from None
+            raise ConfigError(
+                f"{path}: cannot be read as safetensors ({brief(error)}); give a whole file, or a"
+                " folder of them"
+            ) from None
         self.requires_grad_(False)
         self.train(False)
 
@@ -42,19 +53,23 @@ class Frozen(nn.Module):
         return self.net(*args, **kwargs)
 
     def train(self, mode: bool = True) -> Frozen:
-        """Dropout stays off and running statistics stay where they are."""
+        """Does nothing: dropout stays off, and running statistics stay as they are."""
         return super().train(False)
 
 
 def _files(path: Path) -> list[Path]:
-    files = sorted(path.glob("[!.]*.safetensors")) if path.is_dir() else [path] if path.exists() else []
+    is_file = path.exists() and not path.is_dir()
+    files = [path] if is_file else sorted(path.glob("[!.]*.safetensors"))
     if not files:
-        raise ConfigError(f"{path}: no such file, or a folder without any; give a .safetensors file, or a folder of them")
+        raise ConfigError(
+            f"{path}: no such file, or a folder without safetensors files; give a .safetensors"
+            " file, or a folder of them"
+        )
     return files
 
 
 def _hash(files: list[Path]) -> str:
-    """What `sha256sum FILE` prints, or for several files `sha256sum *.safetensors | sha256sum`."""
+    """Returns what `sha256sum FILE`, or `sha256sum *.safetensors | sha256sum`, prints."""
     hashes = []
     for file in files:
         with open_plain(file) as stream:
@@ -64,26 +79,44 @@ def _hash(files: list[Path]) -> str:
 
 
 def _fill(net: nn.Module, tensors: Tensors, path: str) -> None:
-    """Tensor by tensor in place of the net's own: at no time is there a second copy of the whole."""
-    own = {**dict(net.named_parameters(remove_duplicate=False)), **dict(net.named_buffers(remove_duplicate=False))}
+    """Puts tensors in place of the net's own, one by one: there is never a second copy of all."""
+    own = {
+        **dict(net.named_parameters(remove_duplicate=False)),
+        **dict(net.named_buffers(remove_duplicate=False)),
+    }
     missing, filled = dict.fromkeys(net.state_dict()), set()
     for name, tensor in tensors:
         if name not in missing:
-            raise ConfigError(f"{path}: holds {name}, which is not in this net or comes twice; use the files of the net that is frozen")
-        there, here = (f"{tuple(t.shape)} of {'floats' if t.is_floating_point() else t.dtype}" for t in (tensor, own[name]))
+            raise ConfigError(
+                f"{path}: holds {name}, which is not in this net or comes twice; use the files of"
+                " the net that is frozen"
+            )
+        there, here = _kind_of(tensor), _kind_of(own[name])
         if there != here:
-            raise ConfigError(f"{path}: {name} is {there} there and {here} in this net; use the files of the net that is frozen")
-        own[name].data = tensor.to(own[name].device)  # which may be one without numbers
+            raise ConfigError(
+                f"{path}: {name} is {there} there and {here} in this net; use the files of the net"
+                " that is frozen"
+            )
+        own[name].data = tensor.to(own[name].device)  # the meta device, where memory is planned
         filled.add(id(own[name]))
         del missing[name]
-    left = [name for name in missing if id(own[name]) not in filled]  # files hold tied weights under one of their names
+    # files hold tied weights under one of their names
+    left = [name for name in missing if id(own[name]) not in filled]
     if left:
-        raise ConfigError(f"{path}: {left[0]} is missing from it; use the files of the net that is frozen")
+        raise ConfigError(
+            f"{path}: {left[0]} is missing from it; use the files of the net that is frozen"
+        )
+
+
+def _kind_of(tensor: Tensor) -> str:
+    """Describes shape and type, as far as they must match."""
+    kind = "floats" if tensor.is_floating_point() else tensor.dtype
+    return f"{tuple(tensor.shape)} of {kind}"
 
 
 def _tensors(files: Sequence[Path]) -> Tensors:
     for file in files:
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 (it is no dict)
-                # in memory of its own: a view into the file lies anywhere, and BLAS rounds by alignment
+                # a copy: a view into the file may be unaligned, and BLAS rounds by alignment
                 yield name, opened.get_tensor(name).clone()

@@ -1,4 +1,4 @@
-"""CUDA graphs under torch.compile: what a net returns lies where a later replay writes."""
+"""Copies what must outlive a replay of CUDA graphs: a later replay overwrites a net's outputs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from utils.checkpoint import nested
 
 
 def keep_what_outlives_a_replay(objective: Any) -> None:
-    """Every training pass and every prediction begins a new round of replays. Carries and gradients of rows outlive it as copies.
+    """Makes every training pass and every prediction begin a new round of replays.
 
-    Dense gradients go into their buckets at once. Without rounds each call of the net would be captured as one that follows all others.
+    Carries and gradients of table rows outlive a round as copies; dense gradients go into their
+    buckets at once. Without rounds, each call of the net would be captured as one that follows all
+    others.
     """
     begin_round = torch.compiler.cudagraph_mark_step_begin
     objective.register_forward_pre_hook(lambda *_: begin_round())
-    objective.register_forward_hook(lambda module, given, out: replace(out, carry=_copied(out.carry)))
+    objective.register_forward_hook(
+        lambda module, given, out: replace(out, carry=_copied(out.carry))
+    )
     for table in objective.tables().values():
         table.register_forward_hook(lambda module, given, rows: _with_a_gradient_of_its_own(rows))
     predict = objective.predict
@@ -31,10 +35,16 @@ def keep_what_outlives_a_replay(objective: Any) -> None:
 
 
 def _with_a_gradient_of_its_own(rows: Tensor) -> None:
-    """Autograd keeps the tensor that it is given, where nobody else holds it."""
+    """Copies the gradient: autograd keeps the tensor it is given if nothing else refers to it."""
+
+    def copy_gradient(leaf: Tensor) -> None:
+        assert leaf.grad is not None
+        leaf.grad = leaf.grad.clone()
+
     if rows.requires_grad:
-        rows.register_post_accumulate_grad_hook(lambda leaf: setattr(leaf, "grad", leaf.grad.clone()))
+        rows.register_post_accumulate_grad_hook(copy_gradient)
 
 
 def _copied(carry: Any) -> Any:
-    return nested.rebuild(carry, {name: tensor.clone() for name, tensor in nested.flatten(carry).items()})
+    copies = {name: tensor.clone() for name, tensor in nested.flatten(carry).items()}
+    return nested.rebuild(carry, copies)

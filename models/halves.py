@@ -1,7 +1,8 @@
-"""What the layers do between matrix products, in half precision: the same values to rounding, in fewer passes over memory.
+"""Norms, rotations and attention in half precision, in fewer passes over memory.
 
-Matrix products are quick in half precision, and what lies between them then takes half of a step. Where a compiler fuses
-operations it does better on its own, and in float32 autograd's own formulas keep the published code's bits.
+Matrix products are fast in half precision, so the operations between them take half of a step. The
+functions here give the same values up to rounding. A compiler does better on its own, and in
+float32 autograd's formulas keep the published code's bits.
 """
 
 # B batch, H heads, L positions, K head width
@@ -14,29 +15,52 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SHORT = 1 << 13  # positions × head width: 128 of 64, 256 of 32; for longer ones half precision is quicker
+# positions × head width, such as 128 × 64; for longer sequences half precision is faster
+SHORT = 1 << 13
 
 
 def spares_passes(x: Tensor) -> bool:
-    """Whether these functions are for this tensor."""
+    """Returns whether a tensor should go through these functions."""
     return x.dtype.itemsize == 2 and not torch.compiler.is_compiling()
 
 
 def in_order(x: Tensor) -> Tensor:
-    """Copied into the order of its dimensions: what lies across takes five to ten times as long to add and to sum."""
+    """Makes a tensor contiguous: a transposed one takes five to ten times as long to sum."""
     return x.contiguous() if spares_passes(x) else x
 
 
-def attention(query_BHLK: Tensor, key_BHLK: Tensor, value_BHLK: Tensor, **how: Any) -> Tensor:
-    """PyTorch's fused kernel; in float32 for short sequences on a CPU, where it takes two to seven times as long in half precision."""
+def attention(
+    query_BHLK: Tensor,
+    key_BHLK: Tensor,
+    value_BHLK: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    shared_keys: bool = False,
+) -> Tensor:
+    """Calls PyTorch's fused kernel, in float32 for short sequences on a CPU.
+
+    There the kernel takes two to seven times as long in half precision. `mask` says what each
+    position sees (bool), or what is added to its scores (float); with `shared_keys`, there are
+    fewer heads of keys and values than of queries.
+    """
     dtype = query_BHLK.dtype
     if dtype.itemsize == 2 and query_BHLK.device.type == "cpu" and key_BHLK[0, 0].numel() <= SHORT:
         query_BHLK, key_BHLK, value_BHLK = query_BHLK.float(), key_BHLK.float(), value_BHLK.float()
-    return F.scaled_dot_product_attention(query_BHLK, key_BHLK, value_BHLK, **how).to(dtype)
+    if mask is not None and mask.is_floating_point():
+        mask = mask.to(query_BHLK.dtype)  # the kernel takes no other dtype
+    mixed_BHLK = F.scaled_dot_product_attention(
+        query_BHLK,
+        key_BHLK,
+        value_BHLK,
+        attn_mask=mask,
+        is_causal=causal,
+        enable_gqa=shared_keys,
+    )
+    return mixed_BHLK.to(dtype)
 
 
 class Norm(torch.autograd.Function):
-    """Division by the root mean square, computed in float32."""
+    """Divides by the root mean square, computed in float32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
@@ -56,7 +80,7 @@ class Norm(torch.autograd.Function):
 
 
 class Rotate(torch.autograd.Function):
-    """Rotary positions; backward turns the other way."""
+    """Turns by rotary positions; backward turns the other way."""
 
     @staticmethod
     def forward(ctx: Any, x_K: Tensor, cos_K: Tensor, sin_K: Tensor) -> Tensor:

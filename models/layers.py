@@ -1,5 +1,7 @@
-"""Building blocks of the recursive nets. Parameter names are those of the published HRM and TRM checkpoints."""
+"""Building blocks of the nets; parameters are named as in HRM's and TRM's checkpoints."""
 
+# The suffix of a tensor's name spells its shape, one letter for each dimension: `x_BLD` is
+# [batch, positions, width]. Each file lists its letters at the top, as here:
 # B batch, L positions, D width, H heads, K head width, F hidden width of the MLP
 
 from __future__ import annotations
@@ -15,23 +17,31 @@ from models import halves
 from utils.errors import ConfigError
 
 CosSin = tuple[Tensor, Tensor]
-# float64 is for comparing runs: weights are then kept in it too, and rounding no longer hides differences
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+# float64 is for comparing runs: it keeps weights in float64, too, so that rounding hides no
+# difference
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
 
 
 def lecun_normal(*shape: int, std: float) -> Tensor:
-    """Normal truncated at two sigma whose standard deviation after truncation is `std`."""
-    untruncated = std / 0.87962566103423978
-    return nn.init.trunc_normal_(torch.empty(shape), std=untruncated, a=-2 * untruncated, b=2 * untruncated)
+    """Draws from a normal distribution, cut at two sigma, with a standard deviation of `std`."""
+    untruncated = std / 0.87962566103423978  # the standard deviation that cutting leaves of 1
+    return nn.init.trunc_normal_(
+        torch.empty(shape), std=untruncated, a=-2 * untruncated, b=2 * untruncated
+    )
 
 
 def widen(x: Tensor) -> Tensor:
-    """In float32 at least, where half precision would lose too much."""
+    """Converts half precision to float32, where half precision would lose too much."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def rms_norm(x: Tensor, eps: float) -> Tensor:
-    """Divide by the root mean square of the last dimension."""
+    """Divides by the root mean square of the last dimension."""
     if halves.spares_passes(x):
         return halves.Norm.apply(x, eps)
     wide = widen(x)
@@ -39,7 +49,7 @@ def rms_norm(x: Tensor, eps: float) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """Division by the root mean square, and a weight for every number."""
+    """Divides by the root mean square, then multiplies each number by a weight."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -50,12 +60,12 @@ class RMSNorm(nn.Module):
 
 
 def cast_weights(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The module's parameters in the forward dtype, cast here once for any number of passes over them."""
+    """Casts a module's parameters to the forward dtype, once for any number of passes."""
     return {name: parameter.to(dtype) for name, parameter in module.named_parameters()}
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """What a net computes in; a run has replaced `auto` before."""
+    """Returns the dtype that a net computes in. The run has resolved `auto` before."""
     if name not in DTYPES:
         raise ConfigError(f"arch.forward_dtype={name}: choose one of auto, {', '.join(DTYPES)}")
     return DTYPES[name]
@@ -70,16 +80,20 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width_out)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """In the precision of `x`; weights that were cast before are taken as they are."""
-        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+        """Computes in the precision of `x`; weights that are cast already are used as they are."""
+        return F.linear(
+            x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
+        )
 
     def wide(self, x: Tensor) -> Tensor:
-        """In float32 at least: for a few outputs that decide much, of which half precision saves nothing."""
-        return F.linear(widen(x), widen(self.weight), None if self.bias is None else widen(self.bias))
+        """Computes in float32 at least, for a few outputs that decide much."""
+        return F.linear(
+            widen(x), widen(self.weight), None if self.bias is None else widen(self.bias)
+        )
 
 
 class Embedding(nn.Module):
-    """A small table, trained densely."""
+    """A small table of rows, trained by dense gradients."""
 
     def __init__(self, rows: int, width: int, std: float) -> None:
         super().__init__()
@@ -90,49 +104,70 @@ class Embedding(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """Cosines and sines of rotary positions, in the half-split layout."""
+    """The cosines and sines of rotary positions, in the half-split layout."""
 
-    share = 2  # what the head width is a multiple of
+    share = 2  # the head width must be a multiple of this
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, head_width: int, prefix: int, tokens: int, theta: float) -> None:
+    def __init__(
+        self,
+        head_width: int,
+        prefix: int,
+        tokens: int,
+        theta: float,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """The table is computed in float64 for a net that computes in float64, else in float32."""
         super().__init__()
-        angles_LK = self.angles(head_width, prefix, tokens, theta).repeat(1, 2)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        angles_LK = self.angles(head_width, prefix, tokens, theta, wide).repeat(1, 2)
         self.register_buffer("cos", angles_LK.cos(), persistent=False)
         self.register_buffer("sin", angles_LK.sin(), persistent=False)
 
-    def angles(self, head_width: int, prefix: int, tokens: int, theta: float) -> Tensor:
-        """By how much each pair of numbers turns at each position."""
-        return _turns(torch.arange(prefix + tokens, dtype=torch.float32), head_width // 2, theta)
+    def angles(
+        self, head_width: int, prefix: int, tokens: int, theta: float, dtype: torch.dtype
+    ) -> Tensor:
+        """Returns the angle by which each pair of numbers turns at each position."""
+        return _turns(torch.arange(prefix + tokens, dtype=dtype), head_width // 2, theta)
 
     def forward(self) -> CosSin:
         return self.cos, self.sin
 
 
 class GridRotaryEmbedding(RotaryEmbedding):
-    """Tokens of a square grid: half of each head turns by the row, half by the column. The prefix goes down to the grid's first corner."""
+    """Rotary positions on a square grid: half of each head turns by the row, half by the column.
+
+    The prefix lies on the diagonal that ends before the grid's first corner.
+    """
 
     share = 4
 
-    def angles(self, head_width: int, prefix: int, tokens: int, theta: float) -> Tensor:
+    def angles(
+        self, head_width: int, prefix: int, tokens: int, theta: float, dtype: torch.dtype
+    ) -> Tensor:
         side = math.isqrt(tokens)
         if side * side != tokens:
-            raise ConfigError(f"arch.pos_encodings=rope2d: {tokens} tokens are no square grid; choose rope")
+            raise ConfigError(
+                f"arch.pos_encodings=rope2d: {tokens} tokens are not a square grid; choose rope"
+            )
         before, cells = torch.arange(-prefix, 0), torch.arange(tokens)
-        places = (torch.cat((before, cells // side)), torch.cat((before, cells % side)))
-        return torch.cat([_turns(place.float(), head_width // 4, theta) for place in places], dim=1)
+        rows_L = torch.cat((before, cells // side)).to(dtype)
+        columns_L = torch.cat((before, cells % side)).to(dtype)
+        pairs = head_width // 4
+        return torch.cat((_turns(rows_L, pairs, theta), _turns(columns_L, pairs, theta)), dim=1)
 
 
 def _turns(positions_L: Tensor, pairs: int, theta: float) -> Tensor:
-    return torch.outer(positions_L, 1.0 / theta ** (torch.arange(0, 2 * pairs, 2, dtype=torch.float32) / (2 * pairs)))
+    exponents = torch.arange(0, 2 * pairs, 2, dtype=positions_L.dtype) / (2 * pairs)
+    return torch.outer(positions_L, 1.0 / theta**exponents)
 
 
 ROPES = {"rope": RotaryEmbedding, "rope2d": GridRotaryEmbedding}
 
 
 def rotate(x_BHLK: Tensor, cos_sin: CosSin) -> Tensor:
-    """Turn queries or keys by their position, in the precision of the angles."""
+    """Turns queries or keys by their positions, in the precision of the angles."""
     if halves.spares_passes(x_BHLK):
         return halves.Rotate.apply(x_BHLK, *cos_sin)
     cos_LK, sin_LK = cos_sin
@@ -142,20 +177,28 @@ def rotate(x_BHLK: Tensor, cos_sin: CosSin) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Self-attention through PyTorch's fused kernel; several heads may share their keys and values."""
+    """Self-attention by PyTorch's fused kernel. Several heads may share keys and values."""
 
-    def __init__(self, width: int, heads: int, kv_heads: int = 0, norm_eps: float | None = None) -> None:
-        """With `norm_eps`, queries and keys are normed, and scores cannot grow without bound."""
+    def __init__(
+        self, width: int, heads: int, kv_heads: int = 0, norm_eps: float | None = None
+    ) -> None:
+        """With `norm_eps`, queries and keys are normed, so that scores stay bounded."""
         super().__init__()
         self.heads, self.kv_heads, self.norm_eps = heads, kv_heads or heads, norm_eps
         self.qkv_proj = Linear(width, (heads + 2 * self.kv_heads) * (width // heads))
         self.o_proj = Linear(width, width)
 
     def forward(
-        self, x_BLD: Tensor, cos_sin: CosSin | None, causal: bool = False, mask: Tensor | None = None, past: Past | None = None
+        self,
+        x_BLD: Tensor,
+        cos_sin: CosSin | None,
+        causal: bool = False,
+        mask: Tensor | None = None,
+        past: Past | None = None,
     ) -> Tensor:
         batch, length, width = x_BLD.shape
-        heads_BHLK = self.qkv_proj(x_BLD).view(batch, length, -1, width // self.heads).transpose(1, 2)
+        by_head_BLHK = self.qkv_proj(x_BLD).view(batch, length, -1, width // self.heads)
+        heads_BHLK = by_head_BLHK.transpose(1, 2)
         query, key, value = heads_BHLK.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         if cos_sin is not None:
             query, key = rotate(query, cos_sin), rotate(key, cos_sin)
@@ -163,13 +206,13 @@ class Attention(nn.Module):
             query, key = rms_norm(query, self.norm_eps), rms_norm(key, self.norm_eps)
         if past is not None:
             key, value = past.extended(key, value)
-        shared = self.kv_heads < self.heads
-        mixed_BHLK = halves.attention(query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=shared)
+        shared_keys = self.kv_heads < self.heads
+        mixed_BHLK = halves.attention(query, key, value, mask, causal, shared_keys)
         return self.o_proj(mixed_BHLK.transpose(1, 2).reshape(batch, length, width))
 
 
 class Past:
-    """Keys and values of the positions before, so that a continuation computes each position once."""
+    """Keys and values of earlier positions: a continuation computes each position once."""
 
     def __init__(self, key_BHLK: Tensor | None = None, value_BHLK: Tensor | None = None) -> None:
         self.key, self.value = key_BHLK, value_BHLK
@@ -179,28 +222,38 @@ class Past:
         return 0 if self.key is None else self.key.shape[2]
 
     def to(self, device: torch.device) -> Past:
-        """The same on another device."""
-        return Past(*(None if each is None else each.to(device) for each in (self.key, self.value)))
+        """Returns a copy on another device."""
+        if self.key is None or self.value is None:
+            return Past()
+        return Past(self.key.to(device), self.value.to(device))
 
     def repeated(self, times: int) -> Past:
-        """Each row so many times."""
-        return Past(*(None if each is None else each.repeat_interleave(times, 0) for each in (self.key, self.value)))
+        """Repeats each row so many times."""
+        if self.key is None or self.value is None:
+            return Past()
+        return Past(self.key.repeat_interleave(times, 0), self.value.repeat_interleave(times, 0))
 
     def extended(self, key_BHLK: Tensor, value_BHLK: Tensor) -> tuple[Tensor, Tensor]:
-        """With these behind what is known already, which are then known, too."""
+        """Appends keys and values of further positions, and returns those of all."""
         if self.key is not None and self.value is not None:
-            key_BHLK, value_BHLK = torch.cat((self.key, key_BHLK), 2), torch.cat((self.value, value_BHLK), 2)
+            key_BHLK = torch.cat((self.key, key_BHLK), 2)
+            value_BHLK = torch.cat((self.value, value_BHLK), 2)
         self.key, self.value = key_BHLK, value_BHLK
         return key_BHLK, value_BHLK
 
 
 def gated_width(width: int, expansion: float, multiple: int) -> int:
-    """Two thirds of `expansion` times the width, as gating takes three matrices instead of two, rounded up to a multiple."""
+    """Returns the hidden width of a gated MLP, rounded up to a multiple.
+
+    It is two thirds of `expansion` times the width, as gating takes three matrices and not two.
+    """
     return -(-round(expansion * width * 2 / 3) // multiple) * multiple
 
 
 class SwiGLU(nn.Module):
-    """Gated MLP. With `norm_eps` what is gated is normed before (Dillon 2026, arXiv 2601.19085): Muon's large steps then stay harmless."""
+    """A gated MLP. With `norm_eps`, the gated numbers are normed (Dillon 2026, arXiv 2601.19085),
+    which makes Muon's large steps harmless.
+    """
 
     def __init__(self, width: int, hidden: int, norm_eps: float | None = None) -> None:
         super().__init__()
@@ -216,11 +269,18 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """Mix over positions, then over channels, each with a residual and a norm after it."""
+    """Mixes positions, then channels, each with a residual and a norm after it."""
 
-    def __init__(self, width: int, heads: int, mlp: Callable[[int], SwiGLU], eps: float, mix_positions: int = 0) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mlp: Callable[[int], SwiGLU],
+        eps: float,
+        mix_positions: int = 0,
+    ) -> None:
         super().__init__()
-        if mix_positions:  # tokens are mixed by an MLP over this many positions
+        if mix_positions:  # an MLP over so many positions takes the place of attention
             self.mlp_t = mlp(mix_positions)
         else:
             self.self_attn = Attention(width, heads)
@@ -238,7 +298,7 @@ class Block(nn.Module):
 
 
 class Level(nn.Module):
-    """A stack of blocks applied again and again; the input is added to the state before each pass."""
+    """A stack of blocks that is applied again and again, each time to its state plus an input."""
 
     def __init__(self, blocks: list[Block]) -> None:
         super().__init__()

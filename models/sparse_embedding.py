@@ -1,4 +1,4 @@
-"""A table too large for dense gradients: only the rows looked up in a step are touched."""
+"""A table too large for dense gradients: a step touches only the rows that it looks up."""
 
 # B ids of a look-up, N ids of a step, R ranks, D width
 
@@ -14,13 +14,14 @@ from utils.ranks.distributed import Dist
 
 
 class SparseEmbedding(nn.Module):
-    """One row per puzzle. A row id below 0 reads row 0 and is never trained.
+    """One row per puzzle. A negative id reads row 0 and trains nothing.
 
-    The table is a buffer: the dense optimizers must not see it. Each look-up in training makes a leaf whose
-    gradient is that look-up's row gradients; the sparse optimizer takes all leaves of a step at once, so
-    several micro-batches lose nothing.
+    The table is a buffer, so that dense optimizers do not see it. Each look-up in training makes a
+    leaf tensor, whose gradient is that of the rows looked up. The sparse optimizer takes all leaves
+    of a step at once, whatever the number of micro-batches.
     """
 
+    split = False  # whether a rank holds only its own block of the rows
     weights: Tensor
 
     def __init__(self, rows: int, width: int) -> None:
@@ -36,17 +37,28 @@ class SparseEmbedding(nn.Module):
         return rows_BD
 
     def peek(self) -> list[tuple[Tensor, Tensor]]:
-        """(ids, row gradients) of every look-up since the last `take`."""
-        return [(ids, rows.grad if rows.grad is not None else torch.zeros_like(rows)) for ids, rows in self._looked_up]
+        """Returns (ids, row gradients) of every look-up since the last `take`."""
+        return [
+            (ids, rows.grad if rows.grad is not None else torch.zeros_like(rows))
+            for ids, rows in self._looked_up
+        ]
 
     def take(self) -> list[tuple[Tensor, Tensor]]:
-        """Like `peek`, and forgets them: the next step begins."""
+        """Returns what `peek` does, and forgets it: the next step begins."""
         looked_up = self.peek()
         self._looked_up = []
         return looked_up
 
-    def places(self, ids_N: Tensor) -> Tensor:
-        """Where in `weights` these rows stand; below 0 what stands there not."""
+    def share_out(self, dist: Dist) -> None:
+        """Splits the table over ranks, if its kind is split. Called once, on all ranks together."""
+
+    def look_ahead(self, ids: Sequence[Tensor], alone: bool = False) -> None:
+        """Fetches the rows of a step's look-ups, given in their order, from the ranks that own
+        them. Called on all ranks together, unless `alone`. A whole table has them already.
+        """
+
+    def local_rows(self, ids_N: Tensor) -> Tensor:
+        """Returns each row's number in `weights`, or -1 if another rank owns the row."""
         return ids_N
 
     def _read(self, ids_B: Tensor) -> Tensor:
@@ -54,11 +66,14 @@ class SparseEmbedding(nn.Module):
 
 
 class ShardedEmbedding(SparseEmbedding):
-    """A table of which every rank holds one block of rows; what a step or an evaluated batch needs comes from the owners.
+    """A table of which every rank holds one block of rows, and fetches the others it needs.
 
-    A rank asks each owner for as many rows as any rank may need, and takes what it asked for: messages have one size, and
-    nobody waits for the device to learn who owns how many. That is little beside what dense gradients cost.
+    Each rank asks every owner for as many rows as any rank may need, and takes those it asked for:
+    all messages have one size, and no host waits for its device to learn how many rows an owner
+    has. Beside the messages of dense gradients, they are small.
     """
+
+    split = True
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__(rows, width)
@@ -68,7 +83,10 @@ class ShardedEmbedding(SparseEmbedding):
         self._ahead: list[Tensor] = []
 
     def share_out(self, dist: Dist) -> None:
-        """Once, on all ranks together and before anybody takes hold of `weights`: keep a block of what rank 0 has."""
+        """Keeps this rank's block of rank 0's table.
+
+        Called once, on all ranks together, and before anything refers to `weights`.
+        """
         whole, self._dist = self.weights, dist
         for rank in range(dist.world_size):
             block = self.share_of(whole, rank).to(dist.device)
@@ -77,46 +95,51 @@ class ShardedEmbedding(SparseEmbedding):
                 self.weights = block
 
     def share_of(self, whole: Tensor, rank: int | None = None) -> Tensor:
-        """The block that a rank holds, or this one, of something with the table's rows: all equally long, the last filled up with zeros."""
-        size, rank = -(-self.rows // self._dist.world_size), self._dist.rank if rank is None else rank
+        """Returns a rank's block of a tensor with one entry for each row; by default, this rank's.
+
+        All blocks are equally long, the last is padded with zeros.
+        """
+        size = -(-self.rows // self._dist.world_size)
+        rank = self._dist.rank if rank is None else rank
         block = torch.zeros(size, *whole.shape[1:], dtype=whole.dtype)
         there = whole[rank * size : (rank + 1) * size]
         block[: len(there)] = there
         return block
 
     def look_ahead(self, ids: Sequence[Tensor], alone: bool = False) -> None:
-        """Once a step, on all ranks together: fetch the rows of the look-ups that follow, which come in this order.
-
-        `alone`: no rank is asked, and numbers do not matter.
-        """
+        """Fetches the rows of a step's look-ups; `alone`, zeros take their place."""
         ids_N = torch.cat([part.flatten() for part in ids]).clamp_min(0).long()
         if alone:
             rows_ND = self.weights.new_zeros(len(ids_N), self.weights.shape[1])
         else:
-            self._room = self._room or int(max(self._dist.all_gather(torch.tensor([len(ids_N)], device=self.weights.device))))
+            if not self._room:
+                own = torch.tensor([len(ids_N)], device=self.weights.device)
+                self._room = int(max(self._dist.all_gather(own)))
             rows_ND = self._fetch(ids_N, self._room)
         self._ahead = list(rows_ND.split([part.numel() for part in ids]))
 
     def take(self) -> list[tuple[Tensor, Tensor]]:
-        """As of any table, and what was fetched and not looked up is forgotten too."""
+        """Also forgets rows that were fetched and not looked up."""
         self._ahead = []
         return super().take()
 
-    def places(self, ids_N: Tensor) -> Tensor:
-        """Where in this rank's block these rows stand; below 0 those of other ranks."""
-        places_N = ids_N - self._dist.rank * len(self.weights)
-        return torch.where((ids_N >= 0) & (places_N >= 0) & (places_N < len(self.weights)), places_N, -1)
+    def local_rows(self, ids_N: Tensor) -> Tensor:
+        rows_N = ids_N - self._dist.rank * len(self.weights)
+        owned_N = (ids_N >= 0) & (rows_N >= 0) & (rows_N < len(self.weights))
+        return torch.where(owned_N, rows_N, -1)
 
     def _read(self, ids_B: Tensor) -> Tensor:
         if not self.training:
-            return self._fetch(ids_B, len(ids_B))  # evaluated batches are of one size on all ranks
-        assert self._ahead, "a step looks ahead before its passes"
+            # batches of an evaluation have the same size on all ranks
+            return self._fetch(ids_B, len(ids_B))
+        assert self._ahead, "look_ahead comes before the passes of a step"
         return self._ahead.pop(0)
 
     def _fetch(self, ids_N: Tensor, room: int) -> Tensor:
         wanted_N = F.pad(ids_N, (0, room - len(ids_N)))
         size, first = len(self.weights), self._dist.rank * len(self.weights)
         asked_RN = torch.stack(self._dist.all_gather(wanted_N))
-        answers_RND = self.weights[(asked_RN - first).clamp(0, size - 1)]  # of a row that stands elsewhere, whatever is here
+        # for rows of other ranks, any row will do: nobody takes the answer
+        answers_RND = self.weights[(asked_RN - first).clamp(0, size - 1)]
         got_RND = self._dist.all_to_all(answers_RND.flatten(0, 1)).view_as(answers_RND)
         return got_RND[wanted_N // size, torch.arange(room, device=wanted_N.device)][: len(ids_N)]

@@ -1,4 +1,4 @@
-"""Nets that others are about: read from a run of this repository or from a folder with a Llama model, frozen."""
+"""Trained nets that other nets are about, frozen: read from a run, or from a Llama folder."""
 
 from __future__ import annotations
 
@@ -13,63 +13,95 @@ from torch import Tensor, nn
 
 from models import llama
 from models.frozen import Frozen, Tensors
-from models.gpt import GPT
+from models.language.gpt import GPT, DecoderBlock, Shape
 from utils.checkpoint import reader, tensorfiles
 from utils.command.instantiate import make
 from utils.errors import ConfigError, brief, said_of
 from utils.files import read_text
 from utils.spec import Spec
 
-# A net without its weights, where they are, which files count if not all there, and how they are read
+__all__ = ["GPT", "DecoderBlock", "Shape", "load"]
+
+# a net without its weights; their folder, their files (None: all in the folder), and their reader
 Found = tuple[nn.Module, Path, list[Path] | None, Callable[[Sequence[Path]], Tensors]]
 
 
 def load(
-    path: str | None, spec: Spec, forward_dtype: str, kinds: tuple[type[nn.Module], ...], which: str, key: str = "arch.target"
+    path: str | None,
+    spec: Spec,
+    forward_dtype: str,
+    kinds: tuple[type[nn.Module], ...],
+    which: str,
+    key: str = "arch.target",
 ) -> Frozen:
-    """The net at a path, as it computes for data of this kind; it must be one of these kinds, and `which` says so in words."""
+    """Loads the net at a path, for data like `spec`.
+
+    It must be one of `kinds`, which `which` names for the error message; `key` is the path's.
+    """
     if path is None:
-        raise ConfigError(f"{key}=null: names no net; give the folder of a run, or its arguments, as '{key}=\"experiment=tms_target\"'")
-    net, folder, files, read = (_llama if (Path(path) / "config.json").is_file() else _run)(path, spec, forward_dtype, key)
+        raise ConfigError(
+            f"{key}=null: must name a net; give the folder of a run, or its arguments, as in"
+            f" '{key}=\"experiment=tms_target\"'"
+        )
+    find = _llama if (Path(path) / "config.json").is_file() else _run
+    net, folder, files, read = find(path, spec, forward_dtype, key)
     if not isinstance(net, kinds):
         raise ConfigError(f"{key}={path}: holds a {type(net).__name__}; {which}")
     try:
         return Frozen(net, str(folder), files, read)
     except ConfigError as error:
-        raise ConfigError(f"{key}={error}") from None  # which begins with the folder
+        raise ConfigError(f"{key}={error}") from None  # the message begins with the folder
 
 
 def _run(path: str, spec: Spec, forward_dtype: str, key: str) -> Found:
     with said_of(key):
         if not Path(path).exists():
-            raise ConfigError(f"checkpoint={path}: no such file or folder; give the folder of a run, or the arguments that make one")
+            raise ConfigError(
+                f"checkpoint={path}: no such file or folder; give the folder of a run, or the"
+                " arguments that make one"
+            )
         if reader.is_weights(Path(path)):
-            raise ConfigError(f"checkpoint={path}: a file of weights alone does not say of which net; give the folder of a run")
+            raise ConfigError(
+                f"checkpoint={path}: a file of weights does not say which net they belong to; give"
+                " the folder of a run"
+            )
         arch = reader.config_in(path).get("arch", {})
         folder = reader.step_folder(Path(path))
-    files = [file for name in ("model", "ema") if (file := folder / f"{name}.safetensors").is_file()]
-    return _net(arch, path, spec, forward_dtype, key), folder, files, partial(_of_a_run, forward_dtype == "float64")
+    groups = [folder / f"{name}.safetensors" for name in ("model", "ema")]
+    files = [file for file in groups if file.is_file()]
+    net = _net(arch, path, spec, forward_dtype, key)
+    return net, folder, files, partial(_weights_of_run, forward_dtype == "float64")
 
 
 def _net(arch: Any, path: str, spec: Spec, forward_dtype: str, key: str) -> nn.Module:
-    """Without its weights. What only saves memory in training it needs not, nor what another net is about."""
+    """Builds the net without its weights, and without recomputation, which only training needs."""
     if "target" in arch:
-        raise ConfigError(f"{key}={path}: holds what is itself about another net, {arch['target']}; give that one")
-    keys = {name: value for name, value in arch.items() if name != "loss"} | {"forward_dtype": forward_dtype}
+        raise ConfigError(
+            f"{key}={path}: is itself about another net, {arch['target']}; give that one"
+        )
+    keys = {name: value for name, value in arch.items() if name != "loss"}
+    keys["forward_dtype"] = forward_dtype
+    if "recompute" in keys:
+        keys["recompute"] = False
     try:
-        return make(keys | ({"recompute": False} if "recompute" in keys else {}), "arch", spec)
+        return make(keys, "arch", spec)
     except ConfigError as error:
-        raise ConfigError(f"{key}={path}: a net of {keys.get('_target_')} for {spec.name}: {error}") from None
+        raise ConfigError(
+            f"{key}={path}: a net of {keys.get('_target_')} for {spec.name}: {error}"
+        ) from None
 
 
-def _of_a_run(wide: bool, files: Sequence[Path]) -> Tensors:
-    """The net's weights, the averaged ones where the run averaged; those of a run in float64 as they are only for one in float64."""
+def _weights_of_run(wide: bool, files: Sequence[Path]) -> Tensors:
+    """Returns a net's weights, averaged if the run averaged; float64 becomes float32, if not
+    `wide`.
+    """
     found: dict[str, Tensor] = {}
     for file in files:
         for name, tensor in tensorfiles.read(file).items():
             name = name.removeprefix("dense/")
             if name.startswith("model."):
-                found[name.removeprefix("model.")] = tensor.float() if tensor.dtype == torch.float64 and not wide else tensor
+                narrow = tensor.dtype == torch.float64 and not wide
+                found[name.removeprefix("model.")] = tensor.float() if narrow else tensor
     return found.items()
 
 
@@ -78,9 +110,13 @@ def _llama(path: str, spec: Spec, forward_dtype: str, key: str) -> Found:
     try:
         arch = llama.arch_of(json.loads(read_text(folder / "config.json")))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        said = str(error) if isinstance(error, ConfigError) else f"config.json cannot be read ({brief(error)}); give a whole folder"
+        said = (
+            str(error)
+            if isinstance(error, ConfigError)
+            else f"config.json cannot be read ({brief(error)}); give a whole folder"
+        )
         raise ConfigError(f"{key}={path}: {said}") from None
-    net = _net({"_target_": "models.gpt.GPT", **arch}, path, spec, forward_dtype, key)
+    net = _net({"_target_": "models.language.gpt.GPT", **arch}, path, spec, forward_dtype, key)
     assert isinstance(net, GPT)
     return net, folder, None, partial(_as_ours, folder, net)
 
@@ -88,7 +124,7 @@ def _llama(path: str, spec: Spec, forward_dtype: str, key: str) -> Found:
 def _as_ours(folder: Path, net: GPT, files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
     dtype = next(net.parameters()).dtype
     try:
-        weights = llama.read(folder, net.shape)
+        weights = llama.read(folder, net.shape, len(net.embed_tokens.embedding_weight))
     except ConfigError as error:
         raise ConfigError(str(error).removeprefix("init_from=")) from None
     return ((name, tensor.to(dtype)) for name, tensor in weights.items())

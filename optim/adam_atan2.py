@@ -1,4 +1,6 @@
-"""AdamATan2: Adam without epsilon. The ratio of the moments goes through atan2, which needs no guard against zero."""
+"""AdamATan2: Adam without epsilon. The ratio of the moments goes through atan2, which needs no
+guard against zero.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,32 @@ from utils.errors import ConfigError
 
 
 class AdamATan2(torch.optim.Optimizer):
-    """Decoupled decay, bias-corrected moments, `lr * atan2(first, sqrt(second))`; foreach on every device, never waits for it.
+    """Decoupled decay, bias-corrected moments, `lr * atan2(first, sqrt(second))`; foreach on every
+    device, never waits for it.
 
-    The step is counted once per group, as a plain int: bias corrections stay on the host and checkpoints stay small.
+    The step is counted once per group, as a plain int: bias corrections stay on the host and
+    checkpoints stay small.
     """
 
-    def __init__(self, params: ParamsT, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.95), weight_decay: float = 0.1) -> None:
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.1,
+    ) -> None:
         if lr < 0:
             raise ConfigError(f"lr={lr}: a learning rate is not negative; try 1e-4")
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ConfigError(f"betas={list(betas)}: two numbers from 0 up to but not including 1 are needed; try [0.9, 0.95]")
+            raise ConfigError(
+                f"betas={list(betas)}: two numbers from 0 up to but not including 1 are needed; try"
+                " [0.9, 0.95]"
+            )
         if weight_decay < 0:
             raise ConfigError(f"weight_decay={weight_decay}: a decay is not negative; try 0.1")
-        super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay, "step": 0})
+        super().__init__(
+            params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay, "step": 0}
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
@@ -55,7 +70,8 @@ class AdamATan2(torch.optim.Optimizer):
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
 
-        # As published, only the second moment is corrected inside atan2; the first one's correction scales the step.
+        # As published, only the second moment is corrected inside atan2; the first one's correction
+        # scales the step.
         bias1, bias2 = 1 - beta1 ** group["step"], 1 - beta2 ** group["step"]
         angles = torch._foreach_sqrt(squares)
         torch._foreach_div_(angles, bias2**0.5)

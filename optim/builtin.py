@@ -1,4 +1,6 @@
-"""PyTorch's own optimizers under names of this repository: a config can name these and nothing outside."""
+"""PyTorch's own optimizers under names of this repository: a config can name these and nothing
+outside.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,30 @@ Named = Iterable[tuple[str, nn.Parameter]]
 def _sparing_the_compiler(kind: type[torch.optim.Optimizer]) -> Any:
     """The same, but for steps that load torch.compile only to be left alone by it.
 
-    `experiment=tms_target max_steps=1` takes 3.3 s of a CPU with this and 5.4 s without (medians of 3, side by side, torch 2.13), and
-    every rank pays. What PyTorch has around steps beside is for losses that are differentiated through them.
+    `experiment=tms_target max_steps=1` takes 3.3 s of a CPU with this and 5.4 s without (medians of
+    3, side by side, torch 2.13), and every rank pays. What PyTorch has around steps beside is for
+    losses that are differentiated through them.
     """
     return type(kind.__name__, (kind,), {"step": torch.no_grad()(inspect.unwrap(kind.step))})
 
 
-AdamW, Adadelta, SGD = map(_sparing_the_compiler, (torch.optim.AdamW, torch.optim.Adadelta, torch.optim.SGD))
+AdamW, Adadelta, SGD = map(
+    _sparing_the_compiler, (torch.optim.AdamW, torch.optim.Adadelta, torch.optim.SGD)
+)
 
 
 def adamw(
-    params: Named, lr: float, betas: Sequence[float] = (0.9, 0.95), weight_decay: float = 0.1, eps: float = 1e-8,
-    matrices_only: bool = False, fused: bool = False,
-) -> torch.optim.Optimizer:  # fmt: skip
-    """Adam with decoupled decay, if asked for on matrices alone; fused: one kernel for all of a step, whose roundings are others."""
+    params: Named,
+    lr: float,
+    betas: Sequence[float] = (0.9, 0.95),
+    weight_decay: float = 0.1,
+    eps: float = 1e-8,
+    matrices_only: bool = False,
+    fused: bool = False,
+) -> torch.optim.Optimizer:
+    """Adam with decoupled decay, if asked for on matrices alone; fused: one kernel for all of a
+    step, whose roundings are others.
+    """
     beta1, beta2 = betas
     groups: list[dict[str, Any]] = [{"params": list(params)}]
     if matrices_only:
@@ -43,22 +55,48 @@ def adamw(
     return AdamW(groups, lr=lr, betas=(beta1, beta2), weight_decay=weight_decay, eps=eps, **way)
 
 
-def adadelta(params: Named, lr: float, rho: float = 0.9, weight_decay: float = 0.0, eps: float = 1e-6) -> torch.optim.Optimizer:
+def adadelta(
+    params: Named, lr: float, rho: float = 0.9, weight_decay: float = 0.0, eps: float = 1e-6
+) -> torch.optim.Optimizer:
     """Adadelta."""
     return Adadelta(params, lr=lr, rho=rho, weight_decay=weight_decay, eps=eps, foreach=True)
 
 
-def sgd(params: Named, lr: float, momentum: float = 0.9, weight_decay: float = 0.0, nesterov: bool = False) -> torch.optim.Optimizer:
+def sgd(
+    params: Named,
+    lr: float,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+) -> torch.optim.Optimizer:
     """Stochastic gradient descent with momentum."""
-    return SGD(params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, foreach=True)
+    return SGD(
+        params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, foreach=True
+    )
 
 
-def muon(params: Named, lr: float, momentum: float = 0.95, weight_decay: float = 0.1, nesterov: bool = True) -> torch.optim.Optimizer:
-    """Muon on matrices, its step scaled by their shape as Jordan et al. (2024) do, so that published rates such as 0.02 hold."""
+def muon(
+    params: Named,
+    lr: float,
+    momentum: float = 0.95,
+    weight_decay: float = 0.1,
+    nesterov: bool = True,
+) -> torch.optim.Optimizer:
+    """Muon on matrices, its step scaled by their shape as Jordan et al. (2024) do, so that
+    published rates such as 0.02 hold.
+    """
     params = list(params)
     for name, parameter in params:
         if parameter.ndim != 2:
             raise ConfigError(
-                f"optim.dense: Muon takes matrices, but {name} has shape {tuple(parameter.shape)}; leave it to a pattern with AdamW"
+                f"optim.dense: Muon takes matrices, but {name} has shape {tuple(parameter.shape)};"
+                " leave it to a pattern with AdamW"
             )
-    return Muon(params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, adjust_lr_fn="original")
+    return Muon(
+        params,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        nesterov=nesterov,
+        adjust_lr_fn="original",
+    )

@@ -20,22 +20,33 @@ class HasWeights(Protocol):
 
 
 class EMA:
-    """Averages in float32. A table's row is brought up to date only when it is about to change or to be read:
-    between two changes its weights stand still, and n steps towards the same value are one step by `rate ** n`.
+    """Averages in float32. A table's row is brought up to date only when it is about to change or
+    to be read: between two changes its weights stand still, and n steps towards the same value are
+    one step by `rate ** n`.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], tables: Mapping[str, HasWeights], rate: float) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], tables: Mapping[str, HasWeights], rate: float
+    ) -> None:
         if not 0 <= rate < 1:
-            raise ConfigError(f"ema_rate={rate}: the share of the old average per step; choose 0 up to but not including 1, such as 0.999")
+            raise ConfigError(
+                f"ema_rate={rate}: the share of the old average per step; choose 0 up to but not"
+                " including 1, such as 0.999"
+            )
         self.rate = rate
         self.steps = 0
         self._parameters = dict(parameters)
         self._tables = dict(tables)
         self._dense = {name: p.detach().float().clone() for name, p in self._parameters.items()}
-        self._rows = {name: table.weights.detach().float().clone() for name, table in self._tables.items()}
+        self._rows = {
+            name: table.weights.detach().float().clone() for name, table in self._tables.items()
+        }
         self._powers = {name: _powers_of(rate, rows.device) for name, rows in self._rows.items()}
         # The step up to which each row's average is true.
-        self._seen = {name: torch.zeros(len(rows), dtype=torch.int32, device=rows.device) for name, rows in self._rows.items()}
+        self._seen = {
+            name: torch.zeros(len(rows), dtype=torch.int32, device=rows.device)
+            for name, rows in self._rows.items()
+        }
         self._applied = False
 
     @torch.no_grad()
@@ -44,21 +55,33 @@ class EMA:
         assert not self._applied, "the net holds averages now; a step would train them"
         self.steps += 1
         if self._dense:
-            torch._foreach_lerp_(list(self._dense.values()), [p.detach().float() for p in self._parameters.values()], 1 - self.rate)
+            torch._foreach_lerp_(
+                list(self._dense.values()),
+                [p.detach().float() for p in self._parameters.values()],
+                1 - self.rate,
+            )
 
     @torch.no_grad()
     def before_rows_change(self, name: str, weights: Tensor, ids: Tensor, some: Tensor) -> None:
-        """Hook for the sparse optimizer: bring these rows' averages up to date with the weights they had until now, if `some` do change."""
+        """Hook for the sparse optimizer: bring these rows' averages up to date with the weights
+        they had until now, if `some` do change.
+        """
         if name not in self._rows:
             return
-        rows, seen = (tensor.index_select(0, ids) for tensor in (self._rows[name], self._seen[name]))
+        rows, seen = (
+            tensor.index_select(0, ids) for tensor in (self._rows[name], self._seen[name])
+        )
         steps = torch.where(some, self.steps, seen)
-        self._rows[name].index_copy_(0, ids, self._caught_up(name, rows, weights.index_select(0, ids), steps - seen))
+        self._rows[name].index_copy_(
+            0, ids, self._caught_up(name, rows, weights.index_select(0, ids), steps - seen)
+        )
         self._seen[name].index_copy_(0, ids, steps)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside, the net computes with the averages; after it, the weights are back bit by bit, whatever happened."""
+        """Inside, the net computes with the averages; after it, the weights are back bit by bit,
+        whatever happened.
+        """
         assert not self._applied, "applied() does not nest"
         saved = {name: p.detach().clone() for name, p in self._parameters.items()}
         self._catch_up()
@@ -73,7 +96,9 @@ class EMA:
             self._applied = False
 
     def state(self) -> dict[str, Tensor]:
-        """All that `load` needs, for a checkpoint; the tensors are live, so save them before the next step."""
+        """All that `load` needs, for a checkpoint; the tensors are live, so save them before the
+        next step.
+        """
         state = {"steps": torch.tensor(self.steps)}
         for kind, tensors in self._kinds().items():
             state |= {f"{kind}/{name}": tensor for name, tensor in tensors.items()}
@@ -85,7 +110,8 @@ class EMA:
         wrong = sorted(set(state) ^ set(self.state()))
         if wrong:
             raise ConfigError(
-                f"ema=true: the checkpoint's averages do not fit this net ({wrong[0]} is in only one of them); use its own config"
+                f"ema=true: the checkpoint's averages do not fit this net ({wrong[0]} is in only"
+                " one of them); use its own config"
             )
         self.steps = int(state["steps"])
         for kind, tensors in self._kinds().items():
@@ -96,8 +122,11 @@ class EMA:
         return {"dense": self._dense, "rows": self._rows, "seen": self._seen}
 
     def _caught_up(self, name: str, rows: Tensor, weights: Tensor, missed: Tensor) -> Tensor:
-        # Not by `pow` and `lerp`, which may round a row by where it stands among others: a rank may hold a part of the table.
-        low, middle, high = (powers[(missed >> place) % DIGIT] for place, powers in self._powers[name].items())
+        # Not by `pow` and `lerp`, which may round a row by where it stands among others: a rank may
+        # hold a part of the table.
+        low, middle, high = (
+            powers[(missed >> place) % DIGIT] for place, powers in self._powers[name].items()
+        )
         towards = (1 - low * middle * high).float()[:, None]
         return rows + (weights.float() - rows) * towards
 
@@ -107,12 +136,17 @@ class EMA:
         for name, table in self._tables.items():
             for block in _blocks(len(table.weights)):
                 rows = self._rows[name][block]
-                rows.copy_(self._caught_up(name, rows, table.weights[block], self.steps - self._seen[name][block]))
+                rows.copy_(
+                    self._caught_up(
+                        name, rows, table.weights[block], self.steps - self._seen[name][block]
+                    )
+                )
             self._seen[name].fill_(self.steps)
 
     @torch.no_grad()
     def _load(self, values: Mapping[str, Tensor]) -> None:
-        for name, p in self._parameters.items():  # in place: gradient views, compiled code and graphs keep their addresses
+        # in place: gradient views, compiled code and graphs keep their addresses
+        for name, p in self._parameters.items():
             p.copy_(values[name])
 
     @torch.no_grad()
@@ -126,8 +160,13 @@ class EMA:
 
 def _powers_of(rate: float, device: torch.device) -> dict[int, Tensor]:
     """Powers for each digit of an exponent, by the place of its lowest bit."""
-    by_place = {place: [rate ** (digit << place) for digit in range(DIGIT)] for place in (0, 11, 22)}
-    return {place: torch.tensor(powers, dtype=torch.float64, device=device) for place, powers in by_place.items()}
+    by_place = {
+        place: [rate ** (digit << place) for digit in range(DIGIT)] for place in (0, 11, 22)
+    }
+    return {
+        place: torch.tensor(powers, dtype=torch.float64, device=device)
+        for place, powers in by_place.items()
+    }
 
 
 def _blocks(rows: int) -> Iterator[slice]:

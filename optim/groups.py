@@ -18,8 +18,9 @@ from utils.ranks.distributed import Dist
 def _spare_the_compiler() -> None:
     """Adding parameters to an optimizer loads torch.compile, only to be left alone by it.
 
-    `experiment=demo max_steps=1` takes 9.6 s of a CPU with this and 11.1 s without (medians of 5, side by side, torch 2.13),
-    and every rank pays. It looks for this attribute first; should another PyTorch not look for it, nothing is gained and nothing lost.
+    `experiment=demo max_steps=1` takes 9.6 s of a CPU with this and 11.1 s without (medians of 5,
+    side by side, torch 2.13), and every rank pays. It looks for this attribute first; should
+    another PyTorch not look for it, nothing is gained and nothing lost.
     """
     add = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
     if add is not None:
@@ -29,32 +30,51 @@ def _spare_the_compiler() -> None:
 _spare_the_compiler()
 
 
-def build_dense(config: Sequence[Mapping[str, Any]], parameters: Mapping[str, nn.Parameter]) -> list[torch.optim.Optimizer]:
+def build_dense(
+    config: Sequence[Mapping[str, Any]], parameters: Mapping[str, nn.Parameter]
+) -> list[torch.optim.Optimizer]:
     """One optimizer per entry of `optim.dense`, over the parameters that its pattern claims."""
     entries = plain(config)
     if not isinstance(entries, list):
-        raise ConfigError(f"optim.dense={short(entries)}: must be a list of entries with the keys match and optimizer")
+        raise ConfigError(
+            f"optim.dense={short(entries)}: must be a list of entries with the keys match and"
+            " optimizer"
+        )
     for number, entry in enumerate(entries):
         if not isinstance(entry, dict) or set(entry) != {"match", "optimizer"}:
-            raise ConfigError(f"optim.dense[{number}]={entry}: an entry has exactly the keys match and optimizer")
+            raise ConfigError(
+                f"optim.dense[{number}]={entry}: an entry has exactly the keys match and optimizer"
+            )
         if not isinstance(entry["match"], str):
-            raise ConfigError(f"optim.dense[{number}].match={short(entry['match'])}: must be a regular expression in quotes, as '.*'")
+            raise ConfigError(
+                f"optim.dense[{number}].match={short(entry['match'])}: must be a regular expression"
+                " in quotes, as '.*'"
+            )
     claims = claimed([entry["match"] for entry in entries], parameters)
     optimizers = []
     for number, (entry, names) in enumerate(zip(entries, claims, strict=True)):
-        # Named parameters: the optimizer keeps the names, so that checkpoints can be matched by name.
+        # Named parameters: the optimizer keeps the names, so that checkpoints can be matched by
+        # name.
         named = [(name, parameters[name]) for name in names]
-        optimizers.append(_with_base_lr(make(entry["optimizer"], f"optim.dense[{number}].optimizer", named)))
+        optimizers.append(
+            _with_base_lr(make(entry["optimizer"], f"optim.dense[{number}].optimizer", named))
+        )
     return optimizers
 
 
 def build_sparse(
-    config: Mapping[str, Any], tables: Mapping[str, Table], capacity: int, dist: Dist, before_update: Sequence[UpdateHook] = ()
+    config: Mapping[str, Any],
+    tables: Mapping[str, Table],
+    capacity: int,
+    dist: Dist,
+    before_update: Sequence[UpdateHook] = (),
 ) -> list[SparseSignSGD]:
     """The optimizer of the sparse tables; none when the net has no table."""
     if not tables:
         return []
-    optimizer = _with_base_lr(make(config, "optim.sparse", tables=tables, capacity=capacity, dist=dist))
+    optimizer = _with_base_lr(
+        make(config, "optim.sparse", tables=tables, capacity=capacity, dist=dist)
+    )
     optimizer.before_update.extend(before_update)
     return [optimizer]
 
@@ -65,14 +85,23 @@ def claimed(patterns: Sequence[str], names: Iterable[str]) -> list[list[str]]:
     claims: list[list[str]] = [[] for _ in patterns]
     names = list(names)
     for name in names:
-        owner = next((number for number, pattern in enumerate(compiled) if pattern.fullmatch(name)), None)
+        owner = next(
+            (number for number, pattern in enumerate(compiled) if pattern.fullmatch(name)), None
+        )
         if owner is None:
-            raise ConfigError(f"optim.dense: no pattern matches parameter {name}; add an entry, for example match: '.*' as the last one")
+            raise ConfigError(
+                f"optim.dense: no pattern matches parameter {name}; add an entry, for example"
+                " match: '.*' as the last one"
+            )
         claims[owner].append(name)
     for number, (pattern, claim) in enumerate(zip(compiled, claims, strict=True)):
         if not claim:
             late = any(pattern.fullmatch(name) for name in names)
-            why = "earlier patterns claim all it matches; move it up" if late else f"matches no parameter; names look like {names[:1]}"
+            why = (
+                "earlier patterns claim all it matches; move it up"
+                if late
+                else f"matches no parameter; names look like {names[:1]}"
+            )
             raise ConfigError(f"optim.dense[{number}].match={pattern.pattern}: {why} or remove it")
     return claims
 
@@ -81,7 +110,9 @@ def _compiled(number: int, pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise ConfigError(f"optim.dense[{number}].match={pattern}: not a regular expression ({error}); correct it") from None
+        raise ConfigError(
+            f"optim.dense[{number}].match={pattern}: not a regular expression ({error}); correct it"
+        ) from None
 
 
 def _with_base_lr(optimizer: Any) -> Any:

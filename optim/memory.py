@@ -1,4 +1,6 @@
-"""What PyTorch's optimizers remember, as tensors by the names of their parameters; hyper-parameters are the configuration's."""
+"""What PyTorch's optimizers remember, as tensors by the names of their parameters; hyper-parameters
+are the configuration's.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,14 @@ from torch import Tensor, nn
 
 
 class Memory:
-    """The state of optimizers that were given named parameters: `<optimizer>/<parameter>/<what>`."""
+    """The state of optimizers that were given named parameters:
+    `<optimizer>/<parameter>/<what>`.
+    """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], refusing: bool = False) -> None:
-        """`refusing`: steps may be refused, so that there may be nothing to remember after many of them."""
+        """`refusing`: steps may be refused, so that there may be nothing to remember after many of
+        them.
+        """
         self._optimizers, self._refusing = optimizers, refusing
 
     def state(self) -> dict[str, Tensor]:
@@ -26,11 +32,16 @@ class Memory:
                 if "step" in group:
                     state[f"{number}/group{place}/step"] = torch.as_tensor(group["step"])
             for owner, _, parameter in _named(number, optimizer):
-                state |= {f"{owner}/{key}": tensor for key, tensor in _tensors(optimizer.state.get(parameter, {})).items()}
+                state |= {
+                    f"{owner}/{key}": tensor
+                    for key, tensor in _tensors(optimizer.state.get(parameter, {})).items()
+                }
         return state
 
     def like(self, saved: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
-        """What a checkpoint must hold: all that is remembered after a step, and less only where there may have been none."""
+        """What a checkpoint must hold: all that is remembered after a step, and less only where
+        there may have been none.
+        """
         state = self.state()
         if (step == 0 or self._refusing) and saved.keys() == state.keys():
             return state
@@ -43,7 +54,8 @@ class Memory:
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Continue from a saved `state`."""
-        # Not by `load_state_dict`, which loads torch.compile before anything else, for seconds, and copies all tensors.
+        # Not by `load_state_dict`, which loads torch.compile before anything else, for seconds, and
+        # copies all tensors.
         by_owner: dict[str, dict[str, Tensor]] = defaultdict(dict)
         for name, tensor in saved.items():
             owner, _, key = name.rpartition("/")
@@ -56,19 +68,30 @@ class Memory:
             for owner, group, parameter in _named(number, optimizer):
                 if own := by_owner.get(owner):
                     twins = _twins(optimizer, group, parameter)  # a counter may belong on the CPU
-                    optimizer.state[parameter] = {key: tensor.to(twins[key].device) for key, tensor in own.items()}
+                    optimizer.state[parameter] = {
+                        key: tensor.to(twins[key].device) for key, tensor in own.items()
+                    }
 
 
-def _named(number: int, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, dict[str, Any], nn.Parameter]]:
+def _named(
+    number: int, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, dict[str, Any], nn.Parameter]]:
     """Every parameter, after what its state is named by and the group that it belongs to."""
     for group in optimizer.param_groups:
         for name, parameter in zip(group.get("param_names", ()), group["params"], strict=False):
             yield f"{number}/{name}", group, parameter
 
 
-def _twins(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], like: Tensor) -> dict[str, Tensor]:
-    """What the optimizer keeps of one parameter: asked of a copy of it that takes a step with a tiny one."""
-    tiny = nn.Parameter(torch.zeros(2, 2, dtype=like.dtype, device="cpu" if like.is_meta else like.device))  # some take no steps there
+def _twins(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], like: Tensor
+) -> dict[str, Tensor]:
+    """What the optimizer keeps of one parameter: asked of a copy of it that takes a step with a
+    tiny one.
+    """
+    # some take no steps there
+    tiny = nn.Parameter(
+        torch.zeros(2, 2, dtype=like.dtype, device="cpu" if like.is_meta else like.device)
+    )
     tiny.grad = torch.zeros_like(tiny)
     twin = copy.copy(optimizer)
     twin.state, twin.param_groups = defaultdict(dict), [{**group, "params": [tiny]}]

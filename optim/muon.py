@@ -1,4 +1,6 @@
-"""Muon: momentum whose matrices are made orthogonal by Newton and Schulz's iteration (Jordan et al. 2024)."""
+"""Muon: momentum whose matrices are made orthogonal by Newton and Schulz's iteration (Jordan et al.
+2024).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,11 @@ from torch import Tensor
 
 
 class Muon(torch.optim.Muon):
-    """PyTorch's, which iterates in bfloat16 on every device; a CPU without products in it takes 20 to 30 times as long as in float32.
+    """PyTorch's, which iterates in bfloat16 on every device; a CPU without products in it takes 20
+    to 30 times as long as in float32.
 
-    Matrices of 128 × 512 and 1024 × 128 take 3.1 and 5.5 ms of an AVX2 core in float32, 84 and 149 ms in bfloat16 (torch 2.13).
+    Matrices of 128 × 512 and 1024 × 128 take 3.1 and 5.5 ms of an AVX2 core in float32, 84 and 149
+    ms in bfloat16 (torch 2.13).
     """
 
     @torch.no_grad()
@@ -28,11 +32,17 @@ class Muon(torch.optim.Muon):
         wanted = grad.lerp(mean, momentum) if group["nesterov"] else mean
         rows, columns = grad.shape
         update = orthogonal(wanted, group["ns_coefficients"], group["ns_steps"], group["eps"])
-        parameter.mul_(1 - lr * group["weight_decay"]).add_(update, alpha=-lr * max(1, rows / columns) ** 0.5)
+        parameter.mul_(1 - lr * group["weight_decay"]).add_(
+            update, alpha=-lr * max(1, rows / columns) ** 0.5
+        )
 
 
-def orthogonal(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Nearly the orthogonal matrix that is nearest, in the matrix's own precision; on a GPU, which is fast in it, in bfloat16."""
+def orthogonal(
+    matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
+) -> Tensor:
+    """Nearly the orthogonal matrix that is nearest, in the matrix's own precision; on a GPU, which
+    is fast in it, in bfloat16.
+    """
     a, b, c = coefficients
     x = matrix.bfloat16() if matrix.is_cuda else matrix
     x = x.T if x.shape[0] > x.shape[1] else x

@@ -29,20 +29,31 @@ def same_everywhere(tensors: Mapping[str, Tensor], dist: Dist) -> None:
 
 @torch.no_grad()
 def check_same(tensors: Mapping[str, Tensor], dist: Dist) -> None:
-    """Raise on every rank when some tensor's bits differ between ranks, naming the first one and the ranks."""
+    """Raise on every rank when some tensor's bits differ between ranks, naming the first one and
+    the ranks.
+    """
     if dist.world_size == 1:
         return
     _check_layout(tensors, dist)
-    if differing := _first_difference({name: sha256(tensor) for name, tensor in tensors.items()}, dist):
+    if differing := _first_difference(
+        {name: sha256(tensor) for name, tensor in tensors.items()}, dist
+    ):
         name, ranks = differing
-        raise RunError(f"{name} differs between ranks: rank {ranks} from rank 0; all ranks must hold the same weights")
+        raise RunError(
+            f"{name} differs between ranks: rank {ranks} from rank 0; all ranks must hold the same"
+            " weights"
+        )
 
 
 def check_files(hashes: Mapping[str, str], dist: Dist) -> None:
-    """What every rank reads from files of its own must be the same. Keys name it in the user's words."""
+    """What every rank reads from files of its own must be the same. Keys name it in the user's
+    words.
+    """
     if differing := _first_difference(hashes, dist):
         what, ranks = differing
-        raise ConfigError(f"{what} of rank {ranks} differs from rank 0's; copy the same files to every host")
+        raise ConfigError(
+            f"{what} of rank {ranks} differs from rank 0's; copy the same files to every host"
+        )
 
 
 def sha256(tensor: Tensor) -> str:
@@ -61,17 +72,26 @@ def _check_layout(tensors: Mapping[str, Tensor], dist: Dist) -> None:
         if text != everyone[0]:
             theirs, ours = text.splitlines(), everyone[0].splitlines()
             first = next(
-                (pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]), (f"{len(ours)} tensors", f"{len(theirs)} tensors")
+                (pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]),
+                (f"{len(ours)} tensors", f"{len(theirs)} tensors"),
             )
-            raise RunError(f"ranks built different nets: rank 0 has {first[0]}, rank {rank} has {first[1]}")
+            raise RunError(
+                f"ranks built different nets: rank 0 has {first[0]}, rank {rank} has {first[1]}"
+            )
 
 
 def _first_difference(values: Mapping[str, str], dist: Dist) -> tuple[str, str] | None:
-    """The first name whose value is not the same on all ranks, and those that have another one than rank 0."""
+    """The first name whose value is not the same on all ranks, and those that have another one than
+    rank 0.
+    """
     if dist.world_size == 1 or not values:
         return None
     everyone = [text.split("\n") for text in dist.all_gather_text("\n".join(values.values()))]
     for number, name in enumerate(values):
-        if ranks := [str(rank) for rank, theirs in enumerate(everyone) if theirs[number] != everyone[0][number]]:
+        if ranks := [
+            str(rank)
+            for rank, theirs in enumerate(everyone)
+            if theirs[number] != everyone[0][number]
+        ]:
             return name, ", ".join(ranks)
     return None

@@ -25,7 +25,9 @@ class Constant:
 
 @dataclass(frozen=True)
 class WarmupCosine:
-    """HRM's: linear warm-up, then half a cosine down to `min_ratio` of the base rate at the last step."""
+    """HRM's: linear warm-up, then half a cosine down to `min_ratio` of the base rate at the last
+    step.
+    """
 
     total_steps: int
     warmup_steps: int
@@ -33,15 +35,23 @@ class WarmupCosine:
 
     def __post_init__(self) -> None:
         if self.warmup_steps < 0:
-            raise ConfigError(f"lr_warmup_steps={self.warmup_steps}: a number of steps is not negative; use 0 for no warm-up")
+            raise ConfigError(
+                f"lr_warmup_steps={self.warmup_steps}: a number of steps is not negative; use 0 for"
+                " no warm-up"
+            )
         if not 0 <= self.min_ratio <= 1:
-            raise ConfigError(f"lr_min_ratio={self.min_ratio}: the last rate is a share of the first; choose 0 to 1")
+            raise ConfigError(
+                f"lr_min_ratio={self.min_ratio}: the last rate is a share of the first; choose 0"
+                " to 1"
+            )
 
     def __call__(self, step: int) -> float:
         if step < self.warmup_steps:
             return step / max(1, self.warmup_steps)
         progress = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
-        return self.min_ratio + max(0.0, (1 - self.min_ratio) * 0.5 * (1 + math.cos(math.pi * progress)))
+        return self.min_ratio + max(
+            0.0, (1 - self.min_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
+        )
 
 
 @dataclass(frozen=True)
@@ -54,24 +64,36 @@ class StepDecay:
 
     def __post_init__(self) -> None:
         if self.every_epochs < 1:
-            raise ConfigError(f"optim.schedule.every_epochs={self.every_epochs}: needs at least one epoch; try 1")
+            raise ConfigError(
+                f"optim.schedule.every_epochs={self.every_epochs}: needs at least one epoch; try 1"
+            )
         if self.steps_per_epoch <= 0:
             raise ConfigError(
-                f"optim.schedule.steps_per_epoch={self.steps_per_epoch}: an epoch has steps; check the dataset and the batch size"
+                f"optim.schedule.steps_per_epoch={self.steps_per_epoch}: an epoch has steps; check"
+                " the dataset and the batch size"
             )
 
     def __call__(self, step: int) -> float:
         return self.gamma ** (math.floor((step - 1) / self.steps_per_epoch) // self.every_epochs)
 
 
-def build_schedule(config: Mapping[str, Any], total_steps: int, steps_per_epoch: float | None) -> Schedule:
+def build_schedule(
+    config: Mapping[str, Any], total_steps: int, steps_per_epoch: float | None
+) -> Schedule:
     """The configured schedule, given of the run's length what its constructor takes."""
     taken = parameters_of(config, "optim.schedule")
     if steps_per_epoch is None and "steps_per_epoch" in taken and "steps_per_epoch" not in config:
         target = config["_target_"]
-        raise ConfigError(f"optim.schedule._target_={target}: counts epochs, and this data has none; try optim.schedule.WarmupCosine")
+        raise ConfigError(
+            f"optim.schedule._target_={target}: counts epochs, and this data has none; try"
+            " optim.schedule.WarmupCosine"
+        )
     known = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
-    return make(config, "optim.schedule", **{name: value for name, value in known.items() if name in taken and name not in config})
+    return make(
+        config,
+        "optim.schedule",
+        **{name: value for name, value in known.items() if name in taken and name not in config},
+    )
 
 
 def set_lr(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:

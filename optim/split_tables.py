@@ -1,4 +1,6 @@
-"""Between tables of which every rank holds a block of rows, and checkpoints, which hold them whole."""
+"""Between tables of which every rank holds a block of rows, and checkpoints, which hold them
+whole.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class Split(Protocol):
 
 
 class WithTables:
-    """What checkpoints hold of parameters as `sync` says, and of tables and their averages whole, in the same names and shapes."""
+    """What checkpoints hold of parameters as `sync` says, and of tables and their averages whole,
+    in the same names and shapes.
+    """
 
     def __init__(self, sync: Sync, tables: Mapping[str, object], dist: Dist) -> None:
         self._sync, self._dist = sync, dist
@@ -32,7 +36,9 @@ class WithTables:
         """Whole on rank 0, fetched one by one."""
         whole = self._sync.full(self._others(tensors))
         for name, tensor in tensors.items():
-            if (table := self._owner(name)) is not None and (parts := self._dist.gather(tensor.detach())) is not None:
+            if (table := self._owner(name)) is not None and (
+                parts := self._dist.gather(tensor.detach())
+            ) is not None:
                 whole[name] = torch.cat(parts)[: table.rows]
         return whole
 
@@ -41,7 +47,9 @@ class WithTables:
         whole = self._sync.like(self._others(tensors))
         for name, tensor in tensors.items():
             if (table := self._owner(name)) is not None:
-                whole[name] = torch.empty(table.rows, *tensor.shape[1:], dtype=tensor.dtype, device="meta")
+                whole[name] = torch.empty(
+                    table.rows, *tensor.shape[1:], dtype=tensor.dtype, device="meta"
+                )
         return whole
 
     def split(self, tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
@@ -49,13 +57,18 @@ class WithTables:
         shares = self._sync.split(self._others(tensors), part)
         owned = {name: table for name in tensors if (table := self._owner(name)) is not None}
         check_same({f"{part}/{name}": tensors[name] for name in owned}, self._dist)
-        return shares | {name: table.share_of(tensors[name]).to(self._dist.device) for name, table in owned.items()}
+        return shares | {
+            name: table.share_of(tensors[name]).to(self._dist.device)
+            for name, table in owned.items()
+        }
 
     def _others(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in tensors.items() if self._owner(name) is None}
 
     def _owner(self, name: str) -> Split | None:
-        """The table whose rows these belong to: weights are named by it, averages contain its name."""
+        """The table whose rows these belong to: weights are named by it, averages contain its
+        name.
+        """
         return self._tables.get(name.rpartition("/")[2].removesuffix(".weights"))
 
 

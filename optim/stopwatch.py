@@ -1,4 +1,6 @@
-"""Time spent waiting, measured where the waiting happens: on the host for the CPU, on the stream for CUDA."""
+"""Time spent waiting, measured where the waiting happens: on the host for the CPU, on the stream
+for CUDA.
+"""
 
 from __future__ import annotations
 

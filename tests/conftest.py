@@ -18,7 +18,9 @@ from tests.runs import INTERRUPTED, TINY_GPT, TROUBLED, Result, train
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real runs first: where what is left at the end is small, processes side by side end together."""
+    """Real runs first: where what is left at the end is small, processes side by side end
+    together.
+    """
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
 
 
@@ -36,27 +38,60 @@ def forks() -> Iterator[None]:
 def sudoku_9x9(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small built dataset in HRM's format."""
     folder = tmp_path_factory.mktemp("sudoku") / "tiny"
-    command = [sys.executable, "-m", "data.build.sudoku", "--size", "9", "--train", "24", "--test", "8", "--num-aug", "2"]
-    subprocess.run([*command, "--output-dir", str(folder)], cwd=ROOT, check=True, timeout=120, capture_output=True)
+    command = [
+        sys.executable,
+        "-m",
+        "data.build.sudoku",
+        "--size",
+        "9",
+        "--train",
+        "24",
+        "--test",
+        "8",
+        "--num-aug",
+        "2",
+    ]
+    subprocess.run(
+        [*command, "--output-dir", str(folder)],
+        cwd=ROOT,
+        check=True,
+        timeout=120,
+        capture_output=True,
+    )
     return folder
 
 
 @pytest.fixture(scope="session")
 def ragged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Groups of one to three puzzles of one to four examples, each puzzle with an id of its own, as in ARC."""
+    """Groups of one to three puzzles of one to four examples, each puzzle with an id of its own, as
+    in ARC.
+    """
     folder, rng = tmp_path_factory.mktemp("ragged") / "set", np.random.default_rng(0)
     for split, groups in (("train", 40), ("test", 7)):
         (folder / split).mkdir(parents=True)
         puzzles = rng.integers(1, 4, groups)
         examples = rng.integers(1, 5, puzzles.sum())
-        meta = {"pad_id": 0, "ignore_label_id": 0, "blank_identifier_id": 0, "vocab_size": 6, "seq_len": 9, "sets": ["all"]}
-        meta |= {"num_puzzle_identifiers": 121, "total_groups": groups, "mean_puzzle_examples": float(examples.mean())}
+        meta = {
+            "pad_id": 0,
+            "ignore_label_id": 0,
+            "blank_identifier_id": 0,
+            "vocab_size": 6,
+            "seq_len": 9,
+            "sets": ["all"],
+        }
+        meta |= {
+            "num_puzzle_identifiers": 121,
+            "total_groups": groups,
+            "mean_puzzle_examples": float(examples.mean()),
+        }
         (folder / split / "dataset.json").write_text(json.dumps(meta))
         arrays = {
-            "inputs": rng.integers(1, 6, (examples.sum(), 9)), "labels": rng.integers(0, 6, (examples.sum(), 9)),
-            "puzzle_identifiers": 1 + np.arange(len(examples)), "puzzle_indices": np.cumsum([0, *examples]),
+            "inputs": rng.integers(1, 6, (examples.sum(), 9)),
+            "labels": rng.integers(0, 6, (examples.sum(), 9)),
+            "puzzle_identifiers": 1 + np.arange(len(examples)),
+            "puzzle_indices": np.cumsum([0, *examples]),
             "group_indices": np.cumsum([0, *puzzles]),
-        }  # fmt: skip
+        }
         for name, array in arrays.items():
             np.save(folder / split / f"all__{name}.npy", array.astype(np.int32))
     return folder
@@ -79,7 +114,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own that a test may fill."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(folder)], capture_output=True, text=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if mounted.returncode:
         pytest.skip(f"a small disk cannot be mounted here (needs root): {mounted.stderr.strip()}")
     try:
@@ -91,14 +131,24 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def tms_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A toy model of superposition, hardly trained."""
-    arguments = ["experiment=tms_target", "arch.forward_dtype=float64", "global_batch_size=64", "max_steps=40", "data.held_out=64"]
-    return train(tmp_path_factory.mktemp("target") / "tms", *arguments, "data.probability=0.3").directory
+    arguments = [
+        "experiment=tms_target",
+        "arch.forward_dtype=float64",
+        "global_batch_size=64",
+        "max_steps=40",
+        "data.held_out=64",
+    ]
+    return train(
+        tmp_path_factory.mktemp("target") / "tms", *arguments, "data.probability=0.3"
+    ).directory
 
 
 @pytest.fixture(scope="session")
 def gpt_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny language model, hardly trained."""
-    return train(tmp_path_factory.mktemp("target") / "gpt", *TINY_GPT, "max_steps=3", "data.max_new_tokens=0").directory
+    return train(
+        tmp_path_factory.mktemp("target") / "gpt", *TINY_GPT, "max_steps=3", "data.max_new_tokens=0"
+    ).directory
 
 
 @pytest.fixture(scope="session")
@@ -106,18 +156,28 @@ def reader_folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Two folders with Llama models of different widths and tokenizers, which know nothing."""
     import torch
 
-    from data.build.bpe import train_bpe
-    from data.stories import make_stories
+    from data.bpe import train_bpe
+    from data.latent.stories import make_stories
     from models import llama
-    from models.gpt import GPT
+    from models.language.gpt import GPT
     from utils.spec import Spec
 
-    texts = [f"{each.context}\n{each.question}{each.answers[0]}\n" for each in make_stories(0, 50, 1, 3)["train"]]
+    texts = [
+        f"{each.context}\n{each.question}{each.answers[0]}\n"
+        for each in make_stories(0, 50, 1, 3)["train"]
+    ]
     folders = []
     for number, (width, vocabulary) in enumerate(((16, 262), (24, 280))):
         folder = tmp_path_factory.mktemp("reader")
         torch.manual_seed(number)
-        net = GPT(Spec(vocab_size=vocabulary, seq_len=96), num_layers=2, hidden_size=width, num_heads=4, kv_heads=2, mlp_width=32)
+        net = GPT(
+            Spec(vocab_size=vocabulary, seq_len=96),
+            num_layers=2,
+            hidden_size=width,
+            num_heads=4,
+            kv_heads=2,
+            mlp_width=32,
+        )
         weights = dict(net.state_dict())
         llama.write(folder, weights, net.shape, 96)
         (folder / "tokenizer.json").write_text(train_bpe(iter(texts), vocabulary, 10**6))

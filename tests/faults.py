@@ -1,13 +1,20 @@
-"""pretrain.py with something going wrong at a chosen moment on a chosen rank: `python -m tests.faults FAULT RANK WHEN key=value …`.
+"""Runs pretrain.py with a fault at a chosen moment on a chosen rank.
 
-FAULT is `<what>@<where>`. What: raise (raise-stuck: with a W&B that does not end), hang, kill, nan, full or readonly (the disk
-that FAULT_DISK names), flip (what is read is another), wandb (its process is killed), suspend (for 10 s), a signal such as SIGTERM,
-or several (SIGINT+pause+SIGINT); `launcher:SIGTERM` goes to the launcher.
-Where: objective (of a training step), predict (an evaluation batch), data (the source is made), worker (a batch in a loader
-process), callback (a hook of the sparse optimizer), save (in the thread that writes a checkpoint), read (a file of a checkpoint).
-RANK is a number or `all`. WHEN counts calls from 0 in this process: `7`, or `1-2`, or `3-` for all from there. A torchrun
-restart is left in peace, unless RANK is `random`: then WHEN is a seed, and each of the first restarts has a fault of its own.
-With FAULT_LATE in the environment the host hears a step late of what is not finite, as it does on CUDA.
+`python -m tests.faults WHAT@WHERE RANK WHEN key=value …`
+
+WHAT: raise, raise-stuck (with a W&B that does not end), hang, kill, nan, full or readonly (the disk
+that FAULT_DISK names), flip (a file reads differently), wandb (its process is killed), suspend (for
+10 s), a signal such as SIGTERM, several (SIGINT+pause+SIGINT), or `launcher:SIGTERM` for a signal
+to the launcher.
+
+WHERE: objective (a training step), predict (an evaluation batch), data (the source's constructor),
+worker (a batch in a loader process), callback (a hook of the sparse optimizer), save (the thread
+that writes a checkpoint), read (a file of a checkpoint).
+
+RANK is a number or `all`. WHEN counts calls in this process from 0: `7`, `1-2`, or `3-` for all
+from there. A torchrun restart has no fault, unless RANK is `random`: then WHEN is a seed, and each
+of the first restarts has a fault of its own. With FAULT_LATE in the environment the host learns
+about gradients that are not finite one step late, as it does on CUDA.
 """
 
 from __future__ import annotations
@@ -27,11 +34,11 @@ from typing import Any
 import torch
 
 import pretrain
-from data.puzzles import PuzzleSource
-from models.objectives.act import ActObjective
-from models.objectives.causal_lm import CausalLM
-from models.objectives.compress import Compress
-from models.objectives.decompose import Decompose
+from data.recursive.puzzles import PuzzleSource
+from models.decomposition.decompose import Decompose
+from models.language.causal_lm import CausalLM
+from models.latent.compress import Compress
+from models.recursive.act import ActObjective
 from optim import sparse_signsgd
 from optim.sync import verdicts
 from utils.checkpoint import reader, writer
@@ -52,7 +59,7 @@ PLACES: dict[str, tuple[Any, str]] = {
 }
 OTHERS = {"arch=gpt": CausalLM, "experiment=tms_5_2": Decompose, "arch=prefix": Compress}
 FAULTY_RESTARTS = 4  # of a run with random faults
-LATEST = 12  # step after a start at which they come
+LATEST = 12  # random faults come within so many steps after a start
 
 
 def main() -> None:
@@ -61,7 +68,11 @@ def main() -> None:
     me, restart = detect(os.environ), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if who == "random":
         draw = random.Random(int(when) + restart)
-        rank, moment, delay = draw.randrange(me.world_size), draw.randrange(LATEST), draw.uniform(0, 0.03)
+        rank, moment, delay = (
+            draw.randrange(me.world_size),
+            draw.randrange(LATEST),
+            draw.uniform(0, 0.03),
+        )
         if rank == me.rank and restart < FAULTY_RESTARTS:
             plant(what, where, [moment], delay)
     elif who in ("all", str(me.rank)) and restart == 0:
@@ -75,7 +86,7 @@ def main() -> None:
 
 
 def plant(what: str, where: str, moments: Container[int], delay: float = 0.0) -> None:
-    """Have the chosen calls go wrong."""
+    """Make the chosen calls go wrong."""
     owner, name = PLACES[where]
     if owner is ActObjective:
         owner = next((other for argument, other in OTHERS.items() if argument in sys.argv), owner)
@@ -120,15 +131,20 @@ def go_wrong(what: str, delay: float) -> None:
             subprocess.run(["mount", "-o", "remount,bind,ro", disk()], check=True)
     elif what == "suspend":  # as Ctrl-Z and fg, or a scheduler that wants the machine for a while
         pid = os.getpid()
-        subprocess.Popen(["sh", "-c", f"sleep 0.7; kill -STOP {pid}; sleep 10; kill -CONT {pid}"], start_new_session=True)
-        for _ in range(20 if detect(os.environ).rank == 0 else 0):  # the others wait for rank 0 before and after
+        subprocess.Popen(
+            ["sh", "-c", f"sleep 0.7; kill -STOP {pid}; sleep 10; kill -CONT {pid}"],
+            start_new_session=True,
+        )
+        # the others wait for rank 0 before and after
+        for _ in range(20 if detect(os.environ).rank == 0 else 0):
             time.sleep(0.1)
     elif what == "wandb":
         kill_wandb()
     elif what.startswith("launcher:"):
         os.kill(os.getppid(), signal.Signals[what.removeprefix("launcher:")])
         deadline = time.monotonic() + 7
-        while not signals.asked() and time.monotonic() < deadline:  # training would be over before the launcher has done its part
+        # training would be over before the launcher has done its part
+        while not signals.asked() and time.monotonic() < deadline:
             time.sleep(0.05)
     else:
         for name in what.split("+"):
@@ -148,7 +164,7 @@ def disk() -> Path:
 
 
 def kill_wandb() -> None:
-    """It is started beside training, which may be faster."""
+    """Wait for W&B, which starts beside training, and kill it."""
     while not (services := wandb_services()):
         time.sleep(0.1)
     for pid in services:
@@ -156,12 +172,14 @@ def kill_wandb() -> None:
 
 
 def wandb_services() -> list[int]:
-    """W&B's own processes among our children's children that are alive."""
+    """The processes of W&B among our descendants."""
     found, parents = [], [os.getpid()]
     while parents:
         for children in Path(f"/proc/{parents.pop()}/task").glob("*/children"):
             parents += (pids := [int(pid) for pid in children.read_text().split()])
-            found += [pid for pid in pids if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            found += [
+                pid for pid in pids if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            ]
     return found
 
 

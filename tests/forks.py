@@ -1,7 +1,9 @@
-"""Ranks by the dozen: one process imports everything once and forks for every rank, which is so spared 3 of 5 seconds.
+"""Ranks by the dozen: one process imports everything once and forks for every rank, which is so
+spared 3 of 5 seconds.
 
-What is forked becomes `python pretrain.py …` or `python -m …`, with arguments, folder and environment of its own. The parent runs no
-thread and no computation: whatever importing left in it (handlers, an idle thread pool) must be as it is in a process that has just begun.
+What is forked becomes `python pretrain.py …` or `python -m …`, with arguments, folder and
+environment of its own. The parent runs no thread and no computation: whatever importing left in it
+(handlers, an idle thread pool) must be as it is in a process that has just begun.
 """
 
 from __future__ import annotations
@@ -35,15 +37,31 @@ class Forks:
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
-    def run(self, args: Sequence[str], envs: Sequence[Mapping[str, str]], cwd: Path, timeout: float) -> list[Completed]:
-        """A rank for each environment; what each said, and its exit status: negative where it had to be killed."""
+    def run(
+        self, args: Sequence[str], envs: Sequence[Mapping[str, str]], cwd: Path, timeout: float
+    ) -> list[Completed]:
+        """A rank for each environment; what each said, and its exit status: negative where it had
+        to be killed.
+        """
         if self._process is None:
-            env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+            env = {
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1",
+                "PYTHONUNBUFFERED": "1",
+            }
             command = [sys.executable, "-m", "tests.forks"]
-            self._process = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
         assert self._process.stdin
         assert self._process.stdout
-        request = {"args": list(args), "envs": [dict(env) for env in envs], "cwd": str(cwd), "timeout": timeout}
+        request = {
+            "args": list(args),
+            "envs": [dict(env) for env in envs],
+            "cwd": str(cwd),
+            "timeout": timeout,
+        }
         self._process.stdin.write(f"{json.dumps(request)}\n")
         self._process.stdin.flush()
         return [Completed(*rank) for rank in json.loads(self._process.stdout.readline())]
@@ -79,14 +97,19 @@ def serve() -> None:
     """Read a request a line, answer a line each."""
     die_with_parent()
     load()
-    gc.freeze()  # what is here now is never garbage: forks need not look through it, nor copy the pages on which they would mark it
-    assert threading.active_count() == 1, "a fork takes along the thread that forks, and the locks that others hold"
+    # what is here now is never garbage: forks need not look through it, nor copy the pages on which
+    # they would mark it
+    gc.freeze()
+    assert threading.active_count() == 1, (
+        "a fork takes along the thread that forks, and the locks that others hold"
+    )
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         request = json.loads(line)
         starts = [partial(fork, request["args"], request["cwd"], env) for env in request["envs"]]
         done = attend(starts, request["timeout"])
-        answers.write(f"{json.dumps([(each.rank, each.returncode, each.stdout, each.stderr) for each in done])}\n")
+        ends = [(each.rank, each.returncode, each.stdout, each.stderr) for each in done]
+        answers.write(f"{json.dumps(ends)}\n")
         answers.flush()
 
 
@@ -108,7 +131,9 @@ def fork(args: list[str], cwd: str, env: dict[str, str], out: IO[bytes], err: IO
     return Fork(pid) if pid else become(args, cwd, env, out, err)
 
 
-def become(args: list[str], cwd: str, env: dict[str, str], out: IO[bytes], err: IO[bytes]) -> NoReturn:
+def become(
+    args: list[str], cwd: str, env: dict[str, str], out: IO[bytes], err: IO[bytes]
+) -> NoReturn:
     """In the fork: be a process that somebody has just started."""
     status = 1
     try:

@@ -1,8 +1,11 @@
-"""Run a module or script as N real ranks on this machine, as a launcher would, and collect what they say."""
+"""Run a module or script as N real ranks on this machine, as a launcher would, and collect what
+they say.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,12 +22,24 @@ from typing import IO, Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
 GRACE_S = 10.0  # how long ranks may outlive the first one that failed
-LAUNCHER_PREFIXES = ("OMPI_", "PMI_", "PMIX_", "MV2_", "MPI_", "SLURM_", "TORCHELASTIC_", "GROUP_", "ROLE_")
+LAUNCHER_PREFIXES = (
+    "OMPI_",
+    "PMI_",
+    "PMIX_",
+    "MV2_",
+    "MPI_",
+    "SLURM_",
+    "TORCHELASTIC_",
+    "GROUP_",
+    "ROLE_",
+)
 
 
 @dataclass(frozen=True)
 class Completed:
-    """One rank's end. A rank that had to be killed has a negative return code and says so in stderr."""
+    """One rank's end. A rank that had to be killed has a negative return code and says so in
+    stderr.
+    """
 
     rank: int
     returncode: int
@@ -46,7 +61,9 @@ class Child(Protocol):
 class Forking(Protocol):
     """Starts ranks faster; see tests.forks."""
 
-    def run(self, args: Sequence[str], envs: Sequence[Mapping[str, str]], cwd: Path, timeout: float) -> list[Completed]: ...
+    def run(
+        self, args: Sequence[str], envs: Sequence[Mapping[str, str]], cwd: Path, timeout: float
+    ) -> list[Completed]: ...
 
 
 @dataclass
@@ -60,40 +77,90 @@ class _Rank:
 forks: Forking | None = None  # in tests; what measures starts its own
 
 
-def run_ranks(n: int, args: Sequence[str], timeout: float = 60, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> list[Completed]:
+def run_ranks(
+    n: int,
+    args: Sequence[str],
+    timeout: float = 60,
+    env: Mapping[str, str] | None = None,
+    cwd: Path = ROOT,
+) -> list[Completed]:
     """Run `python *args` (`["-m", "module", ...]` or `["script.py", ...]`) as ranks 0..n-1."""
-    common = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(n), "OMP_NUM_THREADS": "1"}
+    common = {
+        key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)
+    }
+    common |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(n),
+        "OMP_NUM_THREADS": "1",
+    }
     common |= {"PYTHONUNBUFFERED": "1", **(env or {})}
-    return run_as([{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(n)], args, timeout, cwd)
+    return run_as(
+        [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(n)],
+        args,
+        timeout,
+        cwd,
+    )
+
+
+def run_module(
+    n: int,
+    module: str,
+    *arguments: str,
+    timeout: float = 60,
+    env: Mapping[str, str] | None = None,
+) -> list[Completed]:
+    """Runs a `ranks_*.py` of the tests on n ranks: `run_module(2, "tests.slurm.ranks_slurm")`."""
+    return run_ranks(n, ["-m", module, *arguments], timeout, env)
 
 
 def run_line(
-    arguments: Sequence[str], cwd: Path, ranks: int = 1, env: Mapping[str, str] | None = None, limit_s: float = 60
+    arguments: Sequence[str],
+    cwd: Path,
+    ranks: int = 1,
+    env: Mapping[str, str] | None = None,
+    limit_s: float = 60,
 ) -> list[Completed]:
-    """Run pretrain.py as users do in a folder of theirs: where there is one process, nothing tells it that it is a rank."""
+    """Run pretrain.py as users do in a folder of theirs: where there is one process, nothing tells
+    it that it is a rank.
+    """
     if ranks > 1:
         return run_ranks(ranks, ["pretrain.py", *arguments], limit_s, env, cwd)
-    alone = {key: value for key, value in os.environ.items() if not key.startswith((*LAUNCHER_PREFIXES, "RANK", "WORLD_SIZE", "MASTER_"))}
-    return run_as([{**alone, "OMP_NUM_THREADS": "1", **(env or {})}], ["pretrain.py", *arguments], limit_s, cwd)
+    alone = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith((*LAUNCHER_PREFIXES, "RANK", "WORLD_SIZE", "MASTER_"))
+    }
+    return run_as(
+        [{**alone, "OMP_NUM_THREADS": "1", **(env or {})}],
+        ["pretrain.py", *arguments],
+        limit_s,
+        cwd,
+    )
 
 
-def run_as(envs: Sequence[Mapping[str, str]], args: Sequence[str], timeout: float, cwd: Path = ROOT) -> list[Completed]:
+def run_as(
+    envs: Sequence[Mapping[str, str]], args: Sequence[str], timeout: float, cwd: Path = ROOT
+) -> list[Completed]:
     """A process for each environment."""
     if args[0].endswith(".py"):
         args = [str(ROOT / args[0]), *args[1:]]
-    if forks is not None and args[0] != "-c" and "device=cuda" not in args:  # CUDA and forks do not agree
+    # CUDA and forks do not agree
+    if forks is not None and args[0] != "-c" and "device=cuda" not in args:
         return forks.run(args, envs, cwd, timeout)
     with _ended_by_sigterm():
         return attend([partial(_start, args, cwd, env) for env in envs], timeout)
 
 
-def attend(starts: Sequence[Callable[[IO[bytes], IO[bytes]], Child]], timeout: float) -> list[Completed]:
+def attend(
+    starts: Sequence[Callable[[IO[bytes], IO[bytes]], Child]], timeout: float
+) -> list[Completed]:
     """Start ranks and wait for them; who is late is killed."""
     ranks: list[_Rank] = []
     try:
         for start in starts:
-            out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the rank runs)
+            # open as long as the rank runs
+            out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
             ranks.append(_Rank(start(out, err), out, err))
         _wait(ranks, timeout)
     finally:
@@ -103,10 +170,26 @@ def attend(starts: Sequence[Callable[[IO[bytes], IO[bytes]], Child]], timeout: f
 
 
 def succeeded(ranks: Sequence[Completed]) -> Sequence[Completed]:
-    """The same, after asserting that every rank ended well; the message shows what each one said."""
-    failed = [f"--- rank {r.rank} ended with {r.returncode}\n{r.stdout[-2000:]}\n{r.stderr[-4000:]}" for r in ranks if r.returncode]
+    """The same, after asserting that every rank ended well; the message shows what each one
+    said.
+    """
+    failed = [
+        f"--- rank {r.rank} ended with {r.returncode}\n{r.stdout[-2000:]}\n{r.stderr[-4000:]}"
+        for r in ranks
+        if r.returncode
+    ]
     assert not failed, "\n".join(failed)
     return ranks
+
+
+def assert_one_line(ranks: Sequence[Completed], line: str) -> None:
+    """Every rank ended with status 2, and one line of error is all that was said."""
+    said = "\n".join(rank.stderr for rank in ranks)
+    assert {rank.returncode for rank in ranks} == {2}, said
+    assert len(re.findall(r"^error(?: on rank \d+)?: ", said, re.MULTILINE)) == 1, said
+    assert len(said.split("\n")) == 1 + len(ranks), said
+    assert line in said
+    assert not any(rank.stdout for rank in ranks)
 
 
 def until(true: Callable[[], bool], within: float = 3) -> bool:
@@ -126,8 +209,13 @@ def free_port() -> int:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """A program that is asked to end takes its ranks along: they are in sessions of their own, where nobody else would ask them."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    """A program that is asked to end takes its ranks along: they are in sessions of their own,
+    where nobody else would ask them.
+    """
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
         yield
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -137,16 +225,28 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _start(args: Sequence[str], cwd: Path, env: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> Child:
+def _start(
+    args: Sequence[str], cwd: Path, env: Mapping[str, str], out: IO[bytes], err: IO[bytes]
+) -> Child:
     # Its own session: killing a rank takes its loader workers along, and nobody else.
-    return subprocess.Popen([sys.executable, *args], cwd=cwd, env=dict(env), stdout=out, stderr=err, start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, *args],
+        cwd=cwd,
+        env=dict(env),
+        stdout=out,
+        stderr=err,
+        start_new_session=True,
+    )
 
 
 def _wait(ranks: Sequence[_Rank], timeout: float) -> None:
     deadline, reason = time.monotonic() + timeout, f"killed after {timeout:g} s"
     while any(rank.process.poll() is None for rank in ranks):
         if any(rank.process.poll() for rank in ranks) and time.monotonic() + GRACE_S < deadline:
-            deadline, reason = time.monotonic() + GRACE_S, f"killed: still running {GRACE_S:g} s after another rank had failed"
+            deadline, reason = (
+                time.monotonic() + GRACE_S,
+                f"killed: still running {GRACE_S:g} s after another rank had failed",
+            )
         if time.monotonic() > deadline:
             for rank in ranks:
                 _kill(rank, reason)

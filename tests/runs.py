@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,37 +16,99 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 from safetensors.torch import load_file
 
-from tests.ranks import LAUNCHER_PREFIXES, ROOT, Completed, free_port, run_ranks, succeeded
+from tests.ranks import (
+    LAUNCHER_PREFIXES,
+    ROOT,
+    Completed,
+    free_port,
+    run_ranks,
+    succeeded,
+)
+from utils.command import config, keys
+from utils.command.arguments import prepare
+from utils.ranks.launchers import Launch
 
-# A TRM with everything that could depend on the ranks: carry, exploration, Q bootstrapping, puzzle rows, averages.
-# float64: recursion amplifies rounding, which in float32 would drown what is to be compared.
+# A TRM with everything that could depend on the ranks: carry, exploration, Q bootstrapping, puzzle
+# rows, averages. float64: recursion amplifies rounding, which in float32 would drown what is to be
+# compared.
 TINY_TRM = [
-    "arch=trm", "arch.hidden_size=16", "arch.num_heads=2", "arch.expansion=1", "arch.H_cycles=1", "arch.L_cycles=2",
-    "arch.halt_max_steps=4", "arch.puzzle_emb_len=1", "arch.no_ACT_continue=false", "arch.halt_exploration_prob=0.3",
-    "arch.forward_dtype=float64", "ema=true", "ema_rate=0.9", "data.embedded.size=4", "data.embedded.blanks=3",
-    "data.embedded.train=64", "data.embedded.test=37", "global_batch_size=24", "epochs=24", "eval_interval=24",
-    "lr=1e-2", "lr_warmup_steps=5", "puzzle_emb_lr=1e-3",
-]  # fmt: skip
+    "arch=trm",
+    "arch.hidden_size=16",
+    "arch.num_heads=2",
+    "arch.expansion=1",
+    "arch.H_cycles=1",
+    "arch.L_cycles=2",
+    "arch.halt_max_steps=4",
+    "arch.puzzle_emb_len=1",
+    "arch.no_ACT_continue=false",
+    "arch.halt_exploration_prob=0.3",
+    "arch.forward_dtype=float64",
+    "ema=true",
+    "ema_rate=0.9",
+    "data.embedded.size=4",
+    "data.embedded.blanks=3",
+    "data.embedded.train=64",
+    "data.embedded.test=37",
+    "global_batch_size=24",
+    "epochs=24",
+    "eval_interval=24",
+    "lr=1e-2",
+    "lr_warmup_steps=5",
+    "puzzle_emb_lr=1e-3",
+]
 TINY_CNN = [
     "arch=cnn", "data=digits", "optim=adadelta", "arch.forward_dtype=float64",
     "global_batch_size=32", "epochs=1", "eval_interval=1", "lr=1.0",
 ]  # fmt: skip
 TINY_GPT = [
-    "arch=gpt", "data=tokens", "arch.num_layers=2", "arch.hidden_size=16", "arch.num_heads=2", "arch.kv_heads=1", "arch.mlp_width=24",
-    "arch.forward_dtype=float64", "arch.loss.chunk_tokens=100", "data.seq_len=16", "data.val_tokens=500", "data.max_new_tokens=8",
-    "data.embedded.mebibytes=1", "global_batch_size=24", "max_steps=23", "eval_batch_size=8", "lr=1e-2", "lr_warmup_steps=5",
-]  # fmt: skip
+    "arch=gpt",
+    "data=tokens",
+    "arch.num_layers=2",
+    "arch.hidden_size=16",
+    "arch.num_heads=2",
+    "arch.kv_heads=1",
+    "arch.mlp_width=24",
+    "arch.forward_dtype=float64",
+    "arch.loss.chunk_tokens=100",
+    "data.seq_len=16",
+    "data.val_tokens=500",
+    "data.max_new_tokens=8",
+    "data.embedded.mebibytes=1",
+    "global_batch_size=24",
+    "max_steps=23",
+    "eval_batch_size=8",
+    "lr=1e-2",
+    "lr_warmup_steps=5",
+]
 FLOAT32 = ["arch.forward_dtype=float32"]
 EXACT = [*FLOAT32, "exact=true"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 # Two ranks to which something happens.
-TROUBLED = [*TINY_TRM, *FLOAT32, "max_steps=23", "log_interval=4", "checkpoint_interval=5", "timeout_s=8", "num_workers=1"]
-# Stopped after step 10, it is in the middle of an epoch and of a logging interval, with slots that think on.
+TROUBLED = [
+    *TINY_TRM,
+    *FLOAT32,
+    "max_steps=23",
+    "log_interval=4",
+    "checkpoint_interval=5",
+    "timeout_s=8",
+    "num_workers=1",
+]
+# Stopped after step 10, it is in the middle of an epoch and of a logging interval, with slots that
+# think on.
 INTERRUPTED = [*TINY_TRM, *FLOAT32, "max_steps=23", "log_interval=4", "num_workers=1"]
 STOPPED = 143
-QUIET = ["wandb.mode=disabled", "log_interval=1", "timeout_s=60"]
+BOUND_S = 8 + 5  # timeout_s, and what it takes to say so
+QUIET = ["wandb.mode=disabled", "log_interval=1", "timeout_s=60", "report=false"]
+
+
+def resolved(*overrides: str, job: list[str] | None = None, ranks: int = 1) -> DictConfig:
+    with initialize_config_dir(str(keys.CONF), version_base="1.3"):
+        raw = compose("pretrain", prepare(overrides), return_hydra_config=True)
+    return config.resolve(raw, raw.hydra.runtime.choices, Launch(world_size=ranks), job)
 
 
 @dataclass
@@ -56,7 +120,9 @@ class Result:
 
     @property
     def rows(self) -> list[dict]:
-        return [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()
+        ]
 
     def series(self, name: str) -> list[float]:
         return [row[name] for row in self.rows if name in row]
@@ -68,7 +134,11 @@ class Result:
 
 def train(directory: Path, *arguments: str, ranks: int = 1, timeout: float = 120) -> Result:
     """A run on so many ranks, started with the plain environment variables."""
-    done = succeeded(run_ranks(ranks, ["pretrain.py", *QUIET, f"checkpoint_path={directory}", *arguments], timeout))
+    done = succeeded(
+        run_ranks(
+            ranks, ["pretrain.py", *QUIET, f"checkpoint_path={directory}", *arguments], timeout
+        )
+    )
     return Result(directory, done[0].stdout)
 
 
@@ -83,13 +153,29 @@ def faulty(
     env: Mapping[str, str] | None = None,
 ) -> list[Completed]:
     """A run in which something goes wrong; what tests/faults.py knows."""
-    command = ["-m", "tests.faults", fault, str(rank), str(when), *QUIET, f"checkpoint_path={directory}", *arguments]
+    command = [
+        "-m",
+        "tests.faults",
+        fault,
+        str(rank),
+        str(when),
+        *QUIET,
+        f"checkpoint_path={directory}",
+        *arguments,
+    ]
     return run_ranks(ranks, command, timeout, env)
 
 
 def stopped(directory: Path, *arguments: str, ranks: int = 1) -> list[Completed]:
     """A run that somebody stops after ten steps."""
-    done = faulty(directory, "SIGTERM@objective", "all", 9 * (8 // ranks if "exact=true" in arguments else 1), *arguments, ranks=ranks)
+    done = faulty(
+        directory,
+        "SIGTERM@objective",
+        "all",
+        9 * (8 // ranks if "exact=true" in arguments else 1),
+        *arguments,
+        ranks=ranks,
+    )
     assert {rank.returncode for rank in done} == {STOPPED}, done[0].stderr
     heard = "step_11\n" if "device=cuda" in arguments else "step_10\n"  # there, one step later
     assert (directory / "checkpoints" / "latest").read_text() == heard
@@ -98,7 +184,14 @@ def stopped(directory: Path, *arguments: str, ranks: int = 1) -> list[Completed]
 
 def learned(result: Result) -> list[dict]:
     """All logged metrics but times and speeds."""
-    return [{name: value for name, value in row.items() if name == "step" or name.startswith(("train/", "eval/"))} for row in result.rows]
+    return [
+        {
+            name: value
+            for name, value in row.items()
+            if name == "step" or name.startswith(("train/", "eval/"))
+        }
+        for row in result.rows
+    ]
 
 
 def goes_on(directory: Path, undisturbed: Result) -> None:
@@ -113,16 +206,40 @@ def status(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "status.json").read_text())
 
 
-def torchrun(ranks: int, *arguments: str, cwd: Path = ROOT, timeout: float = 150) -> subprocess.CompletedProcess[str]:
+def torchrun(
+    ranks: int, *arguments: str, cwd: Path = ROOT, timeout: float = 150
+) -> subprocess.CompletedProcess[str]:
     """The same script under torchrun, from any folder."""
-    return launched([*TORCHRUN, "--nproc-per-node", str(ranks), str(ROOT / "pretrain.py"), *arguments], cwd, timeout)
+    return launched(
+        [*TORCHRUN, "--nproc-per-node", str(ranks), str(ROOT / "pretrain.py"), *arguments],
+        cwd,
+        timeout,
+    )
 
 
-def launched(command: Sequence[str], cwd: Path = ROOT, timeout: float = 150) -> subprocess.CompletedProcess[str]:
+def launched(
+    command: Sequence[str], cwd: Path = ROOT, timeout: float = 150
+) -> subprocess.CompletedProcess[str]:
     """A launcher's end, and that of all who write where it does: of ranks that outlive it too."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith((*LAUNCHER_PREFIXES, "RANK", "WORLD_SIZE"))}
-    env |= {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port()), "PET_MASTER_PORT": str(free_port())}
-    process = subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith((*LAUNCHER_PREFIXES, "RANK", "WORLD_SIZE"))
+    }
+    env |= {
+        "OMP_NUM_THREADS": "1",
+        "MASTER_PORT": str(free_port()),
+        "PET_MASTER_PORT": str(free_port()),
+    }
+    process = subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
         out, err = process.communicate(timeout=timeout)
     finally:
@@ -131,10 +248,20 @@ def launched(command: Sequence[str], cwd: Path = ROOT, timeout: float = 150) -> 
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
+def seconds_since(done: list[Completed]) -> float:
+    """How long ago the planted fault happened first; asked at once after the end of the last
+    rank.
+    """
+    moments = re.findall(r"^FAULT \S+ (\S+)$", "".join(rank.stdout for rank in done), re.MULTILINE)
+    return time.monotonic() - min(map(float, moments))
+
+
 def digest(path: Path) -> str:
     """What `python -m utils.checkpoint digest` prints."""
     command = [sys.executable, "-m", "utils.checkpoint", "digest", str(path)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    ).stdout.strip()
 
 
 def assert_same_run(one: Result, other: Result, atol: float = 1e-6) -> None:
@@ -144,7 +271,9 @@ def assert_same_run(one: Result, other: Result, atol: float = 1e-6) -> None:
         names = [name for name in a if name.startswith(("train/", "eval/"))]
         assert names == [name for name in b if name.startswith(("train/", "eval/"))]
         for name in names:
-            assert abs(a[name] - b[name]) <= atol, f"step {a['step']} {name}: {a[name]} and {b[name]}"
+            assert abs(a[name] - b[name]) <= atol, (
+                f"step {a['step']} {name}: {a[name]} and {b[name]}"
+            )
         steps += "train/loss" in a
     assert steps >= 20, "too short to show anything"
     for group in ("model", "ema"):
@@ -153,7 +282,11 @@ def assert_same_run(one: Result, other: Result, atol: float = 1e-6) -> None:
             assert list(mine) == list(theirs)
             for name in mine:
                 torch.testing.assert_close(
-                    mine[name], theirs[name], rtol=0, atol=atol, msg=lambda m, where=f"{group} {name}": f"{where}: {m}"
+                    mine[name],
+                    theirs[name],
+                    rtol=0,
+                    atol=atol,
+                    msg=lambda m, where=f"{group} {name}": f"{where}: {m}",
                 )
 
 

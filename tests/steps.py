@@ -8,19 +8,18 @@ from types import SimpleNamespace
 
 import pretrain
 from data.stream import ShardStream, train_loader
-from tests.runs import QUIET
-from tests.test_config import resolved
-from utils.checkpoint.policy import NOTICES
+from tests.runs import QUIET, resolved
 from utils.checkpoint.resume import Start
 from utils.ranks.distributed import Dist
+from utils.ranks.notices import NONE
 from utils.rundir.directory import RunDirectory
 
 
 def trainer_on(dist: Dist, folder: Path, *arguments: str) -> pretrain.Trainer:
     cfg = resolved(*arguments, *QUIET, f"checkpoint_path={folder}")
     run = RunDirectory(folder, dist)
-    trainer = pretrain.build(cfg, dist, run, *pretrain.build_problem(cfg, dist, run, Start()))
-    trainer.keeper = SimpleNamespace(report=lambda: [0.0] * NOTICES)  # type: ignore[assignment]
+    trainer = pretrain.build_trainer(pretrain.build_problem(cfg, dist, run, Start()))
+    trainer.keeper = SimpleNamespace(report=lambda: NONE)  # type: ignore[assignment]
     trainer.objective.train()
     return trainer
 

@@ -5,46 +5,57 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from tests.data.arc_helpers import built, write_folder
+from tests.data.recursive.arc_helpers import built, write_folder
 from tests.ranks import ROOT
-from tests.runs import QUIET, torchrun, train
-from utils.command import config, keys
-from utils.command.arguments import prepare
+from tests.runs import QUIET, resolved, torchrun, train
+from utils.command import values
 from utils.errors import ConfigError
-from utils.ranks.launchers import Launch
 
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
 
 # Launch lines as the HRM and TRM READMEs print them, after the launcher; $D stands for the dataset.
-HRM_SUDOKU = "data_path=$D epochs=20000 eval_interval=2000 lr=1e-4 puzzle_emb_lr=1e-4 weight_decay=1.0 puzzle_emb_weight_decay=1.0"
+HRM_SUDOKU = (
+    "data_path=$D epochs=20000 eval_interval=2000 lr=1e-4 puzzle_emb_lr=1e-4 weight_decay=1.0"
+    " puzzle_emb_weight_decay=1.0"
+)
 HRM_FULL = (
-    "data_path=$D epochs=100 eval_interval=10 lr_min_ratio=0.1 global_batch_size=2304 lr=3e-4 puzzle_emb_lr=3e-4 weight_decay=0.1 "
-    "puzzle_emb_weight_decay=0.1 arch.loss.loss_type=softmax_cross_entropy arch.L_cycles=8 arch.halt_max_steps=8 arch.pos_encodings=learned"
+    "data_path=$D epochs=100 eval_interval=10 lr_min_ratio=0.1 global_batch_size=2304 lr=3e-4"
+    " puzzle_emb_lr=3e-4 weight_decay=0.1 puzzle_emb_weight_decay=0.1"
+    " arch.loss.loss_type=softmax_cross_entropy arch.L_cycles=8 arch.halt_max_steps=8"
+    " arch.pos_encodings=learned"
 )
 TRM_SUDOKU = (
-    "arch=trm data_paths=[$D] evaluators=[] epochs=50000 eval_interval=5000 lr=1e-4 puzzle_emb_lr=1e-4 weight_decay=1.0 "
-    "puzzle_emb_weight_decay=1.0 arch.mlp_t=True arch.pos_encodings=none arch.L_layers=2 arch.H_cycles=3 arch.L_cycles=6 "
-    "+run_name=x ema=True"
+    "arch=trm data_paths=[$D] evaluators=[] epochs=50000 eval_interval=5000 lr=1e-4"
+    " puzzle_emb_lr=1e-4 weight_decay=1.0 puzzle_emb_weight_decay=1.0 arch.mlp_t=True"
+    " arch.pos_encodings=none arch.L_layers=2 arch.H_cycles=3 arch.L_cycles=6 +run_name=x ema=True"
 )
-TRM_ARC = "arch=trm data_paths=[$D] evaluators=[{name:arc@ARC}] arch.L_layers=2 arch.H_cycles=3 arch.L_cycles=4 +run_name=x ema=True"
-LINES = {"hrm_sudoku": HRM_SUDOKU, "hrm_full": HRM_FULL, "trm_sudoku": TRM_SUDOKU, "trm_arc": TRM_ARC}
-
-
-def resolved(*overrides: str, job: list[str] | None = None, ranks: int = 1) -> DictConfig:
-    with initialize_config_dir(str(keys.CONF), version_base="1.3"):
-        raw = compose("pretrain", prepare(overrides), return_hydra_config=True)
-    return config.resolve(raw, raw.hydra.runtime.choices, Launch(world_size=ranks), job)
+TRM_ARC = (
+    "arch=trm data_paths=[$D] evaluators=[{name:arc@ARC}] arch.L_layers=2 arch.H_cycles=3"
+    " arch.L_cycles=4 +run_name=x ema=True"
+)
+LINES = {
+    "hrm_sudoku": HRM_SUDOKU,
+    "hrm_full": HRM_FULL,
+    "trm_sudoku": TRM_SUDOKU,
+    "trm_arc": TRM_ARC,
+}
 
 
 def test_defaults_are_hrms_recipe() -> None:
     cfg = resolved()
     recipe = {
-        "global_batch_size": 768, "lr": 1e-4, "lr_warmup_steps": 2000, "lr_min_ratio": 1.0, "beta1": 0.9, "beta2": 0.95,
-        "weight_decay": 0.1, "puzzle_emb_lr": 1e-2, "puzzle_emb_weight_decay": 0.1,
-    }  # fmt: skip
+        "global_batch_size": 768,
+        "lr": 1e-4,
+        "lr_warmup_steps": 2000,
+        "lr_min_ratio": 1.0,
+        "beta1": 0.9,
+        "beta2": 0.95,
+        "weight_decay": 0.1,
+        "puzzle_emb_lr": 1e-2,
+        "puzzle_emb_weight_decay": 0.1,
+    }
     assert {key: cfg[key] for key in recipe} == recipe
     assert (cfg.arch.hidden_size, cfg.arch.H_layers, cfg.arch.halt_max_steps) == (512, 4, 16)
 
@@ -57,10 +68,15 @@ def test_published_launch_lines_are_understood(line: str) -> None:
 
 
 def test_the_name_follows_from_what_makes_the_run() -> None:
-    assert resolved().run_name == resolved("log_interval=3", "num_workers=0", "wandb.mode=offline", "device=cpu").run_name
+    assert (
+        resolved().run_name
+        == resolved("log_interval=3", "num_workers=0", "wandb.mode=offline", "device=cpu").run_name
+    )
     assert resolved().run_name != resolved("seed=1").run_name
     assert resolved().run_name != resolved("arch.L_cycles=3").run_name
-    assert resolved().run_name == resolved("sync.bucket_mb=3", "on_nonfinite=skip").run_name, "how a run is computed is not the run"
+    assert resolved().run_name == resolved("sync.bucket_mb=3", "on_nonfinite=skip").run_name, (
+        "how a run is computed is not the run"
+    )
     assert resolved().run_name != resolved("exact=true").run_name
     assert resolved().run_name.startswith("hrm-")
     assert resolved("+run_name=mine").checkpoint_path == "runs/puzzles/mine"
@@ -77,17 +93,33 @@ def test_jobs_of_a_sweep_have_readable_names_of_their_own() -> None:
     assert job("experiment=demo") == "demo", "the run that it is without a sweep"
     assert job("seed=2", "run_name=a", "arch=trm") == "a-arch=trm,seed=2"
     assert job("run_name=a", "experiment=demo") != job("run_name=a", "experiment=digits")
-    assert resolved("run_name=a", "seed=1", job=["seed=1"]).checkpoint_path == "runs/puzzles/a-seed=1"
-    assert resolved("seed=2", job=["seed=2"]).run_name == resolved("seed=2").run_name, "a derived name tells jobs apart already"
+    assert (
+        resolved("run_name=a", "seed=1", job=["seed=1"]).checkpoint_path == "runs/puzzles/a-seed=1"
+    )
+    assert resolved("seed=2", job=["seed=2"]).run_name == resolved("seed=2").run_name, (
+        "a derived name tells jobs apart already"
+    )
 
 
 def test_the_same_job_has_the_same_name_in_every_sweep() -> None:
-    assert job("run_name=a", "lr=1e-3", "seed=0") == job("+seed=0", "lr=0.001", "run_name=a") == "a-lr=0.001,seed=0"
-    assert job("run_name=a", "seed=0", "num_workers=0", "wandb.mode=disabled") == "a-seed=0", "how a run is reported is not the run"
+    assert (
+        job("run_name=a", "lr=1e-3", "seed=0")
+        == job("+seed=0", "lr=0.001", "run_name=a")
+        == "a-lr=0.001,seed=0"
+    )
+    assert job("run_name=a", "seed=0", "num_workers=0", "wandb.mode=disabled") == "a-seed=0", (
+        "how a run is reported is not the run"
+    )
 
 
 def test_names_of_jobs_fit_file_systems_and_stay_different() -> None:
-    overrides = [f"run_name='{'é' * 90}'", *(f"{key}=1e-3" for key in ("lr", "puzzle_emb_lr", "weight_decay", "puzzle_emb_weight_decay"))]
+    overrides = [
+        f"run_name='{'é' * 90}'",
+        *(
+            f"{key}=1e-3"
+            for key in ("lr", "puzzle_emb_lr", "weight_decay", "puzzle_emb_weight_decay")
+        ),
+    ]
     names = [job(*overrides, f"seed={seed}") for seed in (0, 1)]
     assert names[0] != names[1]
     paths = [job("run_name=a", f"data_path={path}") for path in ("x/y", "x_y", "x:y")]
@@ -98,7 +130,24 @@ def test_names_of_jobs_fit_file_systems_and_stay_different() -> None:
         assert not set("/: ") & set(name)
 
 
-@pytest.mark.parametrize(("path", "name"), [(".", None), ("..", None), ("/", "puzzles"), ("a/b/", "b"), ("a/..", None)])
+def test_a_long_name_begins_with_what_is_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a folder that the same job has already keeps its name."""
+    monkeypatch.chdir(tmp_path)
+    fixed = [f"{key}=1e-3" for key in ("lr", "puzzle_emb_lr", "weight_decay", "ema_rate", "beta1")]
+    swept = job("seed=7", "run_name=a", "arch.loss.label_smoothing=0.1", *fixed)
+    assert swept.startswith("a-seed=7,arch.loss.label_smoothing=0.1,lr=0.001,")
+    assert len(swept) <= 90
+    former = "a-arch.loss.label_smoothing=0.1" + swept[-9:]
+    (tmp_path / "runs" / "puzzles" / former).mkdir(parents=True)
+    again = job(*fixed, "run_name=a", "arch.loss.label_smoothing=0.1", "seed=7")
+    assert again == job("seed=7", "run_name=a", "arch.loss.label_smoothing=0.1", *fixed) == former
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [(".", None), ("..", None), ("/", "puzzles"), ("a/b/", "b"), ("a/..", None)]
+)
 def test_the_project_has_the_name_of_the_data(path: str, name: str | None) -> None:
     assert resolved(f"data_path={path}").project_name == (name or Path(path).resolve().name)
 
@@ -107,9 +156,19 @@ def test_what_stands_for_a_right_value_is_right(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("DATA", "data/x")
     monkeypatch.setenv("RATE", "1e-3")
     cfg = resolved(
-        "data_path=${oc.env:DATA}", "lr='${oc.decode:${oc.env:RATE}}'", "epochs=${eval_interval}", "eval_interval=1e3", "run_name=x-${seed}"
+        "data_path=${oc.env:DATA}",
+        "lr='${oc.decode:${oc.env:RATE}}'",
+        "epochs=${eval_interval}",
+        "eval_interval=1e3",
+        "run_name=x-${seed}",
     )
-    assert (cfg.data_path, cfg.lr, cfg.epochs, cfg.data.epochs, cfg.run_name) == ("data/x", 1e-3, 1000, 1000, "x-0")
+    assert (cfg.data_path, cfg.lr, cfg.epochs, cfg.data.epochs, cfg.run_name) == (
+        "data/x",
+        1e-3,
+        1000,
+        1000,
+        "x-0",
+    )
     assert cfg.optim.dense[0].optimizer.lr == 1e-3
     assert resolved("experiment=null") == resolved("+experiment=") == resolved()
 
@@ -128,6 +187,11 @@ def test_numbers_may_be_written_either_way() -> None:
     assert isinstance(cfg.lr, float)
 
 
+@pytest.mark.parametrize("micro", [96, 192, 768])
+def test_exact_takes_any_limit_that_a_shard_is_within(micro: int) -> None:
+    assert resolved("exact=true", f"micro_batch_size={micro}").micro_batch_size == micro
+
+
 def test_more_ranks_than_shards_is_refused() -> None:
     assert resolved(ranks=8)
     with pytest.raises(ConfigError, match="shards=8 is less than the 9 ranks"):
@@ -135,37 +199,56 @@ def test_more_ranks_than_shards_is_refused() -> None:
 
 
 def test_every_default_has_the_type_it_demands() -> None:
-    """Writing the defaults on the command line changes nothing: the check and the defaults agree."""
+    """Writing the defaults on the command line changes nothing: the check and the defaults
+    agree.
+    """
     base = resolved("project_name=p", "run_name=r")
-    plain = {key: value for key, value in base.items() if isinstance(value, int | float | str) and key != "resume"}
+    plain = {
+        key: value
+        for key, value in base.items()
+        if isinstance(value, int | float | str) and key != "resume"
+    }
     assert len(plain) >= 30
-    again = resolved(*(f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in plain.items()))
+    again = resolved(
+        *(
+            f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+            for key, value in plain.items()
+        )
+    )
     assert again == base
 
 
-FEWER = ["data.embedded.train=64", "data.embedded.test=8"]
-SHRUNK = {  # by what a recipe holds, what makes it small
-    "/arch: gpt": [
-        "arch.hidden_size=64", "arch.num_heads=2", "arch.num_layers=1", "arch.mlp_width=64",
-        "data.seq_len=32", "data.val_tokens=500", "data.max_new_tokens=4",
-        "tokens_per_update=null", "micro_batch_size=null", "data.embedded.mebibytes=1",
-    ],
-    "/data: digits": [],
-    "/data: features": [],
-    "- tms_5_2": [],
-    "- resid_mlp_1": [],
-    "/arch: components": ["data.val_tokens=500", "data.embedded.mebibytes=1", "tokens_per_update=null"],
-}  # fmt: skip
+SMALL = {  # for every recipe that has the key
+    "arch.hidden_size": 64,
+    "arch.num_heads": 2,
+    "arch.num_layers": 1,
+    "arch.mlp_width": 64,
+    "data.embedded.mebibytes": 1,
+    "data.embedded.test": 8,
+    "data.embedded.train": 64,
+    "data.max_new_tokens": 4,
+    "data.val_tokens": 500,
+    "max_steps": 2,
+    "micro_batch_size": "null",
+    "tokens_per_update": "null",
+}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "demo" else pytest.mark.slow) for name in EXPERIMENTS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name == "demo" else pytest.mark.slow) for name in EXPERIMENTS],
+)
 def test_every_experiment_runs_two_steps(name: str, tmp_path: Path) -> None:
     recipe = (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text()
-    shrunk = next((keys for part, keys in SHRUNK.items() if part in recipe), ["arch.hidden_size=64", *FEWER])
-    if target := resolved(f"experiment={name}").arch.get("target"):
+    cfg = resolved(f"experiment={name}")
+    shrunk = [f"{key}={value}" for key, value in SMALL.items() if in_config(key, cfg)]
+    shrunk.append(f"global_batch_size={cfg.shards}")
+    if target := cfg.arch.get("target"):
         smaller = "max_steps=2 data.embedded.mebibytes=1" if "lm" in name else "max_steps=2"
-        shrunk = [*shrunk, f"arch.target='{target} {smaller} checkpoint_path={tmp_path}/target'"]
-    result = train(tmp_path / "run", f"experiment={name}", "max_steps=2", "global_batch_size=8", *shrunk)
+        shrunk.append(f"arch.target='{target} {smaller} checkpoint_path={tmp_path}/target'")
+    if "/arch: gpt" in recipe:
+        shrunk.append("data.seq_len=64")
+    result = train(tmp_path / "run", f"experiment={name}", *shrunk, timeout=400)
     assert len(result.series("train/loss")) == 2
     first = recipe.splitlines()
     assert first[0] == "# @package _global_"
@@ -173,13 +256,30 @@ def test_every_experiment_runs_two_steps(name: str, tmp_path: Path) -> None:
     assert f"experiment={name}" in first[1]
 
 
-@pytest.mark.parametrize("line", [pytest.param(line, id=name, marks=pytest.mark.slow) for name, line in LINES.items()])
-def test_published_launch_lines_run_on_two_ranks(line: str, sudoku_9x9: Path, tmp_path: Path) -> None:
+def in_config(path: str, cfg: DictConfig) -> bool:
+    """Whether the configuration has a key at this path."""
+    return path in dict(values.leaves(OmegaConf.to_container(cfg)))
+
+
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, id=name, marks=pytest.mark.slow) for name, line in LINES.items()]
+)
+def test_published_launch_lines_run_on_two_ranks(
+    line: str, sudoku_9x9: Path, tmp_path: Path
+) -> None:
     """Only size and length are shrunk: width, batch and epochs."""
     data = sudoku_9x9
     if line == TRM_ARC:
         write_folder(tmp_path / "raw", "abcdefgh", seed=1, most=5)
-        data = built(tmp_path / "arc", "--train", tmp_path / "raw", "--test", tmp_path / "raw", "--num-aug", 3)
+        data = built(
+            tmp_path / "arc",
+            "--train",
+            tmp_path / "raw",
+            "--test",
+            tmp_path / "raw",
+            "--num-aug",
+            3,
+        )
     overrides = line.replace("$D", str(data)).split()
     shrunk = [
         "arch.hidden_size=32",
@@ -189,7 +289,13 @@ def test_published_launch_lines_run_on_two_ranks(line: str, sudoku_9x9: Path, tm
         "arch.halt_max_steps=2",
         "global_batch_size=16",
     ]
-    keep = [o for o in overrides if not o.startswith(("global_batch_size", "epochs", "eval_interval", "arch.H_c", "arch.L_c", "arch.halt"))]
+    keep = [
+        o
+        for o in overrides
+        if not o.startswith(
+            ("global_batch_size", "epochs", "eval_interval", "arch.H_c", "arch.L_c", "arch.halt")
+        )
+    ]
     done = torchrun(2, *keep, *shrunk, "epochs=2", "eval_interval=1", *QUIET, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.glob("runs/*/*/checkpoints/step_*/model.safetensors"))

@@ -1,6 +1,8 @@
-"""On an accelerator the host launches a step and goes on: it asks nothing whose answer it would have to wait for.
+"""On an accelerator the host launches a step and goes on: it asks nothing whose answer it would
+have to wait for.
 
-Where there is none, the device is PyTorch's "meta", whose tensors have shapes and no values: whoever reads one fails.
+Where there is none, the device is PyTorch's "meta", whose tensors have shapes and no values:
+whoever reads one fails.
 """
 
 from __future__ import annotations
@@ -18,18 +20,26 @@ import pretrain
 from optim.sync import verdicts
 from tests.runs import FLOAT32, TINY_TRM
 from tests.steps import steps_of, trainer_on
-from utils.checkpoint.policy import NOTICES
 from utils.ranks.distributed import Dist
+from utils.ranks.notices import NOTICES
 
 FAR = torch.device("meta")
 BFLOAT16 = ["arch.forward_dtype=bfloat16"]
 ATTENTION = [*TINY_TRM, *BFLOAT16, "micro_batch_size=12", "grad_clip=1.0"]
-MIXING = [*TINY_TRM, *FLOAT32, "arch.mlp_t=true", "arch.pos_encodings=none", "arch.no_ACT_continue=true"]
+MIXING = [
+    *TINY_TRM,
+    *FLOAT32,
+    "arch.mlp_t=true",
+    "arch.pos_encodings=none",
+    "arch.no_ACT_continue=true",
+]
 
 
 def on_cuda(test: Callable[..., None]) -> Callable[..., None]:
     """Where there is a device."""
-    return pytest.mark.cuda(pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")(test))
+    return pytest.mark.cuda(
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")(test)
+    )
 
 
 class Blocking(TorchDispatchMode):
@@ -57,20 +67,32 @@ class FromTheHost(TorchFunctionMode):
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., pretrain.Trainer]:
     """A trainer on a device that is a step behind and cannot be asked."""
-    status = [1.0] + [0.0] * (1 + NOTICES) + [1.0] * 1000  # a weight, one rank's magnitude, no notice, finite gradients
+    # a weight, one rank's magnitude, no notice, finite gradients
+    status = [1.0] + [0.0] * (1 + NOTICES) + [1.0] * 1000
     monkeypatch.setitem(verdicts.LAG, "meta", 1)
-    monkeypatch.setattr("optim.sync.allreduce.to_host", lambda tensor: lambda: status[: len(tensor)])
+    monkeypatch.setattr(
+        "optim.sync.allreduce.to_host", lambda tensor: lambda: status[: len(tensor)]
+    )
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
     return lambda *arguments: trainer_on(Dist(device=FAR), tmp_path / "run", *arguments)
 
 
 @pytest.mark.parametrize(
-    "arguments", [ATTENTION, MIXING, pytest.param([*ATTENTION, "exact=true", "micro_batch_size=null"], marks=pytest.mark.slow)]
+    "arguments",
+    [
+        ATTENTION,
+        MIXING,
+        pytest.param([*ATTENTION, "exact=true", "micro_batch_size=null"], marks=pytest.mark.slow),
+    ],
 )
-def test_a_step_asks_the_device_nothing(arguments: list[str], far: Callable[..., pretrain.Trainer]) -> None:
+def test_a_step_asks_the_device_nothing(
+    arguments: list[str], far: Callable[..., pretrain.Trainer]
+) -> None:
     trainer = far(*arguments)
     for take in steps_of(trainer, 3):
-        assert trainer.verdicts.settled is (trainer.step == 0), "the newest step's verdict is not read yet"
+        assert trainer.verdicts.settled is (trainer.step == 0), (
+            "the newest step's verdict is not read yet"
+        )
         with Blocking(), FromTheHost():
             take()
 
@@ -78,25 +100,46 @@ def test_a_step_asks_the_device_nothing(arguments: list[str], far: Callable[...,
 @pytest.mark.parametrize(
     "wait",
     [
-        lambda x: x.tolist(), lambda x: x[0].item(), lambda x: float(x[0]), lambda x: bool(x[0]), lambda x: x.cpu(), lambda x: x.numpy(),
-        lambda x: x.nonzero(), lambda x: x[x > 0], lambda x: x.unique(), lambda x: torch.unique_consecutive(x), lambda x: x.equal(x),
-        lambda x: x.repeat_interleave(x.long()), lambda x: torch.bincount(x.long()), lambda x: x.masked_select(x > 0),
-        lambda x: torch.ones(3).to(FAR), lambda x: x.copy_(torch.ones(3)), lambda x: torch.tensor([1.0], device=FAR),
+        lambda x: x.tolist(),
+        lambda x: x[0].item(),
+        lambda x: float(x[0]),
+        lambda x: bool(x[0]),
+        lambda x: x.cpu(),
+        lambda x: x.numpy(),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: x.unique(),
+        lambda x: torch.unique_consecutive(x),
+        lambda x: x.equal(x),
+        lambda x: x.repeat_interleave(x.long()),
+        lambda x: torch.bincount(x.long()),
+        lambda x: x.masked_select(x > 0),
+        lambda x: torch.ones(3).to(FAR),
+        lambda x: x.copy_(torch.ones(3)),
+        lambda x: torch.tensor([1.0], device=FAR),
         lambda x: x.index_copy_(0, torch.tensor([1], device=FAR), x[:1]),
     ],
-)  # fmt: skip
+)
 def test_what_waits_would_be_noticed(wait: Callable[[torch.Tensor], object]) -> None:
     """Else the test above shows nothing."""
-    with Blocking(), FromTheHost(), pytest.raises((RuntimeError, NotImplementedError, TypeError, AssertionError)):
+    with (
+        Blocking(),
+        FromTheHost(),
+        pytest.raises((RuntimeError, NotImplementedError, TypeError, AssertionError)),
+    ):
         wait(torch.ones(3, device=FAR))
 
 
 @on_cuda
-@pytest.mark.parametrize("arguments", [[*ATTENTION, "compile=false"], [*MIXING, "compile=false"], [*MIXING, "compile=max"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[*ATTENTION, "compile=false"], [*MIXING, "compile=false"], [*MIXING, "compile=max"]],
+)
 def test_a_step_on_cuda_does_not_wait(arguments: list[str], tmp_path: Path) -> None:
     trainer = trainer_on(Dist(device=torch.device("cuda", 0)), tmp_path / "run", *arguments)
     for take in steps_of(trainer, 10):
-        torch.cuda.set_sync_debug_mode("error" if trainer.step >= 6 else "default")  # compiled and captured before
+        # compiled and captured before
+        torch.cuda.set_sync_debug_mode("error" if trainer.step >= 6 else "default")
         try:
             take()
         finally:

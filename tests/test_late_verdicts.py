@@ -1,4 +1,6 @@
-"""A device that is a step behind its host, as CUDA is: what is not finite is heard of one step late, and nothing comes of it."""
+"""A device that is a step behind its host, as CUDA is: what is not finite is heard of one step
+late, and nothing comes of it.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,42 @@ import torch
 from safetensors.torch import load_file
 
 import pretrain
-from models.objectives.act import ActObjective
+from models.recursive.act import ActObjective
 from optim.sync import verdicts
 from optim.sync.verdicts import Verdicts
-from tests.runs import INTERRUPTED, QUIET, STOPPED, TROUBLED, Result, digest, faulty, goes_on, learned
-from tests.test_config import resolved
-from utils.checkpoint.policy import NOTICES, Keeper
+from tests.runs import (
+    INTERRUPTED,
+    QUIET,
+    STOPPED,
+    TROUBLED,
+    Result,
+    digest,
+    faulty,
+    goes_on,
+    learned,
+    resolved,
+)
+from utils.checkpoint.policy import Keeper
 from utils.errors import RunError
+from utils.ranks.notices import Notices
 
 LATE = {"FAULT_LATE": "1"}
 PLANS = {"log_interval": 4, "checkpoint_interval": 5, "eval_every_steps": 7, "max_steps": 11}
-ARGUMENTS = [*INTERRUPTED, *QUIET, *(f"{key}={value}" for key, value in PLANS.items()), "num_workers=0", "keep=null"]
+ARGUMENTS = [
+    *INTERRUPTED,
+    *QUIET,
+    *(f"{key}={value}" for key, value in PLANS.items()),
+    "num_workers=0",
+    "keep=null",
+]
 Train = Callable[..., tuple[Result, str]]
 
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Train]:
-    """A run on one rank in this process, whose gradients are not finite from a step on, if one is given; and how it ended."""
+    """A run on one rank in this process, whose gradients are not finite from a step on, if one is
+    given; and how it ended.
+    """
     monkeypatch.setattr("utils.measure.hardware.tune", lambda exact: None)
     forward, threads = ActObjective.forward, torch.get_num_threads()
     torch.set_num_threads(1)  # as ranks have
@@ -46,7 +67,9 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Train]:
         monkeypatch.setattr(ActObjective, "forward", faulty_forward)
         ended = ""
         try:
-            pretrain.pretrain(resolved(*ARGUMENTS, *arguments, f"checkpoint_path={tmp_path / name}"))
+            pretrain.pretrain(
+                resolved(*ARGUMENTS, *arguments, f"checkpoint_path={tmp_path / name}")
+            )
         except RunError as error:
             ended = str(error)
         return Result(tmp_path / name), ended
@@ -55,26 +78,41 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Train]:
     torch.set_num_threads(threads)
 
 
-# 6: in the way of nothing; the others just before a checkpoint is written, a row logged, an evaluation made, and the run over
-@pytest.mark.parametrize("step", [6, 10, *(pytest.param(step, marks=pytest.mark.slow) for step in (8, 7, 11))])
+# 6: in the way of nothing; the others just before a checkpoint is written, a row logged, an
+# evaluation made, and the run over
+@pytest.mark.parametrize(
+    "step", [6, 10, *(pytest.param(step, marks=pytest.mark.slow) for step in (8, 7, 11))]
+)
 def test_nothing_comes_of_a_step_that_is_not_finite(step: int, alone: Train) -> None:
     at_once, said = alone("at once", 0, range(step, step + 1))
     late, said_late = alone("late", 1, range(step, step + 1))
-    assert re.match(rf"on_nonfinite=raise: step {step}: the gradient is not finite, first seen in model\.\S+ and on rank 0;", said)
+    assert re.match(
+        rf"on_nonfinite=raise: step {step}: the gradient is not finite, first seen in model\.\S+"
+        r" and on rank 0;",
+        said,
+    )
     assert said_late == said
     assert learned(late) == learned(at_once)
     assert all(row["step"] < step for row in late.rows)
-    saved, saved_late = ({int(path.name[5:]) for path in (run.directory / "checkpoints").glob("step_*")} for run in (at_once, late))
+    saved, saved_late = (
+        {int(path.name[5:]) for path in (run.directory / "checkpoints").glob("step_*")}
+        for run in (at_once, late)
+    )
     assert saved_late == saved
     assert max(saved_late) < step
     assert digest(late.directory) == digest(at_once.directory)
 
 
-def test_a_stop_is_not_decided_on_a_step_that_is_not_finite(alone: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_is_not_decided_on_a_step_that_is_not_finite(
+    alone: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Heard in step 6, where all ranks know of it after step 7."""
     report, steps = Keeper.report, iter(range(10**9))
-    asked = [1.0] + [0.0] * (NOTICES - 1)
-    monkeypatch.setattr(Keeper, "report", lambda keeper: asked if next(steps) == 6 else report(keeper))  # 0 is before the first step
+    asked = Notices(sigterm=1.0)
+    # 0 is before the first step
+    monkeypatch.setattr(
+        Keeper, "report", lambda keeper: asked if next(steps) == 6 else report(keeper)
+    )
     late, said = alone("late", 1, range(7, 8), "eval_every_steps=null")
     assert said.startswith("on_nonfinite=raise: step 7: ")
     assert (late.directory / "checkpoints" / "latest").read_text() == "step_5\n"
@@ -85,21 +123,41 @@ def test_a_step_that_is_skipped_leaves_all_as_it_was(alone: Train) -> None:
     skipping = ["on_nonfinite=skip", "checkpoint_interval=1", "eval_every_steps=null"]
     result, said = alone("late", 1, range(6, 8), *skipping)
     assert said == ""
-    assert digest(result.directory) == digest(alone("at once", 0, range(6, 8), *skipping)[0].directory)
+    assert digest(result.directory) == digest(
+        alone("at once", 0, range(6, 8), *skipping)[0].directory
+    )
     folders = [result.directory / "checkpoints" / f"step_{step}" for step in (5, 7, 8)]
-    before, after, on = ({name: load_file(folder / f"{name}.safetensors") for name in ("model", "ema", "optimizer")} for folder in folders)
+    before, after, on = (
+        {name: load_file(folder / f"{name}.safetensors") for name in ("model", "ema", "optimizer")}
+        for folder in folders
+    )
     for group, tensors in before.items():
-        assert all(torch.equal(tensor, after[group][name]) for name, tensor in tensors.items()), group
-        assert any(not torch.equal(tensor, on[group][name]) for name, tensor in tensors.items()), group
+        assert all(torch.equal(tensor, after[group][name]) for name, tensor in tensors.items()), (
+            group
+        )
+        assert any(not torch.equal(tensor, on[group][name]) for name, tensor in tensors.items()), (
+            group
+        )
 
 
 def test_only_what_ends_the_run_is_heard_late() -> None:
-    lags = {(policy, device): Verdicts(policy, torch.device(device), 0).lag for policy in ("raise", "skip") for device in ("cpu", "cuda")}
-    assert lags == {("raise", "cpu"): 0, ("raise", "cuda"): 1, ("skip", "cpu"): 0, ("skip", "cuda"): 0}
+    lags = {
+        (policy, device): Verdicts(policy, torch.device(device)).lag
+        for policy in ("raise", "skip")
+        for device in ("cpu", "cuda")
+    }
+    assert lags == {
+        ("raise", "cpu"): 0,
+        ("raise", "cuda"): 1,
+        ("skip", "cpu"): 0,
+        ("skip", "cuda"): 0,
+    }
 
 
 @pytest.mark.slow
-def test_two_ranks_that_hear_late_are_the_same_run(undisturbed_pair: Result, tmp_path: Path) -> None:
+def test_two_ranks_that_hear_late_are_the_same_run(
+    undisturbed_pair: Result, tmp_path: Path
+) -> None:
     """Asked to stop, they save a step later, and the end is the same."""
     done = faulty(tmp_path / "run", "SIGTERM@objective", 1, 5, *TROUBLED, ranks=2, env=LATE)
     assert {rank.returncode for rank in done} == {STOPPED}, done[0].stderr
@@ -111,5 +169,7 @@ def test_two_ranks_that_hear_late_are_the_same_run(undisturbed_pair: Result, tmp
 def test_three_ranks_know_whose_gradient_it_was(tmp_path: Path) -> None:
     done = faulty(tmp_path / "run", "nan@objective", 1, 8, *TROUBLED, ranks=3, env=LATE)
     assert {rank.returncode for rank in done} == {1}
-    assert re.search(r"on_nonfinite=raise: step 9: .* first seen in model\.\S+ and on rank 1;", done[0].stderr), done[0].stderr
+    assert re.search(
+        r"on_nonfinite=raise: step 9: .* first seen in model\.\S+ and on rank 1;", done[0].stderr
+    ), done[0].stderr
     assert (tmp_path / "run" / "checkpoints" / "latest").read_text() == "step_5\n"

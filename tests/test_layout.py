@@ -12,7 +12,8 @@ import pytest
 
 from tests.ranks import ROOT
 
-# Who may import whom, of ours: packages, and the rooms of utils. "utils" alone stands for the files at its root.
+# Who may import whom, of ours: packages, and the rooms of utils. "utils" alone stands for the files
+# at its root.
 ROOMS = {
     "utils": {"utils"},
     "utils.ranks": {"utils", "utils.ranks"},
@@ -20,11 +21,29 @@ ROOMS = {
     "utils.measure": {"utils", "utils.ranks", "utils.measure"},
     "utils.rundir": {"utils", "utils.ranks", "utils.rundir"},
     "utils.sweep": {"utils", "utils.ranks", "utils.command", "utils.rundir", "utils.sweep"},
-    "utils.checkpoint": {"utils", "utils.ranks", "utils.command", "utils.measure", "utils.rundir", "utils.checkpoint"},
+    "utils.checkpoint": {
+        "utils",
+        "utils.ranks",
+        "utils.command",
+        "utils.measure",
+        "utils.rundir",
+        "utils.checkpoint",
+    },
 }
 ALLOWED = ROOMS | {package: {package, *ROOMS} for package in ("data", "models", "optim")}
 PACKAGES = ("utils", "data", "models", "optim")
 OURS = {*PACKAGES, "pretrain", "tests"}
+FOLDERS = sorted(
+    {
+        str(path.parent.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("__init__.py")
+    }
+    | {"launch", "tests"}
+)
+# Root files that may import a line of research: the way to language models for others, and a
+# command
+DOORS = {"models/targets.py", "models/llama.py", "models/component_files.py"}
 HEAVY = {"wandb", "datasets", "sklearn", "matplotlib", "pandas"}  # imported where they are used
 
 
@@ -66,24 +85,65 @@ def test_rooms_import_only_what_they_may(room: str) -> None:
     files = [path for path in sources(room.replace(".", "/")) if room_of_file(path) == room]
     assert files
     for path in files:
-        assert {room_of(module) for module in imports(path) if module.partition(".")[0] in OURS} <= ALLOWED[room], path
+        assert {
+            room_of(module) for module in imports(path) if module.partition(".")[0] in OURS
+        } <= ALLOWED[room], path
 
 
 def test_every_folder_of_utils_is_a_room() -> None:
-    folders = {f"utils.{path.parent.name}" for path in sources("utils")} - {"utils.utils"}
+    within = [path.relative_to(ROOT / "utils").parts for path in sources("utils")]
+    folders = {f"utils.{parts[0]}" for parts in within if len(parts) > 1}
     assert folders == {*ROOMS} - {"utils"}
 
 
-def test_readme_names_every_file() -> None:
-    layout = (ROOT / "README.md").read_text().split("## Layout")[1].split("```")[1]
-    named, folder = set(), ""
-    for line in layout.splitlines():
-        words = re.split(r"  +", line.strip())
-        if not line.startswith(" "):
-            folder = words[0] if words[0].startswith("utils/") and words[0].endswith("/") else ""
-        named |= {f"{folder}{word}" for word in words if re.fullmatch(r"[\w/]+\.py", word)}
-    there = {str(path.relative_to(ROOT)) for package in PACKAGES for path in sources(package) if path.name != "__init__.py"}
-    assert named == there | {"pretrain.py"}
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_each_folder_lists_its_files(folder: str) -> None:
+    tables = (ROOT / folder / "README.md").read_text().split("\n\n")
+    index = "\n".join(table for table in tables if table.startswith("| file |"))
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*) \|$", index, re.MULTILINE)
+    files = {
+        path.name for path in (ROOT / folder).iterdir() if path.suffix in (".py", ".sh", ".slurm")
+    } - {"__init__.py"}
+    listed = [name for name, _ in rows]
+    assert len(set(listed)) == len(listed)
+    assert set(listed) <= files
+    assert tracked(folder) & files <= set(listed)
+    assert all(about.strip() for _, about in rows)
+
+
+def tracked(folder: str) -> set[str]:
+    """The files in a folder that git knows: one that is being tried out needs no row yet."""
+    command = ["git", "ls-files", "--", f"{folder}/"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return {
+        Path(name).name for name in done.stdout.splitlines() if Path(name).parent == Path(folder)
+    }
+
+
+def test_folders_of_tests_mirror_those_of_the_packages() -> None:
+    folders = {path.parent.relative_to(ROOT / "tests") for path in sources("tests")}
+    own = {Path(name) for name in (".", "bench", "gpu", "slurm")}
+    assert all((ROOT / folder / "__init__.py").is_file() for folder in folders - own)
+
+
+def test_every_script_for_ranks_has_a_test_that_runs_it() -> None:
+    scripts = [path for path in sources("tests") if path.name.startswith("ranks_")]
+    assert scripts
+    for path in scripts:
+        assert path.with_name(path.name.replace("ranks_", "test_", 1)).is_file(), path
+
+
+@pytest.mark.parametrize("package", ["models", "data"])
+def test_no_line_of_research_imports_another(package: str) -> None:
+    lines = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")} - {"build"}
+    assert lines
+    for path in sources(package):
+        folder, within = path.parent.name, path.relative_to(ROOT).as_posix()
+        allowed = lines if folder == "build" or within in DOORS else {folder}
+        names = [module.split(".") for module in imports(path)]
+        used = {parts[1] for parts in names if parts[0] == package and len(parts) > 1}
+        assert used & lines <= allowed, path
+        assert "build" not in used or folder == "build", path
 
 
 def test_heavy_packages_are_imported_where_they_are_used() -> None:
@@ -97,34 +157,45 @@ def test_the_program_imports_everything_once_at_its_top() -> None:
     assert imports(ROOT / "pretrain.py") == imports(ROOT / "pretrain.py", top_level_only=True)
 
 
-def test_the_loop_names_no_task_and_fits_on_a_few_screens() -> None:
+def test_the_loop_names_no_task() -> None:
     text = (ROOT / "pretrain.py").read_text()
-    assert text.count("\n") <= 350
     code = text.split('"""', 2)[2]
-    assert not re.findall(r"\b(sudoku|maze|arc|mnist|digits|trm|hrm|gpt|cnn)\b", code, flags=re.IGNORECASE)
-
-
-def test_files_are_short() -> None:
-    for folder in PACKAGES:
-        for path in sources(folder):
-            assert path.read_text().count("\n") <= 300, path
+    assert not re.findall(
+        r"\b(sudoku|maze|arc|mnist|digits|trm|hrm|gpt|cnn)\b", code, flags=re.IGNORECASE
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
         (["--help"], 0, "experiment"),
+        (["--help", "lr"], 0, "lr=0.0001"),
+        (["data_path=nowhere"], 2, "error: data_path=nowhere: no such file or folder"),
+        (["arch.num_heads=7"], 2, "is not a multiple of arch.num_heads=7"),
         (["--cfg", "job"], 0, "global_batch_size: 768"),
         (["lrr=1"], 2, "error: lrr=1: unknown key; did you mean lr?"),
         (["lr=fast"], 2, "error: lr=fast: must be a number"),
-        (["global_batch_size=100"], 2, "error: global_batch_size=100 is not a multiple of shards=8"),
+        (
+            ["global_batch_size=100"],
+            2,
+            "error: global_batch_size=100 is not a multiple of shards=8",
+        ),
     ],
 )
-def test_what_the_command_line_alone_tells_needs_no_torch(arguments: list[str], status: int, says: str) -> None:
+def test_what_the_command_line_alone_tells_needs_no_torch(
+    arguments: list[str], status: int, says: str
+) -> None:
     code = f"import os, runpy, sys; sys.argv = ['pretrain.py', *{arguments}]; end = os._exit\n"
     code += "os._exit = lambda code: (print('torch' in sys.modules, flush=True), end(code))\n"
     code += "runpy.run_path('pretrain.py', run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.stdout.splitlines()[-1] == "False", done.stderr
     assert done.returncode == status
     assert says in (done.stderr if status else done.stdout)

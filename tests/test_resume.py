@@ -1,4 +1,6 @@
-"""The same command continues its run, and the continued run is the undisturbed one: known by digests and logged metrics."""
+"""The same command continues its run, and the continued run is the undisturbed one: known by
+digests and logged metrics.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,18 @@ def test_a_stopped_run_goes_on_to_the_same_bits(undisturbed: Result, tmp_path: P
 @pytest.mark.slow
 def test_two_ranks_without_loader_processes_too(undisturbed_pair: Result, tmp_path: Path) -> None:
     stopped(tmp_path / "run", *INTERRUPTED, "num_workers=0", ranks=2)
-    assert digest(train(tmp_path / "run", *INTERRUPTED, "num_workers=2", ranks=2).directory) == digest(undisturbed_pair.directory)
+    assert digest(
+        train(tmp_path / "run", *INTERRUPTED, "num_workers=2", ranks=2).directory
+    ) == digest(undisturbed_pair.directory)
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
     [pytest.param(*pair, marks=pytest.mark.slow) for pair in ((2, 1), (4, 1), (4, 2), (4, 8))],
 )
-def test_exact_runs_go_on_at_any_number_of_ranks(exact: Result, before: int, after: int, tmp_path: Path) -> None:
+def test_exact_runs_go_on_at_any_number_of_ranks(
+    exact: Result, before: int, after: int, tmp_path: Path
+) -> None:
     stopped(tmp_path / "run", *INTERRUPTED, *EXACT, ranks=before)
     again = train(tmp_path / "run", *INTERRUPTED, *EXACT, ranks=after, timeout=200)
     assert digest(again.directory) == digest(exact.directory)
@@ -75,8 +81,20 @@ def test_a_fast_run_goes_on_at_three_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("optim", ["adadelta", "adamw", "muon"])
 def test_every_optimizer_remembers(optim: str, tmp_path: Path) -> None:
     net = ["arch=cnn", "data=digits", "global_batch_size=32", "epochs=1", "eval_interval=1"]
-    net = net if optim != "muon" else [argument for argument in INTERRUPTED if not argument.startswith("max_steps")]
-    arguments = [*net, f"optim={optim}", "lr=1e-2", "max_steps=6", "num_workers=0", "checkpoint_interval=3", "keep=null"]
+    net = (
+        net
+        if optim != "muon"
+        else [argument for argument in INTERRUPTED if not argument.startswith("max_steps")]
+    )
+    arguments = [
+        *net,
+        f"optim={optim}",
+        "lr=1e-2",
+        "max_steps=6",
+        "num_workers=0",
+        "checkpoint_interval=3",
+        "keep=null",
+    ]
     one = train(tmp_path / "run", *arguments)
     two = train(tmp_path / "two", *arguments, f"resume={tmp_path}/run/checkpoints/step_3")
     assert two.rows[0]["step"] == 4
@@ -97,7 +115,9 @@ def test_evaluation_that_was_cut_short_is_made_up_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_damaged_newest_checkpoint_is_named_and_skipped(undisturbed: Result, tmp_path: Path) -> None:
+def test_a_damaged_newest_checkpoint_is_named_and_skipped(
+    undisturbed: Result, tmp_path: Path
+) -> None:
     arguments = [*INTERRUPTED, "checkpoint_interval=4"]
     stopped(tmp_path / "run", *arguments)
     file = tmp_path / "run" / "checkpoints" / "step_10" / "optimizer.safetensors"
@@ -112,7 +132,9 @@ def test_a_damaged_newest_checkpoint_is_named_and_skipped(undisturbed: Result, t
 
 
 @pytest.mark.slow
-def test_a_run_without_a_checkpoint_begins_again_in_its_place(undisturbed: Result, tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_begins_again_in_its_place(
+    undisturbed: Result, tmp_path: Path
+) -> None:
     (done,) = faulty(tmp_path / "run", "kill@objective", 0, 9, *INTERRUPTED)
     assert done.returncode == -9
     again = train(tmp_path / "run", *INTERRUPTED)
@@ -122,8 +144,18 @@ def test_a_run_without_a_checkpoint_begins_again_in_its_place(undisturbed: Resul
 
 @pytest.mark.slow
 def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
-    """The best by a metric that grows from step to step is the first; by one that falls, the last."""
-    arguments = [*INTERRUPTED, "epochs=24", "eval_interval=4", "max_steps=60", "lr=1e-3", "keep=1", "objective_metric=-eval/lm_loss"]
+    """The best by a metric that grows from step to step is the first; by one that falls, the
+    last.
+    """
+    arguments = [
+        *INTERRUPTED,
+        "epochs=24",
+        "eval_interval=4",
+        "max_steps=60",
+        "lr=1e-3",
+        "keep=1",
+        "objective_metric=-eval/lm_loss",
+    ]
     run = train(tmp_path / "run", *arguments)
     losses = {row["step"]: row["eval/lm_loss"] for row in run.rows if "eval/lm_loss" in row}
     best = min(losses, key=lambda step: losses[step])
@@ -147,6 +179,8 @@ def test_the_cnn_with_dropout_goes_on_to_the_same_bits(tmp_path: Path) -> None:
 def test_all_ranks_get_the_same_start(tmp_path: Path) -> None:
     """Rank 0 alone looks at the disk; the others hear of it."""
     stopped(tmp_path / "run", *INTERRUPTED, ranks=2)
-    done = succeeded(run_ranks(2, ["pretrain.py", *QUIET, f"checkpoint_path={tmp_path}/run", *INTERRUPTED]))
+    done = succeeded(
+        run_ranks(2, ["pretrain.py", *QUIET, f"checkpoint_path={tmp_path}/run", *INTERRUPTED])
+    )
     assert "continued at step 10" in done[0].stdout + (tmp_path / "run" / "log.txt").read_text()
     assert done[1].stdout == ""

@@ -1,4 +1,6 @@
-"""Where a run begins: afresh, where it ended, or at what it is given; and what it does not do unasked."""
+"""Where a run begins: afresh, where it ended, or at what it is given; and what it does not do
+unasked.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from tests.runs import (
     torchrun,
     train,
 )
-from tests.utils.checkpoint.writer_rank import declare
+from tests.utils.checkpoint.helpers import declare
 
 
 def refusal(directory: Path, *arguments: str) -> str:
@@ -39,13 +41,29 @@ def refusal(directory: Path, *arguments: str) -> str:
 
 
 def test_a_finished_run_says_so(undisturbed: Result) -> None:
-    before, files = digest(undisturbed.directory), (undisturbed.directory / "metrics.jsonl").read_text()
+    before, files = (
+        digest(undisturbed.directory),
+        (undisturbed.directory / "metrics.jsonl").read_text(),
+    )
     (undisturbed.directory / "status.json").write_text('{"state": "running"}')
     again = train(undisturbed.directory, *INTERRUPTED)
     assert "is finished, 23 steps" in again.stdout
-    assert status(undisturbed.directory)["state"] == "finished", "a crash between the last checkpoint and the last word is made up for"
+    assert status(undisturbed.directory)["state"] == "finished", (
+        "a crash between the last checkpoint and the last word is made up for"
+    )
     assert digest(undisturbed.directory) == before
     assert (undisturbed.directory / "metrics.jsonl").read_text() == files
+
+
+def test_the_last_step_is_saved_before_its_evaluation(tmp_path: Path) -> None:
+    """An evaluation that fails leaves the trained weights; the same command does what is left."""
+    short = [*TINY_TRM, *FLOAT32, "max_steps=3", "eval_interval=null"]
+    (done,) = faulty(tmp_path / "run", "raise@predict", 0, 0, *short)
+    assert done.returncode == 1
+    assert (tmp_path / "run" / "checkpoints" / "latest").read_text() == "step_3\n"
+    again = train(tmp_path / "run", *short)
+    assert "held out" in again.stdout
+    assert digest(tmp_path / "run") == digest(train(tmp_path / "undisturbed", *short).directory)
 
 
 @pytest.mark.slow
@@ -57,7 +75,9 @@ def test_a_finished_run_can_be_made_longer(undisturbed: Result, tmp_path: Path) 
     for name, tensor in undisturbed.weights().items():
         assert torch.equal(longer.weights()[name], tensor), name
     assert "is already at step 23" not in longer.stdout
-    assert "max_steps=9: that is 9 steps, and the run has done 23" in refusal(short.directory, *INTERRUPTED, "max_steps=9")
+    assert "max_steps=9: that is 9 steps, and the run has done 23" in refusal(
+        short.directory, *INTERRUPTED, "max_steps=9"
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +90,9 @@ def test_a_finished_run_can_be_made_longer(undisturbed: Result, tmp_path: Path) 
         pytest.param("exact=true", "exact=false", marks=pytest.mark.slow),
     ],
 )
-def test_a_change_that_would_make_it_another_run_is_refused(undisturbed: Result, change: str, then: str) -> None:
+def test_a_change_that_would_make_it_another_run_is_refused(
+    undisturbed: Result, change: str, then: str
+) -> None:
     line = refusal(undisturbed.directory, *INTERRUPTED, change)
     key, value = change.split("=")
     assert f"{key}={value.replace('3e-3', '0.003')}: " in line
@@ -78,7 +100,9 @@ def test_a_change_that_would_make_it_another_run_is_refused(undisturbed: Result,
 
 
 @pytest.mark.slow
-def test_changes_that_do_not_touch_the_run_are_accepted(undisturbed: Result, tmp_path: Path) -> None:
+def test_changes_that_do_not_touch_the_run_are_accepted(
+    undisturbed: Result, tmp_path: Path
+) -> None:
     stopped(tmp_path / "run", *INTERRUPTED)
     changes = [
         "log_interval=7",
@@ -105,22 +129,46 @@ def test_resume_false_moves_the_former_run_aside(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before_it_begins", [False, True])
-def test_resume_false_under_a_launcher_that_starts_again(before_it_begins: bool, undisturbed: Result, tmp_path: Path) -> None:
+def test_resume_false_under_a_launcher_that_starts_again(
+    before_it_begins: bool, undisturbed: Result, tmp_path: Path
+) -> None:
     """The old run is moved aside once, also where the first attempt does not come so far."""
     stopped(tmp_path / "run", *INTERRUPTED)
     fault = ["raise@data", "0", "0"] if before_it_begins else ["kill@objective", "0", "12"]
-    command = [*TORCHRUN, "--nproc-per-node", "1", "--max-restarts", "1", "-m", "tests.faults", *fault, *QUIET]
-    done = launched([*command, f"checkpoint_path={tmp_path}/run", *INTERRUPTED, "checkpoint_interval=5", "resume=false"])
+    command = [
+        *TORCHRUN,
+        "--nproc-per-node",
+        "1",
+        "--max-restarts",
+        "1",
+        "-m",
+        "tests.faults",
+        *fault,
+        *QUIET,
+    ]
+    done = launched(
+        [
+            *command,
+            f"checkpoint_path={tmp_path}/run",
+            *INTERRUPTED,
+            "checkpoint_interval=5",
+            "resume=false",
+        ]
+    )
     assert done.returncode == 0, done.stderr
     assert "FAULT" in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.old-1"]
     assert (tmp_path / "run.old-1" / "checkpoints" / "latest").read_text() == "step_10\n"
-    assert ("continued at step" in (tmp_path / "run" / "log.txt").read_text()) is not before_it_begins
+    assert (
+        "continued at step" in (tmp_path / "run" / "log.txt").read_text()
+    ) is not before_it_begins
     assert digest(tmp_path / "run") == digest(undisturbed.directory)
 
 
 @pytest.mark.slow
-def test_resume_path_goes_on_there_and_then_from_its_own(undisturbed: Result, tmp_path: Path) -> None:
+def test_resume_path_goes_on_there_and_then_from_its_own(
+    undisturbed: Result, tmp_path: Path
+) -> None:
     stopped(tmp_path / "run", *INTERRUPTED)
     path = f"resume={tmp_path}/run"
     done = faulty(tmp_path / "other", "SIGTERM@objective", 0, 4, *INTERRUPTED, path)
@@ -129,26 +177,40 @@ def test_resume_path_goes_on_there_and_then_from_its_own(undisturbed: Result, tm
     train(tmp_path / "run", *INTERRUPTED, "max_steps=11")
     (tmp_path / "run" / "checkpoints").rename(tmp_path / "gone")
     again = train(tmp_path / "other", *INTERRUPTED, path)
-    assert again.rows[0]["step"] == 12, "it goes on from its own, whatever has become of the one that it came from"
+    assert again.rows[0]["step"] == 12, (
+        "it goes on from its own, whatever has become of the one that it came from"
+    )
     assert digest(again.directory) == digest(undisturbed.directory)
     assert not (tmp_path / "other.old-1").exists()
 
 
 @pytest.mark.slow
 def test_a_path_without_a_whole_checkpoint_is_refused(undisturbed: Result, tmp_path: Path) -> None:
-    assert f"resume={tmp_path}/nowhere" in refusal(tmp_path / "run", *INTERRUPTED, f"resume={tmp_path}/nowhere")
+    assert f"resume={tmp_path}/nowhere" in refusal(
+        tmp_path / "run", *INTERRUPTED, f"resume={tmp_path}/nowhere"
+    )
     save_file({"x": torch.ones(1)}, tmp_path / "bare.safetensors")
-    assert "init_from" in refusal(tmp_path / "run", *INTERRUPTED, f"resume={tmp_path}/bare.safetensors")
-    assert refusal(tmp_path / "run", *INTERRUPTED, f"init_from={tmp_path}/bare.safetensors").startswith(f"error: init_from={tmp_path}/bare")
+    assert "init_from" in refusal(
+        tmp_path / "run", *INTERRUPTED, f"resume={tmp_path}/bare.safetensors"
+    )
+    assert refusal(
+        tmp_path / "run", *INTERRUPTED, f"init_from={tmp_path}/bare.safetensors"
+    ).startswith(f"error: init_from={tmp_path}/bare")
 
 
-def test_a_run_without_a_whole_checkpoint_is_not_begun_again_unasked(undisturbed: Result, tmp_path: Path) -> None:
+def test_a_run_without_a_whole_checkpoint_is_not_begun_again_unasked(
+    undisturbed: Result, tmp_path: Path
+) -> None:
     run = shutil.copytree(undisturbed.directory, tmp_path / "run")
     for file in run.glob("checkpoints/step_*/model.safetensors"):
         file.write_bytes(file.read_bytes()[:-1])
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
     line = refusal(run, *INTERRUPTED)
-    assert line == f"error: checkpoint_path={run}: no checkpoint there is whole; add resume=false to move all that aside and begin again\n"
+    assert (
+        line
+        == f"error: checkpoint_path={run}: no checkpoint there is whole; add resume=false to move"
+        " all that aside and begin again\n"
+    )
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 
 
@@ -162,7 +224,13 @@ def test_other_data_is_refused(undisturbed: Result, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_init_from_takes_the_weights_alone(undisturbed: Result, tmp_path: Path) -> None:
     fresh = train(
-        tmp_path / "run", *INTERRUPTED, "max_steps=1", "lr=0", "puzzle_emb_lr=0", "weight_decay=0", f"init_from={undisturbed.directory}"
+        tmp_path / "run",
+        *INTERRUPTED,
+        "max_steps=1",
+        "lr=0",
+        "puzzle_emb_lr=0",
+        "weight_decay=0",
+        f"init_from={undisturbed.directory}",
     )
     for name, tensor in undisturbed.weights().items():
         assert torch.equal(fresh.weights()[name], tensor), name
@@ -170,14 +238,23 @@ def test_init_from_takes_the_weights_alone(undisturbed: Result, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_init_from_with_another_number_of_puzzles(undisturbed: Result, ragged: Path, tmp_path: Path) -> None:
+def test_init_from_with_another_number_of_puzzles(
+    undisturbed: Result, ragged: Path, tmp_path: Path
+) -> None:
     source = tmp_path / "source"
     source.mkdir()
     tensors = load_file(undisturbed.directory / "checkpoints" / "step_23" / "model.safetensors")
     table = "model.inner.puzzle_emb.weights"
     tensors[table] = torch.arange(3.0)[:, None] + torch.zeros(3, tensors[table].shape[1])
     save_file(tensors, source / "model.safetensors")
-    run = train(tmp_path / "run", *INTERRUPTED, "max_steps=1", "lr=0", "puzzle_emb_lr=0", f"init_from={source}/model.safetensors")
+    run = train(
+        tmp_path / "run",
+        *INTERRUPTED,
+        "max_steps=1",
+        "lr=0",
+        "puzzle_emb_lr=0",
+        f"init_from={source}/model.safetensors",
+    )
     assert "has 3 rows there and" in run.stdout
     assert torch.equal(run.weights()[table], torch.ones_like(run.weights()[table]))
 
@@ -202,7 +279,11 @@ def spoil(checkpoints: Path, step: int) -> None:
     folder = checkpoints / f"step_{step}"
     for file in folder.glob("shards.*"):
         tensors = load_file(file)
-        wider = {name: torch.cat([tensor, tensor[:, :, :1]], 2) for name, tensor in tensors.items() if tensor.ndim == 3}
+        wider = {
+            name: torch.cat([tensor, tensor[:, :, :1]], 2)
+            for name, tensor in tensors.items()
+            if tensor.ndim == 3
+        }
         assert wider
         save_file({**tensors, **wider}, file)
     declare(folder)
@@ -219,19 +300,26 @@ def test_a_checkpoint_that_does_not_fit_is_one_line(undisturbed: Result, tmp_pat
 
 @pytest.mark.slow
 def test_two_ranks_go_back_together(undisturbed_pair: Result, tmp_path: Path) -> None:
-    """A meta that is none, and before it one that does not fit: both ranks take the one before that."""
+    """A meta that is none, and before it one that does not fit: both ranks take the one before
+    that.
+    """
     run = shutil.copytree(undisturbed_pair.directory, tmp_path / "run")
     for step in (21, 22):
         shutil.copytree(run / "checkpoints" / "step_20", run / "checkpoints" / f"step_{step}")
         meta = run / "checkpoints" / f"step_{step}" / "meta.json"
         meta.write_text(meta.read_text().replace('"step": 20', f'"step": {step}'))
-    (run / "checkpoints" / "step_22" / "meta.json").write_text('{"step": 22, "groups": ["model", "optimizer", "ema"]}')
+    (run / "checkpoints" / "step_22" / "meta.json").write_text(
+        '{"step": 22, "groups": ["model", "optimizer", "ema"]}'
+    )
     declare(run / "checkpoints" / "step_22")
     for step in (21, 23):
         spoil(run / "checkpoints", step)
     again = train(run, *TROUBLED, ranks=2)
     assert "checkpoint step_23 does not fit" in again.stdout
-    assert "checkpoint step_22 is damaged (meta.json: has no threads); going back to the one before" in again.stdout
+    assert (
+        "checkpoint step_22 is damaged (meta.json: has no threads); going back to the one before"
+        in again.stdout
+    )
     assert "going back to step_20" in again.stdout
     assert digest(run) == digest(undisturbed_pair.directory)
     spoil(run / "checkpoints", 23)
@@ -244,12 +332,17 @@ def test_two_ranks_go_back_together(undisturbed_pair: Result, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_its_own_directory_named_by_resume(undisturbed: Result, tmp_path: Path) -> None:
-    """The run that goes on is its own, in its place; and says what a new length does to the learning rate."""
+    """The run that goes on is its own, in its place; and says what a new length does to the
+    learning rate.
+    """
     run = shutil.copytree(undisturbed.directory, tmp_path / "run")
     line = refusal(run, *INTERRUPTED, "lr_min_ratio=0.1")
     assert "lr_min_ratio=0.1" in line
     short = train(tmp_path / "short", *INTERRUPTED, "lr_min_ratio=0.1", "max_steps=9")
     longer = train(short.directory, *INTERRUPTED, "lr_min_ratio=0.1", f"resume={short.directory}")
-    assert "the learning rate jumps at step 9 from 0.001 to 0.00" in (longer.directory / "log.txt").read_text()
+    assert (
+        "the learning rate jumps at step 9 from 0.001 to 0.00"
+        in (longer.directory / "log.txt").read_text()
+    )
     assert longer.rows[-1]["step"] == 23
     assert not (tmp_path / "short.old-1").exists()

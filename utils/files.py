@@ -1,4 +1,4 @@
-"""Files that a reader or a crash finds whole, and reading what anybody may have left in their place.
+"""Writes files that a crash leaves whole, and reads files that anybody may have written.
 
 Only plain files are opened: a pipe or a device would hang a run.
 """
@@ -21,14 +21,21 @@ LIMIT = 1 << 24  # bytes of text; what a run writes is far shorter
 
 
 def open_plain(path: Path) -> io.FileIO:
-    """The file, to be read without a buffer."""
+    """Opens a plain file for reading, without a buffer."""
     if not stat.S_ISREG(mode := os.stat(path).st_mode):
-        raise OSError(*((errno.EISDIR, "Is a directory") if stat.S_ISDIR(mode) else (errno.EINVAL, "not a plain file")), str(path))
+        raise OSError(
+            *(
+                (errno.EISDIR, "Is a directory")
+                if stat.S_ISDIR(mode)
+                else (errno.EINVAL, "not a plain file")
+            ),
+            str(path),
+        )
     return open(path, "rb", buffering=0)
 
 
 def read_bytes(path: Path, limit: int | None = None) -> bytes:
-    """All of a file, if it is no longer than this."""
+    """Reads a whole file if it is no longer than `limit`."""
     with open_plain(path) as stream:
         if limit is not None and os.fstat(stream.fileno()).st_size > limit:
             raise ValueError(f"more than {limit:,} bytes")
@@ -36,16 +43,18 @@ def read_bytes(path: Path, limit: int | None = None) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file; a ValueError where it is none."""
+    """Reads a text file; raises ValueError if it is none."""
     return read_bytes(path, LIMIT).decode()
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace a file at once: a reader, or a crash, finds the old content or the new one."""
+    """Replaces a file at once: readers and crashes leave the old content or the new one."""
     aside = path.with_name(f".{path.name}.writing")
     try:
         with open(aside, "wb") as stream:
-            stream.write(content if isinstance(content, bytes) else content.encode(errors="surrogateescape"))
+            stream.write(
+                content if isinstance(content, bytes) else content.encode(errors="surrogateescape")
+            )
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(aside, path)
@@ -56,15 +65,19 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def safe_name(text: str) -> str:
-    """A file name for any text: of any characters and length, never a path, and unlike that of every other text."""
+    """Turns any text into a file name: never a path, and different for different texts."""
     quoted = quote(text, safe="", errors="surrogateescape")
     if not quoted.strip("."):  # none at all, the folder itself, the one above
         return f"%{quoted}"
-    return quoted if len(quoted) <= 150 else f"{quoted[:100]}-{sha256(quoted.encode()).hexdigest()[:16]}"
+    return (
+        quoted
+        if len(quoted) <= 150
+        else f"{quoted[:100]}-{sha256(quoted.encode()).hexdigest()[:16]}"
+    )
 
 
 def read_row(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty where there is none that can be read."""
+    """Reads the JSON object in a file; empty if there is none."""
     try:
         row = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):

@@ -1,7 +1,8 @@
 """Random numbers as a pure function of (seed, step, shard, stream name), the same on every device.
 
-PyTorch's own generators give other numbers on CUDA than on a CPU. Here a counter is hashed instead: the n-th
-number of a shard's stream is a hash of n and the stream's key, in 32-bit integer arithmetic that is exact everywhere.
+PyTorch's own generators give other numbers on CUDA than on a CPU. Here a counter is hashed instead:
+the n-th number of a shard's stream is a hash of n and the stream's key, in 32-bit integer
+arithmetic that is exact everywhere.
 """
 
 from __future__ import annotations
@@ -19,49 +20,85 @@ from utils.transfer import to_device
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise of some shards at one step. The first dimension of a shape runs over their slots in order."""
+    """The noise of some shards at one step; the first dimension of a shape runs over their slots in
+    order.
+    """
 
     seed: int
     step: int
     shards: Sequence[int]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
-    def uniform(self, stream: str, shape: Sequence[int], rows: torch.Tensor | None = None) -> torch.Tensor:
-        """Uniform in [0, 1), in steps of 2⁻²⁴ so that every value is exact in float32. With `rows` those slots alone, by number."""
-        return self._bits(stream, shape, rows).bitwise_right_shift_(8).bitwise_and_(0xFFFFFF).to(torch.float32).mul_(2.0**-24)
+    def uniform(
+        self, stream: str, shape: Sequence[int], rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Uniform in [0, 1), in steps of 2⁻²⁴ so that every value is exact in float32.
+
+        With `rows`, only for the slots with these numbers.
+        """
+        return (
+            self._bits(stream, shape, rows)
+            .bitwise_right_shift_(8)
+            .bitwise_and_(0xFFFFFF)
+            .to(torch.float32)
+            .mul_(2.0**-24)
+        )
 
     def integers(self, stream: str, shape: Sequence[int], low: int, high: int) -> torch.Tensor:
         """Whole numbers in [low, high)."""
-        assert 0 < high - low < 2**24, f"[{low}, {high}) is empty or too wide to be drawn evenly from 31 bits"
-        return self._bits(stream, shape).bitwise_and_(0x7FFFFFFF).to(torch.int64).remainder_(high - low).add_(low)
+        assert 0 < high - low < 2**24, (
+            f"[{low}, {high}) is empty or too wide to be drawn evenly from 31 bits"
+        )
+        return (
+            self._bits(stream, shape)
+            .bitwise_and_(0x7FFFFFFF)
+            .to(torch.int64)
+            .remainder_(high - low)
+            .add_(low)
+        )
 
     def normal(self, stream: str, shape: Sequence[int]) -> torch.Tensor:
         """Standard normal; equal across devices up to the rounding of log and cos."""
-        radius = (1 - self.uniform(f"{stream}/radius", shape)).log_().mul_(-2).sqrt_()  # 1 - u is never 0
+        # 1 - u is never 0
+        radius = (1 - self.uniform(f"{stream}/radius", shape)).log_().mul_(-2).sqrt_()
         return radius.mul_(self.uniform(f"{stream}/angle", shape).mul_(2 * math.pi).cos_())
 
-    def _bits(self, stream: str, shape: Sequence[int], rows: torch.Tensor | None = None) -> torch.Tensor:
-        """32 random bits for every element."""
+    def _bits(
+        self, stream: str, shape: Sequence[int], rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Returns 32 random bits for every element."""
         slots, uneven = divmod(shape[0], len(self.shards))
         assert not uneven, f"{shape[0]} slots cannot belong to {len(self.shards)} shards"
         each = math.prod(shape[1:])
-        keys = to_device(torch.from_numpy(np.stack([self._key(stream, shard) for shard in self.shards])), self.device)
+        keys = to_device(
+            torch.from_numpy(np.stack([self._key(stream, shard) for shard in self.shards])),
+            self.device,
+        )
         if rows is None:
             counter = torch.arange(slots * each, dtype=torch.int32, device=self.device)
             before, after = keys[:, :1], keys[:, 1:]
         else:
-            counter = (rows % slots * each).int().unsqueeze(1) + torch.arange(each, dtype=torch.int32, device=self.device)
+            counter = (rows % slots * each).int().unsqueeze(1) + torch.arange(
+                each, dtype=torch.int32, device=self.device
+            )
             before, after = keys[rows // slots].split(1, dim=1)
-        # Keyed before and after the first round: streams whose first keys are close still share no stretch.
+        # Keyed before and after the first round: streams whose first keys are close still share no
+        # stretch.
         bits = _mix_(counter + before).bitwise_xor_(after)
         return _mix_(bits).view(shape[0] if rows is None else len(rows), *shape[1:])
 
     def _key(self, stream: str, shard: int) -> np.ndarray:
-        return np.random.SeedSequence([self.seed, self.step, shard, zlib.crc32(stream.encode())]).generate_state(2).view(np.int32)
+        return (
+            np.random.SeedSequence([self.seed, self.step, shard, zlib.crc32(stream.encode())])
+            .generate_state(2)
+            .view(np.int32)
+        )
 
 
 def _mix_(x: torch.Tensor) -> torch.Tensor:
-    """A bijection of the 32-bit integers in which every bit depends on every other (MurmurHash3's finaliser), in place."""
+    """A bijection of the 32-bit integers in which every bit depends on every other (MurmurHash3's
+    finaliser), in place.
+    """
     for shift, factor in ((16, -2048144789), (13, -1028477387), (16, None)):
         # The mask makes PyTorch's arithmetic shift of signed integers a logical one.
         x.bitwise_xor_((x >> shift).bitwise_and_((1 << (32 - shift)) - 1))

@@ -1,4 +1,4 @@
-"""The state of the code that runs: revision, branch, uncommitted changes. Without git, nothing."""
+"""Identifies the code that runs: revision, branch, uncommitted changes. Empty without git."""
 
 from __future__ import annotations
 
@@ -20,18 +20,24 @@ def revision() -> str:
 
 @functools.cache
 def summary() -> str:
-    """Revision, branch and whether there are uncommitted changes, one a line; empty outside a checkout.
+    """Revision, branch and whether there are uncommitted changes, one a line; empty outside a
+    checkout.
 
-    As first asked, at the start: code that changes later is not what runs.
+    Cached at the start: code that changes later is not what runs.
     """
     if not (commit := revision()):
         return ""
     dirty = "yes" if _git("status", "--porcelain", "--", ".").strip() else "no"
-    return f"revision: {commit}\nbranch: {_git('rev-parse', '--abbrev-ref', 'HEAD').strip()}\nuncommitted changes: {dirty}\n"
+    return (
+        f"revision: {commit}\nbranch:"
+        f" {_git('rev-parse', '--abbrev-ref', 'HEAD').strip()}\nuncommitted changes: {dirty}\n"
+    )
 
 
 def uncommitted() -> str:
-    """The diff against HEAD, preceded by the names of untracked files as comments that `git apply` skips."""
+    """The diff against HEAD, preceded by the names of untracked files as comments that `git apply`
+    skips.
+    """
     names = _git("ls-files", "--others", "--exclude-standard", "--", ".").splitlines()
     diff = _git("diff", "HEAD", "--no-color", "--no-ext-diff", "--", ".")
     if len(diff) > LIMIT:
@@ -40,18 +46,29 @@ def uncommitted() -> str:
 
 
 def code_hashes() -> dict[str, str]:
-    """A short hash of every file that decides what a run does, by its path; the tests do not."""
+    """A short hash of every file that decides what a run does, by path; tests do not."""
     files = [ROOT / "pretrain.py", *(ROOT / "conf").rglob("*.yaml")]
     for package in ("data", "models", "optim", "utils"):
         files += _package(ROOT / package)
-    return {str(path.relative_to(ROOT)): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in sorted(files) if path.is_file()}
+    return {
+        str(path.relative_to(ROOT)): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        for path in sorted(files)
+        if path.is_file()
+    }
 
 
 def _git(*words: str) -> str:
     # No optional locks: a run must not get in the way of a commit that is being made.
     env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
-        done = subprocess.run(["git", *words], cwd=ROOT, env=env, capture_output=True, timeout=10, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            ["git", *words],
+            cwd=ROOT,
+            env=env,
+            capture_output=True,
+            timeout=10,
+            stdin=subprocess.DEVNULL,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.decode(errors="replace") if done.returncode == 0 else ""

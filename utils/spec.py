@@ -1,4 +1,4 @@
-"""What a model must know of its data, and nothing more."""
+"""What a model must know of its data: shapes, sizes and names."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 IGNORE = -100  # label of cells and rows that count in no loss and no metric
-# What evaluations have a model answer from: latents as they are sent, and what these are compared with
-ANSWERED_FROM = ("float16", "int8", "int4", "text", "first", "nothing", "other", "mean")
 
 
 @dataclass(frozen=True)
@@ -16,14 +14,17 @@ class Spec:
 
     vocab_size: int = 0
     seq_len: int = 0
-    table_rows: int = 0  # how many identifiers examples may have, each with a row of its own in a table
+    # how many identifiers examples may have, each with a row of its own in a table
+    table_rows: int = 0
     num_classes: int = 0
     num_features: int = 0  # numbers of an example
     image_shape: tuple[int, ...] = ()
     token_bytes: tuple[int, ...] = ()  # of text behind each token, where that is known
     begin_token: int | None = None  # what stands before a text
     prompt_len: int = 0  # of the longest question with its begin token, and room for an answer
-    readers: tuple[Spec, ...] = ()  # language models that are shown the data, each in tokens of its own
+    # language models that are shown the data, each in tokens of its own
+    readers: tuple[Spec, ...] = ()
     fingerprint: str = ""
-    decode: Callable[[Sequence[int]], str] | None = field(default=None, compare=False, repr=False)  # tokens as text
+    # tokens as text
+    decode: Callable[[Sequence[int]], str] | None = field(default=None, compare=False, repr=False)
     name: str = field(default="the data", compare=False)  # for people

@@ -1,4 +1,4 @@
-"""Whether what has been written can be written over."""
+"""Tells whether output can be overwritten in place."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ CLEAR = "\r\x1b[K"  # to the beginning of the line, and nothing left of it
 
 
 def redrawable(stream: TextIO | None) -> bool:
-    """A terminal that knows escape codes; TERM tells, and where it does not, nobody promises that it is one."""
+    """Whether a stream is a terminal that knows escape codes, as TERM says."""
     try:
-        return stream is not None and stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+        return (
+            stream is not None
+            and stream.isatty()
+            and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+        )
     except (OSError, ValueError):  # closed
         return False

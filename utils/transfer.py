@@ -1,4 +1,4 @@
-"""Copies between host and device that nobody waits for."""
+"""Copies between host and device without waiting."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from torch import Tensor
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """What the host has made; from ordinary memory the copy would make the host wait for all work so far."""
+    """Copies a tensor from pinned memory: from ordinary memory, the host would wait for all work so
+    far.
+    """
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def to_host(tensor: Tensor) -> Callable[[], list[float]]:
-    """Start to copy a few numbers. What is returned gives them, and waits for the copy, not for what the device was given since."""
+    """Start to copy a few numbers. What is returned gives them, and waits for the copy, not for
+    what the device was given since.
+    """
     copy = tensor.to("cpu", non_blocking=True, copy=True)  # into pinned memory
     if not tensor.is_cuda:
         return copy.tolist

@@ -1,11 +1,15 @@
-"""Build an ARC dataset: every task, and images of it under symmetries, colour maps and translations.
+"""Build an ARC dataset: every task, and images of it under symmetries, colour maps and
+translations.
 
-python -m data.build.arc --train DATA/arc-agi_training --test DATA/arc-agi_evaluation --output-dir data/arc-aug-1000
-python -m data.build.arc --train ARC-AGI-2/data/training ConceptARC/corpus --test ARC-AGI-2/data/evaluation --output-dir data/arc-2
+python -m data.build.arc --train DATA/arc-agi_training --test DATA/arc-agi_evaluation \
+    --output-dir data/arc-aug-1000
+python -m data.build.arc --train ARC-AGI-2/data/training ConceptARC/corpus \
+    --test ARC-AGI-2/data/evaluation --output-dir data/arc-2
 
-An input is what stands before _challenges.json and _solutions.json, or a folder of one JSON file per task, in folders or not.
-All pairs of --train are trained on; of --test those that show a task, and those that ask are the test set. Both may be
-given several times. Ids follow the order of the inputs, so that one added behind changes no earlier id.
+An input is what stands before _challenges.json and _solutions.json, or a folder of one JSON file
+per task, in folders or not. All pairs of --train are trained on; of --test those that show a task,
+and those that ask are the test set. Both may be given several times. Ids follow the order of the
+inputs, so that one added behind changes no earlier id.
 """
 
 from __future__ import annotations
@@ -20,19 +24,21 @@ from typing import Any, cast
 
 import numpy as np
 
-from data.arc import BLANK, CELLS, NAMES, PAD, VOCAB
-from data.build.arc_tasks import Pair, Task, read_tasks, standing_in_training
 from data.build.arc_variants import Variants, rows, variants
 from data.build.common import TEST_PUZZLES, Parser, Pieces, check_output, write_dataset
 from data.build.workers import show, shown
-from data.puzzle_files import MOST_IDS, Metadata, PuzzleSet, PuzzleSplit
+from data.recursive.arc import BLANK, CELLS, NAMES, PAD, VOCAB
+from data.recursive.arc_tasks import Pair, Task, read_tasks, standing_in_training
+from data.recursive.puzzle_files import MOST_IDS, Metadata, PuzzleSet, PuzzleSplit
 from utils.errors import ConfigError, exit_status
 
 
 class Inputs(argparse.Action):
     """Adds paths to one list of (option, path), whose order is that of the command line."""
 
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
         namespace.inputs = [*namespace.inputs, *((option, value) for value in values)]
 
 
@@ -44,7 +50,10 @@ def build(options: argparse.Namespace) -> str:
         if value < 0:
             raise ConfigError(f"{name} {value}: must not be negative; try {-value}")
     if not options.inputs:
-        raise ConfigError("--train, --test: neither is given; name a folder of task files, or what comes before _challenges.json")
+        raise ConfigError(
+            "--train, --test: neither is given; name a folder of task files, or what comes before"
+            " _challenges.json"
+        )
     tasks = read_tasks(options.inputs)
     made = []
     for task in tasks:
@@ -52,53 +61,76 @@ def build(options: argparse.Namespace) -> str:
         show(f"{len(made):,} of {len(tasks):,} tasks augmented")
     splits, others = make_splits(made), {}
     if options.layout == "trm":
-        tested = {task.name: {"train": _plain(task.shown), "test": _plain(task.asked)} for task in tasks if task.tested}
+        tested = {
+            task.name: {"train": _plain(task.shown), "test": _plain(task.asked)}
+            for task in tasks
+            if task.tested
+        }
         others[TEST_PUZZLES] = json.dumps(tested)
     write_dataset(folder, splits, names(made, options.layout), others)
     shown()
-    sizes = ", ".join(f"{len(splits[name].sets['all'].inputs):,} {name} examples" for name in splits)
+    sizes = ", ".join(
+        f"{len(splits[name].sets['all'].inputs):,} {name} examples" for name in splits
+    )
     lines = [f"{folder}: {sizes}, {sum(map(len, made)):,} puzzles of {len(tasks)} tasks"]
     if fewer := [one for one in made if len(one) <= options.num_aug]:
         least = min(fewer, key=len)
         lines.append(
-            f"{len(fewer)} tasks have fewer than {options.num_aug} different augmentations, and all of them: {_some(fewer)}; "
-            f"least {least.task.name}: {len(least) - 1}"
+            f"{len(fewer)} tasks have fewer than {options.num_aug} different augmentations, and all"
+            f" of them: {_some(fewer)}; least {least.task.name}: {len(least) - 1}"
         )
     return "\n".join([*lines, *_leaks(tasks)])
 
 
 def make_splits(made: list[Variants]) -> dict[str, PuzzleSplit]:
-    """The training split, and a test split if anything is tested; their rows are made while they are written."""
+    """The training split, and a test split if anything is tested; their rows are made while they
+    are written.
+    """
     first = np.cumsum([1, *map(len, made)])
     if first[-1] > MOST_IDS:
-        raise ConfigError(f"--num-aug: makes {first[-1]:,} puzzles, more than {MOST_IDS:,}; give a smaller one")
+        raise ConfigError(
+            f"--num-aug: makes {first[-1]:,} puzzles, more than {MOST_IDS:,}; give a smaller one"
+        )
     metadata = Metadata(
         pad_id=PAD, ignore_label_id=PAD, blank_identifier_id=0, vocab_size=VOCAB,
         seq_len=CELLS, num_puzzle_identifiers=int(first[-1]), sets=("all",),
     )  # fmt: skip
     tested = [number for number, one in enumerate(made) if one.task.tested]
     parts = {"train": [*range(len(made))]} | ({"test": tested} if tested else {})
-    return {split: _split(split, metadata, [(made[number], int(first[number])) for number in part]) for split, part in parts.items()}
+    return {
+        split: _split(split, metadata, [(made[number], int(first[number])) for number in part])
+        for split, part in parts.items()
+    }
 
 
 def _split(split: str, metadata: Metadata, part: Sequence[tuple[Variants, int]]) -> PuzzleSplit:
     training = split == "train"
-    pairs = np.repeat([len(one.task.training_pairs if training else one.task.asked) for one, _ in part], [len(one) for one, _ in part])
+    pairs = np.repeat(
+        [len(one.task.training_pairs if training else one.task.asked) for one, _ in part],
+        [len(one) for one, _ in part],
+    )
     indices = np.concatenate([[0], np.cumsum(pairs)])
     index = np.int32 if indices[-1] < 2**31 else np.int64
 
     def pieces(side: int) -> Iterator[np.ndarray]:
         for number, (one, _) in enumerate(part, 1):
             yield from rows(one, side, training)
-            show(f"{split}: {('inputs', 'labels')[side]} of {number:,} of {len(part):,} tasks written")
+            show(
+                f"{split}: {('inputs', 'labels')[side]} of {number:,} of {len(part):,} tasks"
+                " written"
+            )
 
     shape = (int(indices[-1]), CELLS)
     inputs, labels = (cast(Any, Pieces(shape, partial(pieces, side))) for side in range(2))
     puzzle_set = PuzzleSet(
-        inputs=inputs, labels=labels,
-        puzzle_identifiers=np.concatenate([np.arange(first, first + len(one), dtype=np.int32) for one, first in part]),
-        puzzle_indices=indices.astype(index), group_indices=np.cumsum([0, *(len(one) for one, _ in part)]).astype(index),
-    )  # fmt: skip
+        inputs=inputs,
+        labels=labels,
+        puzzle_identifiers=np.concatenate(
+            [np.arange(first, first + len(one), dtype=np.int32) for one, first in part]
+        ),
+        puzzle_indices=indices.astype(index),
+        group_indices=np.cumsum([0, *(len(one) for one, _ in part)]).astype(index),
+    )
     return PuzzleSplit(split, metadata, {"all": puzzle_set})
 
 
@@ -109,7 +141,10 @@ def names(made: list[Variants], layout: str) -> list[str]:
     for one in made:
         digits = (one.colours + ord("0")).tobytes().decode()
         found.append(one.task.name)
-        found += [written.format(one.task.name, one.symmetry[a], digits[10 * a : 10 * a + 10]) for a in range(1, len(one))]
+        found += [
+            written.format(one.task.name, one.symmetry[a], digits[10 * a : 10 * a + 10])
+            for a in range(1, len(one))
+        ]
     return found
 
 
@@ -124,18 +159,45 @@ def _some(made: list[Variants]) -> str:
 def _leaks(tasks: list[Task]) -> list[str]:
     found, count, total = standing_in_training(tasks)
     some = ", ".join(found[:5]) + (" …" if len(found) > 5 else "")
-    return [f"warning: {count} of {total} test pairs stand in the training set, too; tasks {some}"] if found else []
+    return (
+        [f"warning: {count} of {total} test pairs stand in the training set, too; tasks {some}"]
+        if found
+        else []
+    )
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = Parser(prog="data.build.arc", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--output-dir", required=True, help="folder of the dataset; an earlier dataset there is replaced")
+    made = Parser(
+        prog="data.build.arc",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument(
+        "--output-dir",
+        required=True,
+        help="folder of the dataset; an earlier dataset there is replaced",
+    )
     made.set_defaults(inputs=[])
-    made.add_argument("--train", nargs="+", action=Inputs, metavar="INPUT", help="all pairs are trained on")
-    made.add_argument("--test", nargs="+", action=Inputs, metavar="INPUT", help="what shows a task is trained on, what asks is tested")
-    made.add_argument("--num-aug", type=int, default=1000, help="augmentations of every task, all different")
-    made.add_argument("--layout", choices=NAMES, default="trm", help="whose names identifiers.json has; trm adds test_puzzles.json")
+    made.add_argument(
+        "--train", nargs="+", action=Inputs, metavar="INPUT", help="all pairs are trained on"
+    )
+    made.add_argument(
+        "--test",
+        nargs="+",
+        action=Inputs,
+        metavar="INPUT",
+        help="what shows a task is trained on, what asks is tested",
+    )
+    made.add_argument(
+        "--num-aug", type=int, default=1000, help="augmentations of every task, all different"
+    )
+    made.add_argument(
+        "--layout",
+        choices=NAMES,
+        default="trm",
+        help="whose names identifiers.json has; trm adds test_puzzles.json",
+    )
     made.add_argument("--seed", type=int, default=42)
     return made
 

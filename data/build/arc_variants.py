@@ -1,4 +1,6 @@
-"""Images of an ARC task under symmetries, colour maps and translations, made for all of them together."""
+"""Images of an ARC task under symmetries, colour maps and translations, made for all of them
+together.
+"""
 
 # A augmentations, P pairs of a task, T symmetries
 
@@ -11,14 +13,17 @@ from hashlib import sha256
 
 import numpy as np
 
-from data.arc import CELLS, COLOURS, END, FIRST, SIDE, SWAPS, SYMMETRIES, VOCAB
-from data.build.arc_tasks import Pair, Task
+from data.recursive.arc import CELLS, COLOURS, END, FIRST, SIDE, SWAPS, SYMMETRIES, VOCAB
+from data.recursive.arc_tasks import Pair, Task
 
 TOGETHER = 2048  # rows made together: they stay in the cache
 WIDE = SIDE + 1  # a canvas, and room for end tokens that do not fit one
 _RANDOM = np.random.default_rng(30)  # what contents are hashed by
-CELL_HASH = _RANDOM.integers(2**32, size=(2, 2, WIDE, WIDE)).astype(np.float64)  # sums of so many are exact
-COLOUR_HASH = _RANDOM.integers(2**63, size=(2, COLOURS), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+# sums of so many are exact
+CELL_HASH = _RANDOM.integers(2**32, size=(2, 2, WIDE, WIDE)).astype(np.float64)
+COLOUR_HASH = _RANDOM.integers(2**63, size=(2, COLOURS), dtype=np.uint64) * np.uint64(
+    2
+) + np.uint64(1)
 MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -27,7 +32,8 @@ class Variants:
     """The puzzles that one task becomes: first itself, then its augmentations."""
 
     task: Task
-    images: list[tuple[list[np.ndarray], ...]]  # of each pair's grids, pairs that show the task first
+    # of each pair's grids, pairs that show the task first
+    images: list[tuple[list[np.ndarray], ...]]
     symmetry: np.ndarray  # (A)
     colours: np.ndarray  # (A, 10)
     shift: np.ndarray  # (A, P, 2) of training pairs
@@ -38,7 +44,9 @@ class Variants:
 
 def generator(seed: int, name: str) -> np.random.Generator:
     """A task's own random numbers, whatever stands before or behind it."""
-    return np.random.default_rng([seed, int.from_bytes(sha256(name.encode()).digest()[:8], "little")])
+    return np.random.default_rng(
+        [seed, int.from_bytes(sha256(name.encode()).digest()[:8], "little")]
+    )
 
 
 def variants(task: Task, num_aug: int, seed: int) -> Variants:
@@ -50,11 +58,15 @@ def variants(task: Task, num_aug: int, seed: int) -> Variants:
     there_are = len(SYMMETRIES) * math.perm(COLOURS - 1, len(used))
     drawn = 4 * (num_aug + 1)
     while True:
-        draw = np.random.default_rng(rng.integers(2**63)).choice(there_are, min(drawn, there_are), replace=False)
+        draw = np.random.default_rng(rng.integers(2**63)).choice(
+            there_are, min(drawn, there_are), replace=False
+        )
         symmetry, colours = draw % len(SYMMETRIES), colour_maps(draw // len(SYMMETRIES), used)
         symmetry = np.concatenate([[0], symmetry]).astype(np.uint8)
         colours = np.concatenate([np.arange(COLOURS, dtype=np.uint8)[None], colours])
-        kept = np.sort(np.unique(content_keys(sums, symmetry, colours), return_index=True)[1])[: num_aug + 1]
+        kept = np.sort(np.unique(content_keys(sums, symmetry, colours), return_index=True)[1])[
+            : num_aug + 1
+        ]
         if len(kept) > num_aug or drawn >= there_are:
             break
         drawn *= 8
@@ -63,7 +75,9 @@ def variants(task: Task, num_aug: int, seed: int) -> Variants:
 
 
 def colour_maps(numbers: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """The colour map (10) of each number: 0 stays 0, those in use go to any others, the rest to what is left."""
+    """The colour map (10) of each number: 0 stays 0, those in use go to any others, the rest to
+    what is left.
+    """
     left = np.tile(np.arange(1, COLOURS, dtype=np.uint8), (len(numbers), 1))
     maps = np.zeros((len(numbers), COLOURS), np.uint8)
     row = np.arange(len(numbers))
@@ -90,7 +104,9 @@ def images(grid: np.ndarray) -> list[np.ndarray]:
 
 
 def hash_sums(imaged: list[tuple[list[np.ndarray], ...]]) -> np.ndarray:
-    """Under each symmetry the sums over every pair's cells of each colour (2, T, P, 10); a content's key is linear in them."""
+    """Under each symmetry the sums over every pair's cells of each colour (2, T, P, 10); a
+    content's key is linear in them.
+    """
     tokens, weights, sizes = [], [], []
     for pair in imaged:
         for side, turned in enumerate(pair):
@@ -107,15 +123,22 @@ def hash_sums(imaged: list[tuple[list[np.ndarray], ...]]) -> np.ndarray:
 
 
 def content_keys(sums: np.ndarray, symmetry: np.ndarray, colours: np.ndarray) -> np.ndarray:
-    """Of each augmentation 64 bits by which equal contents are known, in whatever order their pairs stand."""
-    keys = sum(np.einsum("apc,ac->ap", one[symmetry], by[colours]) for one, by in zip(sums, COLOUR_HASH, strict=True))
+    """Of each augmentation 64 bits by which equal contents are known, in whatever order their pairs
+    stand.
+    """
+    keys = sum(
+        np.einsum("apc,ac->ap", one[symmetry], by[colours])
+        for one, by in zip(sums, COLOUR_HASH, strict=True)
+    )
     assert isinstance(keys, np.ndarray)
     keys = (keys ^ (keys >> np.uint64(31))) * MIX
     return (keys ^ (keys >> np.uint64(29))).sum(1)
 
 
 def shifts(pairs: list[Pair], symmetry: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """How far down and right each pair goes (A, P, 2), input and answer together; one pair of each puzzle stays."""
+    """How far down and right each pair goes (A, P, 2), input and answer together; one pair of each
+    puzzle stays.
+    """
     sizes = np.array([np.maximum(given.shape, answer.shape) for given, answer in pairs])
     room = SIDE + 1 - np.where(SWAPS[symmetry][:, None, None], sizes[:, ::-1], sizes)
     shift = (rng.random(room.shape) * room).astype(np.uint8)
@@ -139,10 +162,18 @@ def rows(made: Variants, side: int, training: bool) -> Iterator[np.ndarray]:
             mapped = table[puzzle]
             for number, grid in enumerate(grids if len(puzzle) else ()):
                 height, width = grid[turn].shape
-                # all places where such a grid may lie: writing to them at once is many times faster than cell by cell
+                # all places where such a grid may lie: writing to them at once is many times faster
+                # than cell by cell
                 room, strides = (WIDE - height + 1, WIDE - width + 1), canvas.strides
-                places = np.ndarray((len(symmetry), *room, height, width), np.uint8, canvas, number * strides[1],
-                                    (strides[0], *strides[2:], *strides[2:]))  # fmt: skip
+                places = np.ndarray(
+                    (len(symmetry), *room, height, width),
+                    np.uint8,
+                    canvas,
+                    number * strides[1],
+                    (strides[0], *strides[2:], *strides[2:]),
+                )
                 down, right = made.shift[first + puzzle, number].T if training else (0, 0)
-                places[puzzle, down, right] = mapped.take(grid[turn].ravel(), axis=1).reshape(-1, height, width)
+                places[puzzle, down, right] = mapped.take(grid[turn].ravel(), axis=1).reshape(
+                    -1, height, width
+                )
         yield canvas[..., :SIDE, :SIDE].reshape(-1, CELLS)

@@ -1,4 +1,6 @@
-"""What dataset builders share: one line for a wrong command, and puzzles written whole or not at all."""
+"""What dataset builders share: one line for a wrong command, and puzzles written whole or not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from data.puzzle_files import PuzzleSplit, begin_digest, digest_line
+from data.recursive.puzzle_files import PuzzleSplit, begin_digest, digest_line
 from utils.errors import ConfigError
 
 IDENTIFIERS, TEST_PUZZLES = "identifiers.json", "test_puzzles.json"
 FILES = (IDENTIFIERS, TEST_PUZZLES)  # beside the splits
-TOGETHER = 1 << 22  # bytes handed to the thread that writes: less would take longer to hand over than to write
+# bytes handed to the thread that writes: less would take longer to hand over than to write
+TOGETHER = 1 << 22
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """In the place of an array that is too large for the memory: its rows, made while they are written."""
+    """In the place of an array that is too large for the memory: its rows, made while they are
+    written.
+    """
 
     shape: tuple[int, ...]
     make: Callable[[], Iterator[np.ndarray]]
@@ -46,11 +51,22 @@ def check_output(folder: Path, splits: tuple[str, ...] = ("train", "test")) -> N
     """Refuse to replace anything but an earlier dataset; called before the work starts."""
     if not os.path.exists(folder):  # Path.exists raises for names that no file can have
         return
-    strangers = ["it is a file"] if not folder.is_dir() else sorted(p.name for p in folder.iterdir() if p.name not in (*splits, *FILES))
-    if not strangers and any(folder.iterdir()) and not any((folder / split / "dataset.json").is_file() for split in splits):
+    strangers = (
+        ["it is a file"]
+        if not folder.is_dir()
+        else sorted(p.name for p in folder.iterdir() if p.name not in (*splits, *FILES))
+    )
+    if (
+        not strangers
+        and any(folder.iterdir())
+        and not any((folder / split / "dataset.json").is_file() for split in splits)
+    ):
         strangers = ["no dataset.json"]
     if strangers:
-        raise ConfigError(f"--output-dir {folder}: exists and is not a dataset ({strangers[0]}); choose another folder or empty this one")
+        raise ConfigError(
+            f"--output-dir {folder}: exists and is not a dataset ({strangers[0]}); choose another"
+            " folder or empty this one"
+        )
 
 
 def write_dataset(
@@ -59,7 +75,8 @@ def write_dataset(
 ) -> None:  # fmt: skip
     """Write aside, then rename: the folder holds the old dataset or the new one, never half of one.
 
-    `others`: texts by file name. How hard the groups of a split are, where it is known, stands beside its arrays.
+    `others`: texts by file name. How hard the groups of a split are, where it is known, stands
+    beside its arrays.
     """
     check_output(folder)
     aside = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
@@ -78,7 +95,9 @@ def write_dataset(
     except OSError as error:
         if os.path.exists(old) and not os.path.exists(folder):
             old.rename(folder)
-        raise ConfigError(f"--output-dir {folder}: cannot be written ({error.strerror}); choose another folder") from None
+        raise ConfigError(
+            f"--output-dir {folder}: cannot be written ({error.strerror}); choose another folder"
+        ) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -104,7 +123,11 @@ def _write_split(folder: Path, split: PuzzleSplit) -> None:
 
 def _write_array(path: Path, array: np.ndarray | Pieces, digest: Any) -> None:
     """As np.save does. While some pieces are written and hashed, the next are made."""
-    header = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False, "shape": array.shape}
+    header = {
+        "descr": np.lib.format.dtype_to_descr(array.dtype),
+        "fortran_order": False,
+        "shape": array.shape,
+    }
     held: list[np.ndarray] = []
     with open(path, "wb") as file, ThreadPoolExecutor(1) as pool:
         np.lib.format.write_array_header_1_0(file, header)

@@ -1,33 +1,53 @@
-"""Sudoku boards that need search, made by several processes: the same boards however many there are."""
+"""Sudoku boards that need search, made by several processes: the same boards however many there
+are.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from data.build.workers import in_order, show, shown
-from data.sudoku_hard import BOARDS, Hard, hard_boards, relabelled
+from data.recursive.sudoku_hard import BOARDS, Hard, hard_boards, relabelled
 from utils.errors import ConfigError
 
 SIZE = 9  # smaller boards hardly need search, larger ones take too long
 
 
-def hard_parts(counts: tuple[int, ...], min_guesses: int, seed: int, workers: int | None) -> list[Hard]:
-    """For each count that many puzzles; no two of their solved boards are alike up to the names of digits."""
+def hard_parts(
+    counts: tuple[int, ...], min_guesses: int, seed: int, workers: int | None
+) -> list[Hard]:
+    """For each count that many puzzles; no two of their solved boards are alike up to the names of
+    digits.
+    """
     if min(counts) < 1:
-        raise ConfigError(f"train={counts[0]} test={counts[-1]}: each part needs at least one board")
+        raise ConfigError(
+            f"train={counts[0]} test={counts[-1]}: each part needs at least one board"
+        )
     if min_guesses < 1:
         raise ConfigError(f"--min-guesses {min_guesses}: a hard board takes at least one; try 20")
     wanted = [min(BOARDS, count - first) for count in counts for first in range(0, count, BOARDS)]
     made: list[Hard] = []
     show(f"0 of {sum(counts):,} boards")
-    for part in in_order(hard_boards, ((SIZE, count, min_guesses, seed, job) for job, count in enumerate(wanted)), workers):
+    for part in in_order(
+        hard_boards,
+        ((SIZE, count, min_guesses, seed, job) for job, count in enumerate(wanted)),
+        workers,
+    ):
         made.append(part)
         show(f"{sum(len(one.puzzles) for one in made):,} of {sum(counts):,} boards")
     shown()
     whole = Hard(*(np.concatenate(parts) for parts in zip(*made, strict=True)))
     found, different = len(whole.puzzles), len(np.unique(relabelled(whole.answers, SIZE), axis=0))
     if found < sum(counts):
-        raise ConfigError(f"--min-guesses {min_guesses}: only {found} of {sum(counts)} boards found; ask for fewer guesses")
+        raise ConfigError(
+            f"--min-guesses {min_guesses}: only {found} of {sum(counts)} boards found; ask for"
+            " fewer guesses"
+        )
     if different < found:
-        raise ConfigError(f"--seed {seed}: {found - different} of the {found} boards came twice; try another seed")
-    return [Hard(*parts) for parts in zip(*(np.split(field, np.cumsum(counts)[:-1]) for field in whole), strict=True)]
+        raise ConfigError(
+            f"--seed {seed}: {found - different} of the {found} boards came twice; try another seed"
+        )
+    return [
+        Hard(*parts)
+        for parts in zip(*(np.split(field, np.cumsum(counts)[:-1]) for field in whole), strict=True)
+    ]

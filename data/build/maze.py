@@ -1,4 +1,5 @@
-"""Build a maze dataset: generated mazes, or mazes from CSV files (source,question,answer,rating) of the characters `# SGo`.
+"""Build a maze dataset: generated mazes, or mazes from CSV files (source,question,answer,rating) of
+the characters `# SGo`.
 
 python -m data.build.maze --size 30 --output-dir data/maze-30
 python -m data.build.maze --hub sapientinc/maze-30x30-hard-1k --output-dir data/maze-30x30-hard-1k
@@ -18,8 +19,19 @@ import numpy as np
 from data.build.common import Parser, check_output, write_dataset
 from data.build.rows import Boards, Row, check, codes, collect, read_split, subsample
 from data.build.workers import in_order, show, shown
-from data.maze import CHARACTERS, GOAL, LONGEST_SIDE, PAD, START, TOGETHER, generate, is_square, leads, turned
-from data.puzzle_files import Metadata, PuzzleSplit, plain_split
+from data.recursive.maze import (
+    CHARACTERS,
+    GOAL,
+    LONGEST_SIDE,
+    PAD,
+    START,
+    TOGETHER,
+    generate,
+    is_square,
+    leads,
+    turned,
+)
+from data.recursive.puzzle_files import Metadata, PuzzleSplit, plain_split
 from utils.errors import ConfigError, exit_status
 
 CHUNKS = 16  # of boards, tried by one process at once
@@ -29,14 +41,26 @@ IMAGES = 8  # turns and reflections of a square
 
 def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Boards:
     """Check rows and turn them into tokens; what is wrong is named with its line."""
-    lines, questions, answers = collect(file, rows, min_difficulty, lambda cells: cells > 1 and is_square(cells), "a square number")
+    lines, questions, answers = collect(
+        file, rows, min_difficulty, lambda cells: cells > 1 and is_square(cells), "a square number"
+    )
     tokens = np.zeros(256, np.uint8)
     tokens[[ord(character) for character in CHARACTERS]] = np.arange(1, len(CHARACTERS) + 1)
     inputs, labels = tokens[codes(questions)], tokens[codes(answers)]
-    check(file, lines, ((inputs > 0) & (inputs <= GOAL)).all(1), "has a question with characters other than #, space, S and G")
+    check(
+        file,
+        lines,
+        ((inputs > 0) & (inputs <= GOAL)).all(1),
+        "has a question with characters other than #, space, S and G",
+    )
     for token, name in ((START, "S"), (GOAL, "G")):
         check(file, lines, (inputs == token).sum(1) == 1, f"has a question without one {name}")
-    check(file, lines, leads(inputs, labels), "has an answer that is not the question with a shortest path of o")
+    check(
+        file,
+        lines,
+        leads(inputs, labels),
+        "has an answer that is not the question with a shortest path of o",
+    )
     return inputs, labels
 
 
@@ -51,40 +75,72 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
     min_path = round(side * 11 / 3) if options.min_path is None else options.min_path
     for key, value in (("size", side), ("train", options.train), ("test", options.test)):
         if not 1 <= value <= (LONGEST_SIDE if key == "size" else value):
-            raise ConfigError(f"--{key} {value}: must be at least 1" + (f" and at most {LONGEST_SIDE}" if key == "size" else ""))
+            raise ConfigError(
+                f"--{key} {value}: must be at least 1"
+                + (f" and at most {LONGEST_SIDE}" if key == "size" else "")
+            )
     if not 2 <= min_path <= side * side:
-        raise ConfigError(f"--min-path {min_path}: a path in a maze of size {side} has 2 to {side * side} cells; choose one of these")
+        raise ConfigError(
+            f"--min-path {min_path}: a path in a maze of size {side} has 2 to {side * side} cells;"
+            " choose one of these"
+        )
     found: dict[bytes, tuple[np.ndarray, np.ndarray]] = {}
-    tasks = ((side, min_path, options.unique, options.seed, range(start, start + CHUNKS)) for start in count(0, CHUNKS))
+    tasks = (
+        (side, min_path, options.unique, options.seed, range(start, start + CHUNKS))
+        for start in count(0, CHUNKS)
+    )
     with closing(in_order(generate, tasks, options.workers)) as chunks:
         for number, mazes in enumerate(chunks, start=1):
             for maze in mazes:
                 found.setdefault(min(image.tobytes() for image in images(maze[0][None])), maze)
-            show(f"{min(len(found), wanted):,} of {wanted:,} mazes, {number * CHUNKS * TOGETHER:,} boards tried")
+            show(
+                f"{min(len(found), wanted):,} of {wanted:,} mazes, {number * CHUNKS * TOGETHER:,}"
+                " boards tried"
+            )
             if len(found) >= wanted:
                 break
             if not found and number * CHUNKS * TOGETHER >= PATIENCE:
-                raise ConfigError(f"--min-path {min_path}: none of {PATIENCE:,} boards of size {side} has a path so long; ask for less")
+                raise ConfigError(
+                    f"--min-path {min_path}: none of {PATIENCE:,} boards of size {side} has a path"
+                    " so long; ask for less"
+                )
     shown()
     inputs, labels = (np.stack(part) for part in zip(*[*found.values()][:wanted], strict=True))
-    return {"train": (inputs[: options.train], labels[: options.train]), "test": (inputs[options.train :], labels[options.train :])}
+    return {
+        "train": (inputs[: options.train], labels[: options.train]),
+        "test": (inputs[options.train :], labels[options.train :]),
+    }
 
 
 def convert(options: argparse.Namespace) -> dict[str, Boards]:
-    """Both splits as they are published; without a test file some of the training mazes are held out."""
-    boards = {"train": parse_rows(*read_split(options.input_dir, options.hub, "train"), options.min_difficulty)}
+    """Both splits as they are published; without a test file some of the training mazes are held
+    out.
+    """
+    boards = {
+        "train": parse_rows(
+            *read_split(options.input_dir, options.hub, "train"), options.min_difficulty
+        )
+    }
     if options.held_out is None:
-        boards["test"] = parse_rows(*read_split(options.input_dir, options.hub, "test", ", or --held-out"), options.min_difficulty)
+        boards["test"] = parse_rows(
+            *read_split(options.input_dir, options.hub, "test", ", or --held-out"),
+            options.min_difficulty,
+        )
     else:
         inputs, labels = boards["train"]
         if not 0 < options.held_out < len(inputs):
-            raise ConfigError(f"--held-out {options.held_out}: there are {len(inputs)} mazes; hold out at least 1, and not all")
+            raise ConfigError(
+                f"--held-out {options.held_out}: there are {len(inputs)} mazes; hold out at least"
+                " 1, and not all"
+            )
         order = np.random.default_rng([options.seed, 1]).permutation(len(inputs))
         test, train = np.sort(order[: options.held_out]), np.sort(order[options.held_out :])
         boards = {"train": (inputs[train], labels[train]), "test": (inputs[test], labels[test])}
     cells, test_cells = boards["train"][0].shape[1], boards["test"][0].shape[1]
     if cells != test_cells:
-        raise ConfigError(f"test mazes have {test_cells} cells, training mazes {cells}; give files of one size")
+        raise ConfigError(
+            f"test mazes have {test_cells} cells, training mazes {cells}; give files of one size"
+        )
     return boards | {"train": subsample(boards["train"], options.subsample_size, options.seed)}
 
 
@@ -108,30 +164,65 @@ def build(options: argparse.Namespace) -> str:
     if options.augment:
         boards["train"] = images(boards["train"][0]), images(boards["train"][1])
     copies = {"train": IMAGES if options.augment else 1, "test": 1}
-    write_dataset(folder, {name: maze_split(name, *boards[name], copies[name]) for name in boards}, ["<blank>"])
+    write_dataset(
+        folder,
+        {name: maze_split(name, *boards[name], copies[name]) for name in boards},
+        ["<blank>"],
+    )
     side = round(boards["train"][0].shape[1] ** 0.5)
-    return f"{folder}: {len(boards['train'][0])} training examples of {mazes} mazes, {test_mazes} test mazes, {side}x{side}"
+    return (
+        f"{folder}: {len(boards['train'][0])} training examples of {mazes} mazes, {test_mazes} test"
+        f" mazes, {side}x{side}"
+    )
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = Parser(prog="data.build.maze", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--output-dir", required=True, help="folder of the dataset; an earlier dataset there is replaced")
+    made = Parser(
+        prog="data.build.maze",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument(
+        "--output-dir",
+        required=True,
+        help="folder of the dataset; an earlier dataset there is replaced",
+    )
     source = made.add_mutually_exclusive_group(required=True)
-    source.add_argument("--size", type=int, help=f"generate mazes of so many rows and columns, at most {LONGEST_SIDE}")
+    source.add_argument(
+        "--size",
+        type=int,
+        help=f"generate mazes of so many rows and columns, at most {LONGEST_SIDE}",
+    )
     source.add_argument("--input-dir", help="folder that holds train.csv and test.csv")
-    source.add_argument("--hub", help="a dataset's name on the hub, such as sapientinc/maze-30x30-hard-1k")
+    source.add_argument(
+        "--hub", help="a dataset's name on the hub, such as sapientinc/maze-30x30-hard-1k"
+    )
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--augment", action="store_true", help="training mazes in all eight turns and reflections")
+    made.add_argument(
+        "--augment", action="store_true", help="training mazes in all eight turns and reflections"
+    )
     generated = made.add_argument_group("generated mazes")
     generated.add_argument("--train", type=int, default=1000, help="training mazes")
     generated.add_argument("--test", type=int, default=1000, help="test mazes")
-    generated.add_argument("--min-path", type=int, help="cells of the the path, ends included; by default 11/3 of the size, 110 for 30")
-    generated.add_argument("--unique", action="store_true", help="mazes with one shortest path alone")
+    generated.add_argument(
+        "--min-path",
+        type=int,
+        help="cells of the the path, ends included; by default 11/3 of the size, 110 for 30",
+    )
+    generated.add_argument(
+        "--unique", action="store_true", help="mazes with one shortest path alone"
+    )
     generated.add_argument("--workers", type=int, help="processes; by default one a core")
     converted = made.add_argument_group("converted mazes")
-    converted.add_argument("--held-out", type=int, help="so many training mazes become the test set, where there is no test.csv")
-    converted.add_argument("--subsample-size", type=int, help="training mazes to keep, chosen at random")
+    converted.add_argument(
+        "--held-out",
+        type=int,
+        help="so many training mazes become the test set, where there is no test.csv",
+    )
+    converted.add_argument(
+        "--subsample-size", type=int, help="training mazes to keep, chosen at random"
+    )
     converted.add_argument("--min-difficulty", type=int, help="drop mazes with a smaller rating")
     return made
 

@@ -1,8 +1,10 @@
-"""Build a Sudoku dataset: generated boards with a unique solution, or boards from CSV files (source,question,answer,rating).
+"""Build a Sudoku dataset: generated boards with a unique solution, or boards from CSV files
+(source,question,answer,rating).
 
 python -m data.build.sudoku --size 6 --output-dir data/sudoku-6
 python -m data.build.sudoku --size 9 --hard --train 1000 --test 1000 --output-dir data/sudoku-hard
-python -m data.build.sudoku --hub sapientinc/sudoku-extreme --subsample-size 1000 --num-aug 1000 --output-dir data/sudoku-extreme-1k
+python -m data.build.sudoku --hub sapientinc/sudoku-extreme --subsample-size 1000 --num-aug 1000 \
+    --output-dir data/sudoku-extreme-1k
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from data.build.common import Parser, check_output, write_dataset
 from data.build.hard_sudoku import SIZE as HARD_SIZE
 from data.build.hard_sudoku import hard_parts
 from data.build.rows import Boards, Row, check, codes, collect, read_split, subsample
-from data.sudoku import BOXES, DIGITS, generate, is_solved
-from data.sudoku_sets import sudoku_split
+from data.recursive.sudoku import BOXES, DIGITS, generate, is_solved
+from data.recursive.sudoku_sets import sudoku_split
 from utils.errors import ConfigError, exit_status
 
-BLANKS = {4: 9, 6: 23, 9: 50, 16: 140}  # by size: hard enough to be interesting, and nearly every board can lose so many
+# by size: hard enough to be interesting, and nearly every board can lose so many
+BLANKS = {4: 9, 6: 23, 9: 50, 16: 140}
 GUESSES = 24  # of a hard board, at least; its images under other symmetries take 18 in the median
 SIZES = {size * size: size for size in BOXES}
 
@@ -32,9 +35,19 @@ def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Bo
     lines, questions, answers = collect(file, rows, min_difficulty, SIZES.get, "16, 36, 81 or 256")
     puzzles, solutions = _digits(questions), _digits(answers)
     given, size = puzzles > 0, SIZES[puzzles.shape[1]]
-    check(file, lines, ((puzzles <= size) & (solutions <= size)).all(axis=1), f"has characters other than 1 to {DIGITS[size]}, 0 and .")
+    check(
+        file,
+        lines,
+        ((puzzles <= size) & (solutions <= size)).all(axis=1),
+        f"has characters other than 1 to {DIGITS[size]}, 0 and .",
+    )
     check(file, lines, is_solved(solutions, size), "has an answer that is no solved board")
-    check(file, lines, (~given | (puzzles == solutions)).all(axis=1), "has an answer that contradicts its question")
+    check(
+        file,
+        lines,
+        (~given | (puzzles == solutions)).all(axis=1),
+        "has an answer that contradicts its question",
+    )
     return puzzles, solutions
 
 
@@ -51,10 +64,14 @@ def convert(options: argparse.Namespace) -> tuple[int, dict[str, Boards]]:
     """The size and the boards of both splits; only training boards are subsampled."""
     boards = {}
     for split in ("train", "test"):
-        boards[split] = parse_rows(*read_split(options.input_dir, options.hub, split), options.min_difficulty)
+        boards[split] = parse_rows(
+            *read_split(options.input_dir, options.hub, split), options.min_difficulty
+        )
     cells, test_cells = boards["train"][0].shape[1], boards["test"][0].shape[1]
     if cells != test_cells:
-        raise ConfigError(f"test boards have {test_cells} cells, training boards {cells}; give files of one size")
+        raise ConfigError(
+            f"test boards have {test_cells} cells, training boards {cells}; give files of one size"
+        )
     boards["train"] = subsample(boards["train"], options.subsample_size, options.seed)
     return SIZES[cells], boards
 
@@ -70,20 +87,39 @@ def build(options: argparse.Namespace) -> str:
         size, boards = convert(options)
     elif options.hard:
         if options.size != HARD_SIZE or options.blanks is not None:
-            raise ConfigError(f"--hard: makes boards of size {HARD_SIZE} that can lack no digit; give --size {HARD_SIZE}, and no --blanks")
+            raise ConfigError(
+                f"--hard: makes boards of size {HARD_SIZE} that can lack no digit; give --size"
+                f" {HARD_SIZE}, and no --blanks"
+            )
         least = GUESSES if options.min_guesses is None else options.min_guesses
         hard = hard_parts((options.train, options.test), least, options.seed, options.workers)
-        size, boards = HARD_SIZE, {name: (part.puzzles, part.answers) for name, part in zip(("train", "test"), hard, strict=True)}
+        size, boards = (
+            HARD_SIZE,
+            {
+                name: (part.puzzles, part.answers)
+                for name, part in zip(("train", "test"), hard, strict=True)
+            },
+        )
         ratings = {name: part.guesses for name, part in zip(boards, hard, strict=True)}
     else:
         size = options.size
         blanks = BLANKS[size] if options.blanks is None else options.blanks
-        parts = generate(size, (options.train, options.test), blanks, options.seed, options.min_guesses or 0)
+        parts = generate(
+            size, (options.train, options.test), blanks, options.seed, options.min_guesses or 0
+        )
         boards = {"train": parts[0], "test": parts[1]}
-    splits = {name: sudoku_split(name, size, *boards[name], options.num_aug if name == "train" else 0, options.seed) for name in boards}
+    splits = {
+        name: sudoku_split(
+            name, size, *boards[name], options.num_aug if name == "train" else 0, options.seed
+        )
+        for name in boards
+    }
     write_dataset(folder, splits, ["<blank>"], ratings=ratings)
     train, test = (len(splits[name].sets["all"].inputs) for name in ("train", "test"))
-    return f"{folder}: {train} training examples of {len(boards['train'][0])} boards, {test} test boards, {size}x{size}{_rated(ratings)}"
+    return (
+        f"{folder}: {train} training examples of {len(boards['train'][0])} boards, {test} test"
+        f" boards, {size}x{size}{_rated(ratings)}"
+    )
 
 
 def _rated(ratings: Mapping[str, np.ndarray] | None) -> str:
@@ -95,23 +131,51 @@ def _rated(ratings: Mapping[str, np.ndarray] | None) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = Parser(prog="data.build.sudoku", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--output-dir", required=True, help="folder of the dataset; an earlier dataset there is replaced")
+    made = Parser(
+        prog="data.build.sudoku",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument(
+        "--output-dir",
+        required=True,
+        help="folder of the dataset; an earlier dataset there is replaced",
+    )
     source = made.add_mutually_exclusive_group(required=True)
-    source.add_argument("--size", type=int, choices=sorted(BOXES), help="generate boards of this size")
+    source.add_argument(
+        "--size", type=int, choices=sorted(BOXES), help="generate boards of this size"
+    )
     source.add_argument("--input-dir", help="folder that holds train.csv and test.csv")
-    source.add_argument("--hub", help="a dataset's name on the hub, such as sapientinc/sudoku-extreme")
+    source.add_argument(
+        "--hub", help="a dataset's name on the hub, such as sapientinc/sudoku-extreme"
+    )
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--num-aug", type=int, default=0, help="random symmetric images of every training board")
+    made.add_argument(
+        "--num-aug", type=int, default=0, help="random symmetric images of every training board"
+    )
     generated = made.add_argument_group("generated boards")
     generated.add_argument("--train", type=int, default=1000, help="training boards")
     generated.add_argument("--test", type=int, default=1000, help="test boards")
-    generated.add_argument("--blanks", type=int, help=f"blank cells per board, by default {BLANKS} by size")
-    generated.add_argument("--min-guesses", type=int, help=f"only boards for which a search has to guess as often; with --hard {GUESSES}")
-    generated.add_argument("--hard", action="store_true", help="boards that need search and can lack no digit, found step by step")
-    generated.add_argument("--workers", type=int, help="processes for --hard; by default one a core")
+    generated.add_argument(
+        "--blanks", type=int, help=f"blank cells per board, by default {BLANKS} by size"
+    )
+    generated.add_argument(
+        "--min-guesses",
+        type=int,
+        help=f"only boards for which a search has to guess as often; with --hard {GUESSES}",
+    )
+    generated.add_argument(
+        "--hard",
+        action="store_true",
+        help="boards that need search and can lack no digit, found step by step",
+    )
+    generated.add_argument(
+        "--workers", type=int, help="processes for --hard; by default one a core"
+    )
     converted = made.add_argument_group("converted boards")
-    converted.add_argument("--subsample-size", type=int, help="training boards to keep, chosen at random")
+    converted.add_argument(
+        "--subsample-size", type=int, help="training boards to keep, chosen at random"
+    )
     converted.add_argument("--min-difficulty", type=int, help="drop boards with a smaller rating")
     return made
 

@@ -1,10 +1,14 @@
-"""Build token shards for data=tokens from text: files, folders, .jsonl, .parquet, or a dataset on the hub.
+"""Build token shards for data=tokens from text: files, folders, .jsonl, .parquet, or a dataset on
+the hub.
 
 python -m data.build.tokens --input TEXT_FILE_OR_FOLDER --tokenizer bytes --output-dir data/mine
-python -m data.build.tokens --input FOLDER_OF_JSONL --field text --train-bpe 8192 --output-dir data/mine
-python -m data.build.tokens --hub HuggingFaceFW/fineweb-edu --tokenizer tokenizer.json --output-dir data/fineweb
+python -m data.build.tokens --input FOLDER_OF_JSONL --field text --train-bpe 8192 \
+    --output-dir data/mine
+python -m data.build.tokens --hub HuggingFaceFW/fineweb-edu \
+    --tokenizer tokenizer.json --output-dir data/fineweb
 
-The same input gives the same bytes. Killed, and started again with the same line, it goes on where it was.
+The same input gives the same bytes. Killed, and started again with the same line, it goes on where
+it was.
 """
 
 from __future__ import annotations
@@ -24,35 +28,50 @@ from typing import Any
 
 import numpy as np
 
-from data.build.bpe import train_bpe
+from data.bpe import train_bpe
 from data.build.common import Parser
 from data.build.texts import Document, find_files, read_files, read_hub
 from data.build.workers import in_order, show, shown
-from data.token_files import bin_header
-from data.tokenizer import Bytes, FromFile, Tokenizer
+from data.language.token_files import bin_header
+from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes
 from utils.errors import ConfigError, brief, exit_status
 from utils.files import write_whole
 
 PART = 32 << 20  # bytes of text whose tokens make one file
-TOGETHER = 1 << 20  # characters tokenized together: what the library keeps of them is many times as large
+# characters tokenized together: what the library keeps of them is many times as large
+TOGETHER = 1 << 20
 SPLITS = ("train", "val")
 
 Part = list[tuple[str, str]]  # split and text of each document
 
 
-def split_documents(documents: Iterator[Document], share: float, single: bool) -> Iterator[tuple[str, str, int]]:
-    """Each document's split, by its content, and what it took; of a single one the last part is held out."""
+def split_documents(
+    documents: Iterator[Document], share: float, single: bool
+) -> Iterator[tuple[str, str, int]]:
+    """Each document's split, by its content, and what it took; of a single one the last part is
+    held out.
+    """
     for text, size in documents:
         if single:
             cut = int(len(text) * (1 - share))
             yield "train", text[:cut], size
             yield "val", text[cut:], 0
         else:
-            yield ("val" if zlib.crc32(text.encode(errors="surrogatepass")) < share * (1 << 32) else "train"), text, size
+            yield (
+                (
+                    "val"
+                    if zlib.crc32(text.encode(errors="surrogatepass")) < share * (1 << 32)
+                    else "train"
+                ),
+                text,
+                size,
+            )
 
 
 def parts_of(documents: Iterator[tuple[str, str, int]]) -> Iterator[tuple[Part, int]]:
-    """Documents in pieces of about one size, and what they took: cut by their lengths alone, so always at the same places."""
+    """Documents in pieces of about one size, and what they took: cut by their lengths alone, so
+    always at the same places.
+    """
     part: Part = []
     held = taken = 0
     for split, text, size in documents:
@@ -66,8 +85,13 @@ def parts_of(documents: Iterator[tuple[str, str, int]]) -> Iterator[tuple[Part, 
 
 
 def encode_part(number: int, part: Part, folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Write a part's tokens, and last a note of what there is: a part without its note is made again."""
-    sizes, dtype = np.array(tokenizer.token_bytes), np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+    """Write a part's tokens, and last a note of what there is: a part without its note is made
+    again.
+    """
+    sizes, dtype = (
+        np.array(tokenizer.token_bytes),
+        np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32),
+    )
     begin = [] if tokenizer.begin is None else [np.array([tokenizer.begin], dtype)]
     note: dict[str, Any] = {"files": {}, "sha256": {}, "bytes": 0, "stood_for": 0}
     for split in SPLITS:
@@ -76,7 +100,10 @@ def encode_part(number: int, part: Part, folder: Path, tokenizer: Tokenizer) -> 
         for batch in batches_of(texts):
             for ids in tokenizer.encode(batch):
                 if len(ids) and int(ids.max()) >= tokenizer.vocab_size:
-                    raise ConfigError(f"--tokenizer: makes token {ids.max()}, but its vocabulary has {tokenizer.vocab_size}; repair it")
+                    raise ConfigError(
+                        f"--tokenizer: makes token {ids.max()}, but its vocabulary has"
+                        f" {tokenizer.vocab_size}; repair it"
+                    )
                 note["stood_for"] += int(sizes[ids].sum())
                 arrays += [*begin, ids.astype(dtype)]
         note["bytes"] += sum(len(text.encode(errors="surrogatepass")) for text in texts)
@@ -84,7 +111,10 @@ def encode_part(number: int, part: Part, folder: Path, tokenizer: Tokenizer) -> 
             tokens, name = np.concatenate(arrays), f"{split}_{number:06}.bin"
             content = bin_header(len(tokens), dtype) + tokens.tobytes()
             write_whole(folder / name, content)
-            note["files"][name], note["sha256"][name] = len(tokens), hashlib.sha256(content).hexdigest()
+            note["files"][name], note["sha256"][name] = (
+                len(tokens),
+                hashlib.sha256(content).hexdigest(),
+            )
     write_whole(folder / f"part_{number:06}.json", json.dumps(note))
     return note
 
@@ -103,7 +133,9 @@ def batches_of(texts: Sequence[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _work(number: int, part: Part | None, folder: str, name: str, begin: str | None) -> dict[str, Any]:
+def _work(
+    number: int, part: Part | None, folder: str, name: str, begin: str | None
+) -> dict[str, Any]:
     """A part's note; without a part that of an earlier start."""
     if part is None:
         return json.loads(Path(folder, f"part_{number:06}.json").read_text())
@@ -112,7 +144,11 @@ def _work(number: int, part: Part | None, folder: str, name: str, begin: str | N
 
 @cache
 def _tokenizer(name: str, folder: Path, begin: str | None) -> Tokenizer:
-    return Bytes() if name == "bytes" else FromFile(f"--tokenizer {name}", folder / "tokenizer.json", begin)
+    return (
+        Bytes()
+        if name == "bytes"
+        else FromFile(f"--tokenizer {name}", folder / "tokenizer.json", begin)
+    )
 
 
 def build(options: argparse.Namespace) -> str:
@@ -122,21 +158,43 @@ def build(options: argparse.Namespace) -> str:
     paths = find_files("--input", options.input) if options.input else []
     aside = folder.with_name(f"{folder.name}.building")
     inputs = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
-    settings = json.dumps([inputs, {name: value for name, value in vars(options).items() if name not in ("output_dir", "workers")}, PART])
+    settings = json.dumps(
+        [
+            inputs,
+            {
+                name: value
+                for name, value in vars(options).items()
+                if name not in ("output_dir", "workers")
+            },
+            PART,
+        ]
+    )
     single = len(paths) == 1 and paths[0].suffix.lower() not in (".jsonl", ".parquet")
 
     def documents() -> Iterator[tuple[str, str, int]]:
-        read = read_files(paths, options.field) if paths else read_hub(options.hub, options.split, options.field)
+        read = (
+            read_files(paths, options.field)
+            if paths
+            else read_hub(options.hub, options.split, options.field)
+        )
         return split_documents(read, options.val_share, single)
 
     try:
-        if not (aside / "settings.json").is_file() or (aside / "settings.json").read_text() != settings:
+        if (
+            not (aside / "settings.json").is_file()
+            or (aside / "settings.json").read_text() != settings
+        ):
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
             write_whole(aside / "settings.json", settings)
         name = _place_tokenizer(options, aside, documents)
         tokenizer = _tokenizer(name, aside, options.begin_token)
-        notes = _encode_all(options, aside, name, parts_of(documents()), sum(path.stat().st_size for path in paths))
+        if options.tokenizer:
+            texts = (text for _, text, _ in documents())
+            check_encodes(f"--tokenizer {options.tokenizer}", tokenizer, texts)
+        notes = _encode_all(
+            options, aside, name, parts_of(documents()), sum(path.stat().st_size for path in paths)
+        )
         said = _describe(notes, tokenizer, options)
         write_whole(aside / "dataset.json", json.dumps(said) + "\n")
         for left in aside.iterdir():  # notes, and what a start that was killed has half written
@@ -144,10 +202,21 @@ def build(options: argparse.Namespace) -> str:
                 left.unlink()
         _put_in_place(aside, folder)
     except OSError as error:
-        raise ConfigError(f"--output-dir {folder}: cannot be written ({brief(error)}); choose another folder") from None
-    tokens = {split: sum(count for file, count in said["files"].items() if file.startswith(split)) for split in SPLITS}
-    exact = "" if said["token_bytes"] else "; this tokenizer changes the text, so there will be no bits per byte"
-    shown = f"{said['bytes_per_token']:.3f} bytes per token, vocabulary {said['vocab_size']:,}{exact}"
+        raise ConfigError(
+            f"--output-dir {folder}: cannot be written ({brief(error)}); choose another folder"
+        ) from None
+    tokens = {
+        split: sum(count for file, count in said["files"].items() if file.startswith(split))
+        for split in SPLITS
+    }
+    exact = (
+        ""
+        if said["token_bytes"]
+        else "; this tokenizer changes the text, so there will be no bits per byte"
+    )
+    shown = (
+        f"{said['bytes_per_token']:.3f} bytes per token, vocabulary {said['vocab_size']:,}{exact}"
+    )
     return f"{folder}: {tokens['train']:,} tokens for training, {tokens['val']:,} held out, {shown}"
 
 
@@ -155,14 +224,29 @@ def _check(options: argparse.Namespace, folder: Path) -> None:
     """What can be known before the work starts."""
     if os.path.exists(folder) and not folder.is_dir():
         raise ConfigError(f"--output-dir {folder}: it is a file; choose another folder")
-    if folder.is_dir() and any(folder.iterdir()) and not ((folder / "dataset.json").is_file() and any(folder.glob("train_*.bin"))):
-        raise ConfigError(f"--output-dir {folder}: exists and is not a dataset of tokens; choose another folder or empty this one")
+    if (
+        folder.is_dir()
+        and any(folder.iterdir())
+        and not ((folder / "dataset.json").is_file() and any(folder.glob("train_*.bin")))
+    ):
+        raise ConfigError(
+            f"--output-dir {folder}: exists and is not a dataset of tokens; choose another folder"
+            " or empty this one"
+        )
     if not 0 <= options.val_share < 1:
-        raise ConfigError(f"--val-share {options.val_share}: must be at least 0 and less than 1, for example 0.01")
+        raise ConfigError(
+            f"--val-share {options.val_share}: must be at least 0 and less than 1, for example 0.01"
+        )
     if options.train_bpe is not None and not 257 <= options.train_bpe <= 1 << 20:
-        raise ConfigError(f"--train-bpe {options.train_bpe}: must be at least 257, all bytes and a begin token, and at most {1 << 20}")
+        raise ConfigError(
+            f"--train-bpe {options.train_bpe}: must be at least 257, all bytes and a begin token,"
+            f" and at most {1 << 20}"
+        )
     if options.tokenizer not in (None, "bytes") and not os.path.isfile(options.tokenizer):
-        raise ConfigError(f"--tokenizer {options.tokenizer}: no such file; give bytes, a tokenizer.json, or --train-bpe N instead")
+        raise ConfigError(
+            f"--tokenizer {options.tokenizer}: no such file; give bytes, a tokenizer.json, or"
+            " --train-bpe N instead"
+        )
 
 
 def _place_tokenizer(options: argparse.Namespace, aside: Path, documents: Any) -> str:
@@ -171,7 +255,9 @@ def _place_tokenizer(options: argparse.Namespace, aside: Path, documents: Any) -
         return "bytes"
     if not (aside / "tokenizer.json").is_file():
         if options.tokenizer:
-            content = FromFile(f"--tokenizer {options.tokenizer}", Path(options.tokenizer), options.begin_token).content
+            content = FromFile(
+                f"--tokenizer {options.tokenizer}", Path(options.tokenizer), options.begin_token
+            ).content
         else:
             texts = (text for split, text, _ in documents() if split == "train")
             content = train_bpe(texts, options.train_bpe, options.bpe_mib << 20).encode()
@@ -179,7 +265,13 @@ def _place_tokenizer(options: argparse.Namespace, aside: Path, documents: Any) -
     return "tokenizer.json"
 
 
-def _encode_all(options: argparse.Namespace, aside: Path, name: str, parts: Iterator[tuple[Part, int]], total: int) -> list[dict[str, Any]]:
+def _encode_all(
+    options: argparse.Namespace,
+    aside: Path,
+    name: str,
+    parts: Iterator[tuple[Part, int]],
+    total: int,
+) -> list[dict[str, Any]]:
     """All parts' notes, in order; those that an earlier start has made are not made again."""
     began = time.monotonic()
 
@@ -190,28 +282,40 @@ def _encode_all(options: argparse.Namespace, aside: Path, name: str, parts: Iter
             yield number, None if made else part, str(aside), name, options.begin_token
             done += size
             share = f"{100 * done / total:5.1f} %  " if total else ""
-            show(f"{share}{done / 2**20:,.0f} MiB  {done / 2**20 / max(time.monotonic() - began, 1e-9):,.1f} MiB/s")
+            show(
+                f"{share}{done / 2**20:,.0f} MiB "
+                f" {done / 2**20 / max(time.monotonic() - began, 1e-9):,.1f} MiB/s"
+            )
 
     notes = list(in_order(_work, tasks(), options.workers))
     shown()
     return notes
 
 
-def _describe(notes: list[dict[str, Any]], tokenizer: Tokenizer, options: argparse.Namespace) -> dict[str, Any]:
+def _describe(
+    notes: list[dict[str, Any]], tokenizer: Tokenizer, options: argparse.Namespace
+) -> dict[str, Any]:
     """What dataset.json says."""
     files = {file: count for note in notes for file, count in note["files"].items()}
     if not any(file.startswith("train") for file in files):
         where = options.hub or " ".join(options.input)
-        raise ConfigError(f"{where}: no text is left for training; give more, or a smaller --val-share than {options.val_share}")
+        raise ConfigError(
+            f"{where}: no text is left for training; give more, or a smaller --val-share than"
+            f" {options.val_share}"
+        )
     size = sum(note["bytes"] for note in notes)
     exact = size == sum(note["stood_for"] for note in notes)
     digest = hashlib.sha256(json.dumps([note["sha256"] for note in notes], sort_keys=True).encode())
     digest.update(tokenizer.content if isinstance(tokenizer, FromFile) else b"bytes")
     return {
-        "vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.name, "begin_token": tokenizer.begin,
-        "fingerprint": digest.hexdigest(), "bytes_per_token": size / sum(files.values()), "files": dict(sorted(files.items())),
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer": tokenizer.name,
+        "begin_token": tokenizer.begin,
+        "fingerprint": digest.hexdigest(),
+        "bytes_per_token": size / sum(files.values()),
+        "files": dict(sorted(files.items())),
         "token_bytes": list(tokenizer.token_bytes) if exact else [],
-    }  # fmt: skip
+    }
 
 
 def _put_in_place(aside: Path, folder: Path) -> None:
@@ -225,19 +329,43 @@ def _put_in_place(aside: Path, folder: Path) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = Parser(prog="data.build.tokens", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--output-dir", required=True, help="folder of the dataset; an earlier one there is replaced")
+    made = Parser(
+        prog="data.build.tokens",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument(
+        "--output-dir",
+        required=True,
+        help="folder of the dataset; an earlier one there is replaced",
+    )
     source = made.add_mutually_exclusive_group(required=True)
-    source.add_argument("--input", nargs="+", help="files and folders: .jsonl, .parquet, anything else is text, one document a file")
+    source.add_argument(
+        "--input",
+        nargs="+",
+        help="files and folders: .jsonl, .parquet, anything else is text, one document a file",
+    )
     source.add_argument("--hub", help="a dataset's name on the hub")
     made.add_argument("--split", default="train", help="of the hub's dataset")
-    made.add_argument("--field", default="text", help="where .jsonl, .parquet and the hub have the text")
+    made.add_argument(
+        "--field", default="text", help="where .jsonl, .parquet and the hub have the text"
+    )
     kind = made.add_mutually_exclusive_group(required=True)
     kind.add_argument("--tokenizer", help="bytes, or a tokenizer.json")
     kind.add_argument("--train-bpe", type=int, help="train a byte-level BPE of so many tokens here")
-    made.add_argument("--bpe-mib", type=int, default=256, help="text that it is trained on, at most")
-    made.add_argument("--begin-token", help="the token before each document, where a tokenizer.json has one of an unusual name")
-    made.add_argument("--val-share", type=float, default=0.01, help="of the documents that is held out; of a single text, its last part")
+    made.add_argument(
+        "--bpe-mib", type=int, default=256, help="text that it is trained on, at most"
+    )
+    made.add_argument(
+        "--begin-token",
+        help="the token before each document, where a tokenizer.json has one of an unusual name",
+    )
+    made.add_argument(
+        "--val-share",
+        type=float,
+        default=0.01,
+        help="of the documents that is held out; of a single text, its last part",
+    )
     made.add_argument("--workers", type=int, help="processes; by default one a core")
     return made
 

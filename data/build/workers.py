@@ -1,4 +1,6 @@
-"""Work for several processes, whose results come in the order of the tasks: the same bytes whatever their number."""
+"""Work for several processes, whose results come in the order of the tasks: the same bytes whatever
+their number.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,11 @@ from utils.errors import ConfigError
 T = TypeVar("T")
 
 
-def in_order(work: Callable[..., T], tasks: Iterable[tuple[Any, ...]], workers: int | None = None) -> Generator[T, None, None]:
-    """`work(*task)` of each task; tasks are drawn as they are needed, and the first results do not wait for the last.
+def in_order(
+    work: Callable[..., T], tasks: Iterable[tuple[Any, ...]], workers: int | None = None
+) -> Generator[T, None, None]:
+    """`work(*task)` of each task; tasks are drawn as they are needed, and the first results do not
+    wait for the last.
 
     Who has enough closes the iterator: what was begun is finished, and nothing more is.
     """
@@ -42,11 +47,15 @@ def in_order(work: Callable[..., T], tasks: Iterable[tuple[Any, ...]], workers: 
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
     except BrokenProcessPool:
-        raise ConfigError("a process was killed, as the system does when memory runs out; start again, with fewer --workers") from None
+        raise ConfigError(
+            "a process was killed, as the system does when memory runs out; start again, with fewer"
+            " --workers"
+        ) from None
 
 
 def _begin() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal, and one answer is enough
+    # Ctrl-C reaches the whole terminal, and one answer is enough
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

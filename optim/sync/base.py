@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor, nn
 
 from utils.ranks.distributed import Dist
+from utils.ranks.notices import NONE, Notices
 
 
 @dataclass(frozen=True)
@@ -20,26 +21,37 @@ class Verdict:
     finite: bool  # False: the step must not be taken
     ranks: list[int]  # whose own gradients (dense or checked) or weight were not finite
     parameter: str | None  # the first one, in the net's order, whose summed gradient is not finite
-    notices: list[float] = field(default_factory=list)  # the sums over ranks of what each sent along
+    notices: Notices = NONE  # summed over ranks
 
     @property
     def problem(self) -> str:
         """For people: what is not finite, and whose fault it is."""
         whose = ", ".join(map(str, self.ranks)) or "none alone (the sum overflowed)"
-        return f"the gradient is not finite, first seen in {self.parameter or 'a sparse table'} and on rank {whose}"
+        return (
+            f"the gradient is not finite, first seen in {self.parameter or 'a sparse table'} and on"
+            f" rank {whose}"
+        )
 
 
 class Sync(Protocol):
-    """One step is `zero`, `sums`, then `backward` around each micro-batch, `finish`, and perhaps `clip`.
+    """One step is `zero`, `sums`, then `backward` around each micro-batch, `finish`, and perhaps
+    `clip`.
 
-    Every rank calls all of them in this order. A configuration names a builder in this package, which gets its keys
-    and the number of `notices`; `wrap` follows.
+    Every rank calls all of them in this order. A configuration names a builder in this package,
+    which gets its keys; `wrap` follows.
     """
 
-    parameters: dict[str, nn.Parameter]  # from `wrap` on: what is optimised and averaged, whole or this rank's share of each
+    # The choice of `sync=` that builds it. A class that `_target_` names writes both as literals:
+    # the configuration is checked before anything is imported.
+    name: str
+    splits_weights: bool  # whether each rank keeps only a share of every parameter
+    # from `wrap` on: what is optimised and averaged, whole or this rank's share of each
+    parameters: dict[str, nn.Parameter]
 
     def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
-        """Once, before anybody claims parameters. Training calls what this returns, and everybody else the objective."""
+        """Once, before anybody claims parameters. Training calls what this returns, and everybody
+        else the objective.
+        """
         ...
 
     def zero(self) -> None:
@@ -47,32 +59,44 @@ class Sync(Protocol):
         ...
 
     def sums(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Statistics of this rank's micro-batches, summed over them and over all ranks; free when there are none."""
+        """Statistics of this rank's micro-batches, summed over them and over all ranks; free when
+        there are none.
+        """
         ...
 
     def backward(self, last: bool) -> AbstractContextManager[None]:
-        """Around the forward and the backward of one micro-batch; `last` says that no other follows in this step."""
+        """Around the forward and the backward of one micro-batch; `last` says that no other follows
+        in this step.
+        """
         ...
 
     def finish(
-        self, weights: Sequence[Tensor | float], checked: Sequence[Tensor] = (), notices: Sequence[float] = (), late: bool = False
+        self,
+        weights: Sequence[Tensor | float],
+        checked: Sequence[Tensor] = (),
+        notices: Notices = NONE,
+        late: bool = False,
     ) -> Callable[[], Verdict]:
-        """Gradients become global sums over the global weight. What is returned waits for the device, and tells how it went.
+        """Gradients become global sums over the global weight. What is returned waits for the
+        device, and tells how it went.
 
         Args:
             weights: what each micro-batch of this rank counts for.
-            checked: more of this rank's gradients that must be finite, such as rows of sparse tables.
-            notices: numbers to be summed over ranks on this occasion, as many as the constructor says.
+            checked: more of this rank's gradients that must be finite, such as table rows.
+            notices: what this rank tells all others, to be summed over ranks as well.
             late: the verdict is read once the next step has begun, which overwrites the gradients.
         """
         ...
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scale all gradients to a global norm of at most `max_norm`; the norm before, still on the device."""
+        """Scale all gradients to a global norm of at most `max_norm`; the norm before, still on the
+        device.
+        """
         ...
 
     def full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What a checkpoint holds of parameters, averages and optimizer states: whole, however they are split over ranks.
+        """What a checkpoint holds of parameters, averages and optimizer states: whole, however they
+        are split over ranks.
 
         Every rank calls it, and rank 0, which writes it, gets it all.
         """
@@ -83,7 +107,9 @@ class Sync(Protocol):
         ...
 
     def split(self, tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-        """Of what `full` gave, and all ranks have read, what this rank holds; a RunError where they have not read the same of this part."""
+        """Of what `full` gave, and all ranks have read, what this rank holds; a RunError where they
+        have not read the same of this part.
+        """
         ...
 
     def take_wait_s(self) -> float:

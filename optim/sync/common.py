@@ -1,4 +1,6 @@
-"""What all ways to synchronise share: sums of statistics, the message that ends a step, and norms."""
+"""What all ways to synchronise share: sums of statistics, the message that ends a step, and
+norms.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +13,25 @@ from torch import Tensor, nn
 from optim.replicas import check_same
 from optim.stopwatch import Stopwatch
 from optim.sync.base import Verdict
-from optim.sync.buckets import divisor, finite, magnitude, scale
+from optim.sync.buckets import finite, inverse_weight, magnitude, scale
 from utils.ranks.distributed import Dist
+from utils.ranks.notices import NONE, NOTICES, Notices
 from utils.transfer import to_device, to_host
 
 
 class Common:
-    """Every rank holds whole tensors, and PyTorch has added up their gradients by the end of the last backward.
+    """Every rank holds whole tensors, and PyTorch has added up their gradients by the end of the
+    last backward.
 
     Ways that do either otherwise say so by overriding.
     """
 
+    name: str
+    splits_weights = False
     parameters: dict[str, nn.Parameter]
     dist: Dist
-    magnitudes: list[Tensor]  # of what this rank has added to the sums, as shares of what its type holds
-
-    def __init__(self, notices: int = 0) -> None:
-        self._notices = notices
+    # of what this rank has added to the sums, as shares of what its type holds
+    magnitudes: list[Tensor]
 
     def begin(self, parameters: Mapping[str, nn.Parameter], dist: Dist) -> None:
         """What is optimised, among whom."""
@@ -35,7 +39,9 @@ class Common:
         self._waited = Stopwatch(dist.device)
 
     def take_wait_s(self) -> float:
-        """Seconds from the end of backward until everything was reduced, and for statistics, since the last reading."""
+        """Seconds from the end of backward until everything was reduced, and for statistics, since
+        the last reading.
+        """
         return self._waited.read()
 
     def zero(self) -> None:
@@ -45,35 +51,66 @@ class Common:
             parameter.grad = None
 
     def sums(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Statistics over all micro-batches and ranks: one message, and none when there are no statistics."""
+        """Statistics over all micro-batches and ranks: one message, and none when there are no
+        statistics.
+        """
         if not any(parts):
             return {}
         names = sorted(parts[0])
-        assert all(sorted(part) == names for part in parts), "statistics must have the same names in every micro-batch"
-        rows = [torch.cat([part[name].detach().to(self.dist.device, torch.float64).flatten() for name in names]) for part in parts]
+        assert all(sorted(part) == names for part in parts), (
+            "statistics must have the same names in every micro-batch"
+        )
+        rows = [
+            torch.cat(
+                [
+                    part[name].detach().to(self.dist.device, torch.float64).flatten()
+                    for name in names
+                ]
+            )
+            for part in parts
+        ]
         with self._waited.running():
             total = self._over_ranks(self._over_parts(rows))
         pieces = total.split([parts[0][name].numel() for name in names])
-        return {name: piece.view_as(parts[0][name]).to(parts[0][name].dtype) for name, piece in zip(names, pieces, strict=True)}
+        return {
+            name: piece.view_as(parts[0][name]).to(parts[0][name].dtype)
+            for name, piece in zip(names, pieces, strict=True)
+        }
 
     def finish(
-        self, weights: Sequence[Tensor | float], checked: Sequence[Tensor] = (), notices: Sequence[float] = (), late: bool = False
+        self,
+        weights: Sequence[Tensor | float],
+        checked: Sequence[Tensor] = (),
+        notices: Notices = NONE,
+        late: bool = False,
     ) -> Callable[[], Verdict]:
-        """Tell all ranks what each knows of its share, and divide; on CUDA the host launches this and goes on."""
+        """Tell all ranks what each knows of its share, and divide; on CUDA the host launches this
+        and goes on.
+        """
         self._collect()
         grads = self._grads()
-        status = torch.cat([self._status(weights, [*self.magnitudes, *map(magnitude, checked)], notices), finite(grads)])
+        status = torch.cat(
+            [
+                self._status(weights, [*self.magnitudes, *map(magnitude, checked)], notices),
+                finite(grads),
+            ]
+        )
         with self.dist.waiting(), self._waited.running():
             self.dist.all_reduce(status)
-        scale(grads, divisor(status[0]))
+        scale(grads, inverse_weight(status[0]))
         read = to_host(status)
         return lambda: self._verdict_on(read)
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scale all gradients to a global norm of at most `max_norm`; the norm before, still on the device."""
+        """Scale all gradients to a global norm of at most `max_norm`; the norm before, still on the
+        device.
+        """
         grads = self._grads()
         # in float32 at least: norms are sums of squares, and half precision would overflow
-        wide = [torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in grads]
+        wide = [
+            torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32))
+            for g in grads
+        ]
         norm = self._whole_norm(torch.linalg.vector_norm(torch.stack(wide)))
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for grad in grads:
@@ -100,7 +137,9 @@ class Common:
                 parameter.grad = torch.zeros_like(parameter)
 
     def _grads(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
+        return [
+            parameter.grad for parameter in self.parameters.values() if parameter.grad is not None
+        ]
 
     def _whole_norm(self, norm: Tensor) -> Tensor:
         return norm
@@ -115,20 +154,37 @@ class Common:
         self.dist.all_reduce(tensor)
         return tensor
 
-    def _status(self, weights: Sequence[Tensor | float], magnitudes: Sequence[Tensor], notices: Sequence[float]) -> Tensor:
-        """What a rank tells all others, to be summed: the weight, one number for each rank, and what is sent along."""
-        status = torch.zeros(1 + self.dist.world_size + self._notices, device=self.dist.device)
+    def _status(
+        self,
+        weights: Sequence[Tensor | float],
+        magnitudes: Sequence[Tensor],
+        notices: Notices,
+    ) -> Tensor:
+        """What a rank tells all others, to be summed: the weight, one number for each rank, and
+        what is sent along.
+        """
+        status = torch.zeros(1 + self.dist.world_size + NOTICES, device=self.dist.device)
         status[0] = weight = self._total(weights)
-        # max() keeps NaN; a weight that is not finite makes 0 * weight NaN and finite ones change nothing
-        status[1 + self.dist.rank] = torch.stack([torch.zeros_like(weight), *magnitudes]).max() + 0 * weight
+        # max() keeps NaN; a weight that is not finite makes 0 * weight NaN and finite ones change
+        # nothing
+        status[1 + self.dist.rank] = (
+            torch.stack([torch.zeros_like(weight), *magnitudes]).max() + 0 * weight
+        )
         if notices:
-            status[-self._notices :] = to_device(torch.tensor(notices), self.dist.device)
+            status[-NOTICES:] = to_device(torch.tensor(notices.numbers()), self.dist.device)
         return status
 
-    def _split_status(self, status: Sequence[float]) -> tuple[float, list[float], list[float], list[float]]:
+    def _split_status(
+        self, status: Sequence[float]
+    ) -> tuple[float, list[float], Notices, list[float]]:
         """The weight, the ranks' numbers, what was sent along, and what else came."""
-        ranks, end = self.dist.world_size, 1 + self.dist.world_size + self._notices
-        return status[0], list(status[1 : 1 + ranks]), list(status[1 + ranks : end]), list(status[end:])
+        ranks, end = self.dist.world_size, 1 + self.dist.world_size + NOTICES
+        return (
+            status[0],
+            list(status[1 : 1 + ranks]),
+            Notices.from_numbers(status[1 + ranks : end]),
+            list(status[end:]),
+        )
 
     def _verdict_on(self, read: Callable[[], list[float]]) -> Verdict:
         with self.dist.waiting():
@@ -136,4 +192,6 @@ class Common:
         bad = [rank for rank, share in enumerate(magnitudes) if not math.isfinite(share)]
         known = zip(self.parameters, counts, strict=True)
         first = next((name for name, ranks in known if ranks < self.dist.world_size), None)
-        return Verdict(total, not bad and math.isfinite(total) and first is None, bad, first, noticed)
+        return Verdict(
+            total, not bad and math.isfinite(total) and first is None, bad, first, noticed
+        )

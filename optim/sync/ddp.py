@@ -19,16 +19,29 @@ from optim.sync.common import Common
 from utils.errors import ConfigError, RunError
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
+from utils.ranks.notices import NONE, Notices
 
 
 class DDP(Common):
-    """Around the training pass of an objective. Buffers, and with them sparse tables, are nobody's business here."""
+    """Around the training pass of an objective. Buffers, and with them sparse tables, are nobody's
+    business here.
+    """
 
-    def __init__(self, bucket_mb: float = 25.0, find_unused_parameters: bool = False, static_graph: bool = False, notices: int = 0) -> None:
-        super().__init__(notices)
+    name = "ddp"
+
+    def __init__(
+        self,
+        bucket_mb: float = 25.0,
+        find_unused_parameters: bool = False,
+        static_graph: bool = False,
+    ) -> None:
         if not bucket_mb > 0:
             raise ConfigError(f"sync.bucket_mb={bucket_mb}: a bucket holds something; try 25")
-        self._bucket_mb, self._finds_unused, self._static = bucket_mb, find_unused_parameters, static_graph
+        self._bucket_mb, self._finds_unused, self._static = (
+            bucket_mb,
+            find_unused_parameters,
+            static_graph,
+        )
         self._net: DistributedDataParallel | None = None
         self._missing = 0  # elements of gradients that have not left yet in this step
 
@@ -36,12 +49,17 @@ class DDP(Common):
         """What is returned calls the objective, from the first step on by way of DDP."""
         self.begin({name: p for name, p in objective.named_parameters() if p.requires_grad}, dist)
         self._inside = LossInSight(objective)
-        return Calling(lambda *given: with_loss(*(self._inside if self._net is None else self._net)(*given)))
+        return Calling(
+            lambda *given: with_loss(*(self._inside if self._net is None else self._net)(*given))
+        )
 
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
-        """DDP reads in its forward whether it is to reduce, so `no_sync` stands around that, too."""
-        # Not in `wrap`: rehearsals would set off its hooks. A static graph is learned from a pass that is reduced.
+        """DDP reads in its forward whether it is to reduce, so `no_sync` stands around that,
+        too.
+        """
+        # Not in `wrap`: rehearsals would set off its hooks. A static graph is learned from a pass
+        # that is reduced.
         if self._net is None and (last or not self._static):
             self._net = self._wrapped()
         self._missing = sum(p.numel() for p in self.parameters.values())
@@ -50,29 +68,46 @@ class DDP(Common):
             yield
 
     def finish(
-        self, weights: Sequence[Tensor | float], checked: Sequence[Tensor] = (), notices: Sequence[float] = (), late: bool = False
+        self,
+        weights: Sequence[Tensor | float],
+        checked: Sequence[Tensor] = (),
+        notices: Notices = NONE,
+        late: bool = False,
     ) -> Callable[[], Verdict]:
         """Every bucket must have left: DDP itself would say so in the next step, in a page."""
         if self._missing and not self._finds_unused:
             raise RunError(
-                "sync.find_unused_parameters=false: the last micro-batch of a step left parameters without a gradient; "
-                "set sync.find_unused_parameters=true, or use sync=allreduce"
+                "sync.find_unused_parameters=false: the last micro-batch of a step left parameters"
+                " without a gradient; set sync.find_unused_parameters=true, or use sync=allreduce"
             )
         return super().finish(weights, checked, notices, late)
 
     def _wrapped(self) -> DistributedDataParallel:
         known = inspect.signature(DistributedDataParallel).parameters
-        apart: dict[str, Any] = {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}  # before 2.13
+        # before 2.13
+        apart: dict[str, Any] = {
+            (
+                "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+            ): False
+        }
         net = DistributedDataParallel(
-            self._inside, process_group=distributed.group(self.dist), bucket_cap_mb=self._bucket_mb, gradient_as_bucket_view=True,
-            find_unused_parameters=self._finds_unused, static_graph=self._static,
-            init_sync=False, **apart,  # all ranks have the same ones
-        )  # fmt: skip
-        net.register_comm_hook(None, lambda state, bucket: self._sum(bucket))  # its annotations, were there any, must be no strings
+            self._inside,
+            process_group=distributed.group(self.dist),
+            bucket_cap_mb=self._bucket_mb,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=self._finds_unused,
+            static_graph=self._static,
+            init_sync=False,
+            **apart,  # all ranks have the same ones
+        )
+        # its annotations, were there any, must be no strings
+        net.register_comm_hook(None, lambda state, bucket: self._sum(bucket))
         return net
 
     def _sum(self, bucket: c10d.GradBucket) -> torch.futures.Future[Tensor]:
-        """In place of a mean over ranks, which would have to be undone; on the way it is noted what this rank adds."""
+        """In place of a mean over ranks, which would have to be undone; on the way it is noted what
+        this rank adds.
+        """
         flat = bucket.buffer()
         self.magnitudes.append(magnitude(flat))
         self._missing -= sum(gradient.numel() for gradient in bucket.gradients())

@@ -1,4 +1,6 @@
-"""Gradients with the same bits at 1, 2, 4 … ranks that divide the shards: shard by shard, added in one fixed binary tree."""
+"""Gradients with the same bits at 1, 2, 4 … ranks that divide the shards: shard by shard, added in
+one fixed binary tree.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +11,26 @@ import torch
 from torch import Tensor, nn
 
 from optim.sync.allreduce import Reducer
-from optim.sync.base import Sync, Verdict
+from optim.sync.base import Verdict
 from optim.sync.buckets import Bucket
 from utils.ranks.distributed import Dist
+from utils.ranks.notices import NONE, Notices
 
 
 class ExactReducer(Reducer):
-    """Every backward is one shard's; nothing overlaps, because a shard's sum must be finished before it is added.
+    """Every backward is one shard's; nothing overlaps, because a shard's sum must be finished
+    before it is added.
 
-    The tree halves the shards again and again. With a power of two of ranks that divides the shards, a rank's block is
-    one of its branches: the rank adds up the branch, and the ranks' sums meet in the branches above.
+    The tree halves the shards again and again. With a power of two of ranks that divides the
+    shards, a rank's block is one of its branches: the rank adds up the branch, and the ranks' sums
+    meet in the branches above.
     """
 
-    def __init__(self, shards: int, bucket_mb: float = 16.0, notices: int = 0) -> None:
-        super().__init__(bucket_mb, notices)
+    def __init__(self, shards: int, bucket_mb: float = 16.0) -> None:
+        super().__init__(bucket_mb)
         self._shards = shards
-        self._branches: list[list[Tensor]] = []  # sums that wait for their neighbour, each as one tensor per bucket
+        # sums that wait for their neighbour, each as one tensor per bucket
+        self._branches: list[list[Tensor]] = []
         self._shards_done = 0
 
     def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
@@ -55,25 +61,39 @@ class ExactReducer(Reducer):
         self._shards_done += 1
 
     def finish(
-        self, weights: Sequence[Tensor | float], checked: Sequence[Tensor] = (), notices: Sequence[float] = (), late: bool = False
+        self,
+        weights: Sequence[Tensor | float],
+        checked: Sequence[Tensor] = (),
+        notices: Notices = NONE,
+        late: bool = False,
     ) -> Callable[[], Verdict]:
         """As in the fast path, over the tree."""
-        assert len(self._branches) == 1, f"{self._shards_done} of {len(self._merges)} shards were seen"
+        assert len(self._branches) == 1, (
+            f"{self._shards_done} of {len(self._merges)} shards were seen"
+        )
         for bucket, grads in zip(self.buckets, self._branches.pop(), strict=True):
             bucket.fill(grads)
         return super().finish(weights, checked, notices, late)
 
     def _prepare(self) -> None:
-        self._arrivals = None  # the order of buckets is the net's own: there is no sending to be in time for
+        # the order of buckets is the net's own: there is no sending to be in time for
+        self._arrivals = None
 
     def _total(self, weights: Sequence[Tensor | float]) -> Tensor:
-        return tree_sum([torch.as_tensor(weight, dtype=torch.float32, device=self.dist.device) for weight in weights])
+        return tree_sum(
+            [
+                torch.as_tensor(weight, dtype=torch.float32, device=self.dist.device)
+                for weight in weights
+            ]
+        )
 
     def _over_parts(self, parts: Sequence[Tensor]) -> Tensor:
         return tree_sum(parts)
 
     def _over_ranks(self, tensor: Tensor) -> Tensor:
-        """Each rank adds up one slice of all ranks' sums, and the slices are shared: the traffic of an ordinary all-reduce."""
+        """Each rank adds up one slice of all ranks' sums, and the slices are shared: the traffic of
+        an ordinary all-reduce.
+        """
         ranks, size = self.dist.world_size, tensor.numel()
         padded = torch.nn.functional.pad(tensor, (0, -size % ranks))
         slices = self.dist.all_to_all(padded).view(ranks, -1)
@@ -92,15 +112,12 @@ def tree_sum(leaves: Sequence[Tensor]) -> Tensor:
 
 
 def merges_after_each(leaves: int) -> list[int]:
-    """How many branches of the tree are complete after each leaf, taken in order: what may be added up on the way."""
+    """How many branches of the tree are complete after each leaf, taken in order: what may be added
+    up on the way.
+    """
     if leaves == 1:
         return [0]
     middle = leaves // 2
     merges = merges_after_each(middle) + merges_after_each(leaves - middle)
     merges[-1] += 1
     return merges
-
-
-def build_reducer(notices: int, bucket_mb: float, exact: bool, shards: int) -> Sync:
-    """The fast path, or the exact one."""
-    return ExactReducer(shards, bucket_mb, notices) if exact else Reducer(bucket_mb, notices)

@@ -1,7 +1,9 @@
-"""PyTorch's fully_shard (FSDP2): every rank keeps a share of each parameter, and has it whole only while it is needed.
+"""PyTorch's fully_shard (FSDP2): every rank keeps a share of each parameter, and has it whole only
+while it is needed.
 
-What is optimised, averaged and remembered are plain tensors, each a rank's share of a parameter: optimizers meet no DTensor.
-A share is what `Tensor.chunk` gives along the first dimension, so it may be empty.
+What is optimised, averaged and remembered are plain tensors, each a rank's share of a parameter:
+optimizers meet no DTensor. A share is what `Tensor.chunk` gives along the first dimension, so it
+may be empty.
 """
 
 from __future__ import annotations
@@ -27,32 +29,55 @@ from utils.ranks.distributed import Dist
 
 
 class FSDP(Common):
-    """Every block of the net by itself, and the rest once around; every call of the objective that needs weights goes through that."""
+    """Every block of the net by itself, and the rest once around; every call of the objective that
+    needs weights goes through that.
+    """
 
-    def __init__(self, reshard_after_forward: bool = True, notices: int = 0) -> None:
-        super().__init__(notices)
+    name = "fsdp"
+    splits_weights = True
+
+    def __init__(self, reshard_after_forward: bool = True) -> None:
         self._reshards = reshard_after_forward
 
     def wrap(self, objective: Any, dist: Dist) -> nn.Module:
-        """The objective itself, whose calls find whole weights from now on; its parameters are split."""
+        """The objective itself, whose calls find whole weights from now on; its parameters are
+        split.
+        """
         trained = [p for p in objective.parameters() if p.requires_grad]
         if len(kinds := {p.dtype for p in trained}) > 1 or any(p.ndim == 0 for p in trained):
-            raise ConfigError(f"sync=fsdp: splits parameters of one type with a dimension, and this net has {kinds}; use sync=allreduce")
+            raise ConfigError(
+                "sync=fsdp: splits parameters of one type with a dimension, and this net has"
+                f" {kinds}; use sync=allreduce"
+            )
         self._mesh = DeviceMesh.from_group(distributed.group(dist), dist.device.type)
         root = Calls(objective)
         frozen = {p for p in objective.parameters() if not p.requires_grad}
         for block in objective.shardable():
-            fully_shard(block, mesh=self._mesh, reshard_after_forward=self._reshards, ignored_params=frozen)
+            fully_shard(
+                block, mesh=self._mesh, reshard_after_forward=self._reshards, ignored_params=frozen
+            )
         # What is around is needed again at once
-        self._root: Any = fully_shard(root, mesh=self._mesh, reshard_after_forward=False, ignored_params=frozen)
-        self._units: list[Any] = [module for module in root.modules() if isinstance(module, FSDPModule)]
+        self._root: Any = fully_shard(
+            root, mesh=self._mesh, reshard_after_forward=False, ignored_params=frozen
+        )
+        self._units: list[Any] = [
+            module for module in root.modules() if isinstance(module, FSDPModule)
+        ]
         for unit in self._units:
             unit.set_custom_reduce_scatter(Summing(self._note))
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
         # tied ones have several names
-        self._split: dict[str, Any] = {name: p for name, p in objective.named_parameters(remove_duplicate=False) if p.requires_grad}
-        shares = {name: nn.Parameter(p.to_local().detach()) for name, p in objective.named_parameters() if p.requires_grad}
+        self._split: dict[str, Any] = {
+            name: p
+            for name, p in objective.named_parameters(remove_duplicate=False)
+            if p.requires_grad
+        }
+        shares = {
+            name: nn.Parameter(p.to_local().detach())
+            for name, p in objective.named_parameters()
+            if p.requires_grad
+        }
         self.begin(shares, dist)
         self._own_magnitude = torch.zeros((), device=dist.device)
         self._route(objective)
@@ -67,7 +92,9 @@ class FSDP(Common):
 
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
-        """Gradients are summed whole on each rank until the last micro-batch; what stands around the blocks stays whole as well."""
+        """Gradients are summed whole on each rank until the last micro-batch; what stands around
+        the blocks stays whole as well.
+        """
         self._root.set_requires_gradient_sync(last)
         self._root.set_is_last_backward(last)
         self._root.set_reshard_after_backward(last or self._reshards)
@@ -80,7 +107,11 @@ class FSDP(Common):
         whole = {}
         for name, tensor in tensors.items():
             share = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            parts = self.dist.gather(share.detach()) if self._owner(name, tensor) is not None else [share]
+            parts = (
+                self.dist.gather(share.detach())
+                if self._owner(name, tensor) is not None
+                else [share]
+            )
             if parts is not None and self.dist.is_main:
                 whole[name] = torch.cat(parts) if len(parts) > 1 else parts[0]
         return whole
@@ -89,7 +120,11 @@ class FSDP(Common):
         """In the shapes that they have whole."""
         owners = {name: self._owner(name, tensor) for name, tensor in tensors.items()}
         return {
-            name: tensor if (owner := owners[name]) is None else torch.empty(owner.shape, dtype=tensor.dtype, device="meta")
+            name: (
+                tensor
+                if (owner := owners[name]) is None
+                else torch.empty(owner.shape, dtype=tensor.dtype, device="meta")
+            )
             for name, tensor in tensors.items()
         }
 
@@ -108,18 +143,35 @@ class FSDP(Common):
         share = share.to(self.dist.device)
         if name not in self._split:
             return share
-        return DTensor.from_local(share, self._mesh, [Shard(0)], run_check=False, shape=tensor.shape, stride=tensor.stride())
+        return DTensor.from_local(
+            share,
+            self._mesh,
+            [Shard(0)],
+            run_check=False,
+            shape=tensor.shape,
+            stride=tensor.stride(),
+        )
 
     def _owner(self, name: str, tensor: Tensor) -> Any:
-        """The parameter whose shares these are: weights have its name, averages and memories contain it; counters are no shares."""
-        return next((self._split[part] for part in name.split("/") if part in self._split), None) if tensor.ndim else None
+        """The parameter whose shares these are: weights have its name, averages and memories
+        contain it; counters are no shares.
+        """
+        return (
+            next((self._split[part] for part in name.split("/") if part in self._split), None)
+            if tensor.ndim
+            else None
+        )
 
     def _collect(self) -> None:
         for name, share in self.parameters.items():
             grad = self._split[name].grad
             share.grad = torch.zeros_like(share) if grad is None else grad.to_local()
         # one rank alone sends nothing
-        self.magnitudes = [self._own_magnitude] if self.dist.world_size > 1 else [magnitude(grad) for grad in self._grads()]
+        self.magnitudes = (
+            [self._own_magnitude]
+            if self.dist.world_size > 1
+            else [magnitude(grad) for grad in self._grads()]
+        )
 
     def _whole_norm(self, norm: Tensor) -> Tensor:
         square = norm.double().square()
@@ -132,7 +184,12 @@ class FSDP(Common):
 
     def _route(self, objective: Any) -> None:
         """Have calls from outside go through what is sharded once around."""
-        forward, predict, statistics, evaluators = objective.forward, objective.predict, objective.statistics, objective.evaluators
+        forward, predict, statistics, evaluators = (
+            objective.forward,
+            objective.predict,
+            objective.statistics,
+            objective.evaluators,
+        )
 
         def loss_in_sight(*given: Any) -> tuple[Tensor, Any]:
             out = forward(*given)
@@ -150,7 +207,8 @@ class FSDP(Common):
         objective.forward = lambda *given: with_loss(*self._root(loss_in_sight, *given))
         objective.predict = lambda batch: self._without_gradients(predict, batch)
         objective.statistics = found
-        objective.evaluators = lambda row: self._without_gradients(evaluators, row)  # some look at weights
+        # some look at weights
+        objective.evaluators = lambda row: self._without_gradients(evaluators, row)
 
     def _without_gradients(self, call: Callable[..., Any], *given: Any) -> Any:
         """No backward follows that would let the weights go."""
@@ -184,6 +242,15 @@ class Summing:
         """Memory for what comes and goes."""
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
         self._note(input_tensor)
-        return self._reduce(output_tensor, input_tensor, group=group, op=c10d.ReduceOp.SUM, async_op=async_op)
+        return self._reduce(
+            output_tensor, input_tensor, group=group, op=c10d.ReduceOp.SUM, async_op=async_op
+        )

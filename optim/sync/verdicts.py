@@ -1,4 +1,6 @@
-"""Verdicts are read when they are there, so that the host does not wait for a step that it has only just launched."""
+"""Verdicts are read when they are there, so that the host does not wait for a step that it has only
+just launched.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +11,26 @@ import torch
 
 from optim.sync.base import Verdict
 from utils.errors import RunError
+from utils.ranks.notices import NONE, Notices
 
 LAG = {"cuda": 1}  # steps by which a device is behind its host
 
 
 class Verdicts:
-    """What became of the last steps. All ranks read the same verdicts at the same places, because all have the same ones.
+    """What became of the last steps. All ranks read the same verdicts at the same places, because
+    all have the same ones.
 
-    On CUDA the verdict on a step is read in the next one. An update that should not have been made is then already made: that
-    is no harm to a run that ends for it, as long as everything that is logged, evaluated or saved is settled first. Where such
-    steps are skipped, nothing may have come of them, and the host waits.
+    On CUDA the verdict on a step is read in the next one. An update that should not have been made
+    is then already made: that is no harm to a run that ends for it, as long as everything that is
+    logged, evaluated or saved is settled first. Where such steps are skipped, nothing may have come
+    of them, and the host waits.
     """
 
-    def __init__(self, policy: str, device: torch.device, notices: int) -> None:
+    def __init__(self, policy: str, device: torch.device) -> None:
         self.lag = LAG.get(device.type, 0) if policy == "raise" else 0
         self._policy = policy
         self._open: deque[tuple[int, Callable[[], Verdict]]] = deque()
-        self._notices = [0.0] * notices
+        self._notices = NONE
 
     @property
     def settled(self) -> bool:
@@ -35,26 +40,33 @@ class Verdicts:
     @property
     def noticed(self) -> bool:
         """Whether somebody has sent something along that waits to be taken."""
-        return any(self._notices)
+        return bool(self._notices)
 
     def add(self, step: int, read: Callable[[], Verdict]) -> None:
         """The newest step."""
         self._open.append((step, read))
 
     def settle(self, behind: int = 0) -> str:
-        """Read the verdicts on all steps but the last `behind`; ends the run, or returns why the newest step must be skipped."""
+        """Read the verdicts on all steps but the last `behind`; ends the run, or returns why the
+        newest step must be skipped.
+        """
         while len(self._open) > behind:
             step, read = self._open.popleft()
             verdict = read()
-            self._notices = [sum(pair) for pair in zip(self._notices, verdict.notices, strict=True)]
+            self._notices += verdict.notices
             if verdict.finite:
                 continue
             if self._policy == "raise":
-                raise RunError(f"on_nonfinite=raise: step {step}: {verdict.problem}; lower lr, set grad_clip, or use on_nonfinite=skip")
+                raise RunError(
+                    f"on_nonfinite=raise: step {step}: {verdict.problem}; lower lr, set grad_clip,"
+                    " or use on_nonfinite=skip"
+                )
             return verdict.problem
         return ""
 
-    def take_notices(self) -> list[float]:
-        """The sums over ranks of what they sent along with the steps that were settled since the last call."""
-        taken, self._notices = self._notices, [0.0] * len(self._notices)
+    def take_notices(self) -> Notices:
+        """The sums over ranks of what they sent along with the steps that were settled since the
+        last call.
+        """
+        taken, self._notices = self._notices, NONE
         return taken

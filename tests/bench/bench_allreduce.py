@@ -1,13 +1,16 @@
-"""Gradient reduction on 2 gloo ranks: our buckets, one blocking call per parameter, DDP; and whole steps, with FSDP as well.
+"""Gradient reduction on 2 gloo ranks: our buckets, one blocking call per parameter, DDP; and whole
+steps, with FSDP as well.
 
     python -m tests.bench.bench_allreduce
 
-In the first table the ways run in turns inside one process group, so that whatever else the machine does hits all alike. Each
-is timed from clearing the gradients until the reduced ones are there. Ours includes its finiteness check, which names the rank
-and the parameter; DDP has none, so it runs a second time followed by the check of the total norm that loops usually make.
+In the first table the ways run in turns inside one process group, so that whatever else the machine
+does hits all alike. Each is timed from clearing the gradients until the reduced ones are there.
+Ours includes its finiteness check, which names the rank and the parameter; DDP has none, so it runs
+a second time followed by the check of the total norm that loops usually make.
 
-In the second each has processes of its own, twice in turns: tokens per second of all ranks in the best of them, and the
-most memory that a rank held in the least. `sync=ddp` and `sync=fsdp` are as a run has them, with their checks.
+In the second each has processes of its own, twice in turns: tokens per second of all ranks in the
+best of them, and the most memory that a rank held in the least. `sync=ddp` and `sync=fsdp` are as a
+run has them, with their checks.
 """
 
 from __future__ import annotations
@@ -26,11 +29,11 @@ import torch.distributed as c10d
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from models.gpt import GPT
-from models.hrm import HRM
-from models.objectives.base import Context, Objective
-from models.objectives.causal_lm import CausalLM
-from models.trm import TRM
+from models.language.causal_lm import CausalLM
+from models.language.gpt import GPT
+from models.objective import Context, Objective
+from models.recursive.hrm import HRM
+from models.recursive.trm import TRM
 from optim.builtin import adamw
 from optim.sync.allreduce import Reducer
 from optim.sync.common import Common
@@ -46,19 +49,26 @@ from utils.spec import Spec
 RANKS = 2
 ROUNDS = int(os.environ.get("ROUNDS", "25"))
 ROWS, TOKENS, STEPS = 2, 128, 4
-PRECISE = {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # what is freed goes back at once, so that what is held is what is needed
+# what is freed goes back at once, so that what is held is what is needed
+PRECISE = {"MALLOC_MMAP_THRESHOLD_": "1000000"}
 BUCKET_MB = float(os.environ.get("BUCKET_MB", "16"))
 
 
 class Reasoner(nn.Module):
-    """A recursive net with the published parameters and one cycle per step, so that computing hides less of the reduction."""
+    """A recursive net with the published parameters and one cycle per step, so that computing hides
+    less of the reduction.
+    """
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        arch = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "arch" / f"{kind}.yaml"), resolve=True)["arch"]
+        arch = OmegaConf.to_container(
+            OmegaConf.load(ROOT / "conf" / "arch" / f"{kind}.yaml"), resolve=True
+        )["arch"]
         keys = {key: value for key, value in arch.items() if key not in ("_target_", "loss")}
         keys |= {"H_cycles": 1, "L_cycles": 1, "forward_dtype": "float32"}
-        self.net = {"trm": TRM, "hrm": HRM}[kind](Spec(vocab_size=11, seq_len=81, table_rows=1), **keys)
+        self.net = {"trm": TRM, "hrm": HRM}[kind](
+            Spec(vocab_size=11, seq_len=81, table_rows=1), **keys
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         _, logits, halting = self.net(self.net.fresh_state(*tokens.shape), tokens, None, None)
@@ -67,7 +77,11 @@ class Reasoner(nn.Module):
 
 def many_small() -> nn.Module:
     """300 tensors, so that the cost per call shows."""
-    return nn.Sequential(nn.Embedding(11, 32), *(nn.Linear(32, 32) for _ in range(149)), nn.Linear(32, 11, bias=False))
+    return nn.Sequential(
+        nn.Embedding(11, 32),
+        *(nn.Linear(32, 32) for _ in range(149)),
+        nn.Linear(32, 11, bias=False),
+    )
 
 
 def nets() -> dict[str, tuple[Callable[[], nn.Module], Tensor]]:
@@ -111,21 +125,31 @@ def per_parameter(net: nn.Module, dist: Dist) -> Callable[[Tensor], float]:
 
 
 def ddp(net: nn.Module, dist: Dist, check: bool = False) -> Callable[[Tensor], float]:
-    wrapped = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True, broadcast_buffers=False)
+    wrapped = nn.parallel.DistributedDataParallel(
+        net, gradient_as_bucket_view=True, broadcast_buffers=False
+    )
 
     def step(tokens: Tensor) -> float:
         loss = wrapped(tokens).square().sum()
         start = _aligned(dist)
         net.zero_grad()
         loss.backward()
-        if check and not torch.nn.utils.get_total_norm([p.grad for p in net.parameters()]).isfinite():
+        if (
+            check
+            and not torch.nn.utils.get_total_norm([p.grad for p in net.parameters()]).isfinite()
+        ):
             raise RuntimeError("a gradient is not finite")
         return time.perf_counter() - start
 
     return step
 
 
-WAYS: dict[str, Callable] = {"ours": ours, "per parameter": per_parameter, "DDP": ddp, "DDP checked": partial(ddp, check=True)}
+WAYS: dict[str, Callable] = {
+    "ours": ours,
+    "per parameter": per_parameter,
+    "DDP": ddp,
+    "DDP checked": partial(ddp, check=True),
+}
 
 
 def language_model() -> Objective:
@@ -149,7 +173,12 @@ class PerParameter(Common):
             self.dist.all_reduce(parameter.grad)
 
 
-SYNCS: dict[str, Callable[[], Any]] = {"allreduce": Reducer, "ddp": DDP, "fsdp": FSDP, "per parameter": PerParameter}
+SYNCS: dict[str, Callable[[], Any]] = {
+    "allreduce": Reducer,
+    "ddp": DDP,
+    "fsdp": FSDP,
+    "per parameter": PerParameter,
+}
 
 
 def whole_steps(way: str, dist: Dist) -> None:
@@ -158,7 +187,10 @@ def whole_steps(way: str, dist: Dist) -> None:
     wrapped, before = sync.wrap(objective, dist), peak_memory(dist.device)
     optimizer = adamw(list(sync.parameters.items()), lr=1e-4, fused=True)
     text = torch.randint(0, 8192, (ROWS, TOKENS + 1), dtype=torch.int32)
-    batch, context = {"inputs": text[:, :-1], "labels": text[:, 1:]}, Context(0.0, Noise(0, 0, range(1), dist.device))
+    batch, context = (
+        {"inputs": text[:, :-1], "labels": text[:, 1:]},
+        Context(0.0, Noise(0, 0, range(1), dist.device)),
+    )
     times = []
     for _ in range(STEPS + 2):
         start = _aligned(dist)
@@ -169,20 +201,37 @@ def whole_steps(way: str, dist: Dist) -> None:
         assert sync.finish([out.weight])().finite
         optimizer.step()
         times.append(_aligned(dist) - start)
-    print(dist.world_size * ROWS * TOKENS / statistics.median(times[2:]), (peak_memory(dist.device) - before) / 1e6, flush=True)
+    print(
+        dist.world_size * ROWS * TOKENS / statistics.median(times[2:]),
+        (peak_memory(dist.device) - before) / 1e6,
+        flush=True,
+    )
 
 
 def table_of_steps() -> None:
     found: dict[str, list[tuple[float, float]]] = {way: [] for way in SYNCS}
     for _ in range(2):
         for way, runs in found.items():
-            ranks = succeeded(run_ranks(RANKS, ["-m", "tests.bench.bench_allreduce"], timeout=300, env={"WAY": way, **PRECISE}))
+            ranks = succeeded(
+                run_ranks(
+                    RANKS,
+                    ["-m", "tests.bench.bench_allreduce"],
+                    timeout=300,
+                    env={"WAY": way, **PRECISE},
+                )
+            )
             rows = [tuple(map(float, rank.stdout.split())) for rank in ranks]
             runs.append((rows[0][0], max(row[1] for row in rows)))
     size = sum(p.numel() for p in language_model().parameters())
-    print(f"\nwhole steps of a language model of {size / 1e6:.1f}M parameters, {ROWS} rows of {TOKENS} tokens on each of {RANKS} ranks")
+    print(
+        f"\nwhole steps of a language model of {size / 1e6:.1f}M parameters, {ROWS} rows of"
+        f" {TOKENS} tokens on each of {RANKS} ranks"
+    )
     for way, runs in found.items():
-        print(f"{way:14} {max(run[0] for run in runs):7.0f} tokens/s   {min(run[1] for run in runs):7.0f} MB more than before training")
+        print(
+            f"{way:14} {max(run[0] for run in runs):7.0f} tokens/s  "
+            f" {min(run[1] for run in runs):7.0f} MB more than before training"
+        )
 
 
 def _aligned(dist: Dist) -> float:
@@ -214,16 +263,27 @@ def one_rank() -> None:
             whole_steps(os.environ["WAY"], dist)
             return
         if dist.is_main:
-            print(f"milliseconds, median (best) of {ROUNDS} rounds; ratios of the medians (of the bests), above 1: ours is faster")
             print(
-                f"{'net':18}{'size':>6}" + "".join(f"{way:>15}" for way in WAYS) + "".join(f"{way + '/ours':>19}" for way in list(WAYS)[1:])
+                f"milliseconds, median (best) of {ROUNDS} rounds; ratios of the medians (of the"
+                " bests), above 1: ours is faster"
+            )
+            print(
+                f"{'net':18}{'size':>6}"
+                + "".join(f"{way:>15}" for way in WAYS)
+                + "".join(f"{way + '/ours':>19}" for way in list(WAYS)[1:])
             )
         for name, (build, tokens) in nets().items():
             size = sum(p.numel() for p in build().parameters())
-            one, *others = ((statistics.median(ms), min(ms)) for ms in measure(dist, build, tokens).values())
+            one, *others = (
+                (statistics.median(ms), min(ms)) for ms in measure(dist, build, tokens).values()
+            )
             if dist.is_main:
-                columns = "".join(f"{f'{median:.1f} ({best:.1f})':>15}" for median, best in (one, *others))
-                ratios = "".join(f"{'{:.2f} ({:.2f})'.format(*map(truediv, other, one)):>19}" for other in others)
+                columns = "".join(
+                    f"{f'{median:.1f} ({best:.1f})':>15}" for median, best in (one, *others)
+                )
+                ratios = "".join(
+                    f"{'{:.2f} ({:.2f})'.format(*map(truediv, other, one)):>19}" for other in others
+                )
                 print(f"{name:18}{size / 1e6:>5.1f}M{columns}{ratios}", flush=True)
     finally:
         distributed.stop()
@@ -233,7 +293,12 @@ def main() -> None:
     if "RANK" in os.environ:
         one_rank()
     else:
-        print(succeeded(run_ranks(RANKS, ["-m", "tests.bench.bench_allreduce"], timeout=600))[0].stdout, end="")
+        print(
+            succeeded(run_ranks(RANKS, ["-m", "tests.bench.bench_allreduce"], timeout=600))[
+                0
+            ].stdout,
+            end="",
+        )
         table_of_steps()
 
 

@@ -1,4 +1,5 @@
-"""How fast ARC datasets are built and in how much memory, beside TRM's builder on the same tasks in the same minutes.
+"""How fast ARC datasets are built and in how much memory, beside TRM's builder on the same tasks in
+the same minutes.
 
 python -m tests.bench.bench_arc --data FOLDER/arc-agi --num-aug 100 --trm TinyRecursiveModels
 """
@@ -16,10 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.data.arc_helpers import task
+from tests.data.recursive.arc_helpers import task
 from tests.ranks import ROOT
 
-# The published builder as it is, called as its command line calls it; that line's own package may be missing here
+# The published builder as it is, called as its command line calls it; that line's own package may
+# be missing here
 PUBLISHED = """
 import sys, types
 folder, data, out, num_aug = sys.argv[1:]
@@ -37,7 +39,9 @@ def made_up(folder: Path) -> str:
     rng = np.random.default_rng(0)
     for split in ("training", "evaluation"):
         tasks = {f"{split}{number}": task(rng, 3, 1, 20) for number in range(30)}
-        solutions = {name: [pair.pop("output") for pair in one["test"]] for name, one in tasks.items()}
+        solutions = {
+            name: [pair.pop("output") for pair in one["test"]] for name, one in tasks.items()
+        }
         for kind, content in (("challenges", tasks), ("solutions", solutions)):
             (folder / f"made-up_{split}_{kind}.json").write_text(json.dumps(content))
     return str(folder / "made-up")
@@ -46,7 +50,9 @@ def made_up(folder: Path) -> str:
 def measured(command: list[str]) -> tuple[float, float, float]:
     """Seconds by the clock and of computing, and the most memory in MiB."""
     began = time.perf_counter()
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     _, status, used = os.wait4(process.pid, 0)
     assert status == 0, command
     return time.perf_counter() - began, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
@@ -55,23 +61,48 @@ def measured(command: list[str]) -> tuple[float, float, float]:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", help="what comes before _training_challenges.json; without it tasks are made up")
+    parser.add_argument(
+        "--data", help="what comes before _training_challenges.json; without it tasks are made up"
+    )
     parser.add_argument("--num-aug", default="50")
     parser.add_argument("--trm", help="a checkout of TinyRecursiveModels")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         data = options.data or made_up(Path(scratch))
-        ours = ["-m", "data.build.arc", "--train", f"{data}_training", "--test", f"{data}_evaluation", "--num-aug", options.num_aug]
+        ours = [
+            "-m",
+            "data.build.arc",
+            "--train",
+            f"{data}_training",
+            "--test",
+            f"{data}_evaluation",
+            "--num-aug",
+            options.num_aug,
+        ]
         commands = {"data.build.arc": [*ours, "--output-dir", f"{scratch}/ours"]}
         if options.trm:
-            commands["TRM's builder"] = ["-c", PUBLISHED, options.trm, data, f"{scratch}/theirs", options.num_aug]
+            commands["TRM's builder"] = [
+                "-c",
+                PUBLISHED,
+                options.trm,
+                data,
+                f"{scratch}/theirs",
+                options.num_aug,
+            ]
         found = {name: measured([sys.executable, *command]) for name, command in commands.items()}
     for name, (clock, computing, memory) in found.items():
-        print(f"{name:16} {clock:8.1f} s   {computing:8.1f} s of computing   {memory:8,.0f} MiB   --num-aug {options.num_aug}")
+        print(
+            f"{name:16} {clock:8.1f} s   {computing:8.1f} s of computing   {memory:8,.0f} MiB  "
+            f" --num-aug {options.num_aug}"
+        )
     if options.trm:
         (clock, computing, memory), theirs = found.values()
         shares = theirs[0] / clock, theirs[1] / computing, theirs[2] / memory
-        print("in 1/{:.1f} of the time, 1/{:.1f} of the computing, 1/{:.1f} of the memory".format(*shares))
+        print(
+            "in 1/{:.1f} of the time, 1/{:.1f} of the computing, 1/{:.1f} of the memory".format(
+                *shares
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""What a checkpoint costs: how long training stands still, and how much slower it is while the disk is written."""
+"""What a checkpoint costs: how long training stands still, and how much slower it is while the disk
+is written.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def main() -> None:
     tensors = {f"layer{i}": torch.randn(WEIGHTS // 50) for i in range(50)}
     groups = {f"group{i}": dict(tensors) for i in range(GROUPS)}
     size = sum(t.nbytes for group in groups.values() for t in group.values())
-    with tempfile.TemporaryDirectory(dir=".") as scratch:
+    # on the disk of the repository, in a folder that git ignores: a kill leaves it behind
+    Path("runs").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir="runs") as scratch:
         writer = Writer(Path(scratch), Dist(), print, keep=1)
         rows = []
         for step in range(SAVES):
@@ -47,9 +51,16 @@ def main() -> None:
             rows.append((stall, written, busy / free))
         writer.close()
     print(f"{size / 2**20:.0f} MiB in {GROUPS} groups\n")
-    print("| save | training stands still, s | on the disk after, s | speed meanwhile |\n|---|---|---|---|")
+    print(
+        "| save | training stands still, s | on the disk after, s | speed meanwhile"
+        " |\n|---|---|---|---|"
+    )
     print("| first | {:.3f} | {:.2f} | {:.2f} |".format(*rows[0]))
-    print("| later (median) | {:.3f} | {:.2f} | {:.2f} |".format(*(statistics.median(column) for column in zip(*rows[1:], strict=True))))
+    print(
+        "| later (median) | {:.3f} | {:.2f} | {:.2f} |".format(
+            *(statistics.median(column) for column in zip(*rows[1:], strict=True))
+        )
+    )
 
 
 if __name__ == "__main__":

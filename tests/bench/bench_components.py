@@ -1,7 +1,9 @@
-"""A training step of decompositions on one CPU thread; with a checkout of the published trainer, beside it.
+"""A training step of decompositions on one CPU thread; with a checkout of the published trainer,
+beside it.
 
-`python -m tests.bench.bench_components --spd CHECKOUT --python PYTHON` (a Python that has what the checkout imports). Either is a process
-of its own, and steps are taken in turn, so that whatever else the machine does meets both. Targets are untrained: a step costs the same.
+`python -m tests.bench.bench_components --spd CHECKOUT --python PYTHON` (a Python that has what the
+checkout imports). Either is a process of its own, and steps are taken in turn, so that whatever
+else the machine does meets both. Targets are untrained: a step costs the same.
 """
 
 from __future__ import annotations
@@ -17,11 +19,18 @@ from pathlib import Path
 
 from tests.ranks import ROOT
 
-RECIPES = {"tms_5_2": (512, 40), "tms_5_2_paper": (4096, 10), "tms_40_10": (1024, 5), "resid_mlp_1": (2048, 3)}  # batch, steps at once
+# batch, steps at once
+RECIPES = {
+    "tms_5_2": (512, 40),
+    "tms_5_2_paper": (4096, 10),
+    "tms_40_10": (1024, 5),
+    "resid_mlp_1": (2048, 3),
+}
 TARGETS = {
-    "tms_5_2": ["experiment=tms_target"], "tms_40_10": ["experiment=tms_target", "data.num_features=40", "arch.hidden_size=10"],
+    "tms_5_2": ["experiment=tms_target"],
+    "tms_40_10": ["experiment=tms_target", "data.num_features=40", "arch.hidden_size=10"],
     "resid_mlp_1": ["experiment=resid_mlp_target"],
-}  # fmt: skip
+}
 
 
 def ours(recipe: str, folder: Path, variant: list[str]) -> None:
@@ -30,9 +39,18 @@ def ours(recipe: str, folder: Path, variant: list[str]) -> None:
     from tests.steps import steps_of, trainer_on
     from utils.ranks.distributed import Dist
 
-    target = train(folder / "target", *TARGETS[recipe.removesuffix("_paper")], "max_steps=1", "data.held_out=0").directory
+    target = train(
+        folder / "target", *TARGETS[recipe.removesuffix("_paper")], "max_steps=1", "data.held_out=0"
+    ).directory
     # the published recipes have no faithfulness beyond the warm-up
-    trainer = trainer_on(Dist(), folder / "run", f"experiment={recipe}", f"arch.target={target}", "arch.loss.faithfulness=0", *variant)
+    trainer = trainer_on(
+        Dist(),
+        folder / "run",
+        f"experiment={recipe}",
+        f"arch.target={target}",
+        "arch.loss.faithfulness=0",
+        *variant,
+    )
     steps = steps_of(trainer, 100_000)
     for _ in range(5):
         next(steps)()
@@ -45,7 +63,14 @@ def ours(recipe: str, folder: Path, variant: list[str]) -> None:
 
 
 def started(command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
-    child = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", **env}, stdin=-1, stdout=-1, text=True)
+    child = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+        stdin=-1,
+        stdout=-1,
+        text=True,
+    )
     assert child.stdout is not None
     while (line := child.stdout.readline()) != "ready\n":
         assert line, f"{command} has ended"
@@ -72,13 +97,32 @@ def main() -> None:
     print("| recipe, batch | published, ms | ours, ms | ratio |\n|---|---|---|---|")
     for recipe, (batch, steps) in RECIPES.items():
         with tempfile.TemporaryDirectory() as folder:
-            children = [started([sys.executable, "-m", "tests.bench.bench_components", "--ours", recipe, folder], {})]
+            children = [
+                started(
+                    [
+                        sys.executable,
+                        "-m",
+                        "tests.bench.bench_components",
+                        "--ours",
+                        recipe,
+                        folder,
+                    ],
+                    {},
+                )
+            ]
             if given.spd:
                 paths = os.pathsep.join([given.spd, *filter(None, [os.environ.get("PYTHONPATH")])])
-                peer = [given.python, str(ROOT / "tests/bench/spd_step.py"), recipe.removesuffix("_paper"), str(batch)]
+                peer = [
+                    given.python,
+                    str(ROOT / "tests/bench/spd_step.py"),
+                    recipe.removesuffix("_paper"),
+                    str(batch),
+                ]
                 children.append(started(peer, {"PYTHONPATH": paths, "SPD_OUT_DIR": folder}))
             try:
-                rounds = [[1e3 * asked(child, steps) for child in children] for _ in range(given.rounds)]
+                rounds = [
+                    [1e3 * asked(child, steps) for child in children] for _ in range(given.rounds)
+                ]
             finally:
                 for child in children:
                     child.kill()

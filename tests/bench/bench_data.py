@@ -1,4 +1,5 @@
-"""How fast data arrives: examples/s of Sudoku-shaped and digit batches, in process and through workers, and the builder's time.
+"""How fast data arrives: examples/s of Sudoku-shaped and digit batches, in process and through
+workers, and the builder's time.
 
 OMP_NUM_THREADS=1 python -m tests.bench.bench_data
 """
@@ -15,12 +16,12 @@ from pathlib import Path
 import torch
 
 from data.build.common import write_dataset
-from data.images import ImageSource
-from data.puzzles import PuzzleSource
+from data.digits.images import ImageSource
+from data.recursive.puzzles import PuzzleSource
+from data.recursive.sudoku import generate
+from data.recursive.sudoku_sets import sudoku_split
 from data.source import Source
 from data.stream import ShardStream, train_loader
-from data.sudoku import generate
-from data.sudoku_sets import sudoku_split
 
 BOARDS, AUGMENTATIONS = 1000, 1000
 SHARDS, STEPS, REPEATS = 8, 1000, 5
@@ -43,12 +44,17 @@ def measure(work: Callable[[], object]) -> tuple[float, float, float]:
 def medians(work: Callable[[], object], repeats: int = REPEATS) -> list[float]:
     """Medians of several runs; the first, which fills caches, does not count."""
     work()
-    return [statistics.median(column) for column in zip(*(measure(work) for _ in range(repeats)), strict=True)]
+    return [
+        statistics.median(column)
+        for column in zip(*(measure(work) for _ in range(repeats)), strict=True)
+    ]
 
 
 def build(folder: Path) -> None:
     """What the builder does once it has its boards: augment, fingerprint, write."""
-    write_dataset(folder, {"train": sudoku_split("train", 9, *boards(), AUGMENTATIONS, seed=0)}, ["<blank>"])
+    write_dataset(
+        folder, {"train": sudoku_split("train", 9, *boards(), AUGMENTATIONS, seed=0)}, ["<blank>"]
+    )
 
 
 def boards():
@@ -67,12 +73,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "sudoku"
         clock, own, _ = medians(lambda: build(folder), repeats=3)
-        print(f"build {BOARDS:,} boards x {AUGMENTATIONS:,} augmentations: {clock:.2f} s by the clock, {own:.2f} s of CPU (goal 5 s)")
+        print(
+            f"build {BOARDS:,} boards x {AUGMENTATIONS:,} augmentations: {clock:.2f} s by the"
+            f" clock, {own:.2f} s of CPU (goal 5 s)"
+        )
         common = {"seed": 0, "shards": SHARDS, "epochs": 20000}
-        print(f"batches from {SHARDS} shards; a step costs the main process its CPU time, the rest is prefetched (medians of {REPEATS})")
+        print(
+            f"batches from {SHARDS} shards; a step costs the main process its CPU time, the rest is"
+            f" prefetched (medians of {REPEATS})"
+        )
         print(f"{'':48}{'examples/s':>12}{'ms/step':>10}{'main CPU ms':>13}{'worker CPU ms':>15}")
         for batch in (768, 32):
-            rows(f"puzzles, {batch} x 81", PuzzleSource(**common, global_batch_size=batch, data_path=str(folder)), batch)
+            rows(
+                f"puzzles, {batch} x 81",
+                PuzzleSource(**common, global_batch_size=batch, data_path=str(folder)),
+                batch,
+            )
         rows("digits, 64 x 28 x 28", ImageSource(**common, global_batch_size=64), 64)
 
 
@@ -83,7 +99,8 @@ def rows(name: str, source: Source, batch: int) -> None:
         costs = medians(lambda workers=workers: [None for _ in train_loader(stream, workers)])
         clock, own, children = (1e3 * seconds / STEPS for seconds in costs)
         where = f"{workers} worker processes" if workers else "in process"
-        print(f"{name:24}{where:24}{1e3 * batch / clock:12,.0f}{clock:10.3f}{own:13.3f}{children:15.3f}", flush=True)
+        speeds = f"{1e3 * batch / clock:12,.0f}{clock:10.3f}{own:13.3f}{children:15.3f}"
+        print(f"{name:24}{where:24}{speeds}", flush=True)
 
 
 if __name__ == "__main__":

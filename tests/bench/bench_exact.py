@@ -13,8 +13,16 @@ STEPS, ROUNDS = 40, 3
 
 def step_ms(directory: Path, exact: bool, ranks: int) -> float:
     """Median over the rows of one run, the first ones left out."""
-    arguments = ["experiment=demo", f"max_steps={STEPS}", f"exact={str(exact).lower()}", "eval_batch_size=500", *QUIET]
-    return statistics.median(train(directory, *arguments, ranks=ranks, timeout=300).series("speed/step_ms")[10:])
+    arguments = [
+        "experiment=demo",
+        f"max_steps={STEPS}",
+        f"exact={str(exact).lower()}",
+        "eval_batch_size=500",
+        *QUIET,
+    ]
+    return statistics.median(
+        train(directory, *arguments, ranks=ranks, timeout=300).series("speed/step_ms")[10:]
+    )
 
 
 def main() -> None:
@@ -22,7 +30,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for ranks in (1, 2):
             rounds = [
-                [step_ms(Path(scratch) / f"{ranks}-{number}-{exact}", exact, ranks) for exact in (False, True)] for number in range(ROUNDS)
+                [
+                    step_ms(Path(scratch) / f"{ranks}-{number}-{exact}", exact, ranks)
+                    for exact in (False, True)
+                ]
+                for number in range(ROUNDS)
             ]
             fast, exact = (statistics.median(column) for column in zip(*rounds, strict=True))
             ratio = statistics.median(slow / quick for quick, slow in rounds)

@@ -1,4 +1,5 @@
-"""Steps of latent prefixes on two ranks beside the shortest DistributedDataParallel loop over the same nets, in turns.
+"""Steps of latent prefixes on two ranks beside the shortest DistributedDataParallel loop over the
+same nets, in turns.
 
 python -m tests.bench.bench_latent MODEL MODEL (folders of runs of experiment=latent_reader)
 """
@@ -19,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pretrain
 from data.stream import to_tensors
-from models.objectives.base import Context
+from models.objective import Context
 from optim.groups import build_dense
 from tests.ranks import run_ranks, succeeded
 from tests.steps import steps_of, trainer_on
@@ -46,7 +47,11 @@ class Mean(nn.Module):
 def bare_steps(trainer: pretrain.Trainer, dist: Dist) -> Iterator[Callable[[], None]]:
     net = Mean(copy.deepcopy(trainer.objective))
     wrapped = DistributedDataParallel(net, find_unused_parameters=False)
-    trained = {name: parameter for name, parameter in net.objective.named_parameters() if parameter.requires_grad}
+    trained = {
+        name: parameter
+        for name, parameter in net.objective.named_parameters()
+        if parameter.requires_grad
+    }
     optimizers = build_dense(trainer.cfg.optim.dense, trained)
     shards = dist.owned_shards(trainer.cfg.shards)
 
@@ -75,7 +80,13 @@ def rank(folder: str, models: list[str]) -> None:
     dist = distributed.start()
     torch.set_num_threads(1)
     hardware.tune()
-    trainer = trainer_on(dist, Path(folder) / "run", "experiment=latent", f"arch.models=[{','.join(models)}]", "arch.loss.alone=0")
+    trainer = trainer_on(
+        dist,
+        Path(folder) / "run",
+        "experiment=latent",
+        f"arch.models=[{','.join(models)}]",
+        "arch.loss.alone=0",
+    )
     ways = {"bare": bare_steps(trainer, dist), "ours": steps_of(trainer, 10**9)}
     for steps in ways.values():
         timed(steps, dist)
@@ -83,7 +94,10 @@ def rank(folder: str, models: list[str]) -> None:
     if dist.is_main:
         medians = {name: statistics.median(each[name] for each in rounds) for name in ways}
         ratio = statistics.median(each["bare"] / each["ours"] for each in rounds)
-        print(f"DDP {1e3 * medians['bare']:.0f} ms, ours {1e3 * medians['ours']:.0f} ms a step; {ratio:.3f} of its speed")
+        print(
+            f"DDP {1e3 * medians['bare']:.0f} ms, ours {1e3 * medians['ours']:.0f} ms a step;"
+            f" {ratio:.3f} of its speed"
+        )
     distributed.stop()
 
 
@@ -91,8 +105,13 @@ def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1] == "--rank":
         rank(sys.argv[2], sys.argv[3:])
         return
+    if len(sys.argv) != 3:
+        print("skipped: give the folders of two runs of experiment=latent_reader")
+        return
     with tempfile.TemporaryDirectory() as scratch:
-        ranks = run_ranks(2, ["-m", "tests.bench.bench_latent", "--rank", scratch, *sys.argv[1:]], timeout=550)
+        ranks = run_ranks(
+            2, ["-m", "tests.bench.bench_latent", "--rank", scratch, *sys.argv[1:]], timeout=550
+        )
         print(succeeded(ranks)[0].stdout, end="")
 
 

@@ -1,4 +1,5 @@
-"""What a language model's step takes at most: all logits at once or in pieces, activations kept or computed again.
+"""What a language model's step takes at most: all logits at once or in pieces, activations kept or
+computed again.
 
 python -m tests.bench.bench_lm_memory
 """
@@ -13,9 +14,9 @@ import time
 
 import torch
 
-from models.gpt import GPT
-from models.objectives.base import Context
-from models.objectives.causal_lm import CausalLM
+from models.language.causal_lm import CausalLM
+from models.language.gpt import GPT
+from models.objective import Context
 from tests.ranks import ROOT
 from utils.noise import Noise
 from utils.spec import Spec
@@ -32,14 +33,26 @@ def measure(chunk: int | None, recompute: bool) -> dict[str, float]:
     """In this process, which nothing else has grown."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    net = GPT(Spec(vocab_size=VOCAB, seq_len=LENGTH), num_layers=8, hidden_size=256, num_heads=4, recompute=recompute, tied=True)
+    net = GPT(
+        Spec(vocab_size=VOCAB, seq_len=LENGTH),
+        num_layers=8,
+        hidden_size=256,
+        num_heads=4,
+        recompute=recompute,
+        tied=True,
+    )
     objective, tokens = CausalLM(net, chunk), torch.randint(0, VOCAB, (ROWS, LENGTH + 1))
     for parameter in objective.parameters():
         parameter.grad = torch.zeros_like(parameter)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
-    objective({"inputs": tokens[:, :-1], "labels": tokens[:, 1:]}, None, Context(0.0, Noise(0, 0, [0]))).loss.backward()
-    return {"MiB": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, "s": time.perf_counter() - start}
+    objective(
+        {"inputs": tokens[:, :-1], "labels": tokens[:, 1:]}, None, Context(0.0, Noise(0, 0, [0]))
+    ).loss.backward()
+    return {
+        "MiB": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
+        "s": time.perf_counter() - start,
+    }
 
 
 def main() -> None:
@@ -47,10 +60,19 @@ def main() -> None:
     if len(sys.argv) > 1:
         print(json.dumps(measure(*CASES[sys.argv[1]])))
         return
-    print(f"GPT, 8 layers of width 256, {ROWS} × {LENGTH} tokens, vocabulary {VOCAB}, float32, one thread: forward and backward")
+    print(
+        f"GPT, 8 layers of width 256, {ROWS} × {LENGTH} tokens, vocabulary {VOCAB}, float32, one"
+        " thread: forward and backward"
+    )
     print("| what | more memory, MiB | s |\n|---|---|---|")
     for name in CASES:
-        done = subprocess.run([sys.executable, "-m", __spec__.name, name], cwd=ROOT, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-m", __spec__.name, name],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         found = json.loads(done.stdout)
         print(f"| {name} | {found['MiB']:.0f} | {found['s']:.1f} |")
 

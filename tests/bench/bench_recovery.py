@@ -1,4 +1,6 @@
-"""How long two ranks take to end, and to go on, after something has happened to one: `python -m tests.bench.bench_recovery`."""
+"""How long two ranks take to end, and to go on, after something has happened to one: `python -m
+tests.bench.bench_recovery`.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +34,52 @@ def until_all_have_ended(fault: str, directory: Path) -> float:
 
 def until_the_next_step(fault: str, directory: Path) -> float:
     """Under torchrun, which starts all ranks again; they go on from the newest checkpoint."""
-    command = [*TORCHRUN, "--nproc-per-node", "2", "--max-restarts", "1", "--monitor-interval", "0.1"]
-    command += ["-m", "tests.faults", fault, "1", "13", *QUIET, f"checkpoint_path={directory}", *ARGUMENTS]
+    command = [
+        *TORCHRUN,
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1",
+        "--monitor-interval",
+        "0.1",
+    ]
+    command += [
+        "-m",
+        "tests.faults",
+        fault,
+        "1",
+        "13",
+        *QUIET,
+        f"checkpoint_path={directory}",
+        *ARGUMENTS,
+    ]
     done = launched(command)
     assert done.returncode == 0, done.stderr
     planted = fault_at(done.stdout) + time.time() - time.monotonic()
-    return min(row["time"] for row in Result(directory).rows if row["time"] > planted + 0.2) - planted
+    return (
+        min(row["time"] for row in Result(directory).rows if row["time"] > planted + 0.2) - planted
+    )
 
 
 def main() -> None:
     cases: list[tuple[str, Callable[[Path], float]]] = [
-        ("error on one rank: all have ended", lambda path: until_all_have_ended("raise@objective", path)),
+        (
+            "error on one rank: all have ended",
+            lambda path: until_all_have_ended("raise@objective", path),
+        ),
         ("kill -9: all have ended", lambda path: until_all_have_ended("kill@objective", path)),
-        ("SIGTERM: saved, and all have ended", lambda path: until_all_have_ended("SIGTERM@objective", path)),
-        (f"hang: all have ended, timeout_s={TIMEOUT_S} included", lambda path: until_all_have_ended("hang@objective", path)),
-        ("kill -9 under torchrun: the next step is done", lambda path: until_the_next_step("kill@objective", path)),
+        (
+            "SIGTERM: saved, and all have ended",
+            lambda path: until_all_have_ended("SIGTERM@objective", path),
+        ),
+        (
+            f"hang: all have ended, timeout_s={TIMEOUT_S} included",
+            lambda path: until_all_have_ended("hang@objective", path),
+        ),
+        (
+            "kill -9 under torchrun: the next step is done",
+            lambda path: until_the_next_step("kill@objective", path),
+        ),
     ]
     print("| what happens to one of two ranks, and until when | median s | most s |\n|---|---|---|")
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,14 +1,17 @@
-"""Weak and strong scaling over ranks, next to what the machine's cores allow, and a prediction for many GPUs.
+"""Weak and strong scaling over ranks, next to what the machine's cores allow, and a prediction for
+many GPUs.
 
     python -m tests.bench.bench_scaling --ranks 2 4 --rounds 9 --larger 2
 
-Every rank takes real training steps in turns together with the others and alone, side by side with them: the second is the bound, because
-nobody is waited for. One rank's row shows how far the machine's noise goes. Whoever steps together waits for the slowest: against the
-slowest of those that are alone this waiting is left out, and against their CPU time other programs are, too. Weak: every rank has the
-batch of one; strong: they share it.
+Every rank takes real training steps in turns together with the others and alone, side by side with
+them: the second is the bound, because nobody is waited for. One rank's row shows how far the
+machine's noise goes. Whoever steps together waits for the slowest: against the slowest of those
+that are alone this waiting is left out, and against their CPU time other programs are, too. Weak:
+every rank has the batch of one; strong: they share it.
 
-The prediction takes the buckets, and the moments at which they may leave, from a step of one process, and the time of the ring all-reduce
-from the links' speed as given; at 2 ranks it is held against what was measured, by the speed that the backend showed in the same minute.
+The prediction takes the buckets, and the moments at which they may leave, from a step of one
+process, and the time of the ring all-reduce from the links' speed as given; at 2 ranks it is held
+against what was measured, by the speed that the backend showed in the same minute.
 """
 
 from __future__ import annotations
@@ -38,13 +41,23 @@ from utils.ranks import distributed
 from utils.ranks.distributed import Dist
 
 SHARDS = 8
-BOARDS = ["data.embedded.size=9", "data.embedded.blanks=50", "data.embedded.train=64", "data.embedded.num_aug=11", "data.embedded.test=8"]
+BOARDS = [
+    "data.embedded.size=9",
+    "data.embedded.blanks=50",
+    "data.embedded.train=64",
+    "data.embedded.num_aug=11",
+    "data.embedded.test=8",
+]
 ENDLESS = ["eval_interval=null", "epochs=null", "max_steps=1000000"]
 # (keys, batch of one rank, steps of a turn)
 NETS: dict[str, tuple[list[str], int, int]] = {
     "HRM": (["arch=hrm", *BOARDS], 8, 1),
     "TRM": (["arch=trm", "arch.mlp_t=true", "arch.pos_encodings=none", *BOARDS], 8, 1),
-    "GPT": (["arch=gpt", "data=tokens", "optim=adamw", "data.seq_len=256", "data.embedded.mebibytes=1"], 8, 2),
+    "GPT": (
+        ["arch=gpt", "data=tokens", "optim=adamw", "data.seq_len=256", "data.embedded.mebibytes=1"],
+        8,
+        2,
+    ),
     "CNN": (["arch=cnn", "data=digits", "optim=adadelta", "lr=1.0", "weight_decay=0"], 64, 5),
 }
 SMALL, LARGE = 1 << 8, 1 << 22  # elements
@@ -55,7 +68,9 @@ def trainer_for(dist: Dist, folder: str, net: str, share: int, shards: int) -> p
     """Of a rank with so many examples of every batch, in so many shards."""
     sizes = [f"global_batch_size={share * dist.world_size}", f"shards={shards * dist.world_size}"]
     dtype = f"arch.forward_dtype={hardware.forward_dtype(dist.device)}"
-    return trainer_on(dist, Path(folder, str(dist.world_size)), *NETS[net][0], *ENDLESS, dtype, *sizes)
+    return trainer_on(
+        dist, Path(folder, str(dist.world_size)), *NETS[net][0], *ENDLESS, dtype, *sizes
+    )
 
 
 def turn(dist: Dist, steps: Iterator[Callable[[], None]], number: int) -> tuple[float, float]:
@@ -78,18 +93,35 @@ def compared(dist: Dist, net: str, share: int, rounds: int) -> dict[str, Any]:
     """Steps among the others and alone, in turns."""
     number, shards = NETS[net][2], SHARDS // dist.world_size
     with TemporaryDirectory() as ours, TemporaryDirectory() as own:
-        together, alone = trainer_for(dist, ours, net, share, shards), trainer_for(Dist(device=dist.device), own, net, share, shards)
+        together, alone = (
+            trainer_for(dist, ours, net, share, shards),
+            trainer_for(Dist(device=dist.device), own, net, share, shards),
+        )
         many, one = steps_of(together, 10**6), steps_of(alone, 10**6)
         turn(dist, many, 2), turn(dist, one, 1)  # the order of buckets is learnt in the first step
         together.sync.take_wait_s()
         rows = []
         for _ in range(rounds):
-            mine = [*turn(dist, many, number), *turn(dist, one, number), together.sync.take_wait_s() / number]
+            mine = [
+                *turn(dist, many, number),
+                *turn(dist, one, number),
+                together.sync.take_wait_s() / number,
+            ]
             every = torch.stack(dist.all_gather(torch.tensor(mine, device=dist.device)))
-            rows.append([every[:, 0].max().item(), *every[:, 1:].mean(0).tolist(), every[:, 2].max().item()])
+            rows.append(
+                [every[:, 0].max().item(), *every[:, 1:].mean(0).tolist(), every[:, 2].max().item()]
+            )
         timeline = min((watched(dist, alone, one) for _ in range(2)), key=lambda each: each.step_s)
-    step_s, computed_s, alone_s, alone_computed_s, wait_s, _ = (statistics.median(column) for column in zip(*rows, strict=True))
-    found = {"share": share, "step_s": step_s, "alone_s": alone_s, "wait_s": wait_s, "of_computing": alone_computed_s / computed_s}
+    step_s, computed_s, alone_s, alone_computed_s, wait_s, _ = (
+        statistics.median(column) for column in zip(*rows, strict=True)
+    )
+    found = {
+        "share": share,
+        "step_s": step_s,
+        "alone_s": alone_s,
+        "wait_s": wait_s,
+        "of_computing": alone_computed_s / computed_s,
+    }
     for name, column in (("of_bound", 2), ("of_slowest", 5)):
         found[name] = statistics.median(row[column] / row[0] for row in rows)
     return {**found, "timeline": asdict(timeline.faster(timeline.step_s / alone_s))}
@@ -125,8 +157,13 @@ def backend_speed(dist: Dist) -> dict[str, float]:
     for size in (SMALL, LARGE):
         data = torch.zeros(size, device=dist.device)
         sending = [partial(dist.all_reduce, data)] * 3
-        seconds[size] = statistics.median(turn(dist, iter(sending), len(sending))[0] for _ in range(9))
-    return {"gb_s": 4 * (LARGE - SMALL) / (seconds[LARGE] - seconds[SMALL]) / 1e9, "latency_us": seconds[SMALL] / 2 * 1e6}
+        seconds[size] = statistics.median(
+            turn(dist, iter(sending), len(sending))[0] for _ in range(9)
+        )
+    return {
+        "gb_s": 4 * (LARGE - SMALL) / (seconds[LARGE] - seconds[SMALL]) / 1e9,
+        "latency_us": seconds[SMALL] / 2 * 1e6,
+    }
 
 
 def one_rank(net: str, rounds: int, larger: int) -> None:
@@ -149,15 +186,28 @@ def one_rank(net: str, rounds: int, larger: int) -> None:
 def measured(net: str, ranks: int, asked: argparse.Namespace) -> dict[str, Any]:
     """In processes of their own."""
     env = {ASKED: f"{net} {asked.rounds} {asked.larger}"}
-    return json.loads(succeeded(run_ranks(ranks, ["-m", "tests.bench.bench_scaling"], 580, env))[0].stdout.splitlines()[-1])
+    return json.loads(
+        succeeded(run_ranks(ranks, ["-m", "tests.bench.bench_scaling"], 580, env))[
+            0
+        ].stdout.splitlines()[-1]
+    )
 
 
-def show(net: str, ranks: int, kind: str, found: dict[str, Any], one_s: float, one_share: int) -> None:
+def show(
+    net: str, ranks: int, kind: str, found: dict[str, Any], one_s: float, one_share: int
+) -> None:
     """A row of the table."""
     rate, single = ranks * found["share"] / found["step_s"], one_share / one_s
     milliseconds = " | ".join(f"{1e3 * found[key]:.1f}" for key in ("step_s", "wait_s"))
-    shares = f"{rate / single:.2f} | {found['of_bound']:.1%} | {found['of_slowest']:.1%} | {found['of_computing']:.1%}"
-    print(f"| {net} | {kind} | {ranks} | {found['share']} | {rate:,.1f} | {shares} | {milliseconds} |", flush=True)
+    shares = (
+        f"{rate / single:.2f} | {found['of_bound']:.1%} | {found['of_slowest']:.1%} |"
+        f" {found['of_computing']:.1%}"
+    )
+    print(
+        f"| {net} | {kind} | {ranks} | {found['share']} | {rate:,.1f} | {shares} |"
+        f" {milliseconds} |",
+        flush=True,
+    )
 
 
 def checked(net: str, found: dict[str, Any]) -> None:
@@ -168,8 +218,9 @@ def checked(net: str, found: dict[str, Any]) -> None:
         line = Timeline(**found[kind]["timeline"])
         hidden, apart = line.on(2, links), line.on(2, links, overlaps=False)
         print(
-            f"| {net} | {kind} | {speed['gb_s']:.2f} GB/s, {speed['latency_us']:.0f} µs | {1e3 * hidden:.1f} | {1e3 * apart:.1f} "
-            f"| {1e3 * found[kind]['step_s']:.1f} | {apart / found[kind]['step_s']:.2f} |"
+            f"| {net} | {kind} | {speed['gb_s']:.2f} GB/s, {speed['latency_us']:.0f} µs |"
+            f" {1e3 * hidden:.1f} | {1e3 * apart:.1f} | {1e3 * found[kind]['step_s']:.1f} |"
+            f" {apart / found[kind]['step_s']:.2f} |"
         )
 
 
@@ -177,14 +228,18 @@ def predict(lines: dict[str, Timeline], links: Links, times: float) -> None:
     """Weak scaling by the model."""
     counts = [2**power for power in range(10)]
     print(
-        f"\nA prediction, not measured: ms a step (share of one GPU's speed) on so many GPUs, each {times:g} times as fast as one process "
-        f"here, with its batch; {links.within_gb_s:g} GB/s within nodes of {links.gpus_per_node}, {links.between_gb_s:g} between them, "
-        f"{links.latency_us:g} µs a message"
+        "\nA prediction, not measured: ms a step (share of one GPU's speed) on so many GPUs, each"
+        f" {times:g} times as fast as one process here, with its batch; {links.within_gb_s:g} GB/s"
+        f" within nodes of {links.gpus_per_node}, {links.between_gb_s:g} between them,"
+        f" {links.latency_us:g} µs a message"
     )
     print(f"| net | {' | '.join(map(str, counts))} |\n|{'---|' * (len(counts) + 1)}")
     for net, line in lines.items():
         steps = [line.faster(times).on(count, links) for count in counts]
-        print(f"| {net} | {' | '.join(f'{1e3 * step:.3g} ({steps[0] / step:.0%})' for step in steps)} |")
+        print(
+            f"| {net} |"
+            f" {' | '.join(f'{1e3 * step:.3g} ({steps[0] / step:.0%})' for step in steps)} |"
+        )
 
 
 def main() -> None:
@@ -200,9 +255,18 @@ def main() -> None:
     parser.add_argument("--between", type=float, default=50.0, help="GB/s between nodes")
     parser.add_argument("--latency", type=float, default=10.0, help="µs of a message")
     parser.add_argument("--gpus-per-node", type=int, default=8)
-    parser.add_argument("--times-as-fast", type=float, nargs="+", default=[1.0, 500.0], help="a GPU, against one process here")
+    parser.add_argument(
+        "--times-as-fast",
+        type=float,
+        nargs="+",
+        default=[1.0, 500.0],
+        help="a GPU, against one process here",
+    )
     asked = parser.parse_args()
-    columns = "examples/s | times one rank's | of the bound | of the slowest | by CPU time | ms a step | all-reduce wait, ms"
+    columns = (
+        "examples/s | times one rank's | of the bound | of the slowest | by CPU time | ms a step |"
+        " all-reduce wait, ms"
+    )
     print(f"| net | scaling | ranks | batch of a rank | {columns} |\n|{'---|' * 11}")
     lines, pairs = {}, {}
     for net in asked.nets:
@@ -214,12 +278,20 @@ def main() -> None:
             for kind in ("weak", "strong"):
                 show(net, ranks, kind, found[kind], one["alone_s"], one["share"])
             pairs |= {net: found} if ranks == 2 else {}
-    print("\nThe model at 2 ranks: ms a step if messages travel behind the backward, if after it (as where cores carry them), as measured")
-    print(f"| net | scaling | all-reduce here | behind | after | measured | after/measured |\n|{'---|' * 7}")
+    print(
+        "\nThe model at 2 ranks: ms a step if messages travel behind the backward, if after it (as"
+        " where cores carry them), as measured"
+    )
+    print(
+        "| net | scaling | all-reduce here | behind | after | measured | after/measured"
+        f" |\n|{'---|' * 7}"
+    )
     for net, found in pairs.items():
         checked(net, found)
     for times in asked.times_as_fast:
-        predict(lines, Links(asked.within, asked.between, asked.latency, asked.gpus_per_node), times)
+        predict(
+            lines, Links(asked.within, asked.between, asked.latency, asked.gpus_per_node), times
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Time of a sparse SignSGD step for tables of 10^3 to 10^7 rows: it must follow the batch, not the table.
+"""Time of a sparse SignSGD step for tables of 10^3 to 10^7 rows: it must follow the batch, not the
+table.
 
     python -m tests.bench.bench_sparse
 
-One process, 768 look-ups of 512 different rows per step; the lazy average (EMA) hangs on the hook, as in a run. Tables take turns.
+One process, 768 look-ups of 512 different rows per step; the lazy average (EMA) hangs on the hook,
+as in a run. Tables take turns.
 """
 
 from __future__ import annotations
@@ -29,14 +31,18 @@ class Case:
         self.rows = rows
         self.table = SparseEmbedding(rows, width)
         self.table.weights.fill_(0.01)  # fresh zeros are not in memory yet
-        self.optimizer = SparseSignSGD({"table": self.table}, BATCH, Dist(), lr=1e-2, weight_decay=0.1)
+        self.optimizer = SparseSignSGD(
+            {"table": self.table}, BATCH, Dist(), lr=1e-2, weight_decay=0.1
+        )
         self.ema = EMA({}, {"table": self.table}, 0.999)
         self.optimizer.before_update.append(self.ema.before_rows_change)
         self.milliseconds: list[float] = []
 
     def step(self) -> None:
         # As many different rows in every table, or a small one would have less to do.
-        different = torch.randint(0, self.rows // DIFFERENT, (DIFFERENT,)) * DIFFERENT + torch.randperm(DIFFERENT)
+        different = torch.randint(
+            0, self.rows // DIFFERENT, (DIFFERENT,)
+        ) * DIFFERENT + torch.randperm(DIFFERENT)
         ids = torch.cat((different, different[: BATCH - DIFFERENT]))
         self.table(ids).square().sum().backward()
         start = time.perf_counter()
@@ -56,7 +62,9 @@ def main() -> None:
     for _ in range(options.rounds):
         for case in cases:
             case.step()
-    print(f"{'rows':>12}{'ms per step, median of ' + str(options.rounds):>32}{'of the smallest':>18}")
+    print(
+        f"{'rows':>12}{'ms per step, median of ' + str(options.rounds):>32}{'of the smallest':>18}"
+    )
     medians = [statistics.median(case.milliseconds) for case in cases]
     for case, median in zip(cases, medians, strict=True):
         print(f"{case.rows:>12,}{median:>32.3f}{median / medians[0]:>18.2f}")

@@ -1,7 +1,9 @@
-"""A training step's forward and backward on one CPU thread, in float32 and bfloat16; with checkouts of the published code, beside it.
+"""A training step's forward and backward on one CPU thread, in float32 and bfloat16; with checkouts
+of the published code, beside it.
 
-`python -m tests.bench.bench_step --hrm FOLDER --trm FOLDER` (they want einops and pydantic). Every way is a process of its own, and
-steps are taken in turn, so that whatever else the machine does meets all of them.
+`python -m tests.bench.bench_step --hrm FOLDER --trm FOLDER` (they want einops and pydantic). Every
+way is a process of its own, and steps are taken in turn, so that whatever else the machine does
+meets all of them.
 """
 
 from __future__ import annotations
@@ -13,32 +15,62 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 SIZES: dict[str, Any] = {
-    "halt_exploration_prob": 0.1, "halt_max_steps": 16, "hidden_size": 512, "num_heads": 8, "expansion": 4.0, "puzzle_emb_ndim": 512,
-}  # fmt: skip
-TRM = {**SIZES, "H_cycles": 3, "L_cycles": 6, "H_layers": 0, "L_layers": 2, "puzzle_emb_len": 16, "no_ACT_continue": True}
-DEMO = {"hidden_size": 128, "num_heads": 4, "expansion": 2.0, "puzzle_emb_ndim": 128, "puzzle_emb_len": 1, "halt_max_steps": 8}
+    "halt_exploration_prob": 0.1,
+    "halt_max_steps": 16,
+    "hidden_size": 512,
+    "num_heads": 8,
+    "expansion": 4.0,
+    "puzzle_emb_ndim": 512,
+}
+TRM = {
+    **SIZES,
+    "H_cycles": 3,
+    "L_cycles": 6,
+    "H_layers": 0,
+    "L_layers": 2,
+    "puzzle_emb_len": 16,
+    "no_ACT_continue": True,
+}
+DEMO = {
+    "hidden_size": 128,
+    "num_heads": 4,
+    "expansion": 2.0,
+    "puzzle_emb_ndim": 128,
+    "puzzle_emb_len": 1,
+    "halt_max_steps": 8,
+}
 NETS: dict[str, dict[str, Any]] = {
-    "hrm": {**SIZES, "H_cycles": 2, "L_cycles": 2, "H_layers": 4, "L_layers": 4, "pos_encodings": "rope"},
+    "hrm": {
+        **SIZES,
+        "H_cycles": 2,
+        "L_cycles": 2,
+        "H_layers": 4,
+        "L_layers": 4,
+        "pos_encodings": "rope",
+    },
     "trm": {**TRM, "pos_encodings": "rope"},
     "trm_mlp": {**TRM, "mlp_t": True, "pos_encodings": "none"},
     "demo": {**TRM, **DEMO, "mlp_t": True, "pos_encodings": "none", "H_cycles": 1, "L_cycles": 2},
 }
-DATA = {net: (36, 8, 32) if net == "demo" else (81, 11, 16) for net in NETS}  # tokens, vocabulary, batch
+# tokens, vocabulary, batch
+DATA = {net: (36, 8, 32) if net == "demo" else (81, 11, 16) for net in NETS}
 ROUNDS = {"demo": 25}  # of all others 5
-WAYS = ["published float32", "ours float32", "ours bfloat16", "ours bfloat16 64"]  # the last with arch.mlp_multiple=64
+# the last with arch.mlp_multiple=64
+WAYS = ["published float32", "ours float32", "ours bfloat16", "ours bfloat16 64"]
 
 
 def ours(net: str, dtype: str, multiple: int) -> Callable[[], None]:
     import torch
 
-    from models.hrm import HRM
-    from models.objectives.act import ActObjective
-    from models.objectives.base import Context
-    from models.trm import TRM as Net
+    from models.objective import Context
+    from models.recursive.act import ActObjective
+    from models.recursive.hrm import HRM
+    from models.recursive.trm import TRM as Net
     from utils.measure import hardware
     from utils.noise import Noise
     from utils.spec import Spec
@@ -46,7 +78,9 @@ def ours(net: str, dtype: str, multiple: int) -> Callable[[], None]:
     hardware.tune()
     tokens, vocabulary, _ = DATA[net]
     spec = Spec(vocab_size=vocabulary, seq_len=tokens, table_rows=1)
-    made = (HRM if net == "hrm" else Net)(spec, forward_dtype=dtype, mlp_multiple=multiple, **NETS[net])
+    made = (HRM if net == "hrm" else Net)(
+        spec, forward_dtype=dtype, mlp_multiple=multiple, **NETS[net]
+    )
     objective, batch = ActObjective(made, "stablemax_cross_entropy"), batch_of(net)
     carry = objective.initial_carry(batch)
 
@@ -66,11 +100,13 @@ def published(net: str, folder: str) -> Callable[[], None]:
     import torch.nn.functional as F
 
     def attend(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
-        return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal).transpose(1, 2)
+        return F.scaled_dot_product_attention(
+            *(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal
+        ).transpose(1, 2)
 
     sys.modules["flash_attn"] = module = ModuleType("flash_attn")
     module.flash_attn_func = attend  # type: ignore[attr-defined]
-    sys.path.insert(0, folder)
+    _give_way_to(folder)
     if net == "hrm":
         from models.hrm.hrm_act_v1 import HierarchicalReasoningModel_ACTV1 as Net  # type: ignore[import-not-found]
     else:
@@ -78,8 +114,17 @@ def published(net: str, folder: str) -> Callable[[], None]:
     from models.losses import ACTLossHead  # type: ignore[attr-defined]
 
     tokens, vocabulary, size = DATA[net]
-    spec = {"batch_size": size, "seq_len": tokens, "vocab_size": vocabulary, "num_puzzle_identifiers": 1, "forward_dtype": "float32"}
-    head, batch = ACTLossHead(Net({**NETS[net], **spec}), "stablemax_cross_entropy").train(), batch_of(net)
+    spec = {
+        "batch_size": size,
+        "seq_len": tokens,
+        "vocab_size": vocabulary,
+        "num_puzzle_identifiers": 1,
+        "forward_dtype": "float32",
+    }
+    head, batch = (
+        ACTLossHead(Net({**NETS[net], **spec}), "stablemax_cross_entropy").train(),
+        batch_of(net),
+    )
     carry = head.initial_carry(batch)
 
     def step() -> None:
@@ -91,12 +136,31 @@ def published(net: str, folder: str) -> Callable[[], None]:
     return step
 
 
+def _give_way_to(folder: str) -> None:
+    """Finds `models` and `utils` in a checkout of the published code.
+
+    There they are folders without `__init__.py`, and any package of these names on the path would
+    win. This process runs nothing else of ours.
+    """
+    root = str(Path(__file__).resolve().parents[2])
+    sys.path[:] = [folder, *(path for path in sys.path if os.path.realpath(path or ".") != root)]
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in ("models", "utils"):
+            del sys.modules[name]
+
+
 def batch_of(net: str) -> dict[str, Any]:
     import torch
 
     tokens, vocabulary, size = DATA[net]
-    inputs, labels = (torch.randint(1, vocabulary, (size, tokens), dtype=torch.int32) for _ in range(2))
-    return {"inputs": inputs, "labels": labels, "puzzle_identifiers": torch.zeros(size, dtype=torch.int32)}
+    inputs, labels = (
+        torch.randint(1, vocabulary, (size, tokens), dtype=torch.int32) for _ in range(2)
+    )
+    return {
+        "inputs": inputs,
+        "labels": labels,
+        "puzzle_identifiers": torch.zeros(size, dtype=torch.int32),
+    }
 
 
 def serve(net: str, way: str, folder: str) -> None:
@@ -106,7 +170,11 @@ def serve(net: str, way: str, folder: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     whose, dtype, *multiple = way.split()
-    step = published(net, folder) if whose == "published" else ours(net, dtype, int((multiple or [256])[0]))
+    step = (
+        published(net, folder)
+        if whose == "published"
+        else ours(net, dtype, int((multiple or [256])[0]))
+    )
     step()
     print("ready", flush=True)
     for _ in sys.stdin:
@@ -116,11 +184,22 @@ def serve(net: str, way: str, folder: str) -> None:
 
 
 def compare(net: str, folder: str) -> None:
-    ways = [way for way in WAYS if (folder or "published" not in way) and (net == "demo" or "64" not in way)]
+    ways = [
+        way
+        for way in WAYS
+        if (folder or "published" not in way) and (net == "demo" or "64" not in way)
+    ]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.bench.bench_step", "--serve", net]
     processes = [
-        subprocess.Popen([*command, way, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) for way in ways
+        subprocess.Popen(
+            [*command, way, folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+        for way in ways
     ]
 
     def seconds(process: subprocess.Popen[str]) -> float:
@@ -133,7 +212,9 @@ def compare(net: str, folder: str) -> None:
     for process in processes:
         assert process.stdout
         assert "ready" in process.stdout.readline(), "a process did not come so far"
-    rounds = [[seconds(process) for process in processes] for _ in range(ROUNDS.get(net, 5) + 1)][1:]
+    rounds = [[seconds(process) for process in processes] for _ in range(ROUNDS.get(net, 5) + 1)][
+        1:
+    ]
     for process in processes:
         process.communicate()
     medians = [statistics.median(column) for column in zip(*rounds, strict=True)]

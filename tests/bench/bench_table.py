@@ -1,10 +1,12 @@
-"""A puzzle table whole on every rank, and shared out over ranks: time of a step, and memory that a rank holds.
+"""A puzzle table whole on every rank, and shared out over ranks: time of a step, and memory that a
+rank holds.
 
     python -m tests.bench.bench_table
 
-The table is that of ARC-AGI-1 with 1,000 augmentations: 961,000 rows, 512 wide, and its average. The net is small, and puzzles are
-short, so that the table's part shows. Steps of both kinds at 2 gloo ranks take turns inside one process group. Memory is what a
-process of its own has gained when a few steps and an evaluation's exchange of weights and averages are done.
+The table is that of ARC-AGI-1 with 1,000 augmentations: 961,000 rows, 512 wide, and its average.
+The net is small, and puzzles are short, so that the table's part shows. Steps of both kinds at 2
+gloo ranks take turns inside one process group. Memory is what a process of its own has gained when
+a few steps and an evaluation's exchange of weights and averages are done.
 """
 
 from __future__ import annotations
@@ -15,18 +17,29 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.data.helpers import ragged_groups, write_dataset
+from tests.data.recursive.helpers import ragged_groups, write_dataset
 from tests.ranks import run_ranks, succeeded
 from tests.steps import steps_of, trainer_on
 from utils.ranks import distributed
 
 KINDS = {"whole": "false", "shared out": "true"}
 ROWS, ROUNDS = 961_000, 30
-PRECISE = {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # what is freed goes back at once, so that what is held is what is needed
+# what is freed goes back at once, so that what is held is what is needed
+PRECISE = {"MALLOC_MMAP_THRESHOLD_": "1000000"}
 NET = [
-    "arch=trm", "arch.hidden_size=128", "arch.num_heads=4", "arch.puzzle_emb_ndim=512", "arch.puzzle_emb_len=4", "arch.H_cycles=1",
-    "arch.L_cycles=2", "arch.forward_dtype=float32", "global_batch_size=768", "epochs=1000", "eval_interval=null", "ema=true",
-]  # fmt: skip
+    "arch=trm",
+    "arch.hidden_size=128",
+    "arch.num_heads=4",
+    "arch.puzzle_emb_ndim=512",
+    "arch.puzzle_emb_len=4",
+    "arch.H_cycles=1",
+    "arch.L_cycles=2",
+    "arch.forward_dtype=float32",
+    "global_batch_size=768",
+    "epochs=1000",
+    "eval_interval=null",
+    "ema=true",
+]
 
 
 def main() -> None:
@@ -35,12 +48,21 @@ def main() -> None:
         return
     with TemporaryDirectory() as scratch:
         write_dataset(Path(scratch), ragged_groups(1000), num_puzzle_identifiers=ROWS)
-        ranks = succeeded(run_ranks(2, ["-m", "tests.bench.bench_table", scratch, *KINDS], timeout=500))
+        ranks = succeeded(
+            run_ranks(2, ["-m", "tests.bench.bench_table", scratch, *KINDS], timeout=500)
+        )
         print(ranks[0].stdout, end="")
         print(f"{'':>12}{'ranks':>8}{'MiB of a rank':>16}")
         for kind in KINDS:
             for count in (1, 2, 4):
-                done = succeeded(run_ranks(count, ["-m", "tests.bench.bench_table", scratch, kind], timeout=500, env=PRECISE))
+                done = succeeded(
+                    run_ranks(
+                        count,
+                        ["-m", "tests.bench.bench_table", scratch, kind],
+                        timeout=500,
+                        env=PRECISE,
+                    )
+                )
                 most = max(float(rank.stdout.split()[-1]) for rank in done)
                 print(f"{kind:>12}{count:>8}{most:>16,.0f}")
 
@@ -52,12 +74,17 @@ def measure(data: str, kinds: list[str]) -> None:
     with TemporaryDirectory() as folder:
         rounds = ROUNDS if len(kinds) > 1 else 3
         chosen = {kind: f"arch.puzzle_emb_sharded={KINDS[kind]}" for kind in kinds}
-        trainers = {kind: trainer_on(dist, Path(folder) / kind, f"data_path={data}", *NET, how) for kind, how in chosen.items()}
+        trainers = {
+            kind: trainer_on(dist, Path(folder) / kind, f"data_path={data}", *NET, how)
+            for kind, how in chosen.items()
+        }
         for trainer in trainers.values():
             for table in trainer.objective.tables().values():
                 table.weights.fill_(0.01)  # fresh zeros are not in memory yet
         seconds: dict[str, list[float]] = {kind: [] for kind in trainers}
-        for steps in zip(*(steps_of(trainer, rounds) for trainer in trainers.values()), strict=True):
+        for steps in zip(
+            *(steps_of(trainer, rounds) for trainer in trainers.values()), strict=True
+        ):
             for kind, step in zip(trainers, steps, strict=True):
                 dist.barrier()
                 start = time.perf_counter()
@@ -72,7 +99,10 @@ def measure(data: str, kinds: list[str]) -> None:
     elif dist.is_main:
         medians = {kind: statistics.median(times[3:]) for kind, times in seconds.items()}
         for kind, median in medians.items():
-            print(f"{kind:>12}{median * 1000:>12.1f} ms a step, {median / medians['whole']:.2f} of the whole one's")
+            print(
+                f"{kind:>12}{median * 1000:>12.1f} ms a step, {median / medians['whole']:.2f} of"
+                " the whole one's"
+            )
     distributed.stop()
 
 

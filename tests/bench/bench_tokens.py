@@ -1,4 +1,5 @@
-"""How fast tokens arrive from files, on one core, and what it costs to open very many: seconds, and memory beyond what was there.
+"""How fast tokens arrive from files, on one core, and what it costs to open very many: seconds, and
+memory beyond what was there.
 
 OMP_NUM_THREADS=1 python -m tests.bench.bench_tokens
 """
@@ -13,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from data.language.token_files import HEADER, bin_header
+from data.language.tokens import TokenSource
 from data.stream import ShardStream, train_loader
-from data.token_files import HEADER, bin_header
-from data.tokens import TokenSource
 
 SHARDS, REPEATS = 8, 5
 MANY, FILES = 10**10, 100
@@ -29,7 +30,14 @@ def resident() -> int:
 
 def opened(folder: Path, seq_len: int, batch: int, **more) -> TokenSource:
     return TokenSource(
-        seed=0, shards=SHARDS, global_batch_size=batch, max_steps=10**6, data_path=str(folder), seq_len=seq_len, vocab_size=50_304, **more
+        seed=0,
+        shards=SHARDS,
+        global_batch_size=batch,
+        max_steps=10**6,
+        data_path=str(folder),
+        seq_len=seq_len,
+        vocab_size=50_304,
+        **more,
     )
 
 
@@ -54,13 +62,21 @@ def main() -> None:
         tokens = np.random.default_rng(0).integers(50_257, size=1 << 25, dtype=np.uint16)
         tokens[::500] = 50_256
         for number, part in enumerate(np.split(tokens, 4)):
-            (folder / f"train_{number}.bin").write_bytes(bin_header(len(part), part.dtype) + part.tobytes())
-        print("tokens/s as int32 inputs and labels, one core, loaded in the training process (goal 20 million)")
+            (folder / f"train_{number}.bin").write_bytes(
+                bin_header(len(part), part.dtype) + part.tobytes()
+            )
+        print(
+            "tokens/s as int32 inputs and labels, one core, loaded in the training process (goal 20"
+            " million)"
+        )
         for seq_len, batch in ((2048, 256), (1024, 64), (256, 64), (64, 16)):
             plain = speed(opened(folder, seq_len, batch), seq_len * batch)
-            aligned = speed(opened(folder, seq_len, batch, documents=True, begin_token=50_256), seq_len * batch)
+            aligned = speed(
+                opened(folder, seq_len, batch, documents=True, begin_token=50_256), seq_len * batch
+            )
             print(
-                f"{batch:4} windows of {seq_len:5}: {plain / 1e6:8.1f} M tokens/s; from the beginning of documents {aligned / 1e6:8.1f} M"
+                f"{batch:4} windows of {seq_len:5}: {plain / 1e6:8.1f} M tokens/s; from the"
+                f" beginning of documents {aligned / 1e6:8.1f} M"
             )
         sparse = Path(scratch, "sparse")
         sparse.mkdir()
@@ -72,7 +88,10 @@ def main() -> None:
         source = opened(sparse, 2048, 256)
         source.train_batch(0, 0)
         seconds, held = time.perf_counter() - began, resident() - before
-        print(f"opening {MANY:.0e} tokens in {FILES} sparse files: {seconds:.2f} s (goal 1), {held} MiB more memory (goal 100)")
+        print(
+            f"opening {MANY:.0e} tokens in {FILES} sparse files: {seconds:.2f} s (goal 1), {held}"
+            " MiB more memory (goal 100)"
+        )
 
 
 if __name__ == "__main__":

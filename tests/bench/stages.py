@@ -1,8 +1,10 @@
-"""`make stages`: the classic digit net at every stage from one process to many ranks and nodes, and one table of them.
+"""`make stages`: the classic digit net at every stage from one process to many ranks and nodes, and
+one table of them.
 
-Settings are variables: DATA=a folder with MNIST's idx files (else scikit-learn's digits), EPOCHS=5, RANKS="1 2 4",
-WAYS="allreduce ddp fsdp exact", OUT=folder of the runs and of stages.md. Every stage is `pretrain.py` as anybody starts it: by torchrun,
-or, inside of a Slurm allocation, by srun over its nodes. A rerun does what is missing; who stops it finds in the table what is done.
+Settings are variables: DATA=a folder with MNIST's idx files (else scikit-learn's digits), EPOCHS=5,
+RANKS="1 2 4", WAYS="allreduce ddp fsdp exact", OUT=folder of the runs and of stages.md. Every stage
+is `pretrain.py` as anybody starts it: by torchrun, or, inside of a Slurm allocation, by srun over
+its nodes. A rerun does what is missing; who stops it finds in the table what is done.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 import torch
 from omegaconf import OmegaConf
 
-from data.images import ImageSource
+from data.digits.images import ImageSource
 from tests.bench.stage_table import WAYS, Stage, bound, finished, measured, page
 from tests.ranks import ROOT
 from utils import revision
@@ -39,26 +41,57 @@ class Settings:
         env = os.environ
         self.epochs = number("EPOCHS", env.get("EPOCHS") or "5", 10**6)
         self.data = str(Path(env["DATA"]).resolve()) if env.get("DATA") else None
-        self.nodes = number("SLURM_JOB_NUM_NODES", env.get("SLURM_JOB_NUM_NODES", "1"), 10**6) if env.get("SLURM_JOB_ID") else None
+        self.nodes = (
+            number("SLURM_JOB_NUM_NODES", env.get("SLURM_JOB_NUM_NODES", "1"), 10**6)
+            if env.get("SLURM_JOB_ID")
+            else None
+        )
         self.ways = (env.get("WAYS") or " ".join([*WAYS][1:])).split()
         if unknown := [way for way in self.ways if way not in [*WAYS][1:]]:
             raise ConfigError(f"WAYS={unknown[0]}: choose of {', '.join([*WAYS][1:])}")
-        self.ranks = [number("RANKS", one, SHARDS) for one in env["RANKS"].split()] if env.get("RANKS", "").strip() else self.usual_ranks()
+        self.ranks = (
+            [number("RANKS", one, SHARDS) for one in env["RANKS"].split()]
+            if env.get("RANKS", "").strip()
+            else self.usual_ranks()
+        )
         if uneven := [ranks for ranks in self.ranks if ranks % (self.nodes or 1)]:
             raise ConfigError(f"RANKS={uneven[0]}: not a multiple of the job's {self.nodes} nodes")
         dataset = "mnist" if self.data else "digits"
-        self.folder = Path(env.get("OUT") or ROOT / "runs" / "stages" / f"{dataset}-{self.epochs}").resolve()
+        self.folder = Path(
+            env.get("OUT") or ROOT / "runs" / "stages" / f"{dataset}-{self.epochs}"
+        ).resolve()
         lengths = {"seed": 0, "shards": SHARDS, "global_batch_size": BATCH, "epochs": self.epochs}
-        self.plan = ImageSource(**lengths, dataset=dataset, data_path=self.data).plan  # names what is wrong with DATA
-        self.keys = ["arch=cnn", f"data={dataset}", *([f"data_path={self.data}"] if self.data else [])]
-        self.keys += ["optim=adadelta", "lr=1.0", "weight_decay=0", f"global_batch_size={BATCH}", f"epochs={self.epochs}"]
+        # names what is wrong with DATA
+        self.length = ImageSource(**lengths, dataset=dataset, data_path=self.data).length
+        self.keys = [
+            "arch=cnn",
+            f"data={dataset}",
+            *([f"data_path={self.data}"] if self.data else []),
+        ]
+        self.keys += [
+            "optim=adadelta",
+            "lr=1.0",
+            "weight_decay=0",
+            f"global_batch_size={BATCH}",
+            f"epochs={self.epochs}",
+        ]
         # as tutorials compute, and precise enough to see that what differs is rounding
-        self.keys += [f"eval_interval={self.epochs}", "arch.forward_dtype=float32", "eval_batch_size=250", "wandb.mode=disabled"]
+        self.keys += [
+            f"eval_interval={self.epochs}",
+            "arch.forward_dtype=float32",
+            "eval_batch_size=250",
+            "wandb.mode=disabled",
+        ]
         for config in self.folder.glob("*/config.yaml"):
             known = OmegaConf.load(config)
-            if Stage.named(config.parent.name) and (known.epochs, known.data_path) != (self.epochs, self.data):
+            if Stage.named(config.parent.name) and (known.epochs, known.data_path) != (
+                self.epochs,
+                self.data,
+            ):
                 former = f"EPOCHS={known.epochs} DATA={known.data_path or ''}"
-                raise ConfigError(f"OUT={self.folder}: holds runs with {former}; give another folder")
+                raise ConfigError(
+                    f"OUT={self.folder}: holds runs with {former}; give another folder"
+                )
 
     def usual_ranks(self) -> list[int]:
         """What the machine, or the job, has room for."""
@@ -69,7 +102,10 @@ class Settings:
 
     def stages(self) -> list[Stage]:
         """In the order in which they run."""
-        return [Stage("one"), *(Stage(way, ranks, self.nodes) for way in self.ways for ranks in self.ranks)]
+        return [
+            Stage("one"),
+            *(Stage(way, ranks, self.nodes) for way in self.ways for ranks in self.ranks),
+        ]
 
 
 def number(key: str, text: str, most: int) -> int:
@@ -84,20 +120,43 @@ def command(stage: Stage) -> list[str]:
     if stage.way == "one":
         return [sys.executable, "pretrain.py"]
     if stage.nodes is None:
-        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(stage.ranks), "pretrain.py"]
-    per_node = ["--nodes", str(stage.nodes), "--ntasks", str(stage.ranks), "--ntasks-per-node", str(stage.ranks // stage.nodes)]
+        return [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(stage.ranks),
+            "pretrain.py",
+        ]
+    per_node = [
+        "--nodes",
+        str(stage.nodes),
+        "--ntasks",
+        str(stage.ranks),
+        "--ntasks-per-node",
+        str(stage.ranks // stage.nodes),
+    ]
     cpus = [f"--cpus-per-task={count}"] if (count := os.environ.get("SLURM_CPUS_PER_TASK")) else []
     return ["srun", *per_node, *cpus, "--kill-on-bad-exit=0", sys.executable, "pretrain.py"]
 
 
 def run(commands: Sequence[Sequence[str]], log: Path) -> str:
-    """All at once; what went wrong, in one line. A request to stop is handed on once, and waited for."""
+    """All at once; what went wrong, in one line. A request to stop is handed on once, and waited
+    for.
+    """
     env = {"OMP_NUM_THREADS": "1"} | os.environ
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a") as said:
         before = said.tell()
-        # Sessions of their own: Ctrl-C would reach every rank from the terminal, and again from its launcher
-        started = [subprocess.Popen(one, cwd=ROOT, env=env, stdout=said, stderr=said, start_new_session=True) for one in commands]
+        # Sessions of their own: Ctrl-C would reach every rank from the terminal, and again from its
+        # launcher
+        started = [
+            subprocess.Popen(
+                one, cwd=ROOT, env=env, stdout=said, stderr=said, start_new_session=True
+            )
+            for one in commands
+        ]
         try:
             statuses = [process.wait() for process in started]
         except KeyboardInterrupt:
@@ -107,12 +166,21 @@ def run(commands: Sequence[Sequence[str]], log: Path) -> str:
         raise KeyboardInterrupt
     if not any(statuses):
         return ""
-    lines = [line.strip() for line in log.read_bytes()[before:].decode(errors="replace").splitlines() if line.strip()]
-    return next((line for line in reversed(lines) if line.startswith("error:")), lines[-1] if lines else "it said nothing")
+    lines = [
+        line.strip()
+        for line in log.read_bytes()[before:].decode(errors="replace").splitlines()
+        if line.strip()
+    ]
+    return next(
+        (line for line in reversed(lines) if line.startswith("error:")),
+        lines[-1] if lines else "it said nothing",
+    )
 
 
 def end(started: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Runs save and end when they are asked to; whoever is asked a second time to stop waits no longer."""
+    """Runs save and end when they are asked to; whoever is asked a second time to stop waits no
+    longer.
+    """
     try:
         for process in started:
             process.terminate()
@@ -132,8 +200,13 @@ def measure_bound(settings: Settings, ranks: int) -> str:
     commands = []
     for rank in range(ranks):
         folder = settings.folder / f"bound-{ranks}-{rank}"
-        shutil.rmtree(folder, ignore_errors=True)  # one that goes on alone would not be beside the others
-        keys = [f"global_batch_size={share}", f"max_steps={min(BOUND_STEPS, settings.plan.total_steps)}", f"checkpoint_path={folder}"]
+        # one that goes on alone would not be beside the others
+        shutil.rmtree(folder, ignore_errors=True)
+        keys = [
+            f"global_batch_size={share}",
+            f"max_steps={min(BOUND_STEPS, settings.length.total_steps)}",
+            f"checkpoint_path={folder}",
+        ]
         device = [f"device=cuda:{rank}"] if torch.cuda.is_available() else []
         commands.append([sys.executable, "pretrain.py", *settings.keys, *keys, *device])
     return run(commands, settings.folder / f"bound-{ranks}.txt")
@@ -141,24 +214,34 @@ def measure_bound(settings: Settings, ranks: int) -> str:
 
 def write(settings: Settings, failed: dict[Stage, str]) -> str:
     """The table of what is done so far, in stages.md too."""
-    found = {stage: settings.folder / path.name for path in settings.folder.glob("*") if (stage := Stage.named(path.name))}
+    found = {
+        stage: settings.folder / path.name
+        for path in settings.folder.glob("*")
+        if (stage := Stage.named(path.name))
+    }
     runs = {stage: run for stage, folder in found.items() if (run := measured(folder))}
     counts = {stage.ranks for stage in runs if stage.nodes is None}
     bounds = {ranks: limit for ranks in counts if (limit := bound(settings.folder, ranks, BATCH))}
-    head = f"`python pretrain.py {' '.join(settings.keys)}`, {settings.plan.total_steps:,} steps; {revision.summary().splitlines()[0]}"
+    head = (
+        f"`python pretrain.py {' '.join(settings.keys)}`, {settings.length.total_steps:,} steps;"
+        f" {revision.summary().splitlines()[0]}"
+    )
     text = page(head, os.environ.get("OMP_NUM_THREADS", "1"), runs, bounds, failed)
     write_whole(settings.folder / "stages.md", text)
     return text
 
 
 def main() -> int:
-    """Exit status 1 where a stage or a bound failed, 2 where the variables are wrong, 130 where somebody stopped it."""
+    """Exit status 1 where a stage or a bound failed, 2 where the variables are wrong, 130 where
+    somebody stopped it.
+    """
     try:
         settings = Settings()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for signum in (signal.SIGINT, signal.SIGTERM):  # both: a shell's background jobs begin with the first one ignored
+    # both: a shell's background jobs begin with the first one ignored
+    for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.default_int_handler)
     failed: dict[Stage, str] = {}
     lacking = False  # a bound
@@ -174,7 +257,9 @@ def main() -> int:
             if not finished(folder):
                 print(f"{stage.name} …", flush=True)
                 keys = [*settings.keys, *WAYS[stage.way][1], f"checkpoint_path={folder}"]
-                if problem := run([[*command(stage), *keys]], settings.folder / f"{stage.name}.txt"):
+                if problem := run(
+                    [[*command(stage), *keys]], settings.folder / f"{stage.name}.txt"
+                ):
                     failed[stage] = f"failed: {problem}"
                     print(failed[stage], flush=True)
             write(settings, failed)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from data.images import ImageSource
+from data.digits.images import ImageSource
 from data.order import Order, cut_steps
 from utils.errors import ConfigError
 
@@ -15,8 +15,8 @@ SIZES = {"uniform": np.full(10, 2), "ragged": np.array([1, 2, 3, 4, 5, 1, 2, 3, 
 
 
 def spans(kind: str, epochs: int | None, interval: int | None, steps: int) -> list[tuple[int, int]]:
-    plan = cut_steps(Order(0, np.arange(10)), SIZES[kind], 8, epochs, interval)
-    return [plan.span(step) for step in range(steps)]
+    length = cut_steps(Order(0, np.arange(10)), SIZES[kind], 8, epochs, interval)
+    return [length.span(step) for step in range(steps)]
 
 
 @pytest.mark.parametrize("kind", SIZES)
@@ -31,7 +31,10 @@ def test_it_is_the_beginning_of_any_longer_iteration(kind: str) -> None:
 @pytest.mark.parametrize("kind", SIZES)
 def test_it_ends_no_iteration_unless_an_interval_is_given(kind: str) -> None:
     order = Order(0, np.arange(10))
-    endless, every = cut_steps(order, SIZES[kind], 8, None, None), cut_steps(order, SIZES[kind], 8, None, 2)
+    endless, every = (
+        cut_steps(order, SIZES[kind], 8, None, None),
+        cut_steps(order, SIZES[kind], 8, None, 2),
+    )
     assert not any(endless.ends_iteration(done) for done in range(100))
     counted = cut_steps(order, SIZES[kind], 8, 100, 2)
     for done in range(100):
@@ -45,18 +48,20 @@ def test_epochs_are_still_counted(kind: str) -> None:
     order = Order(0, np.arange(10))
     steps = cut_steps(order, SIZES[kind], 8, 1000, 1000).per_epoch
     for interval in (None, 50):
-        assert cut_steps(order, SIZES[kind], 8, None, interval).per_epoch == pytest.approx(steps, rel=0.2)
+        assert cut_steps(order, SIZES[kind], 8, None, interval).per_epoch == pytest.approx(
+            steps, rel=0.2
+        )
 
 
 def test_a_batch_larger_than_the_data_is_no_mistake_there() -> None:
     assert len({*spans("ragged", None, None, 3)}) == 3
-    plan = cut_steps(Order(0, np.arange(10)), SIZES["uniform"], 64, None, None)
-    assert plan.span(1) == (32, 64)
+    length = cut_steps(Order(0, np.arange(10)), SIZES["uniform"], 64, None, None)
+    assert length.span(1) == (32, 64)
     with pytest.raises(ConfigError, match="not one full batch"):
         cut_steps(Order(0, np.arange(10)), SIZES["uniform"], 64, 1, None)
 
 
 def test_a_source_needs_no_epochs() -> None:
     source = ImageSource(seed=0, shards=2, global_batch_size=64, epochs=None)
-    assert source.plan.steps_per_epoch == 1437 / 64
+    assert source.length.steps_per_epoch == 1437 / 64
     assert len(source.train_batch(1000, 1)["labels"]) == 32

@@ -1,11 +1,13 @@
-"""Orders that are computed: every item once an epoch, another order each epoch, nothing stored; and shares that are exact at any moment."""
+"""Orders that are computed: every item once an epoch, another order each epoch, nothing stored; and
+shares that are exact at any moment.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from data.mixture import Mixture
+from data.language.mixture import Mixture
 from data.permutation import DRAWN, Permutation
 from utils.errors import ConfigError
 
@@ -17,16 +19,26 @@ def test_every_item_comes_once_an_epoch_in_another_order(items: int) -> None:
     for epoch in visits.reshape(3, items):
         assert np.array_equal(np.sort(epoch), np.arange(items))
     if items > 100:
-        same = [(visits[:items] == other).mean() for other in (np.arange(items), visits[items : 2 * items], visits[2 * items :])]
-        same += [(visits[:items] == Permutation(items, *other).visits(np.arange(items))).mean() for other in ((1, "a"), (0, "b"))]
+        same = [
+            (visits[:items] == other).mean()
+            for other in (np.arange(items), visits[items : 2 * items], visits[2 * items :])
+        ]
+        same += [
+            (visits[:items] == Permutation(items, *other).visits(np.arange(items))).mean()
+            for other in ((1, "a"), (0, "b"))
+        ]
         assert max(same) < 0.01
     there = np.random.default_rng(0).integers(3 * items, size=50)
     for position in there.tolist():
-        assert Permutation(items, 0, "a").visits(np.array([position])) == visits[position], "a function of the position alone"
+        assert Permutation(items, 0, "a").visits(np.array([position])) == visits[position], (
+            "a function of the position alone"
+        )
 
 
 def test_a_computed_order_looks_drawn() -> None:
-    """Neighbours are no neighbours, and a part of the order is spread over all items as one that is drawn."""
+    """Neighbours are no neighbours, and a part of the order is spread over all items as one that is
+    drawn.
+    """
     items, part = 1_000_003, 100_000
     visits = Permutation(items, 0, "a").visits(np.arange(part))
     assert abs(np.corrcoef(visits[:-1], visits[1:])[0, 1]) < 0.02
@@ -45,7 +57,13 @@ def test_an_order_of_many_items_takes_no_memory() -> None:
     assert len(np.unique(visits)) == 1000
 
 
-WEIGHTS = [{"a": 0.7, "b": 0.3}, {"a": 1}, {"a": 5, "b": 3, "c": 1, "d": 1e-2}, dict.fromkeys("abcdefg", 1), {"a": 99, "b": 1, "c": 1}]
+WEIGHTS = [
+    {"a": 0.7, "b": 0.3},
+    {"a": 1},
+    {"a": 5, "b": 3, "c": 1, "d": 1e-2},
+    dict.fromkeys("abcdefg", 1),
+    {"a": 99, "b": 1, "c": 1},
+]
 
 
 @pytest.mark.parametrize("weights", WEIGHTS, ids=str)
@@ -58,7 +76,9 @@ def test_shares_are_exact_at_any_moment(weights: dict[str, float]) -> None:
     for number, share in enumerate(shares):
         counts = np.cumsum(which == number)
         assert np.abs(counts - share * np.arange(1, visits + 1)).max() < 1
-        assert np.array_equal(nth[which == number], np.arange(counts[-1])), "each visit of a corpus comes once"
+        assert np.array_equal(nth[which == number], np.arange(counts[-1])), (
+            "each visit of a corpus comes once"
+        )
     far = np.array([10**15])
     assert abs(mixture.visits(far)[1][0] - 10**15 * shares[mixture.visits(far)[0][0]]) < 2
 
@@ -70,9 +90,15 @@ def test_shares_are_exact_at_any_moment(weights: dict[str, float]) -> None:
         ({"a": 1, "b": -1.5}, "data.mix.b=-1.5: must be"),
         ({"a": True}, "data.mix.a=True: must be"),
         ({"a": "much"}, "data.mix.a=much: must be"),
-        ({"a": 0.123456789, "b": 1}, "data.mix: the weights have too many digits to be kept exactly; round them, for example {a: 110, b"),
+        (
+            {"a": 0.123456789, "b": 1},
+            (
+                "data.mix: the weights have too many digits to be kept exactly; round them, for"
+                " example {a: 110, b"
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_weights_that_are_none(weights: dict, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Mixture("data.mix", weights)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from data.puzzles import PuzzleSource
+from data.recursive.puzzles import PuzzleSource
 from data.source import IGNORE
 from data.stream import ShardStream, eval_batches, to_tensors, train_loader
-from tests.data.helpers import row_numbers, write_dataset
+from tests.data.recursive.helpers import row_numbers, write_dataset
 from utils.command import cli
 from utils.errors import ConfigError, LocalError, RankError
 from utils.ranks.launchers import Launch
@@ -64,7 +64,11 @@ def test_an_error_in_a_worker_is_the_main_process_s_error(workers):
         list(train_loader(ShardStream(Failing(ConfigError(message)), [[0]], 0, 9), workers))
     assert str(caught.value) == message
     with pytest.raises(ZeroDivisionError, match="by nothing"):
-        list(train_loader(ShardStream(Failing(ZeroDivisionError("by nothing")), [[0]], 0, 9), workers))
+        list(
+            train_loader(
+                ShardStream(Failing(ZeroDivisionError("by nothing")), [[0]], 0, 9), workers
+            )
+        )
 
 
 def test_closing_ends_the_workers_and_ctrl_c_is_not_theirs(source):
@@ -93,7 +97,9 @@ def test_a_killed_worker_is_one_line_and_not_where_it_happens(workers):
     time.sleep(0.2)  # a step: PyTorch would raise here
     with pytest.raises(RankError) as caught:
         list(steps)
-    killed = f"loader process {victim} was killed by SIGKILL, as the system does when memory runs out"
+    killed = (
+        f"loader process {victim} was killed by SIGKILL, as the system does when memory runs out"
+    )
     assert str(caught.value) == f"{killed}; num_workers=0 loads in the training process"
     assert not multiprocessing.active_children()
 
@@ -110,33 +116,52 @@ class Ending:
 
 
 @pytest.mark.slow  # PyTorch asks every five seconds whether its workers live
-@pytest.mark.parametrize(("end", "message"), [
-    (lambda: os.kill(os.getpid(), signal.SIGBUS), "was killed by SIGBUS, as happens when shared memory is full"),
-    (lambda: os._exit(0), "ended too early"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        (
+            lambda: os.kill(os.getpid(), signal.SIGBUS),
+            "was killed by SIGBUS, as happens when shared memory is full",
+        ),
+        (lambda: os._exit(0), "ended too early"),
+    ],
+)
 def test_a_worker_that_ends_while_it_is_waited_for_is_one_line(end, message, capfd):
     with pytest.raises(RankError, match=f"loader process .*{message}"):
         list(train_loader(ShardStream(Ending(end), [[0]], 0, 9), 1))
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("place", "error"), [
-    ("torch.UntypedStorage.share_memory_", RuntimeError("unable to open shared memory object </x>: No space left on device (28)")),
-    ("multiprocessing.Lock", OSError(28, "No space left on device")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        (
+            "torch.UntypedStorage.share_memory_",
+            RuntimeError("unable to open shared memory object </x>: No space left on device (28)"),
+        ),
+        ("multiprocessing.Lock", OSError(28, "No space left on device")),
+    ],
+)
 def test_too_little_shared_memory_is_one_line(place, error, monkeypatch):
     def full(*_):
         raise error
 
     monkeypatch.setattr(place, full)
-    with pytest.raises(RankError, match=r"No space left on device.*make shared memory \(/dev/shm\) larger, or num_workers=0"):
+    with pytest.raises(
+        RankError,
+        match=r"No space left on device.*make shared memory \(/dev/shm\) larger, or num_workers=0",
+    ):
         list(train_loader(ShardStream(Failing(ValueError()), [[0]], 4, 40), 1))
 
 
-@pytest.mark.parametrize(("launch", "said"), [
-    (Launch(), "error: no memory\n"), (Launch(rank=1, world_size=2), "error on rank 1: no memory\n"),
-    (Launch(rank=0, world_size=2), "error on rank 0: no memory\n"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("launch", "said"),
+    [
+        (Launch(), "error: no memory\n"),
+        (Launch(rank=1, world_size=2), "error on rank 1: no memory\n"),
+        (Launch(rank=0, world_size=2), "error on rank 0: no memory\n"),
+    ],
+)
 def test_what_ends_one_rank_is_one_line_with_its_rank_and_status_1(launch, said, capsys):
     assert cli.report(RankError("no memory"), launch) == 1
     assert capsys.readouterr().err == said
@@ -159,7 +184,9 @@ def test_evaluation_reads_every_example_once_in_the_same_batches(source, world_s
             assert len(set(indices // batch_size)) <= 1, "boundaries do not depend on the ranks"
             read += indices.tolist()
     assert sorted(read) == list(range(55))
-    assert lengths == {-(-55 // batch_size // world_size) if batch_size < 55 else 1}, "all ranks have equally many"
+    assert lengths == {-(-55 // batch_size // world_size) if batch_size < 55 else 1}, (
+        "all ranks have equally many"
+    )
 
 
 def test_of_no_examples_there_are_no_batches(source):

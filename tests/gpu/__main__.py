@@ -1,7 +1,9 @@
-"""`make gpu`: is it right on a GPU, how fast is it, does it learn. Every figure is written to gpu-results.md as soon as it is known.
+"""`make gpu`: is it right on a GPU, how fast is it, does it learn. Every figure is written to
+gpu-results.md as soon as it is known.
 
-Settings are variables: PART=1, 2 or 3 (all), OUT=folder of the results (here), DATA=a dataset for part 3, MINUTES=8 of it. A rerun does
-what is missing. Without a GPU all parts are rehearsed on the CPU with tiny sizes, and gpu-rehearsal.md says how that went.
+Settings are variables: PART=1, 2 or 3 (all), OUT=folder of the results (here), DATA=a dataset for
+part 3, MINUTES=8 of it. A rerun does what is missing. Without a GPU all parts are rehearsed on the
+CPU with tiny sizes, and gpu-rehearsal.md says how that went.
 """
 
 from __future__ import annotations
@@ -17,16 +19,39 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def bring_packages() -> None:
-    """What is not installed comes from wheels/, for this process and its children alone; what is installed stays what it is."""
+    """What is not installed comes from wheels/, for this process and its children alone; what is
+    installed stays what it is.
+    """
     if importlib.util.find_spec("hydra"):
         return
-    wheels, site = [str(wheel) for wheel in sorted(ROOT.glob("wheels/*.whl")) if not installed(wheel)], str(ROOT / "wheels" / "site")
+    wheels, site = (
+        [str(wheel) for wheel in sorted(ROOT.glob("wheels/*.whl")) if not installed(wheel)],
+        str(ROOT / "wheels" / "site"),
+    )
     if not wheels:
-        sys.exit(f"{sys.executable} has no hydra: run `make wheels` where there is a network, and bring the folder wheels/ along")
+        sys.exit(
+            f"{sys.executable} has no hydra: run `make wheels` where there is a network, and bring"
+            " the folder wheels/ along"
+        )
     print("installing wheels/ into wheels/site", flush=True)
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--upgrade", "--target", site]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--no-compile",
+        "--upgrade",
+        "--target",
+        site,
+    ]
     if subprocess.run([*pip, *wheels], check=False).returncode:
-        sys.exit(f"this is Python {sys.version.split()[0]}, and `make wheels` makes them for 3.12 on x86-64 Linux")
+        sys.exit(
+            f"this is Python {sys.version.split()[0]}, and `make wheels` makes them for 3.12 on"
+            " x86-64 Linux"
+        )
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH"))))
     sys.path.insert(0, site)
 

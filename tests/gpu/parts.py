@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from data.build.common import write_dataset
-from data.puzzle_files import PuzzleSet, PuzzleSplit, read_split
+from data.recursive.puzzle_files import PuzzleSet, PuzzleSplit, read_split
 from tests.gpu.results import Results
 from tests.ranks import ROOT
 from tests.runs import launched
@@ -24,23 +24,47 @@ from utils import revision
 
 LIMIT_S = {1: 450.0, 2: 540.0}  # of a part; the third has its minutes
 CUDA = torch.cuda.is_available()
-RIGHT, BROKEN, SPEED, KERNELS, LEARNING = "1. Is it right", "What failed", "2. How fast", "Where the time goes", "3. Does it learn"
+RIGHT, BROKEN, SPEED, KERNELS, LEARNING = (
+    "1. Is it right",
+    "What failed",
+    "2. How fast",
+    "Where the time goes",
+    "3. Does it learn",
+)
 NETS = {
     "HRM 27M": ["arch=hrm"],
     "TRM 7M, attention": ["arch=trm"],
     "TRM 5M, token mixing": ["arch=trm", "arch.mlp_t=true", "arch.pos_encodings=none"],
 }
 WAYS = {"eager": "compile=false", "compiled": "compile=true", "compile=max": "compile=max"}
-NINE = ["data.embedded.size=9", "data.embedded.blanks=50", "data.embedded.train=64", "data.embedded.num_aug=11", "data.embedded.test=8"]
+NINE = [
+    "data.embedded.size=9",
+    "data.embedded.blanks=50",
+    "data.embedded.train=64",
+    "data.embedded.num_aug=11",
+    "data.embedded.test=8",
+]
 TINY = [
-    "arch.hidden_size=16", "arch.H_cycles=1", "arch.L_cycles=1", "arch.num_heads=2", "arch.expansion=1", "arch.halt_max_steps=2",
-    "global_batch_size=16", "data.embedded.size=4", "data.embedded.blanks=3",
-]  # fmt: skip
+    "arch.hidden_size=16",
+    "arch.H_cycles=1",
+    "arch.L_cycles=1",
+    "arch.num_heads=2",
+    "arch.expansion=1",
+    "arch.halt_max_steps=2",
+    "global_batch_size=16",
+    "data.embedded.size=4",
+    "data.embedded.blanks=3",
+]
 # Published for Sudoku-Extreme, where there is no recipe of our own
 SUDOKU = [
-    *NETS["TRM 5M, token mixing"], "lr=1e-4", "puzzle_emb_lr=1e-4", "weight_decay=1.0", "puzzle_emb_weight_decay=1.0", "ema=true",
+    *NETS["TRM 5M, token mixing"],
+    "lr=1e-4",
+    "puzzle_emb_lr=1e-4",
+    "weight_decay=1.0",
+    "puzzle_emb_weight_decay=1.0",
+    "ema=true",
     "epochs=50000",
-]  # fmt: skip
+]
 QUIET = ["wandb.mode=disabled", "checkpoint_minutes=null", "resume=false"]
 HELD_OUT = 2000  # boards: the whole of Sudoku-Extreme's takes longer than training has
 
@@ -60,11 +84,18 @@ class Recorder:
         self._seconds = (0.0 if report.when == "setup" else self._seconds) + report.duration
         if report.failed:
             self._results.begin(BROKEN, "The ends of what pytest said.\n")
-            self._results.add(BROKEN, name, f"### {name}\n\n```\n{report.longreprtext[-3000:]}\n```")
+            self._results.add(
+                BROKEN, name, f"### {name}\n\n```\n{report.longreprtext[-3000:]}\n```"
+            )
         elif report.when == "call":
             self._results.drop(BROKEN, name)
         if report.when == "call" or report.outcome != "passed":
-            self._results.add(RIGHT, name, f"| {name} | {report.outcome} | {self._seconds:.1f} |", good=report.passed)
+            self._results.add(
+                RIGHT,
+                name,
+                f"| {name} | {report.outcome} | {self._seconds:.1f} |",
+                good=report.passed,
+            )
 
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
         if time.monotonic() > self._until:
@@ -77,41 +108,74 @@ def is_it_right(results: Results) -> bool:
     chosen = [] if CUDA else ["-k", "noise or trm_mlp"]
     if not CUDA:
         os.environ["REHEARSED_ON"] = "cpu"
-    command = ["-q", "-m", "cuda", "-p", "no:cacheprovider", "--rootdir", str(ROOT), *chosen, str(ROOT / "tests" / "gpu" / "test_cuda.py")]
-    return pytest.main(command, plugins=[Recorder(results, LIMIT_S[1])]) in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    command = [
+        "-q",
+        "-m",
+        "cuda",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(ROOT),
+        *chosen,
+        str(ROOT / "tests" / "gpu" / "test_cuda.py"),
+    ]
+    return pytest.main(command, plugins=[Recorder(results, LIMIT_S[1])]) in (
+        pytest.ExitCode.OK,
+        pytest.ExitCode.NO_TESTS_COLLECTED,
+    )
 
 
 def how_fast(results: Results) -> bool:
     """Part 2: steps of the published sizes at 9×9, global batch 768, in bfloat16."""
-    columns = "net, way | parameters | first step, s | ms a step (fastest) | examples/s | TFLOP a step | MFU | peak GiB | host waits a step"
+    columns = (
+        "net, way | parameters | first step, s | ms a step (fastest) | examples/s | TFLOP a step |"
+        " MFU | peak GiB | host waits a step"
+    )
     dtype = ["arch.forward_dtype=bfloat16"] if CUDA else []
-    head = f"`python -m tests.gpu.speed FILE {' '.join([*NINE, *dtype])}` and the keys of the net; medians of 30 steps"
+    head = (
+        f"`python -m tests.gpu.speed FILE {' '.join([*NINE, *dtype])}` and the keys of the net;"
+        " medians of 30 steps"
+    )
     results.begin(SPEED, f"{head}\n\n| {columns} |\n|{'---|' * 9}")
-    results.begin(KERNELS, "One step under the profiler: calls, ms and share of the kernels that take most.\n")
+    results.begin(
+        KERNELS, "One step under the profiler: calls, ms and share of the kernels that take most.\n"
+    )
     until, good = time.monotonic() + LIMIT_S[2], True
     for way, how in WAYS.items() if CUDA else [("eager", WAYS["eager"])]:
-        for net, keys in NETS.items() if CUDA else [("TRM 5M, token mixing", [*NETS["TRM 5M, token mixing"], *TINY])]:
+        for net, keys in (
+            NETS.items()
+            if CUDA
+            else [("TRM 5M, token mixing", [*NETS["TRM 5M, token mixing"], *TINY])]
+        ):
             name = f"{net}, {way}"
             if name in results.done(SPEED):
                 continue
             print(f"{name} …", flush=True)
-            found = measured([*NINE, *dtype, *keys, how, "epochs=null", "eval_interval=null", "max_steps=1000"], until - time.monotonic())
+            found = measured(
+                [*NINE, *dtype, *keys, how, "epochs=null", "eval_interval=null", "max_steps=1000"],
+                until - time.monotonic(),
+            )
             if isinstance(found, str):
                 good = False
                 results.add(SPEED, name, f"| {name} | {found} |{' |' * 7}", good=False)
                 continue
             waits = "–" if found["waits"] is None else str(sum(found["waits"].values()))
             mfu = f"{found['mfu']:.1%}" if found["mfu"] else "–"
+            kernels = "\n".join(
+                f"{n:6} {ms:9.3f} {share:6.1%}  {key[:90]}"
+                for key, n, ms, share in found["kernels"]
+            )
+            waiting = [f"{where} ×{n}" for where, n in (found["waits"] or {}).items()]
+            said = f"```\n{kernels}\n```\nThe host waits at: {', '.join(waiting) or '–'}\n"
+            results.add(KERNELS, name, f"### {name}\n\n{said}")
             results.add(
-                KERNELS, name,
-                f"### {name}\n\n```\n" + "\n".join(f"{n:6} {ms:9.3f} {share:6.1%}  {key[:90]}" for key, n, ms, share in found["kernels"])
-                + f"\n```\nThe host waits at: {', '.join(f'{where} ×{n}' for where, n in (found['waits'] or {}).items()) or '–'}\n",
-            )  # fmt: skip
-            results.add(
-                SPEED, name,
-                f"| {name} | {found['parameters']:,} | {found['first_step_s']:.1f} | {found['step_ms']:.2f} ({found['fastest_ms']:.2f}) "
-                f"| {found['examples_per_s']:,.0f} | {found['flops'] / 1e12:.2f} | {mfu} | {found['peak_bytes'] / 2**30:.2f} | {waits} |",
-            )  # fmt: skip
+                SPEED,
+                name,
+                f"| {name} | {found['parameters']:,} | {found['first_step_s']:.1f} |"
+                f" {found['step_ms']:.2f} ({found['fastest_ms']:.2f}) |"
+                f" {found['examples_per_s']:,.0f} | {found['flops'] / 1e12:.2f} | {mfu} |"
+                f" {found['peak_bytes'] / 2**30:.2f} | {waits} |",
+            )
     return good
 
 
@@ -121,10 +185,21 @@ def measured(arguments: list[str], within_s: float) -> dict | str:
         return "no time was left; a rerun does it"
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch, "found.json")
-        command = [sys.executable, "-m", "tests.gpu.speed", str(file), *arguments, *QUIET, f"checkpoint_path={scratch}/run"]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.gpu.speed",
+            str(file),
+            *arguments,
+            *QUIET,
+            f"checkpoint_path={scratch}/run",
+        ]
         try:
             done = launched(command, timeout=within_s)
-            said = ((done.stderr or done.stdout).strip().splitlines() or [f"exit status {done.returncode}"])[-1][:300].replace("|", "/")
+            said = (
+                (done.stderr or done.stdout).strip().splitlines()
+                or [f"exit status {done.returncode}"]
+            )[-1][:300].replace("|", "/")
         except subprocess.TimeoutExpired:
             said = f"not done within {within_s:.0f} s; a rerun tries again"
         return json.loads(file.read_text()) if file.exists() else said
@@ -139,30 +214,41 @@ def does_it_learn(results: Results) -> bool:
         data, said = dataset(Path(scratch))
         own = (ROOT / "conf" / "experiment" / "sudoku_extreme.yaml").exists()
         recipe = ["experiment=sudoku_extreme"] if own else SUDOKU
-        rhythm = ["eval_every_steps=500", "eval_batch_size=1000"] if CUDA else [*TINY[:7], "eval_every_steps=5", "max_steps=10"]
+        rhythm = (
+            ["eval_every_steps=500", "eval_batch_size=1000"]
+            if CUDA
+            else [*TINY[:7], "eval_every_steps=5", "max_steps=10"]
+        )
         run = Path(scratch, "run")
         command = [*recipe, *data, *rhythm, *QUIET, f"checkpoint_path={run}"]
         results.begin(
             LEARNING,
-            f"`python pretrain.py {' '.join(command)}`\n\n{said}. Minutes count from that command on, with importing, compiling and "
-            "evaluating; the run is cut off.\n\n| minutes | step | loss | exact accuracy, held out | accuracy |\n|---|---|---|---|---|",
+            f"`python pretrain.py {' '.join(command)}`\n\n{said}. Minutes count from that command"
+            " on, with importing, compiling and evaluating; the run is cut off.\n\n| minutes |"
+            " step | loss | exact accuracy, held out | accuracy |\n|---|---|---|---|---|",
             afresh=True,
         )
         began = time.time()
         with open(Path(scratch, "said"), "w+") as log:
             train = [sys.executable, "pretrain.py", *command]
-            process = subprocess.Popen(train, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            process = subprocess.Popen(
+                train, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
             try:
                 while process.poll() is None and time.time() < began + 60 * minutes:
                     time.sleep(1)
                     note_curve(results, run / "metrics.jsonl", began)
             finally:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # what it would save is of no use to anybody
+                    # what it would save is of no use to anybody
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             note_curve(results, run / "metrics.jsonl", began)
             log.seek(0)
-            if process.returncode not in (0, -signal.SIGKILL) or not (run / "metrics.jsonl").exists():
+            if (
+                process.returncode not in (0, -signal.SIGKILL)
+                or not (run / "metrics.jsonl").exists()
+            ):
                 results.add(LEARNING, "failed", f"\n```\n{log.read()[-3000:]}\n```", good=False)
                 return False
     results.add(LEARNING, f"{minutes:g} minutes", "")
@@ -173,16 +259,37 @@ def dataset(scratch: Path) -> tuple[list[str], str]:
     """DATA with a part of its held-out boards, or generated boards: keys, and what they are."""
     if given := os.environ.get("DATA"):
         test = read_split(f"DATA={given}", Path(given), "test")
-        write_dataset(scratch / "part", {"test": PuzzleSplit("", test.metadata, {name: part(one) for name, one in test.sets.items()})}, [])
+        write_dataset(
+            scratch / "part",
+            {
+                "test": PuzzleSplit(
+                    "", test.metadata, {name: part(one) for name, one in test.sets.items()}
+                )
+            },
+            [],
+        )
         return [
             "data_path=null",
             f"data_paths=[{given}]",
             f"data_paths_test=[{scratch}/part]",
         ], f"Of the held-out boards the first {HELD_OUT:,}"
     size = "--size 9 --blanks 56 --num-aug 1000" if CUDA else "--size 4 --train 32 --test 16"
-    command = [sys.executable, "-m", "data.build.sudoku", *size.split(), "--output-dir", str(scratch / "boards")]
+    command = [
+        sys.executable,
+        "-m",
+        "data.build.sudoku",
+        *size.split(),
+        "--output-dir",
+        str(scratch / "boards"),
+    ]
     subprocess.run(command, cwd=ROOT, check=True)
-    return [f"data_path={scratch}/boards"], f"Not Sudoku-Extreme (DATA= was not given) but boards of `python -m data.build.sudoku {size}`"
+    return (
+        [f"data_path={scratch}/boards"],
+        (
+            "Not Sudoku-Extreme (DATA= was not given) but boards of `python -m data.build.sudoku"
+            f" {size}`"
+        ),
+    )
 
 
 def part(one: PuzzleSet) -> PuzzleSet:
@@ -190,7 +297,9 @@ def part(one: PuzzleSet) -> PuzzleSet:
     groups = one.group_indices[: HELD_OUT + 1]
     puzzles = one.puzzle_indices[: groups[-1] + 1]
     rows = slice(0, puzzles[-1])
-    return PuzzleSet(one.inputs[rows], one.labels[rows], one.puzzle_identifiers[: groups[-1]], puzzles, groups)
+    return PuzzleSet(
+        one.inputs[rows], one.labels[rows], one.puzzle_identifiers[: groups[-1]], puzzles, groups
+    )
 
 
 def note_curve(results: Results, file: Path, began: float) -> None:
@@ -200,8 +309,16 @@ def note_curve(results: Results, file: Path, began: float) -> None:
         row = json.loads(line)
         loss = row.get("train/loss") or loss
         if "eval/exact_accuracy" in row:
-            values = f"{row['step']:,} | {loss:.4f} | {row['eval/exact_accuracy']:.4f} | {row['eval/accuracy']:.4f}"
-            results.add(LEARNING, str(row["step"]), f"| {(row['time'] - began) / 60:.2f} | {values} |", good=False)
+            values = (
+                f"{row['step']:,} | {loss:.4f} | {row['eval/exact_accuracy']:.4f} |"
+                f" {row['eval/accuracy']:.4f}"
+            )
+            results.add(
+                LEARNING,
+                str(row["step"]),
+                f"| {(row['time'] - began) / 60:.2f} | {values} |",
+                good=False,
+            )
 
 
 def main() -> int:
@@ -210,10 +327,18 @@ def main() -> int:
     if not set(asked) <= set("123"):
         sys.exit(f"PART={asked}: choose 1, 2 or 3, or none for all")
     if not CUDA:
-        print("no CUDA device is here: this rehearses on the CPU with tiny sizes, and measures nothing", flush=True)
+        print(
+            "no CUDA device is here: this rehearses on the CPU with tiny sizes, and measures"
+            " nothing",
+            flush=True,
+        )
     results = Results(out / ("gpu-results.md" if CUDA else "gpu-rehearsal.md"))
-    device = torch.cuda.get_device_name() if CUDA else "no GPU: a rehearsal, whose figures say nothing"
-    versions = f"PyTorch {torch.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} cores"
+    device = (
+        torch.cuda.get_device_name() if CUDA else "no GPU: a rehearsal, whose figures say nothing"
+    )
+    versions = (
+        f"PyTorch {torch.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} cores"
+    )
     results.begin("Machine", f"{device}; {versions}\n\n{revision.summary()}")
     parts = {"1": is_it_right, "2": how_fast, "3": does_it_learn}
     good = [parts[number](results) for number in sorted(set(asked))]

@@ -1,4 +1,6 @@
-"""What `make gpu` has found so far: kept as JSON after every figure, shown as Markdown beside it."""
+"""What `make gpu` has found so far: kept as JSON after every figure, shown as Markdown beside
+it.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,14 @@ class Results:
     def __init__(self, file: Path) -> None:
         """`file` is the Markdown; the JSON has its name."""
         self.file, self._state = file, file.with_suffix(".json")
-        self._sections: dict[str, dict] = json.loads(self._state.read_text()) if self._state.exists() else {}
+        self._sections: dict[str, dict] = (
+            json.loads(self._state.read_text()) if self._state.exists() else {}
+        )
 
     def begin(self, section: str, head: str, afresh: bool = False) -> None:
-        """What stands above the entries of a section: prose, the first lines of a table. `afresh`: without the entries so far."""
+        """What stands above the entries of a section: prose, the first lines of a table. `afresh`:
+        without the entries so far.
+        """
         if afresh or section not in self._sections:
             self._sections[section] = {"entries": {}, "good": []}
         self._sections[section]["head"] = head
@@ -27,7 +33,10 @@ class Results:
         """An entry, in place of one of that name; one that is not good is made again by a rerun."""
         found = self._sections[section]
         found["entries"][name] = text
-        found["good"] = [*(other for other in found["good"] if other != name), *([name] if good else [])]
+        found["good"] = [
+            *(other for other in found["good"] if other != name),
+            *([name] if good else []),
+        ]
         self._write()
 
     def drop(self, section: str, name: str) -> None:
@@ -41,6 +50,9 @@ class Results:
 
     def _write(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        parts = ["\n".join([f"## {name}", "", found["head"], *found["entries"].values(), ""]) for name, found in self._sections.items()]
+        parts = [
+            "\n".join([f"## {name}", "", found["head"], *found["entries"].values(), ""])
+            for name, found in self._sections.items()
+        ]
         write_whole(self.file, "\n".join(parts))
         write_whole(self._state, json.dumps(self._sections, indent=1))

@@ -1,7 +1,9 @@
-"""How fast the real training step is: `python -m tests.gpu.speed FILE key=value …` trains, measures and writes FILE as JSON.
+"""How fast the real training step is: `python -m tests.gpu.speed FILE key=value …` trains, measures
+and writes FILE as JSON.
 
-`pretrain.train_step` is called as ever, and looked at from outside: steps to warm up, steps that are timed from one's beginning to
-the next one's, one in which PyTorch reports where the host waits for the device, one under the profiler.
+`pretrain.train_step` is called as ever, and looked at from outside: steps to warm up, steps that
+are timed from one's beginning to the next one's, one in which PyTorch reports where the host waits
+for the device, one under the profiler.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Measured:
             self._begin(trainer)
         if self._calls > WARM:
             self._mark(trainer.dist.device)
-            if len(self._marks) > TIMED or (len(self._marks) > 3 and time.perf_counter() - self._began > LIMIT_S):
+            if len(self._marks) > TIMED or (
+                len(self._marks) > 3 and time.perf_counter() - self._began > LIMIT_S
+            ):
                 self._finish(trainer, parts)
         return self._step(trainer, parts)
 
@@ -72,25 +76,42 @@ class Measured:
         device = trainer.dist.device
         if device.type == "cuda":
             torch.cuda.synchronize()
-            spans = [begin.elapsed_time(end) for begin, end in zip(self._marks, self._marks[1:], strict=False)]
+            spans = [
+                begin.elapsed_time(end)
+                for begin, end in zip(self._marks, self._marks[1:], strict=False)
+            ]
         else:
-            spans = [1e3 * (end - begin) for begin, end in zip(self._marks, self._marks[1:], strict=False)]
-        ms, batch = statistics.median(spans), trainer.source.plan.examples_per_update
+            spans = [
+                1e3 * (end - begin)
+                for begin, end in zip(self._marks, self._marks[1:], strict=False)
+            ]
+        ms, batch = statistics.median(spans), trainer.source.length.examples_per_update
         flops = trainer.flops_per_example * batch
         peak = hardware.peak_flops(device, trainer.objective.model.dtype)
         self._found |= {
-            "parameters": sum(p.numel() for p in trainer.objective.parameters()), "batch": batch, "steps": len(spans), "step_ms": ms,
-            "fastest_ms": min(spans), "examples_per_s": batch / ms * 1e3, "flops": flops, "mfu": flops / ms * 1e3 / peak if peak else None,
-            "peak_bytes": hardware.peak_memory(device), "dtype": str(trainer.objective.model.dtype).removeprefix("torch."),
-        }  # fmt: skip
-        self._found["waits"] = waits(lambda: self._step(trainer, parts)) if device.type == "cuda" else None
+            "parameters": sum(p.numel() for p in trainer.objective.parameters()),
+            "batch": batch,
+            "steps": len(spans),
+            "step_ms": ms,
+            "fastest_ms": min(spans),
+            "examples_per_s": batch / ms * 1e3,
+            "flops": flops,
+            "mfu": flops / ms * 1e3 / peak if peak else None,
+            "peak_bytes": hardware.peak_memory(device),
+            "dtype": str(trainer.objective.model.dtype).removeprefix("torch."),
+        }
+        self._found["waits"] = (
+            waits(lambda: self._step(trainer, parts)) if device.type == "cuda" else None
+        )
         self._found["kernels"] = kernels(lambda: self._step(trainer, parts), device)
         self._file.write_text(json.dumps(self._found))
         sys.exit(0)
 
 
 def waits(call: Callable[[], object]) -> dict[str, int]:
-    """How often the host waited for the device, by the line of ours, or else of PyTorch's, that made it."""
+    """How often the host waited for the device, by the line of ours, or else of PyTorch's, that
+    made it.
+    """
     torch.cuda.synchronize()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -99,19 +120,32 @@ def waits(call: Callable[[], object]) -> dict[str, int]:
             call()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return dict(Counter(place(each.filename, each.lineno) for each in caught if "called a synchronizing" in str(each.message)))
+    return dict(
+        Counter(
+            place(each.filename, each.lineno)
+            for each in caught
+            if "called a synchronizing" in str(each.message)
+        )
+    )
 
 
 def place(file: str, line: int) -> str:
     """As short as it is clear."""
     path = Path(file)
-    return f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else '/'.join(path.parts[-2:])}:{line}"
+    short = path.relative_to(ROOT) if path.is_relative_to(ROOT) else Path(*path.parts[-2:])
+    return f"{short}:{line}"
 
 
-def kernels(call: Callable[[], object], device: torch.device) -> list[tuple[str, int, float, float]]:
-    """What took most of the device's time: name, calls, milliseconds and share of all; of a CPU, its operations."""
+def kernels(
+    call: Callable[[], object], device: torch.device
+) -> list[tuple[str, int, float, float]]:
+    """What took most of the device's time: name, calls, milliseconds and share of all; of a CPU,
+    its operations.
+    """
     cuda = device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as seen:
+    with profile(
+        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    ) as seen:
         call()
         if cuda:
             torch.cuda.synchronize()
@@ -119,11 +153,16 @@ def kernels(call: Callable[[], object], device: torch.device) -> list[tuple[str,
     events = [each for each in seen.key_averages() if not cuda or is_kernel(each)]
     events.sort(key=lambda each: getattr(each, spent), reverse=True)
     total = sum(getattr(each, spent) for each in events) or 1.0
-    return [(each.key, each.count, getattr(each, spent) / 1e3, getattr(each, spent) / total) for each in events[:KERNELS]]
+    return [
+        (each.key, each.count, getattr(each, spent) / 1e3, getattr(each, spent) / total)
+        for each in events[:KERNELS]
+    ]
 
 
 def is_kernel(event: Any) -> bool:
-    """And no operation or named stretch of the program, which have the time of kernels as theirs, too."""
+    """And no operation or named stretch of the program, which have the time of kernels as theirs,
+    too.
+    """
     return event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation
 
 

@@ -1,6 +1,8 @@
-"""What only a GPU can show: the same numbers as elsewhere, the same bits again, and every way to start and go on.
+"""What only a GPU can show: the same numbers as elsewhere, the same bits again, and every way to
+start and go on.
 
-On a machine without one they are skipped, or run on the CPU where `REHEARSED_ON` says so: the same code, as far as it goes.
+On a machine without one they are skipped, or run on the CPU where `REHEARSED_ON` says so: the same
+code, as far as it goes.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.objectives.base import Context
+from models.objective import Context
 from optim.sparse_signsgd import sum_duplicates
-from tests.models.test_golden import NAMES, Recording, evaluation, six_steps
+from tests.models.recursive.test_golden import NAMES, Recording, evaluation, six_steps
 from tests.ranks import run_ranks
 from tests.runs import (
     EXACT,
@@ -68,26 +70,43 @@ def test_golden_in_bfloat16(name: str) -> None:
     recorded = Recording(f"steps_{name}", DEVICE, forward_dtype="bfloat16")
     recorded.load("init")
     batch, objective = recorded.batch(0), recorded.objective.train()
-    out = objective(batch, objective.initial_carry(batch), Context(0.0, Noise(0, 0, [0], recorded.device)))
+    out = objective(
+        batch, objective.initial_carry(batch), Context(0.0, Noise(0, 0, [0], recorded.device))
+    )
     (out.loss / recorded.rows).backward()
     assert out.loss.item() == pytest.approx(float(recorded.data["step0/loss_sum"]), rel=0.02)
-    grads = [(p.grad.cpu(), torch.tensor(recorded.data[f"step0/grad/{key}"])) for key, p in objective.named_parameters()]
-    off, norm = (torch.stack([tensor.norm() for tensor in kind]).norm() for kind in ([a - b for a, b in grads], [b for _, b in grads]))
+    grads = [
+        (p.grad.cpu(), torch.tensor(recorded.data[f"step0/grad/{key}"]))
+        for key, p in objective.named_parameters()
+    ]
+    off, norm = (
+        torch.stack([tensor.norm() for tensor in kind]).norm()
+        for kind in ([a - b for a, b in grads], [b for _, b in grads])
+    )
     assert off / norm < 0.15
 
 
 def test_noise_and_sums_have_the_bits_of_a_processor() -> None:
     here, there = (Noise(7, 3, [0, 5], torch.device(device)) for device in (DEVICE, "cpu"))
-    for draw in (lambda noise: noise.uniform("a", (64, 9)), lambda noise: noise.integers("b", (64,), 2, 17)):
+    for draw in (
+        lambda noise: noise.uniform("a", (64, 9)),
+        lambda noise: noise.integers("b", (64,), 2, 17),
+    ):
         assert torch.equal(draw(here).cpu(), draw(there))
-    torch.testing.assert_close(here.normal("c", (64,)).cpu(), there.normal("c", (64,)), rtol=0, atol=3e-6)
+    torch.testing.assert_close(
+        here.normal("c", (64,)).cpu(), there.normal("c", (64,)), rtol=0, atol=3e-6
+    )
     ids, grads = there.integers("ids", (1000,), 0, 40), there.normal("grads", (1000, 32))
-    for mine, theirs in zip(sum_duplicates(ids.to(DEVICE), grads.to(DEVICE)), sum_duplicates(ids, grads), strict=True):
+    for mine, theirs in zip(
+        sum_duplicates(ids.to(DEVICE), grads.to(DEVICE)), sum_duplicates(ids, grads), strict=True
+    ):
         assert torch.equal(mine.cpu(), theirs)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_exact_has_the_same_bits_twice_and_at_two_ranks_on_one_card(case: str, tmp_path: Path) -> None:
+def test_exact_has_the_same_bits_twice_and_at_two_ranks_on_one_card(
+    case: str, tmp_path: Path
+) -> None:
     """Every operation takes its deterministic kernel, or says that it has none."""
     if "cnn" in case:
         pytest.importorskip("sklearn")
@@ -98,7 +117,10 @@ def test_exact_has_the_same_bits_twice_and_at_two_ranks_on_one_card(case: str, t
 
 
 def test_exact_has_the_same_bits_compiled(tmp_path: Path) -> None:
-    one, two = (train(tmp_path / name, *CASES["trm, bfloat16"], HERE[0], "compile=true", timeout=200) for name in ("one", "two"))
+    one, two = (
+        train(tmp_path / name, *CASES["trm, bfloat16"], HERE[0], "compile=true", timeout=200)
+        for name in ("one", "two")
+    )
     assert digest(one.directory) == digest(two.directory)
 
 
@@ -114,7 +136,17 @@ def test_torchrun_with_the_devices_own_backend_is_the_same_run(tmp_path: Path) -
 def test_nccl_refuses_ranks_that_share_a_card(tmp_path: Path) -> None:
     if torch.cuda.device_count() > 1:
         pytest.skip("each rank has a card of its own")
-    done = run_ranks(2, ["pretrain.py", *TINY_TRM, *QUIET, *HERE, "backend=nccl", f"checkpoint_path={tmp_path}/run"])
+    done = run_ranks(
+        2,
+        [
+            "pretrain.py",
+            *TINY_TRM,
+            *QUIET,
+            *HERE,
+            "backend=nccl",
+            f"checkpoint_path={tmp_path}/run",
+        ],
+    )
     assert {rank.returncode for rank in done} == {2}
     assert "backend=nccl: ranks 0 and 1 are on one GPU" in done[0].stderr
 
@@ -153,12 +185,27 @@ def test_compiled_computes_what_eager_does(tmp_path: Path) -> None:
     arguments = [*TINY_TRM, *FLOAT32, HERE[0], "max_steps=8"]
     eager = train(tmp_path / "eager", *arguments, "compile=false")
     compiled = train(tmp_path / "compiled", *arguments, "compile=true", timeout=200)
-    assert compiled.series("train/loss")[:3] == pytest.approx(eager.series("train/loss")[:3], rel=0.01)
+    assert compiled.series("train/loss")[:3] == pytest.approx(
+        eager.series("train/loss")[:3], rel=0.01
+    )
 
 
-@pytest.mark.parametrize(("policy", "code", "state"), [("raise", 1, "failed"), ("skip", 0, "finished")])
-def test_a_step_that_is_not_finite_is_refused(policy: str, code: int, state: str, tmp_path: Path) -> None:
-    (done,) = faulty(tmp_path / "run", "nan@objective", 0, 2, *TINY_TRM, *HERE, "max_steps=5", f"on_nonfinite={policy}")
+@pytest.mark.parametrize(
+    ("policy", "code", "state"), [("raise", 1, "failed"), ("skip", 0, "finished")]
+)
+def test_a_step_that_is_not_finite_is_refused(
+    policy: str, code: int, state: str, tmp_path: Path
+) -> None:
+    (done,) = faulty(
+        tmp_path / "run",
+        "nan@objective",
+        0,
+        2,
+        *TINY_TRM,
+        *HERE,
+        "max_steps=5",
+        f"on_nonfinite={policy}",
+    )
     assert done.returncode == code, done.stderr
     assert "the gradient is not finite, first seen in model." in done.stdout + done.stderr
     assert status(tmp_path / "run")["state"] == state

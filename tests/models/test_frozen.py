@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from models.frozen import Frozen
-from models.objectives.base import Objective
+from models.objective import Objective
 from models.sparse_embedding import SparseEmbedding
 from utils.errors import ConfigError
 
@@ -23,7 +23,10 @@ def build() -> nn.Module:
 def content(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     torch.manual_seed(7)
     state = build().state_dict()
-    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+    return {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in state.items()
+    }
 
 
 class Half(Objective):
@@ -34,7 +37,11 @@ class Half(Objective):
         frozen.table = SparseEmbedding(2, 2)
         save_file(dict(frozen.state_dict()), path)
         net = nn.Module()
-        net.base, net.last, net.table = Frozen(frozen, str(path)), nn.Linear(3, 1), SparseEmbedding(5, 2)
+        net.base, net.last, net.table = (
+            Frozen(frozen, str(path)),
+            nn.Linear(3, 1),
+            SparseEmbedding(5, 2),
+        )
         net.register_buffer("sines", torch.ones(2), persistent=False)
         super().__init__(net)
 
@@ -63,16 +70,27 @@ def test_a_folder_of_files_is_one_net(tmp_path: Path) -> None:
         lines += f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n"
     part = Frozen(build(), str(tmp_path))
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in part.net.state_dict().items())
-    assert part.sha256 == hashlib.sha256(lines.encode()).hexdigest(), "as `sha256sum *.safetensors | sha256sum` has it"
+    assert part.sha256 == hashlib.sha256(lines.encode()).hexdigest(), (
+        "as `sha256sum *.safetensors | sha256sum` has it"
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda state: state.pop("0.bias"), r"0\.bias is missing from it; use the files of the net"),
+        (
+            lambda state: state.pop("0.bias"),
+            r"0\.bias is missing from it; use the files of the net",
+        ),
         (lambda state: state.update(more=torch.ones(1)), "holds more, which is not in this net"),
-        (lambda state: state.update({"0.bias": torch.ones(4)}), r"0\.bias is \(4,\) of floats there and \(3,\) of floats in this net"),
-        (lambda state: state.update({"0.bias": torch.ones(3).int()}), r"0\.bias is \(3,\) of torch\.int32 there"),
+        (
+            lambda state: state.update({"0.bias": torch.ones(4)}),
+            r"0\.bias is \(4,\) of floats there and \(3,\) of floats in this net",
+        ),
+        (
+            lambda state: state.update({"0.bias": torch.ones(3).int()}),
+            r"0\.bias is \(3,\) of torch\.int32 there",
+        ),
     ],
 )
 def test_a_file_of_another_net_is_refused(tmp_path: Path, change, message: str) -> None:
@@ -84,9 +102,12 @@ def test_a_file_of_another_net_is_refused(tmp_path: Path, change, message: str) 
 
 
 def test_what_is_no_file_of_weights_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nothing: no such file, or a folder without any; give a \.safetensors file"):
+    with pytest.raises(
+        ConfigError,
+        match=r"nothing: no such file, or a folder without safetensors files; give a \.safe",
+    ):
         Frozen(build(), str(tmp_path / "nothing"))
-    with pytest.raises(ConfigError, match="no such file, or a folder without any"):
+    with pytest.raises(ConfigError, match="no such file, or a folder without safetensors files"):
         Frozen(build(), str(tmp_path))
     torch.save(content(), tmp_path / "net.pt")
     with pytest.raises(ConfigError, match="cannot be read as safetensors") as caught:
@@ -117,14 +138,18 @@ def test_an_objective_saves_and_shares_what_is_not_frozen(tmp_path: Path) -> Non
 
 def test_files_hold_tied_weights_under_one_of_their_names(tmp_path: Path) -> None:
     def tied() -> nn.Module:
-        net = nn.ModuleDict({"embed": nn.Linear(4, 3, bias=False), "head": nn.Linear(4, 3, bias=False)})
+        net = nn.ModuleDict(
+            {"embed": nn.Linear(4, 3, bias=False), "head": nn.Linear(4, 3, bias=False)}
+        )
         net["head"].weight = net["embed"].weight
         return net
 
     save_file({"embed.weight": torch.arange(12.0).view(3, 4)}, tmp_path / "net.safetensors")
     part = Frozen(tied(), str(tmp_path / "net.safetensors"))
     assert torch.equal(part.net["head"].weight, torch.arange(12.0).view(3, 4))
-    untied = nn.ModuleDict({"embed": nn.Linear(4, 3, bias=False), "head": nn.Linear(4, 3, bias=False)})
+    untied = nn.ModuleDict(
+        {"embed": nn.Linear(4, 3, bias=False), "head": nn.Linear(4, 3, bias=False)}
+    )
     with pytest.raises(ConfigError, match=r"head\.weight is missing"):
         Frozen(untied, str(tmp_path / "net.safetensors"))
 

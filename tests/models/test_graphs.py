@@ -1,4 +1,6 @@
-"""A net whose outputs are overwritten, as those of a replayed CUDA graph are, trains and predicts as one whose outputs stay."""
+"""A net whose outputs are overwritten, as those of a replayed CUDA graph are, trains and predicts
+as one whose outputs stay.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.objectives.act import ActObjective
-from tests.models.test_act import batch_of, make, steps
+from models.recursive.act import ActObjective
+from tests.models.recursive.test_act import batch_of, make, steps
 
 
 class Replayed:
-    """What torch.compile makes of a net with CUDA graphs: whatever it returned before a new round is overwritten in it."""
+    """What torch.compile makes of a net with CUDA graphs: whatever it returned before a new round
+    is overwritten in it.
+    """
 
     def __init__(self) -> None:
         self.rounds, self.modes, self._returned = 0, [], []
@@ -30,7 +34,8 @@ class Replayed:
 
         def noted(*given: Any) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
             if given[3].requires_grad:
-                given[3].register_hook(lambda grad: self._returned.append(grad.detach()))  # of the backward's graph
+                # of the backward's graph
+                given[3].register_hook(lambda grad: self._returned.append(grad.detach()))
             state, logits, q = forward(*given)
             self._returned += [*state, logits.detach(), q.detach()]
             return state, logits, q
@@ -41,7 +46,9 @@ class Replayed:
 @pytest.fixture
 def replayed(monkeypatch: pytest.MonkeyPatch) -> Replayed:
     graphs = Replayed()
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda net, **options: graphs.compile(net, **options))
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda net, **options: graphs.compile(net, **options)
+    )
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", graphs.begin_round)
     return graphs
 

@@ -1,4 +1,6 @@
-"""Half precision by fewer passes: the same values as autograd's formulas, to the rounding of the dtype."""
+"""Half precision by fewer passes: the same values as autograd's formulas, to the rounding of the
+dtype.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,18 @@ def lying_across(x: Tensor) -> Tensor:
 
 
 def attended(x: Tensor) -> Tensor:
-    return halves.attention(x, 0.5 * x, x + 1, is_causal=True)
+    return halves.attention(x, 0.5 * x, x + 1, causal=True)
 
 
-@pytest.mark.parametrize("function", [normed, turned, lying_across, attended])
+def attended_by_scores(x: Tensor) -> Tensor:
+    return halves.attention(x, 0.5 * x, x + 1, mask=x[..., :6].mean(0))
+
+
+@pytest.mark.parametrize("function", [normed, turned, lying_across, attended, attended_by_scores])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_values_and_gradients_are_those_of_autograd(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+def test_values_and_gradients_are_those_of_autograd(
+    function: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> None:
     x, grad = torch.randn(2, 3, 6, 16).to(dtype), torch.randn(2, 3, 6, 16).to(dtype)
     results = []
     for kind in (dtype, torch.float64):
@@ -49,9 +57,16 @@ def test_long_sequences_attend_in_half_precision(monkeypatch: pytest.MonkeyPatch
     seen = []
     kernel = torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(
-        torch.nn.functional, "scaled_dot_product_attention", lambda q, *rest, **how: (seen.append(q.dtype), kernel(q, *rest, **how))[1]
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda q, *rest, **how: (seen.append(q.dtype), kernel(q, *rest, **how))[1],
     )
-    for positions, dtype in ((128, torch.bfloat16), (129, torch.bfloat16), (4, torch.float32), (500, torch.float64)):
+    for positions, dtype in (
+        (128, torch.bfloat16),
+        (129, torch.bfloat16),
+        (4, torch.float32),
+        (500, torch.float64),
+    ):
         x = torch.ones(1, 1, positions, 64, dtype=dtype)
         assert halves.attention(x, x, x).dtype == dtype
     assert seen == [torch.float32, torch.bfloat16, torch.float32, torch.float64]

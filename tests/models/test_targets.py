@@ -1,4 +1,6 @@
-"""Nets that others are about: from runs, averaged or not, of any precision, and from folders with a Llama model."""
+"""Nets that others are about: from runs, averaged or not, of any precision, and from folders with a
+Llama model.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from models import llama
-from models.objectives.base import Context
-from models.objectives.decompose import Decompose
-from tests.models.test_components import TEXT, objective_on, with_gradients
+from models.decomposition.decompose import Decompose
+from models.objective import Context
+from tests.models.decomposition.test_components import TEXT, objective_on, with_gradients
 from tests.runs import TINY_GPT, Result, train
 from tests.steps import trainer_on
 from utils.errors import ConfigError
@@ -25,19 +27,34 @@ def outputs(objective: Decompose, batch: dict[str, Tensor]) -> Tensor:
         return objective.model.outputs(batch["inputs"])
 
 
-def test_a_folder_with_a_llama_model_is_the_net_that_it_was_written_from(gpt_target: Path, tmp_path: Path) -> None:
+def test_a_folder_with_a_llama_model_is_the_net_that_it_was_written_from(
+    gpt_target: Path, tmp_path: Path
+) -> None:
     llama.export(str(gpt_target), str(tmp_path / "llama"))
     ours, batch, _ = objective_on(gpt_target, tmp_path / "a", r"arch.modules=['layers\..*']")
-    trainer = trainer_on(Dist(), tmp_path / "b", *TEXT, f"arch.target={tmp_path}/llama", r"arch.modules=['layers\..*']")
+    trainer = trainer_on(
+        Dist(),
+        tmp_path / "b",
+        *TEXT,
+        f"arch.target={tmp_path}/llama",
+        r"arch.modules=['layers\..*']",
+    )
     theirs = trainer.objective
     assert isinstance(theirs, Decompose)
-    assert_close(outputs(theirs, batch), outputs(ours, batch), rtol=1e-4, atol=1e-5)  # written in float32
+    # written in float32
+    assert_close(outputs(theirs, batch), outputs(ours, batch), rtol=1e-4, atol=1e-5)
     assert "model.target" in theirs.frozen()
 
 
 @pytest.mark.slow
 def test_a_run_that_averaged_is_its_average(tmp_path: Path) -> None:
-    few = ["experiment=tms_target", "arch.forward_dtype=float64", "global_batch_size=64", "max_steps=10", "data.held_out=64"]
+    few = [
+        "experiment=tms_target",
+        "arch.forward_dtype=float64",
+        "global_batch_size=64",
+        "max_steps=10",
+        "data.held_out=64",
+    ]
     run = train(tmp_path / "target", *few, "ema=true", "ema_rate=0.5")
     objective, _, _ = objective_on(run.directory, tmp_path)
     there = objective.model.target.net.linear1.weight
@@ -47,11 +64,19 @@ def test_a_run_that_averaged_is_its_average(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("whole", [True, False])
-def test_lower_precision_says_nearly_the_same(dtype: str, whole: bool, tms_target: Path, tmp_path: Path) -> None:
+def test_lower_precision_says_nearly_the_same(
+    dtype: str, whole: bool, tms_target: Path, tmp_path: Path
+) -> None:
     """Nor is the rounding of products taken for what components do not add up to."""
-    keys = [f"arch.loss.whole={str(whole).lower()}", "arch.loss.subset=1", "arch.loss.warmup_steps=400"]
+    keys = [
+        f"arch.loss.whole={str(whole).lower()}",
+        "arch.loss.subset=1",
+        "arch.loss.warmup_steps=400",
+    ]
     exact, batch, ctx = objective_on(tms_target, tmp_path / "a", *keys, "arch.C=20")
-    low, _, _ = objective_on(tms_target, tmp_path / "b", *keys, "arch.C=20", f"arch.forward_dtype={dtype}")
+    low, _, _ = objective_on(
+        tms_target, tmp_path / "b", *keys, "arch.C=20", f"arch.forward_dtype={dtype}"
+    )
     low.load_saved({name: tensor.float() for name, tensor in exact.saved().items()})
     near = {"rtol": 0.2, "atol": 1e-3} if dtype == "bfloat16" else {"rtol": 1e-4, "atol": 1e-6}
     wanted, gradients = with_gradients(exact, batch, ctx)
@@ -77,7 +102,8 @@ def test_texts_of_several_documents_keep_them_apart(gpt_target: Path, tmp_path: 
     tail = {name: tensor[:, 9:] for name, tensor in batch.items()}
     with torch.no_grad():
         both, alone = objective.predict(cut), objective.predict(tail)
-        # positions are counted on over documents, so the tail by itself stands elsewhere: rotary attention sees distances alone
+        # positions are counted on over documents, so the tail by itself stands elsewhere: rotary
+        # attention sees distances alone
         assert_close(both.outputs["gates"][:, 9:], alone.outputs["gates"], rtol=1e-5, atol=1e-6)
     out = objective(cut, None, Context(0.0, Noise(0, 0, [0])))
     assert torch.isfinite(out.loss)
@@ -85,24 +111,55 @@ def test_texts_of_several_documents_keep_them_apart(gpt_target: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_recomputing_targets_are_taken_apart(tmp_path: Path) -> None:
-    """What saves memory in training would compute matrices again where nothing stands in their places any more."""
-    run = train(tmp_path / "gpt", *TINY_GPT, "max_steps=2", "data.max_new_tokens=0", "arch.recompute=true")
+    """What saves memory in training would compute matrices again where nothing stands in their
+    places any more.
+    """
+    run = train(
+        tmp_path / "gpt", *TINY_GPT, "max_steps=2", "data.max_new_tokens=0", "arch.recompute=true"
+    )
     objective, batch, ctx = objective_on(run.directory, tmp_path)
     assert objective.model.names[0] == "embed_tokens"
     assert objective.model.names[-1] == "lm_head"
     _, gradients = with_gradients(objective, batch, ctx)
-    assert all(gradient.abs().sum() > 0 for name, gradient in gradients.items() if ".parts." in name)
+    assert all(
+        gradient.abs().sum() > 0 for name, gradient in gradients.items() if ".parts." in name
+    )
 
 
 @pytest.mark.slow
-def test_what_cannot_be_a_target_is_refused(tms_target: Path, gpt_target: Path, tmp_path: Path) -> None:
-    small = ["experiment=tms_5_2", "max_steps=1", "global_batch_size=8", "arch.C=2", "data.held_out=0", "arch.loss.warmup_steps=0"]
+def test_what_cannot_be_a_target_is_refused(
+    tms_target: Path, gpt_target: Path, tmp_path: Path
+) -> None:
+    small = [
+        "experiment=tms_5_2",
+        "max_steps=1",
+        "global_batch_size=8",
+        "arch.C=2",
+        "data.held_out=0",
+        "arch.loss.warmup_steps=0",
+    ]
     taken: Result = train(tmp_path / "taken", *small, f"arch.target={tms_target}")
-    with pytest.raises(ConfigError, match=r"arch\.target=.*taken: holds what is itself about another net, .*; give that one"):
+    with pytest.raises(
+        ConfigError,
+        match=r"arch\.target=.*taken: is itself about another net, .*; give that one",
+    ):
         objective_on(taken.directory, tmp_path)
-    with pytest.raises(ConfigError, match=r"arch\.target=.*: a net of models\.gpt\.GPT for 5 features: arch=gpt needs text"):
+    with pytest.raises(
+        ConfigError,
+        match=r"arch\.target=.*: a net of models\.gpt\.GPT for 5 features: arch=gpt needs text",
+    ):
         trainer_on(Dist(), tmp_path / "run", "experiment=tms_5_2", f"arch.target={gpt_target}")
-    digits = ["data=digits", "optim=adadelta", "global_batch_size=32", "max_steps=1", "eval_interval=null"]
+    digits = [
+        "data=digits",
+        "optim=adadelta",
+        "global_batch_size=32",
+        "max_steps=1",
+        "eval_interval=null",
+    ]
     image = train(tmp_path / "cnn", "arch=cnn", *digits)
-    with pytest.raises(ConfigError, match=r"cnn: holds a CNN; arch=tms, resid_mlp and gpt can be taken apart"):
-        trainer_on(Dist(), tmp_path / "run", "arch=components", *digits, f"arch.target={image.directory}")
+    with pytest.raises(
+        ConfigError, match=r"cnn: holds a CNN; arch=tms, resid_mlp and gpt can be taken apart"
+    ):
+        trainer_on(
+            Dist(), tmp_path / "run", "arch=components", *digits, f"arch.target={image.directory}"
+        )

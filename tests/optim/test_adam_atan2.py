@@ -15,19 +15,28 @@ def reference_step(p, grad, mean, square, step, lr, betas, weight_decay):
     mean = betas[0] * mean + (1 - betas[0]) * grad
     square = betas[1] * square + (1 - betas[1]) * grad**2
     second = (square / (1 - betas[1] ** step)).sqrt()
-    return p * (1 - lr * weight_decay) - lr / (1 - betas[0] ** step) * torch.atan2(mean, second), mean, square
+    return (
+        p * (1 - lr * weight_decay) - lr / (1 - betas[0] ** step) * torch.atan2(mean, second),
+        mean,
+        square,
+    )
 
 
 def test_equals_the_formula_over_several_steps():
     torch.manual_seed(0)
     parameters = [nn.Parameter(torch.randn(shape)) for shape in ((5, 3), (7,), (), (2, 3, 4))]
     optimizer = AdamATan2(parameters, lr=0.03, betas=(0.8, 0.97), weight_decay=0.2)
-    expected = [(p.detach().double(), torch.zeros(p.shape).double(), torch.zeros(p.shape).double()) for p in parameters]
+    expected = [
+        (p.detach().double(), torch.zeros(p.shape).double(), torch.zeros(p.shape).double())
+        for p in parameters
+    ]
     for step in range(1, 8):
         grads = [torch.randn(p.shape) * 10.0 ** torch.randint(-9, 3, p.shape) for p in parameters]
         for i, (p, grad) in enumerate(zip(parameters, grads, strict=True)):
             p.grad = grad
-            expected[i] = reference_step(expected[i][0], grad.double(), *expected[i][1:], step, 0.03, (0.8, 0.97), 0.2)
+            expected[i] = reference_step(
+                expected[i][0], grad.double(), *expected[i][1:], step, 0.03, (0.8, 0.97), 0.2
+            )
         optimizer.step()
     for p, (value, _, _) in zip(parameters, expected, strict=True):
         torch.testing.assert_close(p.double(), value, atol=1e-6, rtol=1e-6)
@@ -37,8 +46,11 @@ def test_first_step_of_a_steady_gradient_is_known():
     p = nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
     p.grad = torch.tensor([4.0, -1e-15, 0.0])
     AdamATan2([p], lr=0.1, betas=(0.9, 0.95), weight_decay=0.0).step()
-    move = 0.1 / 0.1 * math.atan(0.1)  # without epsilon the gradient's size does not matter, only a zero stays
-    torch.testing.assert_close(p.detach(), torch.tensor([1 - move, -2.0 + move, 3.0]), atol=1e-6, rtol=0)
+    # without epsilon the gradient's size does not matter, only a zero stays
+    move = 0.1 / 0.1 * math.atan(0.1)
+    torch.testing.assert_close(
+        p.detach(), torch.tensor([1 - move, -2.0 + move, 3.0]), atol=1e-6, rtol=0
+    )
 
 
 def test_state_survives_a_save_and_load():
@@ -64,8 +76,13 @@ def test_state_survives_a_save_and_load():
     assert torch.equal(second, straight)
 
 
-@pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"betas": (0.9, 1.0)}, {"betas": (0.9,)}, {"weight_decay": -0.1}])
+@pytest.mark.parametrize(
+    "wrong", [{"lr": -1.0}, {"betas": (0.9, 1.0)}, {"betas": (0.9,)}, {"weight_decay": -0.1}]
+)
 def test_impossible_values_are_named(wrong):
     key, value = next(iter(wrong.items()))
-    with pytest.raises(ConfigError, match=rf"^{key}={str(list(value) if key == 'betas' else value).replace('[', '.')}"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"^{key}={str(list(value) if key == 'betas' else value).replace('[', '.')}",
+    ):
         AdamATan2([nn.Parameter(torch.zeros(1))], **wrong)

@@ -47,7 +47,10 @@ def test_equals_an_average_of_everything_after_every_step(rate):
     net, table, optimizer, ema = make(rate)
     eager = [value.double() for value in everything(net, table)]
     for step, _ in enumerate(train(net, table, optimizer, ema, 30)):
-        eager = [rate * old + (1 - rate) * new.double() for old, new in zip(eager, everything(net, table), strict=True)]
+        eager = [
+            rate * old + (1 - rate) * new.double()
+            for old, new in zip(eager, everything(net, table), strict=True)
+        ]
         if step in (3, 17, 18, 29):
             with ema.applied():
                 for got, expected in zip(everything(net, table), eager, strict=True):
@@ -75,12 +78,17 @@ def test_weights_come_back_bit_by_bit_even_after_an_exception():
     list(train(net, table, optimizer, ema, 5))
     for p in net.parameters():
         p.grad = torch.ones_like(p)
-    before, addresses = everything(net, table), [p.data_ptr() for p in [*net.parameters(), table.weights]]
+    before, addresses = (
+        everything(net, table),
+        [p.data_ptr() for p in [*net.parameters(), table.weights]],
+    )
     grads = [p.grad for p in net.parameters()]
 
     def evaluate():
         with ema.applied():
-            assert all(not torch.equal(a, b) for a, b in zip(everything(net, table), before, strict=True))
+            assert all(
+                not torch.equal(a, b) for a, b in zip(everything(net, table), before, strict=True)
+            )
             raise KeyError("evaluation failed")
 
     with pytest.raises(KeyError):
@@ -108,7 +116,11 @@ def test_no_more_rows_are_visited_than_a_step_may_touch(monkeypatch):
     net, table, optimizer, ema = make()
     visited = []
     original = EMA._caught_up
-    monkeypatch.setattr(EMA, "_caught_up", lambda self, rows, *rest: visited.append(len(rows)) or original(self, rows, *rest))
+    monkeypatch.setattr(
+        EMA,
+        "_caught_up",
+        lambda self, rows, *rest: visited.append(len(rows)) or original(self, rows, *rest),
+    )
     list(train(net, table, optimizer, ema, 10))
     assert len(visited) == 10
     assert max(visited) <= 16 < len(table.weights)

@@ -18,8 +18,13 @@ from utils.ranks.distributed import Dist
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 ROOT_KEYS = {
-    "lr": 1e-2, "lr_min_ratio": 0.1, "lr_warmup_steps": 5, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1,
-}  # fmt: skip
+    "lr": 1e-2,
+    "lr_min_ratio": 0.1,
+    "lr_warmup_steps": 5,
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "weight_decay": 0.1,
+}
 LAYERS = {
     "model.inner.embed_tokens.embedding_weight": (7, 8),
     "model.inner.lm_head.weight": (7, 8),
@@ -42,18 +47,24 @@ def config_of(name):
 
 
 def dense(match=".*", **optimizer):
-    return [{"match": match, "optimizer": {"_target_": "optim.builtin.sgd", "lr": 0.1, **optimizer}}]
+    return [
+        {"match": match, "optimizer": {"_target_": "optim.builtin.sgd", "lr": 0.1, **optimizer}}
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "optim").glob("*.yaml")))
 def test_every_config_trains_every_parameter_once(name):
     config, named = config_of(name), parameters()
     optimizers = build_dense(config.dense, named)
-    owned = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    owned = [
+        p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
+    ]
     assert sorted(map(id, owned)) == sorted(map(id, named.values()))
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     assert [group["base_lr"] for group in groups] == [group["lr"] for group in groups]
-    assert [group["lr"] for group in groups] == [2e-2 if name == "muon" and not number else 1e-2 for number in range(len(groups))]
+    assert [group["lr"] for group in groups] == [
+        2e-2 if name == "muon" and not number else 1e-2 for number in range(len(groups))
+    ]
     # a quadratic must shrink
     before = sum(float(p.detach().square().sum()) for p in named.values())
     for _ in range(5):
@@ -80,7 +91,9 @@ def test_muon_gets_the_matrices_of_the_layers_only():
     assert isinstance(muon, torch.optim.Muon)
     assert muon.param_groups[0]["param_names"] == [name for name in LAYERS if ".layers." in name]
     assert isinstance(adamw, torch.optim.AdamW)
-    assert adamw.param_groups[0]["param_names"] == [name for name in LAYERS if ".layers." not in name]
+    assert adamw.param_groups[0]["param_names"] == [
+        name for name in LAYERS if ".layers." not in name
+    ]
 
 
 def test_norms_and_biases_do_not_decay_where_matrices_alone_do():
@@ -91,36 +104,67 @@ def test_norms_and_biases_do_not_decay_where_matrices_alone_do():
         p.grad = torch.zeros_like(p)
     adamw.step()
     for name, p in named.items():
-        torch.testing.assert_close(p.detach(), before[name] * (1 - 1e-2 * 0.1) if p.ndim > 1 else before[name])
+        torch.testing.assert_close(
+            p.detach(), before[name] * (1 - 1e-2 * 0.1) if p.ndim > 1 else before[name]
+        )
 
 
 def test_first_pattern_wins():
-    assert claimed(["a.*", r".*\.bias", ".*"], ["a.weight", "a.bias", "b.bias", "c"]) == [["a.weight", "a.bias"], ["b.bias"], ["c"]]
+    assert claimed(["a.*", r".*\.bias", ".*"], ["a.weight", "a.bias", "b.bias", "c"]) == [
+        ["a.weight", "a.bias"],
+        ["b.bias"],
+        ["c"],
+    ]
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (dense(match="model"), "no pattern matches parameter model.inner.embed_tokens"),  # whole names, not beginnings
+        # whole names, not beginnings
+        (dense(match="model"), "no pattern matches parameter model.inner.embed_tokens"),
         (dense() + dense(match="conv.*"), r"optim.dense\[1\].match=conv\.\*: matches no parameter"),
-        (dense() + dense(match=".*bias"), r"optim.dense\[1\].match=\.\*bias: earlier patterns claim all"),
+        (
+            dense() + dense(match=".*bias"),
+            r"optim.dense\[1\].match=\.\*bias: earlier patterns claim all",
+        ),
         (dense(match="("), r"optim.dense\[0\].match=\(: not a regular expression"),
-        (dense(momentun=0.5), r"optim.dense\[0\].optimizer: optim.builtin.sgd .*momentun.*it takes params, lr, momentum"),
+        (
+            dense(momentun=0.5),
+            (
+                r"optim.dense\[0\].optimizer: optim.builtin.sgd .*momentun.*it takes params, lr,"
+                r" momentum"
+            ),
+        ),
         (dense(momentum=-3), r"optim.dense\[0\].optimizer: .*momentum=-3.*Invalid momentum"),
         (dense(lr="fast"), r"optim.dense\[0\].optimizer: .*lr=fast"),
-        (dense(_target_="torch.optim.SGD"), r"_target_=torch.optim.SGD: only things of this repository"),
+        (
+            dense(_target_="torch.optim.SGD"),
+            r"_target_=torch.optim.SGD: only things of this repository",
+        ),
         (dense(_target_="optim.builtin.sdg"), r"_target_=optim.builtin.sdg: not found"),
         (dense(_target_="optimum.sgd"), r"_target_=optimum.sgd: only things of this repository"),
-        (dense(_target_="optim.builtin.muon"), r"Muon takes matrices, but model.inner.q_head.bias has shape \(2,\)"),
+        (
+            dense(_target_="optim.builtin.muon"),
+            r"Muon takes matrices, but model.inner.q_head.bias has shape \(2,\)",
+        ),
         (dense(_target_="optim.adam_atan2.AdamATan2", betas=[0.9, 1.5]), r"^betas=\[0.9, 1.5\]"),
-        (dense(_target_="optim.builtin.adamw", betas=[0.9]), r"^optim.dense\[0\].optimizer: optim.builtin.adamw\(.*not enough values"),
-        ([{"match": 3, "optimizer": {}}], r"^optim.dense\[0\].match=3: must be a regular expression"),
+        (
+            dense(_target_="optim.builtin.adamw", betas=[0.9]),
+            r"^optim.dense\[0\].optimizer: optim.builtin.adamw\(.*not enough values",
+        ),
+        (
+            [{"match": 3, "optimizer": {}}],
+            r"^optim.dense\[0\].match=3: must be a regular expression",
+        ),
         ([{"match": None, "optimizer": {}}], r"^optim.dense\[0\].match=null: must be"),
         ({"match": ".*"}, r"^optim.dense=.*must be a list of entries"),
         ("adam", r"^optim.dense=adam: must be a list of entries"),
         ([], r"^optim.dense: no pattern matches parameter"),
         ([{"match": ".*"}], r"optim.dense\[0\]=.*exactly the keys match and optimizer"),
-        ([{"match": ".*", "optimizer": {"lr": 1}}], r"optim.dense\[0\].optimizer=.*needs a _target_"),
+        (
+            [{"match": ".*", "optimizer": {"lr": 1}}],
+            r"optim.dense\[0\].optimizer=.*needs a _target_",
+        ),
     ],
 )
 def test_mistakes_are_one_line_that_names_them(config, message):
@@ -133,8 +177,9 @@ def test_mistakes_are_one_line_that_names_them(config, message):
 def test_an_optimizer_does_not_load_the_compiler() -> None:
     """It takes a third of the time of a start."""
     code = (
-        "import sys, torch; from optim.groups import build_dense; weight = torch.nn.Parameter(torch.ones(1))\n"
-        "build_dense([{'match': '.*', 'optimizer': {'_target_': 'optim.adam_atan2.AdamATan2', 'lr': 0.1}}], {'weight': weight})\n"
-        "sys.exit('torch._dynamo' in sys.modules)"
+        "import sys, torch; from optim.groups import build_dense; weight ="
+        " torch.nn.Parameter(torch.ones(1))\nbuild_dense([{'match': '.*', 'optimizer': {'_target_':"
+        " 'optim.adam_atan2.AdamATan2', 'lr': 0.1}}], {'weight': weight})\nsys.exit('torch._dynamo'"
+        " in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)

@@ -13,12 +13,23 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 @pytest.mark.parametrize("shape", [(6, 6), (4, 24), (24, 4)])
 @pytest.mark.parametrize("nesterov", [True, False])
-def test_steps_are_those_of_pytorch_in_another_precision(shape: tuple[int, int], nesterov: bool) -> None:
+def test_steps_are_those_of_pytorch_in_another_precision(
+    shape: tuple[int, int], nesterov: bool
+) -> None:
     torch.manual_seed(0)
     start = torch.randn(shape)
     ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
-    keys = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, "nesterov": nesterov, "adjust_lr_fn": "original"}
-    pair = [(kind([parameter], **keys), parameter) for kind, parameter in ((Muon, ours), (torch.optim.Muon, theirs))]
+    keys = {
+        "lr": 0.02,
+        "momentum": 0.9,
+        "weight_decay": 0.1,
+        "nesterov": nesterov,
+        "adjust_lr_fn": "original",
+    }
+    pair = [
+        (kind([parameter], **keys), parameter)
+        for kind, parameter in ((Muon, ours), (torch.optim.Muon, theirs))
+    ]
     for _ in range(5):
         grad = torch.randn(shape)
         for optimizer, parameter in pair:
@@ -26,7 +37,9 @@ def test_steps_are_those_of_pytorch_in_another_precision(shape: tuple[int, int],
             optimizer.step()
     moved = (theirs - start).abs().max()
     assert (ours - theirs).abs().max() < 0.05 * moved  # bfloat16 keeps eight bits
-    assert torch.allclose(*(optimizer.state[parameter]["momentum_buffer"] for optimizer, parameter in pair))
+    assert torch.allclose(
+        *(optimizer.state[parameter]["momentum_buffer"] for optimizer, parameter in pair)
+    )
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (8, 64), (64, 8)])
@@ -37,7 +50,9 @@ def test_what_it_makes_is_nearly_orthogonal(shape: tuple[int, int]) -> None:
     assert made.dtype == torch.float64
     assert 0.6 < sizes.min() <= sizes.max() < 1.3
     left, _, right = torch.linalg.svd(made, full_matrices=False)
-    wanted_left, _, wanted_right = torch.linalg.svd(orthogonal(made, COEFFICIENTS, 5, 1e-7), full_matrices=False)
+    wanted_left, _, wanted_right = torch.linalg.svd(
+        orthogonal(made, COEFFICIENTS, 5, 1e-7), full_matrices=False
+    )
     torch.testing.assert_close(left @ right, wanted_left @ wanted_right)  # directions stay
 
 

@@ -37,17 +37,35 @@ def test_built_from_config_with_what_each_takes():
     assert build_schedule(cosine, total_steps=12, steps_per_epoch=4) == WarmupCosine(12, 2, 0.0)
     decay = {"_target_": "optim.schedule.StepDecay", "every_epochs": 1, "gamma": 0.7}
     assert build_schedule(decay, total_steps=12, steps_per_epoch=4) == StepDecay(4, 1, 0.7)
-    assert build_schedule({"_target_": "optim.schedule.Constant"}, total_steps=12, steps_per_epoch=4) == Constant()
+    assert (
+        build_schedule({"_target_": "optim.schedule.Constant"}, total_steps=12, steps_per_epoch=4)
+        == Constant()
+    )
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"_target_": "optim.schedule.WarmupCosine", "warmup_steps": 2}, "optim.schedule: .*missing.*min_ratio.*it takes total_steps"),
-        ({"_target_": "optim.schedule.WarmupCosine", "warmup_steps": -2, "min_ratio": 0.1}, "^lr_warmup_steps=-2"),
-        ({"_target_": "optim.schedule.WarmupCosine", "warmup_steps": 2, "min_ratio": 1.1}, "^lr_min_ratio=1.1"),
-        ({"_target_": "optim.schedule.StepDecay", "every_epochs": 0, "gamma": 0.7}, "every_epochs=0"),
-        ({"_target_": "os.system", "command": "true"}, "optim.schedule._target_=os.system: only things of this repository"),
+        (
+            {"_target_": "optim.schedule.WarmupCosine", "warmup_steps": 2},
+            "optim.schedule: .*missing.*min_ratio.*it takes total_steps",
+        ),
+        (
+            {"_target_": "optim.schedule.WarmupCosine", "warmup_steps": -2, "min_ratio": 0.1},
+            "^lr_warmup_steps=-2",
+        ),
+        (
+            {"_target_": "optim.schedule.WarmupCosine", "warmup_steps": 2, "min_ratio": 1.1},
+            "^lr_min_ratio=1.1",
+        ),
+        (
+            {"_target_": "optim.schedule.StepDecay", "every_epochs": 0, "gamma": 0.7},
+            "every_epochs=0",
+        ),
+        (
+            {"_target_": "os.system", "command": "true"},
+            "optim.schedule._target_=os.system: only things of this repository",
+        ),
     ],
 )
 def test_mistakes_are_one_line(config, message):
@@ -57,7 +75,9 @@ def test_mistakes_are_one_line(config, message):
 
 
 def test_set_lr_scales_the_base_rate_of_every_group():
-    optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.zeros(1))], "lr": lr, "base_lr": lr} for lr in (1.0, 0.5)])
+    optimizer = torch.optim.SGD(
+        [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr, "base_lr": lr} for lr in (1.0, 0.5)]
+    )
     for factor in (0.5, 0.25):  # always from the base: factors do not pile up
         set_lr([optimizer], factor)
     assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.125]
@@ -65,7 +85,20 @@ def test_set_lr_scales_the_base_rate_of_every_group():
 
 def test_a_schedule_of_epochs_needs_epochs():
     decay = {"_target_": "optim.schedule.StepDecay", "every_epochs": 1, "gamma": 0.7}
-    with pytest.raises(ConfigError, match=r"^optim\.schedule\._target_=optim\.schedule\.StepDecay: counts epochs, and this data has none"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"^optim\.schedule\._target_=optim\.schedule\.StepDecay: counts epochs, and this data"
+            r" has none"
+        ),
+    ):
         build_schedule(decay, total_steps=12, steps_per_epoch=None)
-    assert build_schedule({"_target_": "optim.schedule.Constant"}, total_steps=12, steps_per_epoch=None) == Constant()
-    assert build_schedule(decay | {"steps_per_epoch": 3}, total_steps=12, steps_per_epoch=None) == StepDecay(3, 1, 0.7)
+    assert (
+        build_schedule(
+            {"_target_": "optim.schedule.Constant"}, total_steps=12, steps_per_epoch=None
+        )
+        == Constant()
+    )
+    assert build_schedule(
+        decay | {"steps_per_epoch": 3}, total_steps=12, steps_per_epoch=None
+    ) == StepDecay(3, 1, 0.7)

@@ -1,4 +1,4 @@
-"""The sparse optimizer against a dense one; several ranks are in test_on_ranks.py."""
+"""The sparse optimizer against a dense one; for several ranks see sync/ranks_allreduce.py."""
 
 import pytest
 import torch
@@ -15,11 +15,15 @@ def make(rows=30, width=4, capacity=100, **kwargs):
     torch.manual_seed(0)
     table = SparseEmbedding(rows, width)
     table.weights.normal_()
-    return table, SparseSignSGD({"table": table}, capacity, Dist(), lr=LR, weight_decay=DECAY, **kwargs)
+    return table, SparseSignSGD(
+        {"table": table}, capacity, Dist(), lr=LR, weight_decay=DECAY, **kwargs
+    )
 
 
 def dense_step(weights, looked_up):
-    """Whole-table arithmetic: scatter all gradients, then decay and step the rows that were looked up."""
+    """Whole-table arithmetic: scatter all gradients, then decay and step the rows that were looked
+    up.
+    """
     total, touched = torch.zeros_like(weights), torch.zeros(len(weights), dtype=torch.bool)
     for ids, grads in looked_up:
         total.index_add_(0, ids[ids >= 0].long(), grads[ids >= 0])
@@ -34,13 +38,16 @@ def test_equals_dense_sign_sgd_with_duplicates_micro_batches_and_padding():
         looked_up = []
         for _ in range(1 + step % 3):
             ids = torch.randint(-1, 8, (9,), dtype=torch.int32)
-            factors = torch.randn(9, 4) * (torch.rand(9, 1) > 0.3)  # a looked-up row without gradient still decays
+            # a looked-up row without gradient still decays
+            factors = torch.randn(9, 4) * (torch.rand(9, 1) > 0.3)
             (table(ids) * factors).sum().backward()
             looked_up.append((ids, factors))
         expected = dense_step(expected, looked_up)
         optimizer.step()
         torch.testing.assert_close(table.weights, expected, atol=1e-7, rtol=0)
-    assert torch.equal(table.weights[8:], make()[0].weights[8:]), "rows that nobody looked up must not move"
+    assert torch.equal(table.weights[8:], make()[0].weights[8:]), (
+        "rows that nobody looked up must not move"
+    )
 
 
 def test_no_active_row_and_no_look_up_change_nothing():
@@ -64,7 +71,9 @@ def test_look_up_without_backward_counts_as_zero_gradient():
 def test_hook_sees_each_changing_row_before_it_changes():
     table, optimizer = make()
     before, seen = table.weights.clone(), []
-    optimizer.before_update.append(lambda name, weights, ids, some: seen.append((name, ids.tolist(), weights[ids].clone())))
+    optimizer.before_update.append(
+        lambda name, weights, ids, some: seen.append((name, ids.tolist(), weights[ids].clone()))
+    )
     table(torch.tensor([7, 2, -1, 7])).sum().backward()
     optimizer.step()
     name, ids, rows = seen.pop()
@@ -89,12 +98,16 @@ def test_duplicates_are_added_in_row_order():
     grads = torch.tensor([[1e8], [3.0], [1.0], [-1e8], [4.0]])
     ids, sums = sum_duplicates(ids, grads)
     assert ids.tolist() == [1, 1, 5, 5, 5]
-    assert sums.flatten().tolist() == [7.0] * 2 + [0.0] * 3, "(1e8 + 1) - 1e8 is 0 in float32, and in no other order"
+    assert sums.flatten().tolist() == [7.0] * 2 + [0.0] * 3, (
+        "(1e8 + 1) - 1e8 is 0 in float32, and in no other order"
+    )
 
 
 def test_rows_of_nobody_become_further_ones_of_the_last():
     nan = float("nan")
-    ids, sums = sum_duplicates(torch.tensor([-1, 5, 2, -1]), torch.tensor([[nan], [3.0], [4.0], [nan]]))
+    ids, sums = sum_duplicates(
+        torch.tensor([-1, 5, 2, -1]), torch.tensor([[nan], [3.0], [4.0], [nan]])
+    )
     assert ids.tolist() == [5, 5, 2, 5]
     assert sums.flatten().tolist() == [3.0, 3.0, 4.0, 3.0]
     assert sum_duplicates(torch.tensor([-1, -1]), torch.ones(2, 1))[0].tolist() == [-1, -1]
@@ -107,11 +120,19 @@ def test_a_gpu_adds_in_the_same_order():
     for device in (torch.device("cpu"), torch.device("cuda", 0)):
         generator = torch.Generator().manual_seed(0)
         table = SparseEmbedding(50, 4).to(device)
-        optimizer = SparseSignSGD({"table": table}, 64, Dist(device=device), lr=LR, weight_decay=DECAY)
+        optimizer = SparseSignSGD(
+            {"table": table}, 64, Dist(device=device), lr=LR, weight_decay=DECAY
+        )
         for _ in range(5):
-            # large ones cancel and swallow small ones on the way: the order of adding decides the sign of the sum
-            factors = torch.tensor([1e8, -1e8, 1.0, -1.0, 3.0])[torch.randint(0, 5, (64, 4), generator=generator)]
-            (table(torch.randint(-1, 6, (64,), generator=generator).to(device)) * factors.to(device)).sum().backward()
+            # large ones cancel and swallow small ones on the way: the order of adding decides the
+            # sign of the sum
+            factors = torch.tensor([1e8, -1e8, 1.0, -1.0, 3.0])[
+                torch.randint(0, 5, (64, 4), generator=generator)
+            ]
+            (
+                table(torch.randint(-1, 6, (64,), generator=generator).to(device))
+                * factors.to(device)
+            ).sum().backward()
             optimizer.step()
         tables.append(table.weights.cpu())
     assert torch.equal(*tables)
@@ -132,7 +153,9 @@ def test_more_rows_than_capacity_is_an_error():
     optimizer.step()
     table(torch.arange(2)).sum().backward()
     table(torch.arange(2)).sum().backward()
-    with pytest.raises(RuntimeError, match=r"4 rows of table were looked up in one step, .* room for 3"):
+    with pytest.raises(
+        RuntimeError, match=r"4 rows of table were looked up in one step, .* room for 3"
+    ):
         optimizer.step()
 
 

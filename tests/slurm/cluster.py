@@ -1,4 +1,6 @@
-"""A private Slurm with two nodes on this machine, for tests: daemons of its own, as root, without systemd and cgroups."""
+"""A private Slurm with two nodes on this machine, for tests: daemons of its own, as root, without
+systemd and cgroups.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from tests.ranks import LAUNCHER_PREFIXES, ROOT, free_port, until
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 NODES = ("n1", "n2")
-# Jobs of `high` take nodes from jobs of `low`, which are told by the signal that they asked for, and go back into the queue.
+# Jobs of `high` take nodes from jobs of `low`, which are told by the signal that they asked for,
+# and go back into the queue.
 CONFIG = """\
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
@@ -67,22 +70,39 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder, self.logs = folder, folder / "logs"
         self.logs.mkdir()
-        self.env = {key: value for key, value in os.environ.items() if not key.startswith((*LAUNCHER_PREFIXES, "RANK", "WORLD_SIZE"))}
+        self.env = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith((*LAUNCHER_PREFIXES, "RANK", "WORLD_SIZE"))
+        }
         self.env |= {"SLURM_CONF": str(folder / "slurm.conf"), "PYTHONUNBUFFERED": "1"}
 
     def ask(self, *command: str, check: bool = True, env: Mapping[str, str] | None = None) -> str:
         """The answer of one of Slurm's commands."""
-        done = subprocess.run(command, cwd=ROOT, env={**self.env, **(env or {})}, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**self.env, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
         assert not check or done.returncode == 0, f"{command}: {done.stderr or done.stdout}"
         return done.stdout.strip()
 
     def submit(self, *arguments: str, env: Mapping[str, str] | None = None) -> str:
         """The number of a new job."""
-        return self.ask("sbatch", "--parsable", f"--output={self.logs}/%A-%a.log", *arguments, env=env)
+        return self.ask(
+            "sbatch", "--parsable", f"--output={self.logs}/%A-%a.log", *arguments, env=env
+        )
 
     def about(self, job: str, what: str) -> str:
         """One field of what Slurm knows of a job."""
-        fields = dict(field.partition("=")[::2] for field in self.ask("scontrol", "--oneliner", "show", "job", job).split())
+        fields = dict(
+            field.partition("=")[::2]
+            for field in self.ask("scontrol", "--oneliner", "show", "job", job).split()
+        )
         return fields.get(what, "")
 
     def log(self, job: str) -> str:
@@ -98,7 +118,10 @@ class Cluster:
             return true()
 
         if not until(looked, within):
-            raise AssertionError(f"job {job} is {self.about(job, 'JobState')} after {within:g} s:\n{self.log(job)[-3000:]}")
+            raise AssertionError(
+                f"job {job} is {self.about(job, 'JobState')} after {within:g}"
+                f" s:\n{self.log(job)[-3000:]}"
+            )
 
     def ended(self, job: str, within: float = 100) -> str:
         """How a job ended."""
@@ -107,14 +130,29 @@ class Cluster:
         state = self.about(job, "JobState")
         if state == "FAILED":
             print(
-                *(line for log in self.folder.glob("*.log") for line in log.read_text().splitlines()[-60:]), sep="\n"
+                *(
+                    line
+                    for log in self.folder.glob("*.log")
+                    for line in log.read_text().splitlines()[-60:]
+                ),
+                sep="\n",
             )  # shown if a test fails
         return state
 
     def starts_again(self, job: str, *changes: str) -> None:
-        """Of a job that has gone back into the queue: without the two minutes that Slurm would wait, and perhaps with other nodes."""
-        self.wait(job, lambda: (self.about(job, "JobState"), self.about(job, "Reason")) == ("PENDING", "BeginTime"))
-        self.wait(job, lambda: not list(self.folder.glob(f"spool-*/job{int(job):05d}")))  # its former start cleans up after itself
+        """Of a job that has gone back into the queue: without the two minutes that Slurm would
+        wait, and perhaps with other nodes.
+        """
+        self.wait(
+            job,
+            lambda: (
+                (self.about(job, "JobState"), self.about(job, "Reason")) == ("PENDING", "BeginTime")
+            ),
+        )
+        # its former start cleans up after itself, on all nodes
+        self.wait(job, lambda: not list(self.folder.glob(f"spool-*/job{int(job):05d}")))
+        states = ("sinfo", "-h", "-N", "-p", "low", "-o", "%t")
+        self.wait(job, lambda: set(self.ask(*states).split()) == {"idle"})
         if changes:
             self.ask("scontrol", "update", f"JobId={job}", *changes)
         self.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
@@ -128,10 +166,17 @@ def cluster(folder: Path, signals_at_preemption: bool = True) -> Iterator[Cluste
     (folder / "munge.key").touch(0o600)
     (folder / "munge.key").write_bytes(os.urandom(1024))
     host = socket.gethostname().partition(".")[0]
-    nodes = "\n".join(f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=4" for name in NODES)
+    nodes = "\n".join(
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=2"
+        for name in NODES
+    )
     parameters = "preempt_send_user_signal" if signals_at_preemption else ""
-    config = CONFIG.format(folder=folder, host=host, control=free_port(), nodes=nodes, parameters=parameters)
-    (folder / "slurm.conf").write_text("".join(f"{line}\n" for line in config.splitlines() if not line.endswith("=")))
+    config = CONFIG.format(
+        folder=folder, host=host, control=free_port(), nodes=nodes, parameters=parameters
+    )
+    (folder / "slurm.conf").write_text(
+        "".join(f"{line}\n" for line in config.splitlines() if not line.endswith("="))
+    )
     made = Cluster(folder)
     own = {
         "key-file": "munge.key",
@@ -142,13 +187,19 @@ def cluster(folder: Path, signals_at_preemption: bool = True) -> Iterator[Cluste
     }
     try:
         try:
-            made.ask("munged", "--force", *(f"--{option}={folder}/{name}" for option, name in own.items()))
+            made.ask(
+                "munged",
+                "--force",
+                *(f"--{option}={folder}/{name}" for option, name in own.items()),
+            )
             made.ask("slurmctld", "-c")
             for name in NODES:
                 (folder / f"spool-{name}").mkdir()
                 made.ask("slurmd", "-N", name)
             idle = ("sinfo", "-h", "-N", "-p", "low", "-t", "idle", "-o", "%N")
-            assert until(lambda: made.ask(*idle, check=False).split() == [*NODES], 20), made.ask("sinfo", check=False)
+            assert until(lambda: made.ask(*idle, check=False).split() == [*NODES], 20), made.ask(
+                "sinfo", check=False
+            )
         except AssertionError as error:
             pytest.skip(f"Slurm does not start here: {error}")
         yield made

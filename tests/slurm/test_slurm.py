@@ -1,4 +1,6 @@
-"""launch/*.slurm on a real Slurm of two nodes: whatever happens to a job, the run's digest is that of one undisturbed process."""
+"""launch/*.slurm on a real Slurm of two nodes: whatever happens to a job, the run's digest is that
+of one undisturbed process.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.skipif(bool(missing()), reason=miss
 
 RUN = [*TINY_TRM, *EXACT, "epochs=null", "eval_interval=null", "max_steps=120", *QUIET]
 EVERYWHERE = ["-N2", "--exclusive"]
+FULL_NODES = ["-N2", "--ntasks-per-node=2"]  # as many as a node has CPUs
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +66,14 @@ def test_a_run_over_two_nodes_makes_way_for_a_job_of_higher_priority_and_goes_on
     script: str, slurm: Cluster, alone: str, folder: Path
 ) -> None:
     ranks = "--ntasks-per-node=2" if script == "run" else "--ntasks-per-node=1"
-    job = slurm.submit(*EVERYWHERE, ranks, f"launch/{script}.slurm", *RUN, f"checkpoint_path={folder}", env={"RANKS_PER_NODE": "2"})
+    job = slurm.submit(
+        *EVERYWHERE,
+        ranks,
+        f"launch/{script}.slurm",
+        *RUN,
+        f"checkpoint_path={folder}",
+        env={"RANKS_PER_NODE": "2"},
+    )
     trains(slurm, job, folder)
     other = slurm.submit(*EVERYWHERE, "-p", "high", "--wrap", "true")
     assert slurm.ended(other) == "COMPLETED"
@@ -78,7 +88,9 @@ def test_a_run_over_two_nodes_makes_way_for_a_job_of_higher_priority_and_goes_on
 def test_a_run_that_a_preemption_only_asks_to_end_is_queued_again_all_the_same(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
-    """As sites without `preempt_send_user_signal` have it: SIGTERM to the ranks, which also means scancel."""
+    """As sites without `preempt_send_user_signal` have it: SIGTERM to the ranks, which also means
+    scancel.
+    """
     with cluster(tmp_path_factory.mktemp("slurm"), signals_at_preemption=False) as slurm:
         slurm.env["PYTHON"] = sys.executable
         job = slurm.submit(*EVERYWHERE, "launch/run.slurm", *RUN, f"checkpoint_path={tmp_path}/run")
@@ -94,26 +106,42 @@ def status_step(slurm: Cluster, job: str) -> str:
     return slurm.log(job).partition("SIGUSR1 after step ")[2].partition(":")[0]
 
 
-def test_a_run_whose_time_is_over_goes_on_with_one_node_instead_of_two(slurm: Cluster, alone: str, folder: Path, tmp_path: Path) -> None:
-    """Slurm looks at time limits every half minute only: until it is stopped, the run goes slowly."""
+def test_a_run_whose_time_is_over_goes_on_with_one_node_instead_of_two(
+    slurm: Cluster, alone: str, folder: Path, tmp_path: Path
+) -> None:
+    """Slurm looks at time limits every half minute only: until it is stopped, the run goes
+    slowly.
+    """
     slow, python = tmp_path / "slow", tmp_path / "python"
     slow.touch()
     python.write_text(
-        f'#!/bin/sh\n[ -e {slow} ] && shift && exec {sys.executable} -m tests.slurm.slowly "$@"\nexec {sys.executable} "$@"\n'
+        f"#!/bin/sh\n[ -e {slow} ] && shift && exec {sys.executable} -m tests.slurm.ranks_slurm"
+        f' "$@"\nexec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)
     limit = ["-t", "1", "--signal=B:USR1@10"]
-    job = slurm.submit(*EVERYWHERE, *limit, "launch/run.slurm", *RUN, f"checkpoint_path={folder}", env={"PYTHON": str(python)})
+    job = slurm.submit(
+        *FULL_NODES,
+        *limit,
+        "launch/run.slurm",
+        *RUN,
+        f"checkpoint_path={folder}",
+        env={"PYTHON": str(python)},
+    )
     slurm.wait(job, lambda: "; queued again" in slurm.log(job))
     assert (status(folder)["state"], status(folder)["exit_status"]) == ("requeue", 138)
     slow.unlink()
-    slurm.starts_again(job, "NumNodes=1", "NumTasks=1", "TimeLimit=5")
+    slurm.starts_again(job, "NumNodes=1", "NumTasks=2", "NumCPUs=2", "TimeLimit=5")
     assert slurm.ended(job) == "COMPLETED", slurm.log(job)[-3000:]
     assert (slurm.about(job, "NumNodes"), slurm.about(job, "Restarts")) == ("1", "1")
+    assert "4 ranks by srun" in slurm.log(job)
+    assert "2 ranks by srun" in slurm.log(job)
     assert digest(folder) == alone
 
 
-def test_a_cancelled_run_saves_and_is_not_queued_again(slurm: Cluster, alone: str, folder: Path) -> None:
+def test_a_cancelled_run_saves_and_is_not_queued_again(
+    slurm: Cluster, alone: str, folder: Path
+) -> None:
     job = slurm.submit(*EVERYWHERE, "launch/run.slurm", *RUN, f"checkpoint_path={folder}")
     trains(slurm, job, folder)
     slurm.ask("scancel", job)
@@ -121,6 +149,26 @@ def test_a_cancelled_run_saves_and_is_not_queued_again(slurm: Cluster, alone: st
     slurm.wait(job, lambda: status(folder)["state"] == "stopped")
     assert status(folder)["exit_status"] == 143
     assert digest(train(folder, *RUN).directory) == alone  # by hand, without Slurm
+
+
+@pytest.mark.parametrize("by", ["requeue", "node failure"])
+def test_a_run_that_slurm_itself_queues_again_says_so_and_goes_on(
+    by: str, slurm: Cluster, alone: str, folder: Path
+) -> None:
+    job = slurm.submit(*FULL_NODES, "launch/run.slurm", *RUN, f"checkpoint_path={folder}")
+    trains(slurm, job, folder)
+    if by == "requeue":
+        slurm.ask("scontrol", "requeue", job)
+    else:
+        slurm.ask("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
+    slurm.wait(job, lambda: "; Slurm has queued it again" in slurm.log(job))
+    if by == "node failure":
+        # it may have come back by itself
+        slurm.ask("scontrol", "update", "NodeName=n2", "State=RESUME", check=False)
+    slurm.starts_again(job)
+    assert slurm.ended(job) == "COMPLETED", slurm.log(job)[-3000:]
+    assert "not queued again" not in slurm.log(job)
+    assert digest(folder) == alone
 
 
 def test_a_start_without_a_step_is_the_last(slurm: Cluster, folder: Path) -> None:
@@ -133,8 +181,16 @@ def test_a_start_without_a_step_is_the_last(slurm: Cluster, folder: Path) -> Non
     assert steps(folder) == 0
 
 
-def test_torchrun_starts_the_ranks_of_both_nodes_again_when_one_is_killed(slurm: Cluster, alone: str, folder: Path) -> None:
-    job = slurm.submit(*EVERYWHERE, "launch/torchrun.slurm", *RUN, "checkpoint_interval=3", f"checkpoint_path={folder}")
+def test_torchrun_starts_the_ranks_of_both_nodes_again_when_one_is_killed(
+    slurm: Cluster, alone: str, folder: Path
+) -> None:
+    job = slurm.submit(
+        *EVERYWHERE,
+        "launch/torchrun.slurm",
+        *RUN,
+        "checkpoint_interval=3",
+        f"checkpoint_path={folder}",
+    )
     trains(slurm, job, folder)
     os.kill(status(folder)["pid"], 9)
     assert slurm.ended(job) == "COMPLETED", slurm.log(job)[-3000:]
@@ -143,9 +199,11 @@ def test_torchrun_starts_the_ranks_of_both_nodes_again_when_one_is_killed(slurm:
 
 
 @pytest.mark.parametrize("by", ["line", "number"])
-def test_an_array_sweeps_and_one_job_that_fails_is_not_queued_again(by: str, slurm: Cluster, tmp_path: Path, folder: Path) -> None:
+def test_an_array_sweeps_and_one_job_that_fails_is_not_queued_again(
+    by: str, slurm: Cluster, tmp_path: Path, folder: Path
+) -> None:
     lines = tmp_path / "sweep.txt"
-    lines.write_text("seed=1\nseed=2 lr=-1\nseed=3 'arch.forward_dtype=float32'\n")
+    lines.write_text("seed=1\nseed=2 lr=-1\nseed=3 'arch.forward_dtype=float32'\nlrr=1\n")
     sweep = [str(lines)] if by == "line" else ["lr=1e-2,-1,2e-2"]
     fixed = [
         *(key for key in RUN if not key.startswith("lr=")),
@@ -153,21 +211,42 @@ def test_an_array_sweeps_and_one_job_that_fails_is_not_queued_again(by: str, slu
         f"hydra.sweep.dir={tmp_path}/sweep",
         f"project_name={tmp_path.name}",
     ]
-    job = slurm.submit("--array=1-3", "launch/sweep.slurm", *sweep, *fixed, f"checkpoint_path={tmp_path}/runs/${{seed}}-${{lr}}")
+    job = slurm.submit(
+        "--array=1-4" if by == "line" else "--array=1-3",
+        "launch/sweep.slurm",
+        *sweep,
+        *fixed,
+        f"checkpoint_path={tmp_path}/runs/${{seed}}-${{lr}}",
+    )
     states = [slurm.ended(f"{job}_{task}") for task in (1, 2, 3)]
     logs = [(slurm.logs / f"{job}-{task}.log").read_text() for task in (1, 2, 3)]
     assert states == ["COMPLETED", "FAILED", "COMPLETED"], logs
     assert "lr=-1" in logs[1]
     assert "; not queued again" in logs[1]
-    assert [status(path)["state"] for path in (tmp_path / "runs").iterdir()] == ["finished", "finished"]
-    if by == "number":  # a line is a sweep of its own
+    assert [status(path)["state"] for path in (tmp_path / "runs").iterdir()] == [
+        "finished",
+        "finished",
+    ]
+    if by == "line":
+        assert slurm.ended(f"{job}_4") == "FAILED"
+        unknown = (slurm.logs / f"{job}-4.log").read_text()
+        assert "error: lrr=1: unknown key; did you mean lr?\n" in unknown
+    else:  # a line is a sweep of its own
         with open(tmp_path / "sweep" / "summary.csv") as file:
-            assert sorted(row["state"] for row in csv.DictReader(file)) == ["failed", "finished", "finished"]
+            assert sorted(row["state"] for row in csv.DictReader(file)) == [
+                "failed",
+                "finished",
+                "finished",
+            ]
 
 
-def test_a_chain_goes_on_until_the_run_is_finished_and_ends_there(slurm: Cluster, alone: str, folder: Path) -> None:
+def test_a_chain_goes_on_until_the_run_is_finished_and_ends_there(
+    slurm: Cluster, alone: str, folder: Path
+) -> None:
     where = ["-p", "low", f"--output={slurm.logs}/%A-%a.log"]
-    chain = slurm.ask("launch/chain.sh", "4", *where, "launch/run.slurm", *RUN, f"checkpoint_path={folder}").split()
+    chain = slurm.ask(
+        "launch/chain.sh", "4", *where, "launch/run.slurm", *RUN, f"checkpoint_path={folder}"
+    ).split()
     assert len(chain) == 4
     trains(slurm, chain[0], folder)
     slurm.ask("scancel", "--batch", "--signal=USR1", chain[0])
@@ -179,26 +258,40 @@ def test_a_chain_goes_on_until_the_run_is_finished_and_ends_there(slurm: Cluster
 
 
 @pytest.mark.parametrize("mpirun", ["mpirun.openmpi", "mpirun.mpich"])
-def test_mpirun_finds_the_nodes_of_its_job(mpirun: str, slurm: Cluster, tmp_path: Path, folder: Path) -> None:
+def test_mpirun_finds_the_nodes_of_its_job(
+    mpirun: str, slurm: Cluster, tmp_path: Path, folder: Path
+) -> None:
     if not shutil.which(mpirun):
         pytest.skip(f"no {mpirun} here")
     few = [*RUN, "max_steps=3"]
     line = " ".join(["launch/mpirun.sh", *few, f"checkpoint_path={folder}"])
-    job = slurm.submit(*EVERYWHERE, "--ntasks-per-node=1", "--wrap", line, env={"MPIRUN": mpirun, "RANKS": "2"})
+    job = slurm.submit(
+        *EVERYWHERE, "--ntasks-per-node=1", "--wrap", line, env={"MPIRUN": mpirun, "RANKS": "2"}
+    )
     assert slurm.ended(job) == "COMPLETED", slurm.log(job)[-3000:]
     assert f"2 ranks by {mpirun.removeprefix('mpirun.')}" in slurm.log(job)
     assert digest(folder) == digest(train(tmp_path / "alone", *few).directory)
 
 
-def test_one_process_stays_one_and_a_sweep_over_ranks_goes_by_srun(slurm: Cluster, tmp_path: Path, folder: Path) -> None:
+def test_one_process_stays_one_and_a_sweep_over_ranks_goes_by_srun(
+    slurm: Cluster, tmp_path: Path, folder: Path
+) -> None:
     """Plain python in a batch script; a step of one task; a step of two nodes that sweeps."""
     few = " ".join([*RUN, "max_steps=3"])
     lines = [
-        f"$PYTHON pretrain.py {few} checkpoint_path={tmp_path}/plain && srun -n1 $PYTHON pretrain.py {few} checkpoint_path={tmp_path}/step",
-        f"srun -N2 $PYTHON pretrain.py -m {few} seed=0,1 hydra.sweep.dir={tmp_path}/sweep 'checkpoint_path={tmp_path}/swept/${{seed}}'",
+        (
+            f"$PYTHON pretrain.py {few} checkpoint_path={tmp_path}/plain && srun -n1 $PYTHON"
+            f" pretrain.py {few} checkpoint_path={tmp_path}/step"
+        ),
+        (
+            f"srun -N2 $PYTHON pretrain.py -m {few} seed=0,1 hydra.sweep.dir={tmp_path}/sweep"
+            f" 'checkpoint_path={tmp_path}/swept/${{seed}}'"
+        ),
     ]
     for nodes, line in zip(("-N1", "-N2"), lines, strict=True):
         job = slurm.submit(nodes, "--wrap", line)
         assert slurm.ended(job) == "COMPLETED", slurm.log(job)[-3000:]
-    assert digest(tmp_path / "plain") == digest(tmp_path / "step") == digest(tmp_path / "swept" / "0")
+    assert (
+        digest(tmp_path / "plain") == digest(tmp_path / "step") == digest(tmp_path / "swept" / "0")
+    )
     assert digest(tmp_path / "swept" / "1") != digest(tmp_path / "swept" / "0")

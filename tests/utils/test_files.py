@@ -1,4 +1,6 @@
-"""Files are replaced whole under any name; pipes, devices and folders in their places hold up nobody."""
+"""Files are replaced whole under any name; pipes, devices and folders in their places hold up
+nobody.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,21 @@ from utils.ranks.distributed import Dist
 from utils.rundir import append, status
 from utils.rundir.directory import RunDirectory
 
-KINDS: list[Callable[[Path], object]] = [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir]
+KINDS: list[Callable[[Path], object]] = [
+    os.mkfifo,
+    lambda path: path.symlink_to("/dev/zero"),
+    Path.mkdir,
+]
 SETTINGS = {"mode": "disabled", "project": None, "name": None}
 
 pytestmark = pytest.mark.timeout(20)
 putting = pytest.mark.parametrize("put", KINDS)
 
 
-@pytest.mark.parametrize(("content", "written"), [("é\n", "é\n".encode()), (b"\xff\x00", b"\xff\x00"), (os.fsdecode(b"\xff"), b"\xff")])
+@pytest.mark.parametrize(
+    ("content", "written"),
+    [("é\n", "é\n".encode()), (b"\xff\x00", b"\xff\x00"), (os.fsdecode(b"\xff"), b"\xff")],
+)
 def test_a_file_is_replaced_at_once(content: str | bytes, written: bytes, tmp_path: Path) -> None:
     files.write_whole(tmp_path / "x", "before")
     with open(tmp_path / "x", "rb") as reader:
@@ -37,7 +46,23 @@ def test_a_file_is_replaced_at_once(content: str | bytes, written: bytes, tmp_pa
 def test_any_text_names_a_file_of_its_own(tmp_path: Path) -> None:
     plain = ["confusion.csv", "a-b_c.svg", ".hidden"]
     assert [files.safe_name(text) for text in plain] == plain
-    texts = [*plain, "", ".", "..", "...", "/", "../x", "a/b", "a%2Fb", "a b", "é", os.fsdecode(b"\xff"), "x" * 999, "x" * 998, "é" * 99]
+    texts = [
+        *plain,
+        "",
+        ".",
+        "..",
+        "...",
+        "/",
+        "../x",
+        "a/b",
+        "a%2Fb",
+        "a b",
+        "é",
+        os.fsdecode(b"\xff"),
+        "x" * 999,
+        "x" * 998,
+        "é" * 99,
+    ]
     names = [files.safe_name(text) for text in texts]
     assert len(set(names)) == len(texts)
     for name in names:
@@ -57,7 +82,11 @@ def test_only_plain_files_are_read(put: Callable[[Path], object], tmp_path: Path
 @putting
 def test_a_status_that_is_none(put: Callable[[Path], object], tmp_path: Path) -> None:
     put(tmp_path / status.FILE)
-    assert (status.state_of(tmp_path), status.other_writer(tmp_path), status.started_again(tmp_path)) == ("", "", False)
+    assert (
+        status.state_of(tmp_path),
+        status.other_writer(tmp_path),
+        status.started_again(tmp_path),
+    ) == ("", "", False)
 
 
 @putting
@@ -65,7 +94,13 @@ def test_metrics_that_are_none(put: Callable[[Path], object], tmp_path: Path) ->
     put(tmp_path / "metrics.jsonl")
     with pytest.raises(OSError, match=r"not a plain file|Is a directory"):
         append.keep_rows(tmp_path / "metrics.jsonl", 5, False)
-    with pytest.raises(ConfigError, match=r"^checkpoint_path=.*: metrics.jsonl there is no regular file; move it away, or give another"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"^checkpoint_path=.*: metrics.jsonl there is no regular file; move it away, or give"
+            r" another"
+        ),
+    ):
         RunDirectory(tmp_path, Dist()).begin("x: 1\n", SETTINGS, resumed=5)
 
 

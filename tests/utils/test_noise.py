@@ -20,7 +20,9 @@ DRAWS = [
 def test_every_layout_of_shards_draws_the_same(draw, world_size: int) -> None:
     whole = draw(Noise(7, 11, range(8)), 32)
     parts = [Dist(rank, world_size).owned_shards(8) for rank in range(world_size)]
-    assert torch.equal(torch.cat([draw(Noise(7, 11, part), 4 * len(part)) for part in parts]), whole)
+    assert torch.equal(
+        torch.cat([draw(Noise(7, 11, part), 4 * len(part)) for part in parts]), whole
+    )
     assert torch.equal(torch.cat([draw(Noise(7, 11, [shard]), 4) for shard in range(8)]), whole)
 
 
@@ -37,7 +39,9 @@ def test_no_history_and_no_global_state(draw) -> None:
 
 
 def test_the_numbers_are_these() -> None:
-    """A change of the generator would change every curve; then this test must be changed knowingly."""
+    """A change of the generator would change every curve; then this test must be changed
+    knowingly.
+    """
     bits = (Noise(0, 1, [0, 5]).uniform("explore", (4,)) * 2**24).int().tolist()
     assert bits == [2455751, 14527291, 8014994, 16608118]
 
@@ -45,9 +49,12 @@ def test_the_numbers_are_these() -> None:
 def test_seeds_steps_shards_and_streams_differ() -> None:
     size = 20_000
     draws = [
-        Noise(0, 0, [0]).uniform("a", (size,)), Noise(1, 0, [0]).uniform("a", (size,)), Noise(0, 1, [0]).uniform("a", (size,)),
-        Noise(0, 0, [1]).uniform("a", (size,)), Noise(0, 0, [0]).uniform("b", (size,)),
-    ]  # fmt: skip
+        Noise(0, 0, [0]).uniform("a", (size,)),
+        Noise(1, 0, [0]).uniform("a", (size,)),
+        Noise(0, 1, [0]).uniform("a", (size,)),
+        Noise(0, 0, [1]).uniform("a", (size,)),
+        Noise(0, 0, [0]).uniform("b", (size,)),
+    ]
     correlation = torch.corrcoef(torch.stack(draws)) - torch.eye(len(draws))
     assert correlation.abs().max() < 5 / size**0.5
     for index, draw in enumerate(draws):  # nor is one a stretch of another
@@ -62,11 +69,17 @@ def test_distributions() -> None:
     assert uniform.min() >= 0
     assert uniform.max() < 1
     counts = torch.histc(uniform, 64, 0, 1)
-    assert ((counts - size / 64) ** 2 / (size / 64)).sum() < 120  # chi-squared with 63 degrees: mean 63, six deviations
+    # chi-squared with 63 degrees: mean 63, six deviations
+    assert ((counts - size / 64) ** 2 / (size / 64)).sum() < 120
     assert torch.corrcoef(torch.stack([uniform[1:], uniform[:-1]]))[0, 1].abs() < 5 / size**0.5
     normal = noise.normal("a", (size,)).double()
     assert normal.isfinite().all()
-    moments = [normal.mean().item(), normal.var().item(), (normal**3).mean().item(), (normal**4).mean().item()]
+    moments = [
+        normal.mean().item(),
+        normal.var().item(),
+        (normal**3).mean().item(),
+        (normal**4).mean().item(),
+    ]
     assert moments == pytest.approx([0, 1, 0, 3], abs=0.06)
     whole = noise.integers("a", (size,), 2, 17)
     assert whole.dtype == torch.int64
@@ -84,7 +97,9 @@ def test_slots_belong_to_whole_shards() -> None:
 @pytest.mark.parametrize("draw", DRAWS)
 def test_every_device_draws_the_same(draw) -> None:
     on_cuda = draw(Noise(7, 11, range(8), torch.device("cuda")), 32).cpu()
-    torch.testing.assert_close(on_cuda, draw(Noise(7, 11, range(8)), 32), rtol=0, atol=1e-5 if draw is DRAWS[1] else 0)
+    torch.testing.assert_close(
+        on_cuda, draw(Noise(7, 11, range(8)), 32), rtol=0, atol=1e-5 if draw is DRAWS[1] else 0
+    )
 
 
 def test_some_slots_alone_draw_what_all_would() -> None:

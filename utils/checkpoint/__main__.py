@@ -1,4 +1,4 @@
-"""`python -m utils.checkpoint`: one sha256 over all tensors of a checkpoint, or published weights made one."""
+"""`python -m utils.checkpoint`: prints the digest of a checkpoint, or imports published weights."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from utils.checkpoint.reader import digest
 from utils.errors import ConfigError, exit_status
 
 USAGE = (
-    "usage: python -m utils.checkpoint digest PATH    (a run folder, its checkpoints folder or a step_* folder)"
-    "    or import FILE FOLDER    (weights that torch.save has written)"
+    "usage: python -m utils.checkpoint digest PATH    (a run folder, its checkpoints folder or a"
+    " step_* folder)    or import FILE FOLDER    (weights that torch.save has written)"
 )
 
 
 def main(arguments: list[str]) -> int:
-    """The command line; the exit status."""
+    """Runs the command line; returns the exit status."""
     return exit_status(lambda: asked(arguments), (ValueError, OSError))
 
 
 def asked(arguments: list[str]) -> str:
-    """What the command line asks for."""
+    """Does what the command line asks for; returns what to print."""
     match arguments:
         case ["digest", path]:
             return digest(path)

@@ -1,4 +1,4 @@
-"""What a checkpoint must hold so that a run can go on from it; a manifest vouches for its bytes alone."""
+"""Checks that a checkpoint holds all that a run needs; the manifest covers only its bytes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ Table = dict[str, tuple[str, tuple[int, ...]]]  # of a shard: dtype and shape of
 
 
 def problem(folder: Path) -> str:
-    """Empty when nothing is missing and nothing contradicts; else one line: the file, and what is wrong with it."""
+    """Empty if nothing is missing or contradictory; else one line with the file and the problem."""
     file = folder / "meta.json"
     try:
         stated = meta.read(folder)
-        groups, shards = {f"{group}.safetensors" for group in stated["groups"]}, meta.check_run(stated, folder)
+        groups, shards = (
+            {f"{group}.safetensors" for group in stated["groups"]},
+            meta.check_run(stated, folder),
+        )
         pieces = pieces_in(folder)
         for file in sorted(folder.glob("[!.]*.safetensors")):
             if file.name not in groups and file not in pieces:
@@ -39,13 +42,15 @@ def problem(folder: Path) -> str:
 
 
 def pieces_in(folder: Path) -> dict[Path, range]:
-    """The files that hold what shards remember, with the shards that their names tell."""
-    found = {file: PIECE.fullmatch(file.name) for file in sorted(folder.iterdir())}
-    return {file: range(int(match[1]), int(match[2]) + 1) for file, match in found.items() if match}
+    """The files with the state of shards, and the shards in their names."""
+    matches = {file: PIECE.fullmatch(file.name) for file in sorted(folder.iterdir())}
+    return {
+        file: range(int(match[1]), int(match[2]) + 1) for file, match in matches.items() if match
+    }
 
 
 def _add_piece(tables: dict[int, Table], file: Path, owned: range) -> None:
-    """Every tensor is named by its shard, and belongs where the name of the file says."""
+    """Adds a file's tensors to the tables; each belongs to a shard in the file's name."""
     if taken := [shard for shard in owned if shard in tables]:
         raise Unreadable(f"holds shard {taken[0]}, as another file does")
     tables |= {shard: {} for shard in owned}
@@ -58,7 +63,7 @@ def _add_piece(tables: dict[int, Table], file: Path, owned: range) -> None:
 
 
 def _compare(tables: Mapping[int, Table], shards: int) -> None:
-    """All shards of the run are there, and alike."""
+    """Refuses missing shards, and shards that differ in names, types or shapes."""
     for shard in range(shards):
         if shard not in tables:
             raise Unreadable(f"there is no state of shard {shard}")

@@ -1,4 +1,4 @@
-"""Begin a run with another run's weights."""
+"""Begins a run with another run's weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from utils.errors import said_of
 
 
 class HasWeights(Protocol):
-    """What an objective tells of what it saves."""
+    """The part of an objective that this module needs."""
 
     def saved(self) -> Tensors: ...
 
@@ -22,17 +22,26 @@ class HasWeights(Protocol):
 
 @said_of("init_from")
 def begin_with(path: str, group: str, objective: HasWeights, say: Callable[[str], None]) -> Tensors:
-    """The weights in a file, a checkpoint's group or a folder of another form, to be taken for the objective's own.
+    """Reads the weights in a file, a checkpoint's group or a published folder, as the objective
+    expects them.
 
-    A table of puzzles that has another number of rows here starts with the mean row everywhere.
+    If a puzzle table has another number of rows here, every row begins as the mean row.
     """
     own, published = objective.saved(), objective.published(path)
     adapted = dict(load(path, [group])[0].get(group, {}) if published is None else published)
     for name in (f"{table}.weights" for table in objective.tables()):
         theirs = adapted.get(name)
-        if theirs is not None and theirs.ndim == 2 and len(theirs) not in (0, len(own[name])) and theirs.shape[1:] == own[name].shape[1:]:
+        if (
+            theirs is not None
+            and theirs.ndim == 2
+            and len(theirs) not in (0, len(own[name]))
+            and theirs.shape[1:] == own[name].shape[1:]
+        ):
             mean = theirs.double().mean(0, keepdim=True).to(theirs.dtype)
             adapted[name] = mean.expand(len(own[name]), -1)
-            say(f"init_from={path}: {name} has {len(theirs):,} rows there and {len(own[name]):,} here; every row begins as their mean")
+            say(
+                f"init_from={path}: {name} has {len(theirs):,} rows there and {len(own[name]):,}"
+                " here; every row begins as their mean"
+            )
     check_alike(own, adapted, f"checkpoint={path}", any_precision=True)
     return adapted

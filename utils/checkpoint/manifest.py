@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: size and sha256 of its files, and whether they are still so."""
+"""The manifest of a checkpoint: size and sha256 of its files."""
 
 from __future__ import annotations
 
@@ -18,25 +18,31 @@ Entry = dict[str, int | str]
 
 
 def text_of(files: Mapping[str, Mapping[str, int | str]]) -> str:
-    """The manifest, which carries a sha256 of its own content."""
+    """The manifest as text, with a sha256 of its own content."""
     known = {name: dict(entry) for name, entry in sorted(files.items())}
     own = hashlib.sha256(json.dumps(known).encode()).hexdigest()
     return json.dumps({"files": known, "sha256": own}, indent=1) + "\n"
 
 
 def entry_of(file: Path) -> Entry:
-    """What the manifest says of a file."""
+    """The manifest's entry for a file."""
     total, size = hashlib.sha256(), file.stat().st_size
     hash_into(total, file, 0, size)
     return {"bytes": size, "sha256": total.hexdigest()}
 
 
 def damage(folder: Path, names: Collection[str] | None = None) -> str:
-    """Empty when these files, or all of the folder, are as they were written; else one line: the file, and what is wrong with it."""
+    """Empty if these files, or all, are as they were written; else one line with the file and the
+    damage.
+    """
     try:
         files = _read(folder)
     except (OSError, ValueError, RecursionError) as error:
-        return f"{MANIFEST}: " + ("missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({brief(error)})")
+        return f"{MANIFEST}: " + (
+            "missing"
+            if isinstance(error, FileNotFoundError)
+            else f"cannot be read ({brief(error)})"
+        )
     # Notes of a user or of a desktop are passed over, because nothing here reads them.
     present = {entry.name for entry in folder.glob("[!.]*.safetensors")}
     for name in sorted(files.keys() | present if names is None else names):
@@ -50,7 +56,7 @@ def damage(folder: Path, names: Collection[str] | None = None) -> str:
 
 
 def hash_into(total: Any, file: Path, start: int, size: int) -> None:
-    """A part of a file."""
+    """Hashes a part of a file."""
     chunk = memoryview(bytearray(min(CHUNK, max(1, size))))
     with open_plain(file) as stream:
         stream.seek(start)

@@ -1,4 +1,4 @@
-"""Nested state, such as what an objective carries from step to step: its tensors by name, cut by shard, and put back."""
+"""Nested state, such as an objective's carry: its tensors by name, split by shard, and rebuilt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from torch import Tensor
 
 
 def flatten(value: Any) -> dict[str, Tensor]:
-    """Every tensor in dataclasses, dicts, tuples and lists, named by the way to it: `state/0`, `batch/inputs`."""
+    """Every tensor in dataclasses, dicts, tuples and lists, named by its path: `state/0`,
+    `batch/inputs`.
+    """
     tensors: dict[str, Tensor] = {}
 
     def note(name: str, tensor: Tensor) -> Tensor:
@@ -22,18 +24,21 @@ def flatten(value: Any) -> dict[str, Tensor]:
 
 
 def rebuild(template: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The template's structure, devices and precision with these tensors."""
+    """The template's structure, devices and precision, with these tensors."""
     return _map(lambda name, old: tensors[name].to(old.device, old.dtype), template)
 
 
 def split(value: Any, parts: int) -> list[Any]:
-    """The value in equal parts along the first dimension of every tensor: views of it, not copies."""
+    """Splits every tensor into equal parts along its first dimension; returns views."""
     assert parts > 0, parts
 
     def part(index: int) -> Callable[[str, Tensor], Tensor]:
         def cut(name: str, tensor: Tensor) -> Tensor:
             rows, rest = divmod(tensor.shape[0], parts) if tensor.ndim else (0, 1)
-            assert not rest, f"{name or 'the tensor'} of shape {tuple(tensor.shape)} cannot be cut into {parts} equal parts"
+            assert not rest, (
+                f"{name or 'the tensor'} of shape {tuple(tensor.shape)} cannot be cut into {parts}"
+                " equal parts"
+            )
             return tensor[index * rows : (index + 1) * rows]
 
         return cut
@@ -42,7 +47,7 @@ def split(value: Any, parts: int) -> list[Any]:
 
 
 def _map(function: Callable[[str, Tensor], Tensor], value: Any, name: str = "") -> Any:
-    """The same structure, with every tensor replaced by what the function makes of it."""
+    """Applies a function to every tensor and keeps the structure."""
 
     def below(key: object, child: Any) -> Any:
         return _map(function, child, f"{name}/{key}" if name else str(key))
@@ -60,5 +65,6 @@ def _map(function: Callable[[str, Tensor], Tensor], value: Any, name: str = "") 
         items = [below(index, child) for index, child in enumerate(value)]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     raise TypeError(
-        f"{name or 'the value'} is of type {type(value).__name__}; state is made of tensors, None, dataclasses, dicts, tuples and lists"
+        f"{name or 'the value'} is of type {type(value).__name__}; state is made of tensors, None,"
+        " dataclasses, dicts, tuples and lists"
     )

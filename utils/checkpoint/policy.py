@@ -1,53 +1,75 @@
-"""When checkpoints are written, what ranks tell each other about it, and that the last one is on the disk."""
+"""Decides when to save, and waits until the last checkpoint is on the disk."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 
 from omegaconf import DictConfig
 
+from utils.checkpoint.reader import digest
 from utils.checkpoint.registry import Registry
 from utils.checkpoint.writer import Writer
 from utils.errors import RunError
 from utils.measure.metrics import Metric
-from utils.ranks import signals
+from utils.ranks.notices import Notices
 from utils.rundir.directory import RunDirectory
 
+# of a checkpoint whose digest is computed behind the run's back, to be shown in its report
+DIGEST_BYTES, EXACT_BYTES = 64 << 20, 1 << 30
 FAILED_SAVES = 3  # in a row: then the run could not be continued, and stops
-NOTICES = len(signals.flags()) + 3  # numbers that every rank sends along with its gradients
 
 
 class Keeper:
-    """Saves a run by steps, by the clock, when it is better than before, and when it is asked to stop."""
+    """Saves a run by steps, by the clock, when it is better than before, and when it is asked to
+    stop.
+    """
 
     def __init__(
-        self, config: DictConfig, run: RunDirectory, saved: Registry, judged_by: Callable[[str | None], Metric], saved_step: int
+        self,
+        config: DictConfig,
+        run: RunDirectory,
+        saved: Registry,
+        judged_by: Callable[[str | None], Metric],
+        saved_step: int,
     ) -> None:
         """`judged_by` makes a metric of what `objective_metric`, or a checkpoint, names."""
         self._config, self._run, self._saved, self._judged_by = config, run, saved, judged_by
-        self._writer = Writer(run.directory / "checkpoints", run.dist, run.say, config.keep)
+        folder = run.directory / "checkpoints"
+        self._writer = Writer(folder, run.dist, run.say, config.keep, self._record)
         self._metric = judged_by(config.objective_metric)
         self._saved_step, self._saved_at = saved_step, time.monotonic()
         self._best_before: float | None = None
         self._best_step = -1
         self.take_stall_s = self._writer.take_stall_s
         if config.objective_metric:  # the user may not think of a sign
-            run.say(f"the best checkpoint is the one with the {'lowest' if self._metric.lower else 'highest'} {self._metric.name}")
+            run.say(
+                "the best checkpoint is the one with the"
+                f" {'lowest' if self._metric.lower else 'highest'} {self._metric.name}"
+            )
 
-    def report(self) -> list[float]:
-        """What this rank sends to all: signals, that it is time to save (by rank 0's clock), that saving fails, that all is lost."""
+    def report(self) -> Notices:
+        """What this rank tells all others."""
         minutes = self._config.checkpoint_minutes
-        due = self._run.dist.is_main and minutes is not None and time.monotonic() - self._saved_at > 60 * minutes
-        return [*signals.flags(), float(due), float(self._writer.failures >= FAILED_SAVES), float(bool(self._run.lost()))]
+        due = (
+            self._run.dist.is_main
+            and minutes is not None
+            and time.monotonic() - self._saved_at > 60 * minutes
+        )
+        failing = self._writer.failures >= FAILED_SAVES
+        return Notices.of_this_rank(due, failing, bool(self._run.lost()))
 
-    def decide(self, sums: Sequence[float]) -> tuple[int, bool]:
-        """From the sums of all ranks' reports: the signal to stop by, or 0, and whether it is time to save."""
-        *stop, due, failing, lost = sums
-        if failing or lost:
-            self._give_up("its directory was gone for a moment" if lost else f"{FAILED_SAVES} saves in a row failed")
-        return signals.chosen(stop), bool(due)
+    def decide(self, sums: Notices) -> tuple[int, bool]:
+        """Returns the signal to stop by, or 0, and whether it is time to save, from the sums of all
+        ranks' reports.
+        """
+        if sums.directory_is_lost:
+            self._give_up("its directory was gone for a moment")
+        if sums.saves_fail:
+            self._give_up(f"{FAILED_SAVES} saves in a row failed")
+        return sums.signal(), bool(sums.save_is_due)
 
     def saves_now(self) -> bool:
         """Whether the step count alone asks for a checkpoint."""
@@ -55,16 +77,28 @@ class Keeper:
         return interval is not None and step > 0 and step % interval == 0
 
     def save_if(self, wanted: bool, stopping: bool, evaluated: bool) -> None:
-        """Save what is wanted or the best, what the interval asks for, and whatever a stopping run has not saved yet."""
+        """Saves what is wanted, the best, what the interval asks for, and the unsaved steps of a
+        stopping run.
+        """
         better = evaluated and self._is_best()
-        if wanted or better or (self._saved.standing.step != self._saved_step and (stopping or self.saves_now())):
+        if (
+            wanted
+            or better
+            or (self._saved.standing.step != self._saved_step and (stopping or self.saves_now()))
+        ):
             self._save(better)
 
+    def save_unsaved(self) -> None:
+        """Saves unless this step is saved: whatever follows then cannot lose it."""
+        if self._saved.standing.step != self._saved_step:
+            self._save(better=False)
+
     def wait_until_saved(self) -> None:
-        """Until the last checkpoint is on the disk; a run must not end without it."""
+        """Waits until the last checkpoint is on the disk; a run must not end without it."""
         step = self._saved.standing.step
         for _ in range(FAILED_SAVES):
-            # Asked of every rank: rank 0 hosts the store that the others hear by, and must not leave before they have.
+            # Asked of every rank: rank 0 hosts the store that the others hear by, and must not
+            # leave before they have.
             problems = self._run.dist.all_gather_text(self._writer.wait())
             if not (problem := next(filter(None, problems), "")):
                 return
@@ -76,12 +110,27 @@ class Keeper:
     def __enter__(self) -> Keeper:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # what is being written is finished; after a failure other ranks may be dead, and are not waited for long
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # what is being written is finished; after a failure other ranks may be dead, and are not
+        # waited for long
         self._writer.close(None if kind is None else 5.0)
 
+    def _record(self, folder: Path) -> None:
+        """Notes a checkpoint that was written, with its digest where that is cheap."""
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        cheap = size <= (EXACT_BYTES if self._config.exact else DIGEST_BYTES)
+        step, sha256 = int(folder.name.removeprefix("step_")), digest(folder) if cheap else None
+        self._run.event("checkpoint", step, bytes=size, digest=sha256)
+
     def _is_best(self) -> bool:
-        """Compared with what is on the disk: a better one that could not be saved does not count."""
+        """Whether this step is better than the best on the disk; one that could not be saved does
+        not count.
+        """
         self._forget_lost_best()
         standing, metric = self._saved.standing, self._metric
         # a checkpoint of older code has the name alone
@@ -104,5 +153,8 @@ class Keeper:
         self._saved_step, self._saved_at = self._saved.standing.step, time.monotonic()
 
     def _give_up(self, why: str) -> None:
-        there = f"checkpoint_path={self._run.directory}: {why}; make room there, and start the run again to go on"
+        there = (
+            f"checkpoint_path={self._run.directory}: {why}; make room there, and start the run"
+            " again to go on"
+        )
         raise RunError(self._run.lost() or there)  # rank 0 knows and speaks

@@ -1,4 +1,4 @@
-"""Where a run begins: afresh, where it ended, or at a checkpoint that was named."""
+"""Where a run begins: afresh, where it ended, or at a named checkpoint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ ELSEWHERE = "give another run_name (or checkpoint_path) to begin from there"
 class Start:
     """What a run finds of itself."""
 
-    folder: Path | None = None  # the checkpoint to go on from (of an evaluation: to evaluate, which may be a file); None: the beginning
+    # the checkpoint to go on from (of an evaluation: to evaluate, which may be a file); None: the
+    # beginning
+    folder: Path | None = None
     continues: bool = False  # the run directory is this run's own; else it is moved aside
     meta: Mapping[str, Any] = field(default_factory=dict)
 
@@ -44,43 +46,63 @@ class Start:
 
     def is_finished(self, total_steps: int) -> bool:
         """Whether nothing is left to do, not even an evaluation."""
-        return self.continues and self.step == total_steps and not self.meta.get("evaluation_due", True)
+        return (
+            self.continues
+            and self.step == total_steps
+            and not self.meta.get("evaluation_due", True)
+        )
 
 
 def find(config: DictConfig, dist: Dist, say: Callable[[str], None]) -> Start:
-    """Rank 0 looks and decides, every rank gets its decision."""
+    """Rank 0 looks and decides; every rank gets its decision."""
 
     def look() -> Start:
         if config.eval_only:
             return _evaluated(Path(config.checkpoint))
-        directory, found = Path(config.checkpoint_path), Start()
+        directory, start = Path(config.checkpoint_path), Start()
         # what a launcher starts again has obeyed `resume=false` already, if it came so far
         if config.resume is not False or started_again(directory):
-            found = _own_or_named(config, say)
-        moved = found == Start() and any(os.path.exists(directory / mark) for mark in MARKS)
-        if moved and config.init_from and _real(Path(config.init_from)).is_relative_to(_real(directory)):
+            start = _own_or_named(config, say)
+        moved = start == Start() and any(os.path.exists(directory / mark) for mark in MARKS)
+        if (
+            moved
+            and config.init_from
+            and _real(Path(config.init_from)).is_relative_to(_real(directory))
+        ):
             # started again, the same command would not find them
-            raise ConfigError(f"init_from={config.init_from}: lies in this run's own directory, which is to be moved aside; {ELSEWHERE}")
-        return found
+            raise ConfigError(
+                f"init_from={config.init_from}: lies in this run's own directory, which is to be"
+                f" moved aside; {ELSEWHERE}"
+            )
+        return start
 
     return _decided(dist, look)
 
 
 def fix_arithmetic(config: DictConfig, start: Start, dist: Dist) -> None:
-    """`arch.forward_dtype=auto` becomes what the run has computed in so far, or else what rank 0's machine is best at.
+    """Sets `arch.forward_dtype=auto` to what the run has computed in, or what suits rank 0's
+    machine.
 
-    Written down like this, it stays the same on every rank, and on any machine that the run goes on with.
+    Written down, it stays the same on every rank and machine.
     """
     if config.arch.get("forward_dtype") == "auto":
-        then = config_of(start.meta["config"])["arch"].get("forward_dtype", "auto") if "config" in start.meta else "auto"
-        best = "bfloat16" if config.get("plan_cards") else forward_dtype(dist.device)  # planned for GPUs that are elsewhere
+        then = (
+            config_of(start.meta["config"])["arch"].get("forward_dtype", "auto")
+            if "config" in start.meta
+            else "auto"
+        )
+        # planned for GPUs that are elsewhere
+        best = "bfloat16" if config.get("plan_cards") else forward_dtype(dist.device)
         config.arch.forward_dtype = dist.broadcast_text(best) if then == "auto" else then
 
 
-def take_up(start: Start, saved: Registry, config: DictConfig, run: RunDirectory, total_steps: int) -> Start:
-    """Load what the run begins with, on all ranks the same. A checkpoint that does not fit is named, and the one before it taken.
+def take_up(
+    start: Start, saved: Registry, config: DictConfig, run: RunDirectory, total_steps: int
+) -> Start:
+    """Loads what the run begins with, the same on all ranks.
 
-    Rank 0 alone has compared with the manifest what all ranks read here; that they read the same is for the caller to compare.
+    A checkpoint that does not fit is named, and the one before it is tried. Only rank 0 has
+    compared the files with the manifest; the caller compares what ranks read.
     """
     dist, tries = run.dist, reader.TRIES
     while start.folder is not None:
@@ -99,25 +121,30 @@ def take_up(start: Start, saved: Registry, config: DictConfig, run: RunDirectory
 
 
 def check_fits(start: Start, config: DictConfig, origin: Origin, total_steps: int) -> None:
-    """The data and the frozen parts must be the same, and the length must not end before the checkpoint."""
+    """Refuses other data, other frozen parts, and a length that ends before the checkpoint."""
     for name, then in start.meta.get("frozen", {}).items():
         now = origin.frozen.get(name, then)
         if now["sha256"] != then["sha256"]:
             raise ConfigError(
-                f"{name}={now['path']}: not what the run in {start.folder} was trained with (sha256 {now['sha256'][:12]}, "
-                f"there {then['sha256'][:12]}); give the file that was {then['path']} then"
+                f"{name}={now['path']}: not what the run in {start.folder} was trained with (sha256"
+                f" {now['sha256'][:12]}, there {then['sha256'][:12]}); give the file that was"
+                f" {then['path']} then"
             )
     if not config.eval_only and start.meta["fingerprint"] != origin.fingerprint:
         raise ConfigError(
-            f"data_path={config.data_path}: not the data of the run in {start.folder}; use that, or init_from to begin with its weights"
+            f"data_path={config.data_path}: not the data of the run in {start.folder}; use that, or"
+            " init_from to begin with its weights"
         )
     if not config.eval_only and total_steps < start.step:
         key = "epochs" if config.max_steps is None else "max_steps"
-        raise ConfigError(f"{key}={config[key]}: that is {total_steps} steps, and the run has done {start.step}; raise {key}")
+        raise ConfigError(
+            f"{key}={config[key]}: that is {total_steps} steps, and the run has done {start.step};"
+            f" raise {key}"
+        )
 
 
 def _decided(dist: Dist, decide: Callable[[], Start]) -> Start:
-    """What rank 0 decides, on every rank."""
+    """Sends rank 0's decision to every rank."""
     text = ""
     with dist.agreed():
         if dist.is_main:
@@ -127,16 +154,23 @@ def _decided(dist: Dist, decide: Callable[[], Start]) -> Start:
     return Start(Path(folder) if folder else None, continues, meta)
 
 
-def _read(start: Start, saved: Registry, config: DictConfig, dist: Dist) -> tuple[Mapping[str, Tensors], ByShard, str]:
+def _read(
+    start: Start, saved: Registry, config: DictConfig, dist: Dist
+) -> tuple[Mapping[str, Tensors], ByShard, str]:
     """What a checkpoint holds for this rank, or why it does not fit."""
     assert start.folder is not None
     groups, shards, problem = {}, {}, ""
     with dist.agreed():
         try:
-            # Rank 0 has verified a run's own when it was found. What one rank alone reads, that rank compares itself.
-            groups = reader.load(start.folder, saved.names, verified=not (config.eval_only and dist.is_main))[0]
+            # Rank 0 has verified a run's own when it was found. What one rank alone reads, that
+            # rank compares itself.
+            groups = reader.load(
+                start.folder, saved.names, verified=not (config.eval_only and dist.is_main)
+            )[0]
             if not config.eval_only:
-                shards = reader.load_shards(start.folder, dist.owned_shards(config.shards), verified=dist.is_main)
+                shards = reader.load_shards(
+                    start.folder, dist.owned_shards(config.shards), verified=dist.is_main
+                )
             saved.check(groups, shards, start.step)
         except ConfigError as error:
             problem = str(error).replace(f"checkpoint={start.folder}: ", "")
@@ -144,10 +178,11 @@ def _read(start: Start, saved: Registry, config: DictConfig, dist: Dist) -> tupl
 
 
 def _evaluated(path: Path) -> Start:
-    """The weights that `checkpoint` means."""
+    """The weights that `checkpoint` names."""
 
     def read(folder: Path) -> Start:
-        meta = reader.read_meta(folder)  # not all of it: an evaluation does not go on with that run, at W&B neither
+        # not all of it: an evaluation does not go on with that run, at W&B neither
+        meta = reader.read_meta(folder)
         return Start(folder, meta={key: meta[key] for key in ("step", "frozen") if key in meta})
 
     return Start(path) if reader.is_weights(path) else reader.reading(path, read)
@@ -167,35 +202,49 @@ def _own_or_named(config: DictConfig, say: Callable[[str], None]) -> Start:
     if steps_in(directory / "checkpoints"):
         raise ConfigError(f"checkpoint_path={directory}: no checkpoint there is whole; {AFRESH}")
     try:  # interrupted before its first checkpoint, a run begins again in its own directory
-        return Start(continues=not _differences(config_of(read_text(directory / "config.yaml")), config))
+        return Start(
+            continues=not _differences(config_of(read_text(directory / "config.yaml")), config)
+        )
     except (OSError, ValueError):
         return Start()
 
 
 @said_of("resume")
 def _at(config: DictConfig, own: Path | None) -> Start | None:
-    """The checkpoint that `resume` names; None: the run goes on with its own."""
+    """The checkpoint that `resume` names; None if the run resumes from its own."""
     path, directory = Path(config.resume), Path(config.checkpoint_path)
-    if any(_same(path, place) for place in (directory, directory / "checkpoints", directory / "checkpoints" / "latest")):
+    if any(
+        _same(path, place)
+        for place in (directory, directory / "checkpoints", directory / "checkpoints" / "latest")
+    ):
         return None
     if reader.is_weights(path):
-        raise ConfigError(f"resume={path}: a file of weights alone; use init_from={path} to begin with them")
+        raise ConfigError(
+            f"resume={path}: a file of weights alone; use init_from={path} to begin with them"
+        )
 
     def read(folder: Path) -> Start | None:
         folder = _real(folder)
         if own is not None and _same(folder, resolved(own)):
             return None
         if folder.is_relative_to(_real(directory)):
-            raise ConfigError(f"resume={path}: lies in this run's own directory, and the run goes on from its newest; {ELSEWHERE}")
+            raise ConfigError(
+                f"resume={path}: lies in this run's own directory, and the run goes on from its"
+                f" newest; {ELSEWHERE}"
+            )
         if problem := reader.verify(folder):
-            raise ConfigError(f"resume={path}: {folder.name} is damaged ({problem}); give another step_* folder")
+            raise ConfigError(
+                f"resume={path}: {folder.name} is damaged ({problem}); give another step_* folder"
+            )
         return _same_run(Start(folder, meta=reader.read_meta(folder)), config, folder)
 
     return reader.reading(path, read)
 
 
-def _instead(start: Start, trouble: str, config: DictConfig, say: Callable[[str], None], tries: int) -> Start:
-    """What to begin with in place of a checkpoint that is whole and does not fit."""
+def _instead(
+    start: Start, trouble: str, config: DictConfig, say: Callable[[str], None], tries: int
+) -> Start:
+    """What to begin with in place of a whole checkpoint that does not fit."""
     directory, name = Path(config.checkpoint_path), f"step_{start.step}"
     if config.eval_only:
         latest = _evaluated(Path(config.checkpoint)) if tries else start
@@ -205,12 +254,17 @@ def _instead(start: Start, trouble: str, config: DictConfig, say: Callable[[str]
     if start.continues:
         own = reader.newest_whole(directory / "checkpoints", say, before=start.step)
         if own is None:
-            raise ConfigError(f"checkpoint_path={directory}: no checkpoint there fits ({name}: {trouble}); {AFRESH}")
+            raise ConfigError(
+                f"checkpoint_path={directory}: no checkpoint there fits ({name}: {trouble});"
+                f" {AFRESH}"
+            )
         say(f"checkpoint {name} does not fit ({trouble}); going back to {own.name}")
         return _same_run(Start(own, True, reader.read_meta(own)), config, directory)
     there = _at(config, None) if tries else None
     if there is None or there.folder == start.folder:
-        raise ConfigError(f"resume={config.resume}: {name} does not fit ({trouble}); give another step_* folder")
+        raise ConfigError(
+            f"resume={config.resume}: {name} does not fit ({trouble}); give another step_* folder"
+        )
     return there
 
 
@@ -234,15 +288,24 @@ def _same_run(start: Start, config: DictConfig, where: Path) -> Start:
             f"{now}: the run in {where} has {then}; keep that, choose another run_name, "
             "add resume=false to begin again, or init_from to begin with its weights"
         )
-    # Said in every checkpoint from now on: what the command names is then behind the run, and must not be begun with again.
+    # Said in every checkpoint from now on: what the command names is then behind the run, and must
+    # not be begun with again.
     named = {"resumed_from": str(config.resume)} if config.resume not in NO_PATH else {}
     return replace(start, meta={**start.meta, **named})
 
 
 def _differences(saved: Mapping[Any, Any], config: DictConfig) -> dict[str, tuple[Any, Any]]:
-    """Keys that change the run, with both values. A key that only one side knows came or went with the code."""
+    """Keys that change the run, with both values; a key that only one side has came or went with
+    the code.
+    """
     now: Any = OmegaConf.to_container(config)
     rules = everywhere()
     old, new = (run_values(side, rules, SAME_RUN, MAY_CHANGE) for side in (saved, now))
-    changed = {key: (old[key], new[key]) for key in new if key in old and new[key] not in (old[key], "auto")}  # auto became the old one
-    return {key: pair for key, pair in changed.items() if "." not in key} or changed  # what follows a root key is not said twice
+    # auto became the old one
+    changed = {
+        key: (old[key], new[key])
+        for key in new
+        if key in old and new[key] not in (old[key], "auto")
+    }
+    # what follows a root key is not said twice
+    return {key: pair for key, pair in changed.items() if "." not in key} or changed

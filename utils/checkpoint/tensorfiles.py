@@ -22,7 +22,7 @@ class Unreadable(ValueError):
 
 
 class Entry(NamedTuple):
-    """One tensor of a file, as the header says."""
+    """One tensor of a file, from the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -31,44 +31,52 @@ class Entry(NamedTuple):
 
 
 def read(file: Path, prefixes: tuple[str, ...] = ("",)) -> dict[str, Tensor]:
-    """The tensors whose names start so, each in memory of its own: a view into the file lies anywhere, and BLAS rounds by alignment."""
+    """Reads the tensors whose names have one of these prefixes, into memory of their own.
+
+    A view into the file may be unaligned, and BLAS rounds by alignment.
+    """
     from safetensors import safe_open
 
     _refuse(file)
     try:
         with safe_open(file, framework="pt") as opened:
-            return {key: opened.get_tensor(key).clone() for key in opened.keys() if key.startswith(prefixes)}  # noqa: SIM118
+            wanted = [key for key in opened.keys() if key.startswith(prefixes)]  # noqa: SIM118
+            return {key: opened.get_tensor(key).clone() for key in wanted}
     except Exception as error:  # a dtype that PyTorch has not is refused in many ways
         raise _damaged(error) from None
 
 
 def entries(file: Path) -> dict[str, Entry]:
-    """What the file holds; torch is not needed for that."""
+    """The tensors in a file's header; needs no torch."""
     from safetensors import SafetensorError, safe_open
 
     _refuse(file)
     try:
-        with safe_open(file, framework="np"), open_plain(file) as stream:  # the library has checked the header that is read here
+        # the library has checked the header that is read here
+        with safe_open(file, framework="np"), open_plain(file) as stream:
             length = int.from_bytes(stream.read(8), "little")
             header: dict[str, Any] = json.loads(stream.read(length))
     except (OSError, ValueError, SafetensorError) as error:
         raise _damaged(error) from None
-    found = {}
+    listed = {}
     for name, stated in header.items():
         if name != "__metadata__":
             start, end = stated["data_offsets"]
-            found[name] = Entry(stated["dtype"], tuple(stated["shape"]), 8 + length + start, end - start)
-    return found
+            listed[name] = Entry(
+                stated["dtype"], tuple(stated["shape"]), 8 + length + start, end - start
+            )
+    return listed
 
 
 def _refuse(file: Path) -> None:
-    """What is not a plain file, and pickles."""
+    """Refuses pickles and what is not a plain file."""
     try:
         with open_plain(file) as stream:
             start = stream.read(START)
     except OSError as error:
         raise _damaged(error) from None
-    # A safetensors file begins with the length of its header, whose lower bytes can be any, those of a pickle or a zip too.
+    # A safetensors file begins with the length of its header, whose lower bytes can be any, those
+    # of a pickle or a zip too.
     if start[4:9] != b"\0\0\0\0{" and _looks_like_a_pickle(start):
         raise Unreadable(
             "is a pickle, which could run any code and is never read here; convert it once: "
@@ -77,10 +85,12 @@ def _refuse(file: Path) -> None:
 
 
 def _looks_like_a_pickle(start: bytes) -> bool:
-    """A zip as torch.save writes it, or a bare pickle: from protocol 2 on it tells its number, older ones are a dict, list or name."""
+    """Whether a file begins like a zip of torch.save or a bare pickle of any protocol."""
     if start[:4] == b"PK\3\4":
         return b"data.pkl" in start  # in the first name
-    return (start[:1] == b"\x80" and start[1:2] in (b"\2", b"\3", b"\4", b"\5")) or OLD_PICKLE.match(start) is not None
+    return (
+        start[:1] == b"\x80" and start[1:2] in (b"\2", b"\3", b"\4", b"\5")
+    ) or OLD_PICKLE.match(start) is not None
 
 
 def _damaged(error: Exception) -> Unreadable:

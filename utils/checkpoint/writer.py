@@ -1,4 +1,4 @@
-"""Checkpoints written in the background: training stops for a copy in memory, never for the disk."""
+"""Writes checkpoints in the background: training waits for a copy in memory, never for the disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 import torch.distributed as c10d
-from safetensors.torch import save_file  # here, because the loader may fork its workers while our thread would be importing
+
+# here, because the loader may fork its workers while our thread would be importing
+from safetensors.torch import save_file
 from torch import Tensor
 
 from utils.checkpoint.manifest import MANIFEST, entry_of, text_of
@@ -26,7 +28,7 @@ from utils.errors import brief
 from utils.ranks.distributed import Dist
 
 POLL_S = 0.02
-VISIBLE_S = 20.0  # how long a network disk may take to show one host what another wrote
+DISK_LAG_S = 20.0  # how long a network disk may take to show one host what another wrote
 Files = dict[str, dict[str, int | str]]
 
 
@@ -43,22 +45,36 @@ class _Save:
 
 
 class Writer:
-    """Made by all ranks at the same point; all call `save` at the same steps. Rank 0 uses `say`, also from its thread."""
+    """Created on all ranks together; all call `save` at the same steps.
 
-    def __init__(self, directory: Path, dist: Dist, say: Callable[[str], None], keep: int | None = 2) -> None:
+    Rank 0 calls `say`, also from its thread.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        dist: Dist,
+        say: Callable[[str], None],
+        keep: int | None = 2,
+        published: Callable[[Path], None] = lambda folder: None,
+    ) -> None:
+        """`published` hears on rank 0 of every checkpoint that is whole, in the writer's thread."""
         assert keep is None or keep >= 1, keep
         self.failures = 0  # in a row
         self.best_failed = False  # whether the last save of a best did not come to be
         self._directory, self._dist, self._say = directory, dist, say
+        self._published = published
         self._retention = Retention(directory, keep, say)
         self._buffers: dict[str, Tensor] = {}
         self._thread: threading.Thread | None = None
         self._outcome, self._serial, self._stall_s = "", 0, 0.0
-        self._patience_s = math.inf  # a slow disk is no failure; a run whose ranks have died is ended by the watch
+        # a slow disk is no failure; a run whose ranks have died is ended by the watch
+        self._patience_s = math.inf
         with dist.agreed():
             if dist.is_main:
                 self._retention.tidy()
-        # Ranks come here after the tidying, and a rank that an earlier crash left behind does not know this name.
+        # Ranks come here after the tidying, and a rank that an earlier crash left behind does not
+        # know this name.
         self._token = dist.broadcast_text(uuid.uuid4().hex[:8])
 
     def save(
@@ -69,20 +85,30 @@ class Writer:
         meta: Mapping[str, Any],
         best: bool = False,
     ) -> None:
-        """Copy the tensors and return; they are written behind the caller's back, after the save before this one.
+        """Copies the tensors and returns; a thread writes them after the previous save.
 
-        Of `groups`, `meta` and `best` only rank 0's count, of `shards` each rank's own.
+        Of `groups`, `meta` and `best`, rank 0's count; of `shards`, each rank's own.
         """
         self._join()
         started = time.perf_counter()
         self._serial += 1
         wanted = dict(groups) if self._dist.is_main else {}
-        assert all(name and name != "shards" and "." not in name and "/" not in name for name in wanted), list(wanted)
+        assert all(
+            name and name != "shards" and "." not in name and "/" not in name for name in wanted
+        ), list(wanted)
         if shards:
             first, last = min(shards), max(shards)
-            assert sorted(shards) == list(range(first, last + 1)), "a rank's shards stand side by side"
-            wanted[f"shards.{first}-{last}"] = {f"{shard}/{name}": t for shard in shards for name, t in shards[shard].items()}
-        text = json.dumps({**meta, "step": step, "groups": sorted(groups)}, indent=1) + "\n" if self._dist.is_main else ""
+            assert sorted(shards) == list(range(first, last + 1)), (
+                "a rank's shards stand side by side"
+            )
+            wanted[f"shards.{first}-{last}"] = {
+                f"{shard}/{name}": t for shard in shards for name, t in shards[shard].items()
+            }
+        text = (
+            json.dumps({**meta, "step": step, "groups": sorted(groups)}, indent=1) + "\n"
+            if self._dist.is_main
+            else ""
+        )
         aside = self._directory / f".step_{step}.writing-{self._token}-{self._serial}"
         save = _Save(step, self._serial, aside, self._snapshot(wanted), text, best)
         self._thread = threading.Thread(target=self._run, args=(save,), name=f"save-step-{step}")
@@ -90,17 +116,19 @@ class Writer:
         self._stall_s += time.perf_counter() - started
 
     def wait(self) -> str:
-        """Until no save is in progress; empty, or why the last one failed. The same on all ranks."""
+        """Waits until no save is in progress; returns why the last one failed, or empty. The same
+        on all ranks.
+        """
         self._join()
         return self._outcome
 
     def take_stall_s(self) -> float:
-        """Seconds for which callers have been held up since the last reading."""
+        """Seconds for which callers have waited since the last call."""
         taken, self._stall_s = self._stall_s, 0.0
         return taken
 
     def close(self, patience_s: float | None = None) -> None:
-        """Finish what is being written, so that the process may exit; `patience_s` bounds the wait for ranks that may be dead."""
+        """Finishes the current save; `patience_s` bounds the wait for ranks that may be dead."""
         self._patience_s = math.inf if patience_s is None else patience_s
         self._join()
         self._buffers = {}
@@ -112,7 +140,9 @@ class Writer:
             self._thread, self._stall_s = None, self._stall_s + time.perf_counter() - started
 
     def _snapshot(self, groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-        """Copies in CPU memory, kept from save to save: fresh pages would cost more than the copying."""
+        """Copies into CPU memory that is reused from save to save: fresh pages cost more than
+        copying.
+        """
         buffers: dict[str, Tensor] = {}
         devices: set[torch.device] = set()
         copied: dict[str, dict[str, Tensor]] = {}
@@ -121,9 +151,18 @@ class Writer:
             for name, tensor in tensors.items():
                 source, key = tensor.detach(), f"{group}/{name}"
                 buffer = self._buffers.get(key)
-                if buffer is None or buffer.shape != source.shape or buffer.dtype != source.dtype or buffer.is_pinned() != source.is_cuda:
-                    buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
-                copied[group][name] = buffers[key] = buffer.copy_(source, non_blocking=source.is_cuda)
+                if (
+                    buffer is None
+                    or buffer.shape != source.shape
+                    or buffer.dtype != source.dtype
+                    or buffer.is_pinned() != source.is_cuda
+                ):
+                    buffer = torch.empty(
+                        source.shape, dtype=source.dtype, pin_memory=source.is_cuda
+                    )
+                copied[group][name] = buffers[key] = buffer.copy_(
+                    source, non_blocking=source.is_cuda
+                )
                 devices |= {source.device} if source.is_cuda else set()
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
@@ -131,15 +170,23 @@ class Writer:
         return copied
 
     def _run(self, save: _Save) -> None:
-        """The thread of one save. Whatever goes wrong in here must not reach training."""
+        """The thread of one save. No error in it may reach training."""
         files: Files = {}
         problem = ""
         try:
-            files = _write(save.aside, save.files, VISIBLE_S if save.serial == 1 and not self._dist.is_main else 0.0)
+            files = _write(
+                save.aside,
+                save.files,
+                DISK_LAG_S if save.serial == 1 and not self._dist.is_main else 0.0,
+            )
         except Exception as error:
             problem = brief(error)
         try:
-            problem = self._lead(save, files, problem) if self._dist.is_main else self._follow(save, files, problem)
+            problem = (
+                self._lead(save, files, problem)
+                if self._dist.is_main
+                else self._follow(save, files, problem)
+            )
         except Exception as error:
             problem = problem or brief(error)  # the store went with the rank that hosts it
         self.failures = self.failures + 1 if problem else 0
@@ -148,21 +195,27 @@ class Writer:
         self._outcome = problem
 
     def _follow(self, save: _Save, files: Files, problem: str) -> str:
-        """Report to rank 0 what this rank wrote, and hear what became of the whole."""
+        """Reports to rank 0 what this rank wrote; returns how the save ended."""
         self._store.set(self._key(save.serial, self._dist.rank), json.dumps([files, problem]))
         outcome = self._receive(self._key(save.serial))
         if outcome is None:
-            return f"rank 0: nothing heard from it for {self._patience_s:g} s"  # it may be writing yet: the folder stays
+            # it may be writing yet: the folder stays
+            return f"rank 0: nothing heard from it for {self._patience_s:g} s"
         if outcome:
-            shutil.rmtree(save.aside, ignore_errors=True)  # rank 0 cannot see it where the disk turns out not to be shared
+            # rank 0 cannot see it where the disk turns out not to be shared
+            shutil.rmtree(save.aside, ignore_errors=True)
         return outcome
 
     def _lead(self, save: _Save, files: Files, problem: str) -> str:
-        """Gather all ranks' pieces, publish the checkpoint, and send every rank how it went."""
+        """Gathers all ranks' pieces, publishes the checkpoint, and tells every rank how it went."""
         failed = {0: problem} if problem else {}
         for rank in range(1, self._dist.world_size):
             text = self._receive(self._key(save.serial, rank))
-            theirs, trouble = json.loads(text) if text else ({}, f"nothing heard from it for {self._patience_s:g} s")
+            theirs, trouble = (
+                json.loads(text)
+                if text
+                else ({}, f"nothing heard from it for {self._patience_s:g} s")
+            )
             files |= theirs
             failed |= {rank: trouble} if trouble else {}
             self._store.delete_key(self._key(save.serial, rank))
@@ -175,27 +228,34 @@ class Writer:
                 outcome = f"rank 0: {brief(error)}"
         if not outcome:
             self._retention.retire(save.step)
+            with contextlib.suppress(Exception):  # a record of it, which no checkpoint depends on
+                self._published(self._directory / f"step_{save.step}")
         else:
             shutil.rmtree(save.aside, ignore_errors=True)
             last = pointed(self._directory / "latest")
             kept = f"the last whole one is {last}" if last else "there is no whole one yet"
             with contextlib.suppress(Exception):  # the log may lie on the same full disk
-                self._say(f"checkpoint of step {save.step} FAILED on {outcome}; training goes on, {kept}")
+                self._say(
+                    f"checkpoint of step {save.step} FAILED on {outcome}; training goes on, {kept}"
+                )
         if self._dist.world_size > 1:
             self._store.set(self._key(save.serial), outcome)
             if not failed:
-                self._store.delete_key(self._key(save.serial - 1))  # whoever takes part in this save has read how the last one went
+                # whoever takes part in this save has read how the last one went
+                self._store.delete_key(self._key(save.serial - 1))
         return outcome
 
     def _receive(self, key: str) -> str | None:
-        """What another rank sends under this key; None if it takes too long."""
+        """What another rank sent under this key; None if it takes too long."""
         # Polled, because a blocking get would keep the store from everyone else in this process.
         heard = _until(lambda: self._store.check([key]), lambda: self._patience_s)
         return self._store.get(key).decode() if heard else None
 
     @property
     def _store(self) -> c10d.Store:
-        assert self._dist.store is not None, "ranks need a store: their threads must not enter collectives"
+        assert self._dist.store is not None, (
+            "ranks need a store: their threads must not enter collectives"
+        )
         return self._dist.store
 
     def _key(self, serial: int, rank: int | None = None) -> str:
@@ -212,29 +272,43 @@ def _write(aside: Path, files: Mapping[str, Mapping[str, Tensor]], patience_s: f
 
 
 def _make(aside: Path, patience_s: float = 0.0) -> None:
-    """The folder alone: a run directory that somebody has deleted or moved away must not come back with a single checkpoint in it."""
+    """Makes the folder alone: a deleted run directory must not come back with a single checkpoint
+    in it.
+    """
     if not _until(aside.parent.is_dir, lambda: patience_s):
-        raise OSError(f"{aside.parent} is not there: deleted, moved away, or on a disk that not all hosts share")
+        raise OSError(
+            f"{aside.parent} is not there: deleted, moved away, or on a disk that not all hosts"
+            " share"
+        )
     aside.mkdir(exist_ok=True)
 
 
 def _finish(save: _Save, files: Files) -> None:
-    """Complete the folder by what describes it, once the pieces of all ranks are in it."""
+    """Adds meta.json and the manifest once the pieces of all ranks are there."""
 
     def unseen() -> list[str]:
         there = {name: save.aside / name for name in files}
-        return [name for name, file in there.items() if not file.is_file() or file.stat().st_size != files[name]["bytes"]]
+        return [
+            name
+            for name, file in there.items()
+            if not file.is_file() or file.stat().st_size != files[name]["bytes"]
+        ]
 
-    if not _until(lambda: not unseen(), lambda: VISIBLE_S):
-        raise OSError(f"{', '.join(unseen())} of another rank is not to be seen here; put checkpoint_path on a disk that all hosts share")
+    if not _until(lambda: not unseen(), lambda: DISK_LAG_S):
+        raise OSError(
+            f"{', '.join(unseen())} of another rank is not to be seen here; put checkpoint_path on"
+            " a disk that all hosts share"
+        )
     _make(save.aside)
     _write_text(save.aside / "meta.json", save.meta)
-    _write_text(save.aside / MANIFEST, text_of({**files, "meta.json": entry_of(save.aside / "meta.json")}))
+    _write_text(
+        save.aside / MANIFEST, text_of({**files, "meta.json": entry_of(save.aside / "meta.json")})
+    )
     _sync(save.aside)
 
 
 def _until(true: Callable[[], bool], patience_s: Callable[[], float]) -> bool:
-    """Whether it comes true within this time, which may change meanwhile."""
+    """Whether a condition becomes true within a time, which may change meanwhile."""
     started = time.monotonic()
     while not true():
         if time.monotonic() - started > patience_s():
@@ -244,14 +318,15 @@ def _until(true: Callable[[], bool], patience_s: Callable[[], float]) -> bool:
 
 
 def _publish(save: _Save, directory: Path, retention: Retention) -> None:
-    """Give the folder its name and point to it; a crash between any two lines leaves a whole checkpoint."""
+    """Renames the folder and points to it; a crash anywhere leaves a whole checkpoint."""
     final = directory / f"step_{save.step}"
     pointers = ["latest", "best"] if save.best else ["latest"]
     for name in pointers:  # before any renaming, because a full disk refuses even these few bytes
         _write_text(directory / f".{name}.writing", f"{final.name}\n")
     if final.is_dir() or final.is_symlink():
         remove(replaced(final))
-        final.rename(replaced(final))  # a folder cannot be renamed over a full one; until the next line readers look here
+        # a folder cannot be renamed over a full one; until the next line readers look here
+        final.rename(replaced(final))
     retention.make_way(final)
     save.aside.rename(final)
     _sync(directory)
@@ -272,10 +347,11 @@ def _write_text(file: Path, text: str) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Have the disk hold a file, or the names in a folder."""
+    """Flushes a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError) if path.is_dir() else contextlib.nullcontext():  # some network disks cannot sync a folder
+        # some network disks cannot sync a folder
+        with contextlib.suppress(OSError) if path.is_dir() else contextlib.nullcontext():
             os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The arguments of a command line as Hydra wants them, and what it would take for something else refused."""
+"""Prepares the command line for Hydra, and refuses what Hydra would misread."""
 
 from __future__ import annotations
 
@@ -15,19 +15,49 @@ from utils.errors import ConfigError, short
 CHOSEN = (*GROUPS, "experiment")
 NOTHING = ("null", "", "''", '""')
 OPTIONS = (
-    "--", "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--shell-completion",
-    "--config-path", "--config-name", "--config-dir", "--info",
-)  # fmt: skip
+    "--",
+    "--help",
+    "--hydra-help",
+    "--version",
+    "--cfg",
+    "--resolve",
+    "--package",
+    "--run",
+    "--multirun",
+    "--shell-completion",
+    "--config-path",
+    "--config-name",
+    "--config-dir",
+    "--info",
+)
 SWEEPS, SWEEP_DIR = {"-m", "--multirun"}, "runs/multirun"  # the folder as conf/pretrain.yaml has it
-WITH_VALUE = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--package", "-p", "--cfg", "-c", "--info", "-i")
+WITH_VALUE = (
+    "--config-path",
+    "-cp",
+    "--config-name",
+    "-cn",
+    "--config-dir",
+    "-cd",
+    "--package",
+    "-p",
+    "--cfg",
+    "-c",
+    "--info",
+    "-i",
+)
 
 
 def prepare(
-    arguments: Sequence[str], rank: int = 0, scratch: str = "", config_in: Callable[[str], Mapping[Any, Any]] | None = None
+    arguments: Sequence[str],
+    rank: int = 0,
+    scratch: str = "",
+    config_in: Callable[[str], Mapping[Any, Any]] | None = None,
 ) -> list[str]:
-    """`+key=` may also name a key that exists, options may stand anywhere, and only rank 0 writes a sweep's files where they belong.
+    """Returns the arguments that Hydra gets.
 
-    What is evaluated brings its own configuration, if `config_in` tells that of a checkpoint.
+    `+key=` may also name a key that exists, and options may stand anywhere. Only rank 0 writes the
+    files of a sweep; other ranks write theirs to `scratch`. An evaluation adopts the configuration
+    that `config_in` reads from its checkpoint.
     """
     options: list[str] = []
     overrides: list[str] = []
@@ -43,33 +73,48 @@ def prepare(
         overrides = [*adopted(overrides, config_in), *overrides]
     if rank > 0:
         given = any(override.startswith("hydra.sweep.dir=") for override in overrides)
-        _check_sweep_folder(overrides if given or not SWEEPS & {*options} else [f"hydra.sweep.dir={SWEEP_DIR}"])
+        _check_sweep_folder(
+            overrides if given or not SWEEPS & {*options} else [f"hydra.sweep.dir={SWEEP_DIR}"]
+        )
         overrides.append(f"hydra.sweep.dir={scratch}")
     return [*options, "--", *overrides] if options else overrides
 
 
 def sweeps(arguments: Sequence[str]) -> bool:
-    """Whether these are several jobs, each with arguments of its own."""
-    return bool(SWEEPS & {*arguments}) or any(argument.startswith("hydra.mode=") for argument in arguments)
+    """Whether the arguments ask for several jobs."""
+    return bool(SWEEPS & {*arguments}) or any(
+        argument.startswith("hydra.mode=") for argument in arguments
+    )
 
 
 def check_argument(argument: str) -> None:
-    """What Hydra's grammar would stumble over without saying where, and what would run code that is not this repository's."""
+    """Refuses an argument that Hydra would misread, or that would run foreign code."""
     if not argument.strip():
-        raise ConfigError("'': an empty argument, as a variable that is not set leaves it; remove it")
+        raise ConfigError(
+            "'': an empty argument, as a variable that is not set leaves it; remove it"
+        )
     if re.fullmatch(r"[+~@=]+|[+~@]*=.*", argument):
         raise ConfigError(f"{short(argument)}: names no key; write key=value")
     if re.match(r"[+~]*hydra\b", argument) and ("_target_" in argument or "callbacks" in argument):
-        raise ConfigError(f"{short(argument)}: Hydra would run that; choose what is there by hydra/launcher= and hydra/sweeper=")
-    # In full: Hydra takes the beginning of an option for all of it, and one of its options reads a pickle, which can run any code.
+        raise ConfigError(
+            f"{short(argument)}: Hydra would run that; choose what is there by hydra/launcher= and"
+            " hydra/sweeper="
+        )
+    # In full: Hydra takes the beginning of an option for all of it, and one of its options reads a
+    # pickle, which can run any code.
     if argument.startswith("--") and argument.partition("=")[0] not in OPTIONS:
-        raise ConfigError(f"{short(argument)}: no option of ours; --help tells what there is, and --experimental-rerun would read a pickle")
+        raise ConfigError(
+            f"{short(argument)}: no option of ours; --help tells what there is, and"
+            " --experimental-rerun would read a pickle"
+        )
     if digits := re.search(r"\d{1000,}", argument.replace("_", "")):
-        raise ConfigError(f"{short(argument)}: a number of {len(digits[0])} digits; no key takes one")
+        raise ConfigError(
+            f"{short(argument)}: a number of {len(digits[0])} digits; no key takes one"
+        )
 
 
 def refuse_usage() -> None:
-    """What argparse has to say is one line like every other, without its page on usage."""
+    """Makes argparse raise a ConfigError of one line instead of printing its usage."""
 
     def refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
         raise ConfigError(f"{message}; --help tells what there is")
@@ -78,24 +123,33 @@ def refuse_usage() -> None:
 
 
 def _prepared(argument: str) -> str:
-    """One override; empty where it says nothing."""
+    """One override as Hydra needs it; empty if it changes nothing."""
     key, _, choice = argument.lstrip("+").partition("=")
     if key == "experiment" and choice in NOTHING and "=" in argument:
         return ""
     if key in CHOSEN and "=" in argument:
         of_many = next((part for part in choice.split(",") if part in NOTHING), None)
-        if of_many is not None or choice.startswith(("{", "$")) or (choice.startswith("[") and key != "experiment"):
+        if (
+            of_many is not None
+            or choice.startswith(("{", "$"))
+            or (choice.startswith("[") and key != "experiment")
+        ):
             check_choice(key, choice if of_many is None else of_many)
         return argument.lstrip("+")
-    return f"+{argument}" if argument.startswith("+") and not argument.startswith("++") else argument
+    return (
+        f"+{argument}" if argument.startswith("+") and not argument.startswith("++") else argument
+    )
 
 
 def _check_sweep_folder(overrides: Sequence[str]) -> None:
-    """Rank 0 makes it: where that fails it must fail everywhere, or the others would wait for rank 0."""
+    """Makes the sweep's folder on all ranks: if rank 0 alone failed, the others would wait."""
     for override in overrides:
         key, _, path = override.partition("=")
         if key == "hydra.sweep.dir" and "$" not in path:
             try:
                 Path(path).mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise ConfigError(f"{override}: cannot be used ({error.strerror}); give a place that you may write to") from None
+                raise ConfigError(
+                    f"{override}: cannot be used ({error.strerror}); give a place that you may"
+                    " write to"
+                ) from None

@@ -1,6 +1,7 @@
 """The edge of the program: arguments in, one line of error out, a clean exit in every case.
 
-Importing it loads nothing slow, nor does anything here before signals are heard: somebody may press Ctrl-C at once.
+Importing this module loads nothing slow, and no function here does before signals are handled:
+Ctrl-C may come at once.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from utils.errors import ConfigError, LocalError, PeerError, RankError, RunError, Stopped, visible
-from utils.ranks import signals
+from utils.ranks import same_host, signals
 from utils.ranks.failure import ECHO, ENDED, FOUND, LINGER_S, PRINTED, Failure, summary
-from utils.ranks.launchers import Launch, detect
+from utils.ranks.launchers import Launch, detect, on_one_host
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -31,21 +32,33 @@ REPORTED = "exit_status"  # an error has it once it has been reported
 
 
 class _Checked(BaseException):
-    """The configuration is right; what Hydra would do next is not wanted yet."""
+    """Stops Hydra once the configuration has been checked."""
 
 
-def check(arguments: list[str], config_in: Callable[[str], Mapping[Any, Any]], sweep: Callable[[Sequence[str], Launch], None]) -> None:
-    """End here with whatever the command line alone tells: an answer to `--help`, or one line of error. Makes it what Hydra can read.
+def check(
+    arguments: list[str],
+    config_in: Callable[[str], Mapping[Any, Any]],
+    sweep: Callable[[Sequence[str], Launch], None],
+) -> None:
+    """Answers `--help`, or ends with one line of error, before anything slow is loaded.
 
-    `config_in`: the configuration in a checkpoint, for evaluations. `sweep` runs several jobs, if that takes nothing but processes.
+    Leaves `arguments` as Hydra can read them. `config_in` reads the configuration in a checkpoint,
+    for evaluations. `sweep` runs several jobs, if that takes processes alone.
     """
     with _ending_here():
+        from utils.command import help as help_text
         from utils.command.arguments import prepare, refuse_usage, sweeps
 
         launch = detect(os.environ)
+        if help_text.asked(arguments[1:]):
+            text = help_text.answer(arguments[1:])
+            if launch.rank == 0:
+                print(text)
+            leave(0)
         arguments[1:] = prepare(arguments[1:], launch.rank, _scratch(), config_in)
         refuse_usage()
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then hands its exceptions to us instead of printing them
+        # Hydra then hands its exceptions to us instead of printing them
+        os.environ["HYDRA_FULL_ERROR"] = "1"
         if sweeps(arguments):
             sweep(arguments[1:], launch)
             return  # its jobs are looked at one by one
@@ -54,6 +67,8 @@ def check(arguments: list[str], config_in: Callable[[str], Mapping[Any, Any]], s
         from utils.command.config import CONF
 
         def stop(cfg: DictConfig) -> NoReturn:
+            if on_one_host(os.environ, launch):  # other hosts may see other disks
+                look_at_paths(cfg)
             raise _Checked
 
         job = partial(run_job, run=stop)
@@ -66,14 +81,17 @@ def check(arguments: list[str], config_in: Callable[[str], Mapping[Any, Any]], s
 
 
 def main(hydra_app: Callable[[], Any]) -> NoReturn:
-    """Run the Hydra application to its end."""
+    """Runs the Hydra application, then ends the program."""
     with _ending_here():
         hydra_app()
     leave(0)
 
 
 def run_job(raw: DictConfig, run: Callable[[DictConfig], float | None]) -> float | None:
-    """Resolve what Hydra composed and run it; ends the program itself on errors, because Hydra would add a line of its own."""
+    """Resolves what Hydra composed and runs it.
+
+    Ends the program on errors itself, because Hydra would add a line of its own.
+    """
     try:
         return run(resolved(raw))
     except Exception as error:
@@ -81,7 +99,9 @@ def run_job(raw: DictConfig, run: Callable[[DictConfig], float | None]) -> float
 
 
 def resolved(raw: DictConfig, launch: Launch | None = None) -> DictConfig:
-    """The checked configuration of one job, for this launch or for another; inside Hydra."""
+    """Returns the checked configuration of one job, for this launch or another; called inside
+    Hydra.
+    """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
@@ -90,18 +110,32 @@ def resolved(raw: DictConfig, launch: Launch | None = None) -> DictConfig:
     launch, state = launch or detect(os.environ), HydraConfig.get()
     overrides = list(state.overrides.task) if state.mode == RunMode.MULTIRUN else None
     if state.job.chdir:
-        raise ConfigError("hydra.job.chdir=true: paths are relative to the folder where the command was started; remove it")
+        raise ConfigError(
+            "hydra.job.chdir=true: paths are relative to the folder where the command was started;"
+            " remove it"
+        )
     try:
         return resolve(raw, dict(state.runtime.choices), launch, overrides)
     except ConfigError:
         if launch.rank == 0 or overrides is None or "basic_sweeper" in state.sweeper._target_:
             raise
-        return raw  # a sweeper that draws at random proposes other values on other ranks; rank 0's count
+        # a sweeper that draws at random proposes other values on other ranks; rank 0's count
+        return raw
+
+
+def look_at_paths(config: DictConfig) -> None:
+    """Raises ConfigError for a path that is wrong, before anything slow is loaded."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from utils.command.keys import known
+    from utils.command.limits import check_paths
+
+    check_paths(config, known(HydraConfig.get().runtime.choices)[1])
 
 
 @contextmanager
 def reporting() -> Iterator[None]:
-    """An error is reported before this rank closes its files: that may take longer than others would wait for it."""
+    """Reports an error before this rank closes its files, for which other ranks may not wait."""
     try:
         yield
     except Stopped:
@@ -112,12 +146,15 @@ def reporting() -> Iterator[None]:
 
 
 def report(error: BaseException, launch: Launch) -> int:
-    """Have the user read what went wrong, once and from one rank, and give the exit status."""
+    """Prints what went wrong, once and from one rank; returns the exit status."""
     if (status := vars(error).get(REPORTED)) is None:
         try:
             status = _report(error, launch, _watch())
         except Exception as second:  # whatever reporting itself has met, the error is what counts
-            signals.say(f"error{_on(launch)}: {type(error).__name__} (reporting it failed: {type(second).__name__})")
+            signals.say(
+                f"error{_on(launch)}: {type(error).__name__} (reporting it failed:"
+                f" {type(second).__name__})"
+            )
             status = 1
         vars(error)[REPORTED] = status
     return status
@@ -144,7 +181,8 @@ def _report(error: BaseException, launch: Launch, watch: Watch | None) -> int:
         if cause := watch.wait_for_cause():
             return cause.status
     alone = watch is not None or bool(failure.trace) or isinstance(error, LocalError | RankError)
-    if watch is None and (isinstance(error, PeerError) or (launch.rank > 0 and not alone)):  # another rank prints it, or finds the same
+    # another rank prints it, or finds the same
+    if watch is None and (isinstance(error, PeerError) or (launch.rank > 0 and not alone)):
         time.sleep(LINGER_S)
     else:
         signals.say(failure.shown(_on(launch) if alone else ""))
@@ -152,19 +190,30 @@ def _report(error: BaseException, launch: Launch, watch: Watch | None) -> int:
 
 
 def _failure(error: BaseException, launch: Launch, alone: bool) -> Failure:
-    """What the user and the other ranks should know of an error. Nobody else explains that of a process alone."""
+    """What the user and other ranks learn of an error; `alone`: no other rank can explain it."""
     from utils.command.complaints import explain
 
-    line = str(error) if isinstance(error, ConfigError | PeerError | RankError | RunError) else explain(error)
-    line = visible(line)  # what a user has typed, or how a file is called, must not reach the terminal as it is
+    line = (
+        str(error)
+        if isinstance(error, ConfigError | PeerError | RankError | RunError)
+        else explain(error)
+    )
+    # what a user has typed, or how a file is called, must not reach the terminal as it is
+    line = visible(line)
     status = 1 if isinstance(error, RankError | RunError) or not line else BAD_INPUT
-    echo = isinstance(error, PeerError) or (isinstance(error, RunError) and launch.rank > 0)  # of RunErrors rank 0 knows best
+    # of RunErrors rank 0 knows best
+    echo = isinstance(error, PeerError) or (isinstance(error, RunError) and launch.rank > 0)
     trace = "" if line else "".join(traceback.format_exception(error)).rstrip()
-    return Failure(line or summary(error), status, ECHO if echo or (not alone and _is_collectives(error)) else FOUND, trace)
+    return Failure(
+        line or summary(error),
+        status,
+        ECHO if echo or (not alone and _is_collectives(error)) else FOUND,
+        trace,
+    )
 
 
 def _is_collectives(error: BaseException) -> bool:
-    """Whether an error may come of another rank's end: the types and texts of collectives' own errors tell."""
+    """Whether an error may be the consequence of another rank's end, by its type and text."""
     if "torch" not in sys.modules:
         return False
     from torch.distributed import DistError
@@ -173,36 +222,48 @@ def _is_collectives(error: BaseException) -> bool:
 
 
 def _stopped_at_once(launch: Launch, signum: int, line: str) -> bool:
-    """A signal ends this process before or while it could stop in good order; whether this rank is to say so."""
+    """Cleans up when a signal ends this process at once; returns whether this rank says so."""
     shutil.rmtree(_scratch(), ignore_errors=True)
     if (watch := _watch()) is not None:
         if watch.reported or watch.cause:  # launchers end all when one has gone
             return False
-        watch.report(Failure(f"rank {launch.rank} was {line}", signals.STATUS[signum], ENDED if launch.rank else PRINTED))
+        watch.report(
+            Failure(
+                f"rank {launch.rank} was {line}",
+                signals.STATUS[signum],
+                ENDED if launch.rank else PRINTED,
+            )
+        )
         time.sleep(0.3)  # if the others hear it from rank 0, that must pass it on
     return launch.rank == 0
 
 
 def _watch() -> Watch | None:
-    module = sys.modules.get("utils.ranks.distributed")  # without it there is no group, and no need to import torch to find out
-    dist = module.current() if module and hasattr(module, "current") else None  # a signal may come in mid-import
+    # without it there is no group, and no need to import torch to find out
+    module = sys.modules.get("utils.ranks.distributed")
+    # a signal may come in mid-import
+    dist = module.current() if module and hasattr(module, "current") else None
     return dist.watch if dist and dist.world_size > 1 else None
 
 
 @contextmanager
 def _ending_here() -> Iterator[None]:
-    """Signals are heard from here on, and errors end the program."""
+    """Handles signals from here on; errors end the program."""
     launch = Launch()
     try:
         _open_standard_streams()
         launch = detect(os.environ)
         signals.install(launch.rank, partial(_stopped_at_once, launch))
-        # PyTorch prints a page of C++ frames when a store's host dies or none is found; what there is to say then is ours to say
+        same_host.begin(launch)
+        # PyTorch prints a page of C++ frames when a store's host dies or none is found; what there
+        # is to say then is ours to say
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         yield
     except BrokenPipeError:
-        leave(0)  # whoever read along has gone, as in `--help | head`; a job's own errors end it elsewhere
-    except Exception as error:  # a job ends by SystemExit: this is what Hydra met before it, or around it
+        # whoever read along has gone, as in `--help | head`; a job's own errors end it elsewhere
+        leave(0)
+    except Exception as error:
+        # a job ends by SystemExit: this is what Hydra met before it, or around it
         from utils.command.complaints import blame
 
         line = blame(error, sys.argv[1:])
@@ -212,26 +273,32 @@ def _ending_here() -> Iterator[None]:
 
 
 def _open_standard_streams() -> None:
-    """A closed descriptor 0, 1 or 2 goes to the next file that is opened, and what anybody prints would land in that file."""
+    """Opens descriptors 0, 1 and 2 if they are closed: the next file would get their number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, which is this one
+            # takes the lowest number that is free, which is this one
+            os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115 (open to the end)
+            # open to the end
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
 
 
 def _leave_group() -> None:
-    if "utils.ranks.distributed" in sys.modules:  # else there is no group, and no need to import torch for it
+    # else there is no group, and no need to import torch for it
+    if "utils.ranks.distributed" in sys.modules:
         with suppress(Exception):  # the run is over, whatever the backend finds on its way out
             sys.modules["utils.ranks.distributed"].stop()
 
 
 def leave(code: int) -> NoReturn:
-    """Leave the group, flush, and skip the interpreter's own exit: threads of backends may abort in it."""
-    # after a failure others may be waiting in a collective, and leaving in good order would wait for them
+    """Leaves the group, flushes, and exits without the interpreter's own exit, in which threads of
+    backends may abort.
+    """
+    # after a failure others may be waiting in a collective, and leaving in good order would wait
+    # for them
     if code == 0:
         _leave_group()
     shutil.rmtree(_scratch(), ignore_errors=True)
@@ -242,7 +309,7 @@ def leave(code: int) -> NoReturn:
 
 
 def _scratch() -> str:
-    """Where a rank other than 0 lets Hydra write what rank 0 writes for all."""
+    """Where Hydra writes on ranks other than 0."""
     return f"{tempfile.gettempdir()}/lockstep-sweep-{os.getpid()}"
 
 

@@ -1,4 +1,4 @@
-"""What Hydra and OmegaConf find wrong with a command line, in one line of ours."""
+"""Turns errors of Hydra and OmegaConf into one line."""
 
 from __future__ import annotations
 
@@ -12,35 +12,50 @@ from utils.errors import ConfigError, RunError, short
 
 
 def explain(error: BaseException) -> str:
-    """One line for what Hydra or OmegaConf found wrong; empty when the error is not theirs."""
+    """One line for an error of Hydra or OmegaConf; empty for any other error."""
     from hydra.errors import HydraException, OverrideParseException
 
     if not isinstance(error, HydraException | OmegaConfBaseException):
         return ""
     text = str(error)
-    if found := re.search(r"Could not find '([\w/]+)/([^'/]*)'", text):
-        group, name = found.groups()
+    if match := re.search(r"Could not find '([\w/]+)/([^'/]*)'", text):
+        group, name = match.groups()
         known = sorted(files(group)) or re.findall(r"^\t(\S+)$", text, re.MULTILINE)
-        return f"{group}={name}: unknown; choose one of {', '.join(known)}" if known else f"{group}={name}: unknown key"
-    if found := re.search(r"Could not delete from config\. (?:The value of )?'([^']*)'", text):
-        return f"~{found.group(1)}: every key is needed; remove ~{found.group(1)}"
-    if found := re.search(r"Could not (?:override|append)[^']*'([^'=]+)(?:=([^']*))?'", text):
-        key, value = found.groups()
+        return (
+            f"{group}={name}: unknown; choose one of {', '.join(known)}"
+            if known
+            else f"{group}={name}: unknown key"
+        )
+    if match := re.search(r"Could not delete from config\. (?:The value of )?'([^']*)'", text):
+        return f"~{match.group(1)}: every key is needed; remove ~{match.group(1)}"
+    if match := re.search(r"Could not (?:override|append)[^']*'([^'=]+)(?:=([^']*))?'", text):
+        key, value = match.groups()
         value = value or next(iter(re.findall(rf"\+{re.escape(key)}=(.*)", text)), None)
         return f"{key}{'=' + short(value) if value else ''}: {unknown(key)}"
-    if found := re.search(r"Ambiguous value for argument '([^']*)'", text):
-        return f"{found.group(1)}: several values; add -m to run them all, or write a list as key=[a,b]"
+    if match := re.search(r"Ambiguous value for argument '([^']*)'", text):
+        return (
+            f"{match.group(1)}: several values; add -m to run them all, or write a list as"
+            " key=[a,b]"
+        )
     if isinstance(error, OverrideParseException):
-        return f"{error.override}: cannot be read; write key=value, with quotes around special characters: 'key=\"a,b\"'"
+        return (
+            f"{error.override}: cannot be read; write key=value, with quotes around special"
+            " characters: 'key=\"a,b\"'"
+        )
     if "does not support sweep type" in text:
-        return "interval(…): a range that somebody must draw from; add hydra/sweeper=optuna, or give values as key=1,2,3"
-    if found := re.search(r"Error merging override (.*)", text):
-        return f"{found.group(1)}: that key holds something of another kind; conf/ shows what"
+        return (
+            "interval(…): a range that somebody must draw from; add hydra/sweeper=optuna, or give"
+            " values as key=1,2,3"
+        )
+    if match := re.search(r"Error merging override (.*)", text):
+        return f"{match.group(1)}: that key holds something of another kind; conf/ shows what"
     return " ".join(text.split())
 
 
 def blame(error: Exception, arguments: Sequence[str]) -> str:
-    """The same for whatever ends Hydra itself, before a job or around it; empty where it is no fault of the command line."""
+    """One line for an error that ends Hydra before or around a job; empty if the command line is
+    not to blame.
+    """
     import yaml
 
     if isinstance(error, ConfigError | RunError | BrokenPipeError):
@@ -49,8 +64,36 @@ def blame(error: Exception, arguments: Sequence[str]) -> str:
         return line
     if isinstance(error, OSError):
         path = str(error.filename or "")
-        given = next((argument for argument in arguments if (value := argument.partition("=")[2]) and path.startswith(value)), path)
-        return f"{given}: cannot be used ({error.strerror or error}); give a place that you may write to"
-    if isinstance(error, ValueError | TypeError | LookupError | AttributeError | RecursionError | AssertionError | yaml.YAMLError):
-        return f"the command line cannot be used: {' '.join(str(error).split()) or type(error).__name__}"
+        given = next(
+            (
+                argument
+                for argument in arguments
+                if (value := argument.partition("=")[2]) and path.startswith(value)
+            ),
+            path,
+        )
+        return (
+            f"{given}: cannot be used ({error.strerror or error}); give a place that you may"
+            " write to"
+        )
+    if isinstance(error, RecursionError):
+        return "a file of conf/ or --config-dir builds on itself; remove that from its defaults"
+    if isinstance(error, IndexError) and (empty := [a for a in arguments if "range(" in a]):
+        return f"{empty[0]}: gives no value; give a range with some"
+    if isinstance(error, UnicodeDecodeError):
+        return f"a file of conf/ or --config-dir is no text in UTF-8 ({error.reason}); save it anew"
+    if isinstance(
+        error,
+        ValueError
+        | TypeError
+        | LookupError
+        | AttributeError
+        | RecursionError
+        | AssertionError
+        | yaml.YAMLError,
+    ):
+        return (
+            "the command line cannot be used:"
+            f" {' '.join(str(error).split()) or type(error).__name__}"
+        )
     return ""

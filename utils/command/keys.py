@@ -1,16 +1,17 @@
-"""What conf/ says of its keys: a default each, and in the brackets behind it what else it may hold and what it means to a run.
+"""Reads conf/: the default of each key, and from the comment behind it what else it may hold, what
+it means to a run, and its description.
 
-`conf/pretrain.yaml` explains the brackets. They are comments, so that Hydra, the command line and the files of a run never see them:
-a table beside the keys would be a key itself.
+`conf/pretrain.yaml` explains the brackets in these comments. They are comments so that Hydra, the
+command line and a run's files never see them: a table beside the keys would itself be a key.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -26,71 +27,146 @@ from utils.files import ROOT
 
 CONF = ROOT / "conf"
 GROUPS = tuple(PACKAGES)
-MARKS = SAME_RUN, MAY_CHANGE, NAMES_PROJECT, A_RUN = "same run", "may change", "names the project", "a run"
+MARKS = SAME_RUN, MAY_CHANGE, NAMES_PROJECT, A_RUN, A_PATH = (
+    "same run",
+    "may change",
+    "names the project",
+    "a run",
+    "a path",
+)
 HOLDS = {
-    "bool": bool, "int": int, "float": float, "str": str, "list of str": WORDS, "group": dict, "true": True, "false": False, "null": None,
-}  # fmt: skip
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "str": str,
+    "list of str": WORDS,
+    "group": dict,
+    "true": True,
+    "false": False,
+    "null": None,
+}
 BRACKETS = re.compile(r":?\s*#\s*\[([^]]*)")
+COMMENT = re.compile(r":?\s*#\s*(?:\[[^]]*\])?\s*(.*)")
 WORD = re.compile(r"\w+")
 BOUND = re.compile(r"(>=|>|<=|<)\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
 GLOBAL = re.compile(r"\s*#\s*@package\s+_global_\s")
 FOLLOWING = re.compile(r"\$\{(\w+)\}")
+DIVIDES = re.compile(r"divides (\w+)")
+# how alike two names must be, from 0 to 1; and those that are nearly as much so as the most alike
+ALIKE, TIED, CONTAINED = 0.75, 0.06, 0.8
 
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # where PyYAML was built with libyaml, ten times as fast
+# where PyYAML was built with libyaml, ten times as fast
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Plain = dict[str, Any]
 Rules = dict[str, Rule]
 
 
 def known(choices: Mapping[str, str]) -> tuple[Plain, Rules]:
-    """Every key of a run with these choices: its default, and its rule."""
+    """The default and the rule of every key of a run with these choices."""
     for group in GROUPS:
         check_choice(group, choices.get(group))
-    parts = [read(CONF / "pretrain.yaml"), *(read(files(group)[choices[group]], group) for group in GROUPS)]
-    defaults: Any = OmegaConf.to_container(OmegaConf.merge(*(part[0] for part in parts)), resolve=True)
+    parts = [
+        read(CONF / "pretrain.yaml"),
+        *(read(files(group)[choices[group]], group) for group in GROUPS),
+    ]
+    defaults: Any = OmegaConf.to_container(
+        OmegaConf.merge(*(part[0] for part in parts)), resolve=True
+    )
     return defaults, {path: rule for _, rules in parts for path, rule in rules.items()}
 
 
 def everywhere() -> Rules:
     """The rules of all choices."""
-    return {path: rule for rules in (read(CONF / "pretrain.yaml")[1], *_choices().values()) for path, rule in rules.items()}
+    return {
+        path: rule
+        for rules in (read(CONF / "pretrain.yaml")[1], *_choices().values())
+        for path, rule in rules.items()
+    }
 
 
 def run_values(config: Mapping[Any, Any], rules: Rules, *free: str) -> Plain:
-    """What makes a run the run it is: every value, but those with one of these marks, and what only follows another."""
+    """The values that make a run what it is: without keys that have one of these marks or follow
+    another key.
+    """
     values = dict(leaves(config, into_lists=False))
     own = {path: value for path, value in values.items() if not _follows(path, values, rules)}
     return {path: value for path, value in own.items() if not is_marked(path, rules, *free)}
 
 
 def _follows(path: str, values: Mapping[str, Any], rules: Rules) -> bool:
-    """Another choice's file may have a value of its own where this rule's has that of a root key."""
+    """Whether a key follows a root key: another choice's file may set a value of its own."""
     followed = rules[path].follows if path in rules else ""
     return bool(followed) and values[path] == values.get(followed, values[path])
 
 
 def is_marked(path: str, rules: Rules, *marks: str) -> bool:
-    """Whether a key or a section that it stands in has one of these marks."""
+    """Whether a key, or a section around it, has one of these marks."""
     parts = path.partition("[")[0].split(".")
-    places = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
-    return any(rules[place].marks & {*marks} for place in places if place in rules)
+    sections = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+    return any(rules[section].marks & {*marks} for section in sections if section in rules)
 
 
 def unknown(path: str) -> str:
-    """What to say of a key that the run at hand does not have."""
-    if homes := [choice for choice, rules in _choices().items() if path in rules]:
-        return f"the {homes[0].partition('=')[0]} chosen here has no such key; it belongs to {', '.join(homes)}"
-    near = difflib.get_close_matches(path, everywhere(), n=1, cutoff=0.5)
-    return f"unknown key; did you mean {near[0]}?" if near else "unknown key; the files of conf/ list all keys"
+    """The message for a key that the run at hand does not have."""
+    choices = _choices()
+    if homes := [choice for choice, rules in choices.items() if path in rules]:
+        group = homes[0].partition("=")[0]
+        return f"the {group} chosen here has no such key; it belongs to {', '.join(homes)}"
+    own = read(CONF / "pretrain.yaml")[1]
+    settable = {
+        key
+        for rules in (own, *choices.values())
+        for key, rule in rules.items()
+        if not rule.follows and "[" not in key and not key.endswith("_target_")
+    }
+    near = nearest(path, settable)
+    if near:
+        *others, last = near
+        return f"unknown key; did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
+    section = path.partition(".")[0]
+    if section not in GROUPS and not any(key.startswith(f"{section}.") for key in own):
+        section = ""
+    return f"unknown key; --help{section and f' {section}'} lists the keys{section and ' there'}"
+
+
+def nearest(path: str, known: Iterable[str]) -> list[str]:
+    """The keys that `path` may be a misspelling of, best first.
+
+    The last part of a key counts most, because users forget and mix up sections.
+    """
+    scores = {key: _likeness(path, key) for key in sorted(known)}
+    best = max(scores.values(), default=0.0)
+    near = [key for key, score in scores.items() if score >= max(ALIKE, best - TIED)]
+    return sorted(near, key=lambda key: -scores[key])[:3]
+
+
+def _likeness(path: str, key: str) -> float:
+    """How alike two keys are: 0 to 1 for their names, and up to 0.1 more for the sections."""
+    name, other = path.rpartition(".")[2], key.rpartition(".")[2]
+    alike = _ratio(name, other)
+    if path.replace(".", "_") == key.replace(".", "_"):
+        alike = 1.0
+    if len(name) >= 4 and {*name.split("_")} <= {*other.split("_")}:
+        alike = max(alike, CONTAINED)
+    return alike + _ratio(path, key) / 10
+
+
+def _ratio(one: str, other: str) -> float:
+    return SequenceMatcher(None, one.lower(), other.lower()).ratio()
 
 
 def kept_by_machine() -> set[str]:
-    """Root keys of all runs that say where and how one is computed, reported or kept."""
-    return {path for path, rule in read(CONF / "pretrain.yaml")[1].items() if SAME_RUN in rule.marks}
+    """The root keys that say where and how a run is computed, reported or kept."""
+    return {
+        path for path, rule in read(CONF / "pretrain.yaml")[1].items() if SAME_RUN in rule.marks
+    }
 
 
 def choice_like(group: str, config: Mapping[Any, Any]) -> str:
-    """What a group offers for a target that is in this configuration; of several what has most values in common. Else empty."""
+    """The option of a group that has this configuration's target; of several, the most similar one.
+    Else empty.
+    """
     target, values = f"{group}._target_", dict(leaves(config))
     misses = {}
     for name, file in sorted(files(group).items()):
@@ -98,26 +174,30 @@ def choice_like(group: str, config: Mapping[Any, Any]) -> str:
             own = dict(leaves(OmegaConf.to_container(read(file, group)[0])))
             if own.get(target) == values.get(target):
                 misses[name] = sum(
-                    path not in values or values[path] != value for path, value in own.items() if not is_interpolation(value)
+                    path not in values or values[path] != value
+                    for path, value in own.items()
+                    if not is_interpolation(value)
                 )
     return min(misses, key=misses.__getitem__) if misses else ""
 
 
 def check_choice(group: str, choice: Any) -> None:
-    """Every run has one option of each group."""
+    """Refuses a choice that its group does not offer."""
     if choice not in (names := sorted(files(group))):
         raise ConfigError(f"{group}={short(choice)}: unknown; choose one of {', '.join(names)}")
 
 
 def files(group: str) -> dict[str, Path]:
-    """What a group offers. As Hydra has it, conf/ comes before what --config-dir adds."""
+    """The options of a group. As in Hydra, conf/ comes before what --config-dir adds."""
     sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
     added = [Path(source.path) for source in sources if source.provider == "command-line"]
-    return {path.stem: path for folder in (*added, CONF) for path in (folder / group).glob("*.yaml")}
+    return {
+        path.stem: path for folder in (*added, CONF) for path in (folder / group).glob("*.yaml")
+    }
 
 
 def _choices() -> dict[str, Rules]:
-    """The rules of each. Files with mistakes are left out: whoever chooses one reads of it."""
+    """The rules of every option; a file with mistakes is left out, and reported when chosen."""
     rules = {}
     for group in GROUPS:
         for name, file in sorted(files(group).items()):
@@ -127,34 +207,49 @@ def _choices() -> dict[str, Rules]:
 
 
 def read(file: Path, group: str = "") -> tuple[Any, Rules]:
-    """The defaults of one file and the rules of its keys: below its group, or at the root where its package is _global_."""
+    """The defaults in a file and the rules of its keys: below its group, or at the root if its
+    package is _global_.
+    """
     text = file.read_text(encoding="utf-8")
     config: Any = OmegaConf.create(text)
     if not isinstance(config, DictConfig):
         raise ConfigError(f"{file}: holds a list; write keys with their defaults")
     written: Any = OmegaConf.to_container(config)
     lines, rules = text.split("\n"), {}
+    comments = text.split("\n")
     for path, default, end in _keys(yaml.compose(text, Loader=LOADER), written):
-        found = BRACKETS.match(lines[end.line], end.column)
+        brackets = BRACKETS.match(lines[end.line], end.column)
         lines[end.line] = ""  # what is left then stands behind no key
         try:
-            rules[path] = _rule(path, default, found)
+            rule = _rule(path, default, brackets)
+            about, heading = _comment(comments, end), _heading(comments, end.line)
+            rules[path] = replace(rule, about=about, heading=heading)
         except ConfigError as error:
             raise ConfigError(f"{file}, line {end.line + 1}: {error}") from None
-    if stray := next((number for number, line in enumerate(lines, start=1) if BRACKETS.match(line)), 0):
-        raise ConfigError(f"{file}, line {stray}: these brackets stand behind no key; put them behind the one that they are about")
+    if stray := next(
+        (number for number, line in enumerate(lines, start=1) if BRACKETS.match(line)), 0
+    ):
+        raise ConfigError(
+            f"{file}, line {stray}: these brackets stand behind no key; put them behind the one"
+            " that they are about"
+        )
     for key in ("defaults", "hydra"):
         config.pop(key, None)
     if group and not GLOBAL.match(text):
-        config, rules = OmegaConf.create({group: config}), {f"{group}.{path}": rule for path, rule in rules.items()}
+        config, rules = (
+            OmegaConf.create({group: config}),
+            {f"{group}.{path}": rule for path, rule in rules.items()},
+        )
     for path, default in leaves(OmegaConf.to_container(config)):
         follows = FOLLOWING.fullmatch(str(default))
         rules[path] = replace(rules.get(path, Rule()), follows=follows[1] if follows else "")
     return config, rules
 
 
-def _keys(node: yaml.Node | None, written: Plain, above: str = "") -> Iterator[tuple[str, Any, yaml.Mark]]:
-    """Every key that stands on a line of its own, its default, and where on that line the two end."""
+def _keys(
+    node: yaml.Node | None, written: Plain, above: str = ""
+) -> Iterator[tuple[str, Any, yaml.Mark]]:
+    """Yields every key on a line of its own, its default, and where they end."""
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         path, default = f"{above}{key.value}", written.get(key.value, {})
         block = isinstance(value, yaml.CollectionNode) and not value.flow_style
@@ -166,28 +261,62 @@ def _keys(node: yaml.Node | None, written: Plain, above: str = "") -> Iterator[t
             yield from _keys(value if block else None, default, f"{path}.")
 
 
-def _rule(path: str, default: Any, found: re.Match[str] | None) -> Rule:
-    """What the brackets say: what the key may hold, bounds and marks."""
+def _comment(lines: Sequence[str], end: yaml.Mark) -> str:
+    """The description behind a key, which may go on below in the same column."""
+    start = COMMENT.match(lines[end.line], end.column)
+    if not start:
+        return ""
+    words, column = [start[1]], lines[end.line].index("#", end.column)
+    for line in lines[end.line + 1 :]:
+        if line[:column].strip() or line[column : column + 1] != "#":
+            break
+        words.append(line[column + 1 :].strip())
+    return " ".join(words)
+
+
+def _heading(lines: Sequence[str], number: int) -> str:
+    """The comment right above a key, in its column; what opens a file is about all of it."""
+    column = len(lines[number]) - len(lines[number].lstrip())
+    above: list[str] = []
+    for line in reversed(lines[:number]):
+        if line[:column].strip() or line[column : column + 1] != "#":
+            break
+        above.insert(0, line[column + 1 :].strip())
+    return " ".join(above) if len(above) < number else ""
+
+
+def _rule(path: str, default: Any, brackets: re.Match[str] | None) -> Rule:
+    """Parses the brackets: types, bounds and marks."""
     holds: list[Any] = []
-    bounds, marks = [], set()
-    if found and FOLLOWING.fullmatch(str(default)):
-        raise ConfigError(f"{path}: always has the value of {default}; what is said of that key holds for it")
-    for item in map(str.strip, found[1].split(",")) if found else ():
+    bounds, marks, divides = [], set(), ""
+    if brackets and FOLLOWING.fullmatch(str(default)):
+        raise ConfigError(
+            f"{path}: always has the value of {default}; what is said of that key holds for it"
+        )
+    for item in map(str.strip, brackets[1].split(",")) if brackets else ():
         words = [word.strip() for word in item.split("|")]
         if item in MARKS:
             marks.add(item)
+        elif divided := DIVIDES.fullmatch(item):
+            divides = divided[1]
         elif bound := BOUND.fullmatch(item):
             value = float(bound[2])
             bounds.append((bound[1], int(value) if value.is_integer() else value))
         elif not holds and all(word in HOLDS or WORD.fullmatch(word) for word in words):
             holds = [HOLDS.get(word, word) for word in words]
         else:
-            raise ConfigError(f"{path}: [{item}]: neither type, bound nor mark; write for example [int | null, >= 1, may change]")
+            raise ConfigError(
+                f"{path}: [{item}]: neither type, bound nor mark; write for example [int | null, >="
+                " 1, may change]"
+            )
     if default is None and not NAMES.keys() & {*holds}:
-        raise ConfigError(f"{path}=null: must say what else it may hold; write for example [int] behind it")
+        raise ConfigError(
+            f"{path}=null: must say what else it may hold; write for example [int] behind it"
+        )
     if bounds and not {int, float} & {*holds, type(default)}:
         raise ConfigError(f"{path}: bounds are for numbers; write for example [int, >= 1]")
-    rule = Rule((*holds, *([None] if default is None else [])), tuple(bounds), frozenset(marks))
+    right = (*holds, *([None] if default is None else []))
+    rule = Rule(right, tuple(bounds), frozenset(marks), divides)
     if not is_interpolation(default):
         checked(path, default, default, rule)
     return rule

@@ -1,97 +1,256 @@
-"""What the values of several keys allow each other to be."""
+"""Checks that need more than one value, or a look at the disk."""
 
 from __future__ import annotations
 
+import os
+import re
+import stat
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from utils.command.values import leaves
-from utils.errors import ConfigError
+from utils.command.instantiate import literals_of
+from utils.command.keys import A_PATH, Rules
+from utils.command.moved import current_name
+from utils.command.values import Rule, leaves
+from utils.errors import ConfigError, brief, short
 from utils.ranks.launchers import Launch
 
-WRAPPERS = ("ddp", "fsdp")  # ways to synchronise that PyTorch brings
+DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 MOST = 1e30  # of any number: float32 must hold it, and what optimizers make of it
 
 
+@dataclass(frozen=True)
+class SyncTraits:
+    """What a sync states about itself; see `optim/sync/base.py`."""
+
+    name: str
+    splits_weights: bool
+    can_be_exact: bool  # its configuration has the key `exact`
+
+
+def traits_of(sync: DictConfig) -> SyncTraits:
+    """Returns the traits of the configured sync without importing it."""
+    target = current_name(str(sync.get("_target_")))
+    stated = literals_of("sync", target)
+    module = target.split(".")[-2]
+    return SyncTraits(
+        name=stated.get("name", module),
+        splits_weights=stated.get("splits_weights", False),
+        can_be_exact="exact" in sync,
+    )
+
+
 def check_combinations(config: DictConfig, launch: Launch) -> None:
-    """Raises ConfigError for the first that does not go with the others."""
+    """Raises ConfigError for the first values that do not go together."""
     for path, value in leaves(OmegaConf.to_container(config)):
         if isinstance(value, float) and abs(value) > MOST:
             raise ConfigError(f"{path}={value}: must be at most {MOST:g}")
+    if not DEVICE.fullmatch(config.device):
+        raise ConfigError(f"device={short(config.device)}: choose auto, cpu or cuda")
     batch, shards = config.global_batch_size, config.shards
     # without a batch the data decides on its size, and checks it
     if batch is not None and batch % shards:
-        raise ConfigError(f"global_batch_size={batch} is not a multiple of shards={shards}; try {batch + shards - batch % shards}")
+        raise ConfigError(
+            f"global_batch_size={batch} is not a multiple of shards={shards}; try"
+            f" {batch + shards - batch % shards}"
+        )
     if launch.world_size > shards:
-        raise ConfigError(f"shards={shards} is less than the {launch.world_size} ranks that were started; try shards={launch.world_size}")
+        raise ConfigError(
+            f"shards={shards} is less than the {launch.world_size} ranks that were started; try"
+            f" shards={launch.world_size}"
+        )
     micro = config.micro_batch_size
     if isinstance(micro, int) and batch is not None and micro < batch // shards:
-        raise ConfigError(f"micro_batch_size={micro} is less than one shard of {batch // shards} examples; raise it, or shards={shards}")
+        size = max(size for size in range(1, micro + 1) if batch % size == 0)
+        raise ConfigError(
+            f"micro_batch_size={micro} is less than one shard of {batch // shards} examples; raise"
+            f" it to {batch // shards}, or raise shards={shards} to {batch // size}, which makes"
+            " another run"
+        )
     if config.plan_cards is not None and config.plan != "show":
-        raise ConfigError(f"plan_cards={config.plan_cards}: says for which GPUs plan=show plans; add it, or remove plan_cards")
+        raise ConfigError(
+            f"plan_cards={config.plan_cards}: says for which GPUs plan=show plans; add it, or"
+            " remove plan_cards"
+        )
     if config.plan and isinstance(micro, int):
-        raise ConfigError(f"micro_batch_size={micro}: is what plan={config.plan} is to find; remove one of them")
+        raise ConfigError(
+            f"micro_batch_size={micro}: is what plan={config.plan} is to find; remove one of them"
+        )
     interval = config.eval_interval
-    if all(config[key] is None for key in map(str, config) if key == "epochs" or key.startswith("max_")):  # kinds of data may know others
+    # kinds of data may know others
+    if all(
+        config[key] is None for key in map(str, config) if key == "epochs" or key.startswith("max_")
+    ):
         raise ConfigError("epochs=null: nothing says how long the run is; give epochs or max_steps")
     if interval is not None and config.epochs is not None and config.epochs % interval:
-        fix = f"eval_interval={config.epochs}" if interval > config.epochs else f"epochs={-(-config.epochs // interval) * interval}"
-        raise ConfigError(f"eval_interval={interval} does not divide epochs={config.epochs}; try {fix}")
+        fix = (
+            f"eval_interval={config.epochs}"
+            if interval > config.epochs
+            else f"epochs={-(-config.epochs // interval) * interval}"
+        )
+        raise ConfigError(
+            f"eval_interval={interval} does not divide epochs={config.epochs}; try {fix}"
+        )
     if config.eval_only and config.checkpoint is None:
-        raise ConfigError("eval_only=true needs weights to evaluate; add checkpoint=<run directory, checkpoint or .safetensors file>")
+        raise ConfigError(
+            "eval_only=true needs weights to evaluate; add checkpoint=<run directory, checkpoint or"
+            " .safetensors file>"
+        )
     if config.checkpoint_path is not None and Path(config.checkpoint_path).name in ("", ".."):
-        raise ConfigError(f"checkpoint_path={config.checkpoint_path}: must end with a name of its own; for example runs/mine")
+        raise ConfigError(
+            f"checkpoint_path={config.checkpoint_path}: must end with a name of its own; for"
+            " example runs/mine"
+        )
     if config.checkpoint is not None and not config.eval_only:
-        raise ConfigError(f"checkpoint={config.checkpoint} is used by eval_only=true alone; add it, or remove checkpoint")
+        raise ConfigError(
+            f"checkpoint={config.checkpoint} is used by eval_only=true alone; add it, or remove"
+            " checkpoint"
+        )
     if config.objective_metric is not None and not config.objective_metric.removeprefix("-"):
-        raise ConfigError(f"objective_metric={config.objective_metric}: names no metric; for example -eval/lm_loss")
-    if config.exact and (way := way_of(config)) in WRAPPERS:
-        raise ConfigError(f"exact=true: sync={way} adds gradients in an order of its own; use sync=allreduce")
-    if way_of(config) == "fsdp":
-        check_fsdp(config)
+        raise ConfigError(
+            f"objective_metric={config.objective_metric}: names no metric; for example"
+            " -eval/lm_loss"
+        )
+    sync = traits_of(config.sync)
+    if config.exact and not sync.can_be_exact:
+        raise ConfigError(
+            f"exact=true: sync={sync.name} adds gradients in an order of its own; use"
+            " sync=allreduce"
+        )
+    if sync.splits_weights:
+        check_split_weights(config, sync.name)
     if batch is not None:
         check_passes(config, launch.world_size, batch // shards)
     if config.exact:
         check_exact(config, launch)
+    check_expected(config.expected)
 
 
-def way_of(config: DictConfig) -> str:
-    """How ranks synchronise: the name of the module."""
-    return str(config.sync.get("_target_")).split(".")[-2:][0]
+def check_expected(expected: DictConfig | None) -> None:
+    """`{metric: NAME, at: {STEP: [LOWEST, HIGHEST]}}`, which the report draws."""
+    if expected is None:
+        return
+    example = "write for example {metric: eval/accuracy, at: {1000: [0.97, 1.0]}}"
+    if set(expected) != {"metric", "at"} or not isinstance(expected.metric, str):
+        raise ConfigError(f"expected={short(expected)}: needs metric and at; {example}")
+    plain: Any = OmegaConf.to_container(expected)
+    at = plain["at"]
+    right = isinstance(at, dict) and all(
+        str(step).isdecimal() and _is_range(bounds) for step, bounds in at.items()
+    )
+    if not right:
+        raise ConfigError(f"expected.at={short(at)}: {example}")
 
 
-def check_fsdp(config: DictConfig) -> None:
-    """Weights lie split over ranks, and each finds out by itself what fits."""
+def _is_range(bounds: Any) -> bool:
+    if not isinstance(bounds, list) or len(bounds) != 2:
+        return False
+    return all(type(end) in (int, float) for end in bounds) and bounds[0] <= bounds[1]
+
+
+def check_split_weights(config: DictConfig, sync: str) -> None:
+    """Refuses what needs whole weights on every rank; `sync` is the name of what splits them."""
     if config.micro_batch_size == "auto" and not config.plan:
-        raise ConfigError("micro_batch_size=auto: ranks may find different numbers, which sync=fsdp cannot; give a number, or null for all")
+        raise ConfigError(
+            "micro_batch_size=auto: ranks may find different numbers, which"
+            f" sync={sync} cannot; give a number, or null for all"
+        )
     if config.compile == "max":
-        raise ConfigError("compile=max: sync=fsdp moves weights, which CUDA graphs expect in their places; use compile=true")
+        raise ConfigError(
+            f"compile=max: sync={sync} moves weights, which CUDA graphs expect in their places; use"
+            " compile=true"
+        )
     if "optim.builtin.muon" in dict(leaves(OmegaConf.to_container(config.optim))).values():
-        raise ConfigError("optim=muon: needs whole matrices, and sync=fsdp splits them; use sync=ddp, sync=allreduce or optim=adamw")
+        raise ConfigError(
+            f"optim=muon: needs whole matrices, and sync={sync} splits them; use sync=ddp,"
+            " sync=allreduce or optim=adamw"
+        )
 
 
 def check_passes(config: DictConfig, ranks: int, shard_size: int) -> None:
-    """Under fsdp ranks fetch weights from each other in every forward, so they must go through equally many."""
+    """Refuses split weights where ranks have different numbers of micro-batches: they fetch
+    weights from each other in every forward.
+    """
     shards, micro = config.shards, config.micro_batch_size
-    if way_of(config) != "fsdp" or not isinstance(micro, int) or micro < shard_size:
+    sync = traits_of(config.sync)
+    if not sync.splits_weights or not isinstance(micro, int) or micro < shard_size:
         return
     at_once = micro // shard_size
-    right = [n for n in range(1, shards + 1) if ceil(shards // n / at_once) == ceil(ceil(shards / n) / at_once)]
+    right = [
+        n
+        for n in range(1, shards + 1)
+        if ceil(shards // n / at_once) == ceil(ceil(shards / n) / at_once)
+    ]
     if ranks not in right:
-        near = " or ".join(str(n) for n in (max(filter(ranks.__gt__, right)), min(filter(ranks.__lt__, right))))
+        near = " or ".join(
+            str(n) for n in (max(filter(ranks.__gt__, right)), min(filter(ranks.__lt__, right)))
+        )
         raise ConfigError(
-            f"micro_batch_size={micro} on {ranks} ranks: with sync=fsdp all have equally many micro-batches, "
-            f"and shards={shards} are cut into more on some; start {near} ranks, or use micro_batch_size=null"
+            f"micro_batch_size={micro} on {ranks} ranks: with sync={sync.name} all have equally"
+            f" many micro-batches, and shards={shards} are cut into more on some; start {near}"
+            " ranks, or use micro_batch_size=null"
         )
 
 
 def check_exact(config: DictConfig, launch: Launch) -> None:
-    """What bitwise equality asks for: whole branches of a binary tree on every rank, one shard at a time."""
-    ranks, shards, micro = launch.world_size, config.shards, config.micro_batch_size
-    possible = [str(n) for n in (2**power for power in range(shards.bit_length())) if shards % n == 0]
+    """Bitwise equality needs whole branches of a binary tree on every rank."""
+    ranks, shards = launch.world_size, config.shards
+    possible = [
+        str(n) for n in (2**power for power in range(shards.bit_length())) if shards % n == 0
+    ]
     if str(ranks) not in possible:
-        raise ConfigError(f"exact=true on {ranks} ranks: with shards={shards} it takes {', '.join(possible)} ranks; start one of these")
-    if isinstance(micro, int) and (config.global_batch_size is None or micro != config.global_batch_size // shards):
-        raise ConfigError(f"micro_batch_size={micro}: exact=true computes one shard at a time; use micro_batch_size=null")
+        raise ConfigError(
+            f"exact=true on {ranks} ranks: with shards={shards} it takes {', '.join(possible)}"
+            " ranks; start one of these"
+        )
+
+
+def check_divisors(config: DictConfig, rules: Rules) -> None:
+    """Raises ConfigError for the first key that must divide another one and does not."""
+    for path, rule in rules.items():
+        if rule.divides:
+            multiple = f"{path.rpartition('.')[0]}.{rule.divides}"
+            value, whole = OmegaConf.select(config, path), OmegaConf.select(config, multiple)
+            if value and whole and whole % value:
+                raise ConfigError(
+                    f"{multiple}={whole} is not a multiple of {path}={value}; change one of them"
+                )
+
+
+def check_paths(config: DictConfig, rules: Rules) -> None:
+    """Raises ConfigError for the first path that cannot be what its key needs.
+
+    Only a look: what a file holds is checked when it is read.
+    """
+    for path, value in leaves(OmegaConf.to_container(config)):
+        rule = rules.get(path.partition("[")[0], Rule())
+        if A_PATH not in rule.marks or not isinstance(value, str) or value in rule.holds:
+            continue
+        try:
+            os.stat(value)
+        except FileNotFoundError:
+            # a crash may have left a step folder under another name, which readers find
+            if not Path(value).name.startswith("step_"):
+                raise ConfigError(f"{path}={short(value)}: no such file or folder") from None
+        except OSError as error:
+            said = brief(error)
+            raise ConfigError(f"{path}={short(value)}: cannot be read ({said})") from None
+    _check_folder(config.checkpoint_path)
+
+
+def _check_folder(path: str) -> None:
+    try:
+        problem = "" if stat.S_ISDIR(os.stat(path).st_mode) else "Not a directory"
+    except FileNotFoundError:  # it will be made
+        return
+    except OSError as error:
+        problem = brief(error)
+    if problem:
+        raise ConfigError(
+            f"checkpoint_path={short(path)}: cannot be made ({problem}); give a folder you may"
+            " write to"
+        )

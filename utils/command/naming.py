@@ -1,11 +1,13 @@
-"""Names of runs: they are names of directories, so they must fit one, and no two jobs may share one."""
+"""Names of runs: each is the name of a directory, and no two jobs may share one."""
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -16,39 +18,69 @@ from utils.errors import ConfigError, short
 LONGEST = 200  # bytes; file systems take 255, and `.old-1` and the like are put behind a name
 WITH_JOB = 220  # the same for a job of a sweep
 READABLE = 80  # of a job's own part
-FIT, UNFIT = re.compile(r"[\w.+-]+", re.ASCII), re.compile(r"[^\w.,=+-]+", re.ASCII)  # a value, what a name has none of
+# a value, what a name has none of
+FIT, UNFIT = re.compile(r"[\w.+-]+", re.ASCII), re.compile(r"[^\w.,=+-]+", re.ASCII)
 
 
 def check_name(key: str, name: str) -> None:
-    """A name must be that of a folder in another; several that lie in one may begin alike, as `group/one`."""
+    """Refuses a name that cannot be a folder's; it may have parts, as `group/one`."""
     for part in name.split("/"):
         if part in (".", "..") or not part.strip():
-            raise ConfigError(f"{key}={short(name)}: must be a name, that of a folder of its own; for example {key}=mine")
+            raise ConfigError(
+                f"{key}={short(name)}: must be a name, that of a folder of its own; for example"
+                f" {key}=mine"
+            )
         if (size := len(os.fsencode(part))) > LONGEST:
-            raise ConfigError(f"{key}={short(name)}: is {size} bytes long; a name of a folder takes at most {LONGEST}")
+            raise ConfigError(
+                f"{key}={short(name)}: is {size} bytes long; a name of a folder takes at most"
+                f" {LONGEST}"
+            )
 
 
 def folder_name(path: str) -> str:
-    """The name of a folder, however it is written."""
+    """The last name of a path, however the path is written."""
     name = Path(path).name
     return name if name not in ("", "..") else Path(os.path.realpath(path)).name
 
 
-def job_name(name: str, config: DictConfig, choices: Mapping[str, str], overrides: Sequence[str], rules: Rules) -> str:
-    """The name of one job of a sweep that fixes `run_name`: that name, and every override that makes the job another run.
+def job_name(
+    name: str,
+    config: DictConfig,
+    choices: Mapping[str, str],
+    overrides: Sequence[str],
+    rules: Rules,
+    runs: Path,
+) -> str:
+    """The name of one job of a sweep that fixes `run_name`: that name, and every override that
+    makes the job another run.
 
-    Of the overrides themselves only the keys count: two ways to write a value are one job.
+    Only the keys of the overrides count: two ways to write a value are one job. A long name is cut
+    and ends with a digest; it lists `overrides` in their order, so that what is swept can come
+    first, unless `runs` has a folder with that digest.
     """
     keys = {override.partition("=")[0].lstrip("+~") for override in overrides}
     if "run_name" not in keys:
         keys.discard("experiment")  # the name is the experiment's, and stands for it
-    keys = {key for key in keys if re.split(r"[./]", key)[0] != "hydra" and not is_marked(key, rules, SAME_RUN)}
-    parts = {key: choices[key] if key in choices else OmegaConf.select(config, key) for key in sorted(keys)}
-    full = ",".join([f"{key}={value}" for key, value in parts.items()])
+    keys = {
+        key
+        for key in keys
+        if re.split(r"[./]", key)[0] != "hydra" and not is_marked(key, rules, SAME_RUN)
+    }
+    parts = {
+        key: choices[key] if key in choices else OmegaConf.select(config, key)
+        for key in sorted(keys)
+    }
+    full = ",".join(f"{key}={value}" for key, value in parts.items())
     if not full:
         return name
     room = min(READABLE, WITH_JOB - len(os.fsencode(f"{name}-")))
-    if len(full) > room or not all(FIT.fullmatch(str(value)) for value in parts.values()):
-        digest = hashlib.sha256(os.fsencode(repr(parts))).hexdigest()[:8]
-        full = f"{re.sub(UNFIT, '_', full)[: room - 9]}-{digest}"
-    return f"{name}-{full}"
+    if len(full) <= room and all(FIT.fullmatch(str(value)) for value in parts.values()):
+        return f"{name}-{full}"
+    digest = hashlib.sha256(os.fsencode(repr(parts))).hexdigest()[:8]
+    with suppress(OSError, ValueError):
+        for folder in sorted(runs.glob(f"{glob.escape(name)}-*-{digest}")):
+            return str(folder.relative_to(runs))
+    if len(full) > room:
+        given = [override.partition("=")[0].lstrip("+~") for override in overrides]
+        full = ",".join(f"{key}={parts[key]}" for key in dict.fromkeys(given) if key in parts)
+    return f"{name}-{re.sub(UNFIT, '_', full)[: room - 9]}-{digest}"

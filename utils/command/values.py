@@ -1,4 +1,4 @@
-"""What a key may hold: a value of its type, within its bounds; finite numbers of 64 bits, text that can be printed, plain values only."""
+"""Checks single values: type, bounds, finite numbers of 64 bits, text that can be printed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import operator
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,36 +18,51 @@ NAMES: dict[Any, str] = {
     int: "a whole number", float: "a number", str: "a word", bool: "true or false",
     list: "a list like [a,b]", WORDS: "a list of words", dict: "a group of keys",
 }  # fmt: skip
-BOUNDS = {">": ("more than", operator.gt), ">=": ("at least", operator.ge), "<": ("less than", operator.lt), "<=": ("at most", operator.le)}
+BOUNDS = {
+    ">": ("more than", operator.gt),
+    ">=": ("at least", operator.ge),
+    "<": ("less than", operator.lt),
+    "<=": ("at most", operator.le),
+}
 NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?")
 INT64 = 2**63
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What conf/ says of a key beside its default."""
+    """What conf/ says of a key besides its default."""
 
-    holds: tuple[Any, ...] = ()  # types, and values that are right as they stand; none: the default's type
+    # types, and values that are right as they stand; none: the default's type
+    holds: tuple[Any, ...] = ()
     bounds: tuple[tuple[str, float], ...] = ()
     marks: frozenset[str] = frozenset()
+    divides: str = ""  # the key beside it that must be a multiple of its value
     follows: str = ""  # the root key whose value it always has
+    about: str = ""  # the description
+    heading: str = ""  # the comment above the key, which stands for those after it too
 
 
 def checked(path: str, value: Any, default: Any, rule: Rule) -> Any:
-    """The value in its proper type."""
+    """Returns the value in its proper type; raises ConfigError if it does not fit."""
     holds = rule.holds or (type(default),)
     fitting = [new for kind in holds if _fits(new := _converted(value, kind), kind)]
     if not fitting:
-        *others, last = [NAMES.get(kind, short(kind)) for kind in holds]
-        right = f"{', '.join(others)} or {last}" if others else last
-        example = f", for example {short(default)}" if isinstance(default, int | float | str) and default not in ("", *holds) else ""
+        right = type_names(holds)
+        example = (
+            f", for example {short(default)}"
+            if isinstance(default, int | float | str) and default not in ("", *holds)
+            else ""
+        )
         # variables of the environment are words, also where they look like numbers
         word = isinstance(value, str) and NUMBER.fullmatch(value) and {int, float} & {*holds}
         hint = "; this is a word, of which ${oc.decode:...} makes a number" if word else ""
         raise ConfigError(f"{path}={short(value)}: must be {right}{example}{hint}")
     value = fitting[0]
     if value == "":
-        raise ConfigError(f"{path}=: is empty, as a variable that is not set would leave it; give a value, or leave {path} out")
+        raise ConfigError(
+            f"{path}=: is empty, as a variable that is not set would leave it; give a value, or"
+            f" leave {path} out"
+        )
     if isinstance(value, int):  # 1e30 has become one
         check_plain(path, value)
     for sign, bound in rule.bounds if isinstance(value, int | float) else ():
@@ -57,24 +72,37 @@ def checked(path: str, value: Any, default: Any, rule: Rule) -> Any:
     return value
 
 
+def type_names(holds: Sequence[Any]) -> str:
+    """Types and values in words: `a whole number, auto or null`."""
+    *others, last = [NAMES.get(kind, short(kind)) for kind in holds]
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def check_plain(path: str, value: Any) -> None:
-    """What no key may hold, at any depth."""
-    for place, leaf in leaves(value, path):
+    """Refuses what no key may hold, at any depth."""
+    for inner, leaf in leaves(value, path):
         if is_interpolation(leaf):
             continue
-        check_special(place, leaf)
+        check_special(inner, leaf)
         if leaf == "???":
-            raise ConfigError(f"{place}=???: stands for a value that is missing; give one")
+            raise ConfigError(f"{inner}=???: stands for a value that is missing; give one")
         if isinstance(leaf, float) and not math.isfinite(leaf):
-            raise ConfigError(f"{place}={leaf}: must be a number, and a finite one")
+            raise ConfigError(f"{inner}={leaf}: must be a number, and a finite one")
         if isinstance(leaf, int) and abs(leaf) >= INT64:
-            raise ConfigError(f"{place}={short(leaf)}: whole numbers must be less than {INT64}; text stands in quotes within quotes")
-        if isinstance(leaf, str) and any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in leaf):
-            raise ConfigError(f"{place}={short(leaf)}: holds a character that cannot be printed; remove it")
+            raise ConfigError(
+                f"{inner}={short(leaf)}: whole numbers must be less than {INT64}; text stands in"
+                " quotes within quotes"
+            )
+        if isinstance(leaf, str) and any(
+            unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in leaf
+        ):
+            raise ConfigError(
+                f"{inner}={short(leaf)}: holds a character that cannot be printed; remove it"
+            )
 
 
 def leaves(value: Any, path: str = "", into_lists: bool = True) -> Iterator[tuple[str, Any]]:
-    """Every value that holds no others, with its path."""
+    """Yields every value that contains no others, with its path."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from leaves(inner, f"{path}.{key}" if path else str(key), into_lists)
@@ -86,7 +114,7 @@ def leaves(value: Any, path: str = "", into_lists: bool = True) -> Iterator[tupl
 
 
 def is_interpolation(value: Any) -> bool:
-    """Whether a value still stands for another."""
+    """Whether a value stands for another one."""
     return isinstance(value, str) and "${" in value
 
 
@@ -100,5 +128,6 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind == WORDS:
         return type(value) is list and all(isinstance(word, str) and word for word in value)
     if isinstance(kind, type):
-        return type(value) is kind or kind is type(None)  # of a default that is null, and no more said of it, all is right
+        # of a default that is null, and no more said of it, all is right
+        return type(value) is kind or kind is type(None)
     return type(value) is type(kind) and value == kind

@@ -1,4 +1,4 @@
-"""GPUs as a plan knows them: how many, how much memory, and what they compute by."""
+"""The GPUs that a plan counts with: how many, how much memory, and which kernels they have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from utils.measure.hardware import WITHOUT_BFLOAT16
 from utils.ranks.distributed import Dist
 
 GIB = 2**30
-# What is not counted: the driver's own memory with the libraries' workspaces, and what lies unused between tensors
+# What is not counted: the driver's own memory with the libraries' workspaces, and what lies unused
+# between tensors
 DRIVER, UNUSED = 0.75 * GIB, 0.08
 HOST_SHARE = 0.8  # of a machine's memory, where there is no GPU
 WITHOUT_FLASH = re.compile(r"V100|\bT4\b|P100|RTX 20|Quadro RTX|TITAN")
@@ -25,7 +26,7 @@ WITHOUT_FLASH = re.compile(r"V100|\bT4\b|P100|RTX 20|Quadro RTX|TITAN")
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU, or a rank's share of a host without."""
+    """One GPU, or a rank's share of a host without GPUs."""
 
     name: str
     bytes: int
@@ -33,39 +34,59 @@ class Card:
 
     @property
     def room(self) -> int:
-        """What tensors may take of it."""
-        return int(max(0.0, self.bytes - DRIVER) * (1 - UNUSED)) if self.is_gpu else int(self.bytes * HOST_SHARE)
+        """The bytes that tensors may take."""
+        return (
+            int(max(0.0, self.bytes - DRIVER) * (1 - UNUSED))
+            if self.is_gpu
+            else int(self.bytes * HOST_SHARE)
+        )
 
     def __str__(self) -> str:
         return f"{self.name} ({gib(self.bytes)})"
 
 
 def smallest(cards: Sequence[Card]) -> Card:
-    """All ranks compute equally much: the one with least memory decides."""
+    """The card with the least memory, which decides: all ranks compute equally much."""
     return min(cards, key=lambda card: card.room)
 
 
 def cards_of(dist: Dist) -> list[Card]:
-    """Of a run on several ranks, each rank's part; else all that are in this machine."""
+    """Each rank's card if there are several ranks; else all cards of this machine."""
     host = socket.gethostname()
     if dist.device.type != "cuda":
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         mine = [("host", memory, host)]
     else:
-        indices = [dist.device.index or 0] if dist.world_size > 1 else range(torch.cuda.device_count())
-        mine = [(each.name, each.total_memory, f"{host} {each.uuid}") for each in map(torch.cuda.get_device_properties, indices)]
-    every = [tuple(one) for text in dist.all_gather_text(json.dumps(mine)) for one in json.loads(text)]
+        indices = (
+            [dist.device.index or 0] if dist.world_size > 1 else range(torch.cuda.device_count())
+        )
+        mine = [
+            (each.name, each.total_memory, f"{host} {each.uuid}")
+            for each in map(torch.cuda.get_device_properties, indices)
+        ]
+    every = [
+        tuple(one) for text in dist.all_gather_text(json.dumps(mine)) for one in json.loads(text)
+    ]
     sharing = Counter(where for _, _, where in every)
-    return [Card(name, count // sharing[where], dist.device.type == "cuda") for name, count, where in every]
+    return [
+        Card(name, count // sharing[where], dist.device.type == "cuda")
+        for name, count, where in every
+    ]
 
 
 def cards_named(text: str) -> list[Card]:
-    """`8x80` or `2x80+24`: GPUs of so many GiB."""
-    found = re.fullmatch(r"(\d{1,4}x)?\d+(\.\d+)?(\+(\d{1,4}x)?\d+(\.\d+)?)*", text)
-    counted = [part.rpartition("x") for part in text.split("+")] if found else []
-    cards = [Card("GPU", int(float(memory) * GIB)) for count, _, memory in counted for _ in range(int(count or 1))]
+    """Parses `8x80` or `2x80+24`: GPUs of so many GiB."""
+    match = re.fullmatch(r"(\d{1,4}x)?\d+(\.\d+)?(\+(\d{1,4}x)?\d+(\.\d+)?)*", text)
+    counted = [part.rpartition("x") for part in text.split("+")] if match else []
+    cards = [
+        Card("GPU", int(float(memory) * GIB))
+        for count, _, memory in counted
+        for _ in range(int(count or 1))
+    ]
     if not cards or not all(card.bytes for card in cards):
-        raise ConfigError(f"plan_cards={short(text)}: write numbers of GPUs and their GiB, as 8x80, or 2x80+24")
+        raise ConfigError(
+            f"plan_cards={short(text)}: write numbers of GPUs and their GiB, as 8x80, or 2x80+24"
+        )
     return cards
 
 
@@ -81,7 +102,11 @@ def gib(count: float) -> str:
 def precision(card: Card, dtype: str) -> str:
     if dtype == "float32":
         return "products in TF32 where the GPU has it" if card.is_gpu else ""
-    return f"{card.name} has none of its own, it is slow there" if dtype == "bfloat16" and WITHOUT_BFLOAT16.search(card.name) else ""
+    return (
+        f"{card.name} has none of its own, it is slow there"
+        if dtype == "bfloat16" and WITHOUT_BFLOAT16.search(card.name)
+        else ""
+    )
 
 
 def attention(card: Card, dtype: str) -> tuple[str, str]:
@@ -89,4 +114,7 @@ def attention(card: Card, dtype: str) -> tuple[str, str]:
         return "PyTorch's", ""
     if dtype in ("bfloat16", "float16") and not WITHOUT_FLASH.search(card.name):
         return "flash", "one kernel, which keeps no scores"
-    return "memory-efficient", "one kernel, which keeps no scores; flash wants bfloat16 and a GPU of Ampere's age"
+    return (
+        "memory-efficient",
+        "one kernel, which keeps no scores; flash wants bfloat16 and a GPU of Ampere's age",
+    )

@@ -1,4 +1,6 @@
-"""Evaluation over all ranks, batch by batch together: the same results at any number of ranks, known to all of them."""
+"""Evaluation over all ranks, batch by batch together: the same results at any number of ranks,
+known to all of them.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from utils.errors import ConfigError, brief
 from utils.files import safe_name
+from utils.measure import scene
 from utils.measure.metrics import Metric, means, stack
 from utils.measure.report import Batch, Evaluator, Folder, Prediction, Recalls, Report
 from utils.ranks import signals
@@ -24,7 +27,8 @@ FIRST = "first index"  # beside the names of metrics, which have no spaces
 
 
 class Means:
-    """What the objective measures. Sums stay apart by batch and are added in the order of the examples.
+    """What the objective measures. Sums stay apart by batch and are added in the order of the
+    examples.
 
     Batches are the same at any number of ranks, and so are the means, to the last bit.
     """
@@ -38,7 +42,10 @@ class Means:
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
         if prediction.metrics:  # of some sets there is something to see, and nothing to measure
-            self.names, self._sums[int(indices[0])] = sorted(prediction.metrics), stack(prediction.metrics)
+            self.names, self._sums[int(indices[0])] = (
+                sorted(prediction.metrics),
+                stack(prediction.metrics),
+            )
 
     def rows(self) -> dict[str, Tensor]:
         if not self._sums:
@@ -51,7 +58,9 @@ class Means:
         if not rows:
             self.sums = torch.empty(0, 2)
             return Report()
-        self.sums = torch.stack([rows[name] for name in self.names], 1)[rows[FIRST].argsort()].sum(0)
+        self.sums = torch.stack([rows[name] for name in self.names], 1)[rows[FIRST].argsort()].sum(
+            0
+        )
         return Report(means(self.names, self.sums))
 
 
@@ -61,18 +70,23 @@ class Evaluation:
     def __init__(self, dist: Dist, step: int, folder: Folder, keep: Sequence[str] = ()) -> None:
         """Every rank writes the inputs and outputs named in `keep` into a file of its own."""
         self.dist, self.step, self.keep, self._folder = dist, step, keep, folder
-        self.summary, self.text = "", ""  # for people, as rank 0 knows them: the means over all sets, and what evaluators say
+        # for people, as rank 0 knows them: the means over all sets, and what evaluators say
+        self.summary, self.text = "", ""
         self._means: list[Means] = []  # of each set, on rank 0
         self._reports: dict[str, list[Report]] = {}  # by set, of all evaluators, on rank 0
 
     def run(
-        self, set_name: str, batches: Iterable[tuple[np.ndarray, Batch]], predict: Callable[[Batch], Prediction],
+        self,
+        set_name: str,
+        batches: Iterable[tuple[np.ndarray, Batch]],
+        predict: Callable[[Batch], Prediction],
         evaluators: Sequence[Evaluator] = (),
-    ) -> int:  # fmt: skip
-        """Take in one set: batches, and the indices of their examples. Returns the signal for which all ranks leave it, or 0.
+    ) -> int:
+        """Take in one set: batches, and the indices of their examples. Returns the signal for which
+        all ranks leave it, or 0.
 
-        Every rank must call it, with equally many batches, because `predict` may talk to the other ranks. Batches without
-        indices are padding alone, and nobody measures them.
+        Every rank must call it, with equally many batches, because `predict` may talk to the other
+        ranks. Batches without indices are padding alone, and nobody measures them.
         """
         of_objective, kept, empty = Means(), [], True
         measuring = [of_objective, *evaluators]
@@ -87,7 +101,11 @@ class Evaluation:
                 evaluator.add(indices, batch, prediction)
             if self.keep:
                 known = {**batch, **prediction.outputs}  # padding rows come last
-                share = {key: known[key][: len(indices)].cpu().contiguous() for key in self.keep if key in known}
+                share = {
+                    key: known[key][: len(indices)].cpu().contiguous()
+                    for key in self.keep
+                    if key in known
+                }
                 kept += [share | {"index": torch.from_numpy(indices.copy())}] if share else []
         if empty:
             return 0
@@ -96,44 +114,92 @@ class Evaluation:
             if self.dist.is_main:
                 for evaluator in evaluators:
                     if isinstance(evaluator, Recalls):
-                        evaluator.recall(self.step, partial(self._folder.earlier_files, self.step, set_name))
+                        evaluator.recall(
+                            self.step, partial(self._folder.earlier_files, self.step, set_name)
+                        )
                 self._means.append(of_objective)
-                self._reports[set_name] = [evaluator.report(found) for evaluator, found in zip(measuring, rows, strict=True)]
-        self._save(self._folder.directory / f"step_{self.step}_{safe_name(set_name)}_preds.{self.dist.rank}.safetensors", kept)
+                self._reports[set_name] = [
+                    self._report(evaluator, gathered)
+                    for evaluator, gathered in zip(measuring, rows, strict=True)
+                ]
+        self._save(
+            self._folder.directory
+            / f"step_{self.step}_{safe_name(set_name)}_preds.{self.dist.rank}.safetensors",
+            kept,
+        )
         return 0
 
+    def _report(self, evaluator: Evaluator, rows: Mapping[str, Tensor]) -> Report:
+        """An evaluator's report; one that measures nothing, and only shows, never ends a run."""
+        try:
+            return evaluator.report(rows)
+        except ConfigError:
+            raise
+        except Exception as error:
+            if evaluator.scalars or isinstance(evaluator, Means):
+                raise
+            kind = type(evaluator).__name__
+            self._folder.say(f"step {self.step}: {kind} cannot be shown ({brief(error)})")
+            return Report()
+
     def finish(self) -> dict[str, float]:
-        """Means over all sets, and all metrics of each: the same on every rank. What evaluators have drawn is written."""
+        """Means over all sets, and all metrics of each: the same on every rank. What evaluators
+        have drawn is written.
+        """
         results: dict[str, float] = {}
         with self.dist.agreed():
             if self._means:
                 overall = self._overall()
                 self.summary = "  ".join(f"{name} {value:.4f}" for name, value in overall.items())
-                self.text = "\n".join(report.text for reports in self._reports.values() for report in reports if report.text)
+                self.text = "\n".join(
+                    report.text
+                    for reports in self._reports.values()
+                    for report in reports
+                    if report.text
+                )
                 results = {f"eval/{name}": value for name, value in overall.items()}
-            measured = {set_name for set_name, reports in self._reports.items() if any(report.metrics for report in reports)}
+            measured = {
+                set_name
+                for set_name, reports in self._reports.items()
+                if any(report.metrics for report in reports)
+            }
+            room = scene.MOST_TOGETHER
             for set_name, reports in self._reports.items():
                 metrics = _merged(report.metrics for report in reports)
-                results |= {_key(set_name, measured, name): float(value) for name, value in metrics.items()}
-                figures, files = _merged(report.figures for report in reports), _merged(report.files for report in reports)
+                results |= {
+                    _key(set_name, measured, name): float(value) for name, value in metrics.items()
+                }
+                figures = _merged(report.figures for report in reports)
+                files, room = scene.within(_merged(report.files for report in reports), room)
                 if figures or files:
                     self._folder.write_report(self.step, set_name, figures, files)
-        return json.loads(self.dist.broadcast_text(json.dumps(results)))  # a float comes back to the last bit, NaN too
+        # a float comes back to the last bit, NaN too
+        return json.loads(self.dist.broadcast_text(json.dumps(results)))
 
     def _overall(self) -> dict[str, float]:
         """Of each metric the mean over the sets that have it."""
         total: dict[str, Tensor] = {}
-        for name, sums in ((name, sums) for one in self._means for name, sums in zip(one.names, one.sums, strict=True)):
+        for name, sums in (
+            (name, sums)
+            for one in self._means
+            for name, sums in zip(one.names, one.sums, strict=True)
+        ):
             total[name] = total[name] + sums if name in total else sums
         names = sorted(total)
         return means(names, torch.stack([total[name] for name in names])) if names else {}
 
     def _gathered(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """On rank 0 the rows of all ranks, one rank's behind the other's; a rank that has none does not know their names."""
-        assert len({len(tensor) for tensor in rows.values()}) <= 1, f"rows differ in number: { {k: len(v) for k, v in rows.items()} }"
+        """On rank 0 the rows of all ranks, one rank's behind the other's; a rank that has none does
+        not know their names.
+        """
+        assert len({len(tensor) for tensor in rows.values()}) <= 1, (
+            f"rows differ in number: { {k: len(v) for k, v in rows.items()} }"
+        )
         every = self.dist.all_gather_text("\n".join(sorted(rows)))
         having = [rank for rank, names in enumerate(every) if names]
-        assert len({every[rank] for rank in having}) <= 1, f"ranks {having} have rows of different names: {every}"
+        assert len({every[rank] for rank in having}) <= 1, (
+            f"ranks {having} have rows of different names: {every}"
+        )
         found = {}
         for name in every[having[0]].split("\n") if having else ():
             parts = self.dist.gather(rows.get(name, torch.empty(0)))
@@ -142,7 +208,9 @@ class Evaluation:
         return found
 
     def _save(self, path: Path, kept: list[Batch]) -> None:
-        """This rank's share of the kept inputs and outputs, with the index of every example; every rank calls it."""
+        """This rank's share of the kept inputs and outputs, with the index of every example; every
+        rank calls it.
+        """
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
@@ -150,9 +218,13 @@ class Evaluation:
         if kept:
             aside = path.with_name(f".{path.name}.writing")
             try:
-                if not self.dist.is_main:  # whose host may not share the disk; rank 0 has made the folder, and it may be gone since
+                # whose host may not share the disk; rank 0 has made the folder, and it may be gone
+                # since
+                if not self.dist.is_main:
                     path.parent.mkdir(parents=True, exist_ok=True)
-                save_file({key: torch.cat([piece[key] for piece in kept]) for key in kept[0]}, aside)
+                save_file(
+                    {key: torch.cat([piece[key] for piece in kept]) for key in kept[0]}, aside
+                )
                 aside.replace(path)
             except (OSError, SafetensorError) as error:
                 aside.unlink(missing_ok=True)
@@ -162,7 +234,9 @@ class Evaluation:
 
 
 def check_names(config: Any, source: Any, objective: Any, to_batch: Callable[[Any], Batch]) -> None:
-    """Metrics and outputs that the configuration names must exist: asked of one empty row of each set, before any training."""
+    """Metrics and outputs that the configuration names must exist: asked of one empty row of each
+    set, before any training.
+    """
     metric, outputs = Metric.parse(config.objective_metric or "").name, config.eval_save_outputs
     sets = {name: examples for name, examples in source.eval_sets().items() if len(examples)}
     if not sets or not (metric or outputs):
@@ -174,7 +248,11 @@ def check_names(config: Any, source: Any, objective: Any, to_batch: Callable[[An
         for key, examples in sets.items():
             row = to_batch(examples.padding(1))
             prediction = objective.predict(row)
-            scalars = [name for evaluator in (*source.evaluators(key), *objective.evaluators(row)) for name in evaluator.scalars]
+            scalars = [
+                name
+                for evaluator in (*source.evaluators(key), *objective.evaluators(row))
+                for name in evaluator.scalars
+            ]
             there |= {*row, *prediction.outputs}
             metrics |= {f"eval/{name}" for name in prediction.metrics}
             if names := [*prediction.metrics, *scalars]:
@@ -182,9 +260,14 @@ def check_names(config: Any, source: Any, objective: Any, to_batch: Callable[[An
     objective.train()
     metrics |= {_key(key, measured, name) for key, names in measured.items() for name in names}
     known = {"objective_metric": metrics, "eval_save_outputs": there}
-    for key, wanted in (("objective_metric", [metric] if metric else []), ("eval_save_outputs", outputs)):
+    for key, wanted in (
+        ("objective_metric", [metric] if metric else []),
+        ("eval_save_outputs", outputs),
+    ):
         if unknown := [name for name in wanted if name not in known[key]]:
-            raise ConfigError(f"{key}={unknown[0]}: not known here; choose from {', '.join(sorted(known[key]))}")
+            raise ConfigError(
+                f"{key}={unknown[0]}: not known here; choose from {', '.join(sorted(known[key]))}"
+            )
 
 
 def _key(set_name: str, sets: Collection[str], metric: str) -> str:
@@ -195,6 +278,8 @@ def _key(set_name: str, sets: Collection[str], metric: str) -> str:
 def _merged(given: Iterable[Mapping[str, T]]) -> dict[str, T]:
     merged: dict[str, T] = {}
     for named in given:
-        assert not (twice := merged.keys() & named.keys()), f"two evaluators give the same name: {sorted(twice)}"
+        assert not (twice := merged.keys() & named.keys()), (
+            f"two evaluators give the same name: {sorted(twice)}"
+        )
         merged |= named
     return merged

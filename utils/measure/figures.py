@@ -1,4 +1,4 @@
-"""Small pictures as SVG: text that any browser shows, made without a plotting library."""
+"""Small pictures as SVG, drawn without a plotting library."""
 
 from __future__ import annotations
 
@@ -10,26 +10,49 @@ CELL, MARGIN = 28, 48
 WIDTH, HEIGHT = 420, 240
 
 
-def heat_map(values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], title: str) -> str:
-    """A table of numbers, the larger the darker; each row is coloured by its own largest value."""
+def heat_map(
+    values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], title: str
+) -> str:
+    """Draws a table of numbers; each row is shaded by its own largest value."""
     parts = []
     for y, row in enumerate(values):
         most = max((abs(value) for value in row), default=0.0) or 1.0
         for x, value in enumerate(row):
             share = abs(value) / most
             left, top = MARGIN + x * CELL, MARGIN + y * CELL
-            parts.append(f'<rect x="{left}" y="{top}" width="{CELL}" height="{CELL}" fill="{COLOURS[0]}" fill-opacity="{share:.3f}"/>')
+            parts.append(
+                f'<rect x="{left}" y="{top}" width="{CELL}" height="{CELL}" fill="{COLOURS[0]}"'
+                f' fill-opacity="{share:.3f}"/>'
+            )
             if value:
-                parts.append(_text(left + CELL / 2, top + CELL / 2 + 4, f"{value:g}", "middle", "#fff" if share > 0.5 else "#222"))
-    parts += [_text(MARGIN - 6, MARGIN + (y + 0.5) * CELL + 4, name, "end") for y, name in enumerate(rows)]
-    parts += [_text(MARGIN + (x + 0.5) * CELL, MARGIN - 6, name, "middle") for x, name in enumerate(columns)]
+                parts.append(
+                    _text(
+                        left + CELL / 2,
+                        top + CELL / 2 + 4,
+                        f"{value:g}",
+                        "middle",
+                        "#fff" if share > 0.5 else "#222",
+                    )
+                )
+    parts += [
+        _text(MARGIN - 6, MARGIN + (y + 0.5) * CELL + 4, name, "end") for y, name in enumerate(rows)
+    ]
+    parts += [
+        _text(MARGIN + (x + 0.5) * CELL, MARGIN - 6, name, "middle")
+        for x, name in enumerate(columns)
+    ]
     return _picture(MARGIN + CELL * len(columns) + 8, MARGIN + CELL * len(rows) + 8, title, parts)
 
 
 def line_chart(lines: Mapping[str, Sequence[float]], title: str, first: int = 1) -> str:
-    """Shares between 0 and 1, one line each, over whole numbers from `first` on."""
-    parts = [_text(MARGIN - 6, _height(share) + 4, f"{share:g}", "end") for share in (0.0, 0.5, 1.0)]
-    parts += [f'<path d="M{MARGIN} {_height(share)}H{WIDTH - 8}" stroke="#ddd"/>' for share in (0.0, 0.5, 1.0)]
+    """Draws shares between 0 and 1, one line each, over whole numbers from `first`."""
+    parts = [
+        _text(MARGIN - 6, _height(share) + 4, f"{share:g}", "end") for share in (0.0, 0.5, 1.0)
+    ]
+    parts += [
+        f'<path d="M{MARGIN} {_height(share)}H{WIDTH - 8}" stroke="#ddd"/>'
+        for share in (0.0, 0.5, 1.0)
+    ]
     longest = max((len(line) for line in lines.values()), default=1)
     step = (WIDTH - MARGIN - 24) / max(1, longest - 1)
     for x in sorted({0, (longest - 1) // 2, longest - 1}):
@@ -37,11 +60,20 @@ def line_chart(lines: Mapping[str, Sequence[float]], title: str, first: int = 1)
     for number, (name, line) in enumerate(lines.items()):
         colour = COLOURS[number % len(COLOURS)]
         points = [f"{MARGIN + x * step:.1f},{_height(share):.1f}" for x, share in enumerate(line)]
-        values = "".join(f"\n{first + x}: {share:g}" for x, share in enumerate(line))  # browsers show them where the pointer rests
-        parts.append(f'<g fill="none" stroke="{colour}" stroke-width="2"><title>{escape(name)}{values}</title>')
+        # browsers show them where the pointer rests
+        values = "".join(f"\n{first + x}: {share:g}" for x, share in enumerate(line))
+        parts.append(
+            f'<g fill="none" stroke="{colour}"'
+            f' stroke-width="2"><title>{escape(name)}{values}</title>'
+        )
         parts.append(f'<polyline points="{" ".join(points)}"/>')
-        parts += [f'<circle cx="{x}" cy="{y}" r="2"/>' for x, y in (point.split(",") for point in points)]
-        parts += ["</g>", _text(WIDTH - 12, _height(line[-1] if line else 0.0) - 6, name, "end", colour)]
+        parts += [
+            f'<circle cx="{x}" cy="{y}" r="2"/>' for x, y in (point.split(",") for point in points)
+        ]
+        parts += [
+            "</g>",
+            _text(WIDTH - 12, _height(line[-1] if line else 0.0) - 6, name, "end", colour),
+        ]
     return _picture(WIDTH, HEIGHT, title, parts)
 
 
@@ -55,5 +87,16 @@ def _text(x: float, y: float, text: str, anchor: str, colour: str = "#222") -> s
 
 def _picture(width: int, height: int, title: str, parts: Sequence[str]) -> str:
     width = max(width, 16 + 6 * len(title))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">'
-    return "\n".join([head, f'<rect width="{width}" height="{height}" fill="#fff"/>', _text(8, 18, title, "start"), *parts, "</svg>\n"])
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
+        ' font-family="sans-serif" font-size="11">'
+    )
+    return "\n".join(
+        [
+            head,
+            f'<rect width="{width}" height="{height}" fill="#fff"/>',
+            _text(8, 18, title, "start"),
+            *parts,
+            "</svg>\n",
+        ]
+    )

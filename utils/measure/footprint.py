@@ -1,4 +1,4 @@
-"""How much memory a pass needs, counted on tensors without numbers: on the meta device, no memory is needed to know it."""
+"""Counts the memory of a pass on the meta device, which needs none."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from torch.utils._pytree import tree_map_only
 
 @dataclass(frozen=True)
 class Pass:
-    """The most bytes that live at one time within a call, and whether there was attention in it."""
+    """The peak in bytes within a call, and whether it computed attention."""
 
     peak: int
     attends: bool
 
 
 def watch(call: Callable[[], object], known: Iterable[Tensor]) -> Pass:
-    """What a call needs, beside what is known before.
+    """Measures what a call needs besides the known tensors.
 
-    Every operation is counted as PyTorch carries it out by itself; what a compiler joins needs less. Attention is taken to be one
-    kernel, which keeps no scores.
+    Operations are counted one by one; compiled code needs less. Attention counts as one kernel that
+    keeps no scores.
     """
     with _fused_attention() as seen, _Living(known) as living:
         call()
@@ -35,12 +35,16 @@ def watch(call: Callable[[], object], known: Iterable[Tensor]) -> Pass:
 
 
 def size(tensors: Iterable[Tensor]) -> int:
-    """The bytes of all together, each once however many share it."""
-    return sum({tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+    """The bytes of all tensors together; shared storage counts once."""
+    return sum(
+        {
+            tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors
+        }.values()
+    )
 
 
 class _Living(TorchDispatchMode):
-    """Watches what operations make, and what becomes of it."""
+    """Counts the storages that operations create and release."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()
@@ -64,7 +68,7 @@ class _Living(TorchDispatchMode):
 
 
 class _Attention(torch.autograd.Function):
-    """Keeps what a kernel keeps: what it was given and has found, and a number for each row."""
+    """Keeps what a fused kernel keeps: inputs, output, and one number for each row."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -79,7 +83,7 @@ class _Attention(torch.autograd.Function):
 
 @contextmanager
 def _fused_attention() -> Iterator[list[torch.Size]]:
-    """On the meta device PyTorch would take it apart, scores and all. Yields the sizes of what attended."""
+    """Replaces attention, which PyTorch decomposes on the meta device; yields queries' sizes."""
     whole, seen = F.scaled_dot_product_attention, []
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *given: Any, **keys: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the machine is and can do: peak speed, peak memory, the cost of a call."""
+"""What the machine is and can do: peak speed, memory, the cost of a call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from utils.ranks.distributed import Dist
 SHOWN_RANKS = 16  # by themselves, in every row of metrics
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
-# NVIDIA's data sheets: dense bfloat16 (float16 where the chip has no bfloat16) operations per second. First match counts.
+# NVIDIA's data sheets: dense bfloat16 (float16 where the chip has no bfloat16) operations per
+# second. First match counts.
 PEAKS: tuple[tuple[str, float], ...] = (
     (r"GB200", 2500e12),
     (r"B200", 2250e12),
@@ -53,8 +54,11 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 
 
 def peak_of(name: str, dtype: torch.dtype) -> float | None:
-    """Dense peak of a GPU by its name. float32 means TF32, which `tune` turns on: half of bfloat16."""
-    if "MIG" in name:  # a slice of a GPU, of which the name says how much memory it has, not how fast it is
+    """Dense peak of a GPU by its name. float32 means TF32, which `tune` turns on: half of
+    bfloat16.
+    """
+    # a slice of a GPU, of which the name says how much memory it has, not how fast it is
+    if "MIG" in name:
         return None
     peak = next((peak for pattern, peak in PEAKS if re.search(pattern, name)), None)
     if peak is None or dtype == torch.float16:
@@ -68,27 +72,42 @@ def peak_memory(device: torch.device) -> int:
     """The most bytes held so far: by PyTorch on a GPU, by the whole process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def load(dist: Dist, dtype: torch.dtype, flops: float) -> dict[str, float]:
-    """How much of devices is in use, as a row of metrics has it: of rank 0's, with several ranks of each, and where they are many, at most.
+    """The use of devices as a row of metrics: rank 0's, and with several ranks each one's or the
+    highest.
 
-    `flops`: operations per second of all together, 0 where nobody has counted them.
+    `flops`: operations per second of all ranks together, 0 if unknown.
     """
     held = {"peak_bytes": peak_memory(dist.device)}
     if dist.device.type == "cuda":
-        held |= {"allocated_bytes": torch.cuda.memory_allocated(dist.device), "reserved_bytes": torch.cuda.memory_reserved(dist.device)}
-    peak, row = peak_flops(dist.device, dtype), {f"memory/{name}": float(count) for name, count in held.items()}
+        held |= {
+            "allocated_bytes": torch.cuda.memory_allocated(dist.device),
+            "reserved_bytes": torch.cuda.memory_reserved(dist.device),
+        }
+    peak, row = (
+        peak_flops(dist.device, dtype),
+        {f"memory/{name}": float(count) for name, count in held.items()},
+    )
     every = [json.loads(text) for text in dist.all_gather_text(json.dumps(held))]
     if dist.world_size > 1:
         row |= {f"memory/most_{name}": max(one[name] for one in every) for name in held}
-        row |= {f"memory/rank_{rank}/{name}": count for rank, one in enumerate(every[:SHOWN_RANKS]) for name, count in one.items()}
+        row |= {
+            f"memory/rank_{rank}/{name}": count
+            for rank, one in enumerate(every[:SHOWN_RANKS])
+            for name, count in one.items()
+        }
     return row | ({"speed/mfu": flops / dist.world_size / peak} if flops and peak else {})
 
 
 def forward_dtype(device: torch.device) -> str:
-    """What `arch.forward_dtype=auto` stands for: bfloat16 where it has instructions of its own, as emulated it is slower than float32."""
+    """What `arch.forward_dtype=auto` stands for: bfloat16 if the machine has instructions for it,
+    else float32.
+    """
     if device.type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
@@ -108,18 +127,26 @@ def count_flops(call: Callable[[], None]) -> int:
 def describe(dist: Dist, dtype: torch.dtype) -> str:
     """One line for the log: where and with what this run computes."""
     cuda = dist.device.type == "cuda"
-    device = torch.cuda.get_device_name(dist.device) if cuda else f"CPU with {torch.get_num_threads()} of {os.cpu_count()} threads"
+    device = (
+        torch.cuda.get_device_name(dist.device)
+        if cuda
+        else f"CPU with {torch.get_num_threads()} of {os.cpu_count()} threads"
+    )
     ranks = f"{dist.world_size} rank{'s' if dist.world_size > 1 else ''}"
     started = "" if dist.launcher == "none" else f" by {dist.launcher}"
-    return f"{ranks}{started} on {socket.gethostname()}: {device}, PyTorch {torch.__version__}, {str(dtype).removeprefix('torch.')}"
+    return (
+        f"{ranks}{started} on {socket.gethostname()}: {device}, PyTorch {torch.__version__},"
+        f" {str(dtype).removeprefix('torch.')}"
+    )
 
 
 def tune(exact: bool = False) -> None:
-    """TF32 for float32 products on GPUs that have it, and memory that is kept instead of given back."""
+    """Allows TF32 for float32 products on GPUs that have it, and keeps freed memory."""
     torch.set_float32_matmul_precision("high")
     if exact and torch.cuda.is_available():
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
-        torch.use_deterministic_algorithms(True)  # an operation that has no such kernel says so, and ends the run
+        # an operation that has no such kernel says so, and ends the run
+        torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
     if hasattr(ctypes.CDLL(None), "mallopt"):  # glibc

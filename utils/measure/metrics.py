@@ -1,4 +1,4 @@
-"""Metrics are (sum, count) pairs: added on the device, reduced over ranks only when somebody looks."""
+"""Metrics are (sum, count) pairs: added on the device, reduced over ranks when they are read."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ import torch
 
 from utils.ranks.distributed import Dist
 
+Z = 1.959964  # standard deviations within which 95 % lie
+
 MetricSums = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric that runs and checkpoints are judged by; written with a minus where less is better."""
+    """A metric that runs and checkpoints are judged by; written with a minus if lower is better."""
 
     name: str
     lower: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Metric:
-        """What `str` made, or a user wrote."""
+        """Parses what `str` wrote, or a user."""
         return cls(text.removeprefix("-"), text.startswith("-"))
 
     def __str__(self) -> str:
@@ -40,19 +42,28 @@ class Metric:
 
 def stack(sums: MetricSums) -> torch.Tensor:
     """One (metrics, 2) tensor in the order of the sorted names."""
-    return torch.stack([torch.stack([part.detach().to(torch.float64) for part in sums[name]]) for name in sorted(sums)])
+    return torch.stack(
+        [
+            torch.stack([part.detach().to(torch.float64) for part in sums[name]])
+            for name in sorted(sums)
+        ]
+    )
 
 
 def means(names: list[str], sums_M2: torch.Tensor) -> dict[str, float]:
     """The mean of every metric that counted anything."""
-    return {name: total / count for name, (total, count) in zip(names, sums_M2.tolist(), strict=True) if count}
+    return {
+        name: total / count
+        for name, (total, count) in zip(names, sums_M2.tolist(), strict=True)
+        if count
+    }
 
 
 class Meter:
-    """Adds up metrics on the device; `read` is the only place that waits for it.
+    """Adds up metrics on the device; only `read` waits for it.
 
-    Every shard has a row of its own and rows are added last, in order: the result has the same bits at any number of
-    ranks if the shards' sums have.
+    Every shard has a row of its own, and rows are added last and in order: the result has the same
+    bits at any number of ranks if the shards' sums have.
     """
 
     def __init__(self, shards: int = 1) -> None:
@@ -67,13 +78,17 @@ class Meter:
         if self._restored and names != self._names:
             self._sums = None  # other code wrote the checkpoint, and measured other things
         self._restored = False
-        assert self._sums is None or names == self._names, f"metrics changed from {self._names} to {names}"
+        assert self._sums is None or names == self._names, (
+            f"metrics changed from {self._names} to {names}"
+        )
         if self._sums is None:
             self._names, self._sums = names, values.new_zeros(self._shards, *values.shape)
         self._sums[shard] += values
 
     def read(self, dist: Dist) -> dict[str, float]:
-        """Means over all ranks since the last read; every rank must call it, also one that had nothing to add."""
+        """Means over all ranks since the last read; every rank must call it, even with nothing to
+        add.
+        """
         every = dist.all_gather_text("\n".join(self._names if self._sums is not None else []))
         names = next((text.split("\n") for text in every if text), [])
         differing = [rank for rank, text in enumerate(every) if text and text.split("\n") != names]
@@ -88,16 +103,21 @@ class Meter:
         return means(names, sums.sum(0))
 
     def clear(self) -> None:
-        """Begin again at nothing."""
+        """Resets all sums."""
         self._names, self._sums = [], None
 
     def state(self, shards: Iterable[int]) -> dict[int, dict[str, torch.Tensor]]:
-        """What these shards have added up since the last read, for a checkpoint."""
+        """The sums of these shards since the last read, for a checkpoint."""
         sums = self._sums
-        return {shard: {} if sums is None else {name: sums[shard, i] for i, name in enumerate(self._names)} for shard in shards}
+        return {
+            shard: {}
+            if sums is None
+            else {name: sums[shard, i] for i, name in enumerate(self._names)}
+            for shard in shards
+        }
 
     def like(self, saved: Mapping[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
-        """What a shard's saved share must be like: other code may have measured other things, but all are a sum and a count."""
+        """The shape of a shard's saved sums; other code may have measured other things."""
         return {name: torch.empty(2, dtype=torch.float64, device="meta") for name in saved}
 
     def load(self, saved: Mapping[int, Mapping[str, torch.Tensor]], device: torch.device) -> None:
@@ -105,12 +125,15 @@ class Meter:
         self.clear()
         for shard, sums in saved.items():
             if sums:
-                self.add({name: (pair[0].to(device), pair[1].to(device)) for name, pair in sums.items()}, shard)
+                self.add(
+                    {name: (pair[0].to(device), pair[1].to(device)) for name, pair in sums.items()},
+                    shard,
+                )
                 self._restored = True
 
 
 class Clock:
-    """Speed since it was made: steps, examples (what a loss is divided by is another matter), and time spent waiting for data."""
+    """Measures speed since it was made: steps, examples, and time spent waiting for data."""
 
     def __init__(self) -> None:
         self.start, self.steps, self.examples, self.waited = time.perf_counter(), 0, 0, 0.0
@@ -119,15 +142,20 @@ class Clock:
     def seconds(self) -> float:
         return max(time.perf_counter() - self.start, 1e-9)
 
+    def tick(self, examples: int) -> None:
+        """Counts one step and its examples."""
+        self.steps += 1
+        self.examples += examples
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around what the step waits for."""
+        """A context around what the step waits for."""
         begun = time.perf_counter()
         yield
         self.waited += time.perf_counter() - begun
 
     def speeds(self, tokens: int, reducing_s: float, saving_s: float) -> dict[str, float]:
-        """What a step cost on average; `tokens` make an example."""
+        """The average cost of a step; `tokens` make an example."""
         seconds, steps = self.seconds, max(1, self.steps)
         return {
             "speed/examples_per_s": self.examples / seconds,
@@ -137,3 +165,11 @@ class Clock:
             "speed/all_reduce_ms": 1e3 * reducing_s / steps,
             "speed/checkpoint_ms": 1e3 * saving_s / steps,
         }
+
+
+def wilson(successes: int, among: int) -> tuple[float, float]:
+    """Returns the 95 % interval of a share after Wilson (1927), which stays within 0 to 1."""
+    share, spread = successes / among, Z**2 / among
+    centre = (share + spread / 2) / (1 + spread)
+    half = Z / (1 + spread) * (share * (1 - share) / among + spread / (4 * among)) ** 0.5
+    return max(0.0, centre - half), min(1.0, centre + half)

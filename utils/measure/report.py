@@ -1,4 +1,6 @@
-"""What evaluations hand on: predictions from an objective, rows from every rank, and a report of what they amount to."""
+"""What evaluations hand on: predictions from an objective, rows from every rank, and a report of
+what they amount to.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class Report:
 
     metrics: dict[str, float] = field(default_factory=dict)  # logged as `eval/name`, on every rank
     figures: dict[str, str] = field(default_factory=dict)  # SVG by name
-    files: dict[str, str | bytes] = field(default_factory=dict)  # content by file name
+    # content by file name; the report page shows `*.scene.json` (utils/measure/scene.py)
+    files: dict[str, str | bytes] = field(default_factory=dict)
     text: str = ""  # for people, where an evaluation ends the run
 
 
@@ -42,24 +45,34 @@ class Evaluator(Protocol):
         ...
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
-        """Take in one of this rank's batches, as read, and what was computed of it, on the device. Rows beyond `indices` are padding."""
+        """Take in one of this rank's batches, as read, and what was computed of it, on the device.
+        Rows beyond `indices` are padding.
+        """
         ...
 
     def rows(self) -> dict[str, Tensor]:
-        """What this rank has found: tensors of one length, gathered to rank 0 with those of the others; {} for nothing."""
+        """What this rank has found: tensors of one length, gathered to rank 0 with those of the
+        others; {} for nothing.
+        """
         ...
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:
-        """On rank 0, from all ranks' rows on the CPU, in no particular order; {} where no rank had any."""
+        """On rank 0, from all ranks' rows on the CPU, in no particular order; {} where no rank had
+        any.
+        """
         ...
 
 
 @runtime_checkable
 class Recalls(Protocol):
-    """What an evaluator is that also counts what earlier evaluations of its set have left in files."""
+    """What an evaluator is that also counts what earlier evaluations of its set have left in
+    files.
+    """
 
     def recall(self, step: int, earlier: Callable[[str, int], Sequence[Path]]) -> None:
-        """On rank 0, before `report`: which step this is after, and where the last so many of a name lie."""
+        """On rank 0, before `report`: which step this is after, and where the last so many of a
+        name lie.
+        """
         ...
 
 
@@ -71,10 +84,14 @@ class Folder(Protocol):
 
     def say(self, text: str) -> None: ...
 
-    def write_report(self, step: int, set_name: str, figures: Mapping[str, str], files: Mapping[str, str | bytes]) -> None:
+    def write_report(
+        self, step: int, set_name: str, figures: Mapping[str, str], files: Mapping[str, str | bytes]
+    ) -> None:
         """Figures and files of a step and a set, by name."""
         ...
 
     def earlier_files(self, step: int, set_name: str, name: str, most: int) -> Sequence[Path]:
-        """Those of this name that evaluations of the set have left before a step, at most so many, the newest first."""
+        """Those of this name that evaluations of the set have left before a step, at most so many,
+        the newest first.
+        """
         ...

@@ -1,46 +1,36 @@
-"""Which address of this host the ranks on other hosts reach."""
+"""At which addresses this host listens, and which of them the ranks on other hosts reach."""
 
 from __future__ import annotations
 
-import ipaddress
-import os
 import socket
-import uuid
-from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def place() -> str:
-    """Processes that share it share a loopback address."""
-    try:
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/net')}"
-    except OSError:
-        return f"{socket.gethostname()} {uuid.getnode()}"
-
-
-def reachable(master: str, places: Sequence[str], views: Sequence[str]) -> tuple[str, str]:
-    """Where the others reach rank 0's host, and where to listen for them there: at that address alone, if the host has it.
-
-    Args:
-        master: the name by which they found it.
-        places: where each rank is, rank 0 first.
-        views: the address that each rank takes the name for. Here it may stand for a loopback address.
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket that ranks reach by this name of this host: at loopback alone if the name
+    means that, else at all addresses.
     """
-    if all(place == places[0] for place in places):
-        return "127.0.0.1", "127.0.0.1"
-    for address in dict.fromkeys(view for place, view in zip(places, views, strict=True) if place != places[0]):
-        if address and not ipaddress.ip_address(address.partition("%")[0]).is_loopback and _is_own(address):
-            return address, address
-    return master, ""  # they reach it through a translated one
+    if host in LOOPBACK:
+        return socket.create_server(("127.0.0.1", port), backlog=1024)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
+        )
+    return socket.create_server(("", port), backlog=1024)
 
 
-def address_of(host: str) -> str:
-    """What a name stands for here; nothing where it is unknown."""
-    try:
-        return str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError:
-        return ""
+def own_address(master: str) -> str:
+    """Where ranks on other hosts reach this one: the master's name if that is this host, else the
+    address that faces it.
+    """
+    places = socket.getaddrinfo(master, 0, type=socket.SOCK_STREAM)
+    if any(_is_own(str(place[0])) for *_, place in places):
+        return master
+    with socket.socket(places[0][0], socket.SOCK_DGRAM) as probe:
+        probe.connect((places[0][4][0], 9))
+        return str(probe.getsockname()[0])
 
 
 def _is_own(address: str) -> bool:
@@ -49,13 +39,3 @@ def _is_own(address: str) -> bool:
         probe.bind(place)
         return True
     return False
-
-
-def own_address(master: str) -> str:
-    """Where the others reach this host: as they reach the master, if that is here; else by the address that faces it."""
-    places = socket.getaddrinfo(master, 0, type=socket.SOCK_STREAM)
-    if any(_is_own(str(place[0])) for *_, place in places):
-        return master
-    with socket.socket(places[0][0], socket.SOCK_DGRAM) as probe:
-        probe.connect((places[0][4][0], 9))
-        return str(probe.getsockname()[0])

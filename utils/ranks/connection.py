@@ -1,4 +1,4 @@
-"""One end of a connection between a rank's watch and the failure server: lines of JSON, whatever else arrives."""
+"""One end of a connection between a rank's watch and the failure server: lines of JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 class Connection:
-    """Sends and receives messages; `longest` bounds how much of one that does not end is kept."""
+    """Sends and receives messages; one longer than `longest` bytes ends the connection."""
 
     def __init__(self, connected: socket.socket, longest: int = LONGEST) -> None:
         connected.settimeout(2.0)
@@ -31,12 +31,12 @@ class Connection:
         self._lock = threading.Lock()
 
     def send(self, message: Message) -> None:
-        """Best effort: whoever does not listen any more will be missed elsewhere."""
+        """Best effort: that the other side is gone is noticed elsewhere."""
         with suppress(OSError), self._lock:
             self.socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> list[Message] | None:
-        """What has arrived; None at the end of the connection."""
+        """The messages that have arrived; None at the end of the connection."""
         try:
             chunk = self.socket.recv(LONGEST)
         except TimeoutError:
@@ -49,13 +49,13 @@ class Connection:
         return list(_messages(lines))
 
     def finish(self) -> None:
-        """Send no more; what is under way still arrives."""
+        """Send no more; what was sent still arrives."""
         with suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
 
 
 def closed_in_children(opened: socket.socket) -> None:
-    """A forked child must not keep a connection open that its parent's death would close."""
+    """Close it in forked children, which would keep it open after their parent's death."""
     _open.add(opened)
 
 
@@ -63,7 +63,8 @@ def _messages(lines: Sequence[bytes]) -> Iterator[Message]:
     for line in lines:
         try:
             message = json.loads(line)
-        except (ValueError, RecursionError):  # a line of 60,000 brackets is deeper than the parser goes
+        except (ValueError, RecursionError):
+            # a line of 60,000 brackets is deeper than the parser goes
             message = None
         yield message if isinstance(message, dict) else {}
 

@@ -1,4 +1,4 @@
-"""GPUs of a rank beside its own: which they are, and which of its frozen models lies on which."""
+"""Further GPUs of a rank: which they are, and which of its frozen models lies on which."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from utils.ranks.distributed import Dist
 
 
 def devices_of(dist: Dist, count: int) -> list[torch.device]:
-    """A rank's own, and of those that no rank of its host has, as many as it is to have; on all ranks together."""
+    """This rank's device, and further ones that no rank of its host uses, `count` in all. Called on
+    all ranks together.
+    """
     if dist.device.type != "cuda" or count == 1:
         return [dist.device]
     taken = [index for _, index in _neighbours(dist)]
     with dist.agreed():
-        return [torch.device("cuda", index) for index in dealt(taken, dist.device.index, torch.cuda.device_count(), count)]
+        return [
+            torch.device("cuda", index)
+            for index in dealt(taken, dist.device.index, torch.cuda.device_count(), count)
+        ]
 
 
 def most_devices(dist: Dist) -> int:
-    """So many every rank may have; on all ranks together."""
+    """How many devices each rank can have. Called on all ranks together."""
     if dist.device.type != "cuda":
         return 1
     mine = torch.cuda.device_count() // len(_neighbours(dist))
@@ -32,21 +37,25 @@ def most_devices(dist: Dist) -> int:
 def _neighbours(dist: Dist) -> list[list]:
     """Host and device of each rank on this host."""
     host = socket.gethostname()
-    everyone = [json.loads(text) for text in dist.all_gather_text(json.dumps([host, dist.device.index]))]
+    everyone = [
+        json.loads(text) for text in dist.all_gather_text(json.dumps([host, dist.device.index]))
+    ]
     return [each for each in everyone if each[0] == host]
 
 
 def dealt(taken: Sequence[int], mine: int, there: int, count: int) -> list[int]:
-    """Of so many that are there, `count` for whoever has this one."""
+    """The `count` of `there` devices for the rank that has device `mine`."""
     if there < count * len(taken):
         raise ConfigError(
-            f"arch.devices={count}: {len(taken)} ranks of a host need {count * len(taken)} GPUs, and there are {there}; "
-            f"start fewer ranks, or give fewer devices"
+            f"arch.devices={count}: {len(taken)} ranks of a host need {count * len(taken)} GPUs,"
+            f" and there are {there}; start fewer ranks, or give fewer devices"
         )
     spare = [index for index in range(there) if index not in taken]
     return [mine, *spare[sorted(taken).index(mine) :: len(taken)]][:count]
 
 
 def home(number: int, models: int, devices: int) -> int:
-    """Where a model lies: the last one on the last device, so that what trains has the first to itself where there are enough."""
+    """The device of a model: the last model is on the last device, so that the trained one has the
+    first to itself if there are enough.
+    """
     return (number - models) % devices

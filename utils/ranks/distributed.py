@@ -1,4 +1,4 @@
-"""One `Dist` value per process: who am I, where do I compute, and the few collectives everything uses."""
+"""One `Dist` per process: its rank, its device, and the few collectives that everything uses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as c10d
@@ -17,14 +16,15 @@ from utils.errors import ConfigError, LocalError, PeerError
 from utils.ranks.failure import summary
 from utils.ranks.failure_watch import Watch
 from utils.ranks.launchers import Launch, detect
-from utils.ranks.rendezvous import Facts, Meeting, exchange, join_watch, meet
+from utils.ranks.rendezvous import Meeting, exchange, found_by_all, meet
 
-BACKSTOP_S = 86400.0  # it is the watch that ends a wait; the backend would count time in which all ranks were suspended
+# the watch ends a wait; the backend would count time in which all ranks were suspended
+BACKSTOP_S = 86400.0
 
 
 @dataclass(frozen=True)
 class Dist:
-    """This process among its peers. With one process every collective is free."""
+    """This process among its peers. With one process, collectives do nothing."""
 
     rank: int = 0
     world_size: int = 1
@@ -33,25 +33,28 @@ class Dist:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     timeout_s: float = 600.0
     watch: Watch | None = field(default=None, repr=False)
-    store: c10d.Store | None = field(default=None, repr=False)  # for helper threads, which must not enter collectives
+    # for helper threads, which must not enter collectives
+    store: c10d.Store | None = field(default=None, repr=False)
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
     def owned_shards(self, shards: int, rank: int | None = None) -> range:
-        """The contiguous block of shards a rank owns; blocks differ by one at most."""
+        """The contiguous block of shards that a rank owns; their sizes differ by one at most."""
         rank = self.rank if rank is None else rank
         size, extra = divmod(shards, self.world_size)
         start = rank * size + min(rank, extra)
         return range(start, start + size + (rank < extra))
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Around everything that blocks until other ranks have come: only there is too long a hang."""
+        """A context around everything that waits for other ranks; a wait longer than timeout_s is a
+        hang.
+        """
         return nullcontext() if self.watch is None else self.watch.waiting()
 
     def wait(self, work: c10d.Work | None) -> None:
-        """Finish what `all_reduce(async_op=True)` has begun."""
+        """Finish what `all_reduce(async_op=True)` began."""
         if work is not None:
             with self.waiting():
                 work.wait()
@@ -64,7 +67,7 @@ class Dist:
             return c10d.all_reduce(tensor, async_op=async_op)
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """A few numbers, each summed over all ranks."""
+        """Each of these numbers, summed over all ranks."""
         if self.world_size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -73,7 +76,9 @@ class Dist:
             return tensor.tolist()
 
     def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Chunk r of equal chunks along the first dimension goes to rank r; the chunks received, in rank order."""
+        """Cut along the first dimension into one chunk per rank, send chunk r to rank r, and return
+        the received chunks in rank order.
+        """
         if self.world_size == 1:
             return tensor
         received = torch.empty_like(tensor := tensor.contiguous())
@@ -82,7 +87,7 @@ class Dist:
         return received
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors of all ranks in rank order; all must have one shape."""
+        """The tensors of all ranks in rank order; all must have the same shape."""
         if self.world_size == 1:
             return [tensor]
         tensor = tensor.contiguous()
@@ -92,12 +97,18 @@ class Dist:
         return parts
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor] | None:
-        """On rank 0 the tensors of all ranks, of any type and shape, on the CPU; None on the others, which send only their own."""
-        # gloo sends from the address that it is given, and reads none of a GPU's
-        device = self.device if self.world_size > 1 and c10d.get_backend() == "nccl" else torch.device("cpu")
-        shapes = self.all_gather_text(" ".join([str(tensor.dtype).removeprefix("torch."), *map(str, tensor.shape)]))
+        """On rank 0 the tensors of all ranks, of any type and shape, on the CPU; None on other
+        ranks.
+        """
+        # gloo cannot read the memory of a GPU
+        on_device = self.world_size > 1 and c10d.get_backend() == "nccl"
+        device = self.device if on_device else torch.device("cpu")
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        shapes = self.all_gather_text(" ".join([dtype, *map(str, tensor.shape)]))
         if not self.is_main:
-            content = tensor.contiguous().view(-1).view(torch.uint8)  # of every type: backends send few of them as they are
+            # as bytes: backends send few types. Cloned: `contiguous` keeps one element's strides
+            whole = tensor.clone(memory_format=torch.contiguous_format)
+            content = whole.view(-1).view(torch.uint8)
             if len(content):
                 with self.waiting():
                     c10d.send(content.to(device), dst=0)
@@ -105,7 +116,7 @@ class Dist:
         parts = [tensor.cpu()]
         for rank, text in enumerate(shapes[1:], start=1):
             dtype, *shape = text.split()
-            part = torch.empty([int(length) for length in shape], dtype=getattr(torch, dtype))
+            part = torch.empty([*map(int, shape)], dtype=getattr(torch, dtype))
             if part.numel():
                 content = torch.empty(part.nbytes, dtype=torch.uint8, device=device)
                 with self.waiting():
@@ -115,7 +126,7 @@ class Dist:
         return parts
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Overwrite with rank 0's tensor."""
+        """Overwrite the tensor with rank 0's."""
         if self.world_size > 1:
             with self.waiting():
                 c10d.broadcast(tensor, src=0)
@@ -125,16 +136,20 @@ class Dist:
         return self.all_gather_text(text if self.is_main else "")[0]
 
     def all_gather_text(self, text: str) -> list[str]:
-        """Every rank's text; bytes in tensors, because nothing here unpickles a message."""
+        """Every rank's text, sent as bytes because nothing here unpickles a message."""
         if self.world_size == 1:
             return [text]
-        content = text.encode(errors="surrogateescape")  # a path may hold bytes that are no UTF-8
-        sizes = torch.cat(self.all_gather(torch.tensor([len(content)], device=self.device))).tolist()
+        content = text.encode(errors="surrogateescape")  # a path may hold bytes that are not UTF-8
+        size = torch.tensor([len(content)], device=self.device)
+        sizes = torch.cat(self.all_gather(size)).tolist()
         padded = torch.zeros(max(1, max(sizes)), dtype=torch.uint8)
         if content:
             padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         parts = self.all_gather(padded.to(self.device))
-        return [bytes(part[:size].cpu().numpy()).decode(errors="surrogateescape") for part, size in zip(parts, sizes, strict=True)]
+        return [
+            bytes(part[:size].cpu().numpy()).decode(errors="surrogateescape")
+            for part, size in zip(parts, sizes, strict=True)
+        ]
 
     def barrier(self) -> None:
         """Wait until every rank is here; the host waits too, not only its CUDA stream."""
@@ -143,17 +158,21 @@ class Dist:
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """Work that may fail on some ranks only: an error on one becomes an error on all. May be nested; no other collectives inside.
+        """A context for work that may fail on some ranks only: an error on one becomes an error on
+        all. It may be nested, but holds no other collectives.
 
-        The first rank that failed, and whoever failed alike, raises its own error, the others a PeerError that carries its text.
+        The first rank that failed raises its own error, and so does every rank with the same error;
+        the others raise a PeerError with its text.
         """
         own: Exception | None = None
         try:
             yield
         except Exception as error:
             own = error
-        # A PeerError came out of an agreement further in: it is another rank's error.
-        mine = "" if own is None or isinstance(own, PeerError) else str(own) if isinstance(own, ConfigError) else summary(own)
+        mine = ""
+        # a PeerError from a nested agreement is another rank's error
+        if own is not None and not isinstance(own, PeerError):
+            mine = str(own) if isinstance(own, ConfigError) else summary(own)
         problems = self.all_gather_text(mine)
         first = next((rank for rank, text in enumerate(problems) if text), None)
         if first is not None and mine != problems[first]:
@@ -163,7 +182,9 @@ class Dist:
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """Rank 0 does the work first (and fills a cache), the others after it; an error on one is an error on all."""
+        """A context that rank 0 enters first, to fill a cache for example, and then all others; an
+        error on one becomes an error on all.
+        """
         if not self.is_main:
             with self.agreed():
                 pass  # rank 0 is at work
@@ -178,38 +199,52 @@ _current: Dist | None = None
 
 
 def pick_device(requested: str, launch: Launch) -> torch.device:
-    """The device of this process, by its local rank."""
-    kind = requested if requested != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    """The device of this process, from its local rank."""
+    kind = requested
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cpu":
         return torch.device("cpu")
     name, _, number = kind.partition(":")
     if name != "cuda" or (number and not number.isdecimal()) or kind.endswith(":"):
         raise ConfigError(f"device={requested}: choose auto, cpu or cuda")
     if not torch.cuda.is_available():
-        raise ConfigError(f"device={requested}: PyTorch {torch.__version__} sees no CUDA device here; use device=cpu or auto")
+        raise ConfigError(
+            f"device={requested}: PyTorch {torch.__version__} sees no CUDA device here; use"
+            " device=cpu or auto"
+        )
     if number and launch.world_size > 1:
-        raise ConfigError(f"device={requested} puts all {launch.world_size} ranks on one device; use device=cuda")
+        raise ConfigError(
+            f"device={requested} puts all {launch.world_size} ranks on one device; use device=cuda"
+        )
     index = int(number) if number else launch.local_rank % torch.cuda.device_count()
     if index >= torch.cuda.device_count():
-        raise ConfigError(f"device={requested}: this host has {torch.cuda.device_count()} CUDA devices; use device=cuda")
+        raise ConfigError(
+            f"device={requested}: this host has {torch.cuda.device_count()} CUDA devices; use"
+            " device=cuda"
+        )
     return torch.device("cuda", index)
 
 
 def pick_backend(requested: str, device: torch.device) -> str:
-    """The collectives' backend for a device."""
+    """The backend of collectives for a device."""
     chosen = requested if requested != "auto" else ("nccl" if device.type == "cuda" else "gloo")
     known = {"gloo": c10d.is_gloo_available, "nccl": c10d.is_nccl_available}
     if chosen not in known or not known[chosen]():
-        raise ConfigError(f"backend={requested}: not available in this PyTorch; choose gloo (CPU, CUDA) or nccl (CUDA)")
+        raise ConfigError(
+            f"backend={requested}: not available in this PyTorch; choose gloo (CPU, CUDA) or nccl"
+            " (CUDA)"
+        )
     if chosen == "nccl" and device.type != "cuda":
-        raise ConfigError(f"backend=nccl needs device=cuda, but device is {device.type}; use backend=gloo")
+        raise ConfigError(
+            f"backend=nccl needs device=cuda, but device is {device.type}; use backend=gloo"
+        )
     return chosen
 
 
-def start(device: str = "auto", backend: str = "auto", timeout_s: float = 600.0, folder: Path = Path()) -> Dist:
-    """Join the process group, once per process: a multirun keeps it, its watch and its timeout from job to job.
-
-    The ranks' key goes by a file in the folder, or above it where it does not exist yet.
+def start(device: str = "auto", backend: str = "auto", timeout_s: float = 600.0) -> Dist:
+    """Join the process group, once per process: the jobs of a multirun share it, its watch and its
+    timeout.
     """
     global _current
     launch = detect(os.environ)
@@ -218,31 +253,49 @@ def start(device: str = "auto", backend: str = "auto", timeout_s: float = 600.0,
     if _current is not None:
         dist, chosen = _placed(launch, device, backend, timeout_s)
         if chosen != c10d.get_backend():
-            raise ConfigError(f"backend={chosen}: this process already runs {c10d.get_backend()}; sweep over backends in separate runs")
+            raise ConfigError(
+                f"backend={chosen}: this process already runs {c10d.get_backend()}; sweep over"
+                " backends in separate runs"
+            )
         return replace(_current, device=dist.device)
     if not timeout_s > 0:
         raise ConfigError(f"timeout_s={timeout_s:g} is not a time to wait; use e.g. timeout_s=600")
-    meeting = meet(launch, timeout_s)
-    dist, chosen, facts = _compared(meeting, device, backend)
-    watch = join_watch(meeting, facts, folder)
-    watch.start()
-    atexit.register(watch.stop)  # a script that simply ends is not missed
+    meeting = meet(launch, timeout_s, _enlist)
+    assert _current is not None
+    watch = _current.watch
+    with _current.waiting():
+        dist, chosen = _compared(meeting, device, backend)
     _current = replace(dist, watch=watch, store=meeting.client("helpers"))
-    with watch.waiting():
+    with _current.waiting():
         c10d.init_process_group(
-            chosen, store=meeting.store, rank=launch.rank, world_size=launch.world_size,
-            timeout=timedelta(seconds=timeout_s + BACKSTOP_S), device_id=dist.device if chosen == "nccl" else None,
-        )  # fmt: skip
+            chosen,
+            store=meeting.store,
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=timedelta(seconds=timeout_s + BACKSTOP_S),
+            device_id=dist.device if chosen == "nccl" else None,
+        )
     return _current
 
 
+def _enlist(watch: Watch) -> None:
+    """From now on errors and the end of this rank are reported to all."""
+    global _current
+    launch = detect(os.environ)
+    _current = Dist(launch.rank, launch.world_size, launch.local_rank, launch.launcher, watch=watch)
+    watch.start()
+    atexit.register(watch.stop)  # a script that simply ends is not missed
+
+
 def current() -> Dist | None:
-    """The group that this process has joined, if it has."""
+    """What `start` returned, if this process has joined a group."""
     return _current
 
 
 def group(dist: Dist) -> c10d.ProcessGroup:
-    """All ranks, for parts of PyTorch that ask for a group: a process that was started alone makes one of itself."""
+    """The group of all ranks, for parts of PyTorch that need one; a single process makes one of
+    itself.
+    """
     if not c10d.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if dist.device.type == "cuda" else "gloo"
         c10d.init_process_group(backend, store=c10d.HashStore(), rank=0, world_size=1)
@@ -251,7 +304,7 @@ def group(dist: Dist) -> c10d.ProcessGroup:
 
 
 def stop() -> None:
-    """Leave the process group; safe to call on every exit and more than once."""
+    """Leave the process group; further calls do nothing."""
     global _current
     if _current is not None and _current.watch is not None:
         _current.watch.stop()
@@ -260,33 +313,50 @@ def stop() -> None:
         c10d.destroy_process_group()
 
 
-def _compared(meeting: Meeting, device: str, backend: str) -> tuple[Dist, str, list[Facts]]:
-    """Device and backend, known to fit before the group exists: a rank without its device would leave the rest waiting."""
+def _compared(meeting: Meeting, device: str, backend: str) -> tuple[Dist, str]:
+    """Choose device and backend, and compare them before there is a group: a rank without its
+    device would leave the others waiting.
+    """
+    launch = meeting.launch
     dist, own = Dist(), {"error": "", "backend": "", "card": ""}
     try:
-        dist, own["backend"] = _placed(meeting.launch, device, backend, meeting.timeout_s)
+        dist, own["backend"] = _placed(launch, device, backend, meeting.timeout_s)
         if own["backend"] == "nccl":
             own["card"] = str(torch.cuda.get_device_properties(dist.device).uuid)
     except ConfigError as error:
         own["error"] = str(error)
     facts = exchange(meeting, own)
+    _refuse_errors([each["error"] for each in facts], launch)
     for rank, each in enumerate(facts):
-        if each["error"] and rank != meeting.launch.rank:
-            raise PeerError(f"rank {rank}: {each['error']}")
-        if each["error"]:  # rank 0 prints what all find alike
-            raise (ConfigError if all(other["error"] == each["error"] for other in facts) else LocalError)(each["error"])
         if each["backend"] != facts[0]["backend"]:
             chosen = f"rank 0 chose {facts[0]['backend']}, rank {rank} {each['backend']}"
-            raise ConfigError(f"backend=auto: {chosen}; set device=cpu or device=cuda")
+            raise found_by_all(f"backend=auto: {chosen}; set device=cpu or device=cuda", launch)
     _refuse_shared_cards([each["card"] for each in facts])
-    return dist, own["backend"], facts
+    return dist, own["backend"]
+
+
+def _refuse_errors(errors: Sequence[str], launch: Launch) -> None:
+    """Errors of ranks that cannot have their device, by rank; empty where there is none."""
+    rank = next((rank for rank, error in enumerate(errors) if error), None)
+    if rank is None:
+        return
+    if all(error == errors[rank] for error in errors):
+        raise found_by_all(errors[rank], launch)
+    if own := errors[launch.rank]:
+        raise LocalError(own)
+    raise PeerError(f"rank {rank}: {errors[rank]}")
 
 
 def _refuse_shared_cards(cards: Sequence[str]) -> None:
-    """NCCL's own error comes late and is a page; `cards` are by rank, empty where it is not asked to share any."""
+    """NCCL's own error comes late and fills a page. `cards` are by rank, empty for ranks without
+    NCCL.
+    """
     for rank, card in enumerate(cards):
         if card and (first := cards.index(card)) != rank:
-            raise ConfigError(f"backend=nccl: ranks {first} and {rank} are on one GPU; start a rank per GPU, or set backend=gloo")
+            raise ConfigError(
+                f"backend=nccl: ranks {first} and {rank} are on one GPU; start a rank per GPU, or"
+                " set backend=gloo"
+            )
 
 
 def _placed(launch: Launch, device: str, backend: str, timeout_s: float) -> tuple[Dist, str]:
@@ -294,4 +364,7 @@ def _placed(launch: Launch, device: str, backend: str, timeout_s: float) -> tupl
     chosen = pick_backend(backend, where)
     if where.type == "cuda":
         torch.cuda.set_device(where)
-    return Dist(launch.rank, launch.world_size, launch.local_rank, launch.launcher, where, timeout_s), chosen
+    return (
+        Dist(launch.rank, launch.world_size, launch.local_rank, launch.launcher, where, timeout_s),
+        chosen,
+    )

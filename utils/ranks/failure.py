@@ -1,20 +1,22 @@
-"""What a rank reports when it cannot go on, and what all ranks hear of why the run ends."""
+"""What a rank reports when it cannot go on, and what all ranks hear about why the run ends."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-LINGER_S = 1.5  # before a rank leaves: launchers kill the others when one has gone, and they may have something to read, say or close
+# how long a rank waits before it leaves: launchers kill the others when one has gone, and those may
+# still have something to print or close
+LINGER_S = 1.5
 
-# Whose account of an end counts, the best first: the user has read it already; the rank has found it; it is how a rank ended;
-# it is what the end of another rank did to this one.
+# Which report of an end counts, the best first: the user has read it already; a rank found an
+# error; a rank ended; the end of another rank led to this error.
 PRINTED, FOUND, ENDED, ECHO = KINDS = ("printed", "found", "ended", "echo")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One line, and the traceback where nobody expected the error."""
+    """One line, and a traceback if the error was unexpected."""
 
     text: str
     status: int = 1
@@ -26,19 +28,23 @@ class Failure:
         return f"error{where}: {self.text}" + (f"\n{self.trace}" if self.trace else "")
 
     def row(self) -> list[Any]:
-        """For a message, which has room for so much, also where each character takes twelve bytes."""
-        trace = self.trace if len(self.trace) < 8000 else f"{self.trace[:2000]}\n…\n{self.trace[-5900:]}"
+        """For a message: short enough for one even if each character takes twelve bytes."""
+        trace = (
+            self.trace
+            if len(self.trace) < 8000
+            else f"{self.trace[:2000]}\n…\n{self.trace[-5900:]}"
+        )
         return [self.text[:2000], self.status, self.kind, trace]
 
     @classmethod
     def from_row(cls, row: Any) -> Failure:
-        """Raises an error where it is none."""
+        """The inverse of `row`; raises an error if the row is malformed."""
         text, status, kind, trace = row
         return cls(str(text), int(status), KINDS[KINDS.index(kind)], str(trace))
 
 
 def summary(error: BaseException) -> str:
-    """The type of an error that was not made to be read, and the first line of what it says."""
+    """The type of an unexpected error, and the first line of its text."""
     try:
         text = str(error).strip().partition("\n")[0]
     except Exception:  # a __str__ of its own

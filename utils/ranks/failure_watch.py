@@ -1,8 +1,8 @@
-"""A thread beside the main thread of every rank, so that all ranks fail together and stop together.
+"""A thread beside the main thread of every rank, so that all ranks fail together.
 
-It reports to the failure server on rank 0 (see failure_server.py) twice a second whether this rank waits for others and where it is,
-and acts on what that answers: the run is over, or somebody asks for a stop. A main thread that is blocked in a collective cannot do
-that itself.
+Twice a second it reports to the failure server on rank 0 (see failure_server.py) whether this rank
+waits for others and where it is, and it ends the process once the run is over. A main thread that
+is blocked in a collective cannot do that itself.
 """
 
 from __future__ import annotations
@@ -22,33 +22,43 @@ from types import FrameType
 from utils.files import ROOT
 from utils.ranks import signals
 from utils.ranks.connection import Connection, Message
-from utils.ranks.failure import ECHO, FOUND, LINGER_S, PRINTED, Failure
+from utils.ranks.failure import ECHO, ENDED, FOUND, LINGER_S, PRINTED, Failure
 from utils.ranks.failure_server import PATIENCE_S, SILENT_S, FailureServer, Standstill
 from utils.ranks.launchers import Launch
 
 BEAT_S = 0.5
 ANSWER_S = PATIENCE_S[ECHO] + 5.0  # the failure server has decided by then, or cannot be reached
-GRACE_S = 5.0  # how long the main thread may take to end by itself once it is known that the run is over
+# how long the main thread may take to end by itself once it is known that the run is over
+GRACE_S = 5.0
 STUCK_S = 2.0  # the same where it waits for others, which no longer come
-HIDDEN = ("utils/ranks/failure_watch.py", "utils/ranks/distributed.py")  # where waiting happens, but never why
+# where waiting happens, but never why
+HIDDEN = ("utils/ranks/failure_watch.py", "utils/ranks/distributed.py")
 
 
 class Watch:
     """What the main thread sees of it; with `server` on rank 0."""
 
-    def __init__(self, host: str, port: int, key: str, launch: Launch, timeout_s: float, server: FailureServer | None = None) -> None:
-        """Connect to the failure server, at a place that the others know from rank 0; rank 0 has it in its own process."""
+    def __init__(
+        self,
+        connection: Connection,
+        launch: Launch,
+        timeout_s: float,
+        where: str,
+        server: FailureServer | None = None,
+    ) -> None:
+        """`connection` leads to the failure server, which knows this rank by it. `where` names the
+        run among those of this host.
+        """
         self.timeout_s = timeout_s
-        self.last_words: list[Callable[[str], None]] = []  # called with the cause before a hard exit
+        # called with the cause before a hard exit
+        self.last_words: list[Callable[[str], None]] = []
         self.reported: Failure | None = None  # by this rank
-        self.cause: Failure | None = None  # of the run's end, as soon as it is known here; the user has read it
-        self._connection = Connection(server.local if server else socket.create_connection((host, port), timeout=min(30.0, timeout_s)))
-        self._connection.send({"key": key, "rank": launch.rank})
-        self._launch, self._name, self._server = launch, f"{host}:{port}", server
+        self.cause: Failure | None = None  # of the run's end; the user has read it
+        self._connection, self._launch, self._where = connection, launch, where
+        self._server = server
         self._process, self._main = os.getpid(), threading.main_thread().ident
         self._depth, self._entered, self._since = 0, 0, 0.0
         self._heard = time.monotonic()
-        self._passed_on = 0  # the request to stop that the others know of
         self._orphaned: float | None = None
         self._server_left = self._main_is_leaving = False
         self._concluded, self._patient = 0.0, True
@@ -59,7 +69,7 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave in good order: others will not miss this rank. More than once does no harm."""
+        """Leave in good order, so that nobody misses this rank; a second call does nothing."""
         if self._main_is_leaving or os.getpid() != self._process:
             return
         self._main_is_leaving = True
@@ -84,24 +94,31 @@ class Watch:
             self._depth -= 1
 
     def report(self, failure: Failure) -> None:
-        """This rank cannot go on; the first report counts."""
+        """Report that this rank cannot go on; only the first report counts."""
         if self.reported is None:
             self.reported = failure
             self._connection.send({"failed": failure.row()})
 
     def wait_for_cause(self) -> Failure | None:
-        """Why the run is over, once everybody has heard of it; None where the failure server does not answer."""
+        """Wait until all ranks know why the run is over, and return it; None if the failure server
+        does not answer.
+        """
         if self._known.wait(ANSWER_S):
             wait_s = max(0.0, self._concluded + LINGER_S - time.monotonic())
             time.sleep(wait_s) if self._server is None else self._server.wait(wait_s)
         return self.cause
 
     def _run(self) -> None:
-        """Without this thread the rank would wait for ever for others that are gone: should it fail, the rank ends, aloud."""
+        """Without this thread a rank would wait for ever for others that are gone: if it fails, the
+        rank ends.
+        """
         try:
             self._listen()
         except Exception as error:
-            signals.say(f"error on rank {self._launch.rank}: its watch over the others has failed ({type(error).__name__}: {error})")
+            signals.say(
+                f"error on rank {self._launch.rank}: its watch over the others has failed"
+                f" ({type(error).__name__}: {error})"
+            )
             signals.end_now(1)
 
     def _listen(self) -> None:
@@ -118,7 +135,7 @@ class Watch:
             if now >= due:
                 due = now + BEAT_S
                 self._connection.send({"beat": [self._entered, self._waited_s(now), self._place()]})
-                self._pass_on(now)
+                self._look_for_launcher(now)
                 self._doubt(now)
         selector.close()
         self._connection.socket.close()
@@ -132,21 +149,26 @@ class Watch:
             self._orphaned += seconds
 
     def _receive(self) -> bool:
-        """Do what the failure server says; False when there is nothing more to come."""
+        """Do what the failure server says; False when nothing more will come."""
         messages = self._connection.receive()
         self._heard = time.monotonic()
         for message in messages or ():
             self._obey(message)
-        if messages is None and self.cause is None and not (self._server_left or self._main_is_leaving):
+        if (
+            messages is None
+            and self.cause is None
+            and not (self._server_left or self._main_is_leaving)
+        ):
             self._rank_0_is_lost("rank 0 is gone (killed, or its host is down)")
         return messages is not None and not self._server_left
 
     def _obey(self, message: Message) -> None:
         if "end" in message:
             self._conclude(Failure(message["end"], message["status"]), patient=message["patient"])
-        elif "stop" in message:
-            self._passed_on = message["stop"]
-            signals.ask(message["stop"])
+        elif "refused" in message:
+            line = f"{message['refused']}; give each process a number of its own"
+            signals.say(f"error on rank {self._launch.rank}: {line}")
+            self._conclude(Failure(line, 2), patient=False)
         elif "left" in message:
             self._server_left = True
             self._connection.finish()
@@ -155,52 +177,65 @@ class Watch:
         self._concluded, self._patient, self.cause = time.monotonic(), patient, cause
         self._known.set()
 
-    def _pass_on(self, now: float) -> None:
-        """Requests to stop go from one rank to all; that the launcher is gone is one."""
+    def _look_for_launcher(self, now: float) -> None:
+        """A launcher that is gone counts as a SIGTERM from it, which all ranks follow."""
         if self._orphaned is None and self._launch.orphaned:
             self._orphaned = now
-            why = f"{self._launch.launcher}, which started rank {self._launch.rank}, is gone: saving, then stopping"
-            self._connection.send({"stop": SIGTERM, "why": why})
+            if self._launch.local_rank == 0:
+                started = f"{self._launch.launcher}, which started rank {self._launch.rank}"
+                signals.say(f"{started}, is gone: saving, then stopping")
             signals.ask(SIGTERM)
         if self._orphaned is not None and now - self._orphaned > self.timeout_s:
-            self._end_now(Failure("the launcher is gone, and the run did not stop", signals.STATUS[SIGTERM]))
-        if (asked := signals.asked()) and asked != self._passed_on:
-            self._passed_on = asked
-            self._connection.send({"stop": asked, "why": ""})
+            words = "the run did not stop, though its launcher had gone"
+            self.report(Failure(words, signals.STATUS[SIGTERM], ENDED))
 
     def _doubt(self, now: float) -> None:
-        """Rank 0 itself may be what does not answer."""
+        """Notice that rank 0 itself no longer answers."""
         waits_too_long = self._waited_s(now) > self.timeout_s + 1
-        if (self.reported or waits_too_long) and now - self._heard > SILENT_S and self._server is None:
+        if (
+            (self.reported or waits_too_long)
+            and now - self._heard > SILENT_S
+            and self._server is None
+        ):
             late = f"did not come within timeout_s={self.timeout_s:g} s: it no longer answers"
             here = f"; the others wait at {self._place()}" if waits_too_long else ""
-            self._rank_0_is_lost(f"rank 0 {late if waits_too_long else 'no longer answers'} (stopped, or its host is down){here}", False)
+            self._rank_0_is_lost(
+                f"rank 0 {late if waits_too_long else 'no longer answers'} (stopped, or its host is"
+                f" down){here}",
+                False,
+            )
 
     def _rank_0_is_lost(self, words: str, patient: bool = True) -> None:
-        """Without the failure server a rank prints its own error; else one rank of each host says what is missing."""
+        """Without the failure server a rank prints its own error; if it has none, one rank of each
+        host says that rank 0 is lost.
+        """
         own = self.reported if self.reported is not None and self.reported.kind == FOUND else None
         if own is not None:
             signals.say(own.shown(f" on rank {self._launch.rank}"))
         elif self._speaks_for_its_host():
             signals.say(f"error: {words}")
-        self._connection.send({"failed": Failure(words, kind=PRINTED).row()})  # should rank 0 go on after all, it will find this
+        # should rank 0 go on after all, it will find this
+        self._connection.send({"failed": Failure(words, kind=PRINTED).row()})
         self._conclude(own or Failure(words), patient)
 
     def _speaks_for_its_host(self) -> bool:
-        """Ranks of one host agree on who speaks by a name that only one of them can take."""
-        time.sleep(min(self._launch.rank - 1, 5) * 0.2)  # the lowest first; it holds the name while it lingers
+        """Of the ranks of one host, the one that speaks is the one that takes a name first."""
+        # the lowest first; it holds the name while it lingers
+        time.sleep(min(self._launch.rank - 1, 5) * 0.2)
         self._name_taken = socket.socket(socket.AF_UNIX)
         try:
-            self._name_taken.bind(f"\0lockstep {self._name}")
+            self._name_taken.bind(f"\0lockstep {self._where} speaker")
         except OSError as error:
             return error.errno != errno.EADDRINUSE
         return True
 
     def _finish(self, cause: Failure) -> None:
-        """The main thread hears of it by itself, as a rule; where it does not, the process ends here."""
+        """The main thread usually ends by itself; if it does not, the process ends here."""
         began = time.monotonic()
         while (passed := time.monotonic() - began) < (GRACE_S if self._patient else 1.0):
-            if self._main_is_leaving or (passed > STUCK_S and self._waited_s(time.monotonic()) > STUCK_S):
+            if self._main_is_leaving or (
+                passed > STUCK_S and self._waited_s(time.monotonic()) > STUCK_S
+            ):
                 break
             time.sleep(0.1)
         if not self._main_is_leaving:
@@ -227,7 +262,9 @@ class Watch:
 
 
 def place(frame: FrameType | None) -> str:
-    """Where a thread is: its innermost line of this repository, and the one of pretrain.py that led there."""
+    """Where a thread is: its innermost line in this repository, and the line of pretrain.py that
+    led there.
+    """
     inner = outer = nowhere = ""
     while frame is not None:
         file = frame.f_code.co_filename

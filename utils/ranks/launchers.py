@@ -1,4 +1,4 @@
-"""Which process am I? Reads the environment of every launcher we support; imports nothing heavy."""
+"""Reads which rank this process is from the environment of any launcher; imports nothing slow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from utils.errors import ConfigError
 
 
 class Family(NamedTuple):
-    """The variables by which one launcher numbers its processes."""
+    """The variables in which one launcher numbers its processes."""
 
     rank: str
     world_size: tuple[str, ...]  # the first one that is set counts
@@ -22,34 +22,59 @@ class Family(NamedTuple):
     local_size: tuple[str, ...]
 
 
-# Innermost launcher first, because its numbers are the true ones: mpirun in a Slurm job starts its daemons by
-# srun, so that its ranks see SLURM_PROCID too, and torchrun's workers see what started torchrun.
+# The innermost launcher is first, because its numbers are the true ones: mpirun in a Slurm job
+# starts its daemons with srun, so its ranks see SLURM_PROCID too, and torchrun's workers see the
+# variables of whatever started torchrun.
 FAMILIES = {
     "torchrun": Family("RANK", ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
-    "openmpi": Family("OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_LOCAL_SIZE",)),
-    "mvapich2": Family("MV2_COMM_WORLD_RANK", ("MV2_COMM_WORLD_SIZE",), ("MV2_COMM_WORLD_LOCAL_RANK",), ("MV2_COMM_WORLD_LOCAL_SIZE",)),
-    "mpich": Family("PMI_RANK", ("PMI_SIZE",), ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"), ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")),
-    "srun": Family("SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_LOCALID",), ()),
+    "openmpi": Family(
+        "OMPI_COMM_WORLD_RANK",
+        ("OMPI_COMM_WORLD_SIZE",),
+        ("OMPI_COMM_WORLD_LOCAL_RANK",),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    "mvapich2": Family(
+        "MV2_COMM_WORLD_RANK",
+        ("MV2_COMM_WORLD_SIZE",),
+        ("MV2_COMM_WORLD_LOCAL_RANK",),
+        ("MV2_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    "mpich": Family(
+        "PMI_RANK",
+        ("PMI_SIZE",),
+        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
+        ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+    ),
+    "srun": Family(
+        "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_LOCALID",), ()
+    ),
     "env": Family("RANK", ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
 }
-# What Slurm puts in SLURM_STEP_ID for the batch script, an interactive shell and the like: no step of srun.
-NOT_A_STEP = {"", "batch", "extern", "interactive", *(str(2**32 - distance) for distance in range(1, 8))}
-# Names that all ranks of a job share and no other job has, for a port of its own.
+# SLURM_STEP_ID in a batch script, an interactive shell and the like, which are no steps of srun
+NOT_A_STEP = {
+    "",
+    "batch",
+    "extern",
+    "interactive",
+    *(str(2**32 - distance) for distance in range(1, 8)),
+}
+# Variables that identify a job: all of its ranks derive one port from them
 JOB_NAMES = {
     "openmpi": ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID"),
     "mpich": ("PMI_JOBID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"),
     "mvapich2": ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"),
     "srun": ("SLURM_JOB_ID",),
 }
-PARENTS = ("torchrun", "openmpi", "mpich", "mvapich2", "srun")  # launchers that are the ranks' parents for as long as they live
-PARENT = os.getppid()  # as this program began
-DEFAULT_PORT = 29500  # PyTorch's own, where nothing tells one job from another
+# launchers that stay the parents of their ranks
+PARENTS = ("torchrun", "openmpi", "mpich", "mvapich2", "srun")
+PARENT = os.getppid()  # when this program began
+DEFAULT_PORT = 29500  # PyTorch's own, if nothing identifies the job
 FIRST_PORT, PORTS = 20000, 12000  # below the range from which Linux takes its ephemeral ports
 
 
 @dataclass(frozen=True)
 class Launch:
-    """The place of one process in its run."""
+    """Which process of the run this is."""
 
     launcher: str = "none"
     rank: int = 0
@@ -58,12 +83,12 @@ class Launch:
 
     @property
     def orphaned(self) -> bool:
-        """Whether the launcher is gone, as far as that can be seen."""
+        """Whether the launcher has died, if it was this process's parent."""
         return self.launcher in PARENTS and os.getppid() != PARENT
 
 
 def detect(env: Mapping[str, str]) -> Launch:
-    """The launcher, rank, world size and local rank that the environment tells."""
+    """The launcher, rank, world size and local rank, from the environment."""
     for name, family in FAMILIES.items():
         size_key = next((key for key in family.world_size if env.get(key)), None)
         if not env.get(family.rank) or not _applies(name, env):
@@ -71,21 +96,30 @@ def detect(env: Mapping[str, str]) -> Launch:
         if size_key is None:
             if name != "env":
                 continue
-            raise ConfigError(f"RANK={env['RANK']} is set but WORLD_SIZE is not; export WORLD_SIZE=<number of processes> or unset RANK")
+            raise ConfigError(
+                f"RANK={env['RANK']} is set but WORLD_SIZE is not; export WORLD_SIZE=<number of"
+                " processes> or unset RANK"
+            )
         rank, world_size = _integer(env, family.rank), _integer(env, size_key)
         if not 0 <= rank < world_size:
-            raise ConfigError(f"{family.rank}={rank} is outside 0..{world_size - 1} ({size_key}={world_size}); unset both or correct them")
+            raise ConfigError(
+                f"{family.rank}={rank} is outside 0..{world_size - 1} ({size_key}={world_size});"
+                " unset both or correct them"
+            )
         return Launch(name, rank, world_size, _local_rank(name, env, rank, world_size))
     return Launch()
 
 
 def master_address(env: Mapping[str, str], launch: Launch, parent: int) -> tuple[str, int]:
-    """MASTER_ADDR and MASTER_PORT, derived from the job where the launcher gives none; `parent` is the parent's process id."""
-    one_host = _on_one_host(env, launch)
+    """MASTER_ADDR and MASTER_PORT, derived from the job if the launcher gives none; `parent` is the
+    parent's process id.
+    """
+    one_host = on_one_host(env, launch)
     address = env.get("MASTER_ADDR") or ("127.0.0.1" if one_host else _first_address(env, launch))
     if address is None:
         raise ConfigError(
-            f"MASTER_ADDR is not set and {launch.launcher} on several hosts does not tell it; export MASTER_ADDR=<host of rank 0>"
+            f"MASTER_ADDR is not set and {launch.launcher} on several hosts does not tell it;"
+            " export MASTER_ADDR=<host of rank 0>"
         )
     if env.get("MASTER_PORT"):
         if not 0 < (port := _integer(env, "MASTER_PORT")) < 1 << 16:
@@ -93,9 +127,10 @@ def master_address(env: Mapping[str, str], launch: Launch, parent: int) -> tuple
         return address, port
     job = next((env[key] for key in JOB_NAMES.get(launch.launcher, ()) if env.get(key)), None)
     if launch.launcher == "srun":
-        job = f"{job}.{env.get('SLURM_STEP_ID') or env.get('SLURM_STEPID')}"  # a second step of the same job meets elsewhere
+        # another step of the same job needs another port
+        job = f"{job}.{env.get('SLURM_STEP_ID') or env.get('SLURM_STEPID')}"
     if job is None and one_host and not env.get("MASTER_ADDR"):
-        job = str(parent)  # what started one rank on this host started them all
+        job = str(parent)  # one process started all ranks of this host
     return address, DEFAULT_PORT if job is None else FIRST_PORT + zlib.crc32(job.encode()) % PORTS
 
 
@@ -103,7 +138,9 @@ def first_host(nodelist: str) -> str:
     """The first host of a Slurm node list: `gpu[03-05,9],login1` gives `gpu03`."""
     first = re.match(r"(?:[^,\[\]]|\[[\d,-]+\])+", nodelist)
     if not first:
-        raise ConfigError(f"SLURM_JOB_NODELIST={nodelist!r} cannot be read; export MASTER_ADDR=<first host>")
+        raise ConfigError(
+            f"SLURM_JOB_NODELIST={nodelist!r} cannot be read; export MASTER_ADDR=<first host>"
+        )
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first.group())
 
 
@@ -128,13 +165,16 @@ def _integer(env: Mapping[str, str], key: str) -> int:
     try:
         return int(env[key])
     except ValueError:
-        raise ConfigError(f"{key}={env[key]!r} is not a whole number; unset it or let the launcher set it") from None
+        raise ConfigError(
+            f"{key}={env[key]!r} is not a whole number; unset it or let the launcher set it"
+        ) from None
 
 
 def _local_rank(name: str, env: Mapping[str, str], rank: int, world_size: int) -> int:
     keys = FAMILIES[name].local_rank
     if name == "mpich" and _in_step(env):
-        keys = (*keys, "SLURM_LOCALID")  # srun --mpi=pmi2 numbers by PMI, but only Slurm tells the local rank
+        # with srun --mpi=pmi2 only Slurm gives the local rank
+        keys = (*keys, "SLURM_LOCALID")
     for key in keys:
         if env.get(key):
             return _integer(env, key)
@@ -142,7 +182,10 @@ def _local_rank(name: str, env: Mapping[str, str], rank: int, world_size: int) -
     if local_size:
         return rank % local_size
     if name == "env" and world_size > 1:
-        raise ConfigError(f"RANK={rank} is set but LOCAL_RANK is not; export LOCAL_RANK=<number of this process on its host>")
+        raise ConfigError(
+            f"RANK={rank} is set but LOCAL_RANK is not; export LOCAL_RANK=<number of this process"
+            " on its host>"
+        )
     return rank
 
 
@@ -150,7 +193,13 @@ def _local_size(name: str, env: Mapping[str, str]) -> int | None:
     return next((_integer(env, key) for key in FAMILIES[name].local_size if env.get(key)), None)
 
 
-def _on_one_host(env: Mapping[str, str], launch: Launch) -> bool:
+def surely_on_one_host(env: Mapping[str, str], launch: Launch) -> bool:
+    """Whether the launcher itself says that all ranks run on this host."""
+    return _local_size(launch.launcher, env) == launch.world_size
+
+
+def on_one_host(env: Mapping[str, str], launch: Launch) -> bool:
+    """Whether all ranks run on this host, as far as the environment tells."""
     if launch.world_size == 1:
         return True
     local_size = _local_size(launch.launcher, env)
@@ -162,14 +211,20 @@ def _on_one_host(env: Mapping[str, str], launch: Launch) -> bool:
 
 
 def _first_address(env: Mapping[str, str], launch: Launch) -> str | None:
-    # Only srun's own ranks share a step. The others may be children of a daemon's step, which lists the daemon's hosts.
-    step = launch.launcher == "srun" or (launch.launcher == "mpich" and "SLURM_LOCALID" in env and "MPI_LOCALRANKID" not in env)
+    # Only srun's own ranks share a step; others may run in the step of a daemon, which lists the
+    # daemon's hosts.
+    step = launch.launcher == "srun" or (
+        launch.launcher == "mpich" and "SLURM_LOCALID" in env and "MPI_LOCALRANKID" not in env
+    )
     nodes = (env.get("SLURM_STEP_NODELIST") if step else None) or env.get("SLURM_JOB_NODELIST")
     host = first_host(nodes) if nodes else None
     if host and _is_known(host):
         return host
-    # Slurm reaches nodes whose names nobody else knows. A batch script runs on the first one, and so do the srun and the mpirun in it:
-    # srun tells what it starts, MPICH's daemons too, the address of the node where it was called, and Open MPI 4 where mpirun listens.
-    if launch.launcher == "openmpi" and (found := re.search(r"tcp://([0-9.]+)", env.get("OMPI_MCA_orte_hnp_uri", ""))):
+    # Slurm may know nodes by names that do not resolve. A batch script runs on the first node, and
+    # so do the srun and mpirun in it. srun gives the address of that node to everything it starts,
+    # MPICH's daemons included; Open MPI 4 gives the address at which mpirun listens.
+    if launch.launcher == "openmpi" and (
+        found := re.search(r"tcp://([0-9.]+)", env.get("OMPI_MCA_orte_hnp_uri", ""))
+    ):
         return found.group(1)
     return env.get("SLURM_LAUNCH_NODE_IPADDR") or host

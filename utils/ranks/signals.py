@@ -1,7 +1,8 @@
-"""Requests to stop: SIGTERM, SIGUSR1 and Ctrl-C become a question that the run asks itself between steps.
+"""Requests to stop: SIGTERM, SIGUSR1 and Ctrl-C set a flag that the run reads between steps.
 
-Python runs a handler between two bytecodes of the main thread, and that may be blocked for minutes in a collective. So
-the handlers here do nothing: the interpreter's own writes the number of each signal into a pipe, and a thread reads it.
+Python runs a handler between two bytecodes of the main thread, which may be blocked for minutes in
+a collective. So the handlers here do nothing: the interpreter writes the number of each signal into
+a pipe, and a thread reads it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from typing import NoReturn
 from utils.terminal import CLEAR, redrawable
 
 STATUS: dict[int, int] = {signal.SIGTERM: 143, signal.SIGUSR1: 138, signal.SIGINT: 130}
-ORDER = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # of several requests all ranks follow the first in this order
+# if ranks get different signals, all follow the first in this order
+ORDER = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SAME_PRESS_S = 1.0  # under torchrun one Ctrl-C comes twice: from the terminal and from torchrun
-WORDS_S = 2.0  # how long a hard exit may be held up by a terminal that takes no output
+WORDS_S = 2.0  # how long a terminal that takes no output may delay a hard exit
 
 
 @dataclass
@@ -29,7 +31,7 @@ class _State:
     installed: bool = False
     deferred: bool = False
     asked: int = 0
-    interrupted: float | None = None  # when Ctrl-C came first
+    interrupted: float | None = None  # the time of the first Ctrl-C
     rank: int = 0
     closing: Callable[[int, str], bool] = lambda signum, line: True
 
@@ -39,12 +41,14 @@ _lock = threading.RLock()
 
 
 def install(rank: int = 0, closing: Callable[[int, str], bool] | None = None) -> None:
-    """Listen, from the main thread. `closing(signum, line)` runs before a signal ends the process; it decides whether the line is said."""
+    """Start to listen; called from the main thread. `closing(signum, line)` runs before a signal
+    ends the process, and returns whether to print the line.
+    """
     _state.rank, _state.closing = rank, closing or (lambda signum, line: rank == 0)
     if _state.installed:
         return
     _state.installed = True
-    # one that comes before all is in place would meet half of it, and could be lost
+    # a signal that arrives before everything is in place could be lost
     former = signal.pthread_sigmask(signal.SIG_BLOCK, STATUS)
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -58,7 +62,7 @@ def install(rank: int = 0, closing: Callable[[int, str], bool] | None = None) ->
 
 
 def defer() -> None:
-    """From now on a signal asks the run to stop; before, it ends the process at once."""
+    """From now on a signal asks the run to stop; until now it ends the process at once."""
     _state.deferred = True
 
 
@@ -68,7 +72,7 @@ def asked() -> int:
 
 
 def ask(signum: int) -> None:
-    """Ask this process to stop, as the signal would: a peer was signalled, or the launcher is gone."""
+    """Ask this process to stop, as the signal would."""
     with _lock:
         if _state.installed and not _state.deferred:
             _end(signum, f"stopped by {signal.Signals(signum).name} before training began")
@@ -80,31 +84,31 @@ def ask(signum: int) -> None:
 
 
 def flags() -> list[float]:
-    """A number for each signal, 1 for the one that asked: to be summed over ranks."""
+    """One number per signal, 1 for the one that this process heard; to be summed over ranks."""
     return [float(_state.asked == signum) for signum in ORDER]
 
 
 def chosen(sums: Sequence[float]) -> int:
-    """The signal that all ranks follow, from the sums of their flags; 0: none."""
+    """The signal that all ranks follow, from the sums of their flags, or 0."""
     return next((int(signum) for signum, total in zip(ORDER, sums, strict=True) if total > 0.5), 0)
 
 
 def quiet_worker() -> None:
-    """In a worker process: signals to the whole process group are the main process's to handle."""
+    """Called in a worker process, which leaves signals to the main process."""
     for signum in STATUS:
         signal.signal(signum, signal.SIG_IGN)
     _detach()
 
 
 def say(line: str) -> None:
-    """A line to the terminal from any thread; a progress bar that stands there gives way."""
+    """Print a line from any thread, in place of a progress bar if there is one."""
     if (stream := sys.stderr) is not None:  # None where it was closed before we began
-        with suppress(OSError, ValueError):  # that nobody reads any more is no reason to fail
+        with suppress(OSError, ValueError):  # a closed terminal is no reason to fail
             print(f"{CLEAR}{line}" if redrawable(stream) else line, file=stream, flush=True)
 
 
 def end_now(status: int, words: Callable[[], None] = lambda: None) -> NoReturn:
-    """End the process from any thread, whatever the main thread does; last words may take two seconds."""
+    """End the process from any thread, whatever the main thread does; `words` has two seconds."""
 
     def speak() -> None:
         words()
@@ -141,7 +145,7 @@ def _end(signum: int, line: str) -> None:
 
 
 def _nothing(signum: int, frame: object) -> None:
-    """The pipe has it already."""
+    """The number is in the pipe already."""
 
 
 def _detach() -> None:

@@ -1,4 +1,4 @@
-"""Files of a run that grow line by line, on disks that may refuse one."""
+"""Files of a run that grow line by line, and survive a full disk."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 from utils.errors import brief
 from utils.files import read_bytes, write_whole
 
-HUSH_S = 60.0  # a disk that is full for one line and not for the next is no news every time
+HUSH_S = 60.0  # a disk that is full every other line is reported this often
 
 
 class Troubles:
-    """Says once that a file cannot be written, and once that it can be again."""
+    """Reports once that a file cannot be written, and once that it can be written again."""
 
     def __init__(self, report: Callable[[str, str], None]) -> None:
         self._report = report
@@ -28,7 +28,7 @@ class Troubles:
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[None]:
-        """Around what writes a file: a disk that refuses it ends nothing."""
+        """Wraps a write: an OSError is reported and ends nothing."""
         try:
             yield
         except OSError as error:
@@ -44,17 +44,22 @@ class Troubles:
 
 
 class AppendedFile:
-    """A file that grows by whole lines: a disk that refuses one costs that line, not the next and not the training."""
+    """A file that grows by whole lines. A line that the disk refuses is lost, not the next."""
 
     def __init__(self, path: Path, troubles: Troubles) -> None:
         self._name, self._troubles, self._lock = path.name, troubles, threading.Lock()
         self._file = open(path, "ab+", buffering=0)  # noqa: SIM115 (open as long as the run)
-        self._torn: int | None = None  # the length without the half of a line that stands at the end
-        if self._file.seek(0, os.SEEK_END) and (self._file.seek(-1, os.SEEK_END), self._file.read(1))[1] != b"\n":
-            self.write("")  # a former process died within a line; what follows must not be glued to it
+        # the length without a half line at the end
+        self._torn: int | None = None
+        if (
+            self._file.seek(0, os.SEEK_END)
+            and (self._file.seek(-1, os.SEEK_END), self._file.read(1))[1] != b"\n"
+        ):
+            # a former process died within a line; start a new one
+            self.write("")
 
     def write(self, line: str) -> None:
-        """Append a line, or say why not."""
+        """Appends a line, or reports why it cannot."""
         with self._troubles.writing(self._name), self._lock:
             if not self._file.closed:
                 self._append(f"{line}\n".encode(errors="backslashreplace"))
@@ -82,7 +87,7 @@ class AppendedFile:
 
 
 def steps_evaluated(path: Path) -> set[int]:
-    """Of metrics.jsonl the steps after which there was an evaluation."""
+    """Returns the steps of metrics.jsonl that have an evaluation."""
     found = set()
     for line in read_bytes(path).splitlines():
         if b'"eval/' in line:
@@ -92,7 +97,7 @@ def steps_evaluated(path: Path) -> set[int]:
 
 
 def keep_rows(file: Path, last: int, evaluation_due: bool) -> None:
-    """Leave the whole rows up to a step, as an undisturbed run would have at that moment: before its evaluation, where one is due."""
+    """Keeps the whole rows up to a step, and drops that step's evaluation where it is still due."""
     if not file.exists():
         return
     lines = read_bytes(file).splitlines(keepends=True)
@@ -103,7 +108,7 @@ def keep_rows(file: Path, last: int, evaluation_due: bool) -> None:
 
 def _belongs(line: bytes, last: int, evaluation_due: bool) -> bool:
     try:
-        row: Any = json.loads(line.decode())  # json itself would take other encodings, too
+        row: Any = json.loads(line.decode())  # json would accept other encodings
     except (ValueError, RecursionError):
         return False
     step = row.get("step") if isinstance(row, dict) else None

@@ -1,4 +1,7 @@
-"""The run directory: what a run writes, and what it says. Rank 0 writes; everywhere else every method does nothing."""
+"""The run directory: everything a run writes and says.
+
+Rank 0 writes; on other ranks every method does nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ import itertools
 import json
 import math
 import os
+import platform
 import signal
+import socket
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
+
+import torch
 
 from utils import revision
 from utils.errors import Busy, ConfigError, RunError, Stopped, brief
@@ -24,16 +32,22 @@ from utils.rundir import folders
 from utils.rundir.append import AppendedFile, Troubles, keep_rows, steps_evaluated
 from utils.rundir.lock import Lock
 from utils.rundir.progress import ProgressBar
+from utils.rundir.report.maker import PATIENCE_S, Maker
 from utils.rundir.status import FINAL, Status, other_writer, state_of
 from utils.rundir.wandb_log import Tracker, resolve_mode
 
 
 class RunDirectory:
-    """Directory, log, metrics, status, W&B and progress bar of one run. `with run:` has the directory for this process alone."""
+    """Directory, log, metrics, status, W&B and progress bar of one run.
+
+    `with run:` locks the directory for this process.
+    """
 
     def __init__(self, directory: Path, dist: Dist, evaluates: bool = False) -> None:
         """An evaluation takes a directory of its own, which has its name once the run has begun."""
-        self.directory = directory if directory.name not in ("", "..") else Path(os.path.abspath(directory))
+        self.directory = (
+            directory if directory.name not in ("", "..") else Path(os.path.abspath(directory))
+        )
         self.dist, self._evaluates = dist, evaluates
         self._lock = Lock(self.directory)
         self._bar = ProgressBar(launcher=dist.launcher, shown=dist.is_main)
@@ -42,22 +56,43 @@ class RunDirectory:
         self._status: Status | None = None
         self._metrics: AppendedFile | None = None
         self._log: AppendedFile | None = None
+        self._events: AppendedFile | None = None
+        self._maker: Maker | None = None  # of the report page
         self._early: list[str] = []  # said before there was a log
         self._step: int | None = None
         self._began = 0
 
     @property
     def wandb_id(self) -> str | None:
-        """What continues this run at W&B, given to `begin` as the setting `id`."""
+        """The id that continues this run at W&B; `begin` takes it as the setting `id`."""
         return self._tracker.run_id
 
-    def begin(self, config_text: str, wandb: Mapping[str, Any], resumed: int | None = None, evaluation_due: bool = False) -> None:
-        """Make the directory on rank 0, moving a former run aside, or continue the one there at a step; nothing is written before."""
-        mode = resolve_mode(wandb.get("mode", "auto"), os.environ)  # on all ranks alike, before rank 0 writes anything
+    def begin(
+        self,
+        config_text: str,
+        wandb: Mapping[str, Any],
+        resumed: int | None = None,
+        evaluation_due: bool = False,
+        facts: Mapping[str, Any] | None = None,
+        report: bool = False,
+    ) -> None:
+        """Makes the directory on rank 0, or continues the one there at the step `resumed`.
+
+        A former run is moved aside; nothing is written before. `facts` are recorded with the start,
+        and `report` says whether to draw the page.
+        """
+        # fails on all ranks alike, before rank 0 writes anything
+        mode = resolve_mode(wandb.get("mode", "auto"), os.environ)
+        hosts = self.dist.all_gather_text(socket.gethostname())
         with self.dist.agreed():
             if self.dist.is_main:
                 self._begin(config_text, resumed, evaluation_due)
-                self._tracker.start(self.directory, mode, wandb.get("id"), wandb.get("project"), wandb.get("name"))
+                self._record_start(resumed, hosts, facts or {})
+                if report:
+                    self._maker = Maker(self.directory, self._note)
+                self._tracker.start(
+                    self.directory, mode, wandb.get("id"), wandb.get("project"), wandb.get("name")
+                )
         self.directory = Path(self.dist.broadcast_text(str(self.directory)))
 
     def _begin(self, config_text: str, resumed: int | None, evaluation_due: bool) -> None:
@@ -75,10 +110,12 @@ class RunDirectory:
                 keep_rows(self.directory / "metrics.jsonl", resumed, evaluation_due)
             self._metrics = AppendedFile(self.directory / "metrics.jsonl", self._troubles)
             self._log = AppendedFile(self.directory / "log.txt", self._troubles)
+            self._events = AppendedFile(self.directory / "events.jsonl", self._troubles)
             self._status = Status(self.directory, self._troubles)
         except OSError as error:
             raise ConfigError(
-                f"checkpoint_path={self.directory}: cannot be written ({brief(error)}); give a folder you may write to, with room in it"
+                f"checkpoint_path={self.directory}: cannot be written ({brief(error)}); give a"
+                " folder you may write to, with room in it"
             ) from None
         self._step = resumed
         self._began = resumed or 0
@@ -94,19 +131,66 @@ class RunDirectory:
             self.say(f"continued at step {resumed}")
         with self._troubles.writing("git.txt"):
             if old := _record_code(self.directory):
-                self.say(f"the code has changed since this run was here before; what it was then is in {old}")
+                self.say(
+                    "the code has changed since this run was here before; what it was then is in"
+                    f" {old}"
+                )
+
+    def _record_start(
+        self, resumed: int | None, hosts: Sequence[str], facts: Mapping[str, Any]
+    ) -> None:
+        device = self.dist.device
+        cuda = device.type == "cuda"
+        name = torch.cuda.get_device_name(device) if cuda else "CPU"
+        self.event(
+            "started",
+            resumed or 0,
+            resumed=resumed is not None,
+            ranks=self.dist.world_size,
+            hosts=sorted({*hosts}),
+            launcher=self.dist.launcher,
+            device=name,
+            threads=torch.get_num_threads(),
+            cores=os.cpu_count(),
+            torch=torch.__version__,
+            python=platform.python_version(),
+            code=revision.summary(),
+            arguments=sys.argv[1:],
+            **facts,
+        )
+
+    def event(self, name: str, step: int | None, **facts: Any) -> None:
+        """Appends a line to events.jsonl: what happened to the run, beside its metrics."""
+        if (events := self._events) is not None:  # another thread may record while this one closes
+            row = {"time": round(time.time(), 3), "event": name, "step": step, **facts}
+            events.write(json.dumps(row))
+
+    def draw_report(self) -> None:
+        """Draws report.html again, in a process of its own."""
+        if self._maker is not None:
+            self._maker.draw()
+
+    def _finish_report(self, patience_s: float = PATIENCE_S) -> None:
+        """Draws report.html for the last time."""
+        maker, self._maker = self._maker, None
+        if maker is not None and not self.lost():
+            maker.finish(patience_s)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line of metrics.jsonl, from where it goes to W&B."""
+        """Appends a line to metrics.jsonl, from where it goes to W&B."""
         if self._metrics is None:
             return
         self._step = step
-        row = {"step": step, "time": round(time.time(), 3), **{name: _strict(value) for name, value in metrics.items()}}
+        row = {
+            "step": step,
+            "time": round(time.time(), 3),
+            **{name: _strict(value) for name, value in metrics.items()},
+        }
         self._metrics.write(json.dumps(row, allow_nan=False))
         self._tracker.report()
 
     def say(self, text: str) -> None:
-        """A line to the terminal and to log.txt."""
+        """Writes a line to the terminal and to log.txt."""
         self._bar.say(text)
         if self._status is None and self.dist.is_main:
             self._early.append(text)
@@ -116,11 +200,15 @@ class RunDirectory:
         if (log := self._log) is not None:  # another thread may speak while this one closes
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}")
 
-    def write_report(self, step: int, set_name: str, figures: Mapping[str, str], files: Mapping[str, str | bytes]) -> None:
-        """What an evaluation has shown of one set, SVG figures by name and files, in a folder under `evaluations`."""
+    def write_report(
+        self, step: int, set_name: str, figures: Mapping[str, str], files: Mapping[str, str | bytes]
+    ) -> None:
+        """Writes the SVG figures and files of one evaluated set to a folder under `evaluations`."""
         drawn = {f"{safe_name(name)}.svg": figure for name, figure in figures.items()}
         contents = {**{safe_name(name): content for name, content in files.items()}, **drawn}
-        assert len(contents) == len(figures) + len(files), f"two have one name: {sorted([*figures, *files])}"
+        assert len(contents) == len(figures) + len(files), (
+            f"two have one name: {sorted([*figures, *files])}"
+        )
         if not contents or self._metrics is None or self.lost():
             return
         with self._troubles.writing("evaluations"):
@@ -132,48 +220,76 @@ class RunDirectory:
                 write_whole(folder / name, content)
 
     def earlier_files(self, step: int, set_name: str, name: str, most: int) -> Sequence[Path]:
-        """Of what evaluations have left of a set before a step, at most so many files of this name, the newest first."""
-        evaluated = steps_evaluated(self.directory / "metrics.jsonl")  # others have left theirs on a course that was given up
+        """Returns files of this name that earlier evaluations of a set left, the newest first."""
+        # other folders belong to steps that were rolled back
+        evaluated = steps_evaluated(self.directory / "metrics.jsonl")
         earlier = sorted((number for number in evaluated if number < step), reverse=True)
-        files = (self.directory / "evaluations" / f"step_{number}" / safe_name(set_name) / safe_name(name) for number in earlier)
+        files = (
+            self.directory
+            / "evaluations"
+            / f"step_{number}"
+            / safe_name(set_name)
+            / safe_name(name)
+            for number in earlier
+        )
         return [file for file in files if file.is_file()][:most]
 
     def progress(
-        self, step: int, total: int, loss: float | None, headline_name: str, headline_value: float | None, examples_per_s: float | None
+        self,
+        step: int,
+        total: int,
+        loss: float | None,
+        headline_name: str,
+        headline_value: float | None,
+        examples_per_s: float | None,
     ) -> None:
-        """Move the progress bar; None stands for a value that is not known yet."""
+        """Moves the progress bar; None stands for a value that is not known yet."""
         self._bar.update(step, total, loss, (headline_name, headline_value), examples_per_s)
 
-    def mark(self, state: str, reason: str = "", step: int | None = None, exit_status: int | None = None) -> None:
-        """Write status.json: `running`, `finished`, `stopped`, `requeue` or `failed`; the step is the last one logged if not given."""
-        if self._status is not None:
-            self._status.write(state, reason, self._step if step is None else step, exit_status)
+    def mark(
+        self, state: str, reason: str = "", step: int | None = None, exit_status: int | None = None
+    ) -> None:
+        """Writes status.json: `running`, `finished`, `stopped`, `requeue` or `failed`.
+
+        Without a step, it takes the last one logged.
+        """
+        if self._status is None:
+            return
+        step = self._step if step is None else step
+        self._status.write(state, reason, step, exit_status)
+        if state in FINAL:
+            self.event("ended", step, state=state, reason=reason)
 
     def lost(self) -> str:
-        """Why the directory is no longer this run's, for the user, as rank 0 sees it; empty as long as it is."""
+        """Says on rank 0 why the directory no longer belongs to this run; empty while it does."""
         if self._status is None or not (why := self._status.lost()):
             return ""
         return f"checkpoint_path={self.directory}: {why}"
 
     def finish(self, step: int) -> None:
-        """Say on all ranks that the run has come to its good end, unless what it has made is not there."""
+        """Marks the run as finished on all ranks, unless its directory is gone."""
         with self.dist.agreed():
             if lost := self.lost():
                 raise RunError(lost)
         self.say(f"files: {self.directory}")
         self.mark("finished", step=step, exit_status=0)
+        if self._maker is not None:
+            page = self.directory / self._maker.path.name
+            self._finish_report()
+            self.say(f"report: {page}")
 
     def confirm_finished(self, step: int) -> None:
-        """Have status.json say so, where a crash after the last checkpoint has kept it from that."""
+        """Marks a run as finished that crashed between its last checkpoint and its end."""
         if self.dist.is_main and state_of(self.directory) != "finished":
             self._status = Status(self.directory, self._troubles)
             self.mark("finished", step=step, exit_status=0)
 
     def stop(self, signum: int, step: int, hint: str) -> NoReturn:
-        """End a run because it was asked to; status.json says why, since launchers lose exit statuses. The hint says what comes next.
+        """Ends a run that was asked to stop. The hint says what comes next.
 
-        Whoever starts it again because status.json says `requeue` would do so for ever, if no start came to its first step; or if an
-        evaluation, of which nothing is saved, takes longer than it may.
+        status.json has the reason, since launchers lose exit statuses. It says `requeue` only if
+        this start has done a step, and never for an evaluation: otherwise a scheduler that obeys it
+        would restart a run for ever.
         """
         again = signum == signal.SIGUSR1 and step > self._began and not self._evaluates
         what = "to be run again" if again else "stopped"
@@ -185,17 +301,18 @@ class RunDirectory:
         raise Stopped(signum, message)
 
     def close(self, ok: bool = True, hurry: bool = False) -> None:
-        """End the run, well or failed; more than once does no harm. In a hurry W&B gets seconds only."""
+        """Ends the run; may be called twice. In a hurry W&B gets only a few seconds."""
         if self.dist.watch is not None:
             self.dist.watch.last_words.clear()
         if not ok:
             self._fail()
+        self._finish_report(0.0 if hurry else PATIENCE_S)
         self._bar.close()
         self._tracker.close(ok, hurry)
-        for file in (self._metrics, self._log, self._status):
+        for file in (self._metrics, self._log, self._events, self._status):
             if file is not None:
                 file.close()
-        self._metrics = self._log = None
+        self._metrics = self._log = self._events = None
         self._lock.release()
 
     def __enter__(self) -> RunDirectory:
@@ -211,17 +328,31 @@ class RunDirectory:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         state = self._status.state if self._status is not None else ""
         if error is not None and state not in FINAL:
             state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-            known = self.dist.watch.cause if self.dist.watch is not None else None  # what came first, where another rank's end came of it
-            self.mark(state, (known.text if known else f"{type(error).__name__}: {error}".rstrip(": "))[:500])
-        # whoever asked to stop will not wait long, nor do other ranks that have failed with this one
-        self.close(ok=error is None, hurry=state in ("stopped", "requeue") or (error is not None and self.dist.world_size > 1))
+            # what came first, where another rank's end came of it
+            known = self.dist.watch.cause if self.dist.watch is not None else None
+            self.mark(
+                state,
+                (known.text if known else f"{type(error).__name__}: {error}".rstrip(": "))[:500],
+            )
+        # whoever asked to stop will not wait long, nor do other ranks that have failed with this
+        # one
+        self.close(
+            ok=error is None,
+            hurry=state in ("stopped", "requeue")
+            or (error is not None and self.dist.world_size > 1),
+        )
 
     def _claim(self) -> str:
-        """Before anything there is read: what is read while another run writes is not what will be there. Who has it, if another."""
+        """Locks the directory before anything in it is read. Returns who else has it, if anyone."""
         if self._evaluates:
             folders.refuse_checkpoints(self.directory)
             return ""
@@ -232,19 +363,26 @@ class RunDirectory:
         return self._lock.acquire() or other_writer(self.directory, remark)
 
     def _taken_by(self, other: str) -> str:
-        return f"checkpoint_path={self.directory}: another run ({other}) writes there; stop it or give another run_name"
+        return (
+            f"checkpoint_path={self.directory}: another run ({other}) writes there; stop it or give"
+            " another run_name"
+        )
 
     def _fail(self, cause: str = "", exit_status: int | None = None) -> None:
         if self._status is not None and self._status.state not in FINAL:
             self.mark("failed", cause, exit_status=exit_status)
+            self._finish_report(0.0)
 
     def _report(self, name: str, text: str) -> None:
-        """Trouble with a file; of log.txt only the terminal can tell."""
+        """Reports trouble with a file; only the terminal can tell about log.txt."""
         (self._bar.say if name == "log.txt" else self.say)(text)
 
 
 def _record_code(directory: Path) -> str:
-    """Write git.txt and uncommitted.diff; where those of other code are kept, if the run began with such."""
+    """Writes git.txt and uncommitted.diff.
+
+    Returns where the earlier ones were moved, if the run began with other code.
+    """
     if not (summary := revision.summary()):
         return ""
     now = {"git.txt": summary.encode(), "uncommitted.diff": revision.uncommitted().encode()}
@@ -253,7 +391,11 @@ def _record_code(directory: Path) -> str:
         with suppress(FileNotFoundError):
             before[name] = read_bytes(directory / name)
     if "git.txt" in before and _code(before) != _code(now):
-        number = next(n for n in itertools.count(1) if not any((directory / _numbered(name, n)).exists() for name in now))
+        number = next(
+            n
+            for n in itertools.count(1)
+            if not any((directory / _numbered(name, n)).exists() for name in now)
+        )
         for name in before:
             (directory / name).rename(directory / _numbered(name, number))
         old = _numbered("git.txt", number)
@@ -263,8 +405,12 @@ def _record_code(directory: Path) -> str:
 
 
 def _code(record: Mapping[str, bytes]) -> tuple[bytes, list[bytes]]:
-    """Revision and changes; the names of files that git does not know come and go."""
-    changes = [line for line in record.get("uncommitted.diff", b"").splitlines() if not line.startswith(b"# untracked: ")]
+    """Revision and changes, without the names of untracked files, which come and go."""
+    changes = [
+        line
+        for line in record.get("uncommitted.diff", b"").splitlines()
+        if not line.startswith(b"# untracked: ")
+    ]
     return record["git.txt"].partition(b"\n")[0], changes
 
 
@@ -274,7 +420,7 @@ def _numbered(name: str, number: int) -> str:
 
 
 def _strict(value: Any) -> float | int | None:
-    """A number as strict JSON knows it; NaN and the infinities it does not."""
+    """The number, or None for NaN and infinities, which strict JSON lacks."""
     if isinstance(value, int):
         return value
     return float(value) if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""The folder of a run: a training moves a former run aside, an evaluation takes a name that nobody has."""
+"""The folder of a run: a training moves a former run aside, an evaluation takes an unused name."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from utils.errors import ConfigError, brief
 
 # What tells a run directory from a folder that something else (Hydra, a user) has made.
 MARKS = ("config.yaml", "metrics.jsonl", "log.txt", "checkpoints")
-FILES = ("config.yaml", "metrics.jsonl", "log.txt", "status.json")
+FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "log.txt", "status.json")
 OF_CHECKPOINTS = re.compile(r"checkpoints|latest|meta\.json|manifest\.json|step_\d+")
 
 
 def make(directory: Path, move: bool) -> str:
-    """Create the directory; the name to which a former run was moved, if there was one."""
+    """Creates the directory. Returns the name to which a former run was moved, or an empty text."""
     moved = ""
     try:
         if move and any((directory / mark).exists() for mark in MARKS):
-            names = (directory.with_name(f"{directory.name}.old-{number}") for number in itertools.count(1))
+            names = (
+                directory.with_name(f"{directory.name}.old-{number}")
+                for number in itertools.count(1)
+            )
             directory.rename(aside := next(name for name in names if not name.exists()))
             moved = aside.name
         directory.mkdir(parents=True, exist_ok=True)
@@ -30,13 +33,14 @@ def make(directory: Path, move: bool) -> str:
 
 
 def make_another(directory: Path) -> Path:
-    """Create the directory, or `name-2`, `name-3` … where a run is there already; two that ask at once get two."""
+    """Creates the directory, or `name-2`, `name-3` … where a run exists, without races."""
     for number in itertools.count(1):
         chosen = directory if number == 1 else directory.with_name(f"{directory.name}-{number}")
         try:
             chosen.mkdir(parents=True, exist_ok=True)
             if not any((chosen / mark).exists() for mark in MARKS):
-                open(chosen / MARKS[0], "x").close()  # of several who have come so far, one can do this
+                # only one of several processes can create it
+                open(chosen / MARKS[0], "x").close()
                 break
         except FileExistsError:
             if not chosen.is_dir():
@@ -47,31 +51,51 @@ def make_another(directory: Path) -> Path:
 
 
 def refuse_checkpoints(directory: Path) -> None:
-    """An evaluation leaves a training alone, and what belongs to it."""
+    """Refuses a folder with checkpoints: an evaluation writes nothing beside a training."""
     try:
-        found = [entry.name for entry in directory.iterdir() if OF_CHECKPOINTS.fullmatch(entry.name)] if directory.is_dir() else []
+        found = (
+            [entry.name for entry in directory.iterdir() if OF_CHECKPOINTS.fullmatch(entry.name)]
+            if directory.is_dir()
+            else []
+        )
     except OSError as error:
         raise not_made(directory, error) from None
     if found:
         raise ConfigError(
-            f"checkpoint_path={directory}: holds checkpoints ({min(found)}), beside which an evaluation writes nothing; give another "
-            "folder, or leave checkpoint_path out"
+            f"checkpoint_path={directory}: holds checkpoints ({min(found)}), beside which an"
+            " evaluation writes nothing; give another folder, or leave checkpoint_path out"
         )
 
 
 def refuse_inside(directory: Path) -> None:
-    """No run lives within another's checkpoints: that one deletes what it keeps no longer."""
+    """Refuses a folder within another run's checkpoints, which that run may delete."""
     for folder in [directory, *Path(os.path.abspath(directory)).parents][:4]:
-        if found := next((name for name in ("meta.json", "manifest.json", "latest") if os.path.isfile(folder / name)), ""):
-            raise ConfigError(f"checkpoint_path={directory}: {folder} belongs to a run's checkpoints ({found}); give the folder of a run")
+        if found := next(
+            (
+                name
+                for name in ("meta.json", "manifest.json", "latest")
+                if os.path.isfile(folder / name)
+            ),
+            "",
+        ):
+            raise ConfigError(
+                f"checkpoint_path={directory}: {folder} belongs to a run's checkpoints ({found});"
+                " give the folder of a run"
+            )
 
 
 def check_files(directory: Path) -> None:
-    """What lies where a run's files belong must be files: a pipe or a folder can be neither read nor replaced."""
+    """Refuses pipes and folders in place of the run's files."""
     for name in FILES:
         if (directory / name).exists() and not (directory / name).is_file():
-            raise ConfigError(f"checkpoint_path={directory}: {name} there is no regular file; move it away, or give another run_name")
+            raise ConfigError(
+                f"checkpoint_path={directory}: {name} there is no regular file; move it away, or"
+                " give another run_name"
+            )
 
 
 def not_made(directory: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"checkpoint_path={directory}: cannot be made ({brief(error)}); give a folder you may write to")
+    return ConfigError(
+        f"checkpoint_path={directory}: cannot be made ({brief(error)}); give a folder you may"
+        " write to"
+    )

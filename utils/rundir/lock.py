@@ -1,4 +1,4 @@
-"""One writer per run directory: a lock that the kernel takes back when its process dies, however that dies."""
+"""One writer per run directory: a lock that the kernel releases when its process dies."""
 
 from __future__ import annotations
 
@@ -13,24 +13,34 @@ from pathlib import Path
 from utils.errors import ConfigError
 from utils.rundir.folders import not_made
 
-TRIES = 100  # each one is lost to somebody who removed the file or its folder at that moment
-NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)  # what file systems without flock answer
+TRIES = 100  # each fails if another process removes the file or folder meanwhile
+# what file systems without flock answer
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 NOT_MINE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 _held: set[Lock] = set()
 
 
 class Lock:
-    """Beside the directory and not in it, so that it stays where it is when a former run is moved aside."""
+    """A lock file beside the directory, so that it stays when a former run is moved aside."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = Path(os.path.realpath(directory))  # however it is called
-        self._path = self._directory.with_name(f".{self._directory.name}.lock") if self._directory.name else self._directory / ".lock"
+        self._directory = Path(
+            os.path.realpath(directory)
+        )  # one lock for all spellings of the path
+        self._path = (
+            self._directory.with_name(f".{self._directory.name}.lock")
+            if self._directory.name
+            else self._directory / ".lock"
+        )
         self._descriptor: int | None = None
         self._made: list[Path] = []  # folders that were not there before, outermost first
 
     def acquire(self) -> str:
-        """Take it for as long as this process lives or until `release`; else who holds it. Where no locks are to be had, nobody does."""
+        """Locks until `release` or the end of this process. Returns who holds it, if another does.
+
+        On file systems without locks it succeeds.
+        """
         if self._descriptor is not None:
             return ""
         inside = self._directory / ".lock"
@@ -41,14 +51,20 @@ class Lock:
                 if error.errno in (errno.EISDIR, errno.ELOOP):
                     what = f"{self._path} is no regular file; remove it, a run locks it"
                     raise ConfigError(f"checkpoint_path={self._directory}: {what}") from None
-                if error.errno not in NOT_MINE or not self._directory.is_dir() or self._path == inside:
+                if (
+                    error.errno not in NOT_MINE
+                    or not self._directory.is_dir()
+                    or self._path == inside
+                ):
                     raise not_made(self._directory, error) from None
-            self._path = inside  # the directory was made for this user, where it could not make one itself
+            # the directory was made for this user, where it could not make one itself
+            self._path = inside
 
     def release(self) -> None:
-        """Leave nothing behind: not the file, nor folders that were made for it and are empty. More than once does no harm."""
+        """Removes the file and the empty folders that were made for it; may be called twice."""
         if (descriptor := self._descriptor) is not None:
-            with suppress(OSError):  # removed while it is held: who waits for it finds out that it is another one now
+            # removed while held: a process that waits notices that the file changed
+            with suppress(OSError):
                 if _is_at(descriptor, self._path):
                     self._path.unlink()
             _held.discard(self)
@@ -88,12 +104,13 @@ class Lock:
     def _keep(self, descriptor: int) -> None:
         self._descriptor = descriptor
         _held.add(self)
-        with suppress(OSError):  # only words are lost, on a full disk or in another user's file
+        with suppress(OSError):  # on a full disk or in another user's file only the text is lost
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode())
 
     def _open(self) -> int:
-        # never through a link, which could lead to any file, and never waiting for the other end of a pipe
+        # never through a link, which could lead to any file, and never waiting for the other end of
+        # a pipe
         flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | flags, 0o666)
@@ -120,7 +137,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _read(descriptor: int) -> str:
-    """Who holds the lock, as it has written into it."""
+    """Returns who holds the lock, as written in its file."""
     try:
         return " ".join(os.pread(descriptor, 300, 0).decode(errors="replace").split())
     finally:
@@ -128,7 +145,7 @@ def _read(descriptor: int) -> str:
 
 
 def _let_go() -> None:
-    """A loader process may live a moment longer than the run; as long as it had the file open, the lock would be held."""
+    """Closes inherited locks in forked loaders, which may outlive the run and would hold them."""
     for lock in list(_held):
         if lock._descriptor is not None:
             os.close(lock._descriptor)

@@ -1,4 +1,4 @@
-"""The progress bar: redrawn in place on a terminal, a plain line now and then elsewhere."""
+"""The progress bar: redrawn in place on a terminal, and a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -13,26 +13,43 @@ from utils.terminal import CLEAR, redrawable
 REDRAW_S = 0.1
 PLAIN_S = 10.0
 BAR = 20
-SPARE = ("speed", "headline", "loss", "left", "steps")  # what a narrow terminal does without, in this order
+# dropped in this order on a narrow terminal
+SPARE = ("speed", "headline", "loss", "left", "steps")
 
 
 class ProgressBar:
-    """Writes to the terminal; every line that is not the bar goes through `say`, so that the two never tear each other."""
+    """Writes the bar, and through `say` every other line, so that they never tear each other."""
 
     def __init__(
-        self, stream: TextIO | None = None, launcher: str = "none", clock: Callable[[], float] = time.monotonic, shown: bool = True
+        self,
+        stream: TextIO | None = None,
+        launcher: str = "none",
+        clock: Callable[[], float] = time.monotonic,
+        shown: bool = True,
     ) -> None:
-        self._stream = sys.stdout if stream is None else stream  # which may be None itself: closed before we began
+        # sys.stdout is None if it was closed before we began
+        self._stream = sys.stdout if stream is None else stream
         # mpirun gives its ranks a pseudo-terminal even when its own output goes to a file.
-        self._animated = redrawable(self._stream) and launcher not in ("openmpi", "mvapich2", "mpich")
+        self._animated = redrawable(self._stream) and launcher not in (
+            "openmpi",
+            "mvapich2",
+            "mpich",
+        )
         self._clock = clock
         self._drawn = clock()  # so that the first plain line comes after PLAIN_S
         self._start: tuple[float, int] | None = None
         self._line = ""
         self._closed = not shown
 
-    def update(self, step: int, total: int, loss: float | None, headline: tuple[str, float | None], examples_per_s: float | None) -> None:
-        """Show where the run is; most calls cost only a look at the clock."""
+    def update(
+        self,
+        step: int,
+        total: int,
+        loss: float | None,
+        headline: tuple[str, float | None],
+        examples_per_s: float | None,
+    ) -> None:
+        """Shows where the run is; most calls only look at the clock."""
         now = self._clock()
         self._start = self._start or (now, step)
         last = step >= total
@@ -40,7 +57,9 @@ class ProgressBar:
             return
         self._drawn = now
         columns = max(1, shutil.get_terminal_size().columns - 1) if self._animated else 0
-        line = render(step, total, loss, headline, examples_per_s, self._time_left(now, step, total), columns)
+        line = render(
+            step, total, loss, headline, examples_per_s, self._time_left(now, step, total), columns
+        )
         if not self._animated:
             self._write(line + "\n")
             return
@@ -48,11 +67,11 @@ class ProgressBar:
         self._write(CLEAR + self._line)
 
     def say(self, text: str) -> None:
-        """A line above the bar."""
+        """Writes a line above the bar."""
         self._write(f"{CLEAR}{text}\n{self._line}" if self._line else f"{text}\n")
 
     def close(self) -> None:
-        """Leave the bar as it stands and go to the next line."""
+        """Leaves the bar as it stands and starts a new line."""
         if self._line:
             self._line = ""
             self._write("\n")
@@ -63,7 +82,7 @@ class ProgressBar:
         return (total - step) * (now - began) / (step - first) if step > first else None
 
     def _write(self, text: str) -> None:
-        """Whatever has become of the stream is no reason to end a run."""
+        """Writes to the stream; a closed or full one ends nothing."""
         if self._closed or self._stream is None:
             return
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
@@ -71,27 +90,37 @@ class ProgressBar:
             self._stream.write(text.encode(encoding, "replace").decode(encoding))
             self._stream.flush()
         except (BrokenPipeError, ValueError):
-            self._closed = True  # whoever read along has gone (`| head`), or it has been closed
+            self._closed = True  # the reader has gone (`| head`), or the stream was closed
         except OSError:
             pass  # a file on a full disk; the next line may find room
 
 
 def render(
-    step: int, total: int, loss: float | None, headline: tuple[str, float | None], examples_per_s: float | None,
-    seconds_left: float | None, columns: int = 0,
-) -> str:  # fmt: skip
-    """The line's text: in full words where columns are 0; else in short ones, as many as there is room for, a bar first of all.
+    step: int,
+    total: int,
+    loss: float | None,
+    headline: tuple[str, float | None],
+    examples_per_s: float | None,
+    seconds_left: float | None,
+    columns: int = 0,
+) -> str:
+    """Returns the bar's text: in full words where `columns` is 0, else in as many as fit.
 
-    A line never has more columns than these: one that a terminal wraps could not be redrawn.
+    A line never exceeds `columns`: one that a terminal wraps could not be redrawn.
     """
     share = min(1.0, step / total) if total > 0 else 1.0
     name, value = headline
-    shown = "–" if value is None else f"{100 * value:.1f}%" if "accuracy" in name else f"{value:.4g}"
+    shown = (
+        "–" if value is None else f"{100 * value:.1f}%" if "accuracy" in name else f"{value:.4g}"
+    )
     parts = {
         "steps": f"{'' if columns else 'step '}{step:>{len(str(total))}}/{total}",
         "loss": f"loss {'–' if loss is None else f'{loss:.3g}'}",
         "headline": f"{name.replace('_', ' ')} {shown}",
-        "speed": f"{'–' if examples_per_s is None else f'{examples_per_s:,.0f}'} {'ex/s' if columns else 'examples/s'}",
+        "speed": (
+            f"{'–' if examples_per_s is None else f'{examples_per_s:,.0f}'}"
+            f" {'ex/s' if columns else 'examples/s'}"
+        ),
         "left": f"{'–' if seconds_left is None else duration(seconds_left)} left",
     }
     text = "  ".join(parts.values())
@@ -105,11 +134,12 @@ def render(
         line = "  ".join([percent, *parts.values()])
         if not columns or len(line) <= columns:
             return line
-    return percent.strip() if len(percent.strip()) <= columns else "…"  # half a number would be another one
+    # half a number would be a wrong one
+    return percent.strip() if len(percent.strip()) <= columns else "…"
 
 
 def duration(seconds: float) -> str:
-    """`0:48`, `12:03` or `3:05:00`."""
+    """Formats seconds as `0:48`, `12:03` or `3:05:00`."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,7 +1,8 @@
-"""`status.json`: whether a run is going on and how it ended, for people and for scripts that start it again.
+"""`status.json`: whether a run is going on and how it ended, for people and for scripts that start
+it again.
 
-A file, because launchers swallow exit statuses: torchrun and mpirun answer 1 whatever their ranks said. A run that is going on
-renews it now and then, because a host that went down can say nothing.
+It is a file because launchers lose exit statuses: torchrun and mpirun return 1 whatever their ranks
+returned. A run renews it every few seconds, because a host that goes down cannot say so.
 """
 
 from __future__ import annotations
@@ -10,26 +11,45 @@ import errno
 import json
 import os
 import socket
+import subprocess
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from utils.files import read_row, write_whole
+from utils.ranks.connection import closed_in_children
 from utils.rundir.append import Troubles
 
 FILE = "status.json"
-COPY = "LOCKSTEP_STATUS"  # a batch script knows no run's directory: it names a file by this variable, and reads there how the run ended
-FINAL = ("finished", "stopped", "requeue", "failed")  # well; asked to stop; asked to stop and be started again; an error
+# a batch script knows no run's directory: it names a file by this variable, and reads there how the
+# run ended
+COPY = "LOCKSTEP_STATUS"
+# success; asked to stop; asked to stop and be restarted; an error
+FINAL = ("finished", "stopped", "requeue", "failed")
 BEAT_S = 10.0
 LOOK_AGAIN_S = 1.0
-FRESH_S = 60.0  # a host that has not been heard of for so long is taken to have died
+FRESH_S = 60.0  # a silent host is taken to have died after this time
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+KILLED = "killed (by SIGKILL, as when memory runs out), or ended by its launcher with another rank"
+# Waits until the run's process is gone, whatever ended it. A process that was killed has not
+# written how it ended, so the witness does.
+WITNESS = r"""
+trap '' INT TERM HUP
+file=$1 writer=$2 reason=$3 aside=$4
+cat >/dev/null
+grep -q '"state": "running"' "$file" && grep -q "\"writer\": \"$writer\"" "$file" || exit 0
+sed -e 's/"state": "running"/"state": "failed"/' \
+    -e "s/\"reason\": \"\"/\"reason\": \"$reason\"/" "$file" >"$aside" && mv "$aside" "$file"
+"""
 
 
 class Status:
-    """The state of one run, kept in its directory for as long as that is this run's."""
+    """The state of one run, kept in its directory as long as that belongs to the run."""
 
     def __init__(self, directory: Path, troubles: Troubles) -> None:
         self.state = ""
@@ -37,27 +57,61 @@ class Status:
         self._writer, self._former = uuid.uuid4().hex, read_row(self._path).get("writer")
         self._row: dict[str, Any] = {}
         self._taken = ""
-        self._lock, self._closed = threading.RLock(), threading.Event()  # the failure watch writes too, from a thread of its own
-        # Held open: another folder that comes to be in its place has another number then, also on network disks.
-        self._folder: int | None = os.open(directory, os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY))
+        # the failure watch writes too, from a thread of its own
+        self._lock, self._closed = threading.RLock(), threading.Event()
+        self._lifeline: socket.socket | None = None
+        self._witness: subprocess.Popen[bytes] | None = None
+        # Held open: another folder that comes to be in its place has another number then, also on
+        # network disks.
+        self._folder: int | None = os.open(
+            directory, os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
+        )
 
     def write(self, state: str, reason: str, step: int | None, exit_status: int | None) -> None:
-        """Replace the file; the state counts even where the disk takes no file."""
+        """Replaces the file; the state counts even where the disk refuses it."""
         with self._troubles.writing(FILE), self._lock:
             self.state = state
             pid = os.getpid()
             self._row = {
-                "state": state, "reason": " ".join(reason.split()), "step": step, "exit_status": exit_status,
-                "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "heartbeat": time.time(),
-                "host": socket.gethostname(), "pid": pid, "process_began": _began(pid), "launch": _launch(), "writer": self._writer,
-            }  # fmt: skip
+                "state": state,
+                "reason": " ".join(reason.split()),
+                "step": step,
+                "exit_status": exit_status,
+                "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                "heartbeat": time.time(),
+                "host": socket.gethostname(),
+                "pid": pid,
+                "process_began": _began(pid),
+                "launch": _launch(),
+                "writer": self._writer,
+            }
             self._publish()
             if copy := os.environ.get(COPY):
                 write_whole(Path(copy), self._text())
 
     def keep_alive(self, step: Callable[[], int | None]) -> None:
-        """Say every so often that the run is still going on, from a thread of its own, which a forked process does not have."""
+        """Renew the heartbeat from a thread, and have a small process outlive this one in case it
+        is killed.
+        """
         threading.Thread(target=self._beat, args=(step,), name="heartbeat", daemon=True).start()
+        self._call_witness()
+
+    def _call_witness(self) -> None:
+        ours, theirs = socket.socketpair()
+        closed_in_children(ours)
+        self._lifeline = ours  # closes when this process ends
+        aside = self._path.with_name(f".{FILE}.witness")
+        facts = [str(self._path), self._writer, KILLED, str(aside)]
+        nowhere = subprocess.DEVNULL
+        with suppress(OSError):  # without a shell, or room for a process, nobody is the witness
+            self._witness = subprocess.Popen(
+                ["/bin/sh", "-c", WITNESS, "witness", *facts],
+                stdin=theirs.fileno(),
+                stdout=nowhere,
+                stderr=nowhere,
+                start_new_session=True,  # launchers kill the process groups of their ranks
+            )
+        theirs.close()
 
     def _beat(self, step: Callable[[], int | None]) -> None:
         while not self._closed.wait(BEAT_S):
@@ -67,13 +121,17 @@ class Status:
                     self._publish()
 
     def lost(self) -> str:
-        """Why the directory is no longer this run's; empty as long as it is. Waits for no other thread."""
+        """Says why the directory no longer belongs to this run, without blocking; else empty."""
         if self._folder is None:
             return ""
         if not self._is_there():
-            time.sleep(LOOK_AGAIN_S)  # network disks lose a folder for a moment when their server starts again
+            # network disks lose a folder for a moment when their server starts again
+            time.sleep(LOOK_AGAIN_S)
             if not self._is_there():
-                return "deleted or moved while the run was going on; put back, it goes on when it is started again"
+                return (
+                    "deleted or moved while the run was going on; put back, it goes on when it is"
+                    " started again"
+                )
         return self._taken
 
     def _is_there(self) -> bool:
@@ -85,33 +143,52 @@ class Status:
             return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
     def close(self) -> None:
-        """Nothing is written any more."""
+        """Stops writing."""
         self._closed.set()
         with self._lock:
             if self._folder is not None:
                 os.close(self._folder)
             self._folder = None
+        if self._witness is not None:
+            self._witness.kill()
+            self._witness.wait()
+        if self._lifeline is not None:
+            self._lifeline.close()
 
     def _publish(self) -> None:
         if self._folder is None or self.lost():
             return
         now = read_row(self._path)
         if now and now.get("writer") not in (self._writer, self._former):
-            self._taken = f"another run ({_name(now)}) has taken it over; give one of them another run_name"
-        else:
+            self._taken = (
+                f"another run ({_name(now)}) has taken it over; give one of them another run_name"
+            )
+            return
+        try:
             write_whole(self._path, self._text())
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self._overwrite()
+
+    def _overwrite(self) -> None:
+        """Write in place: a full disk still has room in the blocks of the file itself."""
+        with open(self._path, "r+b", buffering=0) as file:
+            text = self._text().encode().ljust(os.fstat(file.fileno()).st_size)
+            if file.write(text) != len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _text(self) -> str:
         return json.dumps(self._row, indent=1) + "\n"
 
 
 def state_of(directory: Path) -> str:
-    """What the file says; nothing where there is none that can be read."""
+    """Returns the state in status.json; empty where it cannot be read."""
     return str(read_row(directory / FILE).get("state", ""))
 
 
 def started_again(directory: Path) -> bool:
-    """Whether a launcher has started this process in place of one that had begun the run in this directory."""
+    """Says whether a launcher started this process in place of one that ran in this directory."""
     row, now = read_row(directory / FILE), _launch()
     then = row.get("launch")
     if not isinstance(then, dict):
@@ -122,22 +199,33 @@ def started_again(directory: Path) -> bool:
 
     if row.get("host") == socket.gethostname():
         torchrun = same("parent", "parent_began")
-    else:  # the first rank has come to another host, where torchrun is another process; a run without a name ("none") is anybody's
+    else:
+        # the first rank has come to another host, where torchrun is another process; a run without
+        # a name ("none") is anybody's
         torchrun = same("torchrun_run") and now["torchrun_run"] != "none"
-    return bool((now["torchrun_restarts"] and torchrun) or (now["slurm_restarts"] and same("slurm_job")))
+    return bool(
+        (now["torchrun_restarts"] and torchrun) or (now["slurm_restarts"] and same("slurm_job"))
+    )
 
 
 def other_writer(directory: Path, remark: Callable[[str], None] = lambda text: None) -> str:
-    """`pid 123 on host x`, if another process says that it runs there and is alive, as far as one can know; else nothing.
+    """`pid 123 on host x`, if another process says that it runs there and is alive, as far as one
+    can know; else nothing.
 
-    A run of another host that has not said how it ended, and is taken to have died, is worth a remark.
+    A run of another host that has not said how it ended, and is taken to have died, is worth a
+    remark.
     """
     row = read_row(directory / FILE)
     if row.get("state") != "running":
         return ""
     if row.get("host") == socket.gethostname():
         pid, began = row.get("pid"), row.get("process_began")
-        alive = isinstance(pid, int) and pid != os.getpid() and began is not None and began == _began(pid)
+        alive = (
+            isinstance(pid, int)
+            and pid != os.getpid()
+            and began is not None
+            and began == _began(pid)
+        )
         return _name(row) if alive else ""
     beat = row.get("heartbeat")
     if not isinstance(beat, int | float) or abs(beat) > 1e12:
@@ -147,18 +235,24 @@ def other_writer(directory: Path, remark: Callable[[str], None] = lambda text: N
         heard = f"heard of {max(0.0, age):.0f} s ago and given up after {FRESH_S:.0f} s"
         return "" if started_again(directory) else f"{_name(row)}, {heard}"
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(beat))
-    remark(f"another run was writing here ({_name(row)}), last heard of {when} by its clock; taken to have died")
+    remark(
+        f"another run was writing here ({_name(row)}), last heard of {when} by its clock; taken to"
+        " have died"
+    )
     return ""
 
 
 def _launch() -> dict[str, Any]:
-    """What stays the same when a launcher starts its processes again, and how often it has."""
+    """What stays the same when a launcher restarts its processes, and how often it has."""
     parent, env = os.getppid(), os.environ
     return {
-        "parent": parent, "parent_began": _began(parent), "slurm_job": env.get("SLURM_JOB_ID", ""),
-        "torchrun_run": env.get("TORCHELASTIC_RUN_ID", ""), "torchrun_restarts": _count(env, "TORCHELASTIC_RESTART_COUNT"),
+        "parent": parent,
+        "parent_began": _began(parent),
+        "slurm_job": env.get("SLURM_JOB_ID", ""),
+        "torchrun_run": env.get("TORCHELASTIC_RUN_ID", ""),
+        "torchrun_restarts": _count(env, "TORCHELASTIC_RESTART_COUNT"),
         "slurm_restarts": _count(env, "SLURM_RESTART_COUNT"),
-    }  # fmt: skip
+    }
 
 
 def _count(env: Mapping[str, str], key: str) -> int:
@@ -170,7 +264,7 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def _began(pid: int) -> int | None:
-    """When a process began, in the kernel's ticks: pids are used again, a pid and its beginning are not. None: it is gone."""
+    """Returns when a process began, in kernel ticks, or None if it is gone: pids are used again."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return None if fields[0] in ("Z", "X") else int(fields[19])

@@ -1,8 +1,9 @@
 """Weights & Biases as a guest: it never prompts, never holds up a step and never fails a run.
 
-A process of its own copies metrics.jsonl to W&B, because W&B may hang wherever it is called, takes a second to start and 18 s where
-no server answers, and starts a process that keeps open what it inherits. Here that is nothing of the run's, no step waits for it,
-and one kill at the run's end ends all of it.
+A process of its own copies metrics.jsonl to W&B, because W&B may hang wherever it is called, takes
+a second to start and 18 s where no server answers, and starts a process that keeps open what it
+inherits. Here that is nothing of the run's, no step waits for it, and one kill at the run's end
+ends all of it.
 """
 
 from __future__ import annotations
@@ -28,23 +29,34 @@ from utils.ranks.connection import closed_in_children
 
 MODES = ("auto", "online", "offline", "disabled")
 FINISH_S = 30.0
-HURRY_S = 3.0  # a run that is preempted has little time, and a checkpoint to write in it; and nothing outlives a run that is killed
+# a run that is preempted has little time, and a checkpoint to write in it; and nothing outlives a
+# run that is killed
+HURRY_S = 3.0
 POLL_S = 0.5
-# Nothing of W&B's own on the terminal, no capture of code or console, no system metrics; errors are not reported to W&B's makers,
-# which would hold up the end where no network is.
+# Nothing of W&B's own on the terminal, no capture of code or console, no system metrics; errors are
+# not reported to W&B's makers, which would hold up the end where no network is.
 QUIET = {
-    "WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "WANDB_DISABLE_CODE": "true", "WANDB_DISABLE_GIT": "true",
-    "WANDB_DISABLE_JOB_CREATION": "true", "WANDB_X_DISABLE_STATS": "true", "WANDB_X_DISABLE_META": "true",
-    "WANDB_X_SAVE_REQUIREMENTS": "false", "WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL": "5", "WANDB_INIT_TIMEOUT": "15",
+    "WANDB_SILENT": "true",
+    "WANDB_CONSOLE": "off",
+    "WANDB_DISABLE_CODE": "true",
+    "WANDB_DISABLE_GIT": "true",
+    "WANDB_DISABLE_JOB_CREATION": "true",
+    "WANDB_X_DISABLE_STATS": "true",
+    "WANDB_X_DISABLE_META": "true",
+    "WANDB_X_SAVE_REQUIREMENTS": "false",
+    "WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL": "5",
+    "WANDB_INIT_TIMEOUT": "15",
     "WANDB_ERROR_REPORTING": "false",
-}  # fmt: skip
+}
 
 
 def resolve_mode(mode: str, env: Mapping[str, str]) -> str:
-    """The mode, if it is one; for `auto` the one that W&B's variables name, if they do."""
+    """Checks the mode. `auto` becomes what W&B's environment variables name, if anything."""
     if mode not in MODES:
         raise ConfigError(f"wandb.mode={mode}: choose one of {', '.join(MODES)}")
-    named = {"dryrun": "offline", "run": "online"}.get(env.get("WANDB_MODE", ""), env.get("WANDB_MODE", ""))
+    named = {"dryrun": "offline", "run": "online"}.get(
+        env.get("WANDB_MODE", ""), env.get("WANDB_MODE", "")
+    )
     if env.get("WANDB_DISABLED", "").lower() in ("true", "1", "yes"):
         named = "disabled"
     return named if mode == "auto" and named in MODES else mode
@@ -54,14 +66,17 @@ class Tracker:
     """One W&B run, or none, as the training process sees it."""
 
     def __init__(self, say: Callable[[str], None], patience_s: float) -> None:
-        """The end takes no longer than `patience_s`: other ranks wait for this one, and not for ever."""
-        self.run_id: str | None = None  # continues the W&B run; kept where W&B is off or fails, for a later start
+        """`patience_s` bounds the time of `close`, because other ranks wait for this one."""
+        # continues the W&B run; kept where W&B is off or fails, for a later start
+        self.run_id: str | None = None
         self._say, self._patience_s = say, patience_s
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket
 
-    def start(self, directory: Path, mode: str, run_id: str | None, project: str | None, name: str | None) -> None:
-        """Begin a W&B run, or continue the one of that id, with the rows that are written from now on."""
+    def start(
+        self, directory: Path, mode: str, run_id: str | None, project: str | None, name: str | None
+    ) -> None:
+        """Begins a W&B run, or continues the one of that id, with the rows written from now on."""
         self.run_id = run_id
         if mode == "disabled":
             return
@@ -70,13 +85,29 @@ class Tracker:
         # W&B's own process logs to its cache, which would be under the home directory.
         env = {"WANDB_CACHE_DIR": folder, **os.environ, **QUIET}
         self._socket, theirs = socket.socketpair()
-        closed_in_children(self._socket)  # a loader process would keep W&B's from seeing that the run has died
+        # a loader process would keep W&B's from seeing that the run has died
+        closed_in_children(self._socket)
         try:
             begin = (directory / "metrics.jsonl").stat().st_size
-            given = json.dumps({"mode": mode, "begin": begin, "dir": folder, "id": self.run_id, "project": project, "name": name})
+            given = json.dumps(
+                {
+                    "mode": mode,
+                    "begin": begin,
+                    "dir": folder,
+                    "id": self.run_id,
+                    "project": project,
+                    "name": name,
+                }
+            )
             command = [sys.executable, "-m", "utils.rundir.wandb_log", given]
             self._process = subprocess.Popen(
-                command, stdin=theirs.fileno(), stdout=null, stderr=null, cwd=ROOT, env=env, start_new_session=True
+                command,
+                stdin=theirs.fileno(),
+                stdout=null,
+                stderr=null,
+                cwd=ROOT,
+                env=env,
+                start_new_session=True,
             )
         except OSError as error:
             self._socket.close()
@@ -84,12 +115,16 @@ class Tracker:
         theirs.close()
 
     def report(self) -> None:
-        """Say what W&B's process reports; it ends where it cannot go on."""
+        """Reports what W&B's process says; it ends where it cannot go on."""
         if self._process is None:
             return
         status = self._process.poll()
         with suppress(OSError):  # nothing is there to read
-            for line in self._socket.recv(1 << 16, socket.MSG_DONTWAIT).decode(errors="replace").splitlines():
+            for line in (
+                self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
+                .decode(errors="replace")
+                .splitlines()
+            ):
                 self._say(f"W&B: {line}")
         if status is not None:
             self._process = None
@@ -98,7 +133,7 @@ class Tracker:
                 self._say(f"W&B: its process ended with status {status}; off for this run")
 
     def close(self, ok: bool, hurry: bool = False) -> None:
-        """End the run as finished or failed, and all processes of W&B with it; waits a bounded time."""
+        """Ends the run as finished or failed with all processes of W&B, within a bounded time."""
         if (process := self._process) is None:
             return
         within = min(HURRY_S if hurry else FINISH_S, self._patience_s)
@@ -110,23 +145,29 @@ class Tracker:
             self._process = None
             os.killpg(process.pid, signal.SIGKILL)
             self._socket.close()
-            with suppress(subprocess.TimeoutExpired):  # not even a kill ends what waits for a disk
+            with suppress(
+                subprocess.TimeoutExpired
+            ):  # a kill does not end a process that waits for a disk
                 process.wait(1)
-            self._say(f"W&B: did not finish within {within:g} s and was ended; `wandb sync` uploads what its files hold")
+            self._say(
+                f"W&B: did not finish within {within:g} s and was ended; `wandb sync` uploads what"
+                " its files hold"
+            )
 
 
 class InOurGroup(subprocess.Popen):
-    """W&B would give its own process another group, which a kill of ours does not reach."""
+    """Keeps W&B's service in our process group, so that one kill reaches it."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **{**named, "start_new_session": False})
 
 
 def main() -> None:
-    """W&B's process."""
+    """Runs W&B's process."""
     given, status, ended = json.loads(sys.argv[1]), [1], threading.Event()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)  # schedulers send them to all processes; they are the run's, and this one ends with it
+        # schedulers send them to all processes; they are the run's, and this one ends with it
+        signal.signal(signum, signal.SIG_IGN)
     subprocess.Popen = InOurGroup  # type: ignore[misc]
     threading.Thread(target=wait_for_end, args=(status, ended), daemon=True).start()
     what = "could not start"
@@ -147,7 +188,10 @@ def main() -> None:
 
 
 def wait_for_end(status: list[int], ended: threading.Event) -> None:
-    """The run sends its exit status as it ends, and nothing where it is killed: then this process must not live on, whatever W&B does."""
+    """Waits for the run's exit status, then ends this process if W&B does not.
+
+    A killed run sends nothing; this process must not outlive it either.
+    """
     status[0] = int(os.read(0, 1) or 1)
     ended.set()
     os.read(0, 1)  # returns when the run's process is gone
@@ -156,7 +200,7 @@ def wait_for_end(status: list[int], ended: threading.Event) -> None:
 
 
 def begin(given: Mapping[str, Any]) -> Any:
-    """A W&B run; what cannot start online is recorded offline."""
+    """Starts a W&B run; records offline where it cannot start online."""
     import wandb
     from omegaconf import OmegaConf
 
@@ -166,20 +210,27 @@ def begin(given: Mapping[str, Any]) -> Any:
         try:
             return wandb.init(mode="online", config=config, resume="allow", **named)
         except Exception as error:
-            wandb.teardown()  # else the two would get in each other's way
-            if given["mode"] == "online" or not isinstance(error, wandb.errors.UsageError):  # which it is without credentials
-                os.write(0, f"could not start ({brief(error)}); recording offline, `wandb sync` uploads it\n".encode())
+            wandb.teardown()  # otherwise the online and offline runs conflict
+            # a UsageError means that there are no credentials
+            if given["mode"] == "online" or not isinstance(error, wandb.errors.UsageError):
+                os.write(
+                    0,
+                    f"could not start ({brief(error)}); recording offline, `wandb sync` uploads"
+                    " it\n".encode(),
+                )
     return wandb.init(mode="offline", config=config, resume="allow", **named)
 
 
 def copy(rows: BinaryIO, run: Any) -> None:
-    """Log the whole lines that have come. A step that W&B has seen before the run was continued stays as it is there."""
+    """Logs the new complete lines. W&B keeps the steps it saw before a run was continued."""
     place, data = rows.tell(), rows.read()
     whole = data[: data.rfind(b"\n") + 1]  # a full disk takes half a line, which is taken back
     rows.seek(place + len(whole))
     for row in map(json.loads, whole.splitlines()):
         step, _ = row.pop("step"), row.pop("time")
-        run.log({name: math.nan if value is None else value for name, value in row.items()}, step=step)
+        run.log(
+            {name: math.nan if value is None else value for name, value in row.items()}, step=step
+        )
 
 
 if __name__ == "__main__":

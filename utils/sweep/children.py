@@ -1,4 +1,6 @@
-"""Jobs as processes of their own: so many at once, each with its share of the machine; a signal to the sweep is one to all."""
+"""Runs jobs as processes: so many at once, each with its share of the machine; signals go on to
+all.
+"""
 
 from __future__ import annotations
 
@@ -25,26 +27,32 @@ from utils.sweep.jobs import Job, command
 LOOK_S = 0.1
 PATIENCE_S = 30.0  # for children whose sweep fails itself
 PR_SET_PDEATHSIG = 1
-NUMBERED = {family.rank for family in FAMILIES.values()}  # by these a child of one rank of a launcher would take itself for that rank
+# by these a child of one rank of a launcher would take itself for that rank
+NUMBERED = {family.rank for family in FAMILIES.values()}
 NOT_THEIRS = {"MASTER_ADDR", "MASTER_PORT", COPY}  # how all ended is for the sweep to say
 
 
 @dataclass
 class Child:
-    """A job that is being run."""
+    """A job that is running."""
 
     job: Job
     process: subprocess.Popen[bytes]
     place: int
     asked: int = 0  # the first signal that was handed on to it
-    unfinished: dict[int, bytes] = field(default_factory=dict)  # the beginning of a line, by file descriptor
+    # the beginning of a line, by file descriptor
+    unfinished: dict[int, bytes] = field(default_factory=dict)
 
 
 class Children:
-    """Starts the jobs that it is given until there are no more."""
+    """Starts jobs until there are no more."""
 
-    def __init__(self, options: Sequence[str], shares: Sequence[Mapping[str, str]], ranks: int) -> None:
-        """A share of the machine for each of those that run at once: variables of their environment."""
+    def __init__(
+        self, options: Sequence[str], shares: Sequence[Mapping[str, str]], ranks: int
+    ) -> None:
+        """A share of the machine for each of those that run at once: variables of their
+        environment.
+        """
         self._options, self._shares, self._ranks = options, shares, ranks
         self._running: list[Child] = []
         self._pipes = selectors.DefaultSelector()
@@ -55,7 +63,9 @@ class Children:
         ended: Callable[[Job, int], None],
         bad: Callable[[Job], bool] = lambda job: False,
     ) -> None:
-        """`following` gives jobs whose directories are not busy, `ended` hears their exit statuses, `bad` tells whether to stop one."""
+        """`following` gives jobs whose directories are not busy, `ended` hears their exit statuses,
+        `bad` tells whether to stop one.
+        """
         signals.install(1, self._killed_too)  # rank 1's do not speak: children say what they do
         signals.defer()
         handed_on = False
@@ -84,21 +94,32 @@ class Children:
         finally:
             self._stop_all()
         if signum := signals.asked():
-            raise Stopped(signum, f"{signal.Signals(signum).name}: the sweep has stopped; the same command goes on with it")
+            raise Stopped(
+                signum,
+                f"{signal.Signals(signum).name}: the sweep has stopped; the same command goes on"
+                " with it",
+            )
 
     def ask(self, signum: int) -> None:
-        """Hand a signal on."""
+        """Sends a signal to the job."""
         for child in self._running:
             _ask(child, signum)
 
     def _start(self, job: Job) -> None:
-        environment = {key: value for key, value in os.environ.items() if key not in NUMBERED | NOT_THEIRS} | {**self._free_share()[1]}
+        environment = {
+            key: value for key, value in os.environ.items() if key not in NUMBERED | NOT_THEIRS
+        } | {**self._free_share()[1]}
         job.begun, job.mine = time.time(), None
         apart = subprocess.PIPE if len(self._shares) > 1 else None
         process = subprocess.Popen(
-            command(self._options, job, self._ranks), env=environment, stdin=subprocess.DEVNULL, stdout=apart, stderr=apart,
-            start_new_session=True, preexec_fn=_with_parent(),
-        )  # fmt: skip
+            command(self._options, job, self._ranks),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=apart,
+            stderr=apart,
+            start_new_session=True,
+            preexec_fn=_with_parent(),
+        )
         child = Child(job, process, self._free_share()[0])
         self._running.append(child)
         for stream, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
@@ -108,7 +129,9 @@ class Children:
 
     def _free_share(self) -> tuple[int, Mapping[str, str]]:
         taken = {child.place for child in self._running}
-        return next((place, share) for place, share in enumerate(self._shares) if place not in taken)
+        return next(
+            (place, share) for place, share in enumerate(self._shares) if place not in taken
+        )
 
     def _listen(self) -> None:
         if not self._pipes.get_map():
@@ -118,7 +141,7 @@ class Children:
                 self._pipes.unregister(key.fileobj)
 
     def _take(self, stream: IO[bytes], child: Child, out: Any) -> bool:
-        """Pass on whole lines with the job's number before each. Whether there may be more."""
+        """Prints whole lines after the job's number; returns whether there may be more."""
         try:
             text = os.read(stream.fileno(), 1 << 16)
         except BlockingIOError:
@@ -139,9 +162,12 @@ class Children:
                 key.fileobj.close()  # type: ignore[union-attr]
 
     def _status(self, child: Child) -> int:
-        """The exit status as a run gives it; torchrun loses that of its ranks, and a run that does not listen yet is killed by a signal."""
+        """The run's exit status, which torchrun hides; a run that does not handle signals yet is
+        killed by them.
+        """
         status, row = child.process.returncode, child.job.told()
-        told, asked = row.get("exit_status"), child.asked or signals.asked()  # Slurm signals jobs and sweep at once
+        # Slurm signals jobs and sweep at once
+        told, asked = row.get("exit_status"), child.asked or signals.asked()
         if self._ranks > 1 and status and row.get("state") in FINAL and isinstance(told, int):
             return told or status
         if status and asked and row.get("state") != "failed":
@@ -152,10 +178,13 @@ class Children:
         return status
 
     def _stop_all(self) -> None:
-        """Of a sweep that fails itself: its children save, if they can."""
+        """Asks all jobs to save and end when the sweep itself fails."""
         self.ask(signal.SIGTERM)
         deadline = time.monotonic() + PATIENCE_S
-        while any(child.process.poll() is None for child in self._running) and time.monotonic() < deadline:
+        while (
+            any(child.process.poll() is None for child in self._running)
+            and time.monotonic() < deadline
+        ):
             self._listen()
         self._killed_too(0, "")
 
@@ -166,36 +195,49 @@ class Children:
         return True
 
 
-def shares(at_once: int, ranks: int, environment: Mapping[str, str], gpus: Sequence[str], cores: int) -> list[dict[str, str]]:
-    """Of the machine, for each of so many jobs at once with so many ranks: GPUs of its own, and equally many cores for each rank."""
+def shares(
+    at_once: int, ranks: int, environment: Mapping[str, str], gpus: Sequence[str], cores: int
+) -> list[dict[str, str]]:
+    """Each job's share of the machine: GPUs of its own, and equally many cores for each rank."""
     if at_once == ranks == 1:
         return [{}]
     if 0 < len(gpus) < ranks:
         raise ConfigError(
-            f"sweep.ranks={ranks}: there {'is 1 GPU' if len(gpus) == 1 else f'are {len(gpus)} GPUs'}, and each rank takes one"
+            f"sweep.ranks={ranks}: there"
+            f" {'is 1 GPU' if len(gpus) == 1 else f'are {len(gpus)} GPUs'}, and each rank takes one"
         )
-    found: list[dict[str, str]] = [{} for _ in range(at_once)]
-    for place, share in enumerate(found):
+    each: list[dict[str, str]] = [{} for _ in range(at_once)]
+    for number, share in enumerate(each):
         if "OMP_NUM_THREADS" not in environment:
             share["OMP_NUM_THREADS"] = str(max(1, cores // (at_once * ranks)))
         if gpus:  # where there are fewer than ranks, jobs share
-            share["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[(place * ranks + rank) % len(gpus)] for rank in range(ranks))
-    return found
+            share["CUDA_VISIBLE_DEVICES"] = ",".join(
+                gpus[(number * ranks + rank) % len(gpus)] for rank in range(ranks)
+            )
+    return each
 
 
 def gpus_here(environment: Mapping[str, str]) -> list[str]:
-    """Those that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     given = environment.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
-        return [] if given.startswith("-") else [name.strip() for name in given.split(",") if name.strip()]
+        return (
+            []
+            if given.startswith("-")
+            else [name.strip() for name in given.split(",") if name.strip()]
+        )
     import torch
 
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
 def _with_parent() -> Callable[[], object] | None:
-    """In a child: a sweep that is killed leaves none behind; they save and end."""
-    return partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGTERM) if sys.platform == "linux" else None
+    """Called in a child: it saves and ends if the sweep is killed."""
+    return (
+        partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGTERM)
+        if sys.platform == "linux"
+        else None
+    )
 
 
 def _ask(child: Child, signum: int) -> None:

@@ -1,7 +1,8 @@
-"""Runs that come before a run: where a key that names one has its arguments instead of a path, the same ranks make it first.
+"""Makes runs that a run needs: if a key that names a run has arguments instead of a path, the same
+ranks make that run first.
 
-It is a run like any other, in a directory of its own whose name follows from what it is: it goes on where it was interrupted, and
-who needs it again finds it finished.
+It is a run like any other, in a directory whose name follows from its configuration: it resumes
+where it was interrupted, and later runs find it finished.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from utils.command import config as configs
 from utils.command.adopted import written
 from utils.command.arguments import prepare
 from utils.command.keys import A_RUN, SAME_RUN, everywhere, is_marked, run_values
+from utils.command.moved import with_current_names
 from utils.command.values import leaves
 from utils.errors import Busy, ConfigError, Stopped, short
 from utils.files import read_text
@@ -45,17 +47,25 @@ HANDED_ON = (
 
 
 def made_first(config: DictConfig, dist: Dist, run: Callable[[DictConfig], Any]) -> DictConfig:
-    """The configuration with paths alone; `run` makes what is not there yet. On all ranks together."""
+    """Returns the configuration with paths only; `run` makes the missing runs. Called on all ranks
+    together.
+    """
     plain: Any = OmegaConf.to_container(config)
-    perhaps = [(path, value) for path, value in leaves(plain) if isinstance(value, str) and "=" in value]
+    perhaps = [
+        (path, value) for path, value in leaves(plain) if isinstance(value, str) and "=" in value
+    ]
     rules = everywhere() if perhaps else {}  # half a second
     for path, value in perhaps:
-        if is_marked(path, rules, A_RUN) and dist.broadcast_text("yes" if is_arguments(value) else ""):
+        if is_marked(path, rules, A_RUN) and dist.broadcast_text(
+            "yes" if is_arguments(value) else ""
+        ):
             with dist.agreed():
                 earlier = _resolved(path, value, config)
             done = _finished(earlier, dist)
             if not done and config.plan == "show":
-                raise ConfigError(f"plan=show: {path} is a run that is not made yet; python pretrain.py {value}")
+                raise ConfigError(
+                    f"plan=show: {path} is a run that is not made yet; python pretrain.py {value}"
+                )
             if not done and not _made(earlier, run):
                 _wait(path, earlier, dist, run)
             OmegaConf.update(config, path, os.path.abspath(earlier.checkpoint_path))
@@ -63,16 +73,20 @@ def made_first(config: DictConfig, dist: Dist, run: Callable[[DictConfig], Any])
 
 
 def is_arguments(value: str) -> bool:
-    """Whether a value is the arguments of a run, and no path, not even a mistyped one."""
+    """Whether a value is the arguments of a run and not a path, not even a mistyped one."""
     return "=" in value and "/" not in value.partition("=")[0] and not os.path.exists(value)
 
 
 def _resolved(path: str, value: str, config: DictConfig) -> DictConfig:
-    """The configuration of the run that these arguments mean."""
+    """The configuration of the run that these arguments describe."""
     try:
         given = shlex.split(value)
         said = {word.partition("=")[0] for word in given}
-        mine = [f"{key}={written(OmegaConf.select(config, key))}" for key in HANDED_ON if key not in said]
+        mine = [
+            f"{key}={written(OmegaConf.select(config, key))}"
+            for key in HANDED_ON
+            if key not in said
+        ]
         mine += [] if "run_name" in said else ["run_name=null"]  # it is found by what it is
         raw = compose("pretrain", prepare([*mine, *given]), return_hydra_config=True)
         return configs.resolve(raw, dict(raw.hydra.runtime.choices), detect(os.environ))
@@ -84,17 +98,22 @@ def _resolved(path: str, value: str, config: DictConfig) -> DictConfig:
 
 
 def _finished(earlier: DictConfig, dist: Dist) -> bool:
-    """Whether this very run is there and done, as rank 0 sees it."""
+    """Whether this run exists and is finished, as rank 0 sees it."""
     folder = Path(earlier.checkpoint_path)
-    done = state_of(folder) == "finished" and (folder / "checkpoints" / "latest").is_file() and _is_of(folder, earlier)
+    done = (
+        state_of(folder) == "finished"
+        and (folder / "checkpoints" / "latest").is_file()
+        and _is_of(folder, earlier)
+    )
     return bool(dist.broadcast_text("yes" if done else ""))
 
 
 def _is_of(folder: Path, earlier: DictConfig) -> bool:
-    """Whether the run in a folder has these values; where it has others, the run itself says which, or becomes longer."""
+    """Whether the run in a folder has these values; if not, making it says what differs."""
     rules, now = everywhere(), OmegaConf.to_container(earlier)
     try:
         then = OmegaConf.to_container(OmegaConf.create(read_text(folder / "config.yaml")))
+        then = with_current_names(then)
     except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException):
         return False
     there, here = (run_values(config, rules, SAME_RUN) for config in (then, now))  # type: ignore[arg-type]
@@ -102,17 +121,19 @@ def _is_of(folder: Path, earlier: DictConfig) -> bool:
 
 
 def _wait(path: str, earlier: DictConfig, dist: Dist, run: Callable[[DictConfig], Any]) -> None:
-    """Until another process has made it, or has given up and this one can."""
+    """Waits until another process has made the run, or has given up and this one can make it."""
     if dist.is_main:
         print(f"{path}: waiting for {earlier.checkpoint_path}, which another run makes", flush=True)
     while not _finished(earlier, dist) and not _made(earlier, run):
         time.sleep(PAUSE_S)
         if signum := signals.chosen(dist.sums(signals.flags())):
-            raise Stopped(signum, f"{signal.Signals(signum).name} while waiting for {earlier.checkpoint_path}")
+            raise Stopped(
+                signum, f"{signal.Signals(signum).name} while waiting for {earlier.checkpoint_path}"
+            )
 
 
 def _made(earlier: DictConfig, run: Callable[[DictConfig], Any]) -> bool:
-    """Make it; not if another process is at it."""
+    """Makes the run, unless another process is making it."""
     try:
         run(earlier)
     except Busy:

@@ -1,4 +1,5 @@
-"""Where a command line with -m goes: one process runs the whole sweep here, before anything slow is loaded.
+"""Where a command line with -m goes: one process runs the whole sweep here, before anything slow is
+loaded.
 
 Importing it loads nothing slow either.
 """
@@ -24,7 +25,9 @@ LENGTH = "hydra.sweeper.trials="  # more trials belong to the same study
 
 
 def sweep(arguments: Sequence[str], launch: Launch) -> None:
-    """Run it and end the program; returns where all ranks, or another launcher of Hydra's, run jobs in this process."""
+    """Run it and end the program; returns where all ranks, or another launcher of Hydra's, run jobs
+    in this process.
+    """
     import hydra
     from hydra.core.plugins import Plugins
 
@@ -33,21 +36,37 @@ def sweep(arguments: Sequence[str], launch: Launch) -> None:
     from utils.sweep.launcher import Local, Sweep
     from utils.sweep.trials import Trials
 
-    end = arguments.index("--") if "--" in arguments else 0  # `prepare` has put options, and their values, before it
-    options, overrides = [argument for argument in arguments[:end] if argument not in SWEEPS], arguments[end + bool(end) :]
-    other = next((override for override in overrides if override.startswith(f"{LAUNCHER}=") and override != f"{LAUNCHER}=local"), "")
-    if other and (mine := next((override for override in overrides if override.startswith(OWN)), "")):
+    # `prepare` has put options, and their values, before it
+    end = arguments.index("--") if "--" in arguments else 0
+    options, overrides = (
+        [argument for argument in arguments[:end] if argument not in SWEEPS],
+        arguments[end + bool(end) :],
+    )
+    other = next(
+        (
+            override
+            for override in overrides
+            if override.startswith(f"{LAUNCHER}=") and override != f"{LAUNCHER}=local"
+        ),
+        "",
+    )
+    if other and (
+        mine := next((override for override in overrides if override.startswith(OWN)), "")
+    ):
         raise ConfigError(f"{mine}: is for {LAUNCHER}=local; remove {other}")
     os.environ["LOCKSTEP_SWEEP"] = folder_name(overrides)  # hydra.sweep.dir reads it
     whole = Sweep(launch, options)
-    for plugin in (Local, Trials):  # Hydra makes them, by names that it must take for those of its own namespace
+    # Hydra makes them, by names that it must take for those of its own namespace
+    for plugin in (Local, Trials):
         plugin.whole = whole
         Plugins.instance().class_name_to_class[f"hydra_plugins.lockstep.{plugin.__name__}"] = plugin
     if launch.world_size > 1 or other:
         return
 
     def task(config: DictConfig) -> NoReturn:
-        raise ConfigError(f"{LAUNCHER}: stands in a file, where it is read too late; give it on the command line")
+        raise ConfigError(
+            f"{LAUNCHER}: stands in a file, where it is read too late; give it on the command line"
+        )
 
     task.__module__ = "pretrain"  # by which Hydra calls the program
     try:
@@ -61,7 +80,9 @@ def sweep(arguments: Sequence[str], launch: Launch) -> None:
 
 
 def folder_name(overrides: Sequence[str]) -> str:
-    """The same for the same sweep, whichever of its jobs a task of a job array runs, and however many run at once."""
+    """The same for the same sweep, whichever of its jobs a task of a job array runs, and however
+    many run at once.
+    """
     from utils.command.naming import UNFIT
 
     own = [override for override in overrides if not override.startswith((OWN, LENGTH))]

@@ -1,4 +1,4 @@
-"""Jobs of a sweep: what each is called before any begins, and the command that runs one of them alone."""
+"""The jobs of a sweep: their configurations and names, and the command that runs one of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EVALUATION = "-evaluation"
 
 @dataclass
 class Job:
-    """One run of a sweep; without a configuration where that is wrong, and `error` says why."""
+    """One run of a sweep; if its configuration is wrong, `error` says why."""
 
     number: int  # from 1
     overrides: list[str]
@@ -50,7 +50,7 @@ class Job:
 
     @property
     def directory(self) -> Path | None:
-        """Where the run lies; of evaluations, which never share a directory, the one begun here, or else the last."""
+        """The run's directory; for an evaluation, the one begun here, or else the last."""
         if self.config is None:
             return None
         if not self.config.eval_only:
@@ -66,7 +66,7 @@ class Job:
         return [first, *(first.with_name(f"{first.name}-{number}") for number in sorted(numbers))]
 
     def locate(self, pid: int | None) -> None:
-        """Find the directory of an evaluation that has begun, as this process if it has no others."""
+        """Finds the directory of an evaluation that has begun, by its process id."""
         if self.mine is None and self.config is not None and self.config.eval_only:
             for path in self._evaluations():
                 row = self._told(path)
@@ -74,7 +74,7 @@ class Job:
                     self.mine = path
 
     def told(self) -> dict[str, Any]:
-        """What its status.json says since it was started here."""
+        """What status.json says since the job was started here."""
         return self._told(self.directory) if self.directory else {}
 
     def _told(self, directory: Path) -> dict[str, Any]:
@@ -83,29 +83,58 @@ class Job:
         return row if isinstance(beat, int | float) and beat > self.begun > 0 else {}
 
     def arguments(self) -> list[str]:
-        """What gives pretrain.py the same run, with the same name, outside of the sweep."""
+        """The arguments that give pretrain.py the same run under the same name, without a sweep."""
         assert self.config is not None
-        mine = [override for override in self.overrides if key_of(override).partition(".")[0] != SETTINGS]
-        if OmegaConf.is_interpolation(self.raw, "run_name") or self.raw.run_name is not None:  # what Hydra fills in is a name too
-            name = self.config.run_name.removesuffix(EVALUATION) if self.config.eval_only else self.config.run_name
+        mine = [
+            override
+            for override in self.overrides
+            if key_of(override).partition(".")[0] != SETTINGS
+        ]
+        # what Hydra fills in is a name too
+        if OmegaConf.is_interpolation(self.raw, "run_name") or self.raw.run_name is not None:
+            name = (
+                self.config.run_name.removesuffix(EVALUATION)
+                if self.config.eval_only
+                else self.config.run_name
+            )
             mine.append(f"run_name={written(name)}")
         if self.config.eval_only and not CHOICES & {key_of(override) for override in mine}:
-            mine.append(f"arch={self.composed.hydra.runtime.choices.arch}")  # it says what it is, and adopts nothing
-        return [*mine, f"hydra.job.num={self.composed.hydra.job.num}", f"hydra.job.id={self.composed.hydra.job.num}"]
+            # it says what it is, and adopts nothing
+            mine.append(f"arch={self.composed.hydra.runtime.choices.arch}")
+        return [
+            *mine,
+            f"hydra.job.num={self.composed.hydra.job.num}",
+            f"hydra.job.id={self.composed.hydra.job.num}",
+        ]
 
     def returned(self, value: float | None, status: int = 0) -> JobReturn:
-        """What Hydra's sweepers get."""
-        done = JobReturn(overrides=self.overrides, cfg=self.raw, hydra_cfg=self.composed, working_dir=os.getcwd())
-        done.task_name, done.status = JobRuntime.instance().get("name"), JobStatus.FAILED if status else JobStatus.COMPLETED
-        done._return_value = RunError(f"{self.name} ended with exit status {status}") if status else value
+        """What Hydra's sweepers receive."""
+        done = JobReturn(
+            overrides=self.overrides, cfg=self.raw, hydra_cfg=self.composed, working_dir=os.getcwd()
+        )
+        done.task_name, done.status = (
+            JobRuntime.instance().get("name"),
+            JobStatus.FAILED if status else JobStatus.COMPLETED,
+        )
+        done._return_value = (
+            RunError(f"{self.name} ended with exit status {status}") if status else value
+        )
         return done
 
 
-def prepare(context: HydraContext, master: DictConfig, overrides: Sequence[str], number: int, launch: Launch) -> Job:
-    """Compose and check a job, and name its run."""
+def prepare(
+    context: HydraContext, master: DictConfig, overrides: Sequence[str], number: int, launch: Launch
+) -> Job:
+    """Composes and checks a job, and names its run."""
     composed = context.config_loader.load_sweep_config(master, list(overrides))
+    # what is swept stands there with all its values
+    shared = {*_plain(master.hydra.overrides.task)}
     with open_dict(composed):
         composed.hydra.job.id = composed.hydra.job.num = number - 1
+        # names that are cut show what is swept
+        composed.hydra.overrides.task = sorted(
+            composed.hydra.overrides.task, key=shared.__contains__
+        )
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(composed)
     try:
@@ -115,44 +144,67 @@ def prepare(context: HydraContext, master: DictConfig, overrides: Sequence[str],
         config, error = None, ""
         try:
             config = cli.resolved(raw, launch)
-        except ConfigError as found:
-            error = str(found)
+        except ConfigError as wrong:
+            error = str(wrong)
         return Job(number, list(overrides), composed, raw, config, error)
     finally:
         HydraConfig.instance().cfg = before
 
 
+def _plain(overrides: Any) -> list[str]:
+    """Overrides as they were written, whatever they stand for."""
+    words: Any = OmegaConf.to_container(overrides, resolve=False)
+    return words
+
+
 def settings_of(jobs: Sequence[Job], any_right: bool = True) -> DictConfig:
-    """What `sweep.*` says, of jobs that all say the same; where none is right, though one should be, the first one's error."""
+    """The values of `sweep.*`, which all jobs share; if no job is right, raises the first one's
+    error.
+    """
     if any_right and all(job.error for job in jobs):
         raise ConfigError(jobs[0].error)
     defaults, rules = read(CONF / "pretrain.yaml")
-    found: list[Any] = [OmegaConf.to_container(job.raw[SETTINGS], resolve=True) for job in jobs]
-    for key, first in found[0].items():
-        if others := [settings[key] for settings in found if settings[key] != first]:
-            raise ConfigError(f"{SETTINGS}.{key}={short(first)},{short(others[0])}: says how all jobs are run, and has one value")
-    checked: Any = check_keys({SETTINGS: found[0]}, {SETTINGS: OmegaConf.to_container(defaults[SETTINGS])}, rules)
+    given: list[Any] = [OmegaConf.to_container(job.raw[SETTINGS], resolve=True) for job in jobs]
+    for key, first in given[0].items():
+        if others := [settings[key] for settings in given if settings[key] != first]:
+            raise ConfigError(
+                f"{SETTINGS}.{key}={short(first)},{short(others[0])}: says how all jobs are run,"
+                " and has one value"
+            )
+    checked: Any = check_keys(
+        {SETTINGS: given[0]}, {SETTINGS: OmegaConf.to_container(defaults[SETTINGS])}, rules
+    )
     return DictConfig(checked[SETTINGS])
 
 
 def command(options: Sequence[str], job: Job, ranks: int) -> list[str]:
-    """A job as a process of its own, or under torchrun."""
+    """The command that runs a job as a process, or under torchrun."""
     launcher = []
     if ranks > 1:
         handed_on = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", handed_on]
+        launcher = [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={ranks}",
+            handed_on,
+        ]
     return [sys.executable, *launcher, str(ROOT / "pretrain.py"), *options, *job.arguments()]
 
 
 def key_of(override: str) -> str:
-    """What an override is about."""
+    """The key of an override."""
     return override.partition("=")[0].lstrip("+~")
 
 
 def differing(jobs: Sequence[Job]) -> list[str]:
-    """For each job, the overrides by which it differs from others; all of one that differs from none."""
-    given = [{key_of(override): override for override in job.overrides} for job in jobs]  # of two for one key the last counts
+    """The overrides in which each job differs from others; all of them if it differs from none."""
+    # of two for one key the last counts
+    given = [{key_of(override): override for override in job.overrides} for job in jobs]
     vary = {key for key in set().union(*given) if len({row.get(key) for row in given}) > 1}
-    found = [[row[key] for key in row if key in vary] for row in given]
+    differ_in = [[row[key] for key in row if key in vary] for row in given]
     own = [[row[key] for key in row if key.partition(".")[0] != SETTINGS] for row in given]
-    return [job.about or " ".join(differ or whole) for job, differ, whole in zip(jobs, found, own, strict=True)]
+    return [
+        job.about or " ".join(differ or whole)
+        for job, differ, whole in zip(jobs, differ_in, own, strict=True)
+    ]

@@ -1,4 +1,6 @@
-"""How Hydra has its jobs run: as processes of their own, or by all ranks together where a launcher has started several."""
+"""Runs the jobs of a sweep for Hydra: as processes, or by all ranks together if a launcher started
+several.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 @dataclass
 class Sweep:
-    """One multirun: its jobs, and how those that this process has run came to their end."""
+    """One multirun: its jobs, and how those of this process ended."""
 
     launch: Launch
     options: list[str]  # those of the command line that each job needs as well
@@ -41,33 +43,51 @@ class Sweep:
     rows: list[Row] = field(default_factory=list)
     further: list[Job] = field(default_factory=list)  # that came further since the sweep began
 
-    def plan(self, context: HydraContext, master: DictConfig, overrides: Sequence[str], number: int) -> Job:
-        """A job, composed and checked for as many ranks as it will have."""
+    def plan(
+        self, context: HydraContext, master: DictConfig, overrides: Sequence[str], number: int
+    ) -> Job:
+        """Composes and checks a job for as many ranks as it will have."""
         job = prepare(context, master, overrides, number, self.launch)
         ranks = job.config[SETTINGS].ranks if job.config is not None and self.alone else 1
-        return job if ranks == 1 else prepare(context, master, overrides, number, Launch(world_size=ranks))
+        return (
+            job
+            if ranks == 1
+            else prepare(context, master, overrides, number, Launch(world_size=ranks))
+        )
 
     @property
     def alone(self) -> bool:
-        """Whether this is one process, which starts others."""
+        """Whether this is a single process, which starts others."""
         return self.launch.world_size == 1
 
     def children(self, settings: DictConfig, at_once: int, device: str) -> Children:
-        """What runs so many jobs at once."""
+        """Returns what runs so many jobs at once."""
         gpus = [] if device == "cpu" or at_once * settings.ranks == 1 else gpus_here(os.environ)
         if settings.ranks <= len(gpus) < at_once * settings.ranks:
-            most, number = max(1, len(gpus) // settings.ranks), f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}"
-            signals.say(f"sweep.jobs={at_once}: jobs share {number}; with sweep.jobs={most} each would have its own")
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return Children(self.options, shares(at_once, settings.ranks, os.environ, gpus, cores), settings.ranks)
+            most, number = (
+                max(1, len(gpus) // settings.ranks),
+                f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}",
+            )
+            signals.say(
+                f"sweep.jobs={at_once}: jobs share {number}; with sweep.jobs={most} each would have"
+                " its own"
+            )
+        cores = (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
+        return Children(
+            self.options, shares(at_once, settings.ranks, os.environ, gpus, cores), settings.ranks
+        )
 
     def refuse(self, job: Job) -> None:
-        """A job whose configuration is wrong: one line, and the next one's turn."""
+        """Reports a job whose configuration is wrong; the next one follows."""
         signals.say(f"error: {job.name}: {job.error}")
         self.failures[job.number], self.known[job.number] = 2, FAILED
 
     def ended(self, job: Job, status: int) -> None:
-        """A job's process has ended."""
+        """Records how a job's process ended."""
         state = job.told().get("state")
         if state == "requeue" or (state in FINAL and not status and not job.config.eval_only):  # type: ignore[union-attr]
             self.further.append(job)  # an evaluation would be done again, and again not in time
@@ -78,12 +98,14 @@ class Sweep:
         self.write()
 
     def write(self) -> None:
-        """The table, by whoever writes for all."""
+        """Writes the table, on rank 0."""
         if self.launch.rank == 0 and self.folder is not None and self.jobs:
             self.rows = write(self.folder, self.jobs, self.known)
 
     def finish(self) -> int:
-        """Say how all went; the exit status is that of the failed job with the lowest number."""
+        """Prints how all jobs ended; returns the exit status of the failed job with the lowest
+        number.
+        """
         self.write()
         if self.launch.rank == 0 and self.rows:
             print(f"\n{table(self.rows)}\n\nsummary: {self.folder}/summary.csv", flush=True)
@@ -91,24 +113,42 @@ class Sweep:
             return 0
         failed = sorted(self.failures)
         numbers = ", ".join(f"job {number}" for number in failed)
-        signals.say(f"{len(failed)} of {len(self.jobs)} jobs failed: {numbers}; the same command goes on with what is not finished")
+        signals.say(
+            f"{len(failed)} of {len(self.jobs)} jobs failed: {numbers}; the same command goes on"
+            " with what is not finished"
+        )
         return self.failures[failed[0]]
 
     def conclude(self, error: Exception | None, status: int = 0) -> None:
-        """Write how the sweep ended into the file of a batch script, if that has named one."""
+        """Writes how the sweep ended to the file that a batch script named, if any."""
         if not (copy := os.environ.get(COPY)):
             return
-        first = next((job for job in self.jobs if job.number == min(self.failures, default=0)), None)
-        reason = brief(error) if error else (first.error or first.told().get("reason", "")) if first else ""
+        first = next(
+            (job for job in self.jobs if job.number == min(self.failures, default=0)), None
+        )
+        reason = (
+            brief(error)
+            if error
+            else (first.error or first.told().get("reason", ""))
+            if first
+            else ""
+        )
         if isinstance(error, Stopped):
-            state, status = "requeue" if error.signum == signal.SIGUSR1 and self.further else "stopped", signals.STATUS[error.signum]
+            state, status = (
+                "requeue" if error.signum == signal.SIGUSR1 and self.further else "stopped",
+                signals.STATUS[error.signum],
+            )
             if state == "stopped" and error.signum == signal.SIGUSR1:  # it would be queued for ever
                 reason = "SIGUSR1: no job came further, so not to be run again"
         else:
             state = "failed" if error or status else "finished"
             status = 2 if isinstance(error, ConfigError) else 1 if error else status
         try:
-            write_whole(Path(copy), json.dumps({"state": state, "reason": reason, "exit_status": status}, indent=1) + "\n")
+            write_whole(
+                Path(copy),
+                json.dumps({"state": state, "reason": reason, "exit_status": status}, indent=1)
+                + "\n",
+            )
         except OSError as failure:
             signals.say(f"{COPY}={copy}: cannot be written ({brief(failure)})")
 
@@ -118,27 +158,45 @@ class Local(Launcher):
 
     whole: Sweep  # set where this is registered
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
         self.context, self.task, self.master = hydra_context, task_function, config
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Check all jobs first, then run them."""
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        """Checks all jobs, then runs them."""
         whole, sweeper = self.whole, self.master.hydra.sweeper
-        jobs = [whole.plan(self.context, self.master, given, initial_job_idx + number) for number, given in enumerate(job_overrides, 1)]
+        jobs = [
+            whole.plan(self.context, self.master, given, initial_job_idx + number)
+            for number, given in enumerate(job_overrides, 1)
+        ]
         settings = settings_of(jobs)
         whole.jobs += jobs
         whole.folder = Path(self.master.hydra.sweep.dir)
         chosen = jobs
         if settings.only is not None:
             if sweeper._target_ != BASIC or sweeper.max_batch_size is not None:
-                raise ConfigError(f"sweep.only={settings.only}: this sweeper decides on jobs as it goes; leave it out")
+                raise ConfigError(
+                    f"sweep.only={settings.only}: this sweeper decides on jobs as it goes; leave"
+                    " it out"
+                )
             if settings.only > len(jobs):
-                raise ConfigError(f"sweep.only={settings.only}: the sweep has {len(jobs)} job{'s' if len(jobs) > 1 else ''}")
+                raise ConfigError(
+                    f"sweep.only={settings.only}: the sweep has {len(jobs)}"
+                    f" job{'s' if len(jobs) > 1 else ''}"
+                )
             chosen = [jobs[settings.only - 1]]
         if whole.alone:
             self._run_children(chosen, settings)
-        values = {job.number: result_in(job.directory).last for job in chosen} if whole.alone else self._run_here(chosen, settings)
-        status = whole.failures if sweeper._target_ != BASIC else {}  # which would end the sweep at the first that failed
+        values = (
+            {job.number: result_in(job.directory).last for job in chosen}
+            if whole.alone
+            else self._run_here(chosen, settings)
+        )
+        # which would end the sweep at the first that failed
+        status = whole.failures if sweeper._target_ != BASIC else {}
         return [job.returned(values[job.number], status.get(job.number, 0)) for job in chosen]
 
     def _run_children(self, jobs: Sequence[Job], settings: DictConfig) -> None:
@@ -151,10 +209,17 @@ class Local(Launcher):
         if not right:
             return
         children = whole.children(settings, min(settings.jobs, len(right)), right[0].config.device)  # type: ignore[union-attr]
-        titles, left = dict(zip((job.number for job in whole.jobs), differing(whole.jobs), strict=True)), list(right)
+        titles, left = (
+            dict(zip((job.number for job in whole.jobs), differing(whole.jobs), strict=True)),
+            list(right),
+        )
 
         def following(busy: Collection[Path | None]) -> Job | None:
-            if not left or (whole.failures and settings.on_error == "stop") or left[0].directory in busy:
+            if (
+                not left
+                or (whole.failures and settings.on_error == "stop")
+                or left[0].directory in busy
+            ):
                 return None  # of two jobs that are one run, the second waits
             job = left.pop(0)
             print(f"{job.name} of {len(whole.jobs)}: {titles[job.number]}", flush=True)
@@ -162,7 +227,10 @@ class Local(Launcher):
 
         children.run(following, whole.ended)
         if left:
-            signals.say(f"sweep.on_error=stop: {len(left)} job{' was' if len(left) == 1 else 's were'} not started")
+            signals.say(
+                f"sweep.on_error=stop: {len(left)} job{' was' if len(left) == 1 else 's were'} not"
+                " started"
+            )
 
     def _run_here(self, jobs: Sequence[Job], settings: DictConfig) -> dict[int, Any]:
         """All ranks run each job together, and fail together."""
@@ -170,18 +238,24 @@ class Local(Launcher):
         for key in ("jobs", "ranks"):
             if settings[key] > 1:
                 raise ConfigError(
-                    f"sweep.{key}={settings[key]}: {whole.launch.world_size} ranks run jobs together; start one process for that"
+                    f"sweep.{key}={settings[key]}: {whole.launch.world_size} ranks run jobs"
+                    " together; start one process for that"
                 )
         if wrong := next((job for job in jobs if job.error), None):
             raise ConfigError(wrong.error)
         values = {}
         for job in jobs:
             try:
-                done = run_job(self.task, job.composed, "hydra.sweep.dir", "hydra.sweep.subdir", self.context)
+                done = run_job(
+                    self.task, job.composed, "hydra.sweep.dir", "hydra.sweep.subdir", self.context
+                )
                 values[job.number] = done.return_value
             except SystemExit:
                 if whole.launch.rank == 0 and len(jobs) > 1:
-                    signals.say(f"the sweep ends with {job.name} of {len(whole.jobs)}; the same command goes on with it")
+                    signals.say(
+                        f"the sweep ends with {job.name} of {len(whole.jobs)}; the same command"
+                        " goes on with it"
+                    )
                 raise
             finally:
                 whole.write()

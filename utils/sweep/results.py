@@ -1,4 +1,4 @@
-"""What run directories say of the jobs of a sweep: how each ended, how good it is, how long it took."""
+"""Reads from run directories how each job of a sweep ended, its result and its time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KILLED = "killed"  # its process is gone, and could not say anything
 
 @dataclass(frozen=True)
 class Result:
-    """Of one run; empty where it has none."""
+    """The result of one run; empty if it has none."""
 
     metric: str = ""  # what it is judged by
     lower: bool = False  # less of it is better
@@ -35,11 +35,13 @@ class Result:
 
     @property
     def best(self) -> float | None:
-        return (min if self.lower else max)(value for _, value in self.values) if self.values else None
+        return (
+            (min if self.lower else max)(value for _, value in self.values) if self.values else None
+        )
 
 
 def result_in(directory: Path | None) -> Result:
-    """What is logged there."""
+    """The result that a run directory logs."""
     if directory is None:
         return Result()
     config, metrics = directory / "config.yaml", directory / "metrics.jsonl"
@@ -52,7 +54,7 @@ def result_in(directory: Path | None) -> Result:
 
 
 def state_in(directory: Path | None) -> str:
-    """How the run stands; empty where none has begun."""
+    """The state of a run; empty if none has begun."""
     if directory is None:
         return ""
     state = state_of(directory)
@@ -61,16 +63,25 @@ def state_in(directory: Path | None) -> str:
 
 @lru_cache(maxsize=4096)
 def _read(path: Path, metric: str, changed: int, size: int) -> Result:
-    """A file that has not changed is read once."""
+    """Reads a file, again only if it has changed."""
     name, lower = metric.removeprefix("-"), metric.startswith("-")
     try:
         rows = [row for row in map(_row, read_bytes(path, LONGEST).splitlines()) if row]
     except (OSError, ValueError):
         rows = []
-    values = tuple((row["step"], float(row[name])) for row in rows if isinstance(row.get(name), int | float))
-    trained = [(row["step"], row["speed/step_ms"]) for row in rows if isinstance(row.get("speed/step_ms"), int | float)]
+    values = tuple(
+        (row["step"], float(row[name])) for row in rows if isinstance(row.get(name), int | float)
+    )
+    trained = [
+        (row["step"], row["speed/step_ms"])
+        for row in rows
+        if isinstance(row.get("speed/step_ms"), int | float)
+    ]
     before = [0, *(step for step, _ in trained)]
-    seconds = sum((ms / 1000 * (step - former) for (step, ms), former in zip(trained, before, strict=False)), 0.0)
+    seconds = sum(
+        (ms / 1000 * (step - former) for (step, ms), former in zip(trained, before, strict=False)),
+        0.0,
+    )
     return Result(name, lower, values, rows[-1]["step"] if rows else None, seconds)
 
 
@@ -84,9 +95,9 @@ def _row(line: bytes) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=4096)
 def _metric_in(path: Path, changed: int) -> str:
-    """By what a run is judged, as its configuration has it."""
+    """The metric that a run is judged by, from its configuration."""
     try:
-        found = yaml.safe_load(read_text(path))
+        config = yaml.safe_load(read_text(path))
     except (ValueError, yaml.YAMLError):
-        found = None
-    return str(found.get("objective_metric") or "") if isinstance(found, dict) else ""
+        config = None
+    return str(config.get("objective_metric") or "") if isinstance(config, dict) else ""

@@ -1,4 +1,6 @@
-"""What Optuna may choose from, as Hydra's own syntax says it: `interval(1e-4,1e-2)`, `tag(log,…)`, `int(…)`, `range(…)`, `a,b,c`."""
+"""The search space for Optuna, in Hydra's syntax: `interval(1e-4,1e-2)`, `tag(log,…)`, `int(…)`,
+`range(…)`, `a,b,c`.
+"""
 
 from __future__ import annotations
 
@@ -19,28 +21,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Space:
-    """The keys that a sweep is about, and the overrides that all its jobs share."""
+    """The keys that a sweep searches, and the overrides that all its jobs share."""
 
     distributions: Mapping[str, BaseDistribution]
     shared: Sequence[str]
 
     def overrides(self, values: Mapping[str, Any]) -> list[str]:
-        """Those of one job. Of choices the values are texts as overrides have them."""
+        """The overrides of one job. Choices are texts, as overrides write them."""
         return [
             *self.shared,
-            *(f"{key}={values[key] if isinstance(values[key], str) else repr(values[key])}" for key in self.distributions),
+            *(
+                f"{key}={values[key] if isinstance(values[key], str) else repr(values[key])}"
+                for key in self.distributions
+            ),
         ]
 
     def corner(self, end: int) -> list[str]:
-        """A job with the first (0) or the last (-1) of all values."""
+        """A job with the first (0) or last (-1) of all values."""
         ends: dict[str, Any] = {}
-        for key, found in self.distributions.items():
-            ends[key] = found.choices[end] if hasattr(found, "choices") else (found.low, found.high)[end]  # type: ignore[attr-defined]
+        drawn: Mapping[str, Any] = self.distributions
+        for key, found in drawn.items():
+            values = found.choices if hasattr(found, "choices") else (found.low, found.high)
+            ends[key] = values[end]
         return self.overrides(ends)
 
     @property
     def size(self) -> float:
-        """How many jobs there can be."""
+        """The number of different jobs."""
         size = 1.0
         for found in self.distributions.values():
             if hasattr(found, "choices"):
@@ -51,31 +58,44 @@ class Space:
         return size
 
     def check_same(self, other: Mapping[str, BaseDistribution], where: str) -> None:
-        """Whether a former trial of the same study was drawn from the same space."""
+        """Refuses an earlier trial of the study that was drawn from another space."""
         for key in [*self.distributions, *other]:
             if other.get(key) != self.distributions.get(key):
-                raise ConfigError(f"{key}: the study in {where} draws from another range; give the former, or another hydra.sweep.dir")
+                raise ConfigError(
+                    f"{key}: the study in {where} draws from another range; give the former, or"
+                    " another hydra.sweep.dir"
+                )
 
 
 def space_of(arguments: Sequence[str], loader: ConfigLoader) -> Space:
-    """From the command line."""
+    """Parses the space from the command line."""
     distributions: dict[str, BaseDistribution] = {}
     shared: list[str] = []
     given: set[str] = set()
     for override in OverridesParser.create(config_loader=loader).parse_overrides(list(arguments)):
         key = override.get_key_element()
-        if (again := key_of(key)) in given and (override.is_sweep_override() or again in map(key_of, distributions)):
-            raise ConfigError(f"{override.input_line}: {again} is given twice, and Optuna draws one value for it; leave one out")
+        if (again := key_of(key)) in given and (
+            override.is_sweep_override() or again in map(key_of, distributions)
+        ):
+            raise ConfigError(
+                f"{override.input_line}: {again} is given twice, and Optuna draws one value for it;"
+                " leave one out"
+            )
         given.add(again)
         if override.is_sweep_override():
             try:
                 distributions[key] = _distribution(override)
             except ValueError as error:  # as Optuna words it
-                raise ConfigError(f"{override.input_line}: {' '.join(str(error).split())}") from None
+                raise ConfigError(
+                    f"{override.input_line}: {' '.join(str(error).split())}"
+                ) from None
         else:
             shared.append(str(override.input_line))
     if not distributions:
-        raise ConfigError("hydra/sweeper=optuna: no key to choose values for; give some, as 'lr=tag(log,interval(1e-4,1e-2))' seed=0,1")
+        raise ConfigError(
+            "hydra/sweeper=optuna: no key to choose values for; give some, as"
+            " 'lr=tag(log,interval(1e-4,1e-2))' seed=0,1"
+        )
     return Space(distributions, shared)
 
 

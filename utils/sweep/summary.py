@@ -1,6 +1,7 @@
-"""The table of a sweep: `summary.csv`, and the same for people, the best first.
+"""The table of a sweep, as `summary.csv` and as text with the best first.
 
-It follows from the jobs and their run directories alone, so that each task of a job array can write it whole.
+It follows from the jobs and their run directories alone, so that each task of a job array can write
+it whole.
 """
 
 from __future__ import annotations
@@ -38,33 +39,55 @@ class Row:
     result: Result
 
     def cells(self) -> list[str]:
-        """As the file has them: in the order of COLUMNS, empty where nothing is known."""
+        """The cells in the order of COLUMNS, empty where nothing is known."""
         result = self.result
-        numbers = [result.last, result.best, result.step, round(result.seconds, 1) if result.step is not None else None]
+        numbers = [
+            result.last,
+            result.best,
+            result.step,
+            round(result.seconds, 1) if result.step is not None else None,
+        ]
         shown = ["" if number is None else repr(number) for number in numbers]
-        return [str(self.job.number), self.overrides, self.state, result.metric, *shown, str(self.job.directory or "")]
+        return [
+            str(self.job.number),
+            self.overrides,
+            self.state,
+            result.metric,
+            *shown,
+            str(self.job.directory or ""),
+        ]
 
 
-def rows_of(jobs: Sequence[Job], known: Mapping[int, str], before: Mapping[tuple[str, str], str]) -> list[Row]:
-    """What there is to say of each; `known` is how jobs ended where their directories do not tell, here or (`before`) elsewhere."""
-    found = []
+def rows_of(
+    jobs: Sequence[Job], known: Mapping[int, str], before: Mapping[tuple[str, str], str]
+) -> list[Row]:
+    """The rows of all jobs; `known` tells how a job ended if its directory does not, here or
+    (`before`) elsewhere.
+    """
+    rows = []
     for job, overrides in zip(jobs, differing(jobs), strict=True):
         state = known.get(job.number) or state_in(job.directory)
         if not state:  # it has not come so far as to have a directory
-            state = FAILED if job.error or before.get((str(job.number), overrides)) == FAILED else WAITING
-        found.append(Row(job, overrides, state, result_in(job.directory)))
-    return found
+            state = (
+                FAILED
+                if job.error or before.get((str(job.number), overrides)) == FAILED
+                else WAITING
+            )
+        rows.append(Row(job, overrides, state, result_in(job.directory)))
+    return rows
 
 
 def write(folder: Path, jobs: Sequence[Job], known: Mapping[int, str]) -> list[Row]:
-    """Write the file anew."""
-    aside = folder / f".{socket.gethostname()}-{os.getpid()}.csv"  # its own, should there be no locks
+    """Writes the file anew."""
+    # its own, should there be no locks
+    aside = folder / f".{socket.gethostname()}-{os.getpid()}.csv"
     lock = Lock(folder / FILE)
     rows: list[Row] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + PATIENCE_S
-        while lock.acquire() and time.monotonic() < deadline:  # what another task of a job array knows must not get lost
+        # what another task of a job array knows must not get lost
+        while lock.acquire() and time.monotonic() < deadline:
             time.sleep(0.02)
         rows = rows_of(jobs, known, _states(folder / FILE))
         text = io.StringIO()
@@ -79,28 +102,53 @@ def write(folder: Path, jobs: Sequence[Job], known: Mapping[int, str]) -> list[R
 
 
 def table(rows: Sequence[Row]) -> str:
-    """For people, the best first; what has no value comes last."""
+    """The table as text, best first; jobs without a value come last."""
     metrics = {row.result.metric for row in rows if row.result.metric}
 
     def rank(row: Row) -> tuple[bool, float, int]:
         value = row.result.last
-        return value is None, 0.0 if value is None else value if row.result.lower else -value, row.job.number
+        return (
+            value is None,
+            0.0 if value is None else value if row.result.lower else -value,
+            row.job.number,
+        )
 
     title = metrics.pop() if len(metrics) == 1 else "value"
     lines = [["job", "overrides", "state", title, "best", "steps", "time", "directory"]]
     for row in sorted(rows, key=rank):
         result = row.result
         values = ["" if value is None else f"{value:.6g}" for value in (result.last, result.best)]
-        steps = ["" if result.step is None else f"{result.step:,}", "" if result.step is None else duration(result.seconds)]
-        lines.append([str(row.job.number), row.overrides, row.state, *values, *steps, str(row.job.directory or row.job.error)])
+        steps = [
+            "" if result.step is None else f"{result.step:,}",
+            "" if result.step is None else duration(result.seconds),
+        ]
+        lines.append(
+            [
+                str(row.job.number),
+                row.overrides,
+                row.state,
+                *values,
+                *steps,
+                str(row.job.directory or row.job.error),
+            ]
+        )
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]) - 1)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, [*widths, 0], strict=True)).rstrip() for line in lines)
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) for cell, width in zip(line, [*widths, 0], strict=True)
+        ).rstrip()
+        for line in lines
+    )
 
 
 def _states(path: Path) -> dict[tuple[str, str], str]:
-    """As another process has written it, by number and overrides: in a folder of the user's choice it may be another sweep's."""
+    """The states that another process wrote, by number and overrides; the file may be another
+    sweep's.
+    """
     try:
         rows = csv.DictReader(io.StringIO(read_text(path)))
-        return {(row.get("job", ""), row.get("overrides", "")): row.get("state", "") for row in rows}
+        return {
+            (row.get("job", ""), row.get("overrides", "")): row.get("state", "") for row in rows
+        }
     except (OSError, ValueError, csv.Error):
         return {}

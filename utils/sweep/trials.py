@@ -1,4 +1,7 @@
-"""`hydra/sweeper=optuna`: trials are jobs whose values Optuna proposes. All is in the study's file: a sweep that was stopped goes on."""
+"""`hydra/sweeper=optuna`: trials are jobs whose values Optuna proposes.
+
+The study's file holds everything, so that a stopped sweep can go on.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ KEYS = "hydra.sweeper"
 
 
 class Trials(Sweeper):
-    """Asks for values, runs jobs, tells what came of them."""
+    """Asks for values, runs jobs and reports their results."""
 
     whole: Sweep  # set where this is registered
     context: HydraContext
@@ -41,57 +44,84 @@ class Trials(Sweeper):
 
     def __init__(self, **given: Any) -> None:
         defaults, rules = read(CONF / "hydra" / "sweeper" / "optuna.yaml", KEYS)
-        self.keys = check_keys({KEYS: given}, {KEYS: {key: defaults[KEYS][key] for key in given}}, rules)[KEYS]
+        self.keys = check_keys(
+            {KEYS: given}, {KEYS: {key: defaults[KEYS][key] for key in given}}, rules
+        )[KEYS]
         self.trials: dict[int, Trial] = {}  # by the number of their jobs
         self.heard: dict[int, int] = {}  # how many evaluations of each
         self.pruned: set[int] = set()
         self.exhausted = False  # the space, before there were as many trials as there may be
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
         self.context, self.master = hydra_context, config
 
     def sweep(self, arguments: list[str]) -> None:
-        """Finish what an earlier start has left unfinished, then try more."""
+        """Finishes the trials that an earlier start left, then tries more."""
         whole = self.whole
         if not whole.alone:
-            raise ConfigError(f"hydra/sweeper=optuna: starts trials itself; start one process instead of {whole.launch.world_size} ranks")
+            raise ConfigError(
+                "hydra/sweeper=optuna: starts trials itself; start one process instead of"
+                f" {whole.launch.world_size} ranks"
+            )
         if self.master.hydra.launcher._target_ != "hydra_plugins.lockstep.Local":
             raise ConfigError("hydra/sweeper=optuna: starts trials itself; remove hydra/launcher")
         optuna = _optuna()
         self.space = space_of(arguments, self.context.config_loader)
-        corners = [whole.plan(self.context, self.master, self.space.corner(end), 1) for end in (0, -1)]
+        corners = [
+            whole.plan(self.context, self.master, self.space.corner(end), 1) for end in (0, -1)
+        ]
         if corners[0].error and corners[0].error == corners[1].error:
             raise ConfigError(corners[0].error)  # whatever values there are
         settings = settings_of(corners, any_right=False)
         if settings.only is not None:
-            raise ConfigError(f"sweep.only={settings.only}: Optuna decides on trials as it goes; leave it out")
+            raise ConfigError(
+                f"sweep.only={settings.only}: Optuna decides on trials as it goes; leave it out"
+            )
         whole.folder = Path(self.master.hydra.sweep.dir)
         whole.folder.mkdir(parents=True, exist_ok=True)
         lock = Lock(whole.folder / "study")
         if other := lock.acquire():
-            raise ConfigError(f"{whole.folder}: the same sweep is going on ({other}); it needs no second process")
+            raise ConfigError(
+                f"{whole.folder}: the same sweep is going on ({other}); it needs no second process"
+            )
         try:
             self._open(optuna)
             self._run(settings, corners[0].raw.device)
         except _errors(optuna) as error:
-            raise RunError(f"{self._where()}: Optuna's storage fails ({_first_line(error)}); the same command goes on") from None
+            raise RunError(
+                f"{self._where()}: Optuna's storage fails ({_first_line(error)}); the same command"
+                " goes on"
+            ) from None
         finally:
             lock.release()
 
     def _where(self) -> str:
-        return f"{KEYS}.storage={self.keys['storage']}" if self.keys["storage"] else f"{self.whole.folder}/study.db"
+        return (
+            f"{KEYS}.storage={self.keys['storage']}"
+            if self.keys["storage"]
+            else f"{self.whole.folder}/study.db"
+        )
 
     def _open(self, optuna: Any) -> None:
-        """The study of this sweep, new or gone on with."""
+        """Opens the study of this sweep, or creates it."""
         assert self.whole.folder is not None
         try:
             self.study = optuna.create_study(
-                storage=self.keys["storage"] or f"sqlite:///{self.whole.folder.absolute()}/study.db", study_name=self.whole.folder.name,
-                pruner=optuna.pruners.MedianPruner(n_startup_trials=self.keys["prune_after"]), load_if_exists=True,
-            )  # fmt: skip
+                storage=self.keys["storage"]
+                or f"sqlite:///{self.whole.folder.absolute()}/study.db",
+                study_name=self.whole.folder.name,
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=self.keys["prune_after"]),
+                load_if_exists=True,
+            )
             former = self.study.trials
-        except Exception as error:  # of Optuna, of SQLAlchemy, of a database's driver, or that there is none
-            raise ConfigError(f"{self._where()}: cannot be used as a study ({_first_line(error)}); repair it, or give another") from None
+        except Exception as error:
+            # of Optuna, of SQLAlchemy, of a database's driver, or that there is none
+            raise ConfigError(
+                f"{self._where()}: cannot be used as a study ({_first_line(error)}); repair it, or"
+                " give another"
+            ) from None
         for trial in former:
             self.space.check_same(trial.distributions, self._where())
 
@@ -130,10 +160,16 @@ class Trials(Sweeper):
 
         whole.children(settings, settings.jobs, device).run(following, self._tell, self._is_bad)
         if self.exhausted:
-            print(f"there are no other values: all {self.space.size:.0f} combinations have had a trial", flush=True)
+            print(
+                f"there are no other values: all {self.space.size:.0f} combinations have had a"
+                " trial",
+                flush=True,
+            )
 
     def _ask(self, several: bool) -> bool:
-        """A new trial, if there is one. What it is follows from the seed, its number and the trials before, not from stops."""
+        """Asks for a new trial, which depends on the seed, its number and earlier trials, not on
+        interruptions.
+        """
         number = len(self.whole.jobs) + 1
         if number > self.keys["trials"]:
             return False
@@ -148,21 +184,29 @@ class Trials(Sweeper):
         return True
 
     def _is_repetition(self, job: Job) -> bool:
-        """Tell a trial with the values of one that has come to its end what that got."""
+        """Reports an earlier trial's result for a trial with the same values."""
         from optuna.trial import TrialState
 
         trial = self.trials[job.number]
-        for former in self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
+        for former in self.study.get_trials(
+            deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)
+        ):
             if former.params == trial.params:
                 break
         else:
             return False
         for step, value in former.intermediate_values.items():
             trial.report(value, step)
-        self.study.tell(trial, former.value if former.state == TrialState.COMPLETE else None, state=former.state)
+        self.study.tell(
+            trial, former.value if former.state == TrialState.COMPLETE else None, state=former.state
+        )
         if former.state == TrialState.PRUNED:
             self.whole.known[job.number] = PRUNED
-        print(f"trial {job.number} of {self.keys['trials']}: repeats trial {former.number + 1}, and takes its value", flush=True)
+        print(
+            f"trial {job.number} of {self.keys['trials']}: repeats trial {former.number + 1}, and"
+            " takes its value",
+            flush=True,
+        )
         self.whole.write()
         return True
 
@@ -171,7 +215,9 @@ class Trials(Sweeper):
 
         if self.keys["sampler"] == "random":
             return RandomSampler(seed)
-        return TPESampler(seed=seed, n_startup_trials=self.keys["random_trials"], constant_liar=several)
+        return TPESampler(
+            seed=seed, n_startup_trials=self.keys["random_trials"], constant_liar=several
+        )
 
     def _job(self, values: dict[str, Any], number: int) -> Job:
         job = self.whole.plan(self.context, self.master, self.space.overrides(values), number)
@@ -180,9 +226,10 @@ class Trials(Sweeper):
         return job
 
     def _is_bad(self, job: Job) -> bool:
-        """Whether a run's evaluations so far say that it need not go on."""
+        """Whether a run's evaluations so far suggest pruning it."""
         result, trial = result_in(job.directory), self.trials[job.number]
-        if self.heard.get(job.number) == len(result.values):  # nothing new, which the database need not be asked for
+        # nothing new, which the database need not be asked for
+        if self.heard.get(job.number) == len(result.values):
             return False
         self.heard[job.number] = len(result.values)
         known = self.study.get_trials(deepcopy=False)[trial.number].intermediate_values
@@ -195,7 +242,7 @@ class Trials(Sweeper):
         return True
 
     def _tell(self, job: Job, status: int) -> None:
-        """What has come of a trial; one that was interrupted or failed stays open, for the next start."""
+        """Reports a trial's result; an interrupted or failed one stays open for the next start."""
         from optuna.trial import TrialState
 
         result, trial = result_in(job.directory), self.trials[job.number]
@@ -205,13 +252,16 @@ class Trials(Sweeper):
         elif status == 0 and result.last is not None:
             self.study.tell(trial, _cost(result.last, result.lower))
         elif not status:
-            signals.say(f"error: {job.name}: its run has no {result.metric or 'metric'}, by which trials are judged")
+            signals.say(
+                f"error: {job.name}: its run has no {result.metric or 'metric'}, by which trials"
+                " are judged"
+            )
             status = 1
         self.whole.ended(job, status)
 
 
 def _cost(value: float, lower: bool) -> float:
-    """As the study has it, which begins before a run says what it is judged by: less is better."""
+    """The value as the study stores it: lower is better."""
     return value if lower else -value
 
 
@@ -219,19 +269,24 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise ConfigError("hydra/sweeper=optuna: Optuna is not installed; .venv/bin/python -m pip install 'optuna>=4.9,<5'") from None
+        raise ConfigError(
+            "hydra/sweeper=optuna: Optuna is not installed; .venv/bin/python -m pip install"
+            " 'optuna>=4.9,<5'"
+        ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     return optuna
 
 
 def _errors(optuna: Any) -> tuple[type[Exception], ...]:
-    """What a storage may raise at any time."""
+    """The errors that a storage may raise at any time."""
     from sqlalchemy.exc import SQLAlchemyError
 
     return optuna.exceptions.OptunaError, SQLAlchemyError
 
 
 def _first_line(error: Exception) -> str:
-    """Optuna quotes the database's own error last, and SQLAlchemy adds a link and the statement."""
+    """The database's own error: Optuna quotes it last, and SQLAlchemy adds a link and the
+    statement.
+    """
     return brief(str(error.__cause__ or error).partition("\n")[0]) or type(error).__name__

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.ranks import ROOT, run_ranks, succeeded
-from tests.utils.checkpoint.writer_rank import SHARDS, alone, declare, shard_state
+from tests.ranks import ROOT, run_module, succeeded
+from tests.utils.checkpoint.helpers import SHARDS, alone, declare, shard_state
 from utils.checkpoint import reader
 from utils.ranks.distributed import Dist
 
@@ -23,7 +23,9 @@ def test_the_same_checkpoint_from_any_number_of_ranks(tmp_path: Path) -> None:
     digests = set()
     for saved_by, pieces in ((1, ["0-7"]), (3, ["0-2", "3-5", "6-7"])):
         folder = tmp_path / str(saved_by)
-        succeeded(run_ranks(saved_by, ["-m", "tests.utils.checkpoint.writer_rank", "save_once", str(folder)], timeout=60))
+        succeeded(
+            run_module(saved_by, "tests.utils.checkpoint.ranks_writer", "save_once", str(folder))
+        )
         found = sorted((folder / "checkpoints" / "step_7").glob("shards.*"))
         assert [file.name for file in found] == [f"shards.{piece}.safetensors" for piece in pieces]
         assert reader.verify(folder / "checkpoints" / "step_7") == ""
@@ -35,10 +37,13 @@ def test_the_same_checkpoint_from_any_number_of_ranks(tmp_path: Path) -> None:
                 for shard in mine:
                     expected = shard_state(shard, 7.0)
                     assert loaded[shard].keys() == expected.keys()
-                    assert all(torch.equal(loaded[shard][name], expected[name]) for name in expected)
+                    assert all(
+                        torch.equal(loaded[shard][name], expected[name]) for name in expected
+                    )
         digests.add(reader.digest(folder))
     (folder / "checkpoints" / "step_7" / "shards.6-7.safetensors").write_bytes(b"")
-    assert reader.load_shards(folder, [5]).keys() == {5}  # only the pieces that are needed are touched
+    # only the pieces that are needed are touched
+    assert reader.load_shards(folder, [5]).keys() == {5}
     assert len(digests) == 1
     assert digests == {reader.digest(alone(tmp_path / "alone", 7))}
 
@@ -57,10 +62,21 @@ def test_the_digest_tells_every_tensor(tmp_path: Path) -> None:
     for name in ("model", "shards.0-7"):
         prefixes = [f"{shard}/" for shard in range(SHARDS)] if name.startswith("shards") else [""]
         seen = {first}
-        for tensors in (base, {**base, "b": torch.ones(2) + 1e-7}, {"a": base["a"], "c": base["b"]}, {**base, "a": torch.zeros(2, 2)},
-                        {**base, "a": torch.zeros(4, dtype=torch.int32)}, {"a": base["a"]}):  # fmt: skip
+        for tensors in (
+            base,
+            {**base, "b": torch.ones(2) + 1e-7},
+            {"a": base["a"], "c": base["b"]},
+            {**base, "a": torch.zeros(2, 2)},
+            {**base, "a": torch.zeros(4, dtype=torch.int32)},
+            {"a": base["a"]},
+        ):
             save_file(
-                {f"{prefix}{key}": tensor.clone() for prefix in prefixes for key, tensor in tensors.items()}, folder / f"{name}.safetensors"
+                {
+                    f"{prefix}{key}": tensor.clone()
+                    for prefix in prefixes
+                    for key, tensor in tensors.items()
+                },
+                folder / f"{name}.safetensors",
             )
             declare(folder)
             seen.add(reader.digest(folder))
@@ -79,12 +95,20 @@ def test_the_command_prints_one_digest_or_one_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, reader.digest(folder) + "\n", "")
     (folder / "ema.safetensors").write_bytes(b"")
     for arguments, message in (
-        (("digest", str(tmp_path)), f"checkpoint={tmp_path}: step_1 is damaged (ema.safetensors: 0 of "),
-        (("digest", str(tmp_path / "nothing")), f"checkpoint={tmp_path}/nothing: no such file or folder"),
+        (
+            ("digest", str(tmp_path)),
+            f"checkpoint={tmp_path}: step_1 is damaged (ema.safetensors: 0 of ",
+        ),
+        (
+            ("digest", str(tmp_path / "nothing")),
+            f"checkpoint={tmp_path}/nothing: no such file or folder",
+        ),
         (("digest", str(folder / "ema.safetensors")), "checkpoint="),
         (("digest",), "usage: python -m utils.checkpoint digest PATH"),
-        ((), "usage: "), (("digset", "x"), "usage: "), (("digest", "x", "y"), "usage: "),
-    ):  # fmt: skip
+        ((), "usage: "),
+        (("digset", "x"), "usage: "),
+        (("digest", "x", "y"), "usage: "),
+    ):
         done = command(*arguments)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), arguments
         assert done.stderr.startswith(message), done.stderr
@@ -92,6 +116,16 @@ def test_the_command_prints_one_digest_or_one_line(tmp_path: Path) -> None:
 
 def test_the_digest_needs_no_torch(tmp_path: Path) -> None:
     alone(tmp_path, 1)
-    code = f"import sys; from utils.checkpoint import reader; reader.digest({str(tmp_path)!r}); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    code = (
+        f"import sys; from utils.checkpoint import reader; reader.digest({str(tmp_path)!r});"
+        " print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert done.stdout == "False\n"

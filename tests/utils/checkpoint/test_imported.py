@@ -11,33 +11,46 @@ from typing import Any
 import pytest
 import torch
 
-from tests.models.test_act import make
+from tests.models.recursive.test_act import make
 from utils.checkpoint.__main__ import main
 from utils.checkpoint.init_from import begin_with
 from utils.checkpoint.reader import load
 
 
 def published(path: Path, legacy: bool = False) -> dict[str, torch.Tensor]:
-    """As the published code saves a compiled net: prefixed names, initial states in bfloat16, tied to no device."""
+    """As the published code saves a compiled net: prefixed names, initial states in bfloat16, tied
+    to no device.
+    """
     torch.manual_seed(5)
     weights = {name: torch.randn(value.shape) for name, value in make("trm").saved().items()}
-    weights = {name: value.bfloat16() if name.endswith("_init") else value for name, value in weights.items()}
+    weights = {
+        name: value.bfloat16() if name.endswith("_init") else value
+        for name, value in weights.items()
+    }
     state = OrderedDict((f"_orig_mod.{name}", value) for name, value in weights.items())
     torch.save(state, path, _use_new_zipfile_serialization=not legacy)
     return weights
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_published_weights_become_a_checkpoint(tmp_path: Path, legacy: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_published_weights_become_a_checkpoint(
+    tmp_path: Path, legacy: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     weights = published(tmp_path / "step_50", legacy)
     assert main(["import", str(tmp_path / "step_50"), str(tmp_path / "out")]) == 0
     assert f"use it as checkpoint={tmp_path / 'out'}" in capsys.readouterr().out
     read = load(tmp_path / "out", ["model"])[0]["model"]
     assert read.keys() == weights.keys()
-    assert all(torch.equal(read[name], value) and read[name].dtype == value.dtype for name, value in weights.items())
+    assert all(
+        torch.equal(read[name], value) and read[name].dtype == value.dtype
+        for name, value in weights.items()
+    )
     objective = make("trm")
     objective.load_saved(begin_with(str(tmp_path / "out"), "model", objective, print))
-    assert all(torch.equal(value, weights[name].to(value.dtype)) for name, value in objective.saved().items())
+    assert all(
+        torch.equal(value, weights[name].to(value.dtype))
+        for name, value in objective.saved().items()
+    )
 
 
 class Harmful:
@@ -49,15 +62,33 @@ class Harmful:
     ("content", "problem"),
     [
         ({"a": Harmful()}, "is no state dict of tensors (it names posix.mkdir)"),
-        (torch.nn.Linear(2, 2), "is no state dict of tensors (it names torch.nn.modules.linear.Linear)"),
+        (
+            torch.nn.Linear(2, 2),
+            "is no state dict of tensors (it names torch.nn.modules.linear.Linear)",
+        ),
         ([torch.ones(2)], "holds a list; a state dict is read"),
         ({}, "holds nothing; a state dict is read"),
         ({"a": torch.ones(1), "step": 3}, "step is a int; a state dict of plain tensors is read"),
-        ({"a": torch.ones(1), "_orig_mod.a": torch.ones(1)}, "has the same names with and without _orig_mod."),
+        (
+            {"a": torch.ones(1), "_orig_mod.a": torch.ones(1)},
+            "has the same names with and without _orig_mod.",
+        ),
+        (
+            {"a": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)},
+            "a is quantised (torch.qint8); a state dict of plain tensors is read",
+        ),
+        ({"__metadata__": torch.ones(1)}, "__metadata__ is a name that safetensors files use"),
+        ({"a": torch.ones(2).to_sparse()}, "a is a torch.sparse_coo tensor on cpu; a state dict"),
+        ({3: torch.ones(2)}, "3 is no name; a state dict of plain tensors is read"),
+        ({"a\ud800": torch.ones(2)}, "cannot be written as safetensors ("),
     ],
 )
 def test_nothing_else_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Any, problem: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: Any,
+    problem: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save(content, "step_1")
@@ -68,7 +99,9 @@ def test_nothing_else_is_read(
     assert sorted(os.listdir()) == ["step_1"], "nothing ran, and nothing is left"
 
 
-def test_what_is_no_such_file_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_such_file_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("bare").write_bytes(pickle.dumps({"a": 1}))
     Path("text").write_text("hello\n")

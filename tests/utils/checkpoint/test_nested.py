@@ -33,7 +33,13 @@ def carry(slots: int, start: int = 0) -> Carry:
     """Each slot's values tell which slot it is."""
     slot = torch.arange(start, start + slots)
     state = (slot.view(-1, 1, 1).expand(-1, 2, 3).to(torch.bfloat16), -slot.view(-1, 1).double())
-    return Carry(state, slot.int(), slot % 2 == 0, {"inputs": slot.view(-1, 1) + torch.arange(4), "ids": slot}, Pair(slot, [None, slot]))
+    return Carry(
+        state,
+        slot.int(),
+        slot % 2 == 0,
+        {"inputs": slot.view(-1, 1) + torch.arange(4), "ids": slot},
+        Pair(slot, [None, slot]),
+    )
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -45,7 +51,16 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 def test_names_say_the_way() -> None:
-    names = ["state/0", "state/1", "steps", "halted", "batch/inputs", "batch/ids", "extra/0", "extra/1/1"]
+    names = [
+        "state/0",
+        "state/1",
+        "steps",
+        "halted",
+        "batch/inputs",
+        "batch/ids",
+        "extra/0",
+        "extra/1/1",
+    ]
     assert list(flatten(carry(2))) == names
     assert flatten(carry(2))["batch/inputs"].tolist() == [[0, 1, 2, 3], [1, 2, 3, 4]]
     assert flatten(None) == {}
@@ -75,12 +90,17 @@ def test_a_carry_is_cut_by_shard_and_put_together_on_other_ranks(sizes: tuple[in
     carries = Carries(parts, lambda: carry(2))
     carries.load({shard: flatten(value) for shard, value in enumerate(shards)})
     for number, part in enumerate(parts):
-        assert_same(carries.get(number, lambda part=part: carry(2 * len(part))), carry(2 * len(part), start=2 * part.start))
+        assert_same(
+            carries.get(number, lambda part=part: carry(2 * len(part))),
+            carry(2 * len(part), start=2 * part.start),
+        )
     one = Carries([range(8)], lambda: carry(2))
     one.load(carries.state())
     assert_same(one.get(0, lambda: carry(16)), whole)
     carries.put(carry(2 * len(part), start=2 * part.start) for part in parts)
-    assert {shard: state["steps"].tolist() for shard, state in carries.state().items()} == {i: [2 * i, 2 * i + 1] for i in range(8)}
+    assert {shard: state["steps"].tolist() for shard, state in carries.state().items()} == {
+        i: [2 * i, 2 * i + 1] for i in range(8)
+    }
 
 
 def test_nothing_stays_nothing() -> None:

@@ -47,14 +47,20 @@ class KeptRun:
 
     def __init__(self) -> None:
         dist = SimpleNamespace(is_main=True, all_gather_text=lambda text: [text])
-        cfg = SimpleNamespace(keep=2, checkpoint_minutes=None, checkpoint_interval=None, objective_metric=None)
-        self.run: Any = SimpleNamespace(directory=Path("runs/x"), say=print, lost=lambda: "", dist=dist)
+        cfg = SimpleNamespace(
+            keep=2, checkpoint_minutes=None, checkpoint_interval=None, objective_metric=None
+        )
+        self.run: Any = SimpleNamespace(
+            directory=Path("runs/x"), say=print, lost=lambda: "", dist=dist
+        )
         self.saved: Any = SimpleNamespace(standing=Standing(), snapshot=lambda: ())
         self.metric = ACCURACY
         self.keeper: Any = Keeper(cast(Any, cfg), self.run, self.saved, self.judged_by, -1)
 
     def judged_by(self, asked: str | None) -> Metric:
-        return self.metric if not asked else Metric.parse(asked) if asked != "eval/lm_loss" else LOSS
+        return (
+            self.metric if not asked else Metric.parse(asked) if asked != "eval/lm_loss" else LOSS
+        )
 
     def judge(self, metric: Metric) -> None:
         """As a run that was started again with another `objective_metric`."""
@@ -116,13 +122,16 @@ def test_the_last_one_is_tried_again_as_the_best(kept: KeptRun) -> None:
     assert kept.standing.best == 0.9
     kept.keeper._writer.fail = 9
     evaluated(kept, 6, 0.95)
-    with pytest.raises(RunError, match=r"step 6 could not be saved \(rank 0: No space left on device\); make room there"):
+    with pytest.raises(
+        RunError,
+        match=r"step 6 could not be saved \(rank 0: No space left on device\); make room there",
+    ):
         kept.keeper.wait_until_saved()
 
 
 def test_a_directory_that_is_gone_ends_the_run_without_another_try(kept: KeptRun) -> None:
     quiet = kept.keeper.report()
-    assert not any(quiet)
+    assert not quiet
     assert kept.keeper.decide(quiet) == (0, False)
     kept.keeper._writer.fail = 9
     evaluated(kept, 7, 0.9)

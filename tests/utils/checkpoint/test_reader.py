@@ -15,13 +15,20 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from tests.utils.checkpoint.writer_rank import META, SHARDS, alone, declare, groups, shard_state
+from tests.utils.checkpoint.helpers import META, SHARDS, alone, declare, groups, shard_state
 from utils.checkpoint import manifest, reader
 from utils.checkpoint.init_from import begin_with
 from utils.checkpoint.registry import Tensors
 from utils.errors import ConfigError
 
-FILES = ["ema.safetensors", "manifest.json", "meta.json", "model.safetensors", "optimizer.safetensors", "shards.0-7.safetensors"]
+FILES = [
+    "ema.safetensors",
+    "manifest.json",
+    "meta.json",
+    "model.safetensors",
+    "optimizer.safetensors",
+    "shards.0-7.safetensors",
+]
 
 
 def refused(path: Path, call: Callable[..., object] = reader.load) -> str:
@@ -67,7 +74,9 @@ def test_tensors_lie_in_memory_of_their_own(tmp_path: Path) -> None:
     folder.mkdir()
     odd = {f"t{i}": torch.arange(float(size)) for i, size in enumerate((1, 3, 500, 7, 1000))}
     save_file(odd, folder / "model.safetensors")
-    save_file({f"0/{name}": tensor for name, tensor in odd.items()}, folder / "shards.0-0.safetensors")
+    save_file(
+        {f"0/{name}": tensor for name, tensor in odd.items()}, folder / "shards.0-0.safetensors"
+    )
     (folder / "meta.json").write_text('{"groups": ["model"]}')
     for loaded in (reader.load(folder)[0]["model"], reader.load_shards(folder, [0])[0]):
         assert {tensor.data_ptr() % 64 for tensor in loaded.values()} == {0}
@@ -83,15 +92,22 @@ def test_every_flipped_byte_and_every_cut_is_found_and_named(name: str, tmp_path
     file = folder / name
     whole = file.read_bytes()
     size = len(whole)
-    broken = {f"flip {at}": whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in {0, 9, *range(5, size, 41), size - 1}}
-    broken |= {f"cut to {length}": whole[:length] for length in (0, 1, size // 2, size - 1)} | {"longer": whole + b"\n"}
+    broken = {
+        f"flip {at}": whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :]
+        for at in {0, 9, *range(5, size, 41), size - 1}
+    }
+    broken |= {f"cut to {length}": whole[:length] for length in (0, 1, size // 2, size - 1)} | {
+        "longer": whole + b"\n"
+    }
     for how, content in broken.items():
         file.write_bytes(content)
         problem = reader.verify(folder)
         assert problem.startswith(f"{name}: "), how
         assert "\n" not in problem
         if name != "manifest.json":
-            assert problem == f"{name}: " + ("sha256 differs" if len(content) == size else f"{len(content)} of {size} bytes")
+            assert problem == f"{name}: " + (
+                "sha256 differs" if len(content) == size else f"{len(content)} of {size} bytes"
+            )
     assert f"step_40 is damaged ({problem})" in refused(folder, reader.digest)
     assert problem in refused(folder, read_shards if name.startswith("shards") else reader.load)
     assert reader.newest_whole(tmp_path, said.append) == tmp_path / "step_30"
@@ -116,7 +132,11 @@ def test_the_order_of_going_back(tmp_path: Path) -> None:
         assert reader.newest_whole(tmp_path, pytest.fail) == folder
         (folder / "meta.json").unlink()
         assert reader.newest_whole(tmp_path, said.append) == tmp_path / f"step_{before}"
-        assert said.pop() == f"checkpoint step_{step} is damaged (meta.json: missing); going back to the one before"
+        assert (
+            said.pop()
+            == f"checkpoint step_{step} is damaged (meta.json: missing); going back to the one"
+            " before"
+        )
         folder.rename(tmp_path / f"gone_{step}")
     (tmp_path / "step_9" / "meta.json").unlink()
     (tmp_path / "gone_10").rename(tmp_path / ".step_10.replaced")
@@ -130,14 +150,29 @@ def test_the_order_of_going_back(tmp_path: Path) -> None:
 def test_a_manifest_is_not_trusted_further_than_its_folder(tmp_path: Path) -> None:
     folder = alone(tmp_path / "run", 1)
     (tmp_path / "outside").write_text("secret")
-    listed, good = folder / "manifest.json", json.loads((folder / "manifest.json").read_text())["files"]
+    listed, good = (
+        folder / "manifest.json",
+        json.loads((folder / "manifest.json").read_text())["files"],
+    )
     entry = manifest.entry_of(tmp_path / "outside")
     for name in ("../../outside", str(tmp_path / "outside"), "..", "a\0b"):
         listed.write_text(manifest.text_of({**good, name: entry}))
-        assert reader.verify(folder) == f"manifest.json: cannot be read (names {name!r}, which is no file of this folder)"
+        assert (
+            reader.verify(folder)
+            == f"manifest.json: cannot be read (names {name!r}, which is no file of this folder)"
+        )
     listed.write_text(json.dumps({"files": good, "sha256": "0" * 64}, indent=1) + "\n")
     assert reader.verify(folder) == "manifest.json: cannot be read (its own sha256 differs)"
-    for content in ("", "[]", "{}", "null", '{"files": [], "sha256": ""}', '{"files": {"a": 1}}', "[" * 100_000, "\xff"):
+    for content in (
+        "",
+        "[]",
+        "{}",
+        "null",
+        '{"files": [], "sha256": ""}',
+        '{"files": {"a": 1}}',
+        "[" * 100_000,
+        "\xff",
+    ):
         listed.write_bytes(content.encode("latin-1"))
         assert reader.verify(folder).startswith("manifest.json: cannot be read"), content[:20]
         assert "manifest.json" in refused(folder)
@@ -163,7 +198,14 @@ def test_a_folder_without_a_manifest_is_loaded_but_not_vouched_for(tmp_path: Pat
         assert "model.safetensors is damaged or cut short" in refused(tmp_path)
     weights.unlink()
     assert "model.safetensors is damaged" in refused(tmp_path)
-    for broken_text in ("{", "[]", "{}", '{"groups": ["../x"]}', '{"groups": "model"}', "[" * 100_000):
+    for broken_text in (
+        "{",
+        "[]",
+        "{}",
+        '{"groups": ["../x"]}',
+        '{"groups": "model"}',
+        "[" * 100_000,
+    ):
         meta.write_text(broken_text)
         assert "meta.json" in refused(folder)
     (tmp_path / "latest").write_text("../elsewhere")
@@ -189,7 +231,9 @@ def test_what_is_verified_is_not_hashed_again(tmp_path: Path) -> None:
 
 def test_a_shard_that_nobody_saved(tmp_path: Path) -> None:
     alone(tmp_path, 3)
-    assert "step_3 holds no state of shard 8" in refused(tmp_path, lambda path: reader.load_shards(path, [7, 8]))
+    assert "step_3 holds no state of shard 8" in refused(
+        tmp_path, lambda path: reader.load_shards(path, [7, 8])
+    )
 
 
 class Bomb:
@@ -198,7 +242,9 @@ class Bomb:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_pickle_in_place_of_any_file_is_not_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_in_place_of_any_file_is_not_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     folder = alone(tmp_path / "run", 1)
     zipped = tmp_path / "zipped.pt"
@@ -220,7 +266,9 @@ def test_a_pickle_in_place_of_any_file_is_not_run(name: str, tmp_path: Path, mon
     assert (tmp_path / "exploded").exists(), "the bomb must be a real one"
 
 
-def test_bare_pickles_are_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bare_pickles_are_refused_and_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"a": Bomb()}, tmp_path / "step_52080")
     torch.save({"a": torch.ones(1)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
@@ -233,7 +281,10 @@ def test_bare_pickles_are_refused_and_not_run(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_bare_converted_file_loses_the_compilers_prefix(tmp_path: Path) -> None:
-    save_file({"_orig_mod.model.a": torch.ones(2), "model.b._orig_mod.c": torch.ones(1)}, tmp_path / "hrm.safetensors")
+    save_file(
+        {"_orig_mod.model.a": torch.ones(2), "model.b._orig_mod.c": torch.ones(1)},
+        tmp_path / "hrm.safetensors",
+    )
     loaded, meta = reader.load(tmp_path / "hrm.safetensors", ["weights", "more"])
     assert loaded.keys() == {"weights"}, "the first of what is asked for"
     assert set(loaded["weights"]) == {"model.a", "model.b._orig_mod.c"}
@@ -255,9 +306,41 @@ def test_weights_to_begin_with_must_fit(tmp_path: Path) -> None:
     cases = [
         ({"weight": good["weight"]}, f"init_from={path}: bias is missing from it"),
         ({**good, "extra": torch.ones(1)}, f"init_from={path}: it holds extra"),
-        ({**good, "weight": torch.zeros(2, 4)}, rf"init_from={path}: weight has shape \(2, 4\) there and \(2, 3\) here"),
-        ({**good, "bias": torch.zeros(2).int()}, f"init_from={path}: bias is of torch.int32 there and of torch.float32 here"),
+        (
+            {**good, "weight": torch.zeros(2, 4)},
+            rf"init_from={path}: weight has shape \(2, 4\) there and \(2, 3\) here",
+        ),
+        (
+            {**good, "bias": torch.zeros(2).int()},
+            f"init_from={path}: bias is of torch.int32 there and of torch.float32 here",
+        ),
     ]
     for tensors, message in cases:
         with pytest.raises(ConfigError, match=message):
             taken(tensors)
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ("lr: ${oc.decode:'{a'}", "${oc.decode:'{a'} is an interpolation, and a run writes values"),
+        ("lr: ${oc.create:[1]}\nshards: 8", "${oc.create:[1]} is an interpolation"),
+        ("arch: {'${x}': 1}", "${x} is an interpolation"),
+        ("arch: {_target_: os.system}", "arch._target_=os.system: only things of this repository"),
+        (
+            "arch: {loss: {_target_: models.no.Such}}",
+            "arch.loss._target_=models.no.Such: not found",
+        ),
+        (
+            "data: {data_path: {_target_: data.build.arc.main}}",
+            "data.data_path._target_=data.build.arc.main: nothing is made here",
+        ),
+    ],
+)
+def test_a_configuration_that_no_run_has_written(config: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "meta.json").write_text(json.dumps({"groups": [], "config": config}))
+    with pytest.raises(ConfigError) as caught:
+        reader.config_in(str(tmp_path))
+    assert str(caught.value).startswith(f"checkpoint={tmp_path}: ")
+    assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)

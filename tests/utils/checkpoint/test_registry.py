@@ -1,4 +1,6 @@
-"""A checkpoint that does not fit is refused before anything of it is taken; and what is said of one that does."""
+"""A checkpoint that does not fit is refused before anything of it is taken; and what is said of one
+that does.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from optim.builtin import adadelta, adamw, muon, sgd
 from optim.ema import EMA
 from optim.memory import Memory
 from optim.schedule import WarmupCosine, set_lr
-from tests.utils.checkpoint.writer_rank import as_it_is, declare
+from tests.utils.checkpoint.helpers import as_it_is, declare
 from utils.checkpoint import reader
 from utils.checkpoint.carries import Carries
 from utils.checkpoint.registry import Origin, Registry
@@ -36,22 +38,49 @@ Tensors = dict[str, torch.Tensor]
 class TinyRun:
     """A run of two shards, as far as a checkpoint is concerned."""
 
-    def __init__(self, optimizer: Callable[..., Any] = AdamATan2, total_steps: int = 100, refusing: bool = False, evaluates: bool = False):
+    def __init__(
+        self,
+        optimizer: Callable[..., Any] = AdamATan2,
+        total_steps: int = 100,
+        refusing: bool = False,
+        evaluates: bool = False,
+    ):
         self.net = nn.Linear(3, 2, bias=False)
         self.dense = optimizer([("weight", self.net.weight)], lr=0.5)
         self.dense.param_groups[0]["base_lr"] = 0.5
         self.schedule = WarmupCosine(total_steps, 0, 0.1)
-        self.ema, self.meter, self.carries = EMA({"weight": self.net.weight}, {}, 0.9), Meter(2), Carries([range(2)], lambda: CARRY)
-        origin = lambda: Origin.here("shards: 2\n", "x", None, 0.5 * self.schedule(self.saved.standing.step), {})  # noqa: E731
+        self.ema, self.meter, self.carries = (
+            EMA({"weight": self.net.weight}, {}, 0.9),
+            Meter(2),
+            Carries([range(2)], lambda: CARRY),
+        )
+
+        def origin() -> Origin:
+            lr = 0.5 * self.schedule(self.saved.standing.step)
+            return Origin.here("shards: 2\n", "x", None, lr, {})
+
         self.saved = Registry(origin, as_it_is())
         self.evaluates = evaluates
-        self.saved.add("model", self.net.state_dict, self.net.load_state_dict, any_precision=evaluates)
+        self.saved.add(
+            "model", self.net.state_dict, self.net.load_state_dict, any_precision=evaluates
+        )
         self.saved.add("ema", self.ema.state, self.ema.load, otherwise="use ema=false")
         if not evaluates:
             memory = Memory([self.dense], refusing)
             self.saved.add("optimizer", memory.state, memory.load, memory.like)
-            self.saved.add_by_shard("carry", self.carries.state, self.carries.load, self.carries.like, any_precision=True)
-            self.saved.add_by_shard("meter", partial(self.meter.state, range(2)), partial(self.meter.load, device=CPU), self.meter.like)
+            self.saved.add_by_shard(
+                "carry",
+                self.carries.state,
+                self.carries.load,
+                self.carries.like,
+                any_precision=True,
+            )
+            self.saved.add_by_shard(
+                "meter",
+                partial(self.meter.state, range(2)),
+                partial(self.meter.load, device=CPU),
+                self.meter.like,
+            )
 
     def trained(self, directory: Path, steps: int = 3) -> Path:
         """A checkpoint after some steps."""
@@ -59,7 +88,9 @@ class TinyRun:
             self.net.weight.grad = torch.randn(2, 3)
             self.dense.step()
             self.ema.update()
-            self.carries.put([{name: torch.cat([tensor + 1, tensor + 2]) for name, tensor in CARRY.items()}])
+            self.carries.put(
+                [{name: torch.cat([tensor + 1, tensor + 2]) for name, tensor in CARRY.items()}]
+            )
             self.meter.add({"loss": (torch.tensor(1.0), torch.tensor(2.0))})
             self.saved.standing.step += 1
         writer = Writer(directory, Dist(), pytest.fail)
@@ -70,7 +101,10 @@ class TinyRun:
     def restored(self, folder: Path) -> list[str]:
         """Goes on from a checkpoint; what is said of it."""
         meta = json.loads((folder / "meta.json").read_text())
-        groups, shards = reader.load(folder, self.saved.names)[0], {} if self.evaluates else reader.load_shards(folder, range(2))
+        groups, shards = (
+            reader.load(folder, self.saved.names)[0],
+            {} if self.evaluates else reader.load_shards(folder, range(2)),
+        )
         self.saved.check(groups, shards, meta["step"])
         self.saved.load(groups, shards)
         self.saved.standing.load(meta)
@@ -82,12 +116,21 @@ class TinyRun:
 def test_what_fits_is_taken(optimizer: Callable[..., Any], steps: int, tmp_path: Path) -> None:
     tiny, again = TinyRun(optimizer), TinyRun(optimizer)
     assert again.restored(tiny.trained(tmp_path, steps)) == []
-    (groups, shards, meta), (groups_again, shards_again, meta_again) = tiny.saved.snapshot(), again.saved.snapshot()
+    (groups, shards, meta), (groups_again, shards_again, meta_again) = (
+        tiny.saved.snapshot(),
+        again.saved.snapshot(),
+    )
     assert meta_again == meta
     assert again.saved.standing.step == steps
-    for one, two in zip([*groups.values(), *shards.values()], [*groups_again.values(), *shards_again.values()], strict=True):
+    for one, two in zip(
+        [*groups.values(), *shards.values()],
+        [*groups_again.values(), *shards_again.values()],
+        strict=True,
+    ):
         assert one.keys() == two.keys()
-        assert all(torch.equal(one[name], two[name]) and one[name].dtype == two[name].dtype for name in one)
+        assert all(
+            torch.equal(one[name], two[name]) and one[name].dtype == two[name].dtype for name in one
+        )
     for each in (tiny, again):
         each.net.weight.grad = torch.ones(2, 3)
         each.dense.step()
@@ -95,17 +138,26 @@ def test_what_fits_is_taken(optimizer: Callable[..., Any], steps: int, tmp_path:
 
 
 def test_what_is_the_same_on_every_rank_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a host that reads other bytes of a file must be found out: every tensor that is not of a shard."""
+    """As a host that reads other bytes of a file must be found out: every tensor that is not of a
+    shard.
+    """
     tiny, compared = TinyRun(), []
-    monkeypatch.setattr("optim.sync.common.check_same", lambda tensors, dist: compared.extend(tensors))
+    monkeypatch.setattr(
+        "optim.sync.common.check_same", lambda tensors, dist: compared.extend(tensors)
+    )
     tiny.net.weight.grad = torch.ones(2, 3)
     tiny.dense.step()
     groups, shards, _ = tiny.saved.snapshot()
     assert groups["model"]["weight"].data_ptr() == tiny.net.weight.data_ptr(), "nothing is copied"
     tiny.saved.load(groups, shards)
     assert [name.partition("/")[2] for name in compared] == [
-        "weight", "steps", "dense/weight", "0/group0/step", "0/weight/exp_avg", "0/weight/exp_avg_sq",
-    ]  # fmt: skip
+        "weight",
+        "steps",
+        "dense/weight",
+        "0/group0/step",
+        "0/weight/exp_avg",
+        "0/weight/exp_avg_sq",
+    ]
     assert {name.partition("/")[0] for name in compared} == {*groups}
 
 
@@ -124,11 +176,16 @@ def test_a_carry_may_go_on_in_another_precision(tmp_path: Path) -> None:
     """As bfloat16 on a GPU and float32 on a CPU are."""
     folder = TinyRun().trained(tmp_path)
     tensors = load_file(folder / "shards.0-1.safetensors")
-    save_file({name: t.bfloat16() if name.endswith("carry/z") else t for name, t in tensors.items()}, folder / "shards.0-1.safetensors")
+    save_file(
+        {name: t.bfloat16() if name.endswith("carry/z") else t for name, t in tensors.items()},
+        folder / "shards.0-1.safetensors",
+    )
     declare(folder)
     tiny = TinyRun()
     tiny.restored(folder)
-    carry = tiny.carries.get(0, lambda: {name: torch.cat([tensor, tensor]) for name, tensor in CARRY.items()})
+    carry = tiny.carries.get(
+        0, lambda: {name: torch.cat([tensor, tensor]) for name, tensor in CARRY.items()}
+    )
     assert carry["z"].dtype == torch.float32
     assert carry["z"][:, 0].tolist() == [1.0] * 4 + [2.0] * 4
 
@@ -144,21 +201,45 @@ def put(name: str, tensor: torch.Tensor) -> Callable[[Tensors], object]:
 MEAN, LOSS, Z = "0/weight/exp_avg", "meter/loss", "carry/z"
 UNFIT: list[tuple[str, Callable[[Tensors], object], str]] = [
     ("model", drop("weight"), "model: weight is missing from it"),
-    ("model", put("weight", torch.ones(3, 2)), "model: weight has shape (3, 2) there and (2, 3) here"),
-    ("model", put("weight", torch.ones(2, 3).double()), "model: weight is of torch.float64 there and of torch.float32 here"),
+    (
+        "model",
+        put("weight", torch.ones(3, 2)),
+        "model: weight has shape (3, 2) there and (2, 3) here",
+    ),
+    (
+        "model",
+        put("weight", torch.ones(2, 3).double()),
+        "model: weight is of torch.float64 there and of torch.float32 here",
+    ),
     ("model", put("more", torch.ones(1)), "model: it holds more"),
     ("optimizer", drop(MEAN), f"optimizer: {MEAN} is missing from it"),
     ("optimizer", Tensors.clear, "optimizer: 0/group0/step is missing from it"),
     ("optimizer", drop("0/group0/step"), "optimizer: 0/group0/step is missing from it"),
-    ("optimizer", lambda t: [t.pop(name) for name in list(t) if "exp" in name], "is missing from it"),
+    (
+        "optimizer",
+        lambda t: [t.pop(name) for name in list(t) if "exp" in name],
+        "is missing from it",
+    ),
     ("optimizer", put(MEAN, torch.ones(3)), f"optimizer: {MEAN} has shape (3,)"),
     ("optimizer", put(MEAN, torch.ones(2, 3).int()), f"optimizer: {MEAN} is of torch.int32"),
-    ("optimizer", put("0/group0/step", torch.tensor(1.5)), "optimizer: 0/group0/step is of torch.float32"),
-    ("optimizer", put("1/weight/exp_avg", torch.ones(2, 3)), "optimizer: it holds 1/weight/exp_avg"),
+    (
+        "optimizer",
+        put("0/group0/step", torch.tensor(1.5)),
+        "optimizer: 0/group0/step is of torch.float32",
+    ),
+    (
+        "optimizer",
+        put("1/weight/exp_avg", torch.ones(2, 3)),
+        "optimizer: it holds 1/weight/exp_avg",
+    ),
     ("ema", drop("steps"), "ema: steps is missing from it"),
     ("ema", put("dense/weight", torch.ones(3)), "ema: dense/weight has shape (3,)"),
     ("ema", put("dense/weight", torch.ones(2, 3).half()), "ema: dense/weight is of torch.float16"),
-    ("shards", put(Z, torch.ones(4, 4)), "shard 0, carry: z has shape (4, 4) there and (4, 3) here"),
+    (
+        "shards",
+        put(Z, torch.ones(4, 4)),
+        "shard 0, carry: z has shape (4, 4) there and (4, 3) here",
+    ),
     ("shards", put(Z, torch.ones(4, 3).int()), "shard 0, carry: z is of torch.int32 there"),
     ("shards", drop(Z), "shard 0, carry: z is missing from it"),
     ("shards", put("carry/more", torch.ones(1)), "shard 0, carry: it holds more"),
@@ -170,15 +251,24 @@ UNFIT: list[tuple[str, Callable[[Tensors], object], str]] = [
 
 
 @pytest.mark.parametrize(("group", "change", "problem"), UNFIT)
-def test_what_does_not_fit_leaves_the_job_as_it_was(group: str, change: Callable[[Tensors], object], problem: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_leaves_the_job_as_it_was(
+    group: str, change: Callable[[Tensors], object], problem: str, tmp_path: Path
+) -> None:
     folder, tiny = TinyRun().trained(tmp_path), TinyRun()
     file = folder / ("shards.0-1.safetensors" if group == "shards" else f"{group}.safetensors")
     tensors = load_file(file)
     if group == "shards":
-        each = {shard: {k.partition("/")[2]: v for k, v in tensors.items() if k.startswith(f"{shard}/")} for shard in (0, 1)}
+        each = {
+            shard: {k.partition("/")[2]: v for k, v in tensors.items() if k.startswith(f"{shard}/")}
+            for shard in (0, 1)
+        }
         for members in each.values():
             change(members)
-        tensors = {f"{shard}/{name}": tensor.clone() for shard, members in each.items() for name, tensor in members.items()}
+        tensors = {
+            f"{shard}/{name}": tensor.clone()
+            for shard, members in each.items()
+            for name, tensor in members.items()
+        }
     else:
         change(tensors)
     save_file(tensors, file)
@@ -212,7 +302,9 @@ def test_a_part_that_a_checkpoint_has_not(tmp_path: Path) -> None:
 
 def test_weights_to_evaluate_may_be_in_another_precision(tmp_path: Path) -> None:
     folder, tiny = TinyRun().trained(tmp_path), TinyRun(evaluates=True)
-    save_file({"weight": torch.full((2, 3), 0.5, dtype=torch.float64)}, folder / "model.safetensors")
+    save_file(
+        {"weight": torch.full((2, 3), 0.5, dtype=torch.float64)}, folder / "model.safetensors"
+    )
     declare(folder)
     tiny.restored(folder)
     assert torch.equal(tiny.net.weight, torch.full((2, 3), 0.5))
@@ -223,7 +315,10 @@ def test_a_longer_run_says_how_the_learning_rate_jumps(tmp_path: Path) -> None:
     folder = TinyRun(total_steps=10).trained(tmp_path)
     assert TinyRun(total_steps=10).restored(folder) == []
     (line,) = TinyRun(total_steps=20).restored(folder)
-    assert line == "the learning rate jumps at step 3 from 0.407252 to 0.475476, because the run has another length now"
+    assert (
+        line == "the learning rate jumps at step 3 from 0.407252 to 0.475476, because the run has"
+        " another length now"
+    )
     meta = json.loads((folder / "meta.json").read_text())
     del meta["lr"]
     (folder / "meta.json").write_text(json.dumps(meta))

@@ -1,4 +1,6 @@
-"""Where a run begins, asked of the functions that decide it: fallbacks, its own directory, and what it must not lose."""
+"""Where a run begins, asked of the functions that decide it: fallbacks, its own directory, and what
+it must not lose.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from tests.utils.checkpoint.writer_rank import alone, as_it_is, declare, groups
+from tests.utils.checkpoint.helpers import alone, as_it_is, declare, groups
 from utils.checkpoint import reader, resume
 from utils.checkpoint.registry import ByShard, FrozenFiles, Origin, Registry, Tensors
 from utils.checkpoint.resume import Start
@@ -23,7 +25,14 @@ from utils.ranks.distributed import Dist
 
 
 def config(directory: Path, **changes: Any) -> DictConfig:
-    made = {"shards": 8, "resume": "auto", "checkpoint_path": str(directory), "eval_only": False, "init_from": None, "max_steps": 99}
+    made = {
+        "shards": 8,
+        "resume": "auto",
+        "checkpoint_path": str(directory),
+        "eval_only": False,
+        "init_from": None,
+        "max_steps": 99,
+    }
     return OmegaConf.create({**made, "checkpoint": None, **changes})
 
 
@@ -53,8 +62,14 @@ def ways_to(run: Path) -> list[Path]:
     link.symlink_to(run)
     newest = run / "checkpoints" / "step_30"
     places = [run, run / "checkpoints", newest, run / "checkpoints" / "latest"]
-    places += [Path(os.path.relpath(place)) for place in places] + [link / place.relative_to(run) for place in places]
-    return [*places, run / "checkpoints" / ".." / "checkpoints", run / "checkpoints" / "step_20" / ".." / "step_30"]
+    places += [Path(os.path.relpath(place)) for place in places] + [
+        link / place.relative_to(run) for place in places
+    ]
+    return [
+        *places,
+        run / "checkpoints" / ".." / "checkpoints",
+        run / "checkpoints" / "step_20" / ".." / "step_30",
+    ]
 
 
 def test_its_own_directory_is_where_it_goes_on_anyhow(run: Path) -> None:
@@ -65,15 +80,25 @@ def test_its_own_directory_is_where_it_goes_on_anyhow(run: Path) -> None:
     assert linked.continues
 
 
-def test_auto_arithmetic_is_what_the_run_has_or_the_machine_is_best_at(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_arithmetic_is_what_the_run_has_or_the_machine_is_best_at(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(resume, "forward_dtype", lambda device: "float32")
     saved = "shards: 8\narch: {forward_dtype: bfloat16}\n"
     alone(run / "checkpoints", 40, config=saved)
-    for asked, then, now in [("auto", True, "bfloat16"), ("auto", False, "float32"), ("bfloat16", True, "bfloat16")]:
+    for asked, then, now in [
+        ("auto", True, "bfloat16"),
+        ("auto", False, "float32"),
+        ("bfloat16", True, "bfloat16"),
+    ]:
         mine = config(run, arch={"forward_dtype": asked})
-        resume.fix_arithmetic(mine, resume.find(mine, Dist(), pytest.fail) if then else Start(), Dist())
+        resume.fix_arithmetic(
+            mine, resume.find(mine, Dist(), pytest.fail) if then else Start(), Dist()
+        )
         assert mine.arch.forward_dtype == now
-    assert "arch.forward_dtype=float32: the run in" in refused(run, arch={"forward_dtype": "float32"})
+    assert "arch.forward_dtype=float32: the run in" in refused(
+        run, arch={"forward_dtype": "float32"}
+    )
     without = config(run, arch={"width": 3})  # a net may have no such key
     resume.fix_arithmetic(without, Start(), Dist())
     assert without.arch == {"width": 3}
@@ -82,7 +107,10 @@ def test_auto_arithmetic_is_what_the_run_has_or_the_machine_is_best_at(run: Path
 def test_its_own_directory_before_the_first_checkpoint(run: Path, tmp_path: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     start = found(run, resume=str(run))
-    assert (start.continues, start.folder) == (True, None), "a crash before the first save: the same command goes on"
+    assert (start.continues, start.folder) == (
+        True,
+        None,
+    ), "a crash before the first save: the same command goes on"
     assert "no such file or folder" in refused(tmp_path / "none", resume=str(tmp_path / "none"))
 
 
@@ -92,7 +120,11 @@ def test_the_same_command_goes_on_when_the_run_has_come_further(run: Path) -> No
     meta = found(run, resume=named).meta
     assert meta["resumed_from"] == named
     later = alone(run / "checkpoints", 60)
-    text = later.joinpath("meta.json").read_text().replace('"resumed_from": ""', f'"resumed_from": "{named}"')
+    text = (
+        later.joinpath("meta.json")
+        .read_text()
+        .replace('"resumed_from": ""', f'"resumed_from": "{named}"')
+    )
     later.joinpath("meta.json").write_text(text)
     declare(later)
     assert found(run, resume=named).step == 60
@@ -104,10 +136,15 @@ def test_its_own_earlier_step_is_refused(run: Path) -> None:
     backup = run / "backup" / "step_20"
     shutil.copytree(run / "checkpoints" / "step_20", backup)
     (run.parent / "link").symlink_to(run)
-    for place in (run / "checkpoints" / "step_20", backup, run.parent / "link" / "checkpoints" / "step_20"):
+    for place in (
+        run / "checkpoints" / "step_20",
+        backup,
+        run.parent / "link" / "checkpoints" / "step_20",
+    ):
         line = refused(run, resume=str(place))
         assert line.startswith(
-            f"resume={place}: lies in this run's own directory, and the run goes on from its newest; give another run_name"
+            f"resume={place}: lies in this run's own directory, and the run goes on from its"
+            " newest; give another run_name"
         )
     start = found(run.parent / "other", resume=str(run / "checkpoints" / "step_20"))
     assert (start.continues, start.step) == (False, 20)
@@ -121,7 +158,10 @@ def test_a_damaged_newest_makes_the_one_before_the_newest(run: Path) -> None:
 
 def test_weights_that_would_be_moved_aside(run: Path) -> None:
     line = refused(run, init_from=str(run), resume=False)
-    assert line.startswith(f"init_from={run}: lies in this run's own directory, which is to be moved aside; give another run_name")
+    assert line.startswith(
+        f"init_from={run}: lies in this run's own directory, which is to be moved aside; give"
+        " another run_name"
+    )
     assert found(run, init_from=str(run)).continues, "it has them already"
     assert found(run.parent / "other", init_from=str(run)) == Start()
 
@@ -151,10 +191,16 @@ def test_what_may_not_be_read_is_one_line(run: Path, tmp_path: Path) -> None:
 
 
 class Unfit(Registry):
-    """The parts of a run that take no checkpoint of these steps; which ones they were asked to take."""
+    """The parts of a run that take no checkpoint of these steps; which ones they were asked to
+    take.
+    """
 
-    def __init__(self, *steps: int, fingerprint: str = "x", frozen: FrozenFiles | None = None) -> None:
-        super().__init__(lambda: Origin("", fingerprint, None, 0.1, frozen or {}, "", "2", 1), as_it_is())
+    def __init__(
+        self, *steps: int, fingerprint: str = "x", frozen: FrozenFiles | None = None
+    ) -> None:
+        super().__init__(
+            lambda: Origin("", fingerprint, None, 0.1, frozen or {}, "", "2", 1), as_it_is()
+        )
         self.steps, self.asked = steps, list[int]()
         self.taken: Mapping[str, Any] = {}
         for name in ("model", "ema"):
@@ -171,7 +217,9 @@ class Unfit(Registry):
         self.taken = groups
 
 
-def taken_up(start: Start, saved: Registry, directory: Path, said: list[str] | None = None, **changes: Any) -> Start:
+def taken_up(
+    start: Start, saved: Registry, directory: Path, said: list[str] | None = None, **changes: Any
+) -> Start:
     run: Any = SimpleNamespace(say=pytest.fail if said is None else said.append, dist=Dist())
     return resume.take_up(start, saved, config(directory, **changes), run, 99)
 
@@ -182,7 +230,12 @@ def test_what_does_not_fit_is_named_and_the_one_before_taken(run: Path) -> None:
     (run / "checkpoints" / "step_30" / "ema.safetensors").unlink()
     saved = Unfit(40)
     start = taken_up(found(run), saved, run, said)
-    assert (start.step, start.continues, saved.standing.step, saved.asked) == (20, True, 20, [40, 20])
+    assert (start.step, start.continues, saved.standing.step, saved.asked) == (
+        20,
+        True,
+        20,
+        [40, 20],
+    )
     assert torch.equal(saved.taken["model"]["weight"], groups(20.0)["model"]["weight"])
     assert said == [
         "checkpoint step_30 is damaged (ema.safetensors: missing); going back to the one before",
@@ -194,16 +247,23 @@ def test_where_none_fits_the_run_is_not_begun_again_unasked(run: Path) -> None:
     saved = Unfit(20, 30)
     with pytest.raises(ConfigError) as caught:
         taken_up(found(run), saved, run, [])
-    assert str(caught.value) == (
-        f"checkpoint_path={run}: no checkpoint there fits (step_20: model: weight is missing from it); "
-        "add resume=false to move all that aside and begin again"
+    assert (
+        str(caught.value)
+        == f"checkpoint_path={run}: no checkpoint there fits (step_20: model: weight is missing"
+        " from it); add resume=false to move all that aside and begin again"
     )
     assert (saved.asked, saved.taken, saved.standing.step) == ([30, 20], {}, 0)
 
 
 def test_what_resume_names_and_does_not_fit_is_refused(run: Path) -> None:
     other, saved = run.parent / "other", Unfit(30)
-    with pytest.raises(ConfigError, match=rf"^resume={run}: step_30 does not fit \(model: weight is missing from it\); give another step_"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            rf"^resume={run}: step_30 does not fit \(model: weight is missing from it\); give"
+            r" another step_"
+        ),
+    ):
         taken_up(found(other, resume=str(run)), saved, other, resume=str(run))
     assert saved.asked == [30]
 
@@ -222,8 +282,13 @@ def test_what_differs_is_said_and_other_data_refused(run: Path) -> None:
     saved = Unfit()
     saved.origin = lambda: Origin("", "x", None, 0.1, {}, "", "2", 7)
     taken_up(found(run), saved, run, said)
-    assert said == ["threads: 1 when the checkpoint was written, 7 now; the run goes on, with other rounding"]
-    with pytest.raises(ConfigError, match=r"^data_path=None: not the data of the run in .*step_30; use that, or init_from"):
+    assert said == [
+        "threads: 1 when the checkpoint was written, 7 now; the run goes on, with other rounding"
+    ]
+    with pytest.raises(
+        ConfigError,
+        match=r"^data_path=None: not the data of the run in .*step_30; use that, or init_from",
+    ):
         taken_up(found(run), Unfit(fingerprint="y"), run, data_path=None)
 
 
@@ -232,8 +297,12 @@ def test_a_rank_compares_what_it_alone_reads(run: Path) -> None:
     file = run / "checkpoints" / "step_30" / "shards.0-7.safetensors"
     start, content = found(run), file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    second: Any = SimpleNamespace(is_main=False, agreed=nullcontext, owned_shards=lambda shards: range(4, 8))
-    assert resume._read(start, Unfit(), config(run), second)[2].startswith("step_30 is damaged (shards.0-7.safetensors: sha256 differs)")
+    second: Any = SimpleNamespace(
+        is_main=False, agreed=nullcontext, owned_shards=lambda shards: range(4, 8)
+    )
+    assert resume._read(start, Unfit(), config(run), second)[2].startswith(
+        "step_30 is damaged (shards.0-7.safetensors: sha256 differs)"
+    )
     file.write_bytes(content)
     groups, shards, problem = resume._read(start, Unfit(), config(run), second)
     assert (groups.keys(), shards.keys(), problem) == ({"model", "ema"}, {4, 5, 6, 7}, "")
@@ -245,7 +314,10 @@ FROZEN = {"target": {"path": "runs/target/model.safetensors", "sha256": "a" * 64
 @pytest.mark.parametrize("evaluates", [False, True])
 def test_another_frozen_part_is_refused(evaluates: bool, run: Path) -> None:
     """By its content: where it lies does not matter. A checkpoint of before says nothing of it."""
-    changes: dict[str, Any] = {"eval_only": evaluates, "checkpoint": str(run) if evaluates else None}
+    changes: dict[str, Any] = {
+        "eval_only": evaluates,
+        "checkpoint": str(run) if evaluates else None,
+    }
     moved = {"target": {"path": "elsewhere/x", "sha256": "a" * 64}}
     taken_up(found(run, **changes), Unfit(frozen=moved), run, **changes)
     newest = alone(run / "checkpoints", 40, frozen=FROZEN)
@@ -254,15 +326,19 @@ def test_another_frozen_part_is_refused(evaluates: bool, run: Path) -> None:
     saved = Unfit(frozen={"target": {"path": "elsewhere/x", "sha256": "b" * 64}})
     with pytest.raises(ConfigError) as caught:
         taken_up(found(run, **changes), saved, run, **changes)
-    assert str(caught.value) == (
-        f"target=elsewhere/x: not what the run in {newest} was trained with (sha256 bbbbbbbbbbbb, there aaaaaaaaaaaa); "
-        "give the file that was runs/target/model.safetensors then"
+    assert (
+        str(caught.value)
+        == f"target=elsewhere/x: not what the run in {newest} was trained with (sha256"
+        " bbbbbbbbbbbb, there aaaaaaaaaaaa); give the file that was"
+        " runs/target/model.safetensors then"
     )
     assert saved.asked == []
 
 
 def test_an_evaluation_beside_a_live_run(run: Path) -> None:
-    """What it has found is deleted before it is read, twice; and an evaluation that will never fit ends."""
+    """What it has found is deleted before it is read, twice; and an evaluation that will never fit
+    ends.
+    """
     changes: dict[str, Any] = {"eval_only": True, "checkpoint": str(run)}
 
     class Late(Unfit):
@@ -277,13 +353,20 @@ def test_an_evaluation_beside_a_live_run(run: Path) -> None:
     assert (start.continues, start.meta) == (False, {"step": 30})
     taken_up(start, saved, run.parent / "other", **changes)
     assert (saved.asked, saved.standing.step) == ([30, 31, 32], 32)
-    with pytest.raises(ConfigError, match=rf"^checkpoint={run}/checkpoints/step_32: model: weight is missing from it$"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"^checkpoint={run}/checkpoints/step_32: model: weight is missing from it$",
+    ):
         taken_up(found(run.parent / "other", **changes), Unfit(32), run.parent / "other", **changes)
-    assert refused(run.parent / "other", eval_only=True, checkpoint=str(run / "gone")).startswith(f"checkpoint={run}/gone: no such file")
+    assert refused(run.parent / "other", eval_only=True, checkpoint=str(run / "gone")).startswith(
+        f"checkpoint={run}/gone: no such file"
+    )
 
 
 def test_an_evaluation_reads_no_more_than_weights(run: Path, tmp_path: Path) -> None:
-    """The rest of the checkpoint may be damaged; the weights may not; and a file of weights will do."""
+    """The rest of the checkpoint may be damaged; the weights may not; and a file of weights will
+    do.
+    """
     changes: dict[str, Any] = {"eval_only": True, "checkpoint": str(run)}
     folder = run / "checkpoints" / "step_30"
     for name in ("optimizer.safetensors", "shards.0-7.safetensors"):
@@ -291,12 +374,18 @@ def test_an_evaluation_reads_no_more_than_weights(run: Path, tmp_path: Path) -> 
     assert taken_up(found(run, **changes), Unfit(), run, **changes).step == 30
     content = (folder / "ema.safetensors").read_bytes()
     (folder / "ema.safetensors").write_bytes(content[:-1] + b"x")
-    with pytest.raises(ConfigError, match=rf"^checkpoint={folder}: step_30 is damaged \(ema.safetensors: sha256 differs\)"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"^checkpoint={folder}: step_30 is damaged \(ema.safetensors: sha256 differs\)",
+    ):
         taken_up(found(run, **changes), Unfit(), run, **changes)
     saved = Registry(lambda: Origin("", "x", None, 0.1, {}, "", "2", 1), as_it_is())
     mine: list[Tensors] = []
     saved.add("weights", lambda: groups(20.0)["model"], mine.append)
-    bare = {"checkpoint": str(run / "checkpoints" / "step_20" / "model.safetensors"), "eval_only": True}
+    bare = {
+        "checkpoint": str(run / "checkpoints" / "step_20" / "model.safetensors"),
+        "eval_only": True,
+    }
     start = taken_up(found(run, **bare), saved, run, **bare)
     assert (start.step, mine[0]["weight"].max().item()) == (0, 20.0)
 
@@ -308,10 +397,14 @@ def test_a_link_that_leads_to_itself_is_one_line(key: str, tmp_path: Path) -> No
     if key == "resume":
         assert refused(tmp_path / "new", resume=str(loop)).startswith(f"resume={loop}: ")
     else:
-        assert found(tmp_path / "new", init_from=str(loop)) == Start(), "that it cannot be read is said where it is read"
+        assert found(tmp_path / "new", init_from=str(loop)) == Start(), (
+            "that it cannot be read is said where it is read"
+        )
 
 
-def test_a_pointer_is_followed_and_is_no_file_of_weights(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pointer_is_followed_and_is_no_file_of_weights(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (run / "checkpoints" / "best").write_text("step_20\n")
     for name, step in (("latest", 30), ("best", 20)):
         pointer = run / "checkpoints" / name

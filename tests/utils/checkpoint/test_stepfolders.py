@@ -1,4 +1,6 @@
-"""What is deleted and what is not, whatever else lies among the checkpoints; and readers beside a run that deletes."""
+"""What is deleted and what is not, whatever else lies among the checkpoints; and readers beside a
+run that deletes.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.utils.checkpoint.writer_rank import META, SHARDS, alone, groups, shard_state
+from tests.utils.checkpoint.helpers import META, SHARDS, alone, groups, shard_state
 from utils.checkpoint import contents, manifest, reader, stepfolders
 from utils.checkpoint.writer import Writer
 from utils.errors import ConfigError
@@ -34,11 +36,18 @@ def one(tmp_path: Path, said: list[str]) -> Writer:
 
 def save(one: Writer, *steps: int) -> None:
     for step in steps:
-        one.save(step, groups(float(step)), {shard: shard_state(shard, 0.0) for shard in range(SHARDS)}, META)
+        one.save(
+            step,
+            groups(float(step)),
+            {shard: shard_state(shard, 0.0) for shard in range(SHARDS)},
+            META,
+        )
         assert one.wait() == ""
 
 
-def test_only_names_that_the_writer_makes_count(one: Writer, said: list[str], tmp_path: Path) -> None:
+def test_only_names_that_the_writer_makes_count(
+    one: Writer, said: list[str], tmp_path: Path
+) -> None:
     directory = tmp_path / "checkpoints"
     save(one, 4)
     strays = [
@@ -65,7 +74,9 @@ def test_only_names_that_the_writer_makes_count(one: Writer, said: list[str], tm
     assert reader.newest_whole(directory, pytest.fail) is None
 
 
-def test_links_are_unlinked_and_never_followed(one: Writer, said: list[str], tmp_path: Path) -> None:
+def test_links_are_unlinked_and_never_followed(
+    one: Writer, said: list[str], tmp_path: Path
+) -> None:
     directory, big = tmp_path / "checkpoints", tmp_path / "big"
     save(one, 4)
     shutil.move(directory / "step_4", big / "step_4")
@@ -112,15 +123,26 @@ def test_what_cannot_be_deleted_is_said_once_and_keeps_nothing_else(
     save(one, *range(1, 9))
     assert names(directory) == {"latest", "step_1", ".step_2.deleted-1", "step_7", "step_8"}
     assert said == [
-        "checkpoints: step_1 cannot be deleted (Device or resource busy) and still takes its room; delete it yourself",
-        "checkpoints: step_2 cannot be deleted (Permission denied) and still takes its room; delete it yourself",
+        (
+            "checkpoints: step_1 cannot be deleted (Device or resource busy) and still takes its"
+            " room; delete it yourself"
+        ),
+        (
+            "checkpoints: step_2 cannot be deleted (Permission denied) and still takes its room;"
+            " delete it yourself"
+        ),
     ]
     said.clear()
     Writer(directory, Dist(), said.append).close()
-    assert said == ["checkpoints: .step_2.deleted-1 cannot be deleted (Permission denied) and still takes its room; delete it yourself"]
+    assert said == [
+        "checkpoints: .step_2.deleted-1 cannot be deleted (Permission denied) and still takes its"
+        " room; delete it yourself"
+    ]
 
 
-def test_a_file_or_folder_in_the_way_gets_another_name(one: Writer, said: list[str], tmp_path: Path) -> None:
+def test_a_file_or_folder_in_the_way_gets_another_name(
+    one: Writer, said: list[str], tmp_path: Path
+) -> None:
     """As checkpoints of the published code are: files named by their steps."""
     directory = tmp_path / "checkpoints"
     (directory / "step_7").write_text("a user's")
@@ -128,7 +150,10 @@ def test_a_file_or_folder_in_the_way_gets_another_name(one: Writer, said: list[s
     save(one, 7, 8, 9, 10)
     assert names(directory) == {"latest", "step_9", "step_10", "step_7.old-1", "latest.old-1"}
     assert (directory / "step_7.old-1").read_text() == "a user's"
-    assert said == [f"checkpoints: {name} was in the way and is now {name}.old-1" for name in ("step_7", "latest")]
+    assert said == [
+        f"checkpoints: {name} was in the way and is now {name}.old-1"
+        for name in ("step_7", "latest")
+    ]
 
 
 def test_checkpoints_under_their_aside_names_alone(one: Writer, tmp_path: Path) -> None:
@@ -150,9 +175,15 @@ def test_a_run_directory_that_is_gone_does_not_come_back(said: list[str], tmp_pa
     save(one, 1)
     (tmp_path / "run").rename(tmp_path / "moved")
     one.save(2, groups(2.0), {}, META)
-    assert one.wait() == f"rank 0: {directory} is not there: deleted, moved away, or on a disk that not all hosts share"
+    assert (
+        one.wait()
+        == f"rank 0: {directory} is not there: deleted, moved away, or on a disk that not all hosts"
+        " share"
+    )
     assert one.failures == 1
-    assert said == [f"checkpoint of step 2 FAILED on {one.wait()}; training goes on, there is no whole one yet"]
+    assert said == [
+        f"checkpoint of step 2 FAILED on {one.wait()}; training goes on, there is no whole one yet"
+    ]
     assert names(tmp_path) == {"moved"}
     (tmp_path / "moved").rename(tmp_path / "run")
     save(one, 3)
@@ -161,8 +192,12 @@ def test_a_run_directory_that_is_gone_does_not_come_back(said: list[str], tmp_pa
 # --- readers beside a run that goes on
 
 
-def beside(monkeypatch: pytest.MonkeyPatch, directory: Path, times: int, owner: Any, name: str) -> None:
-    """A run that saves its next step, and deletes the one before, whenever somebody comes to read."""
+def beside(
+    monkeypatch: pytest.MonkeyPatch, directory: Path, times: int, owner: Any, name: str
+) -> None:
+    """A run that saves its next step, and deletes the one before, whenever somebody comes to
+    read.
+    """
     real, steps = getattr(owner, name), iter(range(51, 51 + times))
 
     def late(folder: Path, *rest: Any) -> Any:
@@ -183,7 +218,9 @@ def pass_over(path: Path) -> int:
 
 def digested(path: Path) -> int:
     digest = reader.digest(path)
-    return next(step for step in (50, 51, 52) if digest == reader.digest(alone(path / "compared", step)))
+    return next(
+        step for step in (50, 51, 52) if digest == reader.digest(alone(path / "compared", step))
+    )
 
 
 def from_shards(path: Path) -> int:
@@ -191,14 +228,24 @@ def from_shards(path: Path) -> int:
 
 
 READERS: list[Callable[[Path], int]] = [
-    pass_over, digested, from_shards, lambda path: reader.load(path)[1]["step"], lambda path: reader.read_meta(path)["step"],
-]  # fmt: skip
+    pass_over,
+    digested,
+    from_shards,
+    lambda path: reader.load(path)[1]["step"],
+    lambda path: reader.read_meta(path)["step"],
+]
 
 
 @pytest.mark.parametrize("read", READERS)
-@pytest.mark.parametrize(("owner", "name"), [(manifest, "damage"), (stepfolders, "pointed"), (contents, "problem")])
+@pytest.mark.parametrize(
+    ("owner", "name"), [(manifest, "damage"), (stepfolders, "pointed"), (contents, "problem")]
+)
 def test_a_reader_takes_the_newest_that_is_there_then(
-    read: Callable[[Path], int], owner: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    read: Callable[[Path], int],
+    owner: Any,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     alone(tmp_path / "checkpoints", 50)
     owner = reader if name == "pointed" else owner
@@ -208,16 +255,23 @@ def test_a_reader_takes_the_newest_that_is_there_then(
 
 
 @pytest.mark.parametrize("read", [pass_over, digested, reader.load])
-def test_a_reader_gives_up_in_one_line(read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_gives_up_in_one_line(
+    read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone(tmp_path / "checkpoints", 50)
     beside(monkeypatch, tmp_path / "checkpoints", 9, manifest, "damage")
-    with pytest.raises(ConfigError, match=r"^checkpoint=[^\n]*: 5 of them were deleted while they were read; copy one[^\n]*$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^checkpoint=[^\n]*: 5 of them were deleted while they were read; copy one[^\n]*$",
+    ):
         read(tmp_path)
     with pytest.raises(ConfigError, match="no such file or folder"):
         reader.load(tmp_path / "checkpoints" / "step_50")
 
 
-def test_the_same_step_written_anew_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_step_written_anew_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone(tmp_path / "checkpoints", 50, value=1.0)
     real, written = manifest._read, iter([True])
 
@@ -231,8 +285,12 @@ def test_the_same_step_written_anew_while_it_is_read(tmp_path: Path, monkeypatch
     assert torch.equal(reader.load(tmp_path)[0]["model"]["weight"], groups(2.0)["model"]["weight"])
 
 
-def test_files_of_two_checkpoints_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where nobody compares them with the manifest: the step is written anew between two of its files."""
+def test_files_of_two_checkpoints_are_not_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nobody compares them with the manifest: the step is written anew between two of
+    its files.
+    """
     alone(tmp_path / "checkpoints", 50, value=1.0)
     real, written = reader._tensors_in, iter([True])
 

@@ -1,4 +1,6 @@
-"""A file of tensors is known from a pickle by what it is, whatever bytes the length of its header has."""
+"""A file of tensors is known from a pickle by what it is, whatever bytes the length of its header
+has.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +50,19 @@ def test_real_files_of_every_length_the_library_writes(tmp_path: Path) -> None:
 
 def pickles() -> dict[str, bytes]:
     state = {"weight": torch.ones(3), "name": "x"}
-    made = {f"protocol {number}": pickle.dumps({"a": list(range(50)), "b": "text"}, protocol=number) for number in range(6)}
-    made |= {f"reduced {number}": pickle.dumps(torch.float32, protocol=number) for number in range(6)}
+    made = {
+        f"protocol {number}": pickle.dumps({"a": list(range(50)), "b": "text"}, protocol=number)
+        for number in range(6)
+    }
+    made |= {
+        f"reduced {number}": pickle.dumps(torch.float32, protocol=number) for number in range(6)
+    }
     for zipped in (True, False):
         for number in (2, 3, 4, 5):
             content = io.BytesIO()
-            torch.save(state, content, pickle_protocol=number, _use_new_zipfile_serialization=zipped)
+            torch.save(
+                state, content, pickle_protocol=number, _use_new_zipfile_serialization=zipped
+            )
             made[f"torch.save zipped={zipped} {number}"] = content.getvalue()
     return made
 
@@ -62,7 +71,10 @@ def pickles() -> dict[str, bytes]:
 def test_pickles_of_every_kind_are_refused_with_help(name: str, tmp_path: Path) -> None:
     for kind, content in pickles().items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ConfigError, match=rf"^checkpoint=.*{name} is a pickle, .*python -m utils.checkpoint import .*$") as caught:
+        with pytest.raises(
+            ConfigError,
+            match=rf"^checkpoint=.*{name} is a pickle, .*python -m utils.checkpoint import .*$",
+        ) as caught:
             reader.load(tmp_path / name)
         assert "\n" not in str(caught.value), kind
     named = tmp_path / "a-name-that-is-rather-long-for-a-file"
@@ -75,7 +87,16 @@ def test_what_is_neither_is_called_damaged(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     torch.manual_seed(0)
     noise = bytes(torch.randint(256, (5000,), dtype=torch.uint8).tolist())
-    for content in (b"", b"\x80", b"\x80" * 100, b"\xff" * 100, noise, b"PK\3\4" + noise, b"a text\n" * 100, b"\0" * 100):
+    for content in (
+        b"",
+        b"\x80",
+        b"\x80" * 100,
+        b"\xff" * 100,
+        noise,
+        b"PK\3\4" + noise,
+        b"a text\n" * 100,
+        b"\0" * 100,
+    ):
         file.write_bytes(content)
         for read in (tensorfiles.read, tensorfiles.entries):
             with pytest.raises(Unreadable, match=r"^is damaged or cut short \("):

@@ -16,14 +16,15 @@ import pytest
 import torch
 from torch import nn
 
-from tests.ranks import ROOT, run_ranks, succeeded
-from tests.utils.checkpoint.writer_rank import META, alone, full_disk, groups, shard_state
+from tests.ranks import ROOT, run_module, succeeded
+from tests.utils.checkpoint.helpers import META, alone, groups, shard_state
+from tests.utils.checkpoint.ranks_writer import full_disk
 from utils.checkpoint import reader, writer
 from utils.checkpoint.writer import Writer
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 
-SCRIPT = ["-m", "tests.utils.checkpoint.writer_rank"]
+MODULE = "tests.utils.checkpoint.ranks_writer"
 
 
 @pytest.fixture
@@ -62,7 +63,9 @@ class Gate:
         monkeypatch.setattr(writer, "save_file", slow)
 
 
-def test_the_caller_goes_on_and_changes_its_tensors(one: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_caller_goes_on_and_changes_its_tensors(
+    one: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate, state, shard = Gate(monkeypatch), groups(1.0), shard_state(0, 1.0)
     one.save(1, state, {0: shard}, META)
     for tensor in (state["model"]["weight"], shard["state/0"]):
@@ -72,10 +75,14 @@ def test_the_caller_goes_on_and_changes_its_tensors(one: Writer, tmp_path: Path,
     assert one.wait() == ""
     loaded, _ = reader.load(tmp_path)
     assert torch.equal(loaded["model"]["weight"], groups(1.0)["model"]["weight"])
-    assert torch.equal(reader.load_shards(tmp_path, [0])[0]["state/0"], shard_state(0, 1.0)["state/0"])
+    assert torch.equal(
+        reader.load_shards(tmp_path, [0])[0]["state/0"], shard_state(0, 1.0)["state/0"]
+    )
 
 
-def test_a_save_waits_for_the_one_before_and_tells_for_how_long(one: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_waits_for_the_one_before_and_tells_for_how_long(
+    one: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = Gate(monkeypatch)
     one.save(1, groups(1.0), {}, META)
     first = one.take_stall_s()
@@ -99,7 +106,9 @@ def test_the_copies_memory_is_used_again(one: Writer, monkeypatch: pytest.Monkey
     assert third != second
 
 
-def test_closing_finishes_what_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_finishes_what_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = Gate(monkeypatch)
     made = Writer(tmp_path, Dist(), pytest.fail)
     made.save(1, groups(1.0), {}, META)
@@ -111,8 +120,19 @@ def test_closing_finishes_what_is_being_written(tmp_path: Path, monkeypatch: pyt
 
 def test_shared_and_strided_memory(one: Writer, tmp_path: Path) -> None:
     bucket, tied = torch.arange(12.0), nn.Parameter(torch.ones(3))
-    tensors = {"a": bucket[:6].view(2, 3), "b": bucket[6:], "all": bucket, "t": bucket.view(3, 4).t(), "one": tied, "two": tied}
-    tensors |= {"none": torch.empty(0), "wide": torch.ones(1).expand(4, 5), "scalar": torch.tensor(True)}
+    tensors = {
+        "a": bucket[:6].view(2, 3),
+        "b": bucket[6:],
+        "all": bucket,
+        "t": bucket.view(3, 4).t(),
+        "one": tied,
+        "two": tied,
+    }
+    tensors |= {
+        "none": torch.empty(0),
+        "wide": torch.ones(1).expand(4, 5),
+        "scalar": torch.tensor(True),
+    }
     one.save(1, {"model": tensors, "optimizer": {}}, {0: {}, 1: {"x": bucket[:1]}}, META)
     assert one.wait() == ""
     loaded = reader.load(tmp_path)[0]
@@ -123,7 +143,8 @@ def test_shared_and_strided_memory(one: Writer, tmp_path: Path) -> None:
     shards = reader.load_shards(tmp_path, [1, 0])
     assert shards[0] == {}
     assert torch.equal(shards[1]["x"], torch.zeros(1))
-    assert (tmp_path / "checkpoints" / "step_1" / "model.safetensors").stat().st_size < 2000  # a view brings only itself
+    # a view brings only itself
+    assert (tmp_path / "checkpoints" / "step_1" / "model.safetensors").stat().st_size < 2000
 
 
 def test_a_failure_is_told_and_the_next_success_forgets_it(
@@ -154,7 +175,9 @@ def test_a_failure_is_told_and_the_next_success_forgets_it(
     assert reader.load(directory)[1]["step"] == 4
 
 
-def test_a_log_that_cannot_be_written_does_not_hurt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_cannot_be_written_does_not_hurt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = Writer(tmp_path, Dist(), full_disk)
     monkeypatch.setattr(writer, "save_file", full_disk)
     made.save(1, groups(1.0), {}, META)
@@ -174,7 +197,9 @@ def test_a_full_disk_costs_no_checkpoint(small_disk: Path, said: list[str]) -> N
         (small_disk / "filler").write_bytes(b"x" * max(0, free - spare))
         made.save(3, groups(3.0, rows), {0: shard_state(0, 1.0)}, {})
         assert "No space left on device" in made.wait()
-        assert said.pop().endswith("No space left on device; training goes on, the last whole one is step_2")
+        assert said.pop().endswith(
+            "No space left on device; training goes on, the last whole one is step_2"
+        )
         assert names(made._directory) == ["latest", "step_1", "step_2"]
         assert reader.digest(small_disk / "run") == whole
         (small_disk / "filler").unlink()
@@ -210,7 +235,8 @@ def test_leftovers_of_crashed_writers_are_removed(tmp_path: Path) -> None:
         (tmp_path / name / "model.safetensors").write_bytes(b"half")
     for name in (".latest.writing", ".best.writing", ".nfs0001", "notes.txt"):
         (tmp_path / name).write_text("step_9\n")
-    (tmp_path / "step_6").rename(tmp_path / ".step_6.replaced")  # died between the two renames: this is step 6
+    # died between the two renames: this is step 6
+    (tmp_path / "step_6").rename(tmp_path / ".step_6.replaced")
     Writer(tmp_path, Dist(), pytest.fail).close()
     assert names(tmp_path) == [".nfs0001", ".step_6.replaced", "latest", "notes.txt", "step_5"]
     assert reader.newest_whole(tmp_path, pytest.fail) == tmp_path / "step_6"
@@ -224,7 +250,12 @@ def test_leftovers_of_crashed_writers_are_removed(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_the_users_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"^checkpoint_path: .*file/x cannot be used \(Not a directory\); give a folder[^\n]*$"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"^checkpoint_path: .*file/x cannot be used \(Not a directory\); give a folder[^\n]*$"
+        ),
+    ):
         Writer(tmp_path / "file" / "x", Dist(), pytest.fail)
 
 
@@ -238,22 +269,30 @@ def test_a_mistake_of_the_program_is_not_hidden(one: Writer) -> None:
 
 
 def test_ranks_save_together_and_fail_together(tmp_path: Path) -> None:
-    succeeded(run_ranks(3, [*SCRIPT, "save_together", str(tmp_path)], timeout=60))
+    succeeded(run_module(3, MODULE, "save_together", str(tmp_path)))
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     for rank in range(3):
         assert ranks[rank]["good"] == [["", 0]] * 3
-        assert ranks[rank]["full"] == [["rank 1: No space left on device", 1], ["rank 1: No space left on device", 2]]
+        assert ranks[rank]["full"] == [
+            ["rank 1: No space left on device", 1],
+            ["rank 1: No space left on device", 2],
+        ]
         assert ranks[rank]["again"] == ["", 0]
         assert ranks[rank]["slow"] == ["", 0], "that a disk is slow is no failure, on any rank"
         text, failures = ranks[rank]["apart"]
-        assert text.startswith("rank 0: shards.6-7.safetensors of another rank is not to be seen here; put checkpoint_path on")
+        assert text.startswith(
+            "rank 0: shards.6-7.safetensors of another rank is not to be seen here; put"
+            " checkpoint_path on"
+        )
         assert failures == 1
-        assert ranks[rank]["keys"] <= 6  # at most the last outcome of each writer, and of a save that failed
+        # at most the last outcome of each writer, and of a save that failed
+        assert ranks[rank]["keys"] <= 6
     assert ranks[0]["hurried"][0]
     assert all(ranks[rank]["hurried"][1] < 5 for rank in range(3))
     assert ranks[1]["said"] == ranks[2]["said"] == []
     assert ranks[0]["said"][:2] == [
-        f"checkpoint of step {step} FAILED on rank 1: No space left on device; training goes on, the last whole one is step_3"
+        f"checkpoint of step {step} FAILED on rank 1: No space left on device; training goes on,"
+        " the last whole one is step_3"
         for step in (4, 5)
     ]
     assert names(tmp_path / "good") == ["latest", "step_3", "step_6"]
@@ -263,17 +302,32 @@ def test_ranks_save_together_and_fail_together(tmp_path: Path) -> None:
 
 def script(function: str, folder: Path) -> dict[str, int]:
     done = subprocess.run(
-        [sys.executable, *SCRIPT, function, str(folder)], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", MODULE, function, str(folder)],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
-    return json.loads((folder / f"{function.removeprefix('killed_at_').removeprefix('killed_')}.json").read_text())
+    return json.loads(
+        (folder / f"{function.removeprefix('killed_at_').removeprefix('killed_')}.json").read_text()
+    )
 
 
 @pytest.mark.slow
 def test_killed_before_every_change_of_the_file_system(tmp_path: Path) -> None:
     deaths = script("killed_everywhere", tmp_path)
-    least = {"mkdir": 2, "rename": 3, "replace": 2, "fsync": 10, "unlink": 8, "rmdir": 2, "save_file": 4}
+    least = {
+        "mkdir": 2,
+        "rename": 3,
+        "replace": 2,
+        "fsync": 10,
+        "unlink": 8,
+        "rmdir": 2,
+        "save_file": 4,
+    }
     assert all(deaths[name] >= count for name, count in least.items()), deaths
 
 

@@ -1,4 +1,6 @@
-"""A config can name what this repository defines, in the places where something is made, and nothing else."""
+"""A config can name what this repository defines, in the places where something is made, and
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ SGD = "optim.builtin.sgd"
     [
         "os.system",
         "torch.load",
-        "data.puzzles.PuzzleSource",  # another group's
+        "data.recursive.puzzles.PuzzleSource",  # another group's
         "optim",
         "optim.builtin",
         "optim.builtin.torch.load",
@@ -55,7 +57,9 @@ def test_builders_of_datasets_are_no_targets() -> None:
             find("data", target)
 
 
-def test_folders_without_code_of_ours_are_no_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_without_code_of_ours_are_no_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A dataset that somebody put under data/ may hold a file of Python."""
     (tmp_path / "data" / "mine").mkdir(parents=True)
     (tmp_path / "data" / "__init__.py").touch()
@@ -78,10 +82,15 @@ def test_folders_without_code_of_ours_are_no_packages(tmp_path: Path, monkeypatc
         {"_anything_": 1},
     ],
 )
-def test_nothing_nested_is_made(value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_nested_is_made(
+    value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"^optim\.dense\[0\]\.optimizer: optim\.builtin\.sgd\(lr="):
-        make({"_target_": SGD, "lr": value}, "optim.dense[0].optimizer", [])  # values are handed over as they are
+    with pytest.raises(
+        ConfigError, match=r"^optim\.dense\[0\]\.optimizer: optim\.builtin\.sgd\(lr="
+    ):
+        # values are handed over as they are
+        make({"_target_": SGD, "lr": value}, "optim.dense[0].optimizer", [])
     assert not (tmp_path / "MADE").exists()
 
 
@@ -93,9 +102,17 @@ def test_nothing_nested_is_made(value: Any, tmp_path: Path, monkeypatch: pytest.
             [{"match": ".*", "optimizer": {"lr": {"_target_": "torch.load"}}}],
             "optim.dense[0].optimizer.lr._target_=torch.load",
         ),
-        ("optim.dense", [{"match": ".*", "optimizer": {"_target_": "torch.load"}}], "optim.dense[0].optimizer._target_=torch.load"),
+        (
+            "optim.dense",
+            [{"match": ".*", "optimizer": {"_target_": "torch.load"}}],
+            "optim.dense[0].optimizer._target_=torch.load",
+        ),
         ("optim.dense", [{"_target_": SGD}], "optim.dense[0]._target_=optim.builtin.sgd"),
-        ("optim.dense", [{"optimizer": {"_target_": SGD, "_args_": [1]}}], "optim.dense[0].optimizer._args_"),
+        (
+            "optim.dense",
+            [{"optimizer": {"_target_": SGD, "_args_": [1]}}],
+            "optim.dense[0].optimizer._args_",
+        ),
         ("arch.dropout", [{"_target_": "torch.load"}], "arch.dropout[0]._target_=torch.load"),
         ("data.embedded", {"a": [[{"_call_": 1}]]}, "data.embedded.a[0][0]._call_=1"),
     ],
@@ -108,6 +125,14 @@ def test_a_stray_key_is_named_by_its_whole_path(path: str, value: Any, where: st
 
 
 def test_memory_that_cannot_be_had_is_said() -> None:
-    for width, said in ((10**7, r"needs memory that this machine does not have \([\d,]+ GiB at once\)"), (2**40, "needs memory[^(]*")):
-        with pytest.raises(ConfigError, match=rf"^arch: models.layers.Linear\(width_in={width}, .*{said}; make it smaller"):
-            make({"_target_": "models.layers.Linear", "width_in": width, "width_out": width}, "arch")
+    for width, said in (
+        (10**7, r"needs memory that this machine does not have \([\d,]+ GiB at once\)"),
+        (2**40, "needs memory[^(]*"),
+    ):
+        with pytest.raises(
+            ConfigError,
+            match=rf"^arch: models.layers.Linear\(width_in={width}, .*{said}; make it smaller",
+        ):
+            make(
+                {"_target_": "models.layers.Linear", "width_in": width, "width_out": width}, "arch"
+            )

@@ -1,4 +1,6 @@
-"""What the files of conf/ say of their keys is what counts: types, bounds, and what a key means to the run."""
+"""What the files of conf/ say of their keys is what counts: types, bounds, and what a key means to
+the run.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,8 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from tests.ranks import ROOT, run_line
-from tests.test_bad_input import assert_one_line
-from tests.test_config import resolved
+from tests.ranks import ROOT, assert_one_line, run_line
+from tests.runs import resolved
 from utils.command import keys
 from utils.command.keys import GROUPS, MAY_CHANGE, SAME_RUN
 from utils.errors import ConfigError
@@ -52,7 +53,10 @@ def refused(*overrides: str) -> str:
 def test_a_new_key_takes_one_line_of_one_file(file: str, key: str, conf: Path) -> None:
     choice = ["arch=cnn"] if file == "arch/cnn" else []
     before = resolved(*choice)
-    add(conf / f"{file}.yaml", "patience: null  # [int | auto, >= 2, <= 9, same run] how long to wait")
+    add(
+        conf / f"{file}.yaml",
+        "patience: null  # [int | auto, >= 2, <= 9, same run] how long to wait",
+    )
     made = resolved(*choice, f"{key}=3.0")
     assert repr(OmegaConf.select(made, key)) == "3", "a whole number"
     assert OmegaConf.select(resolved(*choice, f"{key}=auto"), key) == "auto"
@@ -61,18 +65,24 @@ def test_a_new_key_takes_one_line_of_one_file(file: str, key: str, conf: Path) -
     assert refused(*choice, f"{key}=1") == f"{key}=1: must be at least 2"
     assert refused(*choice, f"{key}=10") == f"{key}=10: must be at most 9"
     assert before.run_name == made.run_name, "the same run"
-    assert not re.search(r"same run|how long|>= 2", OmegaConf.to_yaml(made)), "what is said of a key is no key"
+    assert not re.search(r"same run|how long|>= 2", OmegaConf.to_yaml(made)), (
+        "what is said of a key is no key"
+    )
 
 
 def test_what_a_mark_means_to_the_run(conf: Path) -> None:
     def differences(one: DictConfig, other: DictConfig) -> set[str]:
         """The keys by which a run would be refused to go on."""
-        sides = [keys.run_values(OmegaConf.to_container(side), rules, SAME_RUN, MAY_CHANGE) for side in (one, other)]  # type: ignore[arg-type]
+        sides = [
+            keys.run_values(OmegaConf.to_container(side), rules, SAME_RUN, MAY_CHANGE)
+            for side in (one, other)
+        ]  # type: ignore[arg-type]
         return {key for key in sides[0] if sides[0][key] != sides[1].get(key)}
 
     add(
         conf / "arch" / "hrm.yaml",
-        "free: 1  # [same run]\nlonger: 1  # [may change]\nfixed: 1\nplace: null  # [list of str, names the project]",
+        "free: 1  # [same run]\nlonger: 1  # [may change]\nfixed: 1\nplace: null  # [list of str,"
+        " names the project]",
     )
     add(conf / "data" / "puzzles.yaml", "shown:  # [same run]\n  colour: red")
     one, rules = resolved(), keys.everywhere()
@@ -89,7 +99,13 @@ def test_what_a_mark_means_to_the_run(conf: Path) -> None:
         assert (one.run_name != other.run_name) == renamed, override
         assert differences(one, other) == changed, override
     assert (one.project_name, resolved("place=[x/y,z]").project_name) == ("puzzles", "y")
-    old = OmegaConf.merge(one, {"sync": {"_target_": "optim.exact.build_reducer", "bucket_mb": 3.0, "gone": 1}, "fixed": 2})
+    old = OmegaConf.merge(
+        one,
+        {
+            "sync": {"_target_": "optim.exact.build_reducer", "bucket_mb": 3.0, "gone": 1},
+            "fixed": 2,
+        },
+    )
     assert isinstance(old, DictConfig)
     assert differences(old, one) == {"fixed"}, "how gradients were exchanged does not matter"
 
@@ -98,38 +114,77 @@ def test_what_a_mark_means_to_the_run(conf: Path) -> None:
     ("line", "problem"),
     [
         ("new: 1  # [itn]", "new=1: must be itn"),
-        ("new: null", "new=null: must say what else it may hold; write for example [int] behind it"),
+        (
+            "new: null",
+            "new=null: must say what else it may hold; write for example [int] behind it",
+        ),
         pytest.param("new: null  # [itn]", "new=null: must say what else it may hold", marks=slow),
-        pytest.param("new: null  # any number", "new=null: must say what else it may hold", marks=slow),
-        ("new: 1  # [same rnu]", "new: [same rnu]: neither type, bound nor mark; write for example [int | null, >= 1, may change]"),
-        pytest.param("new: 1  # [int, float]", "new: [float]: neither type, bound nor mark", marks=slow),
+        pytest.param(
+            "new: null  # any number", "new=null: must say what else it may hold", marks=slow
+        ),
+        (
+            "new: 1  # [same rnu]",
+            (
+                "new: [same rnu]: neither type, bound nor mark; write for example [int | null, >="
+                " 1, may change]"
+            ),
+        ),
+        pytest.param(
+            "new: 1  # [int, float]", "new: [float]: neither type, bound nor mark", marks=slow
+        ),
         pytest.param("new: 1  # [> one]", "new: [> one]: neither type, bound nor mark", marks=slow),
         pytest.param("new: 1  # []", "new: []: neither type, bound nor mark", marks=slow),
-        pytest.param("new: 1  # [int, >= 1 and so on", "new: [>= 1 and so on]: neither type, bound nor mark", marks=slow),
+        pytest.param(
+            "new: 1  # [int, >= 1 and so on",
+            "new: [>= 1 and so on]: neither type, bound nor mark",
+            marks=slow,
+        ),
         ("new: 1  # [>= 2] two", "new=1: must be at least 2"),
         pytest.param("new: true  # [str]", "new=true: must be a word", marks=slow),
         pytest.param("new: auto  # [true | false]", "new=auto: must be true or false", marks=slow),
         ("new: x  # [>= 1]", "new: bounds are for numbers; write for example [int, >= 1]"),
         pytest.param("new: {a: 1}  # [int]", "new={'a': 1}: must be a whole number", marks=slow),
-        ("new: ${seed}  # [same run]", "new: always has the value of ${seed}; what is said of that key holds for it"),
-        ("# [int]\nnew: 1", "these brackets stand behind no key; put them behind the one that they are about"),
-        pytest.param("new:  # [same run]\n  deep:\n    er: 1  # [=1]", "new.deep.er: [=1]: neither type, bound nor mark", marks=slow),
+        (
+            "new: ${seed}  # [same run]",
+            "new: always has the value of ${seed}; what is said of that key holds for it",
+        ),
+        (
+            "# [int]\nnew: 1",
+            "these brackets stand behind no key; put them behind the one that they are about",
+        ),
+        pytest.param(
+            "new:  # [same run]\n  deep:\n    er: 1  # [=1]",
+            "new.deep.er: [=1]: neither type, bound nor mark",
+            marks=slow,
+        ),
     ],
 )
-def test_a_mistake_in_what_a_file_says_is_named_by_its_line(line: str, problem: str, conf: Path) -> None:
+def test_a_mistake_in_what_a_file_says_is_named_by_its_line(
+    line: str, problem: str, conf: Path
+) -> None:
     file = conf / "data" / "puzzles.yaml"
     add(file, line)
-    number = 1 + next(at for at, text in enumerate(file.read_text().split("\n")) if text.endswith(("new: null", line.rpartition("\n")[2])))
+    number = 1 + next(
+        at
+        for at, text in enumerate(file.read_text().split("\n"))
+        if text.endswith(("new: null", line.rpartition("\n")[2]))
+    )
     number -= line.startswith("# [int]")
     assert refused().startswith(f"{file}, line {number}: {problem}")
     assert resolved("data=digits"), "a file that nobody chooses does no harm"
     for name, text in (("list", "- 1"), ("open", "a: ["), ("text", "a: ${"), ("none", "")):
         (conf / "data" / f"{name}.yaml").write_text(text)
-    assert "did you mean lr?" in refused("+lrr=1", "data=digits"), "nor is it read where keys are looked for"
+    assert "did you mean lr?" in refused("+lrr=1", "data=digits"), (
+        "nor is it read where keys are looked for"
+    )
     shutil.copy(file, conf / "optim" / "mine.yaml")
-    assert f"{conf}/optim/mine.yaml, line {number}: {problem}" in refused("optim=mine", "data=digits")
+    assert f"{conf}/optim/mine.yaml, line {number}: {problem}" in refused(
+        "optim=mine", "data=digits"
+    )
     add(conf / "pretrain.yaml", line)
-    assert re.match(rf"{conf}/pretrain.yaml, line \d+: {re.escape(problem)}", refused("data=digits"))
+    assert re.match(
+        rf"{conf}/pretrain.yaml, line \d+: {re.escape(problem)}", refused("data=digits")
+    )
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -145,8 +200,16 @@ def test_every_file_of_conf_says_what_can_be_read(group: str) -> None:
 
 def test_generic_code_names_no_key_of_one_task() -> None:
     generic = {*OmegaConf.load(keys.CONF / "pretrain.yaml"), *GROUPS}
-    of_one = {key for key in keys.everywhere() if re.fullmatch(r"\w+", key)} - generic - {"experiment"}
-    assert of_one > {"puzzle_emb_lr", "puzzle_emb_weight_decay", "data_paths", "data_paths_test", "evaluators"}
+    of_one = (
+        {key for key in keys.everywhere() if re.fullmatch(r"\w+", key)} - generic - {"experiment"}
+    )
+    assert of_one > {
+        "puzzle_emb_lr",
+        "puzzle_emb_weight_decay",
+        "data_paths",
+        "data_paths_test",
+        "evaluators",
+    }
     named = re.compile(rf"[.\"']({'|'.join(of_one)})\b(?!\()")  # a method may be called like a key
     for path in (ROOT / "pretrain.py", *(ROOT / "utils").rglob("*.py")):
         assert not named.findall(path.read_text()), path
@@ -162,15 +225,56 @@ def test_files_of_ones_own_are_held_to_what_they_say(tmp_path: Path) -> None:
     """With --config-dir: a net with other sizes, and a mistake in it."""
     own = tmp_path / "own"
     (own / "arch").mkdir(parents=True)
-    net = (ROOT / "conf" / "arch" / "trm.yaml").read_text().replace("num_heads: 8", "num_heads: 8  # [>= 4]")
+    text = (ROOT / "conf" / "arch" / "trm.yaml").read_text()
+    net = re.sub("num_heads: 8 .*", "num_heads: 8  # [>= 4]", text)
     (own / "arch" / "mine.yaml").write_text(net)
     choice = ["--config-dir", str(own), "arch=mine"]
-    assert_one_line(run_line([*choice, "arch.num_heads=2"], tmp_path), "arch.num_heads=2: must be at least 4")
-    assert_one_line(run_line([*choice, "puzzle_emb_lr=-1"], tmp_path), "puzzle_emb_lr=-1.0: must be at least 0")
     assert_one_line(
-        run_line(["--config-dir", str(own), "arch=yours"], tmp_path), "arch=yours: unknown; choose one of cnn, components, gpt, hrm, "
+        run_line([*choice, "arch.num_heads=2"], tmp_path), "arch.num_heads=2: must be at least 4"
+    )
+    assert_one_line(
+        run_line([*choice, "puzzle_emb_lr=-1"], tmp_path), "puzzle_emb_lr=-1.0: must be at least 0"
+    )
+    assert_one_line(
+        run_line(["--config-dir", str(own), "arch=yours"], tmp_path),
+        "arch=yours: unknown; choose one of cnn, components, gpt, hrm, ",
     )
     (own / "arch" / "mine.yaml").write_text(net.replace("[>= 4]", "[=> 4]"))
     number = 1 + net.splitlines().index("  num_heads: 8  # [>= 4]")
-    mistake = f"{own}/arch/mine.yaml, line {number}: arch.num_heads: [=> 4]: neither type, bound nor mark"
+    mistake = (
+        f"{own}/arch/mine.yaml, line {number}: arch.num_heads: [=> 4]: neither type, bound nor mark"
+    )
     assert_one_line(run_line(choice, tmp_path, 2), mistake)
+
+
+def test_an_experiment_whose_keys_nobody_reads_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("lr: 1e-3\n")
+    assert_one_line(
+        run_line([f"--config-dir={tmp_path}", "experiment=mine"], tmp_path),
+        "experiment.lr=0.001: nothing reads keys below experiment; begin its file with"
+        " # @package _global_",
+    )
+    assert_one_line(run_line(["+experiment.x=1"], tmp_path), "experiment.x=1: nothing reads keys")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "choice", "problem"),
+    [
+        (
+            "experiment/mine",
+            b"# @package _global_\ndefaults:\n  - mine\n",
+            "experiment=mine",
+            "a file of conf/ or --config-dir builds on itself",
+        ),
+        ("arch/mine", b"\xff\xfe", "arch=mine", "is no text in UTF-8"),
+        ("arch/mine", b"", "arch=mine", "for example _target_: models.language.gpt.GPT"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_line(
+    file: str, content: bytes, choice: str, problem: str, tmp_path: Path
+) -> None:
+    path = (tmp_path / file).with_suffix(".yaml")
+    path.parent.mkdir()
+    path.write_bytes(content)
+    assert_one_line(run_line([f"--config-dir={tmp_path}", choice], tmp_path), problem)

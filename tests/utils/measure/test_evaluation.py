@@ -1,4 +1,6 @@
-"""The same results at any number of ranks, from evaluators of any kind; and predictions that are kept, on disks that take them or not."""
+"""The same results at any number of ranks, from evaluators of any kind; and predictions that are
+kept, on disks that take them or not.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.ranks import run_ranks, succeeded
-from tests.utils.measure.evaluation_rank import EXAMPLES
+from tests.ranks import run_module, succeeded
+from tests.utils.measure.ranks_evaluation import EXAMPLES
 from tests.utils.rundir.test_status import fill
 from utils.errors import ConfigError
 from utils.measure.evaluation import Evaluation, Means, check_names
@@ -28,7 +30,7 @@ ONE = torch.ones(())
 
 def on_ranks(count: int, case: str, folder: Path) -> list[dict]:
     folder.mkdir(exist_ok=True)
-    succeeded(run_ranks(count, ["-m", "tests.utils.measure.evaluation_rank", str(folder), case]))
+    succeeded(run_module(count, "tests.utils.measure.ranks_evaluation", str(folder), case))
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
 
@@ -40,7 +42,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict:
 @pytest.mark.parametrize(
     "ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 9))]
 )  # of nine two have nothing but padding
-def test_every_rank_knows_what_one_rank_finds_to_the_last_bit(alone: dict, ranks: int, tmp_path: Path) -> None:
+def test_every_rank_knows_what_one_rank_finds_to_the_last_bit(
+    alone: dict, ranks: int, tmp_path: Path
+) -> None:
     first, *others = on_ranks(ranks, "same", tmp_path)
     assert first == alone
     assert all(other["results"] == alone["results"] for other in others)
@@ -63,7 +67,9 @@ def test_sets_keep_their_names_and_evaluators_belong_to_one(alone: dict) -> None
     assert float.fromhex(results["eval/sine"]) == pytest.approx(mean, abs=1e-12)
     assert results["eval/a/last"] == "nan"
     rows = sum(index % 4 for index in range(EXAMPLES))
-    assert alone["drawn"] == [repr((5, "a", {"picture": f"<svg>{rows}</svg>"}, {"rows.bin": bytes([rows])}))]
+    assert alone["drawn"] == [
+        repr((5, "a", {"picture": f"<svg>{rows}</svg>"}, {"rows.bin": bytes([rows])}))
+    ]
     assert alone["text"] == f"{rows} rows"
     assert alone["summary"].split()[::2] == ["cube", "sine"]
 
@@ -82,7 +88,10 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_batch(tmp_path: Path) -> Non
 def test_sums_are_added_as_they_always_were(count: int) -> None:
     """Which decides their last bits: one table, a row per batch, in order."""
     generator = torch.Generator().manual_seed(count)
-    sums = [{name: (torch.rand((), generator=generator), torch.tensor(3)) for name in "cab"} for _ in range(count)]
+    sums = [
+        {name: (torch.rand((), generator=generator), torch.tensor(3)) for name in "cab"}
+        for _ in range(count)
+    ]
     means = Means()
     for number in torch.randperm(count, generator=generator).tolist():
         means.add(np.array([number * 8]), {}, Prediction(sums[number]))
@@ -124,7 +133,10 @@ def folder(directory: Path, say: Callable[[str], None] = print) -> Any:
 def examples(number: int) -> Iterator[tuple[np.ndarray, Batch]]:
     """So many in batches of two, the last row padded."""
     for first in range(0, number, 2):
-        yield np.arange(first, min(first + 2, number)), {"inputs": torch.tensor([[5.0 * first], [5.0 * first + 1]])}
+        yield (
+            np.arange(first, min(first + 2, number)),
+            {"inputs": torch.tensor([[5.0 * first], [5.0 * first + 1]])},
+        )
 
 
 def answered(batch: Batch) -> Prediction:
@@ -133,15 +145,23 @@ def answered(batch: Batch) -> Prediction:
 
 def test_outputs_may_be_missing() -> None:
     evaluation = Evaluation(Dist(), 5, folder(Path()))
-    evaluation.run("all", examples(3), lambda batch: Prediction({"accuracy": (ONE, ONE)}), [Counts()])
+    evaluation.run(
+        "all", examples(3), lambda batch: Prediction({"accuracy": (ONE, ONE)}), [Counts()]
+    )
     assert evaluation.finish() == {"eval/accuracy": 1.0, "eval/count": 3}
     assert Evaluation(Dist(), 5, folder(Path())).finish() == {}
 
 
 def test_sets_may_be_measured_by_other_metrics() -> None:
     evaluation = Evaluation(Dist(), 5, folder(Path()))
-    evaluation.run("a", examples(4), lambda batch: Prediction({"accuracy": (ONE, ONE), "loss": (3 * ONE, ONE)}))
-    evaluation.run("b", examples(2), lambda batch: Prediction({"accuracy": (0 * ONE, ONE), "bits": (7 * ONE, ONE)}))
+    evaluation.run(
+        "a", examples(4), lambda batch: Prediction({"accuracy": (ONE, ONE), "loss": (3 * ONE, ONE)})
+    )
+    evaluation.run(
+        "b",
+        examples(2),
+        lambda batch: Prediction({"accuracy": (0 * ONE, ONE), "bits": (7 * ONE, ONE)}),
+    )
     found = {name: value for name, value in evaluation.finish().items() if name.count("/") == 1}
     assert found == {"eval/accuracy": pytest.approx(2 / 3), "eval/bits": 7.0, "eval/loss": 3.0}
 
@@ -173,11 +193,34 @@ def test_a_set_may_have_nothing_to_measure(tmp_path: Path) -> None:
     assert (alone.finish(), alone.text) == ({}, "once upon a time")
 
 
+class Breaks(Says):
+    """Cannot show what it has."""
+
+    def __init__(self, *scalars: str) -> None:
+        self.scalars = scalars  # type: ignore[assignment]
+
+    def report(self, rows: Mapping[str, Tensor]) -> Report:
+        raise IndexError("no token is left")
+
+
+def test_what_is_only_for_show_never_ends_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluation = Evaluation(Dist(), 5, folder(tmp_path))
+    evaluation.run("a", examples(4), answered, [Breaks(), Says()])
+    assert evaluation.finish() == {"eval/accuracy": 1.0}
+    assert evaluation.text == "once upon a time"
+    with pytest.raises(IndexError):
+        evaluation.run("a", examples(4), answered, [Breaks("metric")])
+
+
 @pytest.mark.parametrize("evaluators", [[Counts(), Counts()], [Counts("accuracy")]])
 def test_a_name_that_two_give_is_a_mistake_of_ours(evaluators: list[Counts]) -> None:
     evaluation = Evaluation(Dist(), 5, folder(Path()))
     evaluation.run("all", examples(3), answered, evaluators)
-    with pytest.raises(AssertionError, match=r"two evaluators give the same name: \['(count|accuracy)'\]"):
+    with pytest.raises(
+        AssertionError, match=r"two evaluators give the same name: \['(count|accuracy)'\]"
+    ):
         evaluation.finish()
 
 
@@ -207,22 +250,38 @@ class Net(torch.nn.Module):
     [
         (["a"], "eval/count", ["accuracy", "count", "depth"]),
         (["a"], "-eval/depth", ["accuracy", "count", "depth"]),
-        (["a", "b"], "eval/b/count", ["a/accuracy", "a/count", "a/depth", "accuracy", "b/accuracy", "b/count", "b/depth"]),
+        (
+            ["a", "b"],
+            "eval/b/count",
+            ["a/accuracy", "a/count", "a/depth", "accuracy", "b/accuracy", "b/count", "b/depth"],
+        ),
     ],
 )
-def test_a_run_may_be_judged_by_what_an_evaluator_finds(sets: list[str], metric: str, known: list[str]) -> None:
+def test_a_run_may_be_judged_by_what_an_evaluator_finds(
+    sets: list[str], metric: str, known: list[str]
+) -> None:
     filled = {name: Padded(3) for name in sets} | {"nothing": Padded(0)}
     source = SimpleNamespace(eval_sets=lambda: filled, evaluators=lambda name: [Counts()])
 
     def check(metric: str) -> None:
-        to_batch: Callable[[Any], Batch] = lambda rows: {name: torch.from_numpy(array) for name, array in rows.items()}  # noqa: E731
-        check_names(SimpleNamespace(objective_metric=metric, eval_save_outputs=["answer"]), source, Net(), to_batch)
+        def to_batch(rows: Any) -> Batch:
+            return {name: torch.from_numpy(array) for name, array in rows.items()}
+
+        check_names(
+            SimpleNamespace(objective_metric=metric, eval_save_outputs=["answer"]),
+            source,
+            Net(),
+            to_batch,
+        )
 
     check(metric)
     with pytest.raises(ConfigError) as caught:
         check(f"{metric}s")
     choice = ", ".join(f"eval/{name}" for name in known)
-    assert str(caught.value) == f"objective_metric={metric.removeprefix('-')}s: not known here; choose from {choice}"
+    assert (
+        str(caught.value)
+        == f"objective_metric={metric.removeprefix('-')}s: not known here; choose from {choice}"
+    )
 
 
 # --- kept outputs
@@ -249,12 +308,27 @@ def test_a_full_disk_costs_the_outputs_and_not_the_run(small_disk: Path) -> None
     fill(small_disk)
     said: list[str] = []
     assert evaluated(small_disk, said).finish() == {"eval/accuracy": 1.0}
-    assert said == ["step_5_all_preds.0.safetensors cannot be written (No space left on device); the run goes on"]
+    assert said == [
+        "step_5_all_preds.0.safetensors cannot be written (No space left on device); the run"
+        " goes on"
+    ]
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
 def test_whatever_a_set_is_called_its_outputs_stay_in_the_run_directory(tmp_path: Path) -> None:
-    names = ["all", "a/b_c", "a_b/c", "../../x", "/etc/x", "..", "x" * 300, "x" * 301, "a\0b", "\udce9/all", "é" * 90]
+    names = [
+        "all",
+        "a/b_c",
+        "a_b/c",
+        "../../x",
+        "/etc/x",
+        "..",
+        "x" * 300,
+        "x" * 301,
+        "a\0b",
+        "\udce9/all",
+        "é" * 90,
+    ]
     (tmp_path / "run").mkdir()
     evaluation = Evaluation(Dist(), 5, folder(tmp_path / "run"), ["answer"])
     for name in names:

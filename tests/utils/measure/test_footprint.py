@@ -39,13 +39,20 @@ def loss_of(net: nn.Module, x: Tensor) -> None:
 
 @pytest.mark.parametrize("rows", [16, 64])
 def test_without_numbers_as_with_them(rows: int) -> None:
-    """Forward and backward of a net: the same bytes on the meta device as on the CPU, and activations of every layer among them."""
+    """Forward and backward of a net: the same bytes on the meta device as on the CPU, and
+    activations of every layer among them.
+    """
     seen = []
     for device in ("cpu", "meta"):
         with torch.device(device):
-            net = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.GELU())), nn.Linear(64, 8))
+            net = nn.Sequential(
+                *(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.GELU())),
+                nn.Linear(64, 8),
+            )
             x = torch.zeros(rows, 64)
-        seen.append(footprint.watch(lambda net=net, x=x: loss_of(net, x), [*net.parameters(), x]).peak)
+        seen.append(
+            footprint.watch(lambda net=net, x=x: loss_of(net, x), [*net.parameters(), x]).peak
+        )
     assert seen[0] == seen[1]
     weights = 4 * (4 * 65 * 64 + 65 * 8)
     assert seen[1] >= weights + 8 * rows * 64 * 4  # gradients, and what eight layers keep
@@ -54,10 +61,13 @@ def test_without_numbers_as_with_them(rows: int) -> None:
 def test_attention_keeps_no_scores() -> None:
     def attend(length: int) -> footprint.Pass:
         q = torch.empty(1, 2, length, 8, device="meta", requires_grad=True)
-        return footprint.watch(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward(), [q])
+        return footprint.watch(
+            lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward(), [q]
+        )
 
     short, long = attend(64), attend(640)
     assert short.attends
-    assert long.peak == pytest.approx(10 * short.peak, rel=0.01)  # scores would be a hundred times as many
+    # scores would be a hundred times as many
+    assert long.peak == pytest.approx(10 * short.peak, rel=0.01)
     assert F.scaled_dot_product_attention.__name__ == "scaled_dot_product_attention"
     assert not footprint.watch(lambda: torch.ones(3), []).attends

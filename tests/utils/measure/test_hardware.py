@@ -8,7 +8,15 @@ import warnings
 import pytest
 import torch
 
-from utils.measure.hardware import count_flops, describe, load, peak_flops, peak_memory, peak_of, tune
+from utils.measure.hardware import (
+    count_flops,
+    describe,
+    load,
+    peak_flops,
+    peak_memory,
+    peak_of,
+    tune,
+)
 from utils.ranks.distributed import Dist
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -57,7 +65,8 @@ def test_a_cpu_has_no_known_peak_but_memory() -> None:
 def test_flops_of_a_linear_layer_forward_and_backward() -> None:
     layer = torch.nn.Linear(64, 32, bias=False)
     x = torch.randn(8, 64)
-    assert count_flops(lambda: layer(x).sum().backward()) == 2 * 2 * 8 * 64 * 32  # the product, and its weight gradient
+    # the product, and its weight gradient
+    assert count_flops(lambda: layer(x).sum().backward()) == 2 * 2 * 8 * 64 * 32
     assert count_flops(lambda: None) == 0
 
 
@@ -88,7 +97,10 @@ def test_memory_of_every_rank_is_in_the_row(world_size: int) -> None:
 
     class Ranks(Dist):
         def all_gather_text(self, text: str) -> list[str]:
-            return [text, *(json.dumps({"peak_bytes": 2**50 + rank}) for rank in range(1, world_size))]
+            return [
+                text,
+                *(json.dumps({"peak_bytes": 2**50 + rank}) for rank in range(1, world_size)),
+            ]
 
     row = load(Ranks(0, world_size, 0, torch.device("cpu")), torch.float32, 1e9)
     assert 50e6 < row.pop("memory/peak_bytes") < 500e9

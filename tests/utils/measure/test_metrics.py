@@ -62,7 +62,9 @@ def test_a_metric_may_not_come_and_go() -> None:
         ("-eval/kl", float("inf"), None, True),
     ],
 )
-def test_which_way_is_better_is_said_and_not_guessed(metric: str, value: float, best: float | None, better: bool) -> None:
+def test_which_way_is_better_is_said_and_not_guessed(
+    metric: str, value: float, best: float | None, better: bool
+) -> None:
     parsed = Metric.parse(metric)
     assert str(parsed) == metric
     assert parsed.improves({parsed.name: value}, best) is better
@@ -71,7 +73,9 @@ def test_which_way_is_better_is_said_and_not_guessed(metric: str, value: float, 
 
 def test_sums_that_other_code_saved_are_forgotten() -> None:
     meter, three = Meter(2), pair(3.0, 2)
-    meter.load({shard: {"old": torch.stack(three).double()} for shard in (0, 1)}, torch.device("cpu"))
+    meter.load(
+        {shard: {"old": torch.stack(three).double()} for shard in (0, 1)}, torch.device("cpu")
+    )
     for shard in (0, 1):
         meter.add({"new": three}, shard)
     assert meter.read(Dist()) == {"new": 1.5}

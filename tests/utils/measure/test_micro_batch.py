@@ -31,7 +31,9 @@ def config(micro_batch_size: Any, exact: bool = False) -> SimpleNamespace:
     return SimpleNamespace(micro_batch_size=micro_batch_size, exact=exact)
 
 
-@pytest.mark.parametrize(("room", "tried"), [(8, [8]), (7, [8, 4]), (4, [8, 4]), (3, [8, 4, 2]), (1, [8, 4, 2, 1])])
+@pytest.mark.parametrize(
+    ("room", "tried"), [(8, [8]), (7, [8, 4]), (4, [8, 4]), (3, [8, 4, 2]), (1, [8, 4, 2, 1])]
+)
 def test_it_is_halved_until_it_fits(room: int, tried: list[int]) -> None:
     memory = Memory(room)
     assert largest_that_fits(8, memory, "one shard") == tried[-1]
@@ -46,7 +48,13 @@ def test_uneven_shares_are_halved_upwards() -> None:
 
 
 def test_where_nothing_fits_the_line_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"^micro_batch_size=auto: not even one shard of 3 examples fits .*; raise shards, or lower"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"^micro_batch_size=auto: not even one shard of 3 examples fits .*; raise shards, or"
+            r" lower"
+        ),
+    ):
         largest_that_fits(8, Memory(0), "one shard of 3 examples")
 
 
@@ -77,9 +85,18 @@ def test_a_failed_attempt_is_freed_before_the_next() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "device", "exact", "size"),
-    [(None, CUDA, False, 8), ("auto", CPU, False, 8), (6, CUDA, False, 2), (6, CPU, False, 2), ("auto", CUDA, True, 1), (24, CPU, True, 1)],
+    [
+        (None, CUDA, False, 8),
+        ("auto", CPU, False, 8),
+        (6, CUDA, False, 2),
+        (6, CPU, False, 2),
+        ("auto", CUDA, True, 1),
+        (24, CPU, True, 1),
+    ],
 )
-def test_nothing_is_tried_where_it_is_known(asked: Any, device: torch.device, exact: bool, size: int) -> None:
+def test_nothing_is_tried_where_it_is_known(
+    asked: Any, device: torch.device, exact: bool, size: int
+) -> None:
     memory = Memory(0)
     assert shards_at_once(config(asked, exact), 3, 8, device, [], memory) == size
     assert memory.tried == []

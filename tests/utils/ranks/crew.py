@@ -14,18 +14,22 @@ from types import TracebackType
 
 from tests.ranks import LAUNCHER_PREFIXES, ROOT, free_port
 
-SCRIPT = str(Path(__file__).with_name("watch_check.py"))
+SCRIPT = str(Path(__file__).with_name("ranks_failure_watch.py"))
 
 
 def environment(size: int) -> dict[str, str]:
     """What ranks are told, but for their numbers."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
+    kept = {
+        key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)
+    }
     kept |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
 class Crew:
-    """`with Crew(3, "stop", "1") as crew`: three ranks of a script; whatever still runs at the end is killed."""
+    """`with Crew(3, "stop", "1") as crew`: three ranks of a script; whatever still runs at the end
+    is killed.
+    """
 
     def __init__(self, size: int, *arguments: str, script: str = SCRIPT, **env: str) -> None:
         common = environment(size) | env
@@ -35,7 +39,14 @@ class Crew:
             numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             with self.file(rank, "out").open("wb") as out, self.file(rank, "err").open("wb") as err:
                 command = [sys.executable, script, *arguments]
-                process = subprocess.Popen(command, env=common | numbers, cwd=ROOT, stdout=out, stderr=err, start_new_session=True)
+                process = subprocess.Popen(
+                    command,
+                    env=common | numbers,
+                    cwd=ROOT,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                )
             self.processes.append(process)
 
     def file(self, rank: int, stream: str) -> Path:
@@ -56,7 +67,9 @@ class Crew:
         deadline = time.monotonic() + limit
         for rank in ranks or range(len(self.processes)):
             while text not in self.out(rank):
-                assert time.monotonic() < deadline, f"rank {rank} did not print {text!r}: {self.out(rank)}\n{self.errors()}"
+                assert time.monotonic() < deadline, (
+                    f"rank {rank} did not print {text!r}: {self.out(rank)}\n{self.errors()}"
+                )
                 time.sleep(0.01)
 
     def signal(self, rank: int, signum: int) -> None:
@@ -67,14 +80,22 @@ class Crew:
         deadline = time.monotonic() + limit
         waited = [process for rank, process in enumerate(self.processes) if rank not in but]
         while any(process.poll() is None for process in waited):
-            assert time.monotonic() < deadline, f"still running after {limit} s: {[p.poll() for p in self.processes]}\n{self.errors()}"
+            assert time.monotonic() < deadline, (
+                f"still running after {limit} s:"
+                f" {[p.poll() for p in self.processes]}\n{self.errors()}"
+            )
             time.sleep(0.01)
         return [process.poll() for process in self.processes]
 
     def __enter__(self) -> Crew:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for process in self.processes:
             with suppress(ProcessLookupError):  # children may outlive it
                 os.killpg(process.pid, signal.SIGKILL)

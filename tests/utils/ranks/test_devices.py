@@ -22,21 +22,32 @@ from utils.ranks.distributed import Dist
         ([0, 1, 2], 9, 3, [[0, 3, 6], [1, 4, 7], [2, 5, 8]]),
     ],
 )
-def test_every_rank_has_gpus_of_its_own(taken: list[int], there: int, count: int, wanted: list[list[int]]) -> None:
+def test_every_rank_has_gpus_of_its_own(
+    taken: list[int], there: int, count: int, wanted: list[list[int]]
+) -> None:
     found = [dealt(taken, mine, there, count) for mine in taken]
     assert found == wanted
     assert len({index for each in found for index in each}) == count * len(taken)
 
 
 def test_too_few_gpus_are_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"^arch.devices=2: 2 ranks of a host need 4 GPUs, and there are 3; start fewer ranks, or give"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"^arch.devices=2: 2 ranks of a host need 4 GPUs, and there are 3; start fewer ranks,"
+            r" or give"
+        ),
+    ):
         dealt([0, 1], 0, 3, 2)
 
 
 @pytest.mark.parametrize(
-    ("models", "devices", "wanted"), [(1, 1, [0]), (2, 1, [0, 0]), (2, 2, [0, 1]), (2, 3, [1, 2]), (3, 2, [1, 0, 1]), (1, 2, [1])]
+    ("models", "devices", "wanted"),
+    [(1, 1, [0]), (2, 1, [0, 0]), (2, 2, [0, 1]), (2, 3, [1, 2]), (3, 2, [1, 0, 1]), (1, 2, [1])],
 )
-def test_what_trains_has_the_first_device_to_itself_where_there_are_enough(models: int, devices: int, wanted: list[int]) -> None:
+def test_what_trains_has_the_first_device_to_itself_where_there_are_enough(
+    models: int, devices: int, wanted: list[int]
+) -> None:
     assert [home(number, models, devices) for number in range(models)] == wanted
 
 

@@ -1,4 +1,6 @@
-"""All ranks fail together, with the failing rank's own error first, and stop together when asked: real processes, disturbed."""
+"""All ranks fail together, with the failing rank's own error first, and stop together when asked:
+real processes, disturbed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ import pytest
 
 from tests.ranks import ROOT
 from tests.utils.ranks.crew import SCRIPT, Crew, environment
-from tests.utils.ranks.watch_check import TIMEOUT_S
+from tests.utils.ranks.ranks_failure_watch import TIMEOUT_S
 from utils.ranks.failure_server import Peer, hang
 from utils.ranks.failure_watch import place
 
@@ -26,7 +28,9 @@ from utils.ranks.failure_watch import place
 def assert_one_line(crew: Crew, rank: int, line: str) -> None:
     """This rank says it and nobody says anything else."""
     numbers = range(len(crew.processes))
-    assert [crew.err(number) for number in numbers] == [line if number == rank else "" for number in numbers]
+    assert [crew.err(number) for number in numbers] == [
+        line if number == rank else "" for number in numbers
+    ]
 
 
 @pytest.mark.parametrize("failing", [1, pytest.param(0, marks=pytest.mark.slow)])
@@ -68,19 +72,28 @@ def test_what_ranks_find_is_said_once() -> None:
 def test_ranks_that_need_nobody_at_the_moment_end_too() -> None:
     with Crew(2, "fail_while_others_compute", "0") as crew:
         assert crew.end(15) == [1, 1]
-        assert [crew.out(rank).splitlines()[1:] for rank in range(2)] == [[], ["last words: ZeroDivisionError: cannot"]]
+        assert [crew.out(rank).splitlines()[1:] for rank in range(2)] == [
+            [],
+            ["last words: ZeroDivisionError: cannot"],
+        ]
         assert crew.errors().startswith("error on rank 0: ZeroDivisionError: cannot\nTraceback")
         assert crew.errors() == crew.err(0)
 
 
-@pytest.mark.parametrize(("scenario", "killed"), [("forever", 0), pytest.param("fork", 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("scenario", "killed"), [("forever", 0), pytest.param("fork", 1, marks=pytest.mark.slow)]
+)
 def test_a_rank_that_is_killed_is_named(scenario: str, killed: int) -> None:
     with Crew(3, scenario, str(killed)) as crew:
         crew.until("ready")
         time.sleep(0.3)
         crew.signal(killed, signal.SIGKILL)
         assert crew.end(5) == [-9 if rank == killed else 1 for rank in range(3)]
-        assert_one_line(crew, 1 if killed == 0 else 0, f"error: rank {killed} is gone (killed, or its host is down)\n")
+        assert_one_line(
+            crew,
+            1 if killed == 0 else 0,
+            f"error: rank {killed} is gone (killed, or its host is down)\n",
+        )
 
 
 def test_a_rank_that_hangs_is_named_and_where_it_is() -> None:
@@ -90,11 +103,18 @@ def test_a_rank_that_hangs_is_named_and_where_it_is() -> None:
         assert crew.end(TIMEOUT_S + 5) == [1, 1, 1]
         assert time.monotonic() - began > TIMEOUT_S - 0.5
         source = Path(SCRIPT).read_text().splitlines()
-        here = re.escape("tests/utils/ranks/watch_check.py")
-        pattern = rf"error: rank 0 did not come within timeout_s=3 s: it is at {here}:(\d+) in stuck; "
-        found = re.fullmatch(pattern + rf"the others wait at {here}:(\d+) in together\n", crew.errors())
+        here = re.escape("tests/utils/ranks/ranks_failure_watch.py")
+        pattern = (
+            rf"error: rank 0 did not come within timeout_s=3 s: it is at {here}:(\d+) in stuck; "
+        )
+        found = re.fullmatch(
+            pattern + rf"the others wait at {here}:(\d+) in together\n", crew.errors()
+        )
         assert found, crew.errors()
-        assert [source[int(line) - 1].strip() for line in found.groups()] == ["time.sleep(1)", "dist.barrier()"]
+        assert [source[int(line) - 1].strip() for line in found.groups()] == [
+            "time.sleep(1)",
+            "dist.barrier()",
+        ]
 
 
 @pytest.mark.slow
@@ -105,7 +125,10 @@ def test_a_rank_that_is_stopped_is_named() -> None:
             crew.signal(absent, signal.SIGSTOP)
         for absent, crew in enumerate((first, second)):
             assert crew.end(TIMEOUT_S + 5, but=(absent,))[1 - absent] == 1
-            line = f"error: rank {absent} did not come within timeout_s=3 s: it no longer answers (stopped, or its host is down)"
+            line = (
+                f"error: rank {absent} did not come within timeout_s=3 s: it no longer answers"
+                " (stopped, or its host is down)"
+            )
             assert crew.errors().startswith(line)
             assert crew.errors().count("\n") == 1
             crew.signal(absent, signal.SIGCONT)
@@ -135,9 +158,15 @@ def test_a_healthy_run_says_nothing_also_when_ranks_leave_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "asked"), [([(1, "SIGTERM"), (1, "SIGTERM")], "SIGTERM"), pytest.param([(0, "SIGUSR1")], "SIGUSR1", marks=pytest.mark.slow)]
+    ("sent", "asked"),
+    [
+        ([(1, "SIGTERM"), (1, "SIGTERM")], "SIGTERM"),
+        pytest.param([(0, "SIGUSR1")], "SIGUSR1", marks=pytest.mark.slow),
+    ],
 )
-def test_one_rank_is_asked_and_all_stop_after_the_same_step(sent: list[tuple[int, str]], asked: str) -> None:
+def test_one_rank_is_asked_and_all_stop_after_the_same_step(
+    sent: list[tuple[int, str]], asked: str
+) -> None:
     with Crew(3 if asked == "SIGTERM" else 2, "stop", "0") as crew:
         crew.until("deferred")
         for rank, name in sent:
@@ -149,25 +178,14 @@ def test_one_rank_is_asked_and_all_stop_after_the_same_step(sent: list[tuple[int
 
 
 @pytest.mark.slow
-def test_requests_reach_ranks_that_are_blocked_in_c() -> None:
-    with Crew(2, "hear", "1") as crew:  # rank 0 waits for it in a collective
-        crew.until("deferred")
-        time.sleep(0.3)
-        crew.signal(0, signal.SIGUSR1)
-        crew.until("heard 10", limit=1.5)
-        assert crew.end(6) == [0, 0]
-
-
-@pytest.mark.slow
-def test_ctrl_c_on_one_rank_is_said_by_rank_0_and_ends_all_at_once_the_second_time() -> None:
+def test_ctrl_c_on_one_rank_ends_all_at_once_the_second_time() -> None:
     with Crew(2, "ignore", "-1") as crew:
         crew.until("deferred")
         crew.signal(1, signal.SIGINT)
         time.sleep(1.3)
         crew.signal(1, signal.SIGINT)
         assert crew.end(5) == [130, 130]
-        asks = "Ctrl-C: saving, then stopping; again to stop at once\n"
-        assert_one_line(crew, 0, f"{asks}error: rank 1 was stopped at once by Ctrl-C\n")
+        assert_one_line(crew, 0, "error: rank 1 was stopped at once by Ctrl-C\n")
 
 
 @pytest.mark.slow
@@ -244,17 +262,23 @@ def test_ranks_whose_launcher_is_killed_save_and_stop(launcher: list[str], tmp_p
     with orphans(launcher, "stop", tmp_path / "out") as pids:
         assert statuses(pids, 8) == [143, 143]
         text = (tmp_path / "out").read_text()
-        assert re.search(r"torchrun, which started rank [01], is gone: saving, then stopping\nstops after|\nstops after", text)
+        assert re.search(
+            r"torchrun, which started rank [01], is gone: saving, then stopping\nstops"
+            r" after|\nstops after",
+            text,
+        )
         assert text.count("is gone") == 1, text
         assert re.search(r"SIGTERM: saved step \d+\n$", text), text
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="waits for orphans as Linux allows")
-def test_ranks_whose_launcher_is_killed_and_who_cannot_stop_end_after_the_timeout(tmp_path: Path) -> None:
+def test_ranks_whose_launcher_is_killed_and_who_cannot_stop_end_after_the_timeout(
+    tmp_path: Path,
+) -> None:
     began = time.monotonic()
     with orphans(BY_HAND, "ignore", tmp_path / "out") as pids:
-        assert statuses(pids, TIMEOUT_S + 4) == [143, 143]
+        assert statuses(pids, TIMEOUT_S + 9) == [143, 143]
         assert time.monotonic() - began > TIMEOUT_S
         assert (tmp_path / "out").read_text().count("is gone") == 1
 
@@ -268,17 +292,27 @@ def test_who_holds_up_the_others() -> None:
 
     line = "{} did not come within timeout_s=60 s: {}; the others wait at x"
     assert said((5, 61.0, "x"), (4, -1.0, "y")) == line.format("rank 1", "it is at y")
-    assert said((4, -1.0, "y"), (5, 61.0, "x"), (5, -1.0, "z")) == line.format("rank 0", "it is at y"), "rank 2 is past that wait"
-    assert said((4, -1.0, "y"), (5, 61.0, "x"), (4, -1.0, "z")) == line.format("ranks 0, 2", "rank 0 is at y")
+    assert said((4, -1.0, "y"), (5, 61.0, "x"), (5, -1.0, "z")) == line.format(
+        "rank 0", "it is at y"
+    ), "rank 2 is past that wait"
+    assert said((4, -1.0, "y"), (5, 61.0, "x"), (4, -1.0, "z")) == line.format(
+        "ranks 0, 2", "rank 0 is at y"
+    )
     silent = "it no longer answers (stopped, or its host is down); it was last at y"
     assert said((5, 61.0, "x"), (5, 3.0, "y", old)) == line.format("rank 1", silent)
-    assert said((5, 61.0, "x"), (5, 3.0, "y", old, "left")) == line.format("rank 1", "it has ended already")
+    assert said((5, 61.0, "x"), (5, 3.0, "y", old, "left")) == line.format(
+        "rank 1", "it has ended already"
+    )
     never = line.format("rank 1", "it has not come at all")
     assert said((5, 61.0, "x"), (0, -1.0, "", old, "expected")) == never
-    assert said((5, 61.0, "x"), (4, 99.0, "y")) == "the ranks wait for each other for longer than timeout_s=60 s: rank 0 at x; rank 1 at y"
+    assert (
+        said((5, 61.0, "x"), (4, 99.0, "y"))
+        == "the ranks wait for each other for longer than timeout_s=60 s: rank 0 at x; rank 1 at y"
+    )
 
 
 def test_a_place_is_the_innermost_line_of_ours() -> None:
     frames: list[str] = []
-    json.loads("[1]", parse_int=lambda _: frames.append(place(sys._getframe())))  # through the standard library and back
+    # through the standard library and back
+    json.loads("[1]", parse_int=lambda _: frames.append(place(sys._getframe())))
     assert re.fullmatch(r"tests/utils/ranks/test_failure_watch.py:\d+ in <lambda>", frames[0])

@@ -6,19 +6,44 @@ import pytest
 
 from utils.errors import ConfigError
 from utils.ranks import launchers
-from utils.ranks.launchers import DEFAULT_PORT, FIRST_PORT, PORTS, Launch, detect, first_host, master_address
+from utils.ranks.launchers import (
+    DEFAULT_PORT,
+    FIRST_PORT,
+    PORTS,
+    Launch,
+    detect,
+    first_host,
+    master_address,
+)
 
-SALLOC = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "gpu[03-04]", "SLURM_NTASKS": "8", "SLURM_NNODES": "2"}
+SALLOC = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_JOB_NODELIST": "gpu[03-04]",
+    "SLURM_NTASKS": "8",
+    "SLURM_NNODES": "2",
+}
 BATCH = {**SALLOC, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
 STEP = {
-    **SALLOC, "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8",
-    "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "gpu[03-04]",
-}  # fmt: skip
-# A daemon that mpirun started by srun, one a node, on all nodes but mpirun's own: its children inherit its step.
+    **SALLOC,
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NODELIST": "gpu[03-04]",
+}
+# A daemon that mpirun started by srun, one a node, on all nodes but mpirun's own: its children
+# inherit its step.
 DAEMON = {
-    **SALLOC, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1",
-    "SLURM_NTASKS": "1", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "gpu04",
-}  # fmt: skip
+    **SALLOC,
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_NTASKS": "1",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_NODELIST": "gpu04",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -28,25 +53,55 @@ def known_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def torchrun(rank: int = 3, size: int = 8, local: int = 1) -> dict[str, str]:
-    numbers = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": "2"}
-    return {**numbers, "TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "gpu03", "MASTER_PORT": "29512"}
+    numbers = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    return {
+        **numbers,
+        "TORCHELASTIC_RUN_ID": "none",
+        "MASTER_ADDR": "gpu03",
+        "MASTER_PORT": "29512",
+    }
 
 
 def openmpi(rank: int, size: int, local: int, local_size: int) -> dict[str, str]:
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    numbers = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in zip(names, (rank, size, local, local_size), strict=True)}
-    job = {"PMIX_NAMESPACE": "2023292929", "PMIX_RANK": str(rank), "OMPI_MCA_ess_base_jobid": "2023292929"}
+    numbers = {
+        f"OMPI_COMM_WORLD_{name}": str(value)
+        for name, value in zip(names, (rank, size, local, local_size), strict=True)
+    }
+    job = {
+        "PMIX_NAMESPACE": "2023292929",
+        "PMIX_RANK": str(rank),
+        "OMPI_MCA_ess_base_jobid": "2023292929",
+    }
     uri = "2023292928.0;tcp://192.0.2.7,10.1.0.7:56619;tcp6://[fd00::2]:33829"
-    return {**numbers, **job, "OMPI_MCA_orte_hnp_uri": uri, "PMIX_SERVER_URI41": "2023292928.0;tcp4://127.0.0.1:45695"}
+    return {
+        **numbers,
+        **job,
+        "OMPI_MCA_orte_hnp_uri": uri,
+        "PMIX_SERVER_URI41": "2023292928.0;tcp4://127.0.0.1:45695",
+    }
 
 
 def mpich(rank: int, size: int, local: int, local_size: int) -> dict[str, str]:
-    return {"PMI_RANK": str(rank), "PMI_SIZE": str(size), "MPI_LOCALRANKID": str(local), "MPI_LOCALNRANKS": str(local_size)}
+    return {
+        "PMI_RANK": str(rank),
+        "PMI_SIZE": str(size),
+        "MPI_LOCALRANKID": str(local),
+        "MPI_LOCALNRANKS": str(local_size),
+    }
 
 
 def mvapich2(rank: int, size: int, local: int, local_size: int) -> dict[str, str]:
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    return {f"MV2_COMM_WORLD_{name}": str(value) for name, value in zip(names, (rank, size, local, local_size), strict=True)}
+    return {
+        f"MV2_COMM_WORLD_{name}": str(value)
+        for name, value in zip(names, (rank, size, local, local_size), strict=True)
+    }
 
 
 def plain(rank: int, size: int, local: int) -> dict[str, str]:
@@ -71,7 +126,8 @@ def plain(rank: int, size: int, local: int) -> dict[str, str]:
         (plain(3, 4, 1), Launch("env", 3, 4, 1)),
         ({"RANK": "0", "WORLD_SIZE": "1"}, Launch("env", 0, 1, 0)),
         ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, Launch("env", 3, 4, 1)),
-        # plain python inside an allocation, in its batch script, or in its interactive shell is one process
+        # plain python inside an allocation, in its batch script, or in its interactive shell is one
+        # process
         (SALLOC, Launch()),
         (BATCH, Launch()),
         ({**BATCH, "SLURM_STEP_ID": "4294967290"}, Launch()),
@@ -134,13 +190,19 @@ def test_address_of_rank_0(env: dict[str, str], address: str) -> None:
     assert meeting(env)[0] == address
 
 
-def test_a_name_that_only_slurm_knows_is_replaced_by_the_address_of_the_batch_scripts_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_only_slurm_knows_is_replaced_by_the_address_of_the_batch_scripts_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(launchers, "_is_known", lambda host: host == "gpu04")
     step = {**STEP, "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.3"}
     assert meeting(step)[0] == "10.0.0.3"
     assert meeting({**step, "SLURM_STEP_NODELIST": "gpu04,gpu05"})[0] == "gpu04"
     assert meeting(STEP)[0] == "gpu03"
-    assert meeting({**BATCH, **openmpi(3, 4, 1, 2)})[0] == meeting({**DAEMON, **openmpi(3, 4, 1, 2)})[0] == "192.0.2.7"
+    assert (
+        meeting({**BATCH, **openmpi(3, 4, 1, 2)})[0]
+        == meeting({**DAEMON, **openmpi(3, 4, 1, 2)})[0]
+        == "192.0.2.7"
+    )
 
 
 def test_given_addresses_and_ports_win() -> None:
@@ -165,8 +227,16 @@ def test_all_ranks_of_a_job_meet_at_one_port_and_other_jobs_elsewhere() -> None:
     intel = [{**BATCH, **mpich(0, 4, 0, 2)}, {**DAEMON, **mpich(3, 4, 1, 2)}]
     assert len({meeting(env, parent) for parent, env in enumerate(intel)}) == 1
 
-    others = [across[0], {**across[0], "PMIX_NAMESPACE": "9"}, STEP, {**STEP, "SLURM_STEP_ID": "1"}, {**STEP, "SLURM_JOB_ID": "78"}]
-    ports = [meeting(env)[1] for env in others] + [meeting(plain(0, 2, 0), parent)[1] for parent in (1, 2)]
+    others = [
+        across[0],
+        {**across[0], "PMIX_NAMESPACE": "9"},
+        STEP,
+        {**STEP, "SLURM_STEP_ID": "1"},
+        {**STEP, "SLURM_JOB_ID": "78"},
+    ]
+    ports = [meeting(env)[1] for env in others] + [
+        meeting(plain(0, 2, 0), parent)[1] for parent in (1, 2)
+    ]
     assert len(set(ports)) == len(ports)
     assert all(FIRST_PORT <= port < FIRST_PORT + PORTS for port in ports)
 

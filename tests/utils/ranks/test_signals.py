@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -41,7 +42,13 @@ threading.Thread(target=report).start()
 def listener(body: str = "", wait: str = IN_C, rank: int = 0) -> Iterator[subprocess.Popen[str]]:
     """A process that listens, once it does."""
     code = LISTEN.format(body=body, wait=wait, rank=rank)
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -59,7 +66,8 @@ def send(process: subprocess.Popen[str], *signums: int, pause: float = 0.05) -> 
 
 def end(process: subprocess.Popen[str], limit: float = 10) -> tuple[int, str, str]:
     process.wait(limit)
-    assert process.stdout is not None  # not communicate(): some of it may lie in this stream's buffer since the first line
+    # not communicate(): some of it may lie in this stream's buffer since the first line
+    assert process.stdout is not None
     assert process.stderr is not None
     return process.returncode, process.stdout.read(), process.stderr.read()
 
@@ -75,7 +83,9 @@ def test_before_training_a_signal_ends_the_process_at_once(name: str, status: in
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
-def test_later_it_asks_though_the_main_thread_is_in_c_and_as_often_as_one_likes(signum: int) -> None:
+def test_later_it_asks_though_the_main_thread_is_in_c_and_as_often_as_one_likes(
+    signum: int,
+) -> None:
     with listener("signals.defer()" + REPORT.format(seconds=0.5)) as process:
         send(process, signum, signal.SIGTERM, signum, signal.SIGUSR1, signal.SIGTERM)
         assert end(process) == (7, f"asked {int(signum)}\n", ""), "the first one counts"
@@ -86,17 +96,25 @@ def test_ctrl_c_asks_once_and_ends_the_second_time(rank: int) -> None:
     asks = "Ctrl-C: saving, then stopping; again to stop at once\n"
     with listener("signals.defer()" + REPORT.format(seconds=1.5), rank=rank) as process:
         send(process, signal.SIGINT, signal.SIGINT)
-        assert end(process) == (7, "asked 2\n", "" if rank else asks), "torchrun forwards what the terminal has sent as well"
+        assert end(process) == (7, "asked 2\n", "" if rank else asks), (
+            "torchrun forwards what the terminal has sent as well"
+        )
     with listener("signals.defer()" + REPORT.format(seconds=9), rank=rank) as process:
         send(process, signal.SIGINT, signal.SIGINT, pause=1.2)
-        assert end(process) == (130, "asked 2\n", "" if rank else f"{asks}stopped at once by Ctrl-C\n")
+        assert end(process) == (
+            130,
+            "asked 2\n",
+            "" if rank else f"{asks}stopped at once by Ctrl-C\n",
+        )
 
 
 def test_other_threads_may_ask() -> None:
     asking = "signals.defer(); signals.ask(SIGUSR1); signals.ask(SIGTERM)\n"
     with listener(asking + REPORT.format(seconds=0)) as process:
         assert end(process) == (7, "asked 10\n", "")
-    with listener(wait="threading.Thread(target=signals.ask, args=[SIGTERM]).start(); " + IN_C) as process:
+    with listener(
+        wait="threading.Thread(target=signals.ask, args=[SIGTERM]).start(); " + IN_C
+    ) as process:
         assert end(process)[0] == 143, "at once, before training"
 
 
@@ -135,9 +153,36 @@ def test_a_terminal_that_is_gone_is_no_error() -> None:
         ([signal.SIGINT] * 3, signal.SIGINT),
     ],
 )
-def test_ranks_agree_on_one_signal(asked: Sequence[int], followed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_agree_on_one_signal(
+    asked: Sequence[int], followed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flags = []
     for signum in asked:
         monkeypatch.setattr(signals._state, "asked", signum)
         flags.append(signals.flags())
     assert signals.chosen([sum(column) for column in zip(*flags, strict=True)]) == followed
+
+
+INTERRUPTED = """
+import os, runpy, signal, sys, time
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+sys.meta_path.insert(0, Finder)
+sys.argv = ["pretrain.py", "experiment=demo", "checkpoint_path=" + {folder!r}]
+runpy.run_path("pretrain.py", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["utils.checkpoint", "utils.command", "hydra", "data.source", "torch"]
+)
+def test_ctrl_c_is_one_line_whatever_is_being_imported(module: str, tmp_path: Path) -> None:
+    code = INTERRUPTED.format(module=module, folder=str(tmp_path / "run"))
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    said = "stopped by SIGINT before training began\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", said)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,7 +37,11 @@ class Second(Dist):
 
 
 def opened(
-    folder: Path, dist: Dist | None = None, text: str = "seed: 0\n", resumed: int | None = None, evaluation_due: bool = False
+    folder: Path,
+    dist: Dist | None = None,
+    text: str = "seed: 0\n",
+    resumed: int | None = None,
+    evaluation_due: bool = False,
 ) -> RunDirectory:
     run = RunDirectory(folder, dist or Dist()).__enter__()
     run.begin(text, OFF, resumed, evaluation_due)
@@ -54,7 +59,8 @@ def test_files_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     with opened(tmp_path / "p" / "x") as run:
         run.log(1, {"train/loss": float("nan"), "up": float("inf"), "n": 3, "train/lr": 0.5})
         run.log(2, {"train/loss": 0.25})
-        assert (run.directory / "metrics.jsonl").read_text().count("\n") == 2  # flushed while the run goes on
+        # flushed while the run goes on
+        assert (run.directory / "metrics.jsonl").read_text().count("\n") == 2
         run.say("hello – you")
     rows = written(run.directory)
     assert [row["step"] for row in rows] == [1, 2]
@@ -72,7 +78,9 @@ def test_files_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_a_former_run_is_moved_aside_and_never_lost(tmp_path: Path) -> None:
     for text in ("first", "second", "third"):
         opened(tmp_path / "x", text=text).close()
-    kept = {name: (tmp_path / name / "config.yaml").read_text() for name in sorted(os.listdir(tmp_path))}
+    kept = {
+        name: (tmp_path / name / "config.yaml").read_text() for name in sorted(os.listdir(tmp_path))
+    }
     assert kept == {"x": "third", "x.old-1": "first", "x.old-2": "second"}
     assert "the former run of this name is now x.old-2" in (tmp_path / "x" / "log.txt").read_text()
 
@@ -86,11 +94,15 @@ def test_a_folder_without_a_run_is_used_as_it_is(tmp_path: Path) -> None:
 
 def test_an_impossible_directory_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"^checkpoint_path=.*file/x: cannot be made \(Not a directory\)"):
+    with pytest.raises(
+        ConfigError, match=r"^checkpoint_path=.*file/x: cannot be made \(Not a directory\)"
+    ):
         opened(tmp_path / "file" / "x")
 
 
-def test_other_ranks_write_and_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_ranks_write_and_say_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with opened(tmp_path / "x", Second(main_directory="x-2")) as run:
         assert run.directory == Path("x-2")  # all ranks write outputs there
         run.log(1, {"a": 1.0})
@@ -103,7 +115,9 @@ def test_other_ranks_write_and_say_nothing(tmp_path: Path, capsys: pytest.Captur
 
 def test_a_bad_mode_is_an_error_on_every_rank(tmp_path: Path) -> None:
     for rank in (0, 1):
-        with pytest.raises(ConfigError, match=r"^wandb.mode=maybe: choose one of auto, online, offline, disabled$"):
+        with pytest.raises(
+            ConfigError, match=r"^wandb.mode=maybe: choose one of auto, online, offline, disabled$"
+        ):
             RunDirectory(tmp_path / "x", Dist(rank, 2)).begin("", {"mode": "maybe"})
     assert os.listdir(tmp_path) == []
 
@@ -115,7 +129,16 @@ def test_an_error_goes_through(tmp_path: Path) -> None:
 
 def test_the_code_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_git(*words: str) -> str:
-        command = ["git", "-C", str(tmp_path / "code"), "-c", "user.name=a", "-c", "user.email=b", *words]
+        command = [
+            "git",
+            "-C",
+            str(tmp_path / "code"),
+            "-c",
+            "user.name=a",
+            "-c",
+            "user.email=b",
+            *words,
+        ]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     (tmp_path / "code").mkdir()
@@ -159,11 +182,15 @@ def logged(folder: Path, steps: range, text: str, resumed: int | None = None) ->
             run.log(step, {"loss": 1 / step, ODD: float("nan")})
 
 
-def test_a_continued_run_reads_like_an_undisturbed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("utils.rundir.directory.time.time", lambda: 1.0)  # the one thing that may differ
+def test_a_continued_run_reads_like_an_undisturbed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the one thing that may differ
+    monkeypatch.setattr("utils.rundir.directory.time.time", lambda: 1.0)
     undisturbed, disturbed = tmp_path / "a", tmp_path / "b"
     logged(undisturbed, range(1, 9), "lr: 2")
-    logged(disturbed, range(1, 7), "lr: 1")  # the rows after the checkpoint of step 4 are lost with the crash
+    # the rows after the checkpoint of step 4 are lost with the crash
+    logged(disturbed, range(1, 7), "lr: 1")
     (disturbed / "checkpoints" / "step_4").mkdir(parents=True)
     for name in ("metrics.jsonl", "log.txt"):
         with open(disturbed / name, "a") as file:
@@ -171,7 +198,9 @@ def test_a_continued_run_reads_like_an_undisturbed_one(tmp_path: Path, monkeypat
     opened(disturbed, text="lr: 2", resumed=4).close()
     assert [row["step"] for row in written(disturbed)] == [1, 2, 3, 4]
     logged(disturbed, range(5, 9), "lr: 2", resumed=4)
-    assert (disturbed / "metrics.jsonl").read_bytes() == (undisturbed / "metrics.jsonl").read_bytes()
+    assert (disturbed / "metrics.jsonl").read_bytes() == (
+        undisturbed / "metrics.jsonl"
+    ).read_bytes()
     assert (disturbed / "config.yaml").read_text() == "lr: 2"
     assert (disturbed / "log.txt").read_text().splitlines()[-2].endswith("  continued at step 4")
     assert "los\n" in (disturbed / "log.txt").read_text()  # nothing is glued to it
@@ -205,13 +234,20 @@ def test_rows_that_are_no_rows_are_dropped(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / ".config.yaml.writing").mkdir()
-    with pytest.raises(ConfigError, match=r"^checkpoint_path=.*: cannot be written \(Is a directory\); give a folder"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^checkpoint_path=.*: cannot be written \(Is a directory\); give a folder",
+    ):
         opened(tmp_path, resumed=2)
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "log.txt", "status.json", "git.txt"])
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "metrics.jsonl", "log.txt", "status.json", "git.txt"]
+)
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_what_is_no_file_holds_up_nothing(name: str, make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_what_is_no_file_holds_up_nothing(
+    name: str, make: Callable[[Path], None], tmp_path: Path
+) -> None:
     """Whoever opens a pipe waits for its other end."""
     run = tmp_path / "x"
     run.mkdir()
@@ -219,13 +255,21 @@ def test_what_is_no_file_holds_up_nothing(name: str, make: Callable[[Path], None
     if name == "git.txt":
         opened(run, resumed=2).close()
         return
-    with pytest.raises(ConfigError, match=rf"^checkpoint_path=.*x: {name} there is no regular file; move it away"):
+    with pytest.raises(
+        ConfigError, match=rf"^checkpoint_path=.*x: {name} there is no regular file; move it away"
+    ):
         opened(run, resumed=2)
     assert os.listdir(run) == [name]
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\xff\xfe[", b"[" * 100_000, b'{"state": "running", "pid": Infinity, "heartbeat": [1], "launch": 3}']
+    "content",
+    [
+        b"",
+        b"\xff\xfe[",
+        b"[" * 100_000,
+        b'{"state": "running", "pid": Infinity, "heartbeat": [1], "launch": 3}',
+    ],
 )
 def test_garbage_in_its_files_holds_up_nothing(content: bytes, tmp_path: Path) -> None:
     files = ("config.yaml", "metrics.jsonl", "log.txt", "status.json")
@@ -236,7 +280,9 @@ def test_garbage_in_its_files_holds_up_nothing(content: bytes, tmp_path: Path) -
     assert json.loads((tmp_path / "status.json").read_text())["pid"] == os.getpid()
 
 
-def test_the_code_a_run_began_with_stays_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_a_run_began_with_stays_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = {"summary": "revision: a\nuncommitted changes: no\n", "uncommitted": ""}
     monkeypatch.setattr(revision, "summary", lambda: texts["summary"])
     monkeypatch.setattr(revision, "uncommitted", lambda: texts["uncommitted"])
@@ -244,21 +290,37 @@ def test_the_code_a_run_began_with_stays_recorded(tmp_path: Path, monkeypatch: p
     texts["uncommitted"] = "# untracked: notes.txt\n"  # no other code
     opened(tmp_path, resumed=1).close()
     assert {path.name for path in tmp_path.glob("*git*")} == {"git.txt"}
-    for number, (commit, change) in enumerate([("b", ""), ("b", "-one\n+two\n"), ("c", "")], start=1):
+    for number, (commit, change) in enumerate(
+        [("b", ""), ("b", "-one\n+two\n"), ("c", "")], start=1
+    ):
         texts.update(summary=f"revision: {commit}\nuncommitted changes: no\n", uncommitted=change)
         opened(tmp_path, resumed=1).close()
         assert (tmp_path / "log.txt").read_text().count("the code has changed") == number
-    revisions = [(tmp_path / name).read_text()[10] for name in ("git.old-1.txt", "git.old-2.txt", "git.old-3.txt", "git.txt")]
+    revisions = [
+        (tmp_path / name).read_text()[10]
+        for name in ("git.old-1.txt", "git.old-2.txt", "git.old-3.txt", "git.txt")
+    ]
     assert revisions == ["a", "b", "b", "c"]
-    changes = [(tmp_path / f"uncommitted{old}.diff").read_text() for old in (".old-1", ".old-2", ".old-3", "")]
+    changes = [
+        (tmp_path / f"uncommitted{old}.diff").read_text()
+        for old in (".old-1", ".old-2", ".old-3", "")
+    ]
     assert changes == ["# untracked: notes.txt\n", "", "-one\n+two\n", ""]
 
 
 def test_importing_it_loads_nothing_heavy() -> None:
     heavy = ("wandb", "datasets", "safetensors", "omegaconf")
-    code = f"import sys, utils.rundir.directory; print([name for name in {heavy} if name in sys.modules])"
+    code = (
+        f"import sys, utils.rundir.directory; print([name for name in {heavy} if name in"
+        " sys.modules])"
+    )
     root = Path(__file__).resolve().parents[3]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 def test_an_evaluation_that_is_still_due_is_not_there_twice(tmp_path: Path) -> None:
@@ -269,4 +331,35 @@ def test_an_evaluation_that_is_still_due_is_not_there_twice(tmp_path: Path) -> N
     opened(tmp_path, resumed=2).close()
     assert len(written(tmp_path)) == 4
     opened(tmp_path, resumed=2, evaluation_due=True).close()
-    assert [(row["step"], "eval/accuracy" in row) for row in written(tmp_path)] == [(1, False), (2, False), (1, True)]
+    assert [(row["step"], "eval/accuracy" in row) for row in written(tmp_path)] == [
+        (1, False),
+        (2, False),
+        (1, True),
+    ]
+
+
+def test_events_say_where_a_run_ran_and_how_it_ended(tmp_path: Path) -> None:
+    with opened(tmp_path) as run:
+        run.event("skipped", 3, reason="gradients are not finite")
+    with opened(tmp_path, resumed=3) as run:
+        run.finish(5)
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    said = [(each["event"], each["step"]) for each in events]
+    assert said == [("started", 0), ("skipped", 3), ("started", 3), ("ended", 5)]
+    assert (events[0]["ranks"], events[0]["resumed"], events[2]["resumed"]) == (1, False, True)
+    assert (events[0]["hosts"], events[0]["device"]) == ([socket.gethostname()], "CPU")
+    assert events[3]["state"] == "finished"
+
+
+def test_a_page_that_cannot_be_made_costs_one_line_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
+    run = RunDirectory(tmp_path / "run", Dist()).__enter__()
+    run.begin("seed: 0\n", OFF, report=True)
+    run.draw_report()
+    run.draw_report()
+    run.close()
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert log.count("report.html cannot be made (No such file or directory)") == 2
+    assert capsys.readouterr() == ("", "")

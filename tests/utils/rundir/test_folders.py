@@ -34,7 +34,13 @@ def test_each_evaluation_has_a_directory_of_its_own(tmp_path: Path) -> None:
 def test_it_writes_nothing_beside_checkpoints(mark: str, tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / mark).mkdir() if mark.endswith("/") else (tmp_path / "x" / mark).touch()
-    with pytest.raises(ConfigError, match=rf"^checkpoint_path=.*/x: holds checkpoints \({mark.rstrip('/')}\), beside which an evaluation"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            rf"^checkpoint_path=.*/x: holds checkpoints \({mark.rstrip('/')}\), beside which an"
+            r" evaluation"
+        ),
+    ):
         evaluation(tmp_path / "x")
     assert os.listdir(tmp_path / "x") == [mark.rstrip("/")]
     assert os.listdir(tmp_path) == ["x"]
@@ -56,7 +62,12 @@ def test_a_file_in_its_place_is_one_line(tmp_path: Path) -> None:
 def test_many_that_ask_at_once_get_as_many(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     got: list[str] = []
-    threads = [threading.Thread(target=lambda: [got.append(make_another(tmp_path / "x").name) for _ in range(20)]) for _ in range(8)]
+    threads = [
+        threading.Thread(
+            target=lambda: [got.append(make_another(tmp_path / "x").name) for _ in range(20)]
+        )
+        for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -64,7 +75,9 @@ def test_many_that_ask_at_once_get_as_many(tmp_path: Path) -> None:
     assert len(set(got)) == len(got) == 160
 
 
-def test_a_directory_without_a_name_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_without_a_name_gets_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "x" / "y").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "x")
     assert [evaluation(Path(".")).name, evaluation(Path(".")).name] == ["x", "x-2"]
@@ -79,7 +92,13 @@ def test_no_run_lives_within_anothers_checkpoints(tmp_path: Path) -> None:
     (step / "meta.json").touch()
     (step.parent / "latest").write_text("step_5\n")
     for inside in (step, step / "new", step.parent, step.parent / "new" / "deep"):
-        with pytest.raises(ConfigError, match=r"^checkpoint_path=.*: .* belongs to a run's checkpoints \((latest|meta.json)\); give the"):
+        with pytest.raises(
+            ConfigError,
+            match=(
+                r"^checkpoint_path=.*: .* belongs to a run's checkpoints \((latest|meta.json)\);"
+                r" give the"
+            ),
+        ):
             refuse_inside(inside)
     for other in (tmp_path / "a", tmp_path / "b" / "c"):
         refuse_inside(other)

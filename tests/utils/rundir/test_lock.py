@@ -60,7 +60,11 @@ print(wins, losses)
 
 def started(code: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -83,13 +87,18 @@ def holder(run: Path, kind: str = "plain") -> Iterator[tuple[int, int]]:
 def test_of_many_that_start_at_once_one_has_it(tmp_path: Path) -> None:
     """Also while the file and the folders that were made for it are removed and made again."""
     (tmp_path / "marks").mkdir()
-    racers = [started(RACER, tmp_path / "runs" / "demo" / "x", tmp_path / "marks" / "held") for _ in range(6)]
+    racers = [
+        started(RACER, tmp_path / "runs" / "demo" / "x", tmp_path / "marks" / "held")
+        for _ in range(6)
+    ]
     (tmp_path / "marks" / "go").touch()
     counts = [tuple(map(int, racer.communicate(timeout=60)[0].split())) for racer in racers]
     assert all(racer.returncode == 0 for racer in racers)
     assert sum(won for won, _ in counts) > 50
     assert sum(lost for _, lost in counts) > 0
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["go"], "nothing is left behind"
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["go"], (
+        "nothing is left behind"
+    )
 
 
 @pytest.mark.parametrize("kind", ["plain", "fork", "fork and release", "exec"])
@@ -141,7 +150,9 @@ def test_folders_that_others_use_stay(tmp_path: Path) -> None:
     two.release()
 
 
-def test_in_a_folder_of_others_it_lies_in_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_folder_of_others_it_lies_in_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def denied(self: Lock) -> int:
         if self._path.parent == tmp_path:
             raise PermissionError(errno.EACCES, "Permission denied")
@@ -149,7 +160,10 @@ def test_in_a_folder_of_others_it_lies_in_the_directory(tmp_path: Path, monkeypa
 
     opened = Lock._open
     monkeypatch.setattr(Lock, "_open", denied)
-    with pytest.raises(ConfigError, match=r"^checkpoint_path=.*/x: cannot be made \(Permission denied\); give a folder"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^checkpoint_path=.*/x: cannot be made \(Permission denied\); give a folder",
+    ):
         Lock(tmp_path / "x").acquire()
     (tmp_path / "x").mkdir()
     held, other = Lock(tmp_path / "x"), Lock(tmp_path / "x")
@@ -161,7 +175,9 @@ def test_in_a_folder_of_others_it_lies_in_the_directory(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_disk_without_locks_refuses_nobody(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_locks_refuses_nobody(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def flock(descriptor: int, operation: int) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -172,10 +188,14 @@ def test_a_disk_without_locks_refuses_nobody(number: int, tmp_path: Path, monkey
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/etc/passwd", path)])
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/etc/passwd", path)]
+)
 def test_what_is_no_file_is_named(make, tmp_path: Path) -> None:
     make(tmp_path / ".x.lock")
-    with pytest.raises(ConfigError, match=r"^checkpoint_path=.*/x: .*/\.x\.lock is no regular file; remove it"):
+    with pytest.raises(
+        ConfigError, match=r"^checkpoint_path=.*/x: .*/\.x\.lock is no regular file; remove it"
+    ):
         Lock(tmp_path / "x").acquire()
 
 

@@ -60,8 +60,12 @@ def test_on_a_terminal_one_line_is_redrawn(monkeypatch: pytest.MonkeyPatch) -> N
     before, after = text.split("saved\n")
     assert before.endswith("\r\x1b[K")  # the bar is wiped before the line ...
     assert after.startswith(before.split("\x1b[K")[-2])  # ... and is there again below it
-    assert text.rstrip("\n").endswith("━━━  100/100  loss 0.5  exact accuracy 98.7%  12,346 ex/s  0:00 left")
-    assert all(len(line) < 100 for line in text.replace("\n", "\r").replace("\x1b[K", "").split("\r"))
+    assert text.rstrip("\n").endswith(
+        "━━━  100/100  loss 0.5  exact accuracy 98.7%  12,346 ex/s  0:00 left"
+    )
+    assert all(
+        len(line) < 100 for line in text.replace("\n", "\r").replace("\x1b[K", "").split("\r")
+    )
 
 
 def test_the_bar_fits_its_terminal() -> None:
@@ -69,7 +73,9 @@ def test_the_bar_fits_its_terminal() -> None:
     for columns in (79, 90, 100, 120):
         line = render(*usual, columns=columns)
         assert len(line) <= columns
-        assert line.endswith("─   123/1500  loss 0.0123  exact accuracy 97.3%  5,432 ex/s  0:48 left")
+        assert line.endswith(
+            "─   123/1500  loss 0.0123  exact accuracy 97.3%  5,432 ex/s  0:48 left"
+        )
     assert render(*usual, columns=120).startswith("━" + "─" * 19 + "  ")
     long = (1234, 99999, 1.2345e-5, ("exact_accuracy", 0.5), 98765.4, 3725.0)
     assert len(render(*long, columns=79)) <= 84
@@ -108,10 +114,17 @@ USUAL = (123, 1500, 0.01234, ("exact_accuracy", 0.973), 5432.1, 48.0)
 def test_the_line_fits_any_width() -> None:
     lines = [render(*USUAL, columns=columns) for columns in range(1, 130)]
     assert all(1 <= len(line) <= columns for columns, line in enumerate(lines, start=1))
-    assert all(len(render(10**9, 10**9, 1e-30, ("x" * 200, 1e-30), 1e12, 1e9, columns=columns)) <= columns for columns in range(1, 400))
+    assert all(
+        len(render(10**9, 10**9, 1e-30, ("x" * 200, 1e-30), 1e12, 1e9, columns=columns)) <= columns
+        for columns in range(1, 400)
+    )
     assert [lines[columns - 1].strip() for columns in (1, 2, 19, 31, 45)] == [
-        "…", "8%", "8%   123/1500", "8%   123/1500  0:48 left", "8%   123/1500  loss 0.0123  0:48 left",
-    ]  # fmt: skip
+        "…",
+        "8%",
+        "8%   123/1500",
+        "8%   123/1500  0:48 left",
+        "8%   123/1500  loss 0.0123  0:48 left",
+    ]
 
 
 @pytest.mark.parametrize("columns", ["1", "5", "20"])
@@ -148,7 +161,9 @@ def test_a_terminal_that_knows_no_codes_gets_none(
     assert errors.getvalue() == "stop\n\r\x1b[Kstop\n"
 
 
-def test_streams_that_are_closed_are_no_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_streams_that_are_closed_are_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     closed, terminal = open(os.devnull, "w"), Terminal()  # noqa: SIM115
     closed.close()
     terminal.close()

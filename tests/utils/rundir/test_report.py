@@ -1,4 +1,6 @@
-"""What evaluations leave in the run directory beside metrics: figures and files, by step and set."""
+"""What evaluations leave in the run directory beside metrics: figures and files, by step and
+set.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +18,40 @@ REPORT = {"confusion": "<svg/>"}, {"table.csv": "a,b\n", "raw.bin": b"\xff"}
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
-def test_figures_and_files_lie_by_step_and_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_and_files_lie_by_step_and_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with opened(tmp_path) as run:
         run.write_report(5, "all", *REPORT)
         run.write_report(5, "a/b", {"../x": "<svg/>"}, {})
         run.write_report(10, "..", {}, {"/etc/x": "x"})
-        run.write_report(5, "all", {"confusion": "<svg>2</svg>"}, {})  # again, by a run that was continued
-        assert not run.earlier_files(10, "all", "table.csv", 2), "whoever left that, this run has evaluated nothing"
+        # again, by a run that was continued
+        run.write_report(5, "all", {"confusion": "<svg>2</svg>"}, {})
+        assert not run.earlier_files(10, "all", "table.csv", 2), (
+            "whoever left that, this run has evaluated nothing"
+        )
         run.log(5, {"eval/x": 1.0})
-        assert run.earlier_files(10, "all", "table.csv", 2) == [tmp_path / "evaluations" / "step_5" / "all" / "table.csv"]
-        assert not [*run.earlier_files(5, "all", "table.csv", 2), *run.earlier_files(10, "all", "table.csv", 0)]
+        assert run.earlier_files(10, "all", "table.csv", 2) == [
+            tmp_path / "evaluations" / "step_5" / "all" / "table.csv"
+        ]
+        assert not [
+            *run.earlier_files(5, "all", "table.csv", 2),
+            *run.earlier_files(10, "all", "table.csv", 0),
+        ]
     assert tree(tmp_path / "evaluations") == {
-        "step_5/all/confusion.svg": b"<svg>2</svg>", "step_5/all/table.csv": b"a,b\n", "step_5/all/raw.bin": b"\xff",
-        "step_5/a%2Fb/..%2Fx.svg": b"<svg/>", "step_10/%../%2Fetc%2Fx": b"x",
-    }  # fmt: skip
+        "step_5/all/confusion.svg": b"<svg>2</svg>",
+        "step_5/all/table.csv": b"a,b\n",
+        "step_5/all/raw.bin": b"\xff",
+        "step_5/a%2Fb/..%2Fx.svg": b"<svg/>",
+        "step_10/%../%2Fetc%2Fx": b"x",
+    }
     assert capsys.readouterr() == ("", "")
 
 
@@ -45,25 +64,35 @@ def test_nothing_is_made_of_nothing_nor_on_another_rank_nor_once_closed(tmp_path
     assert "evaluations" not in os.listdir(tmp_path / "x")
 
 
-def test_a_full_disk_is_said_once_and_ends_nothing(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_said_once_and_ends_nothing(
+    small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with opened(small_disk / "x") as run:
         fill(small_disk)
         for step in (5, 10):
             run.write_report(step, "all", {"big": "x" * 100_000}, {})
-        said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("evaluations")]
+        said = [
+            line for line in capsys.readouterr().out.splitlines() if line.startswith("evaluations")
+        ]
         assert said == ["evaluations cannot be written (No space left on device); training goes on"]
         (small_disk / "filler").unlink()
         run.write_report(15, "all", *REPORT)
         assert "evaluations can be written again\n" in capsys.readouterr().out
-    assert sorted(tree(small_disk / "x" / "evaluations")) == [f"step_15/all/{name}" for name in ("confusion.svg", "raw.bin", "table.csv")]
+    assert sorted(tree(small_disk / "x" / "evaluations")) == [
+        f"step_15/all/{name}" for name in ("confusion.svg", "raw.bin", "table.csv")
+    ]
 
 
 @pytest.mark.parametrize("instead", ["nothing", "another folder"])
-def test_a_directory_that_is_gone_is_not_made_again(instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_is_gone_is_not_made_again(
+    instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(status, "LOOK_AGAIN_S", 0.0)
     with opened(tmp_path / "x") as run:
         shutil.rmtree(tmp_path / "x")
         if instead == "another folder":
             (tmp_path / "x").mkdir()
         run.write_report(5, "all", *REPORT)
-    assert [path.name for path in tmp_path.rglob("*")] == (["x"] if instead == "another folder" else [])
+    assert [path.name for path in tmp_path.rglob("*")] == (
+        ["x"] if instead == "another folder" else []
+    )

@@ -44,14 +44,28 @@ def state(folder: Path) -> dict:
 def test_how_a_run_ended_is_there_to_read(tmp_path: Path) -> None:
     with opened(tmp_path) as run:
         now = state(tmp_path)
-        assert (now["state"], now["host"], now["pid"], now["step"]) == ("running", socket.gethostname(), os.getpid(), None)
+        assert (now["state"], now["host"], now["pid"], now["step"]) == (
+            "running",
+            socket.gethostname(),
+            os.getpid(),
+            None,
+        )
         run.log(7, {})
         assert state(tmp_path)["state"] == "running"  # a good end is for the caller to mark
         run.mark("finished", exit_status=0)
-        assert [state(tmp_path)[key] for key in ("state", "step", "exit_status")] == ["finished", 7, 0]
+        assert [state(tmp_path)[key] for key in ("state", "step", "exit_status")] == [
+            "finished",
+            7,
+            0,
+        ]
         run.mark("requeue", "SIGUSR1\n came", step=8, exit_status=138)
     run.mark("failed")  # the directory may be another's now
-    assert [state(tmp_path)[key] for key in ("state", "reason", "step", "exit_status")] == ["requeue", "SIGUSR1 came", 8, 138]
+    assert [state(tmp_path)[key] for key in ("state", "reason", "step", "exit_status")] == [
+        "requeue",
+        "SIGUSR1 came",
+        8,
+        138,
+    ]
     assert not list(tmp_path.glob(".*"))
     opened(tmp_path).close(ok=False)
     assert state(tmp_path)["state"] == "failed"
@@ -68,7 +82,12 @@ def test_how_a_run_ended_is_there_to_read(tmp_path: Path) -> None:
     ],
 )
 def test_an_error_is_the_end_unless_another_was_marked(
-    marked: str, error: BaseException, expected: tuple[str, str], hurry: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    marked: str,
+    error: BaseException,
+    expected: tuple[str, str],
+    hurry: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     closed = []
     monkeypatch.setattr(Tracker, "close", lambda self, ok, hurry: closed.append((ok, hurry)))
@@ -92,7 +111,12 @@ def test_an_error_is_the_end_unless_another_was_marked(
     ],
 )
 def test_only_a_run_that_has_come_further_asks_to_be_run_again(
-    signum: int, began: int | None, evaluates: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    signum: int,
+    began: int | None,
+    evaluates: bool,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LOCKSTEP_STATUS", str(tmp_path / "copy.json"))
     run = RunDirectory(tmp_path / "run", Dist(), evaluates)
@@ -100,7 +124,10 @@ def test_only_a_run_that_has_come_further_asks_to_be_run_again(
     with pytest.raises(Stopped) as stopped:
         run.stop(signum, 7, "it goes on")
     assert state(run.directory) == json.loads((tmp_path / "copy.json").read_text())
-    assert (state(run.directory)["state"], state(run.directory)["exit_status"]) == (expected, STATUS[signum])
+    assert (state(run.directory)["state"], state(run.directory)["exit_status"]) == (
+        expected,
+        STATUS[signum],
+    )
     assert (": to be run again; it goes on" in str(stopped.value)) == (expected == "requeue")
 
 
@@ -110,7 +137,11 @@ def test_a_last_word_of_the_watch_replaces_no_end(tmp_path: Path) -> None:
     run = opened(tmp_path, Dist(watch=watch))
     speak = watch.last_words[0]
     speak("rank 1 is gone")
-    assert [state(tmp_path)[key] for key in ("state", "reason", "exit_status")] == ["failed", "rank 1 is gone", 1]
+    assert [state(tmp_path)[key] for key in ("state", "reason", "exit_status")] == [
+        "failed",
+        "rank 1 is gone",
+        1,
+    ]
     run.mark("finished")
     speak("rank 1 is gone")
     assert state(tmp_path)["state"] == "finished"
@@ -130,7 +161,8 @@ def test_a_finished_run_whose_last_word_was_lost(tmp_path: Path) -> None:
 
 
 HOLDER = """
-import sys; from pathlib import Path; from utils.ranks.distributed import Dist; from utils.rundir.directory import RunDirectory
+import sys; from pathlib import Path; from utils.ranks.distributed import Dist
+from utils.rundir.directory import RunDirectory
 run = RunDirectory(Path(sys.argv[1]), Dist()).__enter__()
 run.begin("a: 1", {"mode": "disabled"}); print("begun", flush=True); sys.stdin.read()
 """
@@ -139,7 +171,9 @@ run.begin("a: 1", {"mode": "disabled"}); print("begun", flush=True); sys.stdin.r
 @contextlib.contextmanager
 def another_run(folder: Path) -> Iterator[subprocess.Popen]:
     command = [sys.executable, "-c", HOLDER, str(folder)]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
         while process.stdout.readline() not in ("begun\n", ""):
@@ -155,57 +189,119 @@ def test_two_runs_do_not_share_a_directory(resumed: int | None, tmp_path: Path) 
     folder = tmp_path / "x"
     with another_run(folder) as other:
         before = sorted(os.listdir(folder))
-        expected = rf"^checkpoint_path=.*/x: another run \(pid {other.pid} on host .*\) writes there; stop it or give another run_name$"
+        expected = (
+            rf"^checkpoint_path=.*/x: another run \(pid {other.pid} on host .*\) writes there; stop"
+            r" it or give another run_name$"
+        )
         with pytest.raises(ConfigError, match=expected):
             opened(folder, text="mine", resumed=resumed)
-        assert (sorted(os.listdir(tmp_path)), sorted(os.listdir(folder))) == ([".x.lock", "x"], before)
+        assert (sorted(os.listdir(tmp_path)), sorted(os.listdir(folder))) == (
+            [".x.lock", "x"],
+            before,
+        )
         assert (folder / "config.yaml").read_text() == "a: 1"
         (tmp_path / ".x.lock").unlink()  # as where there are no locks: its status.json is read
         with pytest.raises(ConfigError, match=expected):
             opened(folder, text="mine", resumed=resumed)
 
         now = state(folder)
-        for change in ({"process_began": now["process_began"] - 1}, {"state": "failed"}, {"pid": "?"}):
+        for change in (
+            {"process_began": now["process_began"] - 1},
+            {"state": "failed"},
+            {"pid": "?"},
+        ):
             (folder / "status.json").write_text(json.dumps(now | change))
             assert other_writer(folder) == ""  # not that process: a pid alone is used again
         (folder / "status.json").write_text(json.dumps(now))
         assert other_writer(folder) != ""
         os.kill(other.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # dead, though nobody has asked how it ended
+        # dead, though nobody has asked how it ended
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
         opened(folder, text="mine", resumed=resumed).close()
     assert (folder / "config.yaml").read_text() == "mine"
     assert other_writer(folder) == ""  # this process is no other one: a sweep may come here twice
     assert not list(tmp_path.glob(".*"))
 
 
+def test_a_full_disk_still_takes_how_the_run_ended(small_disk: Path) -> None:
+    with opened(small_disk / "run") as run:
+        fill(small_disk)
+        run.mark("failed", "OSError: no space", exit_status=1)
+    now = state(small_disk / "run")
+    assert (now["state"], now["reason"]) == ("failed", "OSError: no space")
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from tests.utils.rundir.test_directory import opened
+opened(Path(sys.argv[1]))
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_run_that_is_killed_is_not_left_as_running(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path / "run")], cwd=ROOT, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.kill()
+    process.communicate()
+    assert until(lambda: state(tmp_path / "run")["state"] == "failed")
+    assert state(tmp_path / "run")["reason"] == status.KILLED
+    assert not list((tmp_path / "run").glob(".*"))
+
+
 def elsewhere(folder: Path, age: float, launch: dict | None = None, **changes: object) -> None:
     """A run that another host says it is doing."""
     opened(folder).close()
-    row = state(folder) | {"state": "running", "host": "n7", "pid": 12, "heartbeat": time.time() - age, **changes}
+    row = state(folder) | {
+        "state": "running",
+        "host": "n7",
+        "pid": 12,
+        "heartbeat": time.time() - age,
+        **changes,
+    }
     row["launch"] |= launch or {}
     (folder / "status.json").write_text(json.dumps(row))
 
 
 @pytest.mark.parametrize(("age", "shown"), [(5, 5), (55, 55), (-30, 0)])
-def test_a_run_of_another_host_is_refused_as_long_as_it_is_heard_of(age: float, shown: int, tmp_path: Path) -> None:
+def test_a_run_of_another_host_is_refused_as_long_as_it_is_heard_of(
+    age: float, shown: int, tmp_path: Path
+) -> None:
     elsewhere(tmp_path / "x", age)
-    words = rf"^checkpoint_path=.*/x: another run \(pid 12 on host n7, heard of {shown} s ago and given up after 60 s\) writes there"
+    words = (
+        rf"^checkpoint_path=.*/x: another run \(pid 12 on host n7, heard of {shown} s ago and given"
+        r" up after 60 s\) writes there"
+    )
     with pytest.raises(ConfigError, match=words):
         opened(tmp_path / "x")
     assert os.listdir(tmp_path) == ["x"]
 
 
 @pytest.mark.parametrize("age", [65, 200_000, -300])
-def test_a_run_of_another_host_that_fell_silent_is_named(age: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_another_host_that_fell_silent_is_named(
+    age: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     elsewhere(tmp_path / "x", age)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state(tmp_path / "x")["heartbeat"]))
     opened(tmp_path / "x", resumed=2).close()
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"another run was writing here (pid 12 on host n7), last heard of {when} by its clock; taken to have died"
+    assert (
+        said[0]
+        == f"another run was writing here (pid 12 on host n7), last heard of {when} by its clock;"
+        " taken to have died"
+    )
     assert said[1:] == ["continued at step 2"]
 
 
-@pytest.mark.parametrize("changes", [{"heartbeat": None}, {"heartbeat": "soon"}, {"heartbeat": 10**400}, {"state": "stopped"}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"heartbeat": None}, {"heartbeat": "soon"}, {"heartbeat": 10**400}, {"state": "stopped"}],
+)
 def test_a_run_of_another_host_that_says_too_little_is_passed_over(
     changes: dict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,12 +349,16 @@ def test_a_run_says_that_it_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyP
         run.mark("stopped", "asked", 7, 143)
         last = (tmp_path / "x" / "status.json").read_text()
         time.sleep(0.1)
-        assert (tmp_path / "x" / "status.json").read_text() == last, "a run that has ended says so once"
+        assert (tmp_path / "x" / "status.json").read_text() == last, (
+            "a run that has ended says so once"
+        )
     assert until(lambda: "heartbeat" not in {thread.name for thread in threading.enumerate()}, 10)
 
 
 @pytest.mark.parametrize(("parent", "ours"), [(0, True), (1, False)])
-def test_torchrun_is_known_again_on_its_host(parent: int, ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_is_known_again_on_its_host(
+    parent: int, ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened(tmp_path).close()
     row = state(tmp_path)
     row["launch"]["parent"] += parent
@@ -282,7 +382,10 @@ def test_a_directory_that_is_gone_is_found_out_and_not_made_again(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(status, "BEAT_S", 0.02)
-    words = f"checkpoint_path={tmp_path}/x: deleted or moved while the run was going on; put back, it goes on"
+    words = (
+        f"checkpoint_path={tmp_path}/x: deleted or moved while the run was going on; put back, it"
+        " goes on"
+    )
     with opened(tmp_path / "x") as run:
         assert run.lost() == ""
         with run._status._lock:  # the heartbeat writes nothing meanwhile
@@ -297,12 +400,17 @@ def test_a_directory_that_is_gone_is_found_out_and_not_made_again(
         with pytest.raises(RunError, match=words):
             run.finish(1)
     assert capsys.readouterr() == ("", "")
-    assert sorted(os.listdir(tmp_path)) == {"moved": ["y"], "deleted": [], "replaced": ["x", "y"]}[what]
+    assert (
+        sorted(os.listdir(tmp_path))
+        == {"moved": ["y"], "deleted": [], "replaced": ["x", "y"]}[what]
+    )
     assert what != "replaced" or os.listdir(tmp_path / "x") == []
     assert what == "deleted" or len(written(tmp_path / "y")) == 1
 
 
-def test_a_run_that_another_has_taken_over_leaves_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_another_has_taken_over_leaves_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It was taken to have died: its host was out of reach, or it was suspended."""
     monkeypatch.setattr(status, "BEAT_S", 0.02)
     with opened(tmp_path / "x") as run:
@@ -310,12 +418,17 @@ def test_a_run_that_another_has_taken_over_leaves_it_alone(tmp_path: Path, monke
             newer = json.dumps(state(tmp_path / "x") | {"writer": "b", "host": "n8", "pid": 5})
             (tmp_path / "x" / "status.json").write_text(newer)
         assert until(lambda: bool(run.lost()), 10)
-        assert "another run (pid 5 on host n8) has taken it over; give one of them another run_name" in run.lost()
+        assert (
+            "another run (pid 5 on host n8) has taken it over; give one of them another run_name"
+            in run.lost()
+        )
         run.mark("failed")
     assert (tmp_path / "x" / "status.json").read_text() == newer
 
 
-def test_a_status_that_was_deleted_or_spoilt_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_status_that_was_deleted_or_spoilt_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(status, "BEAT_S", 0.02)
     with opened(tmp_path / "x") as run:
         for spoil in (Path.unlink, lambda path: path.write_text("{")):

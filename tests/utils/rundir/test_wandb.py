@@ -19,14 +19,20 @@ from utils.rundir import wandb_log
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The real package, with a home directory of its own and no network; nothing that was started with it lives on."""
+    """The real package, with a home directory of its own and no network; nothing that was started
+    with it lives on.
+    """
     pytest.importorskip("wandb")
     for key in [key for key in os.environ if key.startswith("WANDB_")]:
         monkeypatch.delenv(key)
     (home := tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(home))
     yield home
-    left = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/environ") if f"HOME={home}\0".encode() in content(path)]
+    left = [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/environ")
+        if f"HOME={home}\0".encode() in content(path)
+    ]
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert left == []
@@ -45,7 +51,9 @@ def recorded(run: Path, pattern: str) -> int:
     return file.stat().st_size
 
 
-def test_the_real_package_offline(home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_real_package_offline(
+    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     run = begun(tmp_path / "x", mode="auto")  # without credentials
     run.log(1, {"loss": 1.0})
     run.close()
@@ -56,14 +64,21 @@ def test_the_real_package_offline(home: Path, tmp_path: Path, capfd: pytest.Capt
         assert recorded(tmp_path / folder, f"offline-run-*-{run.wandb_id}") > 100
     assert not list(tmp_path.rglob("*.py"))
     assert not list(tmp_path.rglob("requirements.txt"))
-    assert list((tmp_path / "x" / "wandb" / "logs").glob("core-debug-*"))  # which W&B has in the home directory by itself
+    # which W&B has in the home directory by itself
+    assert list((tmp_path / "x" / "wandb" / "logs").glob("core-debug-*"))
     assert not list(home.iterdir())
     assert capfd.readouterr() == ("the former run of this name is now x.old-1\n", "")
 
 
-@pytest.mark.parametrize("netrc", ["machine wandb.example login user password " + 40 * "a", "machine = nonsense {"])
+@pytest.mark.parametrize(
+    "netrc", ["machine wandb.example login user password " + 40 * "a", "machine = nonsense {"]
+)
 def test_credentials_for_another_host_are_none(
-    netrc: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    netrc: str,
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """And it asks nobody: neither for a key, nor the server."""
     (home / ".netrc").write_text(netrc)
@@ -81,13 +96,19 @@ def test_credentials_for_another_host_are_none(
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_its_process_dies_or_hangs(
-    signum: signal.Signals, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    signum: signal.Signals,
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     if signum == signal.SIGSTOP:
         monkeypatch.setattr(wandb_log, "FINISH_S", 1.0)
     with begun(tmp_path / "x") as run:
         run.log(0, {"loss": 1.0})
-        assert until(lambda: bool(list((tmp_path / "x" / "wandb").glob("offline-run-*/*.wandb"))), 20)
+        assert until(
+            lambda: bool(list((tmp_path / "x" / "wandb").glob("offline-run-*/*.wandb"))), 20
+        )
         time.sleep(1.0)  # it has begun to log
         (service,) = wandb_services()
         os.kill(service, signum)
@@ -97,7 +118,9 @@ def test_its_process_dies_or_hangs(
         assert time.monotonic() - began < 5
     assert time.monotonic() - began < 25
     said = capfd.readouterr()
-    assert said.out.startswith("W&B: could not log (" if signum == signal.SIGKILL else "W&B: did not finish within 1 s")
+    assert said.out.startswith(
+        "W&B: could not log (" if signum == signal.SIGKILL else "W&B: did not finish within 1 s"
+    )
     assert (said.out.count("\n"), said.err) == (1, "")
     assert (tmp_path / "x" / "metrics.jsonl").read_text().count("\n") == 100
 
@@ -105,7 +128,11 @@ def test_its_process_dies_or_hangs(
 @pytest.mark.slow
 @pytest.mark.parametrize("listens", [False, True])
 def test_a_server_that_does_not_answer(
-    listens: bool, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    listens: bool,
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -114,7 +141,9 @@ def test_a_server_that_does_not_answer(
             server.listen(50)
             monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
         else:
-            (home / ".netrc").write_text(f"machine 127.0.0.1:{server.getsockname()[1]} login user password {'a' * 40}\n")
+            (home / ".netrc").write_text(
+                f"machine 127.0.0.1:{server.getsockname()[1]} login user password {'a' * 40}\n"
+            )
         began = time.monotonic()
         with begun(tmp_path / "x", mode="auto", id="former") as run:
             assert time.monotonic() - began < 10, "steps do not wait"

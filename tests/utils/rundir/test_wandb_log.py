@@ -1,4 +1,6 @@
-"""W&B never prompts, never holds up a step, never fails a run, and what went wrong is said once: with a package that fails at will."""
+"""W&B never prompts, never holds up a step, never fails a run, and what went wrong is said once:
+with a package that fails at will.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ from utils.rundir.wandb_log import resolve_mode
 OFFLINE = {"mode": "offline", "project": "p", "name": "n"}
 CONFIG = "lr: 0.001\narch: {name: trm}\n"
 
-# In place of the package, on the path of W&B's process: it notes what is asked of it, and does as FAKE_WANDB says:
-# "log:fail" or "init online:hang", one of them or several.
+# In place of the package, on the path of W&B's process: it notes what is asked of it, and does as
+# FAKE_WANDB says: "log:fail" or "init online:hang", one of them or several.
 FAKE = """
 import json, os, sys, time, types
 
@@ -81,7 +83,11 @@ class Fake:
 
     @property
     def calls(self) -> list[tuple]:
-        return [tuple(json.loads(line)) for line in self.file.read_text().splitlines()] if self.file.exists() else []
+        return (
+            [tuple(json.loads(line)) for line in self.file.read_text().splitlines()]
+            if self.file.exists()
+            else []
+        )
 
     @property
     def names(self) -> list[str]:
@@ -118,12 +124,16 @@ def test_modes(mode: str, env: dict[str, str], expected: str) -> None:
 
 
 def test_a_mode_that_is_none() -> None:
-    with pytest.raises(ConfigError, match=r"^wandb.mode=maybe: choose one of auto, online, offline, disabled$"):
+    with pytest.raises(
+        ConfigError, match=r"^wandb.mode=maybe: choose one of auto, online, offline, disabled$"
+    ):
         resolve_mode("maybe", {})
 
 
 @pytest.mark.parametrize("ok", [True, False])
-def test_a_run_is_recorded(ok: bool, tmp_path: Path, fake: Fake, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_recorded(
+    ok: bool, tmp_path: Path, fake: Fake, capfd: pytest.CaptureFixture[str]
+) -> None:
     fake.does("log:0.002")
     run = begun(tmp_path / "x")
     run.log(1, {"loss": 0.5, "up": float("inf")})
@@ -132,30 +142,49 @@ def test_a_run_is_recorded(ok: bool, tmp_path: Path, fake: Fake, capfd: pytest.C
         run.log(step, {"loss": float("nan")})
     run.close(ok)
     (_, given), *calls = fake.calls
-    named = {"project": "p", "name": "n", "mode": "offline", "dir": str(tmp_path / "x"), "id": run.wandb_id, "resume": "allow"}
+    named = {
+        "project": "p",
+        "name": "n",
+        "mode": "offline",
+        "dir": str(tmp_path / "x"),
+        "id": run.wandb_id,
+        "resume": "allow",
+    }
     assert given == named | {"config": {"lr": 0.001, "arch": {"name": "trm"}}}
-    expected = [("log", [1, {"loss": 0.5, "up": float("nan")}]), *(("log", [step, {"loss": float("nan")}]) for step in range(2, 200))]
+    expected = [
+        ("log", [1, {"loss": 0.5, "up": float("nan")}]),
+        *(("log", [step, {"loss": float("nan")}]) for step in range(2, 200)),
+    ]
     assert repr([*expected, ("finish", 0 if ok else 1), ("teardown", None)]) == repr(calls)
     assert capfd.readouterr() == ("", ""), "W&B itself is not heard"
 
 
 @pytest.mark.parametrize("where", ["init", "log", "finish"])
-def test_a_failure_is_said_once(where: str, tmp_path: Path, fake: Fake, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_is_said_once(
+    where: str, tmp_path: Path, fake: Fake, capfd: pytest.CaptureFixture[str]
+) -> None:
     fake.does(f"{where}:fail")
     run = begun(tmp_path / "x")
     for step in (1, 2, 3):
         run.log(step, {"loss": 1.0})
     if where != "finish":
         assert until(lambda: "teardown" in fake.names, 20)
-        assert until(lambda: run.log(4, {}) or "on fire" in (tmp_path / "x" / "log.txt").read_text(), 20), "as soon as it happens"
+        assert until(
+            lambda: run.log(4, {}) or "on fire" in (tmp_path / "x" / "log.txt").read_text(), 20
+        ), "as soon as it happens"
     run.close()
     what = "start" if where == "init" else where
-    assert capfd.readouterr() == (f"W&B: could not {what} (the server is on fire); off for this run\n", "")
+    assert capfd.readouterr() == (
+        f"W&B: could not {what} (the server is on fire); off for this run\n",
+        "",
+    )
     assert fake.names.count(where) == 1
     assert fake.names[-1] == "teardown"
 
 
-def test_a_process_that_dies_is_said(tmp_path: Path, fake: Fake, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_dies_is_said(
+    tmp_path: Path, fake: Fake, capfd: pytest.CaptureFixture[str]
+) -> None:
     fake.does("log:die")
     run = begun(tmp_path / "x")
     run.log(1, {"loss": 1.0})
@@ -163,7 +192,9 @@ def test_a_process_that_dies_is_said(tmp_path: Path, fake: Fake, capfd: pytest.C
     assert capfd.readouterr() == ("W&B: its process ended with status 3; off for this run\n", "")
 
 
-REMARK = "W&B: could not start (the server is on fire); recording offline, `wandb sync` uploads it\n"
+REMARK = (
+    "W&B: could not start (the server is on fire); recording offline, `wandb sync` uploads it\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -172,8 +203,16 @@ REMARK = "W&B: could not start (the server is on fire); recording offline, `wand
         ("online", "init online:fail", REMARK),
         ("auto", "init online:fail", REMARK),
         ("auto", "init online:key", ""),
-        ("online", "init online:key", "W&B: could not start (no key); recording offline, `wandb sync` uploads it\n"),
-        ("auto", "init:fail", REMARK + "W&B: could not start (the server is on fire); off for this run\n"),
+        (
+            "online",
+            "init online:key",
+            "W&B: could not start (no key); recording offline, `wandb sync` uploads it\n",
+        ),
+        (
+            "auto",
+            "init:fail",
+            REMARK + "W&B: could not start (the server is on fire); off for this run\n",
+        ),
     ],
 )
 def test_what_cannot_start_online_is_recorded_offline(
@@ -193,13 +232,21 @@ def test_what_cannot_start_online_is_recorded_offline(
 def test_no_package(tmp_path: Path, fake: Fake, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "fake" / "path" / "wandb" / "__init__.py").write_text("import nothing_of_this_name")
     begun(tmp_path / "x").close()
-    assert capfd.readouterr() == ("W&B: could not start (No module named 'nothing_of_this_name'); off for this run\n", "")
+    assert capfd.readouterr() == (
+        "W&B: could not start (No module named 'nothing_of_this_name'); off for this run\n",
+        "",
+    )
 
 
-def test_a_process_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
     begun(tmp_path / "x").close()
-    assert capfd.readouterr() == ("W&B: could not start (No such file or directory); off for this run\n", "")
+    assert capfd.readouterr() == (
+        "W&B: could not start (No such file or directory); off for this run\n",
+        "",
+    )
 
 
 def test_a_continued_run_is_the_same_one(tmp_path: Path, fake: Fake) -> None:
@@ -212,7 +259,9 @@ def test_a_continued_run_is_the_same_one(tmp_path: Path, fake: Fake) -> None:
         run.begin(CONFIG, {**OFFLINE, "id": new}, resumed=2)
         run.log(3, {"loss": 1.0})
         assert run.wandb_id == new
-    assert [(name, detail[0]) for name, detail in fake.calls if name == "log"] == [("log", 3)], "W&B has the others"
+    assert [(name, detail[0]) for name, detail in fake.calls if name == "log"] == [("log", 3)], (
+        "W&B has the others"
+    )
     assert fake.calls[0][1]["id"] == new
     fake.does("init:fail")
     for settings in ({}, {"mode": "disabled"}):  # a later start may go on with it all the same
@@ -225,9 +274,16 @@ def test_a_continued_run_is_the_same_one(tmp_path: Path, fake: Fake) -> None:
 @pytest.mark.parametrize("where", ["init", "log", "finish"])
 @pytest.mark.parametrize("within", ["FINISH_S", "HURRY_S", "timeout_s"])
 def test_what_hangs_holds_up_nothing(
-    where: str, within: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: Fake, capfd: pytest.CaptureFixture[str]
+    where: str,
+    within: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fake: Fake,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Neither the steps, nor the end for longer than other ranks wait for this one, nor a run that is asked to stop."""
+    """Neither the steps, nor the end for longer than other ranks wait for this one, nor a run that
+    is asked to stop.
+    """
     fake.does(f"{where}:hang")
     if within != "timeout_s":
         monkeypatch.setattr(wandb_log, within, 0.6)
@@ -241,7 +297,13 @@ def test_what_hangs_holds_up_nothing(
         run.close(hurry=within == "HURRY_S")
     assert time.monotonic() - began < 30, "it hangs for 60 s"
     assert not running(process.pid)
-    assert capfd.readouterr() == ("W&B: did not finish within 0.6 s and was ended; `wandb sync` uploads what its files hold\n", "")
+    assert capfd.readouterr() == (
+        (
+            "W&B: did not finish within 0.6 s and was ended; `wandb sync` uploads what its files"
+            " hold\n"
+        ),
+        "",
+    )
     assert (tmp_path / "x" / "metrics.jsonl").read_text().count("\n") == 100
 
 
@@ -256,13 +318,17 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("hangs", ["", "init:hang", "finish:hang"])
-def test_a_run_that_is_killed_is_recorded_as_failed_and_leaves_nothing(hangs: str, tmp_path: Path, fake: Fake) -> None:
+def test_a_run_that_is_killed_is_recorded_as_failed_and_leaves_nothing(
+    hangs: str, tmp_path: Path, fake: Fake
+) -> None:
     """Nor does it hold open what somebody reads to its end."""
     (tmp_path / "config.yaml").write_text(CONFIG)
     (tmp_path / "metrics.jsonl").touch()
     fake.does(hangs)
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as run:
         assert run.stdout is not None
         pid = int(run.stdout.readline())
         assert until(lambda: "init" in fake.names, 20)
@@ -288,7 +354,10 @@ def test_half_a_line_is_not_read(tmp_path: Path) -> None:
         def log(self, metrics: dict, step: int) -> None:
             logged.append(step)
 
-    with open(tmp_path / "rows", "wb", buffering=0) as writer, open(tmp_path / "rows", "rb", buffering=0) as reader:
+    with (
+        open(tmp_path / "rows", "wb", buffering=0) as writer,
+        open(tmp_path / "rows", "rb", buffering=0) as reader,
+    ):
         for text, expected in (('{"step": 1, "time": 0}\n{"st', [1]), ("", [1])):
             writer.write(text.encode())
             wandb_log.copy(reader, Sink())

@@ -1,4 +1,6 @@
-"""Runs that come before a run: when they are made, when they are only found, and what they are told."""
+"""Runs that come before a run: when they are made, when they are only found, and what they are
+told.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pytest
 from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from tests.test_config import resolved
+from tests.runs import resolved
 from utils.command import keys
 from utils.errors import Busy, ConfigError
 from utils.ranks.distributed import Dist
@@ -17,7 +19,9 @@ from utils.sweep import earlier
 
 
 def first(config: DictConfig, made: list[DictConfig], busy: int = 0) -> DictConfig:
-    """Have what comes first made by somebody who only pretends to; as often as `busy` says somebody else is at it."""
+    """Have what comes first made by somebody who only pretends to; as often as `busy` says somebody
+    else is at it.
+    """
 
     def run(cfg: DictConfig) -> None:
         if len(made) < busy:
@@ -28,7 +32,9 @@ def first(config: DictConfig, made: list[DictConfig], busy: int = 0) -> DictConf
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         (folder / "checkpoints" / "latest").write_text("step_1\n")
         (folder / "status.json").write_text(json.dumps({"state": "finished"}))
-        (folder / "config.yaml").write_text(OmegaConf.to_yaml(cfg).replace("forward_dtype: auto", "forward_dtype: float32"))
+        (folder / "config.yaml").write_text(
+            OmegaConf.to_yaml(cfg).replace("forward_dtype: auto", "forward_dtype: float32")
+        )
 
     with initialize_config_dir(str(keys.CONF), version_base="1.3"):
         return earlier.made_first(config, Dist(), run)
@@ -36,7 +42,10 @@ def first(config: DictConfig, made: list[DictConfig], busy: int = 0) -> DictConf
 
 def test_it_is_made_once_for_what_it_is(tmp_path: Path) -> None:
     def asking(more: str) -> DictConfig:
-        target = f"experiment=tms_target arch.forward_dtype=auto checkpoint_path={tmp_path}/target {more}"
+        target = (
+            f"experiment=tms_target arch.forward_dtype=auto checkpoint_path={tmp_path}/target"
+            f" {more}"
+        )
         return resolved("experiment=tms_5_2", f"arch.target='{target}'")
 
     made: list[DictConfig] = []
@@ -51,17 +60,44 @@ def test_it_is_made_once_for_what_it_is(tmp_path: Path) -> None:
     assert len(made) == 4
 
 
-def test_it_has_from_the_run_that_needs_it_what_is_about_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_has_from_the_run_that_needs_it_what_is_about_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     made: list[DictConfig] = []
-    mine = ["exact=true", "device=cpu", "timeout_s=77", "num_workers=0", "wandb.mode=offline", "run_name=mine", "global_batch_size=64"]
+    mine = [
+        "exact=true",
+        "device=cpu",
+        "timeout_s=77",
+        "num_workers=0",
+        "wandb.mode=offline",
+        "run_name=mine",
+        "global_batch_size=64",
+    ]
     config = first(resolved("experiment=tms_5_2", "seed=5", *mine), made)
     (target,) = made
-    assert (target.exact, target.device, target.timeout_s, target.num_workers, target.wandb.mode) == (True, "cpu", 77, 0, "offline")
-    assert (target.seed, target.global_batch_size, target.arch._target_) == (5, 1024, "models.toy.TMS")
+    assert (
+        target.exact,
+        target.device,
+        target.timeout_s,
+        target.num_workers,
+        target.wandb.mode,
+    ) == (True, "cpu", 77, 0, "offline")
+    assert (target.seed, target.global_batch_size, target.arch._target_) == (
+        5,
+        1024,
+        "models.decomposition.toy.TMS",
+    )
     assert target.run_name.startswith("tms-")
     assert config.arch.target == str(tmp_path / target.checkpoint_path)
-    first(resolved("experiment=tms_5_2", "arch.target='experiment=tms_target exact=false run_name=given'", "exact=true"), made)
+    first(
+        resolved(
+            "experiment=tms_5_2",
+            "arch.target='experiment=tms_target exact=false run_name=given'",
+            "exact=true",
+        ),
+        made,
+    )
     assert (made[1].exact, made[1].run_name) == (False, "given")
 
 
@@ -70,15 +106,28 @@ def test_who_finds_another_at_work_waits_for_it(
 ) -> None:
     monkeypatch.setattr(earlier, "PAUSE_S", 0.0)
     made: list[DictConfig] = []
-    first(resolved("experiment=tms_5_2", f"arch.target='experiment=tms_target checkpoint_path={tmp_path}/target'"), made, busy=3)
+    first(
+        resolved(
+            "experiment=tms_5_2",
+            f"arch.target='experiment=tms_target checkpoint_path={tmp_path}/target'",
+        ),
+        made,
+        busy=3,
+    )
     assert len(made) == 4
-    assert capsys.readouterr().out == f"arch.target: waiting for {tmp_path}/target, which another run makes\n"
+    assert (
+        capsys.readouterr().out
+        == f"arch.target: waiting for {tmp_path}/target, which another run makes\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("experiment=tms_targett", "arch.target=experiment=tms_targett: experiment=tms_targett: unknown; choose one of"),
+        (
+            "experiment=tms_targett",
+            "arch.target=experiment=tms_targett: experiment=tms_targett: unknown; choose one of",
+        ),
         ("experiment=tms_target max_stepz=3", "max_stepz=3: unknown key; did you mean max_steps?"),
         ("experiment=tms_target lr=[", "arch.target=experiment=tms_target lr=[: "),
         ("experiment=tms_target 'open", "No closing quotation"),
@@ -98,5 +147,7 @@ def test_paths_are_paths(tmp_path: Path) -> None:
     there = tmp_path / "lr=3"
     there.mkdir()
     assert not earlier.is_arguments(str(there))
-    assert not earlier.is_arguments("runs/tms/a=b/mistyped"), "what has a slash before its first = is a path"
+    assert not earlier.is_arguments("runs/tms/a=b/mistyped"), (
+        "what has a slash before its first = is a path"
+    )
     assert earlier.is_arguments("data_path=runs/x")

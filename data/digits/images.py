@@ -1,0 +1,243 @@
+"""28×28 images of digits: scikit-learn's small ones, MNIST from a folder of idx files, or MNIST
+from the hub.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import math
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from data.digits.confusion import Confusion
+from data.digits.mistakes import Mistakes
+from data.example_text import ExampleText
+from data.order import Order, cut_steps, run_length, shard_rows
+from data.source import IGNORE, Arrays, RunLength, Spec
+from utils.checkpoint.registry import Registry
+from utils.errors import ConfigError, brief
+from utils.files import read_bytes
+from utils.measure.report import Evaluator
+
+SIDE = 28
+CLASSES = 10
+MNIST_HUB = "ylecun/mnist"
+IDX_FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+SHADES = " .:-=+*#%@"
+
+Images = tuple[np.ndarray, np.ndarray]  # (N, 28, 28) and (N,), both uint8
+
+
+class ImageSource:
+    """Training batches and the test set of a digit dataset."""
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        shards: int,
+        global_batch_size: int,
+        epochs: int | None,
+        eval_interval: int | None = None,
+        max_steps: int | None = None,
+        eval_every_steps: int | None = None,
+        dataset: str = "digits",
+        data_path: str | None = None,
+    ) -> None:
+        train, test = _load(dataset, data_path)
+        self._inputs, self._labels = train
+        self._shards = shards
+        self._order = Order(seed, np.arange(len(self._labels)))
+        self._steps = cut_steps(
+            self._order,
+            np.ones(len(self._labels), np.int64),
+            global_batch_size,
+            epochs,
+            eval_interval,
+        )
+        self._length = global_batch_size, max_steps, eval_every_steps
+        self._test = ImageEvalSet(*test)
+        digest = hashlib.sha256(np.ascontiguousarray(self._inputs).data)
+        digest.update(np.ascontiguousarray(self._labels).data)
+        self.spec = Spec(
+            num_classes=CLASSES,
+            image_shape=(SIDE, SIDE),
+            fingerprint=digest.hexdigest(),
+            name=data_path or dataset,
+        )
+
+    @cached_property
+    def length(self) -> RunLength:
+        return run_length(self._steps, *self._length)
+
+    def train_batch(self, step: int, shard: int) -> Arrays:
+        """The rows of one shard of one step."""
+        rows = shard_rows(self._order.visits(*self._steps.span(step)), shard, self._shards)
+        return {"inputs": self._inputs[rows], "labels": self._labels[rows].astype(np.int32)}
+
+    def enter(self, saved: Registry) -> None:
+        """Its batches are functions of the step: there is nothing else to go on from."""
+
+    def eval_sets(self) -> Mapping[str, ImageEvalSet]:
+        return {"test": self._test}
+
+    def evaluators(self, set_name: str) -> Sequence[Evaluator]:
+        return [Confusion(CLASSES), Mistakes(), ExampleText(image_text)]
+
+
+def image_text(example: Arrays, answer: np.ndarray) -> str:
+    """The image in characters (every other row: characters are taller than wide), the answer, the
+    verdict.
+    """
+    shades = example["inputs"].astype(np.int64) * len(SHADES) // 256
+    picture = ["".join(SHADES[shade] for shade in row).rstrip() for row in shades[::2]]
+    label = int(example["labels"])
+    verdict = "correct" if label == answer else f"wrong, it is {label}"
+    return "\n".join([*picture, f"answer: {int(answer)} ({verdict})"])
+
+
+class ImageEvalSet:
+    """The test images, read by index."""
+
+    def __init__(self, inputs: np.ndarray, labels: np.ndarray) -> None:
+        self._inputs, self._labels = inputs, labels
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def read(self, indices: np.ndarray) -> Arrays:
+        return {"inputs": self._inputs[indices], "labels": self._labels[indices].astype(np.int32)}
+
+    def padding(self, rows: int) -> Arrays:
+        return {
+            "inputs": np.zeros((rows, SIDE, SIDE), np.uint8),
+            "labels": np.full(rows, IGNORE, np.int32),
+        }
+
+
+def _load(dataset: str, data_path: str | None) -> tuple[Images, Images]:
+    if dataset == "digits":
+        if data_path is not None:
+            raise ConfigError(
+                f"data_path={data_path}: data=digits comes with scikit-learn and reads no folder;"
+                " use data=mnist"
+            )
+        return small_digits()
+    if dataset != "mnist":
+        raise ConfigError(f"data.dataset={dataset}: unknown; choose digits or mnist")
+    if data_path is None:
+        return _from_hub("train"), _from_hub("test")
+    return _from_folder(Path(data_path), "train"), _from_folder(Path(data_path), "test")
+
+
+def small_digits() -> tuple[Images, Images]:
+    """scikit-learn's 8×8 digits, enlarged; of each class every fifth, in a fixed random order, is
+    for testing.
+    """
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    labels = digits.target.astype(np.uint8)
+    # never the run's seed: the test set is the same in every run
+    shuffled = np.random.default_rng(0).permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    held_out = np.zeros(len(labels), bool)
+    held_out[by_class[::5]] = True
+    inputs = enlarge(digits.images / 16)
+    return (inputs[~held_out], labels[~held_out]), (inputs[held_out], labels[held_out])
+
+
+def enlarge(images: np.ndarray, inner: int = 20) -> np.ndarray:
+    """8×8 images in [0, 1] as 28×28 bytes: smoothly to `inner` pixels, then a margin as MNIST has
+    it.
+    """
+    size, margin = images.shape[1], (SIDE - inner) // 2
+    centres = (np.arange(inner) + 0.5) * size / inner - 0.5
+    weights = np.stack(
+        [np.interp(centres, np.arange(size), basis) for basis in np.eye(size)], axis=1
+    )
+    larger = np.einsum("yi,nij,xj->nyx", weights, images, weights, optimize=True)
+    return np.pad(
+        np.round(larger * 255).astype(np.uint8), ((0, 0), (margin, margin), (margin, margin))
+    )
+
+
+def _from_hub(split: str) -> Images:
+    from datasets import load_dataset
+
+    try:
+        rows = load_dataset(MNIST_HUB, split=split)
+    except Exception as error:  # whatever the hub's client raises, the user's way out is the same
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"data=mnist: {MNIST_HUB} cannot be loaded ({reason}); give data_path=FOLDER with the"
+            " idx files"
+        ) from None
+    return np.stack([np.asarray(image, np.uint8) for image in rows["image"]]), np.asarray(
+        rows["label"], np.uint8
+    )
+
+
+def _from_folder(folder: Path, split: str) -> Images:
+    image_file, label_file = IDX_FILES[split]
+    images, labels = _read_idx(folder, image_file, (SIDE, SIDE)), _read_idx(folder, label_file, ())
+    if len(images) != len(labels):
+        raise ConfigError(
+            f"data_path={folder}: {image_file} has {len(images)} images, {label_file} {len(labels)}"
+            " labels; download both again"
+        )
+    if not len(labels):
+        raise ConfigError(f"data_path={folder}: {image_file} holds no images; download it again")
+    if labels.max() >= CLASSES:
+        raise ConfigError(
+            f"data_path={folder}: {label_file} holds label {labels.max()}, not 0 to {CLASSES - 1};"
+            " download it again"
+        )
+    return images, labels
+
+
+def _read_idx(folder: Path, name: str, item: tuple[int, ...]) -> np.ndarray:
+    """The items of one idx file, compressed or not: magic number (bytes, dimensions), sizes,
+    values.
+    """
+    path = next(
+        (path for path in (folder / name, folder / f"{name}.gz") if os.path.exists(path)), None
+    )
+    if path is None:
+        raise ConfigError(
+            f"data_path={folder}: no {name} or {name}.gz there; download MNIST's four idx files"
+            " into it"
+        )
+    try:
+        content = read_bytes(path)
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(
+            f"data_path={folder}: {path.name} cannot be read ({brief(error)}); download it again"
+        ) from None
+    dimensions = 1 + len(item)
+    header = 4 + 4 * dimensions
+    shape = tuple(
+        int.from_bytes(content[start : start + 4], "big") for start in range(4, header, 4)
+    )
+    if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) - header != math.prod(shape):
+        raise ConfigError(
+            f"data_path={folder}: {path.name} is no complete idx file of bytes in {dimensions}"
+            " dimensions; download it again"
+        )
+    if shape[1:] != item:
+        raise ConfigError(
+            f"data_path={folder}: {path.name} holds images of {shape[1:]}, not {item}; give MNIST's"
+            " files"
+        )
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

@@ -1,0 +1,78 @@
+"""Keeps the first images that a classifier takes for another class, for the report page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.source import IGNORE, Batch
+from utils.measure.report import Prediction, Report
+from utils.measure.scene import fitting, levels, scene
+
+SHOWN = 24
+
+
+class Mistakes:
+    """The first misclassified images of a set: the same at any number of ranks."""
+
+    scalars: Sequence[str] = ()
+
+    def __init__(self) -> None:
+        self._found: list[dict[str, Tensor]] = []
+
+    def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
+        """Looks at a batch only while there is room: a rank meets its own examples in order."""
+        outputs, missing = prediction.outputs, SHOWN - len(self._found)
+        if not missing or not {"answer", "logits"} <= outputs.keys():
+            return
+        labels = batch["labels"][: len(indices)].cpu()
+        answers = outputs["answer"][: len(indices)].cpu()
+        for row in ((answers != labels) & (labels != IGNORE)).nonzero().flatten()[:missing]:
+            share = outputs["logits"][row].cpu().double().softmax(-1)[answers[row]]
+            self._found.append(
+                {
+                    "index": torch.tensor(int(indices[row])),
+                    "image": batch["inputs"][row].cpu(),
+                    "label": labels[row],
+                    "answer": answers[row],
+                    "share": share,
+                }
+            )
+
+    def rows(self) -> dict[str, Tensor]:
+        found = self._found
+        return (
+            {name: torch.stack([row[name] for row in found]) for name in found[0]} if found else {}
+        )
+
+    def report(self, rows: Mapping[str, Tensor]) -> Report:
+        if not rows:
+            return Report()
+        items = [
+            {
+                "pixels": levels((rows["image"][row].double() / 255).flatten().tolist()),
+                "answer": int(rows["answer"][row]),
+                "truth": int(rows["label"][row]),
+                "share": float(rows["share"][row]),
+                "index": int(rows["index"][row]),
+            }
+            for row in rows["index"].argsort()[:SHOWN].tolist()
+        ]
+        height, width = rows["image"].shape[1:]
+        return Report(
+            files=fitting(
+                items,
+                lambda some: scene(
+                    "mistakes",
+                    "images",
+                    "Misclassified images",
+                    "The first ones of the set, with the answer, how sure it is, and the truth.",
+                    width=width,
+                    height=height,
+                    items=some,
+                ),
+            )
+        )

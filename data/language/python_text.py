@@ -1,0 +1,80 @@
+"""Text that every machine has: the source of Python's own standard library, as bytes, some files of
+it held out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sysconfig
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from data.language.token_files import Corpus
+from data.tokenizer import Bytes
+from utils.errors import ConfigError
+
+WITHOUT = {
+    "__pycache__",
+    "dist-packages",
+    "ensurepip",
+    "idlelib",
+    "idle_test",
+    "lib2to3",
+    "site-packages",
+    "test",
+    "tests",
+    "turtledemo",
+}
+HELD_OUT = 20  # one file in so many
+
+
+def python_text(mebibytes: int) -> Corpus:
+    """Files in the order of their names, a begin token before each, until there are so many
+    bytes.
+    """
+    folder, tokenizer = Path(sysconfig.get_paths()["stdlib"]), Bytes()
+    pieces: dict[str, list[np.ndarray]] = {"train": [], "val": []}
+    digest, left = hashlib.sha256(), mebibytes << 20
+    for name in _names(folder):
+        try:
+            text = (folder / name).read_bytes()[:left]
+        except OSError:
+            continue  # the fingerprint tells
+        left -= len(text)
+        split = "train" if zlib.crc32(name.encode()) % HELD_OUT else "val"
+        pieces[split] += [np.array([tokenizer.begin], np.uint16), np.frombuffer(text, np.uint8)]
+        digest.update(f"{split} {len(text)} ".encode() + text)
+    if not (pieces["train"] and pieces["val"]):
+        raise ConfigError(
+            f"data_path=null: {folder} holds no source of Python's standard library; give"
+            " data_path=FOLDER with tokens"
+        )
+    files = {
+        split: [np.concatenate(parts).astype(np.uint16, copy=False)]
+        for split, parts in pieces.items()
+    }
+    where = "data_path=null"
+    return Corpus(
+        where,
+        files,
+        tokenizer.vocab_size,
+        digest.hexdigest(),
+        tokenizer.begin,
+        tokenizer,
+        tokenizer.token_bytes,
+    )
+
+
+def _names(folder: Path) -> list[str]:
+    found = []
+    for above, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in WITHOUT]
+        found += [
+            Path(above, name).relative_to(folder).as_posix()
+            for name in files
+            if name.endswith(".py")
+        ]
+    return sorted(found)

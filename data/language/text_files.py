@@ -1,0 +1,247 @@
+"""Documents in files: the lines of .jsonl, the rows of .parquet, and .txt files as a whole.
+
+A document is known by its file and its row, and read from there: `data=stream` goes on where it
+was, and `data.build.tokens` reads the same documents in the same order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from utils.errors import ConfigError, RankError, brief
+from utils.files import open_plain
+
+SUFFIXES = (".jsonl", ".parquet", ".txt")
+PARQUET = b"PAR1"  # begins and ends every Parquet file
+# how messages name what is no plain file
+SPECIAL = {stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device"}
+TOGETHER = 1024  # rows of Parquet
+
+# the number of a row, its text, and its size; last of all the number of rows, without a text
+Row = tuple[int, str | None, int]
+
+
+@dataclass(frozen=True)
+class Field:
+    """The field that holds the text, and how messages name it, as `data.field=text`."""
+
+    name: str
+    shown: str
+
+
+class TextFiles:
+    """The files in a folder that hold text, all of one kind, in the order of their names."""
+
+    def __init__(self, data_path: str, field: Field) -> None:
+        self.where = f"data_path={data_path}"
+        self._field = field
+        self._paths = _find(self.where, Path(data_path))
+        for path in self._paths:
+            check_file(f"data_path={path}", path)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def rows(self, file: int, start: int = 0, step: int = 1) -> Iterator[Row]:
+        """Every `step`-th row of a file, from row `start` on."""
+        path = self._paths[file]
+        return read_file(f"data_path={path}", path, self._field, start, step)
+
+
+class HubTexts:
+    """The files of a dataset on the hub, or of a folder that `datasets` can read."""
+
+    def __init__(self, name: str, split: str, field: Field) -> None:
+        from datasets import load_dataset
+
+        self.where = f"data.hub={name}"
+        self._field = field
+        try:
+            self._dataset: Any = load_dataset(name, split=split, streaming=True)
+        except Exception as error:
+            # whatever `datasets` and the hub's client raise, the user's way out is the same
+            raise ConfigError(
+                f"{self.where}: cannot be read ({brief(error)}); correct it, or build tokens with"
+                " python -m data.build.tokens"
+            ) from None
+
+    def __len__(self) -> int:
+        return self._dataset.num_shards
+
+    def rows(self, file: int, start: int = 0, step: int = 1) -> Iterator[Row]:
+        """Every `step`-th row of a file, from row `start` on."""
+        row = 0
+        try:
+            for row, content in enumerate(self._dataset.shard(len(self), file), 1):
+                if row > start and (row - 1 - start) % step == 0:
+                    text = text_of(f"{self.where}: row {row}", content, self._field)
+                    yield row - 1, text, len(text)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise RankError(
+                f"{self.where}: cannot be read any further ({brief(error)}); start again to"
+                " continue from the last checkpoint"
+            ) from None
+        yield row, None, 0
+
+
+class Documents:
+    """The documents of one shard, and the position behind the last one.
+
+    A shard owns whole files where they can be dealt out evenly; otherwise it owns every
+    `shards`-th row, counted over all files.
+    """
+
+    def __init__(
+        self,
+        texts: TextFiles | HubTexts,
+        shard: int = 0,
+        shards: int = 1,
+        file: int = 0,
+        row: int | None = None,
+    ) -> None:
+        self._texts = texts
+        if len(texts) % shards == 0:
+            self._files, self.step, first = range(shard, len(texts), shards), 1, 0
+        else:
+            self._files, self.step, first = range(len(texts)), shards, shard
+        self.file = file  # of those the shard owns
+        self.row = first if row is None else row  # the next one, maybe beyond the file's end
+
+    def __iter__(self) -> Iterator[str]:
+        while self.file < len(self._files):
+            rows = 0
+            for row, text, _ in self._texts.rows(self._files[self.file], self.row, self.step):
+                if text is None:
+                    rows = row
+                    break
+                self.row = row + self.step
+                yield text
+            self.file, self.row = self.file + 1, self.row - rows
+
+
+def check_file(where: str, path: Path) -> None:
+    """Refuse in an instant what is no plain file, or a .parquet without its beginning or end."""
+    try:
+        if (kind := SPECIAL.get(stat.S_IFMT(os.stat(path).st_mode))) is not None:
+            raise ConfigError(f"{where}: is a {kind}, not a file; remove it, or save its content")
+        if path.suffix.lower() != ".parquet":
+            return
+        with open_plain(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            begins, ends = file.read(4), os.pread(file.fileno(), 4, max(4, size - 4))
+    except OSError as error:
+        raise _unreadable(where, error) from None
+    if (begins, ends) != (PARQUET, PARQUET):
+        problem = "is cut off" if begins == PARQUET else "is empty" if not begins else "is damaged"
+        raise ConfigError(
+            f"{where}: {problem}, not a whole Parquet file; copy it again or remove it"
+        )
+
+
+def read_file(where: str, path: Path, field: Field, start: int = 0, step: int = 1) -> Iterator[Row]:
+    """Every `step`-th row of a file, from row `start` on."""
+    kind = path.suffix.lower()
+    try:
+        if kind == ".jsonl":
+            yield from _lines(where, path, field, start, step)
+        elif kind == ".parquet":
+            yield from _parquet_rows(where, path, field, start, step)
+        else:
+            with open_plain(path) as file:
+                if start == 0:
+                    text = file.readall().decode()
+                    yield 0, text.replace("\r\n", "\n").replace("\r", "\n"), file.tell()
+            yield 1, None, 0
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(where, error) from None
+
+
+def _lines(where: str, path: Path, field: Field, start: int, step: int) -> Iterator[Row]:
+    row = 0
+    open_plain(path).close()
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.isspace():
+                continue
+            if row >= start and (row - start) % step == 0:
+                try:
+                    content = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise ConfigError(
+                        f"{where}: line {number} is not JSON ({brief(error)}); correct or remove it"
+                    ) from None
+                yield row, text_of(f"{where}: line {number}", content, field), len(line)
+            row += 1
+    yield row, None, 0
+
+
+def _parquet_rows(where: str, path: Path, field: Field, start: int, step: int) -> Iterator[Row]:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with open_plain(path) as opened, ParquetFile(opened) as file:
+            if field.name not in file.schema_arrow.names:
+                raise _lacking(where, field, file.schema_arrow.names)
+            groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+            row = skipped = 0
+            while skipped < len(groups) and row + groups[skipped] <= start:
+                row, skipped = row + groups[skipped], skipped + 1
+            wanted = range(skipped, len(groups))
+            for batch in file.iter_batches(TOGETHER, row_groups=wanted, columns=[field.name]):
+                for text in batch.column(0).to_pylist():
+                    if row >= start and (row - start) % step == 0:
+                        text = text_of(f"{where}: row {row + 1}", {field.name: text}, field)
+                        yield row, text, len(text)
+                    row += 1
+    except ArrowException as error:
+        raise ConfigError(
+            f"{where}: cannot be read as Parquet ({brief(error)}); copy it again or remove it"
+        ) from None
+    yield row, None, 0
+
+
+def text_of(where: str, row: Any, field: Field) -> str:
+    """The text in a row; null is empty."""
+    if not isinstance(row, dict) or field.name not in row:
+        raise _lacking(where, field, list(row) if isinstance(row, dict) else [])
+    if row[field.name] is not None and not isinstance(row[field.name], str):
+        kind = type(row[field.name]).__name__
+        raise ConfigError(
+            f"{field.shown}: {where}: holds {kind}, not text; correct it, or name another field"
+        )
+    return row[field.name] or ""
+
+
+def _find(where: str, place: Path) -> list[Path]:
+    if not os.path.exists(place):
+        raise ConfigError(f"{where}: no such file or folder; give {_expected()}")
+    found = sorted(place.rglob("*")) if os.path.isdir(place) else [place]
+    paths = [path for path in found if path.suffix in SUFFIXES and not os.path.isdir(path)]
+    if len({path.suffix for path in paths}) != 1:
+        what = "files of several kinds" if paths else "holds no texts"
+        raise ConfigError(f"{where}: {what}; give {_expected()}")
+    return paths
+
+
+def _expected() -> str:
+    return f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} files of one kind, or a folder of them"
+
+
+def _unreadable(where: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{where}: cannot be read as UTF-8 text ({brief(error)}); correct it, or leave it out"
+    )
+
+
+def _lacking(where: str, field: Field, names: Sequence[str]) -> ConfigError:
+    there = f"its rows have {brief(', '.join(map(str, names)))}" if names else "has no fields"
+    return ConfigError(f"{field.shown}: {where}: {there}; name the field that holds the text")

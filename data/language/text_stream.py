@@ -1,0 +1,354 @@
+"""Text that is read and tokenized while training, from a folder or the hub, with nothing built
+first.
+
+The dataset is cut into as many streams as there are shards, whatever the number of ranks, and the
+checkpoint holds a cursor for each: a file, a row, and how many of the tokens from there on are
+used. Documents come in the order in which they are stored; at its end a stream begins again. The
+content of a document decides whether it is held out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.language.text_files import Documents, Field, HubTexts, TextFiles
+from data.language.token_files import Corpus
+from data.language.tokens import sequences, whole_steps
+from data.language.windows import HeldOut, batch_of
+from data.order import cut_evenly, run_length
+from data.sample import Continuation, prompt_set, prompt_tokens
+from data.source import Arrays, EvalSet, RunLength, Spec
+from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes
+from utils.checkpoint.registry import Registry
+from utils.errors import ConfigError, short
+from utils.measure.report import Evaluator
+
+TOGETHER = 16  # documents tokenized at once
+SCANNED = 1 << 16  # documents searched for held-out ones, at most
+STATE = 1 << 12  # bytes of a state of `datasets` in an earlier checkpoint
+ENDLESS = 1 << 60  # windows that a stream may give
+
+Cursor = dict[str, Tensor]
+Position = tuple[int, int]  # a file of the shard, and the next row of it
+
+
+class StreamSource:
+    """Training windows from streams of documents, one stream for each shard."""
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        shards: int,
+        num_workers: int = 0,
+        global_batch_size: int | None = None,
+        tokens_per_update: int | None = None,
+        epochs: int | None = None,
+        eval_interval: int | None = None,
+        max_tokens: int | None = None,
+        max_steps: int | None = None,
+        eval_every_steps: int | None = None,
+        eval_only: bool = False,
+        data_path: str | None = None,
+        hub: str | None = None,
+        split: str = "train",
+        field: str = "text",
+        tokenizer: str = "bytes",
+        seq_len: int = 256,
+        val_share: float = 0.05,
+        val_tokens: int = 1 << 16,
+        prompt: str | None = None,
+        max_new_tokens: int = 0,
+        temperature: float = 1.0,
+        top_k: int = 0,
+    ) -> None:
+        if num_workers:
+            raise ConfigError(
+                f"num_workers={num_workers}: data=stream reads in the training process, which saves"
+                " where it is; use num_workers=0"
+            )
+        for key, value in (("epochs", epochs), ("eval_interval", eval_interval)):
+            if value is not None:
+                raise ConfigError(
+                    f"{key}={value}: a stream has no epochs; use max_steps or max_tokens, and"
+                    " eval_every_steps"
+                )
+        if (data_path is None) == (hub is None):
+            raise ConfigError(
+                f"data_path={short(data_path)} and data.hub={short(hub)}: give one of the two, a"
+                " folder of texts or a dataset's name"
+            )
+        self._batch = sequences(global_batch_size, tokens_per_update, shards, seq_len)
+        self._shards, self._length, self._share = shards, seq_len, val_share
+        self._field = Field(field, f"data.field={field}")
+        steps = whole_steps(max_steps, max_tokens, self._batch, seq_len)
+        if steps is None:
+            raise ConfigError(
+                "max_steps=null: a stream has no known length; give max_steps or max_tokens"
+            )
+        self._until = steps, eval_every_steps
+        self._tokenizer: Tokenizer = (
+            Bytes()
+            if tokenizer == "bytes"
+            else FromFile(f"data.tokenizer={tokenizer}", Path(tokenizer))
+        )
+        self._texts: TextFiles | HubTexts = (
+            TextFiles(data_path, self._field)
+            if data_path is not None
+            else HubTexts(str(hub), split, self._field)
+        )
+        self._streams: dict[int, _Stream] = {}
+        self._done = lambda: 0  # steps of the run, once a registry tells
+        check_encodes(f"data.tokenizer={tokenizer}", self._tokenizer, Documents(self._texts))
+        held_out, self.spec = self._look(val_tokens)
+        known = Corpus(
+            self._texts.where, {"val": [held_out]}, self.spec.vocab_size, self.spec.fingerprint
+        )
+        self._eval_sets: dict[str, EvalSet] = (
+            {} if eval_only and prompt is not None else {"val": HeldOut(known, seq_len, val_tokens)}
+        )
+        tokens = prompt_tokens(prompt, self._tokenizer, self._tokenizer.begin, [held_out], seq_len)
+        if tokens is not None and max_new_tokens:
+            self._eval_sets["sample"] = prompt_set(tokens, max_new_tokens, temperature, top_k, seed)
+
+    @cached_property
+    def length(self) -> RunLength:
+        return replace(
+            run_length(cut_evenly(ENDLESS, self._batch, None, None), self._batch, *self._until),
+            steps_per_epoch=None,
+        )
+
+    def train_batch(self, step: int, shard: int) -> Arrays:
+        """The rows of a shard in the next step, in the last one again, or in step 0."""
+        if shard not in self._streams:
+            self._streams[shard] = self._stream(shard)
+        stream = self._streams[shard]
+        if step == 0 and stream.step > 1:
+            # a run looks at the first step's shapes before it is restored
+            stream = self._stream(shard)
+        return batch_of(stream.rows(step), None)
+
+    def enter(self, saved: Registry) -> None:
+        """Save a cursor for each shard."""
+        self._done = lambda: saved.standing.step
+        saved.add_by_shard("text", self._cursors, self._go_on, _like)
+
+    def _cursors(self) -> dict[int, Cursor]:
+        return (
+            {shard: stream.cursor(self._done()) for shard, stream in self._streams.items()}
+            if self._done()
+            else {}
+        )
+
+    def _go_on(self, cursors: Mapping[int, Mapping[str, Tensor]]) -> None:
+        self._streams = {
+            shard: self._stream(shard, cursor or None) for shard, cursor in cursors.items()
+        }
+
+    def _stream(self, shard: int, cursor: Mapping[str, Tensor] | None = None) -> _Stream:
+        return _Stream(
+            f"{self._texts.where}, shard {shard}",
+            partial(Documents, self._texts, shard, self._shards),
+            self._tokens_of,
+            (self._batch // self._shards, self._length),
+            cursor,
+        )
+
+    def _tokens_of(self, texts: Sequence[str], held_out: bool) -> list[np.ndarray]:
+        """The tokens of the held-out documents, or of the others, each after a begin token."""
+        wanted = [text for text in texts if text and self._is_held_out(text) == held_out]
+        if not wanted:
+            return []
+        begin = [] if self._tokenizer.begin is None else [self._tokenizer.begin]
+        return [
+            np.concatenate([begin, ids]).astype(np.uint32) for ids in self._tokenizer.encode(wanted)
+        ]
+
+    def _is_held_out(self, text: str) -> bool:
+        return zlib.crc32(text.encode(errors="surrogatepass")) < self._share * (1 << 32)
+
+    def _look(self, most: int) -> tuple[np.ndarray, Spec]:
+        """The first `most` held-out tokens, and the spec, whose fingerprint they make."""
+        found: list[np.ndarray] = []
+        documents = islice(Documents(self._texts), SCANNED)
+        while sum(map(len, found)) <= most and (together := list(islice(documents, TOGETHER))):
+            found += self._tokens_of(together, held_out=True)
+        tokens = np.concatenate([*found, np.empty(0, np.uint32)])[: most + 1]
+        tokenizer = self._tokenizer
+        about = f"{self._field.name} {self._share} {tokenizer.vocab_size}"
+        digest = hashlib.sha256(about.encode() + tokens.tobytes())
+        return tokens, Spec(
+            tokenizer.vocab_size,
+            self._length,
+            token_bytes=tokenizer.token_bytes,
+            decode=tokenizer.decode,
+            fingerprint=f"sampled-{digest.hexdigest()}",
+            name=self._texts.where.partition("=")[2],
+        )
+
+    def eval_sets(self) -> Mapping[str, EvalSet]:
+        return self._eval_sets
+
+    def evaluators(self, set_name: str) -> Sequence[Evaluator]:
+        return [Continuation(self._tokenizer)] if set_name == "sample" else []
+
+
+class _Stream:
+    """One shard's windows, step by step, and the cursor from which the next step goes on."""
+
+    def __init__(
+        self,
+        where: str,
+        opened: Callable[..., Documents],
+        tokens_of: Callable[..., list[np.ndarray]],
+        shape: tuple[int, int],
+        cursor: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self._where, self._opened, self._tokens_of, self._shape = where, opened, tokens_of, shape
+        self._documents, self._used, self.step = opened(), 0, 0
+        if cursor is not None:
+            position = _position(where, opened, cursor)
+            self._documents = opened(*position)
+            self._used, self.step = int(cursor["used"]), int(cursor["step"])
+        self._texts = iter(self._documents)
+        # tokens since the stream last began; unknown, but some, where it goes on
+        self._since_begin = 0 if self._here() == _position_of(opened()) else self._needed
+        # tokens not yet used up, except the first `_used` of them, each with the position before it
+        self._pieces: list[tuple[Position, np.ndarray]] = []
+        self._rows: np.ndarray | None = None  # of the last step
+        self._cursors = {self.step: self._cursor()}  # before the last step, and after it
+
+    @property
+    def _needed(self) -> int:
+        """Tokens that a window reads."""
+        return self._shape[1] + 1
+
+    def rows(self, step: int) -> np.ndarray:
+        """The windows of the next step, or of the last one again, each with one token more than it
+        predicts.
+        """
+        if self._rows is None or step != self.step - 1:
+            assert step == self.step, (
+                f"{self._where}: a stream at step {self.step} cannot give step {step}"
+            )
+            rows, length = self._shape
+            tokens = self._ahead(rows * length + 1)
+            windows = np.lib.stride_tricks.sliding_window_view(tokens, length + 1)
+            self._rows = windows[::length].astype(np.int32)
+            self._used += rows * length
+            while self._used >= len(self._pieces[0][1]):
+                self._used -= len(self._pieces.pop(0)[1])
+            self.step += 1
+            self._cursors = {
+                self.step - 1: self._cursors[self.step - 1],
+                self.step: self._cursor(),
+            }
+        return self._rows
+
+    def cursor(self, step: int) -> Cursor:
+        """Where that step goes on: a step may be loaded that is not trained yet."""
+        return self._cursors[step]
+
+    def _here(self) -> Position:
+        return _position_of(self._documents)
+
+    def _cursor(self) -> Cursor:
+        """The position before the first piece that is not used up, and how much of it is used."""
+        file, row = self._pieces[0][0] if self._pieces else self._here()
+        values = {"file": file, "row": row, "used": self._used, "step": self.step}
+        return {name: torch.tensor(value) for name, value in values.items()}
+
+    def _ahead(self, count: int) -> np.ndarray:
+        """The next so many tokens; at its end the stream begins again."""
+        held = sum(len(tokens) for _, tokens in self._pieces) - self._used
+        while held < count:
+            before = self._here()
+            if texts := list(islice(self._texts, TOGETHER)):
+                if found := self._tokens_of(texts, held_out=False):
+                    tokens = np.concatenate(found)
+                    self._pieces.append((before, tokens))
+                    held += len(tokens)
+                    self._since_begin += len(tokens)
+            else:
+                self._begin_again()
+        return np.concatenate([tokens for _, tokens in self._pieces])[self._used :][:count]
+
+    def _begin_again(self) -> None:
+        if not self._since_begin:
+            raise ConfigError(
+                f"{self._where}: no documents for training in it; use fewer shards, or more text"
+            )
+        if self._since_begin < self._needed:
+            raise ConfigError(
+                f"data.seq_len={self._shape[1]}: {self._where}: its documents hold"
+                f" {self._since_begin:,} tokens; try {self._since_begin - 1}, fewer shards, or"
+                " more text"
+            )
+        self._documents, self._since_begin = self._opened(), 0
+        self._texts = iter(self._documents)
+
+
+def _position_of(documents: Documents) -> Position:
+    return documents.file, documents.row
+
+
+def _position(
+    where: str, opened: Callable[..., Documents], cursor: Mapping[str, Tensor]
+) -> Position:
+    """Where a cursor stands; earlier checkpoints hold a state of `datasets` instead."""
+    if "state" not in cursor:
+        return int(cursor["file"]), int(cursor["row"])
+    begin = opened()
+    try:
+        state = json.loads(bytes(cursor["state"].tolist()))
+        file, row, before, documents = _read_state(state)
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(
+            f"{where}: the checkpoint's cursor cannot be read; begin again with resume=false"
+        ) from None
+    passed = opened(file, row + (begin.row - before) % begin.step)
+    for _ in islice(passed, documents):
+        pass
+    return _position_of(passed)
+
+
+def _read_state(state: Any) -> tuple[int, int, int, int]:
+    """From a state of `datasets`: a file and a row, the rows before it modulo the shards, and the
+    shard's documents read from there on.
+    """
+    if state is None:
+        return 0, 0, 0, 0
+    inner, documents = state["examples_iterable"], 0
+    if "previous_state" in inner:
+        documents, inner = inner["num_chunks_since_previous_state"], inner["previous_state"]
+    if inner is None:
+        return 0, 0, 0, documents
+    before = 0
+    if "stepped" in inner:
+        before, inner = inner["stepped"], inner["examples_iterable"]
+    return inner["shard_idx"], inner["shard_example_idx"], before, documents
+
+
+def _like(saved: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
+    """The form of a cursor, or of one with a state of `datasets`; before the first step there is
+    none.
+    """
+    if not saved and not step:
+        return {}
+    names = ("used", "step") if "state" in saved else ("file", "row", "used", "step")
+    like = {name: torch.empty((), dtype=torch.int64, device="meta") for name in names}
+    if "state" in saved:
+        like["state"] = torch.empty(STATE, dtype=torch.uint8, device="meta")
+    return like

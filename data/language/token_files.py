@@ -1,0 +1,286 @@
+"""Token shards on disk: `.npy` arrays, and `.bin` files as llm.c and modded-nanogpt write them.
+
+A `.bin` begins with 256 int32 (little-endian, as all that follows): the magic 20240520, a version,
+the number of tokens. Version 1, as everybody has it, holds uint16; version 2 is ours and holds
+uint32, for vocabularies beyond 65,536.
+
+Files for training have `train` in their name and held-out ones `val`, or they lie in folders of
+such names. A `dataset.json` beside them may say more, and what it says is checked: `vocab_size`,
+`tokenizer` ("bytes" or a file), `begin_token`, `token_bytes` (of each id), `fingerprint`, `files`
+(tokens in each).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.npy import open_array
+from data.tokenizer import Tokenizer, load
+from utils.errors import ConfigError, brief, short
+from utils.files import open_plain, read_bytes
+
+MAGIC, HEADER = 20240520, 1024
+VERSIONS: dict[int, type[np.unsignedinteger]] = {1: np.uint16, 2: np.uint32}
+SPLITS = ("train", "val")
+LARGEST_VOCABULARY = 1 << 24
+LARGEST_JSON = 1 << 26
+LONGEST_TOKEN = 1 << 20  # bytes of text
+# blocks of so many tokens are looked at when a corpus is opened, all of them where there are no
+# more
+SAMPLED, BLOCK = 256, 1 << 13
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The tokens of one corpus, and what is known of them."""
+
+    where: str  # how messages name it: the user's key=value
+    files: Mapping[str, list[np.ndarray]]  # of each split
+    vocab_size: int
+    fingerprint: str
+    begin: int | None = None  # the id that stands before each document
+    tokenizer: Tokenizer | None = None
+    token_bytes: tuple[int, ...] = ()
+    names: Mapping[str, list[str]] = field(default_factory=dict)  # of the files, in messages
+
+    def check(self, split: str, file: int, start: int, tokens: np.ndarray) -> None:
+        """A ConfigError if one of these tokens, which are read from `start` on, is not in the
+        vocabulary.
+        """
+        wrong = np.flatnonzero(tokens.view(np.uint32) >= self.vocab_size)
+        if len(wrong):
+            name = self.names[split][file] if self.names else split
+            token = tokens.view(np.uint32)[wrong[0]]
+            raise ConfigError(
+                f"{self.where}: {name} holds token {token} at position {start + wrong[0]}, but"
+                f" vocab_size={self.vocab_size}; build or copy the file again, or give the right"
+                " vocabulary"
+            )
+
+
+def open_corpus(
+    key: str, folder: Path, vocab_size: int | None = None, begin: int | None = None
+) -> Corpus:
+    """Map all shards of a folder; `vocab_size` and `begin` stand in for what dataset.json does not
+    say, or says less of.
+    """
+    if not os.path.isdir(folder):
+        raise ConfigError(
+            f"{key}: no such folder; build one with python -m data.build.tokens --output-dir"
+            f" {folder}"
+        )
+    said = _read_json(key, folder / "dataset.json")
+    paths = _find(key, folder)
+    size = vocab_size if said.vocab_size is None else max(vocab_size or 0, said.vocab_size)
+    if size is None:
+        raise ConfigError(
+            f"{key}: no dataset.json there tells how many token ids there are; add data.vocab_size,"
+            " 50257 for GPT-2's"
+        )
+    files = {
+        split: [
+            _open(key, path, path.relative_to(folder).as_posix(), said.files)
+            for path in paths[split]
+        ]
+        for split in SPLITS
+    }
+    if lost := sorted(
+        said.files.keys()
+        - {path.relative_to(folder).as_posix() for found in paths.values() for path in found}
+    ):
+        raise ConfigError(
+            f"{key}: dataset.json lists {brief(lost[0])}, which is not there; copy it again"
+        )
+    if not sum(map(len, files["train"])):
+        raise ConfigError(
+            f"{key}: the corpus is empty, its train files hold no tokens; build it again"
+        )
+    if len({array.dtype for found in files.values() for array in found}) > 1:
+        raise ConfigError(
+            f"{key}: some files hold uint16 and some uint32; build all of them with one vocabulary"
+        )
+    begin = said.begin if begin is None else begin
+    if begin is not None and begin >= size:
+        raise ConfigError(f"{key}: begin_token={begin} is not below vocab_size={size}; correct it")
+    digest = hashlib.sha256()
+    for split in SPLITS:
+        for path, array in zip(paths[split], files[split], strict=True):
+            digest.update(
+                f"{path.relative_to(folder).as_posix()} {array.dtype} {len(array)}".encode()
+            )
+            for block in _sample(path, array, sum(map(len, paths.values()))):
+                if int(block.max(initial=0)) >= size:
+                    raise ConfigError(
+                        f"{key}: {path.name} holds token {block.max()}, but vocab_size={size}; give"
+                        " the right vocabulary"
+                    )
+                digest.update(block.data)
+    tokenizer = load(key, said.tokenizer, folder) if said.tokenizer else None
+    token_bytes = (
+        (*said.token_bytes, *[0] * (size - len(said.token_bytes))) if said.token_bytes else ()
+    )
+    return Corpus(
+        key,
+        files,
+        size,
+        said.fingerprint or f"sampled-{digest.hexdigest()}",
+        begin,
+        tokenizer,
+        token_bytes,
+        {split: [path.relative_to(folder).as_posix() for path in paths[split]] for split in SPLITS},
+    )
+
+
+def bin_header(tokens: int, dtype: Any) -> bytes:
+    """What a .bin file begins with."""
+    version = next(number for number, known in VERSIONS.items() if known == dtype)
+    return np.array([MAGIC, version, tokens] + [0] * 253, "<i4").tobytes()
+
+
+def _find(key: str, folder: Path) -> dict[str, list[Path]]:
+    """The files of each split, by name."""
+    found: dict[str, list[Path]] = {split: [] for split in SPLITS}
+    try:
+        here = sorted(path for path in folder.iterdir() if path.suffix in (".npy", ".bin"))
+        inside = {
+            split: sorted((folder / split).iterdir()) if (folder / split).is_dir() else []
+            for split in SPLITS
+        }
+    except OSError as error:
+        raise ConfigError(f"{key}: cannot be read ({brief(error)}); make it readable") from None
+    for path in here:
+        named = [split for split in SPLITS if split in path.stem]
+        if len(named) != 1:
+            raise ConfigError(
+                f"{key}: {brief(path.name)} has neither train nor val in its name, or both; rename"
+                " it, or use folders"
+            )
+        found[named[0]].append(path)
+    for split in SPLITS:
+        found[split] += [path for path in inside[split] if path.suffix in (".npy", ".bin")]
+    if not found["train"]:
+        raise ConfigError(
+            f"{key}: no .npy or .bin file for training there; build them with python -m"
+            f" data.build.tokens --output-dir {folder}"
+        )
+    return found
+
+
+def _open(key: str, path: Path, name: str, listed: Mapping[str, int]) -> np.ndarray:
+    """One file, mapped."""
+    try:
+        array = open_array(path, 1) if path.suffix == ".npy" else _open_bin(path)
+        if array.dtype not in VERSIONS.values():
+            raise ValueError(f"holds {array.dtype}, not uint16 or uint32")
+        if (count := listed.get(name, len(array))) != len(array):
+            raise ValueError(f"holds {len(array):,} tokens, but dataset.json says {count:,}")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{key}: {name} {brief(error)}; build or copy it again") from None
+    return array
+
+
+def _open_bin(path: Path) -> np.ndarray:
+    with open_plain(path) as file:
+        size, content = os.fstat(file.fileno()).st_size, file.read(HEADER)
+        if len(content) < HEADER:
+            raise ValueError(f"is {size} bytes long, less than the header of {HEADER}")
+        magic, version, count = np.frombuffer(content, "<i4", 3).tolist()
+        if magic != MAGIC:
+            raise ValueError(
+                f"begins with {magic}, not with the magic number {MAGIC} of token files"
+            )
+        if version not in VERSIONS:
+            raise ValueError(f"is of version {version}, not 1 (uint16) or 2 (uint32)")
+        dtype = np.dtype(VERSIONS[version])
+        if size - HEADER != count * dtype.itemsize:
+            raise ValueError(
+                f"holds {size - HEADER} bytes of tokens, but its header says {count} of"
+                f" {dtype.itemsize} bytes"
+            )
+        if not count:
+            return np.empty(0, dtype)
+        return np.memmap(file, dtype, "r", HEADER, (count,)).view(np.ndarray)
+
+
+def _sample(path: Path, array: np.ndarray, files: int) -> Iterator[np.ndarray]:
+    """Blocks at even distances, the first and the last among them; read, not mapped, which would
+    bring in much more around them.
+    """
+    blocks = -(-len(array) // BLOCK)
+    chosen = np.unique(
+        np.linspace(0, blocks - 1, min(blocks, max(4, SAMPLED // files))).astype(np.int64)
+    )
+    width = BLOCK * array.itemsize
+    with open_plain(path) as file:
+        start = os.fstat(file.fileno()).st_size - array.nbytes
+        for block in chosen.tolist():
+            content = os.pread(
+                file.fileno(), min(width, array.nbytes - block * width), start + block * width
+            )
+            yield np.frombuffer(content, array.dtype)
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What dataset.json says."""
+
+    vocab_size: int | None = None
+    tokenizer: str | None = None
+    begin: int | None = None
+    token_bytes: tuple[int, ...] = ()
+    fingerprint: str = ""
+    files: Mapping[str, int] = field(default_factory=dict)
+
+
+def _read_json(key: str, path: Path) -> _Said:
+    if not os.path.lexists(path):
+        return _Said()
+    try:
+        content = json.loads(read_bytes(path, LARGEST_JSON))
+        if not isinstance(content, dict):
+            raise ValueError(f"holds a {type(content).__name__}, not an object")
+        size, begin = (
+            _whole(content, "vocab_size", 1, LARGEST_VOCABULARY),
+            _whole(content, "begin_token", 0, LARGEST_VOCABULARY),
+        )
+        sizes, files = content.get("token_bytes") or [], content.get("files") or {}
+        if not isinstance(sizes, list):
+            raise ValueError(f"token_bytes={short(sizes)} is not a list of whole numbers")
+        for place, count in enumerate(sizes):
+            if type(count) is not int or not 0 <= count <= LONGEST_TOKEN:
+                raise ValueError(
+                    f"token_bytes[{place}]={short(count)} is not a whole number in"
+                    f" 0 … {LONGEST_TOKEN}"
+                )
+        if sizes and len(sizes) != size:
+            raise ValueError(f"has token_bytes of {len(sizes)} ids, but vocab_size is {size}")
+        if not isinstance(files, dict) or any(type(count) is not int for count in files.values()):
+            raise ValueError("files is no table of whole numbers")
+        for name in ("tokenizer", "fingerprint"):
+            if not isinstance(content.get(name) or "", str) or len(content.get(name) or "") > 200:
+                raise ValueError(f"{name} is no short text")
+        tokenizer = content.get("tokenizer") or None
+        if tokenizer and tokenizer != "bytes" and (Path(tokenizer).name != tokenizer):
+            raise ValueError(
+                f"tokenizer={brief(tokenizer)} is neither bytes nor the name of a file beside it"
+            )
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(
+            f"{key}: dataset.json {brief(error)}; correct it, or build the dataset again"
+        ) from None
+    return _Said(size, tokenizer, begin, tuple(sizes), content.get("fingerprint") or "", files)
+
+
+def _whole(content: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
+    value = content.get(name)
+    if value is not None and (type(value) is not int or not least <= value <= most):
+        raise ValueError(f"{name}={brief(value)} is not a whole number in {least} … {most}")
+    return value

@@ -1,0 +1,227 @@
+"""Language-model data: windows of tokens from shards on disk, from one corpus or several in fixed
+shares.
+
+Without `data_path` the text is the source of Python's own standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from data.language.mixture import Mixture
+from data.language.python_text import python_text
+from data.language.token_files import Corpus, open_corpus
+from data.language.windows import HeldOut, Windows, batch_of
+from data.order import cut_evenly, run_length, shard_rows
+from data.permutation import Permutation
+from data.sample import Continuation, prompt_set, prompt_tokens
+from data.source import Arrays, EvalSet, RunLength, Spec, combined_fingerprint
+from utils.checkpoint.registry import Registry
+from utils.errors import ConfigError
+from utils.measure.report import Evaluator
+
+SEQUENCES = 64  # in an update, where nothing is said
+DRAWN = 1 << 12  # windows drawn together: few alone take as long as some thousand
+
+
+class TokenSource:
+    """Training windows in shuffled order, held-out tokens, and a prompt to continue."""
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        shards: int,
+        global_batch_size: int | None = None,
+        tokens_per_update: int | None = None,
+        epochs: int | None = None,
+        max_tokens: int | None = None,
+        max_steps: int | None = None,
+        eval_interval: int | None = None,
+        eval_every_steps: int | None = None,
+        eval_only: bool = False,
+        data_path: str | None = None,
+        seq_len: int = 256,
+        mix: Mapping[str, float] | None = None,
+        documents: bool = False,
+        vocab_size: int | None = None,
+        begin_token: int | None = None,
+        val_tokens: int | None = 1 << 20,
+        prompt: str | None = None,
+        max_new_tokens: int = 0,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        embedded: Mapping[str, int] | None = None,
+    ) -> None:
+        self._seed, self._shards, self._length = seed, shards, seq_len
+        self._batch = sequences(global_batch_size, tokens_per_update, shards, seq_len)
+        corpora = _open(
+            data_path, mix, vocab_size, begin_token, dict(embedded or {"mebibytes": 16})
+        )
+        first = corpora[0]
+        if documents and first.begin is None:
+            raise ConfigError(
+                f"data.documents=true: {first.where}: nothing tells where documents begin; add"
+                " data.begin_token=ID"
+            )
+        self._begin = first.begin if documents else None
+        self._mixture = Mixture("data.mix", mix or {"all": 1})
+        self._windows = [Windows(corpus, seq_len, documents) for corpus in corpora]
+        names = [*mix] if mix else ["all"]
+        self._orders = [
+            Permutation(windows.count, seed, name)
+            for name, windows in zip(names, self._windows, strict=True)
+        ]
+        steps = whole_steps(max_steps, max_tokens, self._batch, seq_len)
+        count = sum(windows.count for windows in self._windows)
+        self._steps = cut_evenly(
+            count, self._batch, epochs if steps is None else None, eval_interval
+        )
+        self._until = steps, eval_every_steps
+        self._together = max(1, DRAWN // self._batch)  # steps whose windows are drawn together
+        # the last ones, and the corpora and windows of their rows
+        self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._tokenizer = first.tokenizer
+        self._eval_sets: dict[str, EvalSet] = {}
+        if not (eval_only and prompt is not None):
+            for name, corpus, share in zip(
+                names, corpora, self._mixture.counts / self._mixture.period, strict=True
+            ):
+                most = None if val_tokens is None else max(1, round(val_tokens * float(share)))
+                self._eval_sets[f"val-{name}" if mix else "val"] = HeldOut(
+                    corpus, seq_len, most, self._begin
+                )
+        if prompt is not None and first.tokenizer is None:
+            raise ConfigError(
+                f"data.prompt={prompt}: {first.where}: no tokenizer stands in dataset.json; name"
+                " one there, or build again"
+            )
+        tokens = prompt_tokens(prompt, first.tokenizer, first.begin, first.files["val"], seq_len)
+        if tokens is not None and max_new_tokens:
+            self._eval_sets["sample"] = prompt_set(tokens, max_new_tokens, temperature, top_k, seed)
+        self.spec = Spec(
+            vocab_size=first.vocab_size,
+            seq_len=seq_len,
+            fingerprint=combined_fingerprint([corpus.fingerprint for corpus in corpora]),
+            token_bytes=first.token_bytes,
+            name=data_path or "Python's standard library",
+            decode=None if first.tokenizer is None else first.tokenizer.decode,
+        )
+
+    @cached_property
+    def length(self) -> RunLength:
+        return run_length(self._steps, self._batch, *self._until)
+
+    def train_batch(self, step: int, shard: int) -> Arrays:
+        """The rows of one shard of one step."""
+        block, place = divmod(step, self._together)
+        if self._drawn is None or self._drawn[0] != block:
+            self._drawn = (
+                block,
+                *self._draw(range(block * self._together, (block + 1) * self._together)),
+            )
+        which, windows = (
+            shard_rows(drawn[place * self._batch :][: self._batch], shard, self._shards)
+            for drawn in self._drawn[1:]
+        )
+        tokens = np.empty((len(which), self._length + 1), np.int32)
+        for number in range(len(self._windows)):
+            rows = np.flatnonzero(which == number)
+            self._windows[number].read(windows[rows], rows, tokens)
+        return batch_of(tokens, self._begin)
+
+    def _draw(self, steps: range) -> tuple[np.ndarray, np.ndarray]:
+        """For each row of the global batches of these steps its corpus and its window."""
+        which, nth = self._mixture.visits(
+            np.concatenate([np.arange(*self._steps.span(step)) for step in steps])
+        )
+        windows = np.empty_like(nth)
+        for number, order in enumerate(self._orders):
+            windows[which == number] = order.visits(nth[which == number])
+        return which, windows
+
+    def enter(self, saved: Registry) -> None:
+        """Its batches are functions of the step: there is nothing else to go on from."""
+
+    def eval_sets(self) -> Mapping[str, EvalSet]:
+        return self._eval_sets
+
+    def evaluators(self, set_name: str) -> Sequence[Evaluator]:
+        return (
+            [Continuation(self._tokenizer)]
+            if set_name == "sample" and self._tokenizer is not None
+            else []
+        )
+
+
+def sequences(
+    global_batch_size: int | None, tokens_per_update: int | None, shards: int, seq_len: int
+) -> int:
+    """How many an update takes, by what the user has said."""
+    if tokens_per_update is None:
+        return global_batch_size or shards * max(1, SEQUENCES // shards)
+    if global_batch_size is not None:
+        raise ConfigError(
+            f"global_batch_size={global_batch_size} and tokens_per_update={tokens_per_update}: both"
+            " say how large an update is; give one, and null for the other"
+        )
+    unit = shards * seq_len
+    if tokens_per_update % unit:
+        nearest = max(1, round(tokens_per_update / unit)) * unit
+        product = f"shards × data.seq_len = {shards} × {seq_len} = {unit}"
+        raise ConfigError(
+            f"tokens_per_update={tokens_per_update} is not a multiple of {product}; try {nearest}"
+        )
+    return tokens_per_update // seq_len
+
+
+def whole_steps(
+    max_steps: int | None, max_tokens: int | None, batch: int, seq_len: int
+) -> int | None:
+    """The length that is asked for in steps or tokens, steps before tokens."""
+    if max_steps is not None or max_tokens is None:
+        return max_steps
+    if max_tokens < batch * seq_len:
+        raise ConfigError(
+            f"max_tokens={max_tokens}: one update takes {batch * seq_len}; give as many or more"
+        )
+    return max_tokens // (batch * seq_len)
+
+
+def _open(
+    data_path: str | None,
+    mix: Mapping[str, float] | None,
+    vocab_size: int | None,
+    begin: int | None,
+    embedded: Mapping[str, int],
+) -> list[Corpus]:
+    if data_path is None:
+        if mix:
+            raise ConfigError(
+                f"data.mix={dict(mix)}: needs data_path=FOLDER, the folder in which these corpora"
+                " lie by name"
+            )
+        if vocab_size is not None or begin is not None:
+            key, value = (
+                ("vocab_size", vocab_size) if vocab_size is not None else ("begin_token", begin)
+            )
+            raise ConfigError(f"data.{key}={value}: is for shards on disk; give data_path=FOLDER")
+        return [python_text(**embedded)]
+    if not mix:
+        return [open_corpus(f"data_path={data_path}", Path(data_path), vocab_size, begin)]
+    corpora = [
+        open_corpus(f"data_path={data_path}, {name}", Path(data_path, name), vocab_size, begin)
+        for name in mix
+    ]
+    for name in ("vocab_size", "begin", "token_bytes"):
+        for other in corpora[1:]:
+            if getattr(other, name) != getattr(corpora[0], name):
+                raise ConfigError(
+                    f"{other.where}: has another {name} than {corpora[0].where}; build both with"
+                    " one tokenizer"
+                )
+    return corpora

@@ -1,0 +1,229 @@
+"""What language models have answered, against the right answers, as text: from latents, and from
+everything they are compared with.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.latent.answers_scene import baselines_scene, questions_scene, shortened
+from data.latent.qa_files import Example
+from data.sample import shown
+from data.source import Batch
+from utils.files import read_row
+from utils.latent import ANSWER_INPUTS
+from utils.measure.png import panels
+from utils.measure.report import Prediction, Report
+
+FILE = "answers.json"
+MOST = 500  # earlier evaluations in the curve
+SHOWN = 5  # answers in the table
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+NAMES = {
+    "float16": "latents, float16",
+    "int8": "latents, int8",
+    "int4": "latents, int4",
+    "text": "the whole text",
+    "first": "its first tokens",
+    "nothing": "nothing",
+    "other": "another text's latents",
+    "mean": "mean latents",
+}
+
+
+class Answers:
+    """Exact match and F1 as SQuAD has them, for each model and each thing that it answers from."""
+
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        decode: Sequence[Callable[[Sequence[int]], str]],
+        end: str,
+    ) -> None:
+        self._examples, self._decode, self._end = examples, decode, end
+        self._columns = [
+            f"{way}/{number}" for way in ANSWER_INPUTS for number in range(len(decode))
+        ]
+        self.scalars = [
+            *(f"{kind}/{column}" for kind in ("exact", "f1") for column in self._columns),
+            *(f"bytes/{way}" for way in ANSWER_INPUTS),
+        ]
+        self._rows: dict[str, list[Tensor]] = {}
+        self._step, self._earlier = 0, dict[int, dict[str, float]]()
+
+    def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
+        found = {
+            f"bytes/{way}": prediction.outputs[f"bytes/{way}"][: len(indices)].cpu().double()
+            for way in ANSWER_INPUTS
+        }
+        for column in self._columns:
+            ids = prediction.outputs[f"answer/{column}"][: len(indices)].cpu()
+            decode = self._decode[int(column.rpartition("/")[2])]
+            pairs = [
+                (self.text(decode, row), self._examples[index].answers)
+                for row, index in zip(ids.tolist(), indices.tolist(), strict=True)
+            ]
+            found[f"exact/{column}"] = torch.tensor(
+                [exact(*pair) for pair in pairs], dtype=torch.float64
+            )
+            found[f"f1/{column}"] = torch.tensor([f1(*pair) for pair in pairs], dtype=torch.float64)
+            found[f"answer/{column}"] = ids
+        for name, tensor in {**found, "index": torch.from_numpy(indices.copy())}.items():
+            self._rows.setdefault(name, []).append(tensor)
+
+    def text(self, decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> str:
+        """What stands before the end of an answer."""
+        return decode([token for token in ids if token >= 0]).partition(self._end)[0].strip()
+
+    def rows(self) -> dict[str, Tensor]:
+        return {name: torch.cat(pieces) for name, pieces in self._rows.items()}
+
+    def recall(self, step: int, earlier: Callable[[str, int], Sequence[Path]]) -> None:
+        """How well they answered then."""
+        self._step = step
+        for file in earlier(FILE, MOST):
+            row, then = read_row(file), file.parents[1].name.removeprefix("step_")
+            known = {
+                column: row[f"exact/{column}"]
+                for column in self._columns
+                if isinstance(row.get(f"exact/{column}"), float)
+            }
+            if then.isdecimal():
+                self._earlier[int(then)] = known
+
+    def report(self, rows: Mapping[str, Tensor]) -> Report:
+        if not rows:
+            return Report()
+        order = rows["index"].argsort()
+        metrics = {name: float(rows[name][order].mean()) for name in self.scalars}
+        text = self._table(metrics, len(order)) + self._some(rows, order)
+        over_time = {
+            **self._earlier,
+            self._step: {column: metrics[f"exact/{column}"] for column in self._columns},
+        }
+        shares = {column: metrics[f"exact/{column}"] for column in self._columns}
+        files = {
+            FILE: json.dumps(metrics) + "\n",
+            "answers.txt": text + "\n",
+            **baselines_scene(shares, len(order), len(self._decode), NAMES),
+            **questions_scene([self._shown(rows, place) for place in order[:SHOWN].tolist()]),
+        }
+        return Report(
+            metrics,
+            files={**files, **self._bars(metrics), **self._curve(dict(sorted(over_time.items())))},
+            text=text,
+        )
+
+    def _table(self, metrics: Mapping[str, float], count: int) -> str:
+        models = range(len(self._decode))
+        lines = [
+            f"{f'answers to {count} questions, from':<32}{'bytes':>7}"
+            + "".join(f"{f'model {each}: exact':>17}{'F1':>7}" for each in models)
+        ]
+        for way in ANSWER_INPUTS:
+            cells = "".join(
+                f"{metrics[f'exact/{way}/{each}']:>16.1%} {metrics[f'f1/{way}/{each}']:>6.1%}"
+                for each in models
+            )
+            lines.append(f"{NAMES[way]:<32}{metrics[f'bytes/{way}']:>7.0f}{cells}")
+        return "\n".join(lines)
+
+    def _some(self, rows: Mapping[str, Tensor], order: Tensor) -> str:
+        """A few questions with the answers from latents."""
+        lines = []
+        for place in order[:SHOWN].tolist():
+            example = self._examples[int(rows["index"][place])]
+            said = [
+                self.text(decode, rows[f"answer/float16/{number}"][place].tolist())
+                for number, decode in enumerate(self._decode)
+            ]
+            lines.append(f"\n{example.question} {example.answers[0]}; answered: {', '.join(said)}")
+        return shown("".join(lines))
+
+    def _shown(self, rows: Mapping[str, Tensor], place: int) -> dict[str, Any]:
+        """A question with all answers to it, for the report page."""
+        example = self._examples[int(rows["index"][place])]
+        answers = []
+        for column in self._columns:
+            way, _, number = column.rpartition("/")
+            said = self.text(self._decode[int(number)], rows[f"answer/{column}"][place].tolist())
+            right = bool(rows[f"exact/{column}"][place])
+            answers.append({"from": NAMES[way], "model": int(number), "said": said, "right": right})
+        return {
+            "context": shortened(example.context),
+            "question": example.question,
+            "wanted": list(example.answers[:3]),
+            "answers": answers,
+        }
+
+    def _bars(self, metrics: Mapping[str, float]) -> dict[str, bytes]:
+        def draw(axes: Any, name: str) -> None:
+            values = [
+                metrics[f"exact/{way}/{name.removeprefix('model ')}"] for way in ANSWER_INPUTS
+            ]
+            axes.barh(
+                [NAMES[way] for way in ANSWER_INPUTS],
+                values,
+                color=["tab:blue"] * 3 + ["tab:gray"] * (len(values) - 3),
+            )
+            axes.invert_yaxis()
+            axes.set(title=f"{name}: exact match", xlim=(0, 1))
+
+        return panels(
+            "answers.png",
+            [f"model {number}" for number in range(len(self._decode))],
+            draw,
+            width=6,
+            left=2.0,
+        )
+
+    def _curve(self, over_time: Mapping[int, Mapping[str, float]]) -> dict[str, bytes]:
+        def draw(axes: Any, name: str) -> None:
+            for way in ANSWER_INPUTS:
+                column = f"{way}/{name.removeprefix('model ')}"
+                known = {
+                    step: found[column] for step, found in over_time.items() if column in found
+                }
+                axes.plot(list(known), list(known.values()), marker=".", label=NAMES[way])
+            axes.set(title=f"{name}: exact match", xlabel="step", ylim=(0, 1.02))
+            axes.legend(fontsize=6)
+
+        return panels(
+            "answers_over_time.png",
+            [f"model {number}" for number in range(len(self._decode))],
+            draw,
+        )
+
+
+def exact(said: str, right: Sequence[str]) -> float:
+    """Whether it is one of the right answers, but for case, punctuation, articles and spaces."""
+    return float(any(_plain(said) == _plain(answer) for answer in right))
+
+
+def f1(said: str, right: Sequence[str]) -> float:
+    """Of the words that are said and those of the right answer that comes nearest, how many are
+    shared.
+    """
+    return max(_shared(_plain(said).split(), _plain(answer).split()) for answer in right)
+
+
+def _plain(text: str) -> str:
+    letters = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    return " ".join(ARTICLES.sub(" ", letters).split())
+
+
+def _shared(said: Sequence[str], right: Sequence[str]) -> float:
+    if not said or not right:
+        return float(said == right)
+    both = (Counter(said) & Counter(right)).total()
+    return 2 * both / (len(said) + len(right))

@@ -1,0 +1,190 @@
+"""Questions about texts, for language models that see of a text only what an encoder makes of it.
+
+The encoder gets a text's bytes; each model gets the question, and in evaluations the text, in
+tokens of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from data.latent.answers import Answers
+from data.latent.qa_examples import Examples, Form, Limits, WithOthers
+from data.latent.qa_files import Example, Sets, read_hub, read_path, split
+from data.latent.readers import open_reader
+from data.latent.stories import make_stories
+from data.order import Order, cut_evenly, run_length, shard_rows
+from data.source import Arrays, EvalSet, RunLength, Spec
+from data.tokenizer import check_encodes
+from utils.checkpoint.registry import Registry
+from utils.errors import ConfigError
+from utils.measure.report import Evaluator
+
+
+def open_sets(
+    data_path: str | None,
+    hub: str | None,
+    held_out: float,
+    stories: Mapping[str, Any],
+    seed: int,
+    skip: bool,
+    eval_only: bool,
+    all_words: bool = False,
+) -> Sets:
+    """Examples with an answer, from files, from the hub, or made up.
+
+    `all_words`: training stories hold the test stories' words, too.
+    """
+    if data_path is not None and hub is not None:
+        raise ConfigError(
+            f"data.hub={hub} and data_path={data_path}: both say where questions are; give one"
+        )
+    if data_path is not None:
+        where, sets = f"data_path={data_path}", read_path(data_path)
+    elif hub is not None:
+        where, sets = f"data.hub={hub}", read_hub(hub)
+    else:
+        where, sets = "data.stories", make_stories(seed, **stories, all_words=all_words)
+    sets = {name: answered(examples, skip) for name, examples in sets.items()}
+    if not any(sets.values()):
+        raise ConfigError(f"{where}: holds no question with an answer; give one or more")
+    if not sets["test"]:
+        sets = split(sets["train"], held_out)
+    if not sets["test"]:
+        file = "a test.json beside train.json"
+        raise ConfigError(
+            f"data.held_out=0: {where}: nothing is left for testing; give 0.1, or {file}"
+            if not held_out
+            else f"{where}: all questions are about one text, and testing needs another; add one,"
+            f" or {file}"
+        )
+    if not sets["train"]:
+        if not eval_only:
+            raise ConfigError(f"{where}: holds no question for training; add train.json")
+        sets["train"] = sets["test"]  # a first batch is wanted for its shapes
+    return sets
+
+
+def answered(examples: Sequence[Example], skip: bool) -> list[Example]:
+    """The examples that have an answer; one without is refused unless `skip`."""
+    found = [example for example in examples if example.answers and example.answers[0]]
+    if len(found) < len(examples) and not skip:
+        kept = {id(example) for example in found}
+        first = next(example for example in examples if id(example) not in kept)
+        raise ConfigError(
+            f"{first.where}: has no answer, or an empty one; give one, or add data.skip=true to"
+            " leave such questions out"
+        )
+    return found
+
+
+class QASource:
+    """Texts as bytes, and texts, questions and answers in the tokens of each model that is to
+    answer.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        shards: int,
+        global_batch_size: int,
+        epochs: int | None,
+        eval_interval: int | None = None,
+        max_steps: int | None = None,
+        eval_every_steps: int | None = None,
+        eval_only: bool = False,
+        data_path: str | None = None,
+        hub: str | None = None,
+        held_out: float = 0.1,
+        skip: bool = False,
+        models: Sequence[str] = (),
+        context_bytes: int = 256,
+        answer_tokens: int | None = None,
+        at_once: int = 1,
+        most_test: int | None = None,
+        form: Mapping[str, str],
+        stories: Mapping[str, Any],
+    ) -> None:
+        if not models:
+            raise ConfigError(
+                "arch.models=[]: names no net that answers; give folders of runs of arch=gpt, or"
+                " their arguments"
+            )
+        self._shards, self._form = shards, Form(**form)
+        self._readers = [
+            open_reader(f"arch.models[{number}]", path) for number, path in enumerate(models)
+        ]
+        sets = open_sets(data_path, hub, held_out, stories, seed, skip, eval_only)
+        texts = [example.context for some in sets.values() for example in some]
+        for reader in self._readers:
+            check_encodes(reader.where, reader.tokenizer, texts)
+        self._sets = {
+            name: Examples(some, self._form, self._readers) for name, some in sets.items()
+        }
+        longest = max(some.longest_answer for some in self._sets.values())
+        limits = Limits(context_bytes, answer_tokens or max(1, longest), skip)
+        for some in self._sets.values():
+            some.fit(limits)
+        self._sets["test"] = self._sets["test"].first(most_test)
+        self._at_once, self._rows = at_once, self._sets["train"].together(at_once)
+        self._order = Order(seed, np.arange(max(1, len(self._rows))))
+        self._steps = cut_evenly(self._order.items, global_batch_size, epochs, eval_interval)
+        self._length = global_batch_size, max_steps, eval_every_steps
+        shown = [
+            (each.context, each.question, each.answers)
+            for some in self._sets.values()
+            for each in some.examples
+        ]
+        readers = [
+            Spec(
+                vocab_size=each.vocab_size,
+                seq_len=each.seq_len,
+                begin_token=each.begin,
+                decode=each.tokenizer.decode,
+                name=each.where,
+                token_bytes=each.tokenizer.token_bytes,
+                prompt_len=max(some.longest_prompt(number) for some in self._sets.values()),
+            )
+            for number, each in enumerate(self._readers)
+        ]
+        self.spec = Spec(
+            seq_len=context_bytes,
+            readers=tuple(readers),
+            name=(data_path or hub or "made-up stories")
+            + ("" if answer_tokens else f", answers of up to {limits.answer_tokens} tokens"),
+            fingerprint=hashlib.sha256(
+                repr((sorted(form.items()), shown)).encode(errors="surrogatepass")
+            ).hexdigest(),
+        )
+
+    @cached_property
+    def length(self) -> RunLength:
+        return run_length(self._steps, *self._length)
+
+    def train_batch(self, step: int, shard: int) -> Arrays:
+        """The rows of one shard of one step: texts, each with questions."""
+        visits = shard_rows(self._order.visits(*self._steps.span(step)), shard, self._shards)
+        return self._sets["train"].read_together(
+            [self._rows[visit] for visit in visits], self._at_once
+        )
+
+    def enter(self, saved: Registry) -> None:
+        """Its batches are functions of the step: there is nothing else to go on from."""
+
+    def eval_sets(self) -> Mapping[str, EvalSet]:
+        return {"test": WithOthers(self._sets["test"])}
+
+    def evaluators(self, set_name: str) -> Sequence[Evaluator]:
+        return [
+            Answers(
+                self._sets["test"].examples,
+                [each.tokenizer.decode for each in self._readers],
+                self._form.end,
+            )
+        ]

@@ -1,0 +1,216 @@
+"""Questions as arrays: a text's bytes, and all that models read in the tokens of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from data.latent.qa_files import Example
+from data.latent.ragged import EMPTY, Ragged
+from data.latent.readers import Reader
+from data.source import Arrays
+from data.tokenizer import Tokenizer
+from utils.errors import ConfigError
+
+SIZE = "<size>"  # in what is said of something too long
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a model is shown a text, a question and an answer; an answer ends with what follows it
+    there.
+    """
+
+    context: str
+    question: str
+    answer: str
+
+    def __post_init__(self) -> None:
+        for name in ("context", "question", "answer"):
+            if getattr(self, name).count(f"{{{name}}}") != 1:
+                raise ConfigError(
+                    f"data.form.{name}={getattr(self, name)}: must hold {{{name}}} once"
+                )
+        if not self.end:
+            raise ConfigError(
+                f"data.form.answer={self.answer}: nothing tells where an answer ends; add a"
+                " line's end"
+            )
+
+    @property
+    def end(self) -> str:
+        """What stands behind an answer."""
+        return _unescaped(self.answer).partition("{answer}")[2]
+
+    def text(self, text: str) -> str:
+        """A text as models see it."""
+        return _unescaped(self.context).replace("{context}", text)
+
+    def asked(self, example: Example) -> tuple[str, str]:
+        """A question, and the answer to be learnt."""
+        question = _unescaped(self.question).replace("{question}", example.question)
+        return question, _unescaped(self.answer).replace("{answer}", example.answers[0])
+
+
+def _unescaped(text: str) -> str:
+    return text.replace("\\n", "\n")
+
+
+class Tokens:
+    """What one reader is shown."""
+
+    def __init__(
+        self, examples: Sequence[Example], texts: Sequence[str], form: Form, tokenizer: Tokenizer
+    ) -> None:
+        shown = [form.asked(example) for example in examples]
+        self.contexts = Ragged(tokenizer.encode([form.text(text) for text in texts]))
+        self.questions = Ragged(tokenizer.encode([question for question, _ in shown]))
+        self.answers = Ragged(tokenizer.encode([answer for _, answer in shown]))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an example may measure; `skip`: one that does not fit is left out, not refused."""
+
+    context_bytes: int
+    answer_tokens: int
+    skip: bool
+
+
+class Examples:
+    """A set of examples, read by index."""
+
+    def __init__(self, examples: Sequence[Example], form: Form, readers: Sequence[Reader]) -> None:
+        texts = list(dict.fromkeys(example.context for example in examples))
+        number = {text: number for number, text in enumerate(texts)}
+        self._text_of = np.array([number[example.context] for example in examples], np.int64)
+        self._bytes = Ragged(
+            [np.frombuffer(text.encode(errors="surrogatepass"), np.uint8) for text in texts]
+        )
+        self._tokens = [Tokens(examples, texts, form, reader.tokenizer) for reader in readers]
+        self._readers = readers
+        self.examples = list(examples)
+        self.longest_answer = max((tokens.answers.longest for tokens in self._tokens), default=0)
+
+    def fit(self, limits: Limits) -> Examples:
+        """Leave out what does not fit, or refuse it; called once, before anything is read."""
+        self._limits = limits
+        problems = self._problems()
+        first = next((place for place, problem in enumerate(problems) if problem), None)
+        fitting = [place for place, problem in enumerate(problems) if not problem]
+        if first is not None and not (limits.skip and fitting):
+            skip = (
+                "data.skip=true leaves none of them"
+                if not fitting
+                else f"add data.skip=true, which leaves out {len(problems) - len(fitting)}"
+            )
+            raise ConfigError(f"{problems[first]} ({self.examples[first].where}); {skip}")
+        self._places = np.array(fitting, np.int64)
+        self.examples = [self.examples[place] for place in fitting]
+        return self
+
+    def first(self, most: int | None) -> Examples:
+        """So many of them, at most."""
+        self._places, self.examples = self._places[:most], self.examples[:most]
+        return self
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def read(self, indices: np.ndarray) -> Arrays:
+        """These examples: the bytes of their texts, and for each reader the tokens of texts,
+        questions and answers.
+        """
+        places = self._places[indices]
+        texts = self._text_of[places]
+        found = {"context": self._bytes.read(texts, self._limits.context_bytes)}
+        for number, tokens in enumerate(self._tokens):
+            found[f"context_{number}"] = tokens.contexts.read(texts, tokens.contexts.longest)
+            found[f"question_{number}"] = tokens.questions.read(places, tokens.questions.longest)
+            found[f"answer_{number}"] = tokens.answers.read(places, self._limits.answer_tokens)
+        return found
+
+    def together(self, most: int) -> list[np.ndarray]:
+        """Which examples are about the same text, in rows of so many at most."""
+        about: dict[int, list[int]] = {}
+        for index, text in enumerate(self._text_of[self._places].tolist()):
+            about.setdefault(text, []).append(index)
+        return [
+            np.array(some[first : first + most])
+            for some in about.values()
+            for first in range(0, len(some), most)
+        ]
+
+    def read_together(self, rows: Sequence[np.ndarray], most: int) -> Arrays:
+        """Texts, each with so many of its questions and answers, or what is empty in their
+        place.
+        """
+        found = self.read(np.concatenate(rows))
+        firsts = np.cumsum([0, *(len(row) for row in rows[:-1])])
+        made = {}
+        for name, array in found.items():
+            if name.startswith("context"):
+                made[name] = array[firsts]
+            else:
+                made[name] = np.full((len(rows), most, array.shape[1]), EMPTY, np.int32)
+                for row, (first, some) in enumerate(zip(firsts, rows, strict=True)):
+                    made[name][row, : len(some)] = array[first : first + len(some)]
+        return made
+
+    def padding(self, rows: int) -> Arrays:
+        shapes = {name: array.shape[1] for name, array in self.read(np.zeros(0, np.int64)).items()}
+        return {name: np.full((rows, width), EMPTY, np.int32) for name, width in shapes.items()}
+
+    def longest_prompt(self, number: int) -> int:
+        """Of one reader: a begin token, the longest question, and room for an answer."""
+        return 1 + self._tokens[number].questions.longest + self._limits.answer_tokens
+
+    def _problems(self) -> list[str]:
+        """Why each example does not fit, as a message; empty where it does."""
+        limits, found = self._limits, [""] * len(self._text_of)
+
+        def mark(sizes: np.ndarray, most: int, message: str) -> None:
+            for place in np.flatnonzero(sizes > most).tolist():
+                found[place] = found[place] or message.replace(SIZE, str(sizes.max()))
+
+        mark(
+            self._bytes.lengths[self._text_of],
+            limits.context_bytes,
+            f"data.context_bytes={limits.context_bytes}: the longest text has {SIZE} bytes; give"
+            f" {SIZE}",
+        )
+        for reader, tokens in zip(self._readers, self._tokens, strict=True):
+            mark(
+                tokens.answers.lengths,
+                limits.answer_tokens,
+                f"data.answer_tokens={limits.answer_tokens}: the longest answer has {SIZE} tokens,"
+                f" its end included; give {SIZE}, or null",
+            )
+            texts = tokens.contexts.lengths[self._text_of]
+            mark(
+                1 + texts + tokens.questions.lengths + limits.answer_tokens,
+                reader.seq_len,
+                f"{reader.where}: reads {reader.seq_len} tokens at once, but the longest text with"
+                f" its question and room for an answer has {SIZE}",
+            )
+        return found
+
+
+class WithOthers:
+    """The same set, each example with the text of the next one, which it is not about."""
+
+    def __init__(self, examples: Examples) -> None:
+        self._examples = examples
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def read(self, indices: np.ndarray) -> Arrays:
+        others = self._examples.read((indices + 1) % max(1, len(self)))
+        return {**self._examples.read(indices), "other": others["context"]}
+
+    def padding(self, rows: int) -> Arrays:
+        empty = self._examples.padding(rows)
+        return {**empty, "other": empty["context"]}

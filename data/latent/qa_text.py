@@ -1,0 +1,192 @@
+"""The same texts, questions and answers as plain text for a language model, all questions behind
+their text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.bpe import train_bpe
+from data.latent.qa import open_sets
+from data.latent.qa_examples import Form, Tokens
+from data.latent.qa_files import Example
+from data.latent.ragged import EMPTY, Ragged
+from data.order import Order, cut_evenly, run_length, shard_rows
+from data.source import IGNORE, Arrays, EvalSet, RunLength, Spec
+from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes
+from utils.checkpoint.registry import Registry
+from utils.errors import ConfigError
+from utils.measure.report import Evaluator
+
+BPE = "bpe:"
+BPE_LETTERS = 10_000_000  # of the text by which it is trained
+# Which pieces count, of a begin token, a text, and questions and answers by turns
+PREDICTED: dict[str, Callable[[int], bool]] = {
+    "all": lambda number: True,
+    "questions": lambda number: number >= 2,
+    "answers": lambda number: number >= 2 and number % 2 == 1,
+}
+
+
+class QAText:
+    """Every text once an epoch, with all its questions and answers."""
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        shards: int,
+        global_batch_size: int,
+        epochs: int | None,
+        eval_interval: int | None = None,
+        max_steps: int | None = None,
+        eval_every_steps: int | None = None,
+        eval_only: bool = False,
+        data_path: str | None = None,
+        hub: str | None = None,
+        held_out: float = 0.1,
+        skip: bool = False,
+        seq_len: int = 256,
+        tokenizer: str = "bytes",
+        predict: str = "all",
+        form: Mapping[str, str],
+        stories: Mapping[str, Any],
+    ) -> None:
+        self._shards, shown = shards, Form(**form)
+        sets = open_sets(data_path, hub, held_out, stories, seed, skip, eval_only, all_words=True)
+        texts = [
+            text
+            for example in (sets["train"] or sets["test"])
+            for text in (shown.text(example.context), *shown.asked(example))
+        ]
+        self.tokenizer = _tokenizer(tokenizer, texts)
+        check_encodes(f"data.tokenizer={tokenizer}", self.tokenizer, texts)
+        if self.tokenizer.begin is None:
+            raise ConfigError(
+                f"data.tokenizer={tokenizer}: has no token that stands before a text; give another"
+            )
+        self._sets = {
+            name: Texts(some, shown, self.tokenizer, seq_len, skip, predict)
+            for name, some in sets.items()
+        }
+        self._order = Order(seed, np.arange(max(1, len(self._sets["train"]))))
+        self._steps = cut_evenly(self._order.items, global_batch_size, epochs, eval_interval)
+        self._length = global_batch_size, max_steps, eval_every_steps
+        content = [
+            self.tokenizer.name,
+            getattr(self.tokenizer, "content", b""),
+            *(each.content for each in self._sets.values()),
+        ]
+        self.spec = Spec(
+            vocab_size=self.tokenizer.vocab_size,
+            seq_len=seq_len,
+            decode=self.tokenizer.decode,
+            name=data_path or hub or "made-up stories",
+            fingerprint=hashlib.sha256(repr(content).encode(errors="surrogatepass")).hexdigest(),
+        )
+
+    @cached_property
+    def length(self) -> RunLength:
+        return run_length(self._steps, *self._length)
+
+    def train_batch(self, step: int, shard: int) -> Arrays:
+        """The rows of one shard of one step."""
+        return self._sets["train"].read(
+            shard_rows(self._order.visits(*self._steps.span(step)), shard, self._shards)
+        )
+
+    def enter(self, saved: Registry) -> None:
+        """Its batches are functions of the step: there is nothing else to go on from."""
+
+    def eval_sets(self) -> Mapping[str, EvalSet]:
+        return {"test": self._sets["test"]}
+
+    def evaluators(self, set_name: str) -> Sequence[Evaluator]:
+        return []
+
+
+class Texts:
+    """A set of texts, read by index: tokens, and behind each the next one."""
+
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        form: Form,
+        tokenizer: Tokenizer,
+        seq_len: int,
+        skip: bool,
+        predict: str,
+    ) -> None:
+        self._width = seq_len
+        about: dict[str, list[int]] = {}
+        for place, example in enumerate(examples):
+            about.setdefault(example.context, []).append(place)
+        tokens = Tokens(examples, list(about), form, tokenizer)
+        inputs, labels = [], []
+        longest, where = 0, ""  # of those that are too long
+        for text, places in enumerate(about.values()):
+            said = [
+                piece
+                for place in places
+                for piece in (tokens.questions.row(place), tokens.answers.row(place))
+            ]
+            pieces = [np.array([tokenizer.begin], np.int32), tokens.contexts.row(text), *said]
+            row = np.concatenate(pieces)
+            if len(row) <= seq_len + 1:
+                counted = [PREDICTED[predict](number) for number in range(len(pieces))]
+                inputs.append(row[:-1])
+                labels.append(
+                    np.where(np.repeat(counted, [len(piece) for piece in pieces]), row, IGNORE)[1:]
+                )
+            elif len(row) - 1 > longest:
+                longest, where = len(row) - 1, examples[places[0]].where
+        if longest and not (skip and inputs):
+            done = (
+                ", or add data.skip=true, which leaves such texts out"
+                if inputs
+                else "; data.skip=true leaves none of them"
+            )
+            raise ConfigError(
+                f"data.seq_len={seq_len}: the longest text has {longest} tokens with its questions"
+                f" ({where}); give {longest}{done}"
+            )
+        self._inputs, self._labels = Ragged(inputs), Ragged(labels)
+        self.content = hashlib.sha256(b"".join(row.tobytes() for row in inputs)).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def read(self, indices: np.ndarray) -> Arrays:
+        inputs, labels = (each.read(indices, self._width) for each in (self._inputs, self._labels))
+        return {
+            "inputs": np.where(inputs == EMPTY, 0, inputs),
+            "labels": np.where(inputs == EMPTY, IGNORE, labels),
+        }
+
+    def padding(self, rows: int) -> Arrays:
+        return {
+            "inputs": np.zeros((rows, self._width), np.int32),
+            "labels": np.full((rows, self._width), IGNORE, np.int32),
+        }
+
+
+def _tokenizer(name: str, texts: Sequence[str]) -> Tokenizer:
+    """`bytes`, a file, or a BPE of so many tokens made from these texts, the same whenever it is
+    made.
+    """
+    if name == "bytes":
+        return Bytes()
+    if not name.startswith(BPE):
+        return FromFile("data.tokenizer", Path(name))
+    size = name.removeprefix(BPE)
+    if not (size.isascii() and size.isdigit() and 257 <= int(size) <= 1 << 20):
+        raise ConfigError(f"data.tokenizer={name}: give {BPE}SIZE, with 257 tokens or more")
+    return FromFile(
+        "data.tokenizer", name, content=train_bpe(iter(texts), int(size), BPE_LETTERS).encode()
+    )

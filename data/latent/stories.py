@@ -1,0 +1,73 @@
+"""Made-up texts that say who has what, and questions about them: keys and values that are held out
+never occur in training.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+from data.latent.qa_files import Example, Sets
+from data.order import generator
+from utils.errors import ConfigError
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WHAT = "cupboard"
+KEYS = tuple(a + b for a in LETTERS for b in LETTERS)
+VALUES = tuple(f"{number:02}" for number in range(100))
+HELD_OUT = 5  # every fifth
+
+
+def make_stories(
+    seed: int, train: int, test: int, facts: int, least: int | None = None, all_words: bool = False
+) -> Sets:
+    """So many texts of so many facts each, in training of `least` to so many, with a question about
+    every fact; of a test text about one.
+
+    `all_words`: in training, too, as a language model knows all words of its language.
+    """
+    sets: Sets = {}
+    for name, count in (("train", train), ("test", test)):
+        keys, values = (
+            _words(words, name == "test", all_words and name == "train") for words in (KEYS, VALUES)
+        )
+        if facts > min(len(keys), len(values)):
+            most = min(len(keys), len(values))
+            raise ConfigError(
+                f"data.stories.facts={facts}: at most {most}, as nothing occurs twice in a text;"
+                " give fewer"
+            )
+        if least is not None and least > facts:
+            raise ConfigError(
+                f"data.stories.least={least}: is more than data.stories.facts={facts}, which are"
+                " the most"
+            )
+        draw = generator(seed, f"stories, {name}, {len(keys)} words")
+        sets[name] = []
+        for number in range(count):
+            some = (
+                facts if name == "test" or least is None else int(draw.integers(least, facts + 1))
+            )
+            chosen = list(zip(_some(draw, keys, some), _some(draw, values, some), strict=True))
+            text = " ".join(f"{WHAT}{key}{value}" for key, value in chosen)
+            asked = [
+                chosen[place] for place in draw.permutation(some)[: 1 if name == "test" else some]
+            ]
+            sets[name] += [
+                Example(text, f"{WHAT}{key}", (value,), f"story {number} of {name}")
+                for key, value in asked
+            ]
+    return sets
+
+
+def _words(words: tuple[str, ...], held_out: bool, everything: bool) -> list[str]:
+    return [
+        word
+        for word in words
+        if everything or (zlib.crc32(word.encode()) % HELD_OUT == 0) == held_out
+    ]
+
+
+def _some(draw: np.random.Generator, of: list[str], count: int) -> list[str]:
+    return [of[place] for place in draw.choice(len(of), count, replace=False)]

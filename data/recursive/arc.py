@@ -1,0 +1,189 @@
+"""ARC grids as tokens, the symmetries that turn one puzzle into many, and what identifiers say of
+them.
+
+A grid lies on a 30×30 canvas: colour c is token c + 2, end tokens follow its last row and its last
+column, the rest is pad.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from utils.errors import ConfigError, brief
+from utils.files import read_bytes
+
+# N grids, T symmetries
+
+SIDE, COLOURS = 30, 10
+CELLS = SIDE * SIDE
+PAD, END, FIRST = 0, 1, 2  # tokens: nothing, the end of a row or a column, the first colour
+VOCAB = FIRST + COLOURS
+BLANK = "<blank>"
+# Of each symmetry, by its published number: cell (i, j) of an image comes from (j, i) first if
+# swapped; then the row is counted from the other end, then the column. 0 is the identity, 1 to 3
+# turn counterclockwise, 4 and 5 mirror, 6 and 7 transpose.
+SYMMETRIES = (
+    (0, 0, 0),
+    (1, 0, 1),
+    (0, 1, 1),
+    (1, 1, 0),
+    (0, 0, 1),
+    (0, 1, 0),
+    (1, 0, 0),
+    (1, 1, 1),
+)
+INVERSE = (0, 3, 2, 1, 4, 5, 6, 7)
+SWAPS = np.array([swap for swap, _, _ in SYMMETRIES], bool)
+# of augmentations, as the published builders write them: the puzzle, the symmetry, to which digit
+# each colour goes
+NAMES = {
+    "trm": ("{}|||t{}|||{}", re.compile(r"(.+)\|\|\|t([0-7])\|\|\|(\d{10})")),
+    "hrm": ("{}_t{}_{}", re.compile(r"(.+)_t([0-7])_(\d{10})")),
+}
+IDENTIFIERS = "identifiers.json"
+
+
+def origins(
+    symmetry: np.ndarray, height: np.ndarray, width: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of images (N) of grids of these sizes: each canvas cell's row and column in the grid (N, 30,
+    30), and the images' sizes.
+
+    Cells beyond an image come from anywhere.
+    """
+    swap, row_back, column_back = np.array(SYMMETRIES, bool)[symmetry].T[:, :, None, None]
+    i, j = np.arange(SIDE)[:, None], np.arange(SIDE)
+    tall, wide = height[:, None, None], width[:, None, None]
+    row, column = np.where(swap, j, i), np.where(swap, i, j)
+    row, column = (
+        np.where(row_back, tall - 1 - row, row),
+        np.where(column_back, wide - 1 - column, column),
+    )
+    swapped = SWAPS[symmetry]
+    return row, column, np.where(swapped, width, height), np.where(swapped, height, width)
+
+
+def sizes(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Height and width (N) of the largest rectangle of colours at the beginning of each canvas; of
+    equal ones the lowest.
+    """
+    colours = (tokens.reshape(-1, SIDE, SIDE) >= FIRST) & (tokens.reshape(-1, SIDE, SIDE) < VOCAB)
+    # columns whole down to each row
+    runs = np.minimum.accumulate(np.logical_and.accumulate(colours, axis=2).sum(2), axis=1)
+    areas = runs * np.arange(1, SIDE + 1)
+    rows = areas.argmax(1)
+    found = areas.any(1)
+    return np.where(found, rows + 1, 0), np.where(found, runs[np.arange(len(rows)), rows], 0)
+
+
+def undone(
+    tokens: np.ndarray, symmetry: np.ndarray, colours: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The grids on canvases (N, 900) before symmetries and colour maps (N, 10) were applied: their
+    tokens, heights and widths.
+    """
+    height, width = sizes(tokens)
+    row, column, tall, wide = origins(np.array(INVERSE)[symmetry], height, width)
+    inside = (np.arange(SIDE)[:, None] < tall[:, None, None]) & (
+        np.arange(SIDE) < wide[:, None, None]
+    )
+    cells = np.where(inside, row * SIDE + column, 0).reshape(len(tokens), CELLS)
+    back = np.zeros((len(tokens), 1 << 8), np.uint8)
+    np.put_along_axis(
+        back, colours.astype(np.int64) + FIRST, np.arange(FIRST, VOCAB, dtype=np.uint8)[None], 1
+    )
+    moved = np.take_along_axis(back, np.take_along_axis(tokens, cells, 1).astype(np.int64), 1)
+    return np.where(inside.reshape(len(tokens), CELLS), moved, np.uint8(PAD)), tall, wide
+
+
+def canvases(grid: np.ndarray, symmetry: np.ndarray, colours: np.ndarray) -> np.ndarray:
+    """A grid's images under symmetries (N) and colour maps (N, 10), each in the corner of its
+    canvas: tokens (N, 900).
+    """
+    height, width = (np.full(len(symmetry), size) for size in grid.shape)
+    row, column, tall, wide = origins(symmetry, height, width)
+    i, j, tall, wide = (
+        np.arange(SIDE)[:, None],
+        np.arange(SIDE),
+        tall[:, None, None],
+        wide[:, None, None],
+    )
+    inside = (i < tall) & (j < wide)
+    given = np.where(inside, grid[np.where(inside, row, 0), np.where(inside, column, 0)], 0)
+    cells = np.where(
+        inside,
+        np.take_along_axis(colours, given.reshape(len(symmetry), CELLS), 1).reshape(given.shape)
+        + FIRST,
+        PAD,
+    )
+    return (
+        np.where(((i == tall) & (j < wide)) | ((j == wide) & (i < tall)), END, cells)
+        .astype(np.uint8)
+        .reshape(-1, CELLS)
+    )
+
+
+@dataclass(frozen=True)
+class Augmentations:
+    """What some puzzle ids stand for: which puzzle, under which symmetry and colour map."""
+
+    names: list[str]  # of the puzzles, in the order of their ids
+    puzzle: np.ndarray  # into names, by id
+    symmetry: np.ndarray
+    colours: np.ndarray  # (ids, 10)
+    original: np.ndarray  # whether an id stands for the puzzle as it was
+
+    def only(self, places: np.ndarray) -> Augmentations:
+        """Those at these places."""
+        return Augmentations(
+            self.names,
+            *(each[places] for each in (self.puzzle, self.symmetry, self.colours, self.original)),
+        )
+
+
+def read_augmentations(key: str, folder: Path, ids: np.ndarray) -> Augmentations:
+    """Those of these ids, from the names that either published builder gives them."""
+    where = f"{key}: {IDENTIFIERS}"
+    try:
+        known = json.loads(read_bytes(folder / IDENTIFIERS))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{where} is missing, and with it what was done to each puzzle; build it with python -m"
+            " data.build.arc"
+        ) from None
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(
+            f"{where} cannot be read ({brief(error)}); build the dataset again"
+        ) from None
+    if (
+        not isinstance(known, list)
+        or len(known) <= ids.max(initial=0)
+        or not all(isinstance(name, str) for name in known)
+    ):
+        raise ConfigError(f"{where} names no puzzle {ids.max(initial=0)}; build the dataset again")
+    pattern = next(
+        (kind for _, kind in NAMES.values() if any(kind.fullmatch(known[one]) for one in ids)), None
+    )
+    names: dict[str, int] = {}
+    puzzle, symmetry = np.empty(len(ids), np.int32), np.zeros(len(ids), np.uint8)
+    colours = np.tile(np.arange(COLOURS, dtype=np.uint8), (len(ids), 1))
+    original = np.ones(len(ids), bool)
+    for place, one in enumerate(ids):
+        name = known[one]
+        if match := pattern.fullmatch(name) if pattern else None:
+            name = match[1]
+            colours[place] = list(map(int, match[3]))
+            symmetry[place], original[place] = int(match[2]), False
+        puzzle[place] = names.setdefault(name, len(names))
+    wrong = (np.sort(colours, 1) != np.arange(COLOURS)).any(1)
+    if wrong.any():
+        raise ConfigError(
+            f"{where}: {brief(known[ids[wrong.argmax()]])} maps no ten colours to ten; build the"
+            " dataset again"
+        )
+    return Augmentations([*names], puzzle, symmetry, colours, original)

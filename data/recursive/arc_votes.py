@@ -1,0 +1,336 @@
+"""What a net makes of ARC's test pairs, by the votes of all augmentations of each puzzle."""
+
+# N examples, K answers that differ
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Protocol
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.recursive.arc import (
+    CELLS,
+    FIRST,
+    SIDE,
+    VOCAB,
+    Augmentations,
+    read_augmentations,
+    sizes,
+    undone,
+)
+from data.recursive.arc_scene import arc_scene, grids_of, in_turn, shown_pair
+from data.recursive.puzzle_files import PuzzleSplit
+from data.source import Batch
+from utils.errors import ConfigError, brief
+from utils.measure.report import Prediction, Report
+from utils.measure.scene import Files
+
+PASSES = (1, 2, 5, 10, 100, 1000)
+POOLED = "pooled_"
+FILE = "arc_votes.npz"  # what later evaluations of a run may pool
+NAMES = ("pair", "key", "votes", "confidence", "grid")
+ATTEMPTS = 2  # in a submission, for each pair
+# confidences are added as whole numbers, so that no order of adding them gives another sum
+ONE = 2.0**40
+WEIGHTS = np.random.default_rng(2).integers(2**63, size=CELLS, dtype=np.uint64) * np.uint64(
+    2
+) + np.uint64(1)
+
+
+class ArcPairs:
+    """The test pairs of a set, and which of them each example asks for, under which
+    augmentation.
+    """
+
+    def __init__(self, split: PuzzleSplit, name: str) -> None:
+        where, puzzles = f"evaluators=[arc]: {split.where}/{name}", split.sets[name]
+        if (split.metadata.vocab_size, split.metadata.seq_len) != (
+            VOCAB,
+            CELLS,
+        ) or split.folder is None:
+            raise ConfigError(
+                f"{where} holds no ARC puzzles (vocab_size={VOCAB}, seq_len={CELLS}); use"
+                " evaluators=[]"
+            )
+        made = read_augmentations(where, split.folder, puzzles.puzzle_identifiers)
+        first, count = puzzles.puzzle_indices[:-1].astype(np.int64), np.diff(puzzles.puzzle_indices)
+        originals = np.flatnonzero(made.original)
+        if len(originals) != len(made.names) or len({*made.puzzle[originals].tolist()}) < len(
+            originals
+        ):
+            raise ConfigError(
+                f"{where} has not every puzzle once as it was, unaugmented; build it again with"
+                " python -m data.build.arc"
+            )
+        originals = originals[made.puzzle[originals].argsort()]
+        if (count != count[originals][made.puzzle]).any():
+            raise ConfigError(
+                f"{where} has augmentations with other numbers of examples than their puzzle; build"
+                " it again"
+            )
+        self.names, self.augmentations = made.names, made
+        self._first = first
+        self.ends = np.cumsum(count[originals])  # of each puzzle's pairs
+        # the first that each augmentation asks for
+        self._pair = (self.ends - count[originals])[made.puzzle]
+        rows = np.concatenate([np.arange(first[one], first[one] + count[one]) for one in originals])
+        self._puzzles, self._rows = puzzles, rows
+        labels = puzzles.labels.take(rows, axis=0).astype(np.uint8)
+        self.truth = keys(
+            undone(labels, np.zeros(len(rows), int), np.tile(np.arange(10), (len(rows), 1)))[0]
+        )
+
+    @property
+    def fingerprint(self) -> np.ndarray:
+        """By which votes on the same pairs are known."""
+        digest = hashlib.sha256(
+            json.dumps([self.names, self.ends.tolist(), self.truth.tolist()]).encode()
+        ).digest()
+        return np.frombuffer(digest, np.uint8)
+
+    def grids(self, pairs: Sequence[int]) -> list[tuple[list[list[int]], list[list[int]]]]:
+        """The inputs and right outputs of these pairs."""
+        rows = self._rows[list(pairs)]
+        inputs, labels = (
+            grids_of(of.take(rows, axis=0)) for of in (self._puzzles.inputs, self._puzzles.labels)
+        )
+        return list(zip(inputs, labels, strict=True))
+
+    def name_of(self, pair: int) -> str:
+        """The puzzle, and which of its pairs it is where there are several."""
+        puzzle = int(np.searchsorted(self.ends, pair, side="right"))
+        begin, end = (0, *self.ends)[puzzle], self.ends[puzzle]
+        return self.names[puzzle] + (f", pair {pair - begin + 1}" if end - begin > 1 else "")
+
+    def asked(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of examples the pair that they ask for, and the augmentation by which they do."""
+        made = np.searchsorted(self._first, indices, side="right") - 1
+        return self._pair[made] + indices - self._first[made], made
+
+
+def keys(tokens: np.ndarray) -> np.ndarray:
+    """64 bits by which equal grids (N, 900) are known."""
+    return (tokens.astype(np.uint64) @ WEIGHTS).view(np.int64)
+
+
+class Asked(Protocol):
+    """Which pair each example asks for, and under which augmentation."""
+
+    augmentations: Augmentations
+
+    def asked(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
+
+
+class Counting:
+    """Each pair's answers as they were before augmentation, each with its votes, their confidence
+    and one copy of it.
+    """
+
+    def __init__(self, pairs: Asked) -> None:
+        self._asked = pairs
+        self._found: dict[tuple[int, int], list] = {}
+
+    def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
+        outputs = prediction.outputs
+        if not {"answer", "q_halt_logits"} <= outputs.keys():
+            return
+        pair, made = self._asked.asked(indices)
+        augmentations = self._asked.augmentations
+        # VOCAB is no colour, either
+        answers = outputs["answer"][: len(indices)].clamp(0, VOCAB).to(torch.uint8).cpu().numpy()
+        grids, _, _ = undone(answers, augmentations.symmetry[made], augmentations.colours[made])
+        confidence = (
+            (outputs["q_halt_logits"][: len(indices)].cpu().double().sigmoid() * ONE).round().long()
+        )
+        packed = grids[:, ::2] | grids[:, 1::2] << 4
+        for row, key in enumerate(zip(pair.tolist(), keys(grids).tolist(), strict=True)):
+            if (votes := self._found.get(key)) is None:
+                votes = self._found[key] = [0, 0, packed[row].tobytes()]
+            votes[0] += 1
+            votes[1] += int(confidence[row])
+
+    def rows(self) -> dict[str, Tensor]:
+        if not self._found:
+            return {}
+        pair, key = torch.tensor([*self._found]).unbind(1)
+        votes, confidence, grids = zip(*self._found.values(), strict=True)
+        grid = torch.from_numpy(
+            np.frombuffer(bytearray().join(grids), np.uint8).reshape(-1, CELLS // 2)
+        )
+        return dict(
+            zip(
+                NAMES, (pair, key, torch.tensor(votes), torch.tensor(confidence), grid), strict=True
+            )
+        )
+
+
+class ArcVotes(Counting):
+    """What all answers to a pair come to, ranked by votes, then by mean confidence.
+
+    With `pool` the last so many evaluations of a run vote together as well, this one among them.
+    """
+
+    def __init__(self, pairs: ArcPairs, pool: int = 1) -> None:
+        super().__init__(pairs)
+        self._pairs, self._pool = pairs, pool
+        self._earlier: list[Path] = []
+        own = [f"{of}pass@{k}" for of in ("", "pair_", "whole_") for k in PASSES]
+        self.scalars = [*own, *(f"{POOLED}{name}" for name in own if pool > 1)]
+
+    def recall(self, step: int, earlier: Callable[[str, int], Sequence[Path]]) -> None:
+        """The votes of evaluations before this one."""
+        if self._pool > 1:  # to find them, all of the run's metrics are read
+            self._earlier = [*earlier(FILE, self._pool - 1)]
+
+    def report(self, rows: Mapping[str, Tensor]) -> Report:
+        """`pass@k` is the mean over puzzles of the share of their pairs that one of the first k
+        answers solves, as TRM reports it; `pair_pass@k` the share of all pairs; `whole_pass@k` that
+        of the puzzles with all pairs solved, as HRM reports it.
+        """
+        if not rows:
+            return Report()
+        counted = counted_once([{name: tensor.numpy() for name, tensor in rows.items()}])
+        metrics, submission = self._judged(counted)
+        files: dict[str, str | bytes] = {"submission.json": submission, **self._scene(counted)}
+        said = "  ".join(f"pass@{k} {metrics[f'pass@{k}']:.4f}" for k in PASSES)
+        text = f"{len(self._pairs.ends)} puzzles, {len(self._pairs.truth)} test pairs: {said}"
+        if self._pool > 1:
+            together = counted
+            for file in self._earlier:
+                together = counted_once([together, self._read(file)])
+            pooled, files[f"{POOLED}submission.json"] = self._judged(together)
+            metrics |= {f"{POOLED}{name}": value for name, value in pooled.items()}
+            np.savez_compressed(written := BytesIO(), of=self._pairs.fingerprint, **counted)  # type: ignore[arg-type]
+            files[FILE] = written.getvalue()
+        return Report(metrics=metrics, files=files, text=text)
+
+    def _scene(self, counted: Mapping[str, np.ndarray]) -> Files:
+        """Some pairs with their best answers, for the report page."""
+        pair, key, _, place = ranked(counted)
+        best = place < ATTEMPTS
+        solved = np.zeros(len(self._pairs.truth), bool)
+        solved[pair[best & (key == self._pairs.truth[pair])]] = True
+        asked = np.unique(pair)
+        chosen = [int(asked[one]) for one in in_turn(solved[asked].tolist())]
+        shown = []
+        for one, (given, truth) in zip(chosen, self._pairs.grids(chosen), strict=True):
+            answers, votes = best_answers(counted, one)
+            shown.append(shown_pair(self._pairs.name_of(one), given, truth, answers, votes))
+        return arc_scene(shown)
+
+    def _read(self, file: Path) -> dict[str, np.ndarray]:
+        try:
+            with np.load(file, allow_pickle=False) as content:
+                if bytes(content["of"]) != bytes(self._pairs.fingerprint):
+                    raise ValueError("of other test pairs")
+                return {name: content[name] for name in NAMES}
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            EOFError,
+            BadZipFile,
+            zlib.error,
+        ) as error:
+            raise ConfigError(
+                f"data.arc_pool={self._pool}: {file} cannot be used ({brief(error)}); remove it"
+            ) from None
+
+    def _judged(self, counted: Mapping[str, np.ndarray]) -> tuple[dict[str, float], str]:
+        """Metrics, and a submission."""
+        pair, key, grid, place = ranked(counted)
+        truth, ends = self._pairs.truth, self._pairs.ends
+        found = np.full(len(truth), np.iinfo(np.int64).max)
+        right = key == truth[pair]
+        found[pair[right]] = place[right]
+        metrics: dict[str, float] = {}
+        for k in PASSES:
+            solved = found < k
+            each = [part.mean() for part in np.split(solved, ends[:-1])]
+            means = (np.mean(each), solved.mean(), np.mean(np.equal(each, 1)))
+            metrics |= {
+                f"{of}pass@{k}": float(mean)
+                for of, mean in zip(("", "pair_", "whole_"), means, strict=True)
+            }
+        attempts: list[list] = [[] for _ in truth]
+        for row in np.flatnonzero(place < ATTEMPTS):
+            attempts[pair[row]].append(plain(grid[row]))
+        return metrics, json.dumps(self._submission(attempts))
+
+    def _submission(self, attempts: Sequence[list]) -> dict[str, list[dict[str, list]]]:
+        """As Kaggle wants it; where all agree there is but one answer, twice."""
+        begins = np.r_[0, self._pairs.ends[:-1]]
+        filled = [
+            (grids or [[]]) + (grids or [[]])[:1] * (ATTEMPTS - max(1, len(grids)))
+            for grids in attempts
+        ]
+        return {
+            name: [
+                {f"attempt_{number}": grid for number, grid in enumerate(grids, 1)}
+                for grids in filled[begin:end]
+            ]
+            for name, begin, end in zip(self._pairs.names, begins, self._pairs.ends, strict=True)
+        }
+
+
+def best_answers(counted: Mapping[str, np.ndarray], pair: int) -> tuple[list[dict[str, Any]], int]:
+    """A pair's best answers as the report page shows them, and the votes for all its answers."""
+    own = {name: counted[name][counted["pair"] == pair] for name in NAMES}
+    _, keys_of, grids, _ = ranked(own)
+    answers = []
+    for key, grid in zip(keys_of[:ATTEMPTS], grids[:ATTEMPTS], strict=True):
+        votes, sure = (int(own[name][own["key"] == key][0]) for name in ("votes", "confidence"))
+        answers.append({"grid": plain(grid), "votes": votes, "confidence": sure / ONE / votes})
+    return answers, int(own["votes"].sum())
+
+
+def counted_once(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Everybody's answers as one, each pair's in the order of their keys: who had one first does
+    not matter.
+    """
+    rows = {name: np.concatenate([part[name] for part in parts]) for name in NAMES}
+    order = np.lexsort((rows["key"], rows["pair"]))
+    pair, key = rows["pair"][order], rows["key"][order]
+    first = np.flatnonzero(np.r_[True, (np.diff(pair) != 0) | (np.diff(key) != 0)])
+    votes, confidence = (
+        np.add.reduceat(rows[name][order], first) for name in ("votes", "confidence")
+    )
+    return dict(
+        zip(
+            NAMES,
+            (pair[first], key[first], votes, confidence, rows["grid"][order[first]]),
+            strict=True,
+        )
+    )
+
+
+def ranked(
+    counted: Mapping[str, np.ndarray],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The pair, the key and a copy of each answer, the best of a pair first, and its place there;
+    equal ones stay as they are.
+    """
+    pair, key, votes, confidence, grid = (counted[name] for name in NAMES)
+    order = np.lexsort((-(confidence / votes), -votes, pair))
+    pair = pair[order]
+    begins = np.flatnonzero(np.r_[True, np.diff(pair) != 0])
+    place = np.arange(len(pair)) - np.repeat(begins, np.diff(np.r_[begins, len(pair)]))
+    return pair, key[order], grid[order], place
+
+
+def plain(packed: np.ndarray) -> list[list[int]]:
+    """A grid as it is written for people and programs."""
+    tokens = np.stack([packed & 15, packed >> 4], 1).reshape(CELLS)
+    height, width = (int(side[0]) for side in sizes(tokens[None]))
+    return (tokens.reshape(SIDE, SIDE)[:height, :width].astype(int) - FIRST).tolist()

@@ -1,0 +1,166 @@
+"""Records how a few puzzles are solved, thinking step by thinking step, for the report page."""
+
+# N examples, T cells, R recorded steps
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.recursive import maze
+from data.recursive.sudoku import BOXES, DIGITS
+from data.source import IGNORE, Batch
+from utils.measure.report import Prediction, Report
+from utils.measure.scene import Files, fitting, scene, spread
+
+SHOWN = 4  # solved examples, and as many unsolved ones
+NOT_COUNTED, NONSENSE = "-", "?"  # a cell without a label; a token that stands for nothing
+PER_CHANGE = (
+    8  # characters that one changed cell takes, against one for each cell of a whole answer
+)
+OUTPUTS = ("answer_by_step", "halt_margin_by_step", "halt_step")
+CAPTION = (
+    "The net's answer after each thinking step: solved examples that took the most steps, and the"
+    " first unsolved ones."
+)
+
+
+class Boards:
+    """Keeps a few examples of a set of Sudoku boards or mazes: the solved ones that took the most
+    steps, and the first unsolved ones.
+    """
+
+    scalars: Sequence[str] = ()
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._found: dict[bool, list[dict[str, Tensor]]] = {True: [], False: []}
+
+    def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
+        """Takes over the examples of a batch that come before those kept so far."""
+        outputs = prediction.outputs
+        if not {*OUTPUTS, "right_by_step"} <= outputs.keys():
+            return
+        rows = slice(len(indices))
+        cells_N = (batch["labels"][rows] != IGNORE).sum(-1)
+        solved_NS = outputs["right_by_step"][rows].cpu() == cells_N[:, None]
+        # unsolved steps of a solved example: the more, the later it was solved
+        waited_N = torch.where(solved_NS[:, -1], (~solved_NS).sum(1), 0).numpy()
+        for solved, found in self._found.items():
+            fitting = np.flatnonzero((cells_N > 0) & (solved_NS[:, -1] == solved))
+            best = fitting[np.lexsort((indices[fitting], -waited_N[fitting]))[:SHOWN]]
+            places = {(-int(waited_N[row]), int(indices[row])): int(row) for row in best}
+            first = sorted([*places, *map(_rank, found)])[:SHOWN]
+            found[:] = [each for each in found if _rank(each) in first]
+            for place in sorted(places.keys() & first):
+                row = places[place]
+                kept = {name: outputs[name][row].cpu() for name in OUTPUTS}
+                kept |= {name: batch[name][row].cpu() for name in ("inputs", "labels")}
+                kept |= {"index": torch.tensor(place[1]), "waited": torch.tensor(-place[0])}
+                found.append(kept | {"solved": torch.tensor(solved)})
+
+    def rows(self) -> dict[str, Tensor]:
+        kept = self._found[True] + self._found[False]
+        return {name: torch.stack([row[name] for row in kept]) for name in kept[0]} if kept else {}
+
+    def report(self, rows: Mapping[str, Tensor]) -> Report:
+        """The first of all ranks' examples: the same at any number of ranks."""
+        if not rows:
+            return Report()
+        order = sorted(
+            range(len(rows["index"])),
+            key=lambda row: _rank({name: tensor[row] for name, tensor in rows.items()}),
+        )
+        chosen = {
+            solved: [row for row in order if bool(rows["solved"][row]) == solved][:SHOWN]
+            for solved in (True, False)
+        }
+        # taken in turn, so that a large board leaves room for one of each
+        mixed = [
+            row
+            for place in range(SHOWN)
+            for solved in (True, False)
+            for row in chosen[solved][place : place + 1]
+        ]
+
+        def made(some: Sequence[int]) -> Files:
+            taken = {name: tensor[list(some)] for name, tensor in rows.items()}
+            return boards_scene(self._kind, CAPTION, taken)
+
+        return Report(files=fitting(mixed, made))
+
+
+def boards_scene(kind: str, caption: str, rows: Mapping[str, Tensor]) -> Files:
+    """Puzzles with their answers by step, one in each row; solved ones are shown first."""
+    side = round(rows["inputs"].shape[1] ** 0.5)
+    steps, recorded = rows["halt_margin_by_step"].shape[1], rows["answer_by_step"].shape[1]
+    solved = rows["solved"].tolist()
+    shown = sorted(range(len(solved)), key=lambda row: not solved[row])
+    return scene(
+        "boards",
+        "boards",
+        "Boards, cell by cell" if kind == "sudoku" else "Mazes, cell by cell",
+        caption,
+        board=kind,
+        side=side,
+        box=list(BOXES[side]) if kind == "sudoku" else None,
+        steps=spread(steps, recorded),
+        examples=[
+            example(kind, {name: tensor[row].numpy() for name, tensor in rows.items()})
+            for row in shown
+        ],
+    )
+
+
+def _rank(row: Mapping[str, Tensor]) -> tuple[int, int]:
+    """By which examples of a sort are put in order."""
+    return -int(row["waited"]), int(row["index"])
+
+
+def example(kind: str, row: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """One puzzle: what is given, what is right, and the answer and halting value by step."""
+    wanted = row["labels"]
+    labels = np.where(wanted == IGNORE, -1, wanted)
+    answers = [characters(kind, answer) for answer in row["answer_by_step"]]
+    margins = row["halt_margin_by_step"].astype(np.float64)
+    halting = 1 / (1 + np.exp(-margins.clip(-500, 500)))
+    recorded = np.array(spread(len(halting), len(answers))) - 1
+    return {
+        "index": int(row["index"]),
+        "solved": bool(row["solved"]),
+        "inputs": characters(kind, row["inputs"]),
+        "labels": characters(kind, labels),
+        "answers": [answers[0], *map(change, answers, answers[1:])],
+        "halting": halting[recorded].tolist(),
+        "halt_step": int(row["halt_step"]),
+    }
+
+
+def characters(kind: str, tokens: np.ndarray) -> str:
+    """A character for each cell: `.` for a blank of a Sudoku, those of the file for a maze."""
+    if kind == "maze":
+        table = NONSENSE + maze.CHARACTERS
+    else:
+        side = round(len(tokens) ** 0.5)
+        table = NONSENSE + "." + DIGITS[1 : side + 1]  # tokens 0 and 1 are PAD and BLANK
+    return "".join(_character(table, token) for token in tokens.tolist())
+
+
+def _character(table: str, token: int) -> str:
+    if token == -1:
+        return NOT_COUNTED
+    return table[token] if 0 <= token < len(table) else NONSENSE
+
+
+def change(before: str, after: str) -> str | dict[str, str]:
+    """The whole answer, or the cells that changed where that is shorter."""
+    changed = {
+        str(cell): new
+        for cell, (old, new) in enumerate(zip(before, after, strict=True))
+        if old != new
+    }
+    return changed if len(changed) * PER_CHANGE < len(after) else after

@@ -1,0 +1,212 @@
+"""Mazes: their characters and tokens, shortest paths, and a generator that tries many boards at
+once.
+
+A maze is a square of cells, one row of tokens (N, cells). Steps go down, left, right and up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+CHARACTERS = "# SGo"  # a character's token is its place, from 1 on
+PAD, WALL, FREE, START, GOAL, PATH = range(6)
+LONGEST_SIDE = 64  # the generator keeps a row of cells in the bits of a number
+TOGETHER = 2048  # boards that the generator tries at once
+WALLS = (77, 129)  # of 256 cells, drawn anew for each board: 30 to 50 %
+LOOKS = 8  # steps between two looks at which boards go on
+MANY = 32  # goals in a board that is kept for sure
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What a search from one cell has found; cells that it did not reach are as far as -1."""
+
+    distance: list[int]
+    parent: list[int]
+
+    def path_to(self, cell: int) -> list[int]:
+        """The cells of a shortest path, both ends included."""
+        path = [cell]
+        while self.distance[path[-1]]:
+            path.append(self.parent[path[-1]])
+        return path[::-1]
+
+
+def search(tokens: np.ndarray, start: int) -> Reached:
+    """Breadth first, neighbours down, left, right, up, the first parent kept: as the published
+    mazes were solved.
+    """
+    cells, beside = len(tokens), neighbours(round(len(tokens) ** 0.5))
+    free = (tokens != WALL).tolist()
+    distance, parent = [-1] * cells, [-1] * cells
+    distance[start] = 0
+    queue = [start]
+    for cell in queue:  # which grows
+        for other in beside[cell]:
+            if free[other] and distance[other] < 0:
+                distance[other], parent[other] = distance[cell] + 1, cell
+                queue.append(other)
+    return Reached(distance, parent)
+
+
+@cache
+def neighbours(side: int) -> list[list[int]]:
+    """Of every cell those down, left, right and up."""
+    cells = range(side * side)
+    ways = [
+        (side, [cell + side < side * side for cell in cells]),
+        (-1, [cell % side > 0 for cell in cells]),
+    ]
+    ways += [
+        (1, [cell % side < side - 1 for cell in cells]),
+        (-side, [cell >= side for cell in cells]),
+    ]
+    return [[cell + way for way, there in ways if there[cell]] for cell in cells]
+
+
+@cache
+def turned(side: int) -> np.ndarray:
+    """Where each cell of a square's eight turns and reflections comes from (8, cells); the first is
+    the square as it is.
+    """
+    square = np.arange(side * side).reshape(side, side)
+    return np.stack(
+        [np.rot90(flipped, turns) for flipped in (square, square[:, ::-1]) for turns in range(4)]
+    ).reshape(8, -1)
+
+
+def solved(tokens: np.ndarray) -> np.ndarray | None:
+    """The maze with a shortest path in it; None where none leads to the goal."""
+    found = search(tokens, int((tokens == START).argmax()))
+    goal = int((tokens == GOAL).argmax())
+    return None if found.distance[goal] < 0 else _with_path(tokens, found.path_to(goal))
+
+
+def _with_path(tokens: np.ndarray, path: list[int]) -> np.ndarray:
+    answer = tokens.copy()
+    answer[path[1:-1]] = PATH
+    return answer
+
+
+def is_square(cells: int) -> bool:
+    """Whether so many cells make a square."""
+    return round(cells**0.5) ** 2 == cells
+
+
+def is_maze(inputs: np.ndarray, labels: np.ndarray) -> bool:
+    """Whether rows are mazes and their answers, and nothing else that has as many tokens."""
+    if not len(inputs) or not is_square(inputs.shape[1]):
+        return False
+    ends = all(((inputs == end).sum(1) == 1).all() for end in (START, GOAL))
+    known = (inputs >= WALL).all() and (inputs <= GOAL).all()
+    return bool(
+        ends and known and ((labels == inputs) | ((inputs == FREE) & (labels == PATH))).all()
+    )
+
+
+def leads(inputs: np.ndarray, answers: np.ndarray) -> np.ndarray:
+    """Whether each answer is its maze with a shortest path marked: any of them, and no cell beside
+    it.
+    """
+    kept = ((answers == inputs) | ((inputs == FREE) & (answers == PATH))).all(1)
+    shortest = _steps(inputs, inputs != WALL)
+    through = _steps(inputs, (answers == PATH) | (inputs == START) | (inputs == GOAL))
+    # no shorter way exists, so this one needs all marked cells
+    return kept & (through >= 0) & ((answers == PATH).sum(1) == shortest - 1)
+
+
+def _steps(tokens: np.ndarray, open_cells: np.ndarray) -> np.ndarray:
+    """How many steps lead from start to goal through open cells; -1 where none do."""
+    side = round(tokens.shape[1] ** 0.5)
+    shape = (-1, side, side)
+    passable = open_cells.reshape(shape)
+    reached, goal = (tokens == START).reshape(shape), (tokens == GOAL).reshape(shape)
+    steps = np.full(len(tokens), -1)
+    active, step = np.arange(len(tokens)), 0
+    while len(active):
+        there = (reached & goal).any((1, 2))
+        steps[active[there]] = step
+        wider = reached.copy()
+        wider[:, 1:] |= reached[:, :-1]
+        wider[:, :-1] |= reached[:, 1:]
+        wider[:, :, 1:] |= reached[:, :, :-1]
+        wider[:, :, :-1] |= reached[:, :, 1:]
+        wider &= passable
+        going = ~there & (wider != reached).any((1, 2))
+        active, reached, passable, goal = active[going], wider[going], passable[going], goal[going]
+        step += 1
+    return steps
+
+
+def generate(
+    side: int, min_path: int, unique: bool, seed: int, chunks: Iterable[int]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Mazes and answers among the boards of these chunks: walls, start and goal at random, kept if
+    the goal is so far away.
+
+    A path's length counts its cells, both ends included. Where a goal drawn blindly would seldom be
+    far enough, few boards are kept.
+    """
+    return [
+        maze
+        for chunk in chunks
+        for maze in _generate_chunk(side, min_path, unique, np.random.default_rng([seed, chunk]))
+    ]
+
+
+def _generate_chunk(
+    side: int, min_path: int, unique: bool, rng: np.random.Generator
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    open_cells = rng.integers(0, 256, (TOGETHER, side * side), np.uint8) >= rng.integers(
+        *WALLS, (TOGETHER, 1), np.uint8
+    )
+    starts = rng.integers(0, side * side, TOGETHER)
+    open_cells[np.arange(TOGETHER), starts] = True
+    made = []
+    for board in _reaching(open_cells, starts, side, min_path - 1):
+        tokens = np.where(open_cells[board], np.uint8(FREE), np.uint8(WALL))
+        found = search(tokens, int(starts[board]))
+        goals = [cell for cell, far in enumerate(found.distance) if far >= min_path - 1]
+        if rng.random() < len(goals) / MANY:
+            path = found.path_to(goals[rng.integers(len(goals))])
+            if unique:
+                _close_others(tokens, path)
+            tokens[path[0]], tokens[path[-1]] = START, GOAL
+            made.append((tokens, _with_path(tokens, path)))
+    return made
+
+
+def _close_others(tokens: np.ndarray, path: list[int]) -> None:
+    """Walls where other shortest paths leave this one."""
+    beside, to_goal = neighbours(round(len(tokens) ** 0.5)), search(tokens, path[-1]).distance
+    for step, cell in enumerate(path[:-1], start=1):
+        for other in beside[cell]:
+            if to_goal[other] == len(path) - 1 - step and other != path[step]:
+                tokens[other] = WALL
+
+
+def _reaching(open_cells: np.ndarray, starts: np.ndarray, side: int, steps: int) -> np.ndarray:
+    """Which boards have cells so many steps from the start: all boards spread at once, a row of
+    cells in a number's bits.
+    """
+    word, bits = (np.uint32, 32) if side <= 32 else (np.uint64, 64)
+    padded = np.zeros((len(starts), side, bits), bool)
+    padded[:, :, :side] = open_cells.reshape(-1, side, side)
+    passable = np.packbits(padded, axis=2, bitorder="little").view(word)[:, :, 0]
+    reached = np.zeros_like(passable)
+    board, one = np.arange(len(passable)), word(1)
+    reached[board, starts // side] = np.left_shift(one, (starts % side).astype(word))
+    for step in range(1, steps + 1):
+        wider = reached | (reached << one) | (reached >> one)
+        wider[:, 1:] |= reached[:, :-1]
+        wider[:, :-1] |= reached[:, 1:]
+        wider &= passable
+        if step % LOOKS == 0 or step == steps:
+            going = (wider != reached).any(1)
+            board, passable, wider = board[going], passable[going], wider[going]
+        reached = wider
+    return board

@@ -1,0 +1,300 @@
+"""The on-disk format of puzzle datasets, as HRM publishes them: one `dataset.json` and five arrays
+per set and split.
+
+Puzzle p's examples are rows puzzle_indices[p]:puzzle_indices[p+1]; group g's puzzles are
+group_indices[g]:group_indices[g+1].
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import reprlib
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.npy import open_array
+from utils.errors import ConfigError, brief
+from utils.files import read_bytes
+from utils.spec import IGNORE
+
+# and their dimensions
+ARRAYS = {
+    "inputs": 2,
+    "labels": 2,
+    "puzzle_identifiers": 1,
+    "puzzle_indices": 1,
+    "group_indices": 1,
+}
+# bytes of an array up to which all of it is checked when a dataset is opened
+CHECKED_WHOLE = 1 << 26
+# rows looked at where it is larger: all would mean reading gigabytes on every rank
+SAMPLED_ROWS = 1024
+MOST_IDS = 2**31 - 1  # ids travel as int32
+# what `dataset.json` may say: an embedding of more tokens would fit no machine, and only a damaged
+# file asks for one
+MOST = {"vocab_size": 1 << 20, "seq_len": MOST_IDS, "num_puzzle_identifiers": MOST_IDS}
+# sets name files, on reading and on evaluation
+SET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
+FINGERPRINT = re.compile(r"[ -~]{0,200}")
+
+
+@dataclass(frozen=True)
+class PuzzleSet:
+    """The arrays of one set."""
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    puzzle_identifiers: np.ndarray
+    puzzle_indices: np.ndarray
+    group_indices: np.ndarray
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {name: getattr(self, name) for name in ARRAYS}
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What `dataset.json` says and we use."""
+
+    pad_id: int
+    ignore_label_id: int | None
+    blank_identifier_id: int
+    vocab_size: int
+    seq_len: int
+    num_puzzle_identifiers: int
+    sets: tuple[str, ...]
+
+    @property
+    def ignored(self) -> int:
+        """The label that counts nowhere: the dataset's own, or PyTorch's where it has none."""
+        return IGNORE if self.ignore_label_id is None else self.ignore_label_id
+
+
+@dataclass(frozen=True)
+class PuzzleSplit:
+    """One split of one dataset."""
+
+    where: str  # how messages name it: the user's key=value and the split's file
+    metadata: Metadata
+    sets: dict[str, PuzzleSet]
+    fingerprint: str = ""
+    folder: Path | None = None  # of the dataset, where it was read from one
+
+
+def plain_split(
+    where: str, metadata: Metadata, inputs: np.ndarray, labels: np.ndarray, copies: int
+) -> PuzzleSplit:
+    """One set without puzzle identities: a group for each original, of so many puzzles of one
+    example each.
+    """
+    rows = len(inputs)
+    index = np.int32 if rows < 2**31 else np.int64
+    puzzles = PuzzleSet(
+        inputs=inputs,
+        labels=labels,
+        puzzle_identifiers=np.zeros(rows, np.int32),
+        puzzle_indices=np.arange(rows + 1, dtype=index),
+        group_indices=np.arange(0, rows + 1, copies, dtype=index),
+    )
+    split = PuzzleSplit(where, metadata, {"all": puzzles})
+    return replace(split, fingerprint=content_fingerprint(split))
+
+
+def content_fingerprint(split: PuzzleSplit) -> str:
+    """The sha256 of everything in a split; what builders write into `dataset.json`."""
+    return _digest(split, lambda rows: rows)
+
+
+def sampled_fingerprint(split: PuzzleSplit) -> str:
+    """For datasets without a written fingerprint: metadata, index arrays, shapes and a strided
+    sample of the rows.
+    """
+    return "sampled-" + _digest(split, sample)
+
+
+def _digest(split: PuzzleSplit, rows_of) -> str:
+    digest = begin_digest(split.metadata)
+    for name, puzzle_set in sorted(split.sets.items()):
+        for field, array in puzzle_set.arrays().items():
+            digest.update(digest_line(name, field, array))
+            digest.update(np.ascontiguousarray(rows_of(array) if array.ndim == 2 else array).data)
+    return digest.hexdigest()
+
+
+def begin_digest(metadata: Metadata) -> Any:
+    return hashlib.sha256(json.dumps(asdict(metadata), sort_keys=True).encode())
+
+
+def digest_line(name: str, field: str, array: Any) -> bytes:
+    """What goes before an array's values."""
+    return f"{name} {field} {array.dtype.str} {array.shape}".encode()
+
+
+def sample(rows: np.ndarray) -> np.ndarray:
+    """Rows at even distances, the first and the last among them."""
+    return rows[np.linspace(0, len(rows) - 1, min(len(rows), SAMPLED_ROWS)).astype(np.int64)]
+
+
+def has_split(folder: Path, split: str) -> bool:
+    # Path.is_file raises for names that no file can have
+    return os.path.exists(folder / split / "dataset.json")
+
+
+def read_split(key: str, folder: Path, split: str) -> PuzzleSplit:
+    """Open a split, memory-mapped and checked; `key` is the user's `key=value` for messages."""
+    if not has_split(folder, split):
+        raise ConfigError(
+            f"{key}: no {split}/dataset.json there; build it with python -m data.build.sudoku"
+            f" --output-dir {folder}"
+        )
+    where = f"{key}: {split}/dataset.json"
+    try:
+        content = json.loads(read_bytes(folder / split / "dataset.json"))
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        raise _damaged(where, f"cannot be read ({brief(error)})") from None
+    metadata = _parse_metadata(where, content)
+    sets = {name: _read_set(key, folder, split, name) for name in metadata.sets}
+    result = PuzzleSplit(f"{key}: {split}", metadata, sets, content.get("fingerprint", ""), folder)
+    for name, puzzle_set in sets.items():
+        _check_set(f"{result.where}/{name}", metadata, puzzle_set)
+    return (
+        result if result.fingerprint else replace(result, fingerprint=sampled_fingerprint(result))
+    )
+
+
+def _parse_metadata(where: str, content: Any) -> Metadata:
+    if not isinstance(content, dict):
+        raise _damaged(where, f"holds a {type(content).__name__}, not an object")
+    numbers: dict[str, Any] = {}
+    for name in (
+        "pad_id",
+        "ignore_label_id",
+        "blank_identifier_id",
+        "vocab_size",
+        "seq_len",
+        "num_puzzle_identifiers",
+    ):
+        if name not in content:
+            raise _damaged(where, f"lacks {name}")
+        number = numbers[name] = content[name]
+        if name == "ignore_label_id" and number is None:
+            continue
+        if type(number) is not int:
+            raise _damaged(where, f"{name}={reprlib.repr(number)} is not a whole number")
+        if name in MOST and not 1 <= number <= MOST[name]:
+            raise _damaged(where, f"{name}={reprlib.repr(number)} is not in 1 … {MOST[name]}")
+    for name, bound in (
+        ("pad_id", "vocab_size"),
+        ("blank_identifier_id", "num_puzzle_identifiers"),
+    ):
+        if not 0 <= numbers[name] < numbers[bound]:
+            raise _damaged(
+                where,
+                f"{name}={reprlib.repr(numbers[name])} is not in 0 … {bound} - 1 ="
+                f" {numbers[bound] - 1}",
+            )
+    sets, fingerprint = content.get("sets"), content.get("fingerprint", "")
+    if not (
+        isinstance(sets, list)
+        and sets
+        and all(isinstance(name, str) and SET_NAME.fullmatch(name) for name in sets)
+    ):
+        raise _damaged(
+            where, f"sets={reprlib.repr(sets)} is not a list of names (letters, digits, _ . + -)"
+        )
+    if len(set(sets)) < len(sets):
+        raise _damaged(where, f"sets={reprlib.repr(sets)} names a set twice")
+    if not (isinstance(fingerprint, str) and FINGERPRINT.fullmatch(fingerprint)):
+        raise _damaged(
+            where, f"fingerprint={reprlib.repr(fingerprint)} is not a line of plain text"
+        )
+    return Metadata(**numbers, sets=tuple(sets))
+
+
+def _read_set(key: str, folder: Path, split: str, name: str) -> PuzzleSet:
+    arrays = {}
+    for field, dimensions in ARRAYS.items():
+        file = f"{split}/{name}__{field}.npy"
+        try:
+            arrays[field] = open_array(folder / file, dimensions)
+        except FileNotFoundError:
+            raise _damaged(f"{key}: {file}", "is missing") from None
+        except OSError as error:
+            raise _damaged(f"{key}: {file}", f"cannot be read ({brief(error)})") from None
+        except ValueError as error:
+            raise _damaged(f"{key}: {file}", str(error)) from None
+    return PuzzleSet(**arrays)
+
+
+def _check_set(where: str, metadata: Metadata, puzzle_set: PuzzleSet) -> None:
+    rows = len(puzzle_set.inputs)
+    if puzzle_set.inputs.shape[1] != metadata.seq_len:
+        raise _damaged(
+            f"{where}__inputs.npy",
+            f"has rows of {puzzle_set.inputs.shape[1]}, but seq_len is {metadata.seq_len}",
+        )
+    if puzzle_set.labels.shape != puzzle_set.inputs.shape:
+        raise _damaged(
+            f"{where}__labels.npy",
+            f"has shape {puzzle_set.labels.shape}, but inputs {puzzle_set.inputs.shape}",
+        )
+    puzzles = len(puzzle_set.puzzle_identifiers)
+    _check_indices(
+        f"{where}__puzzle_indices.npy", puzzle_set.puzzle_indices, puzzles, rows, "puzzles", "rows"
+    )
+    groups = max(0, len(puzzle_set.group_indices) - 1)
+    _check_indices(
+        f"{where}__group_indices.npy",
+        puzzle_set.group_indices,
+        groups,
+        puzzles,
+        "groups",
+        "puzzles",
+    )
+    if groups and (np.diff(puzzle_set.group_indices) == 0).any():
+        raise _damaged(f"{where}__group_indices.npy", "has a group without puzzles")
+    check_values(
+        f"{where}__puzzle_identifiers.npy",
+        puzzle_set.puzzle_identifiers,
+        metadata.num_puzzle_identifiers,
+    )
+    check_values(f"{where}__inputs.npy", _enough(puzzle_set.inputs), metadata.vocab_size)
+    check_values(
+        f"{where}__labels.npy", _enough(puzzle_set.labels), metadata.vocab_size, metadata.ignored
+    )
+
+
+def _check_indices(
+    where: str, indices: np.ndarray, count: int, end: int, items: str, parts: str
+) -> None:
+    if len(indices) != count + 1:
+        raise _damaged(where, f"has {len(indices)} entries for {count} {items}, not {count + 1}")
+    if indices[0] != 0 or indices[-1] != end or (indices[1:] < indices[:-1]).any():
+        raise _damaged(where, f"does not rise from 0 to the {end} {parts}")
+
+
+def check_values(where: str, values: np.ndarray, bound: int, allowed: int | None = None) -> None:
+    """Refuse what is not in 0 … bound - 1, nor `allowed`. Values must be as they stand in the file:
+    a cast may wrap into the range.
+    """
+    if not values.size or (values.max() < bound and values.min() >= 0):
+        return
+    wrong = (values < 0) | (values >= bound)
+    if allowed is not None:
+        wrong &= values != allowed
+    if wrong.any():
+        raise _damaged(where, f"holds {values[wrong].flat[0]}, not in 0 … {bound - 1}")
+
+
+def _enough(rows: np.ndarray) -> np.ndarray:
+    return rows if rows.nbytes <= CHECKED_WHOLE else sample(rows)
+
+
+def _damaged(where: str, what: str) -> ConfigError:
+    return ConfigError(f"{where} {what}; the dataset is damaged, build or download it again")

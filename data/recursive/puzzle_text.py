@@ -1,0 +1,151 @@
+"""A puzzle and a model's answer to it, in characters."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+
+import numpy as np
+
+from data.recursive.arc import CELLS, FIRST, SIDE, VOCAB, sizes
+from data.recursive.maze import CHARACTERS, is_maze, leads
+from data.recursive.sudoku import BOXES, DIGITS
+from data.recursive.sudoku_sets import BLANK
+from data.source import IGNORE
+
+GAP = "    "
+NOTHING = "?"  # in the place of an answer that can stand in no cell
+
+
+def puzzle_text(
+    inputs: np.ndarray, labels: np.ndarray, prediction: np.ndarray, vocab_size: int
+) -> str:
+    """Puzzle, answer and verdict, wrong cells marked `x`; other squares than Sudoku and mazes as
+    grids, what is no square as rows.
+    """
+    wrong = (labels != IGNORE) & (prediction != labels)
+    if (len(inputs), vocab_size) == (CELLS, VOCAB):
+        parts = {"puzzle": inputs, "answer": prediction} | (
+            {"right": labels} if wrong.any() else {}
+        )
+        return "\n".join(
+            [
+                *columns({name: _arc(tokens) for name, tokens in parts.items()}),
+                _verdict(labels, wrong, ""),
+            ]
+        )
+    kind = kind_of(inputs[None], labels[None], vocab_size)
+    verdict = _verdict(labels, wrong)
+    if kind == "maze" and wrong.any() and leads(inputs[None], prediction[None])[0]:
+        verdict = "another shortest path than the recorded one (where they differ: x)"
+    return "\n".join([*drawn(kind, inputs, prediction, wrong, vocab_size), verdict])
+
+
+def kind_of(inputs: np.ndarray, labels: np.ndarray, vocab_size: int) -> str:
+    """What puzzles these rows are, as far as that can be seen: the files do not say it."""
+    side = round(inputs.shape[1] ** 0.5)
+    if is_maze(inputs, labels):
+        return "maze"
+    return (
+        "sudoku"
+        if side in BOXES and side * side == inputs.shape[1] and vocab_size == side + 2
+        else ""
+    )
+
+
+def drawn(
+    kind: str, inputs: np.ndarray, prediction: np.ndarray, wrong: np.ndarray, vocab_size: int
+) -> list[str]:
+    """Puzzle and answer beside each other, wrong cells marked `x`."""
+    side, width = round(len(inputs) ** 0.5), len(str(vocab_size - 1))
+    if side * side != len(inputs):
+        # a token per column, so that puzzle, answer and marks stand under each other
+        marks = ["x" if bad else "" for bad in wrong]
+        rows = [
+            ("puzzle", [str(token) for token in inputs]),
+            ("answer", _shown(prediction, 0, vocab_size - 1)),
+            ("", marks),
+        ]
+        return [
+            (f"{name:7}" + " ".join(f"{cell:>{width + 1}}" for cell in row)).rstrip()
+            for name, row in rows
+        ]
+    if kind == "maze":
+        return _beside(
+            _maze(inputs, side), _maze(np.where(wrong, len(CHARACTERS) + 1, prediction), side)
+        )
+    if kind == "sudoku":
+        puzzle = _board(["." if token <= BLANK else DIGITS[token - 1] for token in inputs], side)
+        return _beside(puzzle, _board(_marked(_digits(prediction - 1, side), wrong, 1), side))
+    answer = _marked(_shown(prediction, 0, vocab_size - 1), wrong, width)
+    return _beside(_grid([f"{token:>{width}}" for token in inputs], side), _grid(answer, side))
+
+
+def _shown(values: np.ndarray, least: int, most: int) -> list[str]:
+    """An untrained model answers with anything: a pad or a blank where a digit belongs."""
+    return [str(value) if least <= value <= most else NOTHING for value in values]
+
+
+def _digits(values: np.ndarray, side: int) -> list[str]:
+    return [DIGITS[value] if 1 <= value <= side else NOTHING for value in values]
+
+
+def _marked(values: list[str], wrong: np.ndarray, width: int) -> list[str]:
+    """Every cell followed by its mark, so that all cells are equally wide."""
+    return [
+        f"{value:>{width}}" + ("x" if bad else " ")
+        for value, bad in zip(values, wrong, strict=True)
+    ]
+
+
+def _grid(cells: list[str], side: int) -> list[str]:
+    return [" ".join(cells[start : start + side]) for start in range(0, side * side, side)]
+
+
+def _maze(cells: np.ndarray, side: int) -> list[str]:
+    characters = f"{NOTHING}{CHARACTERS}x"
+    return [
+        "".join(characters[cell] for cell in cells[start : start + side])
+        for start in range(0, side * side, side)
+    ]
+
+
+def _arc(tokens: np.ndarray) -> list[str]:
+    """What of a canvas is a grid, a digit for each colour."""
+    height, width = (int(side[0]) for side in sizes(tokens[None]))
+    return [
+        "".join(str(cell - FIRST) for cell in row)
+        for row in tokens.reshape(SIDE, SIDE)[:height, :width]
+    ]
+
+
+def columns(parts: dict[str, list[str]]) -> list[str]:
+    """Parts of any heights beside each other."""
+    widths = [max(map(len, (name, *lines))) for name, lines in parts.items()]
+    rows = [tuple(parts), *zip_longest(*parts.values(), fillvalue="")]
+    return [
+        GAP.join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _board(cells: list[str], side: int) -> list[str]:
+    height, width = BOXES[side]
+    lines = []
+    for row in range(side):
+        boxes = [
+            " ".join(cells[row * side + start : row * side + start + width])
+            for start in range(0, side, width)
+        ]
+        if row and row % height == 0:
+            lines.append("-+-".join("-" * len(box) for box in boxes))
+        lines.append(" | ".join(boxes))
+    return lines
+
+
+def _beside(puzzle: list[str], answer: list[str]) -> list[str]:
+    return columns({"puzzle": puzzle, "answer": answer})
+
+
+def _verdict(labels: np.ndarray, wrong: np.ndarray, marks: str = " (marked x)") -> str:
+    counted = int((labels != IGNORE).sum())
+    return f"wrong: {int(wrong.sum())} of {counted} cells{marks}" if wrong.any() else "correct"

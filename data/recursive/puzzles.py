@@ -1,0 +1,267 @@
+"""Puzzles in HRM's format, from disk or generated on the spot, drawn by HRM's rule.
+
+An epoch visits every group of every training set once, picks one of the group's puzzles, and packs
+its examples in random order; a puzzle is cut off where the global batch is full, and the next batch
+begins with the next group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+
+import numpy as np
+
+from data.example_text import ExampleText
+from data.order import Order, cut_steps, generator, run_length, shard_rows
+from data.recursive.arc import CELLS, VOCAB
+from data.recursive.arc_votes import ArcPairs, ArcVotes
+from data.recursive.boards import Boards
+from data.recursive.maze_paths import MazePaths
+from data.recursive.own_arc import ArcAnswer, OwnTask
+from data.recursive.own_puzzle import KEY, Answer, own_puzzle
+from data.recursive.puzzle_files import PuzzleSplit, sample
+from data.recursive.puzzle_pool import Member, Pool, Rows, max_vocab, open_datasets
+from data.recursive.puzzle_text import kind_of, puzzle_text
+from data.recursive.votes import Votes, VoteSet, symmetries
+from data.source import IGNORE, Arrays, EvalSet, RunLength, Spec, combined_fingerprint
+from utils.checkpoint.registry import Registry
+from utils.errors import ConfigError, short
+from utils.measure.report import Evaluator
+
+# Of a split, a set and the evaluations that vote together: what makes a fresh evaluator, for each
+# evaluation one
+EVALUATORS: dict[str, Callable[[PuzzleSplit, str, int], Callable[[], Evaluator]]] = {
+    "arc": lambda split, name, pool: partial(ArcVotes, ArcPairs(split, name), pool),
+}
+VOTE = "vote"  # asks for images of every example as well
+SPELT_OUT = {"arc@ARC": "arc"}  # as TRM's own configuration names them
+
+
+def evaluator_names(given: Sequence[str | Mapping[str, str]]) -> list[str]:
+    """Those of the key `evaluators`: words, or groups of a name as TRM has them."""
+    found = [
+        (
+            SPELT_OUT.get(str(one["name"]), "")
+            if isinstance(one, Mapping) and one.keys() == {"name"}
+            else one
+        )
+        for one in given
+    ]
+    known = [*EVALUATORS, VOTE]
+    for name, one in zip(found, given, strict=True):
+        if not isinstance(name, str) or name not in known:
+            raise ConfigError(
+                f"evaluators=[{short(one)}]: unknown; choose from {', '.join(known)}, or use"
+                " evaluators=[]"
+            )
+    return list(dict.fromkeys(found))  # type: ignore[arg-type]
+
+
+class PuzzleSource:
+    """Training batches and evaluation sets of one or several puzzle datasets."""
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        shards: int,
+        global_batch_size: int,
+        epochs: int | None,
+        eval_interval: int | None = None,
+        max_steps: int | None = None,
+        eval_every_steps: int | None = None,
+        data_path: str | None = None,
+        data_paths: Sequence[str] | None = None,
+        data_paths_test: Sequence[str] | None = None,
+        embedded: Mapping[str, int] | None = None,
+        evaluators: Sequence[str | Mapping[str, str]] = (),
+        eval_only: bool = False,
+        puzzle: str | None = None,
+        votes: int = 8,
+        arc_pool: int = 1,
+    ) -> None:
+        names = evaluator_names(evaluators)
+        chosen = [EVALUATORS[name] for name in names if name != VOTE]
+        train, test = open_datasets(data_path, data_paths, data_paths_test, embedded)
+        self._seed, self._shards, self._batch = seed, shards, global_batch_size
+        self._rows = Rows([(member.split, name) for member in train for name in member.split.sets])
+        self._pool = Pool(train)
+        self._single = bool((self._pool.size == 1).all())
+        self._order = Order(seed, self._pool.group_first, self._pool.group_size)
+        self._steps = cut_steps(
+            self._order, self._pool.size, global_batch_size, epochs, eval_interval
+        )
+        self._length = global_batch_size, max_steps, eval_every_steps
+        # the last step's rows and ids, for its other shards
+        self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._test = {
+            member.prefix + name: (member.split, name)
+            for member in test
+            for name in member.split.sets
+        }
+        self._eval_sets: dict[str, EvalSet] = {
+            member.prefix + name: PuzzleEvalSet(member, name)
+            for member in test
+            for name in member.split.sets
+        }
+        # what shows the answer to the user's own puzzle
+        self._own: Callable[[], Evaluator] | None = None
+        if puzzle is not None:
+            if not eval_only:
+                raise ConfigError(
+                    f"{KEY}={short(puzzle)}: a trained model answers it; add eval_only=true and"
+                    " checkpoint="
+                )
+            self._own, example = answering(puzzle, train, votes)
+            self._eval_sets = {"puzzle": example}
+        elif VOTE in names:
+            self._eval_sets |= {
+                f"{key}-votes": self._asked(key, votes)
+                for key in self._test
+                if len(self._eval_sets[key])
+            }
+        filled = {key: of for key, of in self._test.items() if len(self._eval_sets.get(key, ()))}
+        self._chosen = {
+            key: [make(*of, 1 if eval_only else arc_pool) for make in chosen]
+            for key, of in filled.items()
+        }
+        self.spec = Spec(
+            vocab_size=max_vocab(train),
+            seq_len=train[0].split.metadata.seq_len,
+            table_rows=sum(member.split.metadata.num_puzzle_identifiers for member in train),
+            fingerprint=combined_fingerprint([member.split.fingerprint for member in train]),
+            name=", ".join(
+                [data_path] if data_path is not None else data_paths or ["generated Sudoku"]
+            ),
+        )
+
+    @cached_property
+    def length(self) -> RunLength:
+        return run_length(self._steps, *self._length)
+
+    def train_batch(self, step: int, shard: int) -> Arrays:
+        """The rows of one shard of one step."""
+        if self._drawn is None or self._drawn[0] != step:
+            self._drawn = (step, *self._draw(step))
+        _, rows, ids = self._drawn
+        inputs, labels = self._rows.read(shard_rows(rows, shard, self._shards))
+        return {
+            "inputs": inputs,
+            "labels": labels,
+            "puzzle_identifiers": shard_rows(ids, shard, self._shards),
+        }
+
+    def enter(self, saved: Registry) -> None:
+        """Its batches are functions of the step: there is nothing else to go on from."""
+
+    def eval_sets(self) -> Mapping[str, EvalSet]:
+        return self._eval_sets
+
+    def evaluators(self, set_name: str) -> Sequence[Evaluator]:
+        if self._own:
+            return [self._own()]
+        examples = self._eval_sets[set_name]
+        if isinstance(examples, VoteSet):
+            return [Votes(examples, self.spec.vocab_size)]
+        first = next((name for name, examples in self._eval_sets.items() if len(examples)), None)
+        # one example is enough to see what the model does
+        shown = [ExampleText(self._text)] if set_name == first else []
+        chosen = [make() for make in self._chosen.get(set_name, ())]
+        kind = kind_of_set(*self._test[set_name])
+        boards = [Boards(kind)] if kind else []
+        return [*shown, *chosen, *boards, *([MazePaths()] if kind == "maze" else [])]
+
+    def _asked(self, key: str, votes: int) -> VoteSet:
+        """Images of every example of a set."""
+        split, name = self._test[key]
+        kind, metadata = kind_of_set(split, name), split.metadata
+        return VoteSet(
+            self._eval_sets[key],
+            symmetries(kind, metadata.seq_len, metadata.vocab_size, votes, self._seed),
+        )
+
+    def _text(self, example: Arrays, answer: np.ndarray) -> str:
+        return puzzle_text(example["inputs"], example["labels"], answer, self.spec.vocab_size)
+
+    def _draw(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and puzzle ids of a global batch."""
+        puzzles = self._order.visits(*self._steps.span(step))
+        ids = self._pool.identifier[puzzles]
+        first = self._pool.first[puzzles]
+        if self._single:
+            return first, ids
+        rows, owner = pack(
+            first, self._pool.size[puzzles], self._batch, generator(self._seed, "pack", step)
+        )
+        return rows, ids[owner]
+
+
+def pack(
+    first: np.ndarray, size: np.ndarray, batch: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Puzzles' rows, in random order within each; the last puzzle fills the batch. Also whose each
+    row is.
+    """
+    whole, left = size[:-1], batch - int(size[:-1].sum())
+    owner = np.repeat(np.arange(len(size)), np.append(whole, left))
+    inside = owner[: batch - left]
+    place = np.arange(batch - left) - np.repeat(np.cumsum(whole) - whole, whole)
+    shuffled = np.lexsort((rng.random(batch - left), inside))  # sorts by puzzle, then at random
+    # the last puzzle may be much larger than what is left: drawn without shuffling all of it
+    last = first[-1] + rng.choice(size[-1], left, replace=False)
+    return np.concatenate([(first[inside] + place)[shuffled], last]), owner
+
+
+class PuzzleEvalSet:
+    """One test set, read by example."""
+
+    def __init__(self, member: Member, name: str) -> None:
+        puzzle_set = member.split.sets[name]
+        self._rows = Rows([(member.split, name)])
+        self._metadata = member.split.metadata
+        self._indices = puzzle_set.puzzle_indices.astype(np.int64)
+        self._identifiers = (
+            puzzle_set.puzzle_identifiers.astype(np.int64) + member.id_offset
+        ).astype(np.int32)
+        self._blank = self._metadata.blank_identifier_id + member.id_offset
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, indices: np.ndarray) -> Arrays:
+        inputs, labels = self._rows.read(indices)
+        puzzle = np.searchsorted(self._indices, indices, side="right") - 1
+        return {"inputs": inputs, "labels": labels, "puzzle_identifiers": self._identifiers[puzzle]}
+
+    def padding(self, rows: int) -> Arrays:
+        shape = (rows, self._metadata.seq_len)
+        return {
+            "inputs": np.full(shape, self._metadata.pad_id, np.int32),
+            "labels": np.full(shape, IGNORE, np.int32),
+            "puzzle_identifiers": np.full(rows, self._blank, np.int32),
+        }
+
+
+def answering(
+    given: str, train: Sequence[Member], images: int
+) -> tuple[Callable[[], Evaluator], EvalSet]:
+    """The user's own puzzle, of the kind that the data holds, and what makes an evaluator of its
+    answer.
+    """
+    first = train[0].split
+    known = first.metadata
+    if (known.vocab_size, known.seq_len) == (VOCAB, CELLS) and first.folder is not None:
+        task = OwnTask(given, train, images)
+        return partial(ArcAnswer, task), task
+    kind = kind_of_set(first, known.sets[0])
+    return partial(Answer, kind, known.vocab_size), own_puzzle(
+        given, kind, known.seq_len, known.blank_identifier_id
+    )
+
+
+def kind_of_set(split: PuzzleSplit, name: str) -> str:
+    """What puzzles a set holds, by some of its rows."""
+    return kind_of(
+        sample(split.sets[name].inputs), sample(split.sets[name].labels), split.metadata.vocab_size
+    )

@@ -1,0 +1,302 @@
+"""Sudoku of size 4, 6, 9 and 16: a solver and a generator that work on many boards at once.
+
+Boards are digits, 0 for blank, one row of cells each (N, cells). Inside the solver a board is one
+column of bit masks, one bit per digit that a cell may still hold: (cells, N), so that every
+operation runs along the boards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from utils.errors import ConfigError
+
+BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3), 16: (4, 4)}  # size: rows and columns of a box
+DIGITS = "0123456789ABCDEFG"  # as a board is written, by their values
+# boards searched together: bounds memory, and makes the search go deep before it goes wide
+WIDTH = 4096
+ROUNDS = 30  # attempts to find enough boards before giving up
+SPARE = 3  # solved boards for each puzzle that has to be hard: most puzzles of size 9 are not
+FOR_EVER = 1 << 60
+# guesses at which a large board counts as one of several solutions; one of size 9 never needs as
+# many
+TOO_DEEP = 500
+TRIES = 256  # of which so many at least are tried together
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Which cells share a row, a column or a box."""
+
+    size: int
+    units: np.ndarray  # (3 * size, size) cells of each unit
+    units_of: np.ndarray  # (3, cells) the row, column and box of each cell
+
+    @property
+    def cells(self) -> int:
+        return self.size**2
+
+    @property
+    def full(self) -> np.uint16:
+        """The mask of a cell about which nothing is known."""
+        return np.uint16((1 << self.size) - 1)
+
+
+@cache
+def geometry(size: int) -> Geometry:
+    """The units of a board; its size must be one that has boxes."""
+    if size not in BOXES:
+        raise ConfigError(
+            f"size={size}: boards of this size are unknown; choose one of"
+            f" {', '.join(map(str, BOXES))}"
+        )
+    height, width = BOXES[size]
+    row, column = np.divmod(np.arange(size * size), size)
+    box = row // height * (size // width) + column // width
+    units_of = np.stack([row, size + column, 2 * size + box])
+    units = np.argsort(units_of, axis=1, kind="stable").reshape(3 * size, size)
+    return Geometry(size, units, units_of)
+
+
+def is_solved(boards: np.ndarray, size: int) -> np.ndarray:
+    """Whether each board holds every digit once in every row, column and box."""
+    geo = geometry(size)
+    bits = np.where(boards > 0, 1 << np.clip(boards.astype(np.int64) - 1, 0, 15), 0)
+    return (np.bitwise_or.reduce(bits[:, geo.units], axis=2) == geo.full).all(axis=1)
+
+
+def to_masks(boards: np.ndarray, size: int) -> np.ndarray:
+    """The solver's view: one bit for a given, all bits for a blank."""
+    bits = np.uint16(1) << (np.maximum(boards, 1) - 1).astype(np.uint16)
+    return np.ascontiguousarray(np.where(boards > 0, bits, geometry(size).full).T)
+
+
+def to_digits(masks: np.ndarray) -> np.ndarray:
+    """Boards from masks with one bit per cell."""
+    return np.ascontiguousarray(np.round(np.log2(masks)).astype(np.uint8).T + np.uint8(1))
+
+
+def propagate(masks: np.ndarray, geo: Geometry) -> np.ndarray:
+    """Fill in what follows directly (naked and hidden singles), in place; returns which boards are
+    still possible.
+    """
+    possible = np.ones(masks.shape[1], bool)
+    live = np.arange(masks.shape[1])  # boards that changed in the last round
+    work = masks
+    while len(live):
+        reduced, consistent = _one_round(work, geo)
+        changed = (reduced != work).any(axis=0) & consistent
+        masks[:, live] = reduced
+        possible[live] = consistent
+        live, work = live[changed], reduced[:, changed]
+    return possible
+
+
+def _one_round(masks: np.ndarray, geo: Geometry) -> tuple[np.ndarray, np.ndarray]:
+    fixed = np.where(masks & (masks - np.uint16(1)), np.uint16(0), masks)
+    members = fixed[geo.units]
+    taken = np.bitwise_or.reduce(members, axis=1)
+    # digits are powers of two: their sum equals their union only where none stands twice
+    # sixteen digits' sum has more bits than their union
+    wide = np.uint32 if geo.size > 9 else np.uint16
+    consistent = (members.sum(axis=1, dtype=wide) == taken).all(axis=0)
+    row, column, box = geo.units_of
+    seen = taken[row] | taken[column] | taken[box]
+    masks = np.where(fixed, masks, masks & ~seen)
+    once, more = np.zeros_like(taken), np.zeros_like(taken)
+    for place in range(geo.size):
+        member = masks[geo.units[:, place]]
+        more |= once & member
+        once |= member
+    consistent &= (once == geo.full).all(axis=0)  # every digit still has a place in every unit
+    once &= ~more
+    hidden = masks & (once[row] | once[column] | once[box])
+    masks = np.where(hidden, hidden, masks)
+    # no cell must hold two digits at once
+    consistent &= ((hidden & (hidden - np.uint16(1))) == 0).all(axis=0)
+    return masks, consistent & (masks > 0).all(axis=0)
+
+
+class Found(NamedTuple):
+    """What a search knows of each board."""
+
+    counts: np.ndarray  # how many solutions, up to the limit
+    guesses: np.ndarray
+    solutions: np.ndarray  # one of them as masks, (cells, N); zeros where there is none
+
+
+def search(masks: np.ndarray, size: int, limit: int, most_guesses: int = FOR_EVER) -> Found:
+    """Count the solutions of each board up to `limit`, and the guesses that it takes: the cell with
+    the fewest digits first.
+
+    A board that takes more than `most_guesses` is given up, and may have any number of solutions:
+    `limit` is what is said of it.
+    """
+    geo = geometry(size)
+    counts, guesses = np.zeros((2, masks.shape[1]), np.int64)
+    solutions = np.zeros_like(masks)
+    stack, owners = masks.copy(), np.arange(masks.shape[1])
+    while len(owners):
+        top, top_owners = stack[:, -WIDTH:], owners[-WIDTH:]
+        stack, owners = stack[:, :-WIDTH], owners[:-WIDTH]
+        top = np.ascontiguousarray(top)
+        possible = propagate(top, geo)
+        top, top_owners = top[:, possible], top_owners[possible]
+        choices = np.bitwise_count(top)
+        solved = (choices == 1).all(axis=0)
+        np.add.at(counts, top_owners[solved], 1)
+        solutions[:, top_owners[solved]] = top[:, solved]
+        open_ = ~solved & (counts[top_owners] < limit)
+        top, top_owners, choices = top[:, open_], top_owners[open_], choices[:, open_]
+        np.add.at(guesses, top_owners, 1)
+        counts[guesses > most_guesses] = limit
+        cell = np.where(choices > 1, choices, 99).argmin(axis=0)
+        board = np.arange(len(cell))
+        lowest = top[cell, board] & -top[cell, board]
+        rest = top.copy()
+        rest[cell, board] ^= lowest
+        top[cell, board] = lowest
+        keep = counts[owners] < limit
+        stack = np.concatenate([stack[:, keep], rest, top], axis=1)
+        owners = np.concatenate([owners[keep], top_owners, top_owners])
+    return Found(np.minimum(counts, limit), guesses, solutions)
+
+
+def random_solutions(count: int, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Random solved boards, possibly with repeats: random guesses, and a fresh start wherever they
+    lead nowhere.
+    """
+    geo = geometry(size)
+    found: list[np.ndarray] = []
+    missing = count
+    masks = np.full((geo.cells, count), geo.full)
+    while missing > 0:
+        choices = np.bitwise_count(masks)
+        cell = np.where(choices > 1, choices + rng.random(masks.shape, np.float32) / 2, 99).argmin(
+            axis=0
+        )
+        board = np.arange(masks.shape[1])
+        bits = masks[cell, board] >> np.arange(size, dtype=np.uint16)[:, None] & 1
+        digit = (bits * (1 + rng.random(bits.shape))).argmax(axis=0)
+        masks[cell, board] = np.uint16(1) << digit.astype(np.uint16)
+        possible = propagate(masks, geo)
+        masks[:, ~possible] = geo.full
+        solved = (np.bitwise_count(masks) == 1).all(axis=0)
+        found.append(to_digits(masks[:, solved]))
+        missing -= int(solved.sum())
+        masks = masks[:, ~solved]
+    # boards that came easily come first: shuffle, so that a split of the result is fair
+    return rng.permutation(np.concatenate(found)[:count])
+
+
+def dig(
+    solutions: np.ndarray, size: int, blanks: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Blank random cells one by one while the solution stays unique; returns puzzles and whether
+    each got its blanks.
+    """
+    geo = geometry(size)
+    puzzles = solutions.copy()
+    order = rng.permuted(np.tile(np.arange(geo.cells), (len(puzzles), 1)), axis=1)
+    for attempt in range(geo.cells):
+        live = np.flatnonzero((puzzles == 0).sum(axis=1) < blanks)
+        if not len(live):
+            break
+        cell = order[live, attempt]
+        masks = to_masks(puzzles[live], size)
+        # the solution was unique: it stays so if no solution has another digit in this cell
+        masks[cell, np.arange(len(live))] = geo.full & ~masks[cell, np.arange(len(live))]
+        unique = search(masks, size, limit=1, most_guesses=TOO_DEEP).counts == 0
+        puzzles[live[unique], cell[unique]] = 0
+    return puzzles, (puzzles == 0).sum(axis=1) == blanks
+
+
+def generate(
+    size: int, counts: tuple[int, ...], blanks: int, seed: int, min_guesses: int = 0
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each count that many distinct puzzles with their unique solution; no solved board occurs
+    in two of the parts.
+
+    With `min_guesses` only boards that take as many: a search that tries everything, after each
+    guess all that follows directly.
+    """
+    geo = geometry(size)
+    if not 1 <= blanks < geo.cells:
+        raise ConfigError(
+            f"blanks={blanks}: a {size}x{size} board has {geo.cells} cells; choose 1 to"
+            f" {geo.cells - 1}"
+        )
+    if min_guesses < 0:
+        raise ConfigError(f"min_guesses={min_guesses}: must not be negative; 0 takes every board")
+    if min(counts) < 1:
+        raise ConfigError(
+            f"train={counts[0]} test={counts[-1]}: each part needs at least one board"
+        )
+    rng = np.random.default_rng([seed, size, blanks])
+    solved = _distinct_solutions(size, sum(counts) * (SPARE if min_guesses else 1), rng)
+    if len(solved) < len(counts):
+        raise ConfigError(f"size={size}: too few boards for {len(counts)} parts")
+    shares = np.cumsum(counts)[:-1] * len(solved) // sum(counts)
+    pools = np.split(solved, np.clip(shares, 1, len(solved) - 1))
+    return [
+        _puzzles(pool, count, size, blanks, min_guesses, rng)
+        for pool, count in zip(pools, counts, strict=True)
+    ]
+
+
+def _distinct_solutions(size: int, wanted: int, rng: np.random.Generator) -> np.ndarray:
+    """Different solved boards, somewhat more than wanted where there are as many: not every board
+    can lose enough cells.
+    """
+    target = wanted + wanted // 16 + 16
+    found = np.empty((0, size * size), np.uint8)
+    for _ in range(ROUNDS):
+        found = np.concatenate([found, random_solutions(target, size, rng)])
+        found = found[_first_occurrences(found)]
+        if len(found) >= target:
+            break
+    return found[:target]
+
+
+def _puzzles(
+    pool: np.ndarray, count: int, size: int, blanks: int, min_guesses: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """`count` distinct puzzles from a pool of solved boards; boards are used again only where the
+    pool is small.
+    """
+    puzzles, answers = pool[:0], pool[:0]
+    used = 0
+    for _ in range(ROUNDS):
+        missing = count - len(puzzles)
+        chosen = pool[
+            (used + np.arange(max(missing, TRIES) if min_guesses else missing)) % len(pool)
+        ]
+        used += len(chosen)
+        dug, good = dig(chosen, size, blanks, rng)
+        if min_guesses:
+            good[good] = search(to_masks(dug[good], size), size, limit=2)[1] >= min_guesses
+        puzzles, answers = (
+            np.concatenate([puzzles, dug[good]]),
+            np.concatenate([answers, chosen[good]]),
+        )
+        first = _first_occurrences(puzzles)[:count]
+        puzzles, answers = puzzles[first], answers[first]
+        if len(puzzles) == count:
+            return puzzles, answers
+    asked, less = (
+        (f"blanks={blanks}", "blanks")
+        if not min_guesses
+        else (f"blanks={blanks} min_guesses={min_guesses}", "guesses")
+    )
+    raise ConfigError(
+        f"{asked}: only {len(puzzles)} of {count} different {size}x{size} puzzles found; ask for"
+        f" fewer {less} or fewer boards"
+    )
+
+
+def _first_occurrences(rows: np.ndarray) -> np.ndarray:
+    return np.sort(np.unique(rows, axis=0, return_index=True)[1])

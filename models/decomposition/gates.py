@@ -1,0 +1,210 @@
+"""Gates: small MLPs that say of each component how much of it an input needs, before they are held
+between 0 and 1.
+"""
+
+# N rows (examples, or positions), C components of a matrix, K components of all matrices, H hidden
+# width, D width of a matrix's input
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from utils.errors import ConfigError
+
+SLOPE = 0.01  # of the leaky parts
+CHUNK = 1 << 17  # hidden numbers at once: they stay in the processor's cache
+KEPT_PIECES = 8
+
+
+class LowerLeaky(torch.autograd.Function):
+    """Between 0 and 1, for masks: below 0 a gate still learns that it should open, and nothing
+    else.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x,), grad = ctx.saved_tensors, grads[0]
+        inside = torch.where(x <= 1, grad, 0)
+        return torch.where(x <= 0, SLOPE * grad.clamp(max=0), inside)
+
+
+def lower_leaky(x: Tensor) -> Tensor:
+    """`LowerLeaky` as a function."""
+    return LowerLeaky.apply(x)
+
+
+def upper_leaky(x: Tensor) -> Tensor:
+    """At least 0, and hardly more than 1, for what gates cost: above 1 one still learns that it
+    should close.
+    """
+    return torch.where(x > 1, 1 + SLOPE * (x - 1), x.clamp(0, 1))
+
+
+class ScalarMLPs(torch.autograd.Function):
+    """An MLP from one number to one number for each component, all at once, in pieces that stay in
+    cache.
+
+    What autograd would make of it takes two to three times as long on a CPU: rows come last, so
+    that every product is with a row vector and every sum along memory; products of a matrix and a
+    column are many times slower there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_KN: Tensor, in_KH: Tensor, bias_KH: Tensor, out_KH: Tensor) -> Tensor:
+        y_KN, kept = torch.empty_like(x_KN), []
+        for piece in _pieces(x_KN, in_KH):
+            hidden_KHN = _hidden(x_KN[piece], in_KH[piece], bias_KH[piece])
+            act_KHN = F.gelu(hidden_KHN)
+            torch.bmm(out_KH[piece].unsqueeze(1), act_KHN, out=y_KN[piece].unsqueeze(1))
+            kept += [hidden_KHN, act_KHN]
+        # what is larger than a cache is sooner computed again than fetched
+        ctx.save_for_backward(
+            x_KN, in_KH, bias_KH, out_KH, *(kept if len(kept) <= 2 * KEPT_PIECES else ())
+        )
+        return y_KN
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        x_KN, in_KH, bias_KH, out_KH, *kept = ctx.saved_tensors
+        grad_KN = grads[0].contiguous()
+        of_x, of_in, of_bias, of_out = (torch.empty_like(t) for t in (x_KN, in_KH, bias_KH, out_KH))
+        for number, piece in enumerate(_pieces(x_KN, in_KH)):
+            x_K1N, grad_K1N = x_KN[piece].unsqueeze(1), grad_KN[piece].unsqueeze(1)
+            hidden = (
+                kept[2 * number] if kept else _hidden(x_KN[piece], in_KH[piece], bias_KH[piece])
+            )
+            act = kept[2 * number + 1] if kept else F.gelu(hidden)
+            torch.sum(act * grad_K1N, 2, out=of_out[piece])
+            of_hidden = torch.ops.aten.gelu_backward(out_KH[piece].unsqueeze(2) * grad_K1N, hidden)
+            torch.sum(of_hidden, 2, out=of_bias[piece])
+            torch.bmm(in_KH[piece].unsqueeze(1), of_hidden, out=of_x[piece].unsqueeze(1))
+            torch.sum(of_hidden.mul_(x_K1N), 2, out=of_in[piece])
+        return of_x, of_in, of_bias, of_out
+
+
+def _pieces(x_KN: Tensor, in_KH: Tensor) -> list[slice]:
+    """Whole components, so that no sum over rows is cut."""
+    step = (
+        max(1, CHUNK // max(1, x_KN.shape[1] * in_KH.shape[1]))
+        if x_KN.device.type == "cpu"
+        else len(x_KN)
+    )
+    return [slice(start, start + step) for start in range(0, len(x_KN), step)]
+
+
+def _hidden(x_KN: Tensor, in_KH: Tensor, bias_KH: Tensor) -> Tensor:
+    return (in_KH.unsqueeze(2) * x_KN.unsqueeze(1)).add_(bias_KH.unsqueeze(2))
+
+
+class MLPGates(nn.Module):
+    """Each looks at its own component's activation alone."""
+
+    reads_inner = True
+
+    def __init__(self, components: Sequence[int], widths: Sequence[int], hidden: int) -> None:
+        super().__init__()
+        total = sum(components)
+        self.inward_KH = nn.Parameter(torch.randn(total, hidden) * 2**0.5)
+        self.inward_bias_KH = nn.Parameter(torch.zeros(total, hidden))
+        self.outward_KH = nn.Parameter(torch.randn(total, hidden) * hidden**-0.5)
+        self.outward_bias_K = nn.Parameter(torch.zeros(total))
+
+    def forward(self, inner: Sequence[Tensor]) -> Tensor:
+        """From activations [N, C] of each matrix to [N, K]."""
+        x_KN = torch.cat([inner_NC.t() for inner_NC in inner])
+        y_KN = ScalarMLPs.apply(x_KN, self.inward_KH, self.inward_bias_KH, self.outward_KH)
+        return y_KN.t() + self.outward_bias_K
+
+
+class VectorMLPGates(nn.Module):
+    """Each looks at the whole input of its matrix, by an MLP of its own."""
+
+    reads_inner = False
+
+    def __init__(self, components: Sequence[int], widths: Sequence[int], hidden: int) -> None:
+        super().__init__()
+        pairs = list(zip(components, widths, strict=True))
+        self.inward = nn.ParameterList(
+            nn.Parameter(torch.randn(d, c * hidden) * (2 / d) ** 0.5) for c, d in pairs
+        )
+        self.inward_bias = nn.ParameterList(nn.Parameter(torch.zeros(c * hidden)) for c, _ in pairs)
+        self.outward = nn.ParameterList(
+            nn.Parameter(torch.randn(c, hidden) * hidden**-0.5) for c, _ in pairs
+        )
+        self.outward_bias_K = nn.Parameter(torch.zeros(sum(components)))
+
+    def forward(self, inputs: Sequence[Tensor]) -> Tensor:
+        """From inputs [N, D] of each matrix to [N, K]."""
+        found = []
+        for x_ND, inward, bias, outward_CH in zip(
+            inputs, self.inward, self.inward_bias, self.outward, strict=True
+        ):
+            act_NCH = F.gelu(torch.addmm(bias, x_ND, inward)).unflatten(1, outward_CH.shape)
+            found.append((act_NCH * outward_CH).sum(-1))
+        return torch.cat(found, 1) + self.outward_bias_K
+
+
+class SharedMLPGates(nn.Module):
+    """All components of a matrix are judged by one MLP that looks at the whole input."""
+
+    reads_inner = False
+
+    def __init__(self, components: Sequence[int], widths: Sequence[int], hidden: int) -> None:
+        super().__init__()
+        pairs = list(zip(components, widths, strict=True))
+        self.inward = nn.ParameterList(
+            nn.Parameter(torch.randn(d, hidden) * (2 / d) ** 0.5) for _, d in pairs
+        )
+        self.inward_bias = nn.ParameterList(nn.Parameter(torch.zeros(hidden)) for _ in pairs)
+        self.outward = nn.ParameterList(
+            nn.Parameter(torch.randn(hidden, c) * hidden**-0.5) for c, _ in pairs
+        )
+        self.outward_bias_K = nn.Parameter(torch.zeros(sum(components)))
+
+    def forward(self, inputs: Sequence[Tensor]) -> Tensor:
+        """From inputs [N, D] of each matrix to [N, K]."""
+        layers = zip(inputs, self.inward, self.inward_bias, self.outward, strict=True)
+        return (
+            torch.cat(
+                [
+                    F.gelu(torch.addmm(bias, x, inward)) @ outward
+                    for x, inward, bias, outward in layers
+                ],
+                1,
+            )
+            + self.outward_bias_K
+        )
+
+
+Gates = MLPGates | VectorMLPGates | SharedMLPGates
+KINDS: dict[str, type[Gates]] = {
+    "mlp": MLPGates,
+    "vector_mlp": VectorMLPGates,
+    "shared_mlp": SharedMLPGates,
+}
+
+
+def make_gates(
+    kind: str, components: Sequence[int], widths: Sequence[int], hidden: int, indexed: Sequence[str]
+) -> Gates:
+    """Gates for matrices with so many components and inputs so wide; `indexed`: the names of
+    embeddings, which have no input.
+    """
+    if kind not in KINDS:
+        raise ConfigError(f"arch.gates.kind={kind}: choose one of {', '.join(KINDS)}")
+    if indexed and not KINDS[kind].reads_inner:
+        raise ConfigError(
+            f"arch.gates.kind={kind}: reads what goes into matrices, and {indexed[0]} is an"
+            " embedding; use mlp"
+        )
+    return KINDS[kind](components, widths, hidden)

@@ -1,0 +1,201 @@
+"""Toy models have a right answer: each feature a component of its own, in the direction of the
+weights that the net has for it.
+"""
+
+# N features, C components of a matrix, D numbers that a feature is read from or written to
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.decomposition import pictures
+from models.decomposition.components import Components
+from models.decomposition.gates_scene import gates_scene
+from utils.errors import ConfigError
+from utils.measure.report import Batch, Prediction, Report
+
+TOLERANCE = 0.1  # how far a gate may be from 0 or 1
+
+
+class KnownAnswer:
+    """Looks at gates of examples that have one feature alone, and compares live components with the
+    weights of each feature.
+    """
+
+    def __init__(self, model: Components, known: Mapping[str, Any]) -> None:
+        self._names, self._columns = (
+            model.names,
+            [model.columns(number) for number in range(len(model.names))],
+        )
+        self._identity, self._dense = (
+            [
+                name
+                for name in model.names
+                if any(re.fullmatch(pattern, name) for pattern in known[key])
+            ]
+            for key in ("identity", "dense")
+        )
+        self._count: int = known["components"]
+        self._parts = [_by_feature(model, number) for number in range(len(model.names))]
+        self._at: list[Tensor] = []
+        self._gates: list[Tensor] = []
+        self._live: list[Tensor] = []
+        compared = [
+            name for name, part in zip(self._names, self._parts, strict=True) if part is not None
+        ]
+        self.scalars = [f"identity_error/{name}" for name in self._identity] + [
+            f"dense_error/{name}" for name in self._dense
+        ]
+        self.scalars += [f"{what}/{name}" for name in compared for what in ("mmcs", "ml2r")]
+
+    @staticmethod
+    def check(model: Components, known: Mapping[str, Any]) -> None:
+        """Every pattern must match."""
+        if known["dense"] and known["components"] is None:
+            raise ConfigError(
+                "arch.loss.known.components=null: say how many components those of known.dense"
+                " have; for example 50"
+            )
+        for key in ("identity", "dense"):
+            for pattern in known[key]:
+                try:
+                    fits = any(re.fullmatch(pattern, name) for name in model.names)
+                except re.error as error:
+                    raise ConfigError(
+                        f"arch.loss.known.{key}={pattern}: not a regular expression ({error});"
+                        " correct it"
+                    ) from None
+                if not fits:
+                    raise ConfigError(
+                        f"arch.loss.known.{key}={pattern}: matches none of the chosen matrices,"
+                        f" {', '.join(model.names[:8])}"
+                    )
+
+    def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
+        gates, live = (prediction.outputs[name][: len(indices)].cpu() for name in ("gates", "live"))
+        self._at.append(torch.from_numpy(indices.copy()))
+        self._gates.append(gates.float())
+        self._live.append(live)
+
+    def rows(self) -> dict[str, Tensor]:
+        found = {"feature": self._at, "gates": self._gates, "live": self._live}
+        return {name: torch.cat(pieces) for name, pieces in found.items()} if self._at else {}
+
+    def report(self, rows: Mapping[str, Tensor]) -> Report:
+        if not rows:
+            return Report()
+        order = rows["feature"].argsort()
+        gates, live = rows["gates"][order].numpy(), rows["live"][order].numpy()
+        metrics: dict[str, float] = {}
+        shown: dict[str, np.ndarray] = {}
+        orders: dict[str, np.ndarray] = {}  # the component in each column of `shown`
+        planes: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        for name, columns, part in zip(self._names, self._columns, self._parts, strict=True):
+            gates_NC, alive = gates[:, columns], live[:, columns].any(0)
+            features, own = matched(gates_NC)
+            places = np.concatenate([own, np.setdiff1d(np.arange(gates_NC.shape[1]), own)])
+            shown[name], orders[name] = gates_NC[:, places], places
+            if name in self._identity:
+                metrics[f"identity_error/{name}"] = identity_error(gates_NC, features, own)
+            if name in self._dense:
+                metrics[f"dense_error/{name}"] = dense_error(gates_NC, self._count)
+            if part is not None:
+                weights_ND, read_NC, written_CD = part
+                metrics |= {
+                    f"{what}/{name}": value
+                    for what, value in likeness(
+                        weights_ND, read_NC[:, alive], written_CD[alive]
+                    ).items()
+                }
+                planes[name] = weights_ND, written_CD[alive]
+        files: dict[str, str | bytes] = {
+            **pictures.gate_matrices(shown),
+            **gates_scene(shown, orders),
+            **pictures.directions(planes),
+        }
+        return Report(metrics, files=files)
+
+
+def matched(gates_NC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs of a feature and a component that suit each other best, in the order of features;
+    each is in one pair at most.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    return linear_sum_assignment(-gates_NC)
+
+
+def identity_error(gates_NC: np.ndarray, features: np.ndarray, components: np.ndarray) -> float:
+    """How many gates are further than they may be from 1 in these pairs and 0 elsewhere, and how
+    many features have no component.
+    """
+    wanted_NC = np.zeros_like(gates_NC)
+    wanted_NC[features, components] = 1
+    return float((np.abs(gates_NC - wanted_NC) > TOLERANCE).sum() + len(gates_NC) - len(features))
+
+
+def dense_error(gates_NC: np.ndarray, count: int) -> float:
+    """How many gates are open of components beyond so many, and how many of those are needed by
+    fewer than two features.
+    """
+    order = np.argsort(-gates_NC.sum(0), kind="stable")
+    dense, rest = gates_NC[:, order[:count]], gates_NC[:, order[count:]]
+    return float(
+        (rest > TOLERANCE).sum()
+        + ((dense > TOLERANCE).sum(0) < 2).sum()
+        + max(0, count - gates_NC.shape[1])
+    )
+
+
+def likeness(
+    weights_ND: np.ndarray, read_NC: np.ndarray, written_CD: np.ndarray
+) -> dict[str, float]:
+    """Of each feature's weights and the component most like them, the cosine and how much of the
+    length is there; means over features.
+
+    Without components both are 0.
+    """
+    if not len(written_CD):
+        return {"mmcs": 0.0, "ml2r": 0.0}
+    unit_ND = weights_ND / np.linalg.norm(weights_ND, axis=1, keepdims=True).clip(1e-12)
+    lengths_C = np.linalg.norm(written_CD, axis=1).clip(1e-12)
+    cosines_NC = (unit_ND @ (written_CD / lengths_C[:, None]).T) * np.sign(read_NC)
+    best_N = cosines_NC.argmax(1)
+    each = np.arange(len(weights_ND))
+    ratios_N = (
+        np.abs(read_NC[each, best_N])
+        * lengths_C[best_N]
+        / np.linalg.norm(weights_ND, axis=1).clip(1e-12)
+    )
+    return {"mmcs": float(cosines_NC[each, best_N].mean()), "ml2r": float(ratios_N.mean())}
+
+
+def _by_feature(model: Components, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """A matrix with a row for each feature, and of each component how it reads features and what it
+    writes (or the other way round).
+    """
+    net: Any = model.target.net
+    matrix = model.seams[model.names[number]].matrix
+    # copies: the weights may go away or move on before they are looked at
+    V, U, matrix = (
+        tensor.detach().to("cpu", torch.float64, copy=True)
+        for tensor in (*model.factors(number), matrix)
+    )
+    embedding = getattr(net, "embedding_ND", None)
+    if embedding is not None:  # features come from directions of the stream, and go back to them
+        embedding = embedding.detach().double().cpu()
+        if len(V) == embedding.shape[1]:
+            V, matrix = embedding @ V, embedding @ matrix
+        elif U.shape[1] == embedding.shape[1]:
+            U, matrix = U @ embedding.t(), matrix @ embedding.t()
+    if len(V) == net.features:
+        return matrix.numpy(), V.numpy(), U.numpy()
+    return (
+        (matrix.t().numpy(), U.t().numpy(), V.t().numpy()) if U.shape[1] == net.features else None
+    )

@@ -1,0 +1,145 @@
+"""Masks of components, and what a net says under them."""
+
+# B batch, Q passes in which all matrices are masked, K components of all matrices, S matrices, …
+# positions, if there are any
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.decomposition.components import Components, Mask
+from utils.noise import Noise
+
+# of what is said and what should be: an error for each row
+Measure = Callable[[Tensor, Tensor], Tensor]
+
+
+class Masks:
+    """Of Q passes: of each component [B, Q, …, K], and of what is left of each matrix [B, Q, …, S],
+    or of none.
+    """
+
+    def __init__(self, components: Tensor, rest: Tensor | None = None) -> None:
+        self.components, self.rest = components, rest
+
+    @classmethod
+    def between(cls, gates: Tensor, sources: Tensor) -> Masks:
+        """Gates [B, …, K] let through at least as much as they say; how much more, sources [B, Q,
+        …, K or K + S] tell.
+        """
+        gates, count = gates.unsqueeze(1), gates.shape[-1]
+        components = torch.addcmul(gates, 1 - gates, sources[..., :count])
+        return cls(components, sources[..., count:] if sources.shape[-1] > count else None)
+
+    def of(self, model: Components, number: int, taken: slice | int = slice(None)) -> Mask:
+        """One matrix's, in these passes."""
+        components = self.components[:, taken][..., model.columns(number)]
+        return Mask(
+            components, None if self.rest is None else self.rest[:, taken][..., number : number + 1]
+        )
+
+
+def routed(masks: Masks, model: Components, noise: Noise, batch: int, rows: Tensor | None) -> Masks:
+    """The same in some matrices of each row, and the others as they are: how many is drawn, then
+    which. `rows`: those of the batch.
+    """
+    shape, matrices = (batch, 1, *masks.components.shape[2:-1]), len(model.names)
+    most = (noise.uniform("subset size", shape, rows) * matrices).floor().unsqueeze(-1)  # 0 … S - 1
+    masked = (noise.uniform("subset", (*shape, matrices), rows).argsort(-1).argsort(-1) <= most).to(
+        masks.components.dtype
+    )
+    whole = 1 - masked  # all of the components, and all that they do not add up to
+    components = masked.repeat_interleave(model.C, -1) * masks.components + whole.repeat_interleave(
+        model.C, -1
+    )
+    return Masks(components, whole if masks.rest is None else masked * masks.rest + whole)
+
+
+def joined(parts: list[Masks]) -> Masks:
+    """Passes behind each other. Where one gives what components do not add up to, the others give
+    nothing of it.
+    """
+    components = torch.cat([part.components for part in parts], 1)
+    given = next((part.rest for part in parts if part.rest is not None), None)
+    if given is None:
+        return Masks(components)
+    rest = [
+        given.new_zeros((*part.components.shape[:-1], given.shape[-1]))
+        if part.rest is None
+        else part.rest
+        for part in parts
+    ]
+    return Masks(components, torch.cat(rest, 1))
+
+
+def errors(
+    model: Components,
+    x: Tensor,
+    documents: Tensor | None,
+    said: Tensor,
+    masks: Masks,
+    measure: Measure,
+    one_by_one: Masks | None = None,
+) -> list[Tensor]:
+    """Of each pass, for every row, how far it is from what the net said; then of each matrix masked
+    alone, by masks of one pass.
+    """
+    if not model.predicts_tokens:
+        return _at_once(model, x, said, masks, measure, one_by_one)
+    everywhere = range(len(model.names))
+
+    def of_pass(chosen: Masks, taken: int, numbers: range) -> Tensor:
+        def one(number: int, given: Tensor) -> Tensor:
+            mask = chosen.of(model, number, slice(taken, taken + 1))
+            alone: Any = (None if each is None else each.squeeze(1) for each in mask)
+            return model.summed(number, given, Mask(*alone))
+
+        return measure(
+            model.masked(x, {number: partial(one, number) for number in numbers}, documents), said
+        )
+
+    found = [of_pass(masks, taken, everywhere) for taken in range(masks.components.shape[1])]
+    return found + (
+        [of_pass(one_by_one, 0, range(i, i + 1)) for i in everywhere]
+        if one_by_one is not None
+        else []
+    )
+
+
+def _at_once(
+    model: Components,
+    x: Tensor,
+    said: Tensor,
+    masks: Masks,
+    measure: Measure,
+    one_by_one: Masks | None,
+) -> list[Tensor]:
+    """All passes as one, in a dimension before the batch. As long as they are the same, there is
+    one of them.
+    """
+    Q, S, alone = masks.components.shape[1], len(model.names), one_by_one is not None
+    whole = joined([masks, one_by_one]) if one_by_one is not None else masks
+
+    def one(number: int, given: Tensor) -> Tensor:
+        parts = whole.of(model, number)
+        turned: Any = (None if each is None else each.transpose(0, 1) for each in parts)
+        mask = Mask(*turned)
+        if not alone:
+            return model.summed(number, given, mask)
+        same = len(given) == 1
+        y = model.summed(
+            number,
+            given if same else torch.cat((given[:Q], given[Q + number : Q + number + 1])),
+            mask,
+        )
+        others = model.as_it_is(number, given if same else given[Q:])  # of which one is thrown away
+        others = others.expand(S, *others.shape[1:])
+        return torch.cat((y[:Q], others[:number], y[Q:], others[number + 1 :]))
+
+    out = model.masked(x.unsqueeze(0), {number: partial(one, number) for number in range(S)})
+    return list(measure(out, said).unbind())

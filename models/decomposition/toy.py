@@ -1,0 +1,141 @@
+"""Small nets of which it is known how they compute: what a way to take nets apart is tried on.
+
+Toy models of superposition: Elhage et al. 2022 (arXiv 2209.10652). Residual MLPs that compute in
+superposition: Braun et al. 2025 (arXiv 2501.14926), Bushnaq et al. 2025 (arXiv 2506.20790).
+"""
+
+# B batch, N features, H width of the bottleneck or of a hidden layer, D width of the stream
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.layers import Linear, parse_dtype
+from models.sizes import LAYERS, WIDTH, check_memory, check_sizes
+from utils.errors import ConfigError
+from utils.spec import Spec
+
+
+class Transposed(nn.Module):
+    """Another layer's matrix the other way round, with a bias of its own."""
+
+    def __init__(self, other: Linear, width_out: int) -> None:
+        super().__init__()
+        self._other = (other,)  # in a tuple, so that its weight has one name
+        self.bias = nn.Parameter(torch.zeros(width_out))
+
+    @property
+    def matrix(self) -> Tensor:
+        """As it is multiplied from the right."""
+        return self._other[0].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.matrix.t().to(x.dtype), self.bias.to(x.dtype))
+
+
+class Toy(nn.Module):
+    """What both have in common: features in, as many out, and what should come out."""
+
+    def __init__(self, spec: Spec, forward_dtype: str, what: str) -> None:
+        super().__init__()
+        if not spec.num_features:
+            raise ConfigError(
+                f"arch={what} needs features, and the data has none; use data=features"
+            )
+        self.dtype, self.features = parse_dtype(forward_dtype), spec.num_features
+
+    def wanted(self, x_BN: Tensor) -> Tensor:
+        """The right answer."""
+        return x_BN
+
+
+class TMS(Toy):
+    """relu(x Wᵀ W + b): more features than the bottleneck has numbers, told apart as long as few
+    are there at once.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        hidden_size: int = 2,
+        identity_layers: int = 0,
+        forward_dtype: str = "float32",
+    ) -> None:
+        super().__init__(spec, forward_dtype, "tms")
+        sizes = {"hidden_size": hidden_size, "identity_layers": identity_layers}
+        check_sizes({"hidden_size": WIDTH, "identity_layers": LAYERS}, sizes)
+        check_memory(hidden_size * (self.features + identity_layers * hidden_size))
+        self.linear1 = Linear(self.features, hidden_size)
+        nn.init.xavier_normal_(self.linear1.weight)
+        self.middle = nn.ModuleList(_identity(hidden_size) for _ in range(identity_layers))
+        self.linear2 = Transposed(self.linear1, self.features)
+
+    def forward(self, x_BN: Tensor) -> Tensor:
+        x_BH = self.linear1(x_BN)
+        for layer in self.middle:
+            x_BH = layer(x_BH)
+        return F.relu(self.linear2(x_BH))
+
+
+class ResidMLP(Toy):
+    """x + relu(x) of every feature, by MLPs with fewer neurons than there are features. They read
+    and write a stream into which the features are embedded by fixed random directions, and from
+    which they are read by the same.
+    """
+
+    embedding_ND: Tensor
+
+    def __init__(
+        self,
+        spec: Spec,
+        hidden_size: int = 1000,
+        mlp_width: int = 50,
+        num_layers: int = 1,
+        forward_dtype: str = "float32",
+    ) -> None:
+        super().__init__(spec, forward_dtype, "resid_mlp")
+        sizes = {"hidden_size": hidden_size, "mlp_width": mlp_width, "num_layers": num_layers}
+        check_sizes({"hidden_size": WIDTH, "mlp_width": WIDTH, "num_layers": LAYERS}, sizes)
+        check_memory(hidden_size * (self.features + 2 * mlp_width))
+        if mlp_width % num_layers:
+            raise ConfigError(
+                f"arch.mlp_width={mlp_width}: the neurons of all layers, which must be a multiple"
+                f" of num_layers={num_layers}"
+            )
+        self.register_buffer(
+            "embedding_ND", F.normalize(torch.randn(self.features, hidden_size), dim=1)
+        )
+        self.layers = nn.ModuleList(
+            MLP(hidden_size, mlp_width // num_layers) for _ in range(num_layers)
+        )
+
+    def forward(self, x_BN: Tensor) -> Tensor:
+        embedding_ND = self.embedding_ND.to(x_BN.dtype)
+        x_BD = x_BN @ embedding_ND
+        for layer in self.layers:
+            x_BD = x_BD + layer(x_BD)
+        return x_BD @ embedding_ND.t()
+
+    def wanted(self, x_BN: Tensor) -> Tensor:
+        return x_BN + F.relu(x_BN)
+
+
+class MLP(nn.Module):
+    """Two matrices without biases, and a ReLU between them."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.mlp_in, self.mlp_out = Linear(width, hidden), Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp_out(F.relu(self.mlp_in(x)))
+
+
+def _identity(width: int) -> Linear:
+    """A layer that changes nothing, and is never trained."""
+    layer = Linear(width, width)
+    nn.init.eye_(layer.weight)
+    layer.requires_grad_(False)
+    return layer

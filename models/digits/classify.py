@@ -1,0 +1,58 @@
+"""Image classification by cross entropy."""
+
+# B batch, C classes
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call
+
+from models.digits.cnn import CNN
+from models.interval import Interval
+from models.layers import cast_weights, widen
+from models.objective import Batch, Carry, Context, Objective, StepOut
+from utils.measure.metrics import MetricSums
+from utils.measure.report import Evaluator, Prediction
+from utils.spec import IGNORE
+
+
+class ClassifyObjective(Objective):
+    """Sums the cross entropy over examples; dropout masks are drawn by step and shard."""
+
+    costs = frozenset({"loss"})
+    model: CNN
+
+    def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
+        slots = batch["labels"].shape[0]
+        layers = zip(self.model.dropout_widths, self.model.dropout, strict=True)
+        masks = tuple(
+            (ctx.noise.uniform(f"dropout{number}", (slots, width)) >= rate) / (1 - rate)
+            for number, (width, rate) in enumerate(layers)
+        )
+        loss, weight, metrics = self._score(self._logits(batch, masks), batch["labels"])
+        return StepOut(loss, weight, {"accuracy": metrics["accuracy"]})
+
+    def predict(self, batch: Batch) -> Prediction:
+        logits_BC = self._logits(batch, None)
+        _, _, metrics = self._score(logits_BC, batch["labels"])
+        return Prediction(metrics, {"logits": logits_BC, "answer": logits_BC.argmax(-1)})
+
+    def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
+        return [Interval(self.headline.name)]
+
+    def _logits(self, batch: Batch, masks: tuple[Tensor, ...] | None) -> Tensor:
+        dtype = self.model.dtype
+        # the mean and the standard deviation of MNIST's pixels
+        images = ((batch["inputs"].unsqueeze(1).float() - 33.3) / 78.6).to(dtype)
+        masks = None if masks is None else tuple(mask.to(dtype) for mask in masks)
+        return widen(functional_call(self.model, cast_weights(self.model, dtype), (images, masks)))
+
+    def _score(self, logits_BC: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor, MetricSums]:
+        loss = F.cross_entropy(logits_BC, labels_B.long(), ignore_index=IGNORE, reduction="sum")
+        weight = (labels_B != IGNORE).sum()
+        right = (logits_BC.argmax(-1) == labels_B).sum()
+        return loss, weight, {"loss": (loss.detach(), weight), "accuracy": (right, weight)}

@@ -1,0 +1,47 @@
+"""The classic digit classifier: two convolutions, two linear layers."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.layers import parse_dtype
+from utils.errors import ConfigError
+from utils.spec import Spec
+
+
+class CNN(nn.Module):
+    """conv32 – conv64 – pool – fc128 – fc. Scaled dropout masks are passed in, so that they depend
+    on step and shard alone.
+    """
+
+    dropout_widths = (9216, 128)
+
+    def __init__(
+        self, spec: Spec, dropout: tuple[float, float] = (0.25, 0.5), forward_dtype: str = "float32"
+    ) -> None:
+        super().__init__()
+        if spec.image_shape != (28, 28):
+            raise ConfigError(
+                f"arch=cnn needs images of 28×28, the data has {spec.image_shape or 'none'}; use"
+                " data=digits or data=mnist"
+            )
+        if len(dropout) != 2 or not all(
+            isinstance(rate, int | float) and 0 <= rate < 1 for rate in dropout
+        ):
+            raise ConfigError(
+                f"arch.dropout={dropout}: must be two rates, each at least 0 and less than 1; for"
+                " example [0.25,0.5]"
+            )
+        self.dropout, self.dtype = tuple(dropout), parse_dtype(forward_dtype)
+        self.conv1 = nn.Conv2d(1, 32, 3)
+        self.conv2 = nn.Conv2d(32, 64, 3)
+        self.fc1 = nn.Linear(9216, 128)
+        self.fc2 = nn.Linear(128, spec.num_classes)
+
+    def forward(self, images_B1HW: Tensor, masks: tuple[Tensor, Tensor] | None) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(images_B1HW)))), 2).flatten(1)
+        x = x if masks is None else x * masks[0]
+        x = F.relu(self.fc1(x))
+        x = x if masks is None else x * masks[1]
+        return self.fc2(x)

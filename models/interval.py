@@ -1,0 +1,37 @@
+"""Confidence intervals of accuracies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from utils.measure.metrics import wilson
+from utils.measure.report import Batch, Prediction, Report
+
+
+class Interval:
+    """Reports the 95 % interval (Wilson 1927) of a metric that counts successes, and its count."""
+
+    def __init__(self, metric: str) -> None:
+        self._metric = metric
+        self._counts: list[Tensor] = []
+        self.scalars = (f"{metric}_low", f"{metric}_high", f"{metric}_n")
+
+    def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
+        successes, among = prediction.metrics[self._metric]
+        self._counts.append(torch.stack((successes.detach().long(), among.detach().long())))
+
+    def rows(self) -> dict[str, Tensor]:
+        if not self._counts:
+            return {}
+        return {"counts": torch.stack(self._counts).sum(0, keepdim=True).cpu()}
+
+    def report(self, rows: Mapping[str, Tensor]) -> Report:
+        successes, among = rows["counts"].sum(0).tolist() if rows else (0, 0)
+        if not among:
+            return Report()
+        values = (*wilson(successes, among), float(among))
+        return Report(dict(zip(self.scalars, values, strict=True)))

@@ -1,0 +1,149 @@
+"""Language models: the cross entropy of the next token, and continuations."""
+
+# B batch, L positions, D width, V vocabulary, N tokens of a piece
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from models import llama
+from models.language.gpt import GPT
+from models.layers import Past
+from models.objective import Batch, Carry, Context, Objective, StepOut
+from utils.errors import ConfigError
+from utils.measure.metrics import Metric, MetricSums
+from utils.measure.report import Prediction
+from utils.spec import IGNORE
+
+
+class CausalLM(Objective):
+    """Sums the cross entropy over tokens. Bits per byte compare nets with different tokenizers."""
+
+    costs = frozenset({"loss", "bpb"})
+    model: GPT
+    bytes_V: Tensor
+
+    def __init__(self, model: GPT, chunk_tokens: int | None = None) -> None:
+        super().__init__(model)
+        if chunk_tokens is not None and chunk_tokens < 1:
+            raise ConfigError(
+                f"arch.loss.chunk_tokens={chunk_tokens}: must be at least 1; null computes all"
+                " logits at once"
+            )
+        self.headline = Metric("bpb" if model.token_bytes else "loss", lower=True)
+        self.chunk_tokens = chunk_tokens
+        self.register_buffer(
+            "bytes_V", torch.tensor(model.token_bytes, dtype=torch.int64), persistent=False
+        )
+        self._piece: Callable[[Tensor, Tensor], Tensor] = self._cross_entropy
+
+    def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
+        return StepOut(*self._score(batch))
+
+    def predict(self, batch: Batch) -> Prediction:
+        """Scores a text; or continues a prompt, if the batch has room for a continuation."""
+        if "continuation" in batch:
+            return Prediction({}, {"continuation": self.continued(batch)})
+        return Prediction(self._score(batch)[2])
+
+    def continued(self, batch: Batch) -> Tensor:
+        """Continues a prompt token by token.
+
+        Takes the likeliest token at temperature 0, else draws one of the `top_k` likeliest (0: of
+        all). When the context is full, its later half becomes the prompt of a new one.
+        """
+        tokens_BL, room = batch["inputs"].long(), self.model.seq_len
+        tokens_BL = tokens_BL[:, -room:]
+        draw = torch.Generator().manual_seed(int(batch["sample_seed"][0]))
+        past: list[Past] = []
+        new = tokens_BL
+        made: list[Tensor] = []
+        for _ in range(batch["continuation"].shape[1]):
+            if not past or past[0].length == room:
+                past = [Past() for _ in self.model.blocks]
+                new = tokens_BL if not made else tokens_BL[:, -max(1, room // 2) :]
+            logits_BV = self.model.next_logits(new, past)
+            new = _chosen(logits_BV, batch["temperature"], batch["top_k"], draw)
+            tokens_BL = torch.cat((tokens_BL, new), 1)
+            made.append(new)
+        return torch.cat(made, 1).int() if made else batch["continuation"]
+
+    def published(self, path: str) -> dict[str, Tensor] | None:
+        """Reads a folder in which a Llama model is published."""
+        folder = Path(path)
+        if not (folder / "config.json").is_file():
+            return None
+        vocab_size = len(self.model.embed_tokens.embedding_weight)
+        weights = llama.read(folder, self.model.shape, vocab_size)
+        return {f"model.{name}": tensor for name, tensor in weights.items()}
+
+    def shardable(self) -> Sequence[nn.Module]:
+        return self.model.blocks
+
+    def flops_per_example(self, batch: Batch, ctx: Context) -> int:
+        return self.model.flops_per_token() * self.model.seq_len
+
+    def compile_net(self, graphs: bool = False) -> None:
+        super().compile_net(graphs)
+        self._piece = torch.compile(self._cross_entropy, dynamic=False)
+
+    def _score(self, batch: Batch) -> tuple[Tensor, Tensor, MetricSums]:
+        labels_BL = batch["labels"].long()
+        counted_BL = labels_BL != IGNORE
+        hidden_BLD = self.model(batch["inputs"], batch.get("documents"))
+        loss = self._summed(hidden_BLD.flatten(0, 1), labels_BL.flatten())
+        weight = counted_BL.sum()
+        metrics = {"loss": (loss.detach(), weight)}
+        if len(self.bytes_V):
+            bytes_BL = self.bytes_V[labels_BL.clamp_min(0)] * counted_BL
+            metrics["bpb"] = (loss.detach() / math.log(2), bytes_BL.sum())
+        return loss, weight, metrics
+
+    def _summed(self, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
+        """Sums piece by piece, so that the logits of all tokens never exist at once."""
+        if self.chunk_tokens is None or len(labels_N) <= self.chunk_tokens:
+            return self._piece(hidden_ND, labels_N)
+        pieces = zip(
+            hidden_ND.split(self.chunk_tokens), labels_N.split(self.chunk_tokens), strict=True
+        )
+        sums = [
+            checkpoint(self._piece, *piece, use_reentrant=False, preserve_rng_state=False)
+            for piece in pieces
+        ]
+        return torch.stack(sums).sum()
+
+    def _cross_entropy(self, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
+        return F.cross_entropy(
+            self.model.logits(hidden_ND), labels_N, ignore_index=IGNORE, reduction="sum"
+        )
+
+
+def _chosen(
+    logits_BV: Tensor, temperature_B: Tensor, top_k_B: Tensor, draw: torch.Generator
+) -> Tensor:
+    """Draws one token for each row, on the CPU: the same one for every device that logits are on.
+
+    Where logits are not finite, every token is equally likely.
+    """
+    rows = []
+    for logits_V, temperature, top_k in zip(
+        logits_BV.double().cpu(), temperature_B.tolist(), top_k_B.tolist(), strict=True
+    ):
+        if temperature == 0:
+            rows.append(logits_V.argmax(keepdim=True))
+            continue
+        if top_k:
+            least = logits_V.topk(min(top_k, len(logits_V))).values[-1]
+            logits_V = logits_V.masked_fill(logits_V < least, -torch.inf)
+        chances_V = torch.softmax(logits_V / temperature, 0)
+        if chances_V.isnan().any():  # a net that has diverged: text for show must not end its run
+            chances_V = torch.ones_like(chances_V)
+        rows.append(torch.multinomial(chances_V, 1, generator=draw))
+    return torch.stack(rows).to(logits_BV.device)

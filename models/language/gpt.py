@@ -1,0 +1,243 @@
+"""A decoder-only language model: the net of the Llama family, with improvements as options."""
+
+# B batch, L positions, D width, V vocabulary, H heads, K head width
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from models.layers import (
+    Attention,
+    CosSin,
+    Embedding,
+    Linear,
+    Past,
+    RMSNorm,
+    RotaryEmbedding,
+    SwiGLU,
+    gated_width,
+    parse_dtype,
+    widen,
+)
+from models.sizes import LAYERS, WIDTH, check_memory, check_sizes
+from utils.errors import ConfigError
+from utils.spec import Spec
+
+STD = 0.02  # of embeddings and of the output, as in GPT-2
+MOST = {"num_layers": LAYERS, "hidden_size": WIDTH, "mlp_width": WIDTH}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The keys under `arch`."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    kv_heads: int | None = None
+    mlp_width: int | None = None
+    tied: bool = False
+    qk_norm: bool = False
+    logit_cap: float | None = None
+    recompute: bool = False
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    forward_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for key in ("num_layers", "hidden_size", "num_heads", "kv_heads", "mlp_width", "logit_cap"):
+            value = getattr(self, key)
+            if value is not None and not value > 0:
+                raise ConfigError(f"arch.{key}={value} must be more than 0")
+        if self.hidden_size % (2 * self.num_heads):
+            raise ConfigError(
+                f"arch.hidden_size={self.hidden_size} is not a multiple of two times"
+                f" arch.num_heads={self.num_heads}"
+            )
+        if self.num_heads % self.keys:
+            raise ConfigError(
+                f"arch.kv_heads={self.keys} does not divide arch.num_heads={self.num_heads}; every"
+                " group of heads must have the same size"
+            )
+        check_sizes(MOST, vars(self))
+        parse_dtype(self.forward_dtype)
+
+    @property
+    def weights(self) -> int:
+        """The number of weights in the matrices of the blocks."""
+        head = self.hidden_size // self.num_heads
+        attention = 2 * self.hidden_size * (self.num_heads + self.keys) * head
+        return self.num_layers * (attention + 3 * self.hidden_size * self.gated)
+
+    @property
+    def keys(self) -> int:
+        """The number of heads of keys and values."""
+        return self.kv_heads or self.num_heads
+
+    @property
+    def gated(self) -> int:
+        """The hidden width of the MLP."""
+        return self.mlp_width or gated_width(self.hidden_size, 4.0, 64)
+
+
+class DecoderBlock(nn.Module):
+    """Attention, then a gated MLP; each reads a norm of the stream, and adds to the stream."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        width, eps = shape.hidden_size, shape.rms_norm_eps
+        self.attn_norm, self.mlp_norm = RMSNorm(width, eps), RMSNorm(width, eps)
+        self.self_attn = Attention(
+            width, shape.num_heads, shape.keys, eps if shape.qk_norm else None
+        )
+        self.mlp = SwiGLU(width, shape.gated)
+
+    def forward(
+        self,
+        x_BLD: Tensor,
+        cos_sin: CosSin,
+        causal: bool,
+        mask: Tensor | None,
+        past: Past | None = None,
+    ) -> Tensor:
+        x_BLD = x_BLD + self.self_attn(self.attn_norm(x_BLD), cos_sin, causal, mask, past)
+        return x_BLD + self.mlp(self.mlp_norm(x_BLD))
+
+
+class GPT(nn.Module):
+    """Turns tokens into hidden states, from which `logits` makes scores of the next token.
+
+    Each weight is cast where it is used, so that blocks may be sharded one by one.
+    """
+
+    def __init__(self, spec: Spec, **keys) -> None:
+        super().__init__()
+        self.shape = shape = Shape(**keys)
+        # puzzles have a vocabulary, too, but their answers are not the next tokens
+        if not (spec.vocab_size and spec.seq_len) or spec.table_rows:
+            raise ConfigError("arch=gpt needs text; use data=tokens or data=stream")
+        self.dtype, self.seq_len, self.token_bytes = (
+            parse_dtype(shape.forward_dtype),
+            spec.seq_len,
+            spec.token_bytes,
+        )
+        width = shape.hidden_size
+        check_memory(shape.weights + (2 - shape.tied) * width * spec.vocab_size)
+        self.embed_tokens = Embedding(spec.vocab_size, width, STD)
+        self.layers = nn.ModuleList(DecoderBlock(shape) for _ in range(shape.num_layers))
+        self.norm = RMSNorm(width, shape.rms_norm_eps)
+        self.lm_head = None if shape.tied else Linear(width, spec.vocab_size)
+        self.rotary_emb = RotaryEmbedding(
+            width // shape.num_heads, 0, spec.seq_len, shape.rope_theta, self.dtype
+        )
+        with torch.no_grad():
+            # so that the stream grows by its own size, however many layers add to it
+            for layer in self.blocks:
+                for output in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                    output.weight.mul_((2 * shape.num_layers) ** -0.5)
+            if self.lm_head is not None:
+                self.lm_head.weight.mul_(STD * width**0.5)
+
+    @property
+    def blocks(self) -> Sequence[DecoderBlock]:
+        """The blocks, each of which may be compiled, recomputed or sharded by itself."""
+        return list(self.layers)  # type: ignore[arg-type]
+
+    def forward(self, tokens_BL: Tensor, documents_BL: Tensor | None = None) -> Tensor:
+        """Returns normed hidden states. Each position sees itself and those before it; with
+        `documents_BL`, the number of each position's document, only those of its own document.
+        """
+        mask = None if documents_BL is None else _within(documents_BL)
+        cos, sin = self.rotary_emb()
+        cos_sin = cos[: tokens_BL.shape[1]], sin[: tokens_BL.shape[1]]
+        x_BLD = self.embed(tokens_BL)
+        for block in self.blocks:
+            if self.shape.recompute and torch.is_grad_enabled():
+                x_BLD = checkpoint(
+                    block,
+                    x_BLD,
+                    cos_sin,
+                    mask is None,
+                    mask,
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                )
+            else:
+                x_BLD = block(x_BLD, cos_sin, mask is None, mask)
+        return self.norm(x_BLD)
+
+    def embed(self, tokens_BL: Tensor) -> Tensor:
+        """Returns the vectors with which the stream begins."""
+        return self.embed_tokens(tokens_BL).to(self.dtype)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Returns scores of the next token, in float32 at least."""
+        tied = self.embed_tokens.embedding_weight
+        logits = (
+            F.linear(hidden, tied.to(hidden.dtype))
+            if self.lm_head is None
+            else self.lm_head(hidden)
+        )
+        logits, cap = widen(logits), self.shape.logit_cap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def next_logits(self, tokens_BL: Tensor, past: Sequence[Past]) -> Tensor:
+        """Returns scores of the token that follows these.
+
+        `past`, one for each block, has the tokens before them, and takes these in as well.
+        """
+        first, length = past[0].length, tokens_BL.shape[1]
+        assert not first or length == 1, "several tokens behind others would need a mask"
+        cos, sin = self.rotary_emb()
+        cos_sin = cos[first : first + length], sin[first : first + length]
+        x_BLD = self.embed(tokens_BL)
+        for block, before in zip(self.blocks, past, strict=True):
+            x_BLD = block(x_BLD, cos_sin, length > 1, None, before)
+        return self.logits(self.norm(x_BLD[:, -1]))
+
+    def read(
+        self,
+        x_BLD: Tensor,
+        positions_BL: Tensor | None = None,
+        sees: Tensor | None = None,
+        past: Sequence[Past] | None = None,
+    ) -> Tensor:
+        """Returns normed hidden states of a stream that need not come from tokens.
+
+        It follows what `past` has. `positions_BL` are its positions, by default 0, 1, 2 and so on;
+        `sees` [B or 1, 1, L, all] tells what each position sees, by default itself and all before.
+        """
+        cos, sin = self.rotary_emb()
+        if positions_BL is None:
+            cos_sin = cos[: x_BLD.shape[1]], sin[: x_BLD.shape[1]]
+        else:
+            cos_sin = cos[positions_BL].unsqueeze(1), sin[positions_BL].unsqueeze(1)
+        for number, block in enumerate(self.blocks):
+            before = None if past is None else past[number]
+            x_BLD = block(x_BLD, cos_sin, sees is None, sees, before)
+        return self.norm(x_BLD)
+
+    def flops_per_token(self) -> int:
+        """Returns the operations of forward and backward, without recomputation.
+
+        Counts as PaLM does (Chowdhery et al. 2022, appendix B), which others compare by: 6 for each
+        weight of a matrix product, and attention as if nothing were masked.
+        """
+        weights = (
+            sum(p.numel() for p in self.layers.parameters() if p.ndim == 2)
+            + self.embed_tokens.embedding_weight.numel()
+        )
+        width = self.norm.weight.numel()
+        return 6 * weights + 12 * len(self.layers) * width * self.seq_len
+
+
+def _within(documents_BL: Tensor) -> Tensor:
+    """Returns what each position sees: itself and those before it, of its own document."""
+    same_BLL = documents_BL[:, :, None] == documents_BL[:, None, :]
+    return same_BLL.tril()[:, None]

@@ -1,0 +1,273 @@
+"""Few latents in place of a text: frozen models are to answer questions about it as if they had
+read it.
+"""
+
+# B batch, L positions, M latents, W numbers of each, A tokens of an answer, V vocabulary
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.latent import wire
+from models.latent.prefix import Prefix
+from models.latent.reading import NOTHING, Before, begun
+from models.layers import widen
+from models.objective import Batch, Carry, Context, Objective, StepOut
+from utils.errors import ConfigError
+from utils.latent import ANSWER_INPUTS
+from utils.measure.metrics import Metric
+from utils.measure.report import Prediction
+from utils.noise import Noise
+from utils.ranks.distributed import Dist
+
+USUAL = 64  # texts whose latents are averaged
+
+
+class Compress(Objective):
+    """Each loss is a number for each example, averaged over models, times its coefficient; those
+    with a coefficient of 0 cost nothing.
+    """
+
+    headline = Metric("exact_match")
+    model: Prefix
+    usual: Tensor
+
+    def __init__(
+        self,
+        model: Prefix,
+        answer: float,
+        first: float,
+        first_k: float,
+        k: int,
+        distill: float,
+        temperature: float,
+        gist: float,
+        align: float,
+        scale: float,
+        alone: float = 0.0,
+    ) -> None:
+        super().__init__(model)
+        self.coefficients = {
+            "answer": answer,
+            "first": first,
+            "first_k": first_k,
+            "distill": distill,
+            "gist": gist,
+            "align": align,
+            "scale": scale,
+        }
+        if not any(self.coefficients.values()):
+            raise ConfigError(
+                "arch.loss.answer=0: all losses are 0, and there is nothing to learn; give one"
+            )
+        if gist and model.gist is None:
+            raise ConfigError(
+                f"arch.loss.gist={gist}: asks for texts back, and arch.gist_width=0 makes nothing"
+                " that says them; give a width"
+            )
+        if alone and not gist:
+            raise ConfigError(
+                f"arch.loss.alone={alone}: is how long the gist alone teaches the encoder, and"
+                " arch.loss.gist=0; use alone=0"
+            )
+        self.k, self.temperature, self.alone = k, temperature, alone
+        self.register_buffer("usual", torch.full((USUAL, model.positions), -1, dtype=torch.int32))
+
+    def move_to_devices(self, dist: Dist) -> None:
+        """Spreads the frozen models over a rank's devices; what trains is on the first."""
+        super().move_to_devices(dist)
+        self.model.spread_out(dist)
+
+    def movable(self) -> Sequence[nn.Module]:
+        return list(self.model.frozen)
+
+    def prepare(self, dist: Dist, source: Any, noise: Noise) -> None:
+        """Texts whose latents tell nothing of any other."""
+        rows = [
+            source.train_batch(step, 0)["context"]
+            for step in range(-(-USUAL // len(source.train_batch(0, 0)["context"])))
+        ]
+        self.usual.copy_(torch.from_numpy(np.concatenate(rows)[:USUAL]))
+
+    def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
+        z = self.model.arriving(self.model.encode(batch["context"]))
+        asked = (batch["answer_0"] >= 0).any(-1)  # B, Q: of each text so many questions
+        heard = z if ctx.progress >= self.alone else z.detach()
+        terms: dict[str, Tensor] = {}
+        right = []
+        prefixes = []
+        for number in range(len(self.model.readers)):
+            prefix, seen = self.model.adapted(number, heard)
+            prefixes.append(prefix)
+            answer = batch[f"answer_{number}"].flatten(0, 1)
+            logits = self.model.scores(
+                number,
+                _repeated((prefix, seen), asked.shape[1]),
+                self._question(batch, number),
+                answer,
+            )
+            right.append(
+                ((logits.argmax(-1) == answer) | (answer < 0)).all(1).view(asked.shape) & asked
+            )
+            for name, term in self._of_one(batch, number, logits, answer).items():
+                terms[name] = terms.get(name, 0) + (term.view(asked.shape) * asked).sum(1) / len(
+                    self.model.readers
+                )
+            if self.coefficients["scale"]:
+                ratio = widen(prefix).square().mean((1, 2)).sqrt() / self.model.sizes[number]
+                terms["scale"] = terms.get("scale", 0) + (ratio - 1).square() * asked.sum(1) / len(
+                    self.model.readers
+                )
+        if self.coefficients["gist"]:
+            terms["gist"] = self._gist(z, batch["context"]) * asked.sum(1)
+        if self.coefficients["align"] and len(prefixes) > 1:
+            pairs = [wire.alike(*pair) for pair in combinations(prefixes, 2)]
+            terms["align"] = torch.stack(pairs).mean(0) * asked.sum(1)
+        weight = asked.sum()
+        sums = {name: term.sum() for name, term in terms.items()}
+        loss = torch.stack([self.coefficients[name] * term for name, term in sums.items()]).sum()
+        metrics = {name: (term.detach(), weight) for name, term in sums.items()}
+        return StepOut(
+            loss,
+            weight,
+            {**metrics, "exact_match": (torch.stack(right).double().mean(0).sum(), weight)},
+        )
+
+    def predict(self, batch: Batch) -> Prediction:
+        """Answers from latents, in each way to send them, and from all that these are compared
+        with.
+        """
+        z, other = self.model.encode(batch["context"]), self.model.encode(batch["other"])
+        mean = self.model.encode(self.usual).mean(0).expand_as(z)
+        counted = (batch["answer_0"] >= 0).any(1)
+        outputs: dict[str, Tensor] = {}
+        metrics = {}
+        exact = []
+        latents = {"other": wire.sent(other, self.model.send), "mean": mean} | {
+            way: wire.sent(z, way) for way in ("float16", "int8", "int4")
+        }
+        for number in range(len(self.model.readers)):
+            answer = batch[f"answer_{number}"]
+            for way, before, said in self._ways(batch, number, latents):
+                outputs[f"answer/{way}/{number}"] = self.model.answers(
+                    number, before, said, answer.shape[1]
+                ).int()
+            made = outputs[f"answer/{self.model.send}/{number}"]
+            exact.append(((made == answer) | (answer < 0)).all(1) & counted)
+            logits = self.model.scores(
+                number,
+                self.model.adapted(number, latents[self.model.send]),
+                self._question(batch, number),
+                answer,
+            )
+            metrics[f"bits/{number}"] = (
+                _surprise(logits, answer).sum() / math.log(2),
+                (answer >= 0).sum(),
+            )
+        metrics["exact_match"] = (torch.stack(exact).double().mean(0).sum(), counted.sum())
+        return Prediction(metrics, outputs | self._bytes(batch))
+
+    def _ways(
+        self, batch: Batch, number: int, latents: dict[str, Tensor]
+    ) -> Iterator[tuple[str, Before, Tensor]]:
+        """What stands before the question, and the words from the begin token to the question's
+        end.
+        """
+        question, text = self._question(batch, number), batch[f"context_{number}"]
+        begin = question[:, :1]
+        for way in ANSWER_INPUTS:
+            if way in latents:
+                yield way, self.model.adapted(number, latents[way]), question
+            else:
+                shown = {
+                    "text": text,
+                    "first": text[:, : self.model.places],
+                    "nothing": text[:, :0],
+                }[way]
+                yield way, NOTHING, torch.cat((begin, shown, question[:, 1:]), 1)
+
+    def _of_one(
+        self, batch: Batch, number: int, logits: Tensor, answer: Tensor
+    ) -> dict[str, Tensor]:
+        """What one model's answers cost, for each question."""
+        wanted, counted = self.coefficients, answer >= 0
+        surprise = _surprise(logits, answer)
+        terms = {}
+        if wanted["answer"]:
+            terms["answer"] = _mean(surprise, counted)
+        if wanted["first"]:
+            terms["first"] = surprise[:, 0]
+        if wanted["first_k"]:
+            terms["first_k"] = _mean(surprise[:, : self.k], counted[:, : self.k])
+        if wanted["distill"]:
+            with torch.no_grad():
+                question = self._question(batch, number)
+                text = batch[f"context_{number}"].repeat_interleave(
+                    len(question) // len(batch["context"]), 0
+                )
+                whole = torch.cat((question[:, :1], text, question[:, 1:]), 1)
+                teacher = self.model.scores(number, NOTHING, whole, answer) / self.temperature
+            student = (logits / self.temperature).log_softmax(-1)
+            apart = F.kl_div(
+                student, teacher.log_softmax(-1), reduction="none", log_target=True
+            ).sum(-1)
+            terms["distill"] = _mean(apart * counted, counted) * self.temperature**2
+        return terms
+
+    def _gist(self, z: Tensor, context: Tensor) -> Tensor:
+        assert self.model.gist is not None
+        return _mean(_surprise(widen(self.model.gist(z)), context), context >= 0)
+
+    def _question(self, batch: Batch, number: int) -> Tensor:
+        """A begin token and the question, one after the other of all texts."""
+        question, begin = (
+            batch[f"question_{number}"].flatten(0, -2),
+            self.model.readers[number].begin_token,
+        )
+        assert begin is not None
+        return torch.cat((begun(begin, question), question), 1)
+
+    def _bytes(self, batch: Batch) -> dict[str, Tensor]:
+        """What is read to answer, of each example."""
+        model, text = self.model, (batch["context"] >= 0).sum(1)
+        fixed = {
+            way: wire.size(model.latents, model.wire, way) for way in ("float16", "int8", "int4")
+        }
+        fixed |= {"other": fixed[model.send], "mean": fixed[model.send], "nothing": 0}
+        found = {way: torch.full_like(text, count) for way, count in fixed.items()}
+        firsts = [self._first_bytes(batch, number) for number in range(len(model.readers))]
+        found |= {"text": text, "first": torch.stack(firsts).double().mean(0)}
+        return {f"bytes/{way}": found[way] for way in ANSWER_INPUTS}
+
+    def _first_bytes(self, batch: Batch, number: int) -> Tensor:
+        tokens = batch[f"context_{number}"][:, : self.model.places]
+        sizes = torch.tensor(self.model.readers[number].token_bytes).to(tokens.device)
+        return (sizes[tokens.clamp_min(0)] * (tokens >= 0)).sum(1)
+
+
+def _repeated(before: Before, times: int) -> Before:
+    """For each question of a text."""
+    prefix, seen = before
+    again = [layer.repeated(times) for layer in seen]
+    return None if prefix is None else prefix.repeat_interleave(times, 0), again
+
+
+def _surprise(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Cross entropy of each token; 0 where there is none."""
+    costs = F.cross_entropy(
+        logits.flatten(0, 1), tokens.clamp_min(0).long().flatten(), reduction="none"
+    ).view(tokens.shape)
+    return costs * (tokens >= 0)
+
+
+def _mean(values: Tensor, counted: Tensor) -> Tensor:
+    """Of each row, over what counts."""
+    return values.sum(1) / counted.sum(1).clamp_min(1)

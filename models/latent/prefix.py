@@ -1,0 +1,312 @@
+"""Language models that read latents in place of a text: an encoder makes few vectors of it, and an
+adapter a prefix for each model.
+
+The models are frozen; what trains lies around them.
+"""
+
+# B batch, L positions, D width, M latents, W numbers of a latent as it is sent, H heads, K head
+# width
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models import halves
+from models.latent import wire
+from models.latent.reading import Before, answer_logits, answers
+from models.layers import (
+    Embedding,
+    Linear,
+    Past,
+    RMSNorm,
+    RotaryEmbedding,
+    SwiGLU,
+    gated_width,
+    parse_dtype,
+    rms_norm,
+    widen,
+)
+from models.sizes import LAYERS, WIDTH, check_sizes
+from models.targets import GPT, DecoderBlock, Shape, load
+from utils.errors import ConfigError
+from utils.ranks.devices import devices_of, home
+from utils.ranks.distributed import Dist
+from utils.spec import Spec
+
+# a text's bytes, and what stands before them: of an empty row it is all that is seen
+BYTES, BEGIN = 257, 256
+EPS = 1e-5
+MOST = {
+    "encoder.layers": LAYERS,
+    "encoder.refiner": LAYERS,
+    "encoder.width": WIDTH,
+    "latents": WIDTH,
+    "wire": WIDTH,
+    "adapter_width": WIDTH,
+    "spread": 1024,
+    "gist_width": WIDTH,
+}
+NEAR = 1.0  # how queries begin: the logarithm of how much they prefer what is near
+
+
+class Gather(nn.Module):
+    """Queries that are learnt look at positions of a text, and think about what they have seen."""
+
+    def __init__(self, width: int, heads: int, queries: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.queries = nn.Parameter(torch.randn(queries, width))
+        self.q_proj, self.kv_proj, self.o_proj = (
+            Linear(width, width),
+            Linear(width, 2 * width),
+            Linear(width, width),
+        )
+        self.query_norm, self.norm, self.mlp_norm = (RMSNorm(width, EPS) for _ in range(3))
+        self.mlp = SwiGLU(width, gated_width(width, 4.0, 32))
+        self.nearness = nn.Parameter(torch.full((heads,), NEAR))
+
+    def forward(self, x_BLD: Tensor, seen_BL: Tensor | None) -> Tensor:
+        batch, width = len(x_BLD), x_BLD.shape[-1]
+        q_BMD = self.queries.to(x_BLD.dtype).expand(batch, -1, -1)
+        query = self._by_head(self.q_proj(self.query_norm(q_BMD)))
+        key, value = map(self._by_head, self.kv_proj(self.norm(x_BLD)).split(width, -1))
+        mixed_BHMK = halves.attention(query, key, value, self.near(x_BLD, seen_BL))
+        x_BMD = q_BMD + self.o_proj(mixed_BHMK.transpose(1, 2).flatten(-2))
+        return x_BMD + self.mlp(self.mlp_norm(x_BMD))
+
+    def _by_head(self, x_BLD: Tensor) -> Tensor:
+        """[B, L, D] as [B, H, L, K]."""
+        return x_BLD.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def near(self, x_BLD: Tensor, seen_BL: Tensor | None) -> Tensor:
+        """Queries are spread evenly over the text, and each prefers what is near to it: how much
+        so, heads learn.
+        """
+        seen = x_BLD.new_ones(x_BLD.shape[:2], dtype=torch.bool) if seen_BL is None else seen_BL
+        count = self.queries.shape[0]
+        # B, L
+        there = (torch.arange(x_BLD.shape[1], device=x_BLD.device) + 0.5) / seen.sum(
+            1, keepdim=True
+        )
+        here = (torch.arange(count, device=x_BLD.device) + 0.5) / count
+        apart = (there[:, None] - here[None, :, None]) * min(count, x_BLD.shape[1])
+        bias = -self.nearness.exp()[None, :, None, None] * apart.square()[:, None]
+        return bias.masked_fill(~seen[:, None, None], -torch.inf).to(x_BLD.dtype)
+
+
+class Encoder(nn.Module):
+    """A text's bytes as M latents of W numbers, of size one each."""
+
+    def __init__(
+        self,
+        positions: int,
+        latents: int,
+        wire: int,
+        width: int,
+        layers: int,
+        heads: int,
+        refiner: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.dtype = dtype
+        shape = Shape(layers, width, heads)
+        self.embed = Embedding(BYTES, width, 1.0)
+        self.places = nn.Parameter(torch.randn(positions + 1, width))
+        self.rotary = RotaryEmbedding(
+            width // heads, 0, max(positions + 1, latents), shape.rope_theta, dtype
+        )
+        self.layers = nn.ModuleList(DecoderBlock(shape) for _ in range(layers))
+        self.gather = Gather(width, heads, latents)
+        self.refiner = nn.ModuleList(DecoderBlock(shape) for _ in range(refiner))
+        self.norm, self.to_wire = RMSNorm(width, EPS), Linear(width, wire)
+
+    def forward(self, context_BL: Tensor) -> Tensor:
+        text_BL = F.pad(context_BL, (1, 0), value=BEGIN)
+        seen_BL = text_BL >= 0
+        cos, sin = self.rotary()
+        x = (self.embed(text_BL.clamp_min(0)) + self.places[: text_BL.shape[1]]).to(self.dtype)
+        for block in self.layers:
+            x = block(x, (cos[: x.shape[1]], sin[: x.shape[1]]), False, seen_BL[:, None, None])
+        x = self.gather(x, seen_BL)
+        for block in self.refiner:
+            x = block(x, (cos[: x.shape[1]], sin[: x.shape[1]]), False, None)
+        return rms_norm(self.to_wire(self.norm(x)), EPS)
+
+
+class Adapter(nn.Module):
+    """Latents as a model's own: a prefix of its stream, as large as its embeddings are, and keys
+    and values of its layers.
+    """
+
+    def __init__(
+        self, wire: int, latents: int, spread: int, width: int, reader: GPT, deep: bool
+    ) -> None:
+        """`spread`: places in the prefix for each latent."""
+        super().__init__()
+        shape = reader.shape
+        self.places = nn.Parameter(torch.randn(latents * spread, width))
+        self.enter, self.film = Linear(wire, spread * width), Linear(wire, 2 * width, bias=True)
+        self.mlp_norm, self.norm = RMSNorm(width, EPS), RMSNorm(width, EPS)
+        self.mlp = SwiGLU(width, gated_width(width, 4.0, 32))
+        self.leave = Linear(width, shape.hidden_size)
+        self.gain = nn.Parameter(torch.zeros(1))
+        self.kv_shape = (shape.num_layers, 2, shape.keys, shape.hidden_size // shape.num_heads)
+        self.deep = (
+            Linear(width, shape.num_layers * 2 * shape.keys * self.kv_shape[-1]) if deep else None
+        )
+        with torch.no_grad():
+            self.film.weight.zero_()
+
+    def forward(self, z_BMW: Tensor, size: Tensor) -> tuple[Tensor, list[Past]]:
+        """`size`: the root mean square of the model's embeddings."""
+        scale, shift = self.film(z_BMW.mean(1, keepdim=True)).chunk(2, -1)
+        entered = self.enter(z_BMW).unflatten(-1, (-1, self.places.shape[-1])).flatten(1, 2)
+        x = (entered + self.places.to(z_BMW.dtype)) * (1 + scale) + shift
+        x = self.norm(x + self.mlp(self.mlp_norm(x)))
+        prefix = rms_norm(self.leave(x), EPS) * (size * self.gain.exp()).to(x.dtype)
+        if self.deep is None:
+            return prefix, []
+        # layers, 2, B, H, M, K
+        layers = self.deep(x).unflatten(-1, self.kv_shape).permute(2, 3, 0, 4, 1, 5)
+        return prefix, [Past(*layer) for layer in layers]
+
+
+class Gist(nn.Module):
+    """Says a text's bytes by its latents alone, all at once: what is not in the latents cannot be
+    said.
+    """
+
+    def __init__(self, positions: int, latents: int, wire: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(latents, width))
+        self.enter, self.gather = Linear(wire, width), Gather(width, heads, positions)
+        self.norm, self.head = RMSNorm(width, EPS), Linear(width, BYTES - 1)
+
+    def forward(self, z_BMW: Tensor) -> Tensor:
+        return self.head(
+            self.norm(self.gather(self.enter(z_BMW) + self.places.to(z_BMW.dtype), None))
+        )
+
+
+class Prefix(nn.Module):
+    """All that trains, and the frozen models."""
+
+    sizes: Tensor
+
+    def __init__(
+        self,
+        spec: Spec,
+        models: Sequence[str],
+        latents: int,
+        wire: int,
+        encoder: Mapping[str, Any],
+        adapter_width: int,
+        spread: int,
+        deep: bool,
+        gist_width: int,
+        send: str = "float16",
+        devices: int = 1,
+        forward_dtype: str = "float32",
+    ) -> None:
+        super().__init__()
+        if not spec.readers:
+            raise ConfigError("arch=prefix needs questions about texts; use data=qa")
+        asked = {f"encoder.{key}": value for key, value in encoder.items()}
+        asked |= {"latents": latents, "wire": wire, "adapter_width": adapter_width}
+        check_sizes(MOST, asked | {"spread": spread, "gist_width": gist_width})
+        self.dtype = parse_dtype(forward_dtype)
+        self.latents, self.wire, self.places, self.positions, self.readers = (
+            latents,
+            wire,
+            latents * spread,
+            spec.seq_len,
+            spec.readers,
+        )
+        self.frozen = nn.ModuleList()
+        for number, (path, reader) in enumerate(zip(models, spec.readers, strict=True)):
+            key = f"arch.models[{number}]"
+            if reader.prompt_len + self.places > reader.seq_len:
+                raise ConfigError(
+                    f"arch.latents={latents}: with a question and room for an answer there are"
+                    f" {reader.prompt_len + self.places} places, and {key}={path} reads"
+                    f" {reader.seq_len}; give fewer, or another net"
+                )
+            part = load(path, reader, forward_dtype, (GPT,), "only nets of arch=gpt answer", key)
+            # they are read alone: what a pass would cast each time is kept so
+            if self.dtype.itemsize == 2:
+                for parameter in part.parameters():
+                    parameter.data = parameter.data.to(self.dtype)
+            self.frozen.append(part)
+        self.encoder = Encoder(spec.seq_len, latents, wire, **encoder, dtype=self.dtype)
+        self.adapters = nn.ModuleList(
+            Adapter(wire, latents, spread, adapter_width, self.net(number), deep)
+            for number in range(len(models))
+        )
+        sizes = [
+            widen(self.net(number).embed_tokens.embedding_weight).square().mean().sqrt()
+            for number in range(len(models))
+        ]
+        # the root mean square of each model's embeddings
+        self.register_buffer("sizes", torch.stack(sizes), persistent=False)
+        self.send, self.devices = send, devices
+        self.gist = (
+            Gist(spec.seq_len, latents, wire, gist_width, encoder["heads"]) if gist_width else None
+        )
+
+    def spread_out(self, dist: Dist) -> None:
+        """Moves each frozen model to its device. Called on all ranks together."""
+        devices, count = devices_of(dist, self.devices), len(self.readers)
+        for number, frozen in enumerate(self.frozen):
+            frozen.to(devices[home(number, count, len(devices))])
+
+    def net(self, number: int) -> GPT:
+        """A frozen model."""
+        net = self.frozen[number].net
+        assert isinstance(net, GPT)
+        return net
+
+    def device_of(self, number: int) -> torch.device:
+        """The device that a frozen model is on."""
+        return self.net(number).embed_tokens.embedding_weight.device
+
+    def encode(self, context_BL: Tensor) -> Tensor:
+        """A text's latents."""
+        return self.encoder(context_BL)
+
+    def arriving(self, z_BMW: Tensor) -> Tensor:
+        """Latents as they arrive; what rounds them is nothing to the gradient, which it would
+        end.
+        """
+        return z_BMW + (wire.sent(z_BMW, self.send) - z_BMW).detach()
+
+    def adapted(self, number: int, z_BMW: Tensor) -> tuple[Tensor, list[Past]]:
+        """Latents as a model's prefix, and as what its layers have seen."""
+        return self.adapters[number](z_BMW.to(self.dtype), self.sizes[number])
+
+    def scores(self, number: int, before: Before, said_BL: Tensor, answer_BA: Tensor) -> Tensor:
+        """What a model thinks of an answer; what it needs goes to where it lies, and its scores
+        come back.
+        """
+        where = self.device_of(number)
+        found = answer_logits(
+            self.net(number), _moved(before, where), said_BL.to(where), answer_BA.to(where)
+        )
+        return widen(found).to(answer_BA.device)
+
+    def answers(self, number: int, before: Before, said_BL: Tensor, most: int) -> Tensor:
+        """What a model answers."""
+        where = self.device_of(number)
+        return answers(self.net(number), _moved(before, where), said_BL.to(where), most).to(
+            said_BL.device
+        )
+
+
+def _moved(before: Before, where: torch.device) -> Before:
+    prefix, seen = before
+    return None if prefix is None else prefix.to(where), [layer.to(where) for layer in seen]

@@ -1,0 +1,146 @@
+"""The contract of everything that is optimised: sums out, never means.
+
+An objective wraps a net and defines `forward` and `predict`. All else has a default: the rest of
+the core stands in `Objective`, the optional parts in models/optional_parts.py, and what is found in
+the net's modules in models/contents.py. models/README.md has a complete example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.optional_parts import (
+    Compiles,
+    HasCarry,
+    HasEvaluators,
+    LooksAhead,
+    MovesToDevices,
+    NeedsTotals,
+    Prepares,
+    ReadsPublished,
+    SplitsWeights,
+)
+from utils import transfer
+from utils.command.instantiate import make
+from utils.measure.hardware import count_flops
+from utils.measure.metrics import Metric, MetricSums
+from utils.measure.report import Prediction
+from utils.noise import Noise
+from utils.spec import Spec
+
+Batch = dict[str, Tensor]
+Carry = Any  # a dataclass, dict or tuple of tensors whose first dimension is the slot
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a step may depend on besides its batch and carry."""
+
+    progress: float  # the share of the run's steps that is done
+    noise: Noise  # random numbers of this step, for the shards of this batch
+    totals: Mapping[str, Tensor] = field(default_factory=dict)  # `statistics`, over all shards
+
+
+@dataclass(frozen=True)
+class StepOut:
+    """One micro-batch's share of a step."""
+
+    loss: Tensor  # the SUM over the local examples, with gradients
+    weight: Tensor  # gradients are divided by its sum over micro-batches and ranks
+    metrics: MetricSums  # (sum, count) by name
+    carry: Carry = None  # for the next step, without gradients
+
+
+class Objective(
+    Prepares,
+    HasCarry,
+    NeedsTotals,
+    LooksAhead,
+    HasEvaluators,
+    MovesToDevices,
+    SplitsWeights,
+    ReadsPublished,
+    Compiles,
+):
+    """Wraps a net as `self.model` and says what to minimise: define `forward` and `predict`."""
+
+    headline = Metric("accuracy")  # the metric a run is judged by, unless objective_metric is given
+    costs: frozenset[str] = frozenset()  # names of other metrics of which less is better
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
+        """Returns the loss of a micro-batch as a sum, its weight, metrics and the next carry.
+
+        Called on each rank for each micro-batch of a step, in training mode and with gradients.
+        `batch` holds whole shards of this rank, on its device; random numbers come from
+        `ctx.noise` alone. Nothing here may talk to other ranks.
+        """
+        raise NotImplementedError
+
+    def predict(self, batch: Batch) -> Prediction:
+        """Returns metrics as (sum, count) and outputs with one row for each example.
+
+        Called on each rank for its batches of an evaluation, in evaluation mode and without
+        gradients. Any loop over the net is in here. Rows that pad a batch have labels to ignore and
+        must not count.
+        """
+        raise NotImplementedError
+
+    def judged_by(self, asked: str | None) -> Metric:
+        """Returns the metric of evaluations that tells the best checkpoint: `asked`, or the
+        headline.
+        """
+        if not asked:
+            return Metric(f"eval/{self.headline.name}", self.headline.lower)
+        metric = Metric.parse(asked)
+        own = {*self.costs, *([self.headline.name] if self.headline.lower else [])}
+        return Metric(metric.name, metric.lower or metric.name.rpartition("/")[2] in own)
+
+    def rehearse(self, batch: Batch, ctx: Context, keep: bool = False) -> None:
+        """Does one forward and backward pass that leaves no trace, with `keep` only gradients.
+
+        Other ranks do not take part. The pass is one of the last step, when nets are deepest.
+        """
+        try:
+            carry = self.initial_carry(batch)
+            with torch.no_grad():
+                totals = self.statistics(batch, carry, ctx)
+            self.look_ahead([(batch, carry)], alone=True)
+            self(batch, carry, replace(ctx, totals=totals, progress=1.0)).loss.backward()
+        finally:
+            self.zero_grad(set_to_none=not keep)
+            for table in self.tables().values():
+                table.take()
+
+    def flops_per_example(self, batch: Batch, ctx: Context) -> int:
+        """Returns the operations of one example's forward and backward pass.
+
+        Called once on each rank of a device whose peak is known, with a first batch. Default:
+        counts a rehearsal.
+        """
+        return count_flops(lambda: self.rehearse(batch, ctx)) // len(next(iter(batch.values())))
+
+
+def make_objective(
+    arch: Any, seed: int, spec: Spec, device: torch.device | None = None
+) -> Objective:
+    """Builds a net and its loss on `device`, with initial weights drawn on the CPU."""
+    with torch.random.fork_rng(devices=[]), nullcontext() if device is None else device:
+        torch.manual_seed(seed)  # initialisers draw from the global generator
+        net = make({key: value for key, value in arch.items() if key != "loss"}, "arch", spec)
+        objective: Objective = make(arch["loss"], "arch.loss", net)
+    return objective.to(device, torch.float64 if objective.model.dtype == torch.float64 else None)
+
+
+def to_device(batch: dict[str, Tensor], device: torch.device) -> Batch:
+    """Moves a batch, without waiting for the device."""
+    return {name: transfer.to_device(tensor, device) for name, tensor in batch.items()}

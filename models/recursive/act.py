@@ -1,0 +1,215 @@
+"""Adaptive computation time: each slot of the batch thinks about its puzzle until it halts."""
+
+# B slots, T tokens, V vocabulary, S thinking steps
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.interval import Interval
+from models.losses import LOSSES
+from models.objective import Batch, Context, Objective, StepOut
+from models.recursive.answering import answers_by_step, halting_margin, wants_to_halt
+from models.recursive.by_step import ByStep
+from models.recursive.recursion import RecursiveNet, State
+from models.recursive.thinking import ThinkingSteps
+from utils.errors import ConfigError
+from utils.measure.metrics import Metric, MetricSums
+from utils.measure.report import Evaluator, Prediction
+from utils.spec import IGNORE
+
+
+@dataclass(frozen=True)
+class ActCarry:
+    """What each slot remembers from one step to the next."""
+
+    state: State
+    steps: Tensor  # how many steps it has thought about its puzzle
+    halted: Tensor  # whether it takes a new puzzle in the next step
+    batch: Batch  # its puzzle
+
+
+class ActObjective(Objective):
+    """Sums the token loss and the halting Q losses over slots; padding rows count nowhere."""
+
+    headline = Metric("exact_accuracy")
+    costs = frozenset({"lm_loss", "q_halt_loss", "q_continue_loss"})
+    model: RecursiveNet
+
+    def __init__(self, model: RecursiveNet, loss_type: str, label_smoothing: float = 0.0) -> None:
+        super().__init__(model)
+        if loss_type not in LOSSES:
+            raise ConfigError(f"arch.loss.loss_type={loss_type}: choose one of {', '.join(LOSSES)}")
+        self.token_loss = partial(LOSSES[loss_type], smoothing=label_smoothing)
+
+    def initial_carry(self, batch: Batch) -> ActCarry:
+        """Returns slots that have all halted, so that the first step fills them."""
+        slots, tokens = batch["inputs"].shape
+        nobody = torch.zeros_like(batch["puzzle_identifiers"])
+        return ActCarry(
+            self.model.fresh_states(slots, tokens),
+            nobody,
+            torch.ones_like(nobody, dtype=torch.bool),
+            batch,
+        )
+
+    def look_ahead(self, parts: Sequence[tuple[Batch, ActCarry]], alone: bool = False) -> None:
+        """Fetches rows of the puzzle table that lie on other ranks."""
+        for table in self.tables().values():
+            if not table.split:
+                continue
+            needed = ("labels", "puzzle_identifiers")
+            refilled = [_refilled(carry, batch, needed) for batch, carry in parts]
+            table.look_ahead([self._trainable_ids(puzzles) for puzzles in refilled], alone)
+
+    def forward(self, batch: Batch, carry: ActCarry, ctx: Context) -> StepOut:
+        carry = self._refill(carry, batch)
+        rows = self.model.puzzle_rows(self._trainable_ids(carry.batch))
+        weights = self.model.weights()
+        think = partial(self.model, weights=weights, progress=ctx.progress)
+        state, others = carry.state, None
+        if self.model.sizes.starts > 1:
+            state, others = self._best_start(think, carry, rows)
+        state, logits_BTV, q_B2 = think(state, carry.batch["inputs"], rows)
+
+        target = None
+        with torch.no_grad():
+            steps, last = carry.steps + 1, carry.steps + 1 >= self.model.sizes.halt_max_steps
+            halted = self._choose_to_halt(q_B2, steps, last, ctx)
+            if not self.model.sizes.no_ACT_continue and self.model.sizes.halt_max_steps > 1:
+                # going on is worth what the better choice is worth one step later; the batch is
+                # large, so that this needs no target net
+                _, _, next_B2 = think(state, carry.batch["inputs"], rows)
+                target = torch.sigmoid(torch.where(last, next_B2[:, 0], next_B2.amax(-1)))
+
+        labels_BT = carry.batch["labels"]
+        loss, weight, metrics = self._losses(logits_BTV, q_B2, target, steps, halted, labels_BT)
+        state = state if others is None else (state[0], others)
+        return StepOut(loss, weight, metrics, ActCarry(state, steps, halted, carry.batch))
+
+    @torch.no_grad()
+    def _best_start(
+        self,
+        think: Callable[..., tuple[State, Tensor, Tensor]],
+        carry: ActCarry,
+        rows: Tensor | None,
+    ) -> tuple[State, Tensor]:
+        """Thinks once from every start. Returns the state whose start had the least loss, from
+        which alone the net learns, and the z_L to which each start led.
+
+        Winner takes all (Dillon 2026, arXiv 2601.19085): starts may learn to try different things,
+        and an evaluation needs only one of them.
+        """
+        z_H, z_BSLD = carry.state
+        starts = z_BSLD.shape[1]
+        each = partial(torch.repeat_interleave, repeats=starts, dim=0)
+        inputs, labels = each(carry.batch["inputs"]), each(carry.batch["labels"])
+        rows = None if rows is None else each(rows)
+        (_, after), logits, _ = think((each(z_H), z_BSLD.flatten(0, 1)), inputs, rows)
+        best_B = self.token_loss(logits, labels).sum(-1).view(-1, starts).argmin(1)
+        slots_B = torch.arange(len(best_B), device=best_B.device)
+        return (z_H, z_BSLD[slots_B, best_B]), after.view_as(z_BSLD)
+
+    def predict(self, batch: Batch) -> Prediction:
+        """Answers puzzles, and records the answer after each thinking step."""
+        sizes, seen = self.model.sizes, ByStep(batch["labels"], self.model.sizes.halt_max_steps)
+        for step in answers_by_step(self.model, batch):
+            logits_BTV, q_B2, steps = step
+            seen.add(logits_BTV, q_B2[:, 0], halting_margin(q_B2, sizes))
+        halted = torch.ones_like(steps, dtype=torch.bool)
+        _, _, metrics = self._losses(logits_BTV, q_B2, None, steps, halted, batch["labels"])
+        outputs = {
+            "logits": logits_BTV,
+            "answer": logits_BTV.argmax(-1),
+            "q_halt_logits": q_B2[:, 0],
+            "q_continue_logits": q_B2[:, 1],
+        }
+        outputs |= seen.outputs(steps if sizes.eval_halt else None)
+        return Prediction(metrics, outputs)
+
+    def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
+        steps = [ThinkingSteps()] if self.model.sizes.halt_max_steps > 1 else []
+        return [Interval(self.headline.name), *steps]
+
+    def _refill(self, carry: ActCarry, batch: Batch) -> ActCarry:
+        """Gives slots that halted a puzzle of the new batch and a fresh state."""
+        halted = carry.halted
+        fresh_H, fresh_L = self.model.fresh_states(*batch["inputs"].shape)
+        z_H, z_L = carry.state
+        state = _where(halted, fresh_H, z_H), _where(halted, fresh_L, z_L)
+        steps = torch.where(halted, 0, carry.steps)
+        return ActCarry(state, steps, halted, _refilled(carry, batch, batch))
+
+    @staticmethod
+    def _trainable_ids(batch: Batch) -> Tensor:
+        return torch.where((batch["labels"] != IGNORE).any(-1), batch["puzzle_identifiers"], -1)
+
+    def _choose_to_halt(self, q_B2: Tensor, steps: Tensor, last: Tensor, ctx: Context) -> Tensor:
+        sizes = self.model.sizes
+        if sizes.halt_max_steps == 1:
+            return last
+        wants = wants_to_halt(q_B2, sizes)
+        explores = ctx.noise.uniform("explore", steps.shape) < sizes.halt_exploration_prob
+        at_least = ctx.noise.integers("explore_steps", steps.shape, 2, sizes.halt_max_steps + 1)
+        return (last | wants) & (steps >= explores * at_least)
+
+    def _losses(
+        self,
+        logits_BTV: Tensor,
+        q_B2: Tensor,
+        target: Tensor | None,
+        steps: Tensor,
+        halted: Tensor,
+        labels_BT: Tensor,
+    ) -> tuple[Tensor, Tensor, MetricSums]:
+        counted_BT = labels_BT != IGNORE
+        cells_B = counted_BT.sum(-1)
+        valid_B = cells_B > 0
+        with torch.no_grad():
+            right_B = _right_cells(logits_BTV, labels_BT)
+            solved_B = right_B == cells_B
+        divisor_B = cells_B.clamp_min(1)
+        token_loss = (self.token_loss(logits_BTV, labels_BT).sum(-1) / divisor_B).sum()
+        halt_loss = _q_loss(q_B2[:, 0], solved_B.to(q_B2.dtype), valid_B)
+        loss, weight = token_loss + 0.5 * halt_loss, valid_B.sum()
+
+        done_B = halted & valid_B
+        done = done_B.sum()
+        metrics = {
+            "accuracy": ((right_B / divisor_B * done_B).sum(), done),
+            "exact_accuracy": ((solved_B & done_B).sum(), done),
+            "q_halt_accuracy": ((done_B & ((q_B2[:, 0] >= 0) == solved_B)).sum(), done),
+            "steps": ((steps * done_B).sum(), done),
+            "lm_loss": (token_loss.detach(), weight),
+            "q_halt_loss": (halt_loss.detach(), weight),
+        }
+        if target is not None:
+            continue_loss = _q_loss(q_B2[:, 1], target, valid_B)
+            loss = loss + 0.5 * continue_loss
+            metrics["q_continue_loss"] = (continue_loss.detach(), weight)
+        return loss, weight, metrics
+
+
+def _refilled(carry: ActCarry, batch: Batch, names: Iterable[str]) -> Batch:
+    """Returns the puzzles of all slots, once those that halted have taken new ones."""
+    return {name: _where(carry.halted, batch[name], carry.batch[name]) for name in names}
+
+
+def _where(rows: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(rows.view(-1, *[1] * (new.ndim - 1)), new, old)
+
+
+def _right_cells(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
+    return ((labels_BT != IGNORE) & (logits_BTV.argmax(-1) == labels_BT)).sum(-1)
+
+
+def _q_loss(logits_B: Tensor, target_B: Tensor, valid_B: Tensor) -> Tensor:
+    loss_B = F.binary_cross_entropy_with_logits(logits_B, target_B, reduction="none")
+    return (loss_B * valid_B).sum()

@@ -1,0 +1,46 @@
+"""Hierarchical Reasoning Model (Wang et al. 2025, arXiv 2506.21734): a fast low level under a slow
+high level.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from models.layers import CosSin
+from models.recursive.recursion import Cycles, Inner, RecursiveNet, Sizes, State
+from utils.errors import ConfigError
+from utils.spec import Spec
+
+
+class HRMInner(Inner):
+    """H_cycles × (L_cycles low passes, one high pass). Only the last pass of each level has
+    gradients.
+    """
+
+    def __init__(self, sizes: Sizes, spec: Spec) -> None:
+        super().__init__(sizes, spec)
+        if sizes.H_layers < 1:
+            raise ConfigError(f"arch.H_layers={sizes.H_layers} must be more than 0")
+        self.H_level = self.level(sizes.H_layers)
+        self.L_level = self.level(sizes.L_layers)
+
+    def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, cycles: Cycles) -> State:
+        (z_H, z_L), (high, low) = state, cycles
+        with torch.no_grad():
+            for round_ in range(high):
+                injected = z_H + x_BLD
+                last_round = round_ == high - 1
+                for _ in range(low - last_round):
+                    z_L = self.L_level(z_L, injected, cos_sin)
+                if not last_round:
+                    z_H = self.H_level(z_H, z_L, cos_sin)
+        z_L = self.L_level(z_L, z_H + x_BLD, cos_sin)
+        return self.H_level(z_H, z_L, cos_sin), z_L
+
+
+class HRM(RecursiveNet):
+    """HRM with adaptive computation time (ACT v1)."""
+
+    def __init__(self, spec: Spec, **keys) -> None:
+        super().__init__(HRMInner(Sizes(**keys), spec))

@@ -1,0 +1,283 @@
+"""The net that HRM and TRM share: embeddings, two recurrent states, token and halting logits."""
+
+# B batch, L positions (puzzle prefix + tokens), T tokens, D width, V vocabulary, P puzzle width
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from models.layers import (
+    ROPES,
+    Block,
+    CosSin,
+    Embedding,
+    Level,
+    Linear,
+    SwiGLU,
+    cast_weights,
+    gated_width,
+    lecun_normal,
+    parse_dtype,
+)
+from models.sizes import LAYERS, WIDTH, check_sizes
+from models.sparse_embedding import ShardedEmbedding, SparseEmbedding
+from utils.errors import ConfigError
+from utils.spec import Spec
+
+State = tuple[Tensor, Tensor]  # z_H, z_L
+Cycles = tuple[int, int]  # high, low
+# beyond these, building the net or one of its steps would take forever
+MOST = {
+    "H_cycles": 1000,
+    "L_cycles": 1000,
+    "H_layers": LAYERS,
+    "L_layers": LAYERS,
+    "hidden_size": WIDTH,
+    "halt_max_steps": 10000,
+    "puzzle_emb_len": 10000,
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The keys under `arch` of both nets, named as users of HRM and TRM know them."""
+
+    H_cycles: int
+    L_cycles: int
+    H_layers: int
+    L_layers: int
+    hidden_size: int
+    num_heads: int
+    expansion: float
+    puzzle_emb_ndim: int
+    pos_encodings: str
+    halt_max_steps: int
+    halt_exploration_prob: float
+    forward_dtype: str = "float32"
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    mlp_multiple: int = 256
+    mlp_norm: bool = False
+    depth_warmup: float = 0.0
+    starts: int = 1
+    eval_halt: bool = False
+    chains: int = 1
+    chain_noise: float = 1.0
+    chain_seed: int = 0
+    puzzle_emb_len: int = 0  # 0: as many positions as the puzzle embedding fills
+    puzzle_emb_sharded: bool = False
+    mlp_t: bool = False
+    no_ACT_continue: bool = False
+
+    def __post_init__(self) -> None:
+        for key in (
+            "H_cycles",
+            "L_cycles",
+            "L_layers",
+            "hidden_size",
+            "num_heads",
+            "expansion",
+            "halt_max_steps",
+        ):
+            if not getattr(self, key) > 0:
+                raise ConfigError(f"arch.{key}={getattr(self, key)} must be more than 0")
+        check_sizes(MOST, vars(self))
+        for key in ("H_layers", "puzzle_emb_len"):
+            if getattr(self, key) < 0:
+                raise ConfigError(f"arch.{key}={getattr(self, key)}: must be at least 0")
+        if not 0 <= self.halt_exploration_prob <= 1:
+            raise ConfigError(
+                f"arch.halt_exploration_prob={self.halt_exploration_prob}: must be a probability,"
+                " from 0 to 1"
+            )
+        if self.hidden_size % self.num_heads:
+            raise ConfigError(
+                f"arch.hidden_size={self.hidden_size} is not a multiple of"
+                f" arch.num_heads={self.num_heads}"
+            )
+        if self.pos_encodings not in (*ROPES, "learned", "none"):
+            raise ConfigError(
+                f"arch.pos_encodings={self.pos_encodings}: choose {', '.join(ROPES)}, learned or"
+                " none"
+            )
+        head = self.hidden_size // self.num_heads
+        if self.pos_encodings in ROPES and head % ROPES[self.pos_encodings].share:
+            raise ConfigError(
+                f"arch.num_heads={self.num_heads} gives heads of {head}; "
+                f"{self.pos_encodings} needs multiples of {ROPES[self.pos_encodings].share}"
+            )
+        if self.puzzle_emb_ndim > self.prefix * self.hidden_size:
+            raise ConfigError(
+                f"arch.puzzle_emb_len={self.puzzle_emb_len} holds {self.prefix * self.hidden_size}"
+                f" numbers, fewer than arch.puzzle_emb_ndim={self.puzzle_emb_ndim}; try"
+                " arch.puzzle_emb_len=0"
+            )
+        parse_dtype(self.forward_dtype)
+
+    @property
+    def prefix(self) -> int:
+        """The number of positions before the tokens."""
+        return self.puzzle_emb_len or -(-self.puzzle_emb_ndim // self.hidden_size)
+
+
+class Inner(nn.Module):
+    """The net proper, which is compiled. Puzzle rows are passed in: their table is not dense."""
+
+    H_init: Tensor
+    L_init: Tensor
+    L_more_inits: Tensor
+
+    def __init__(self, sizes: Sizes, spec: Spec) -> None:
+        super().__init__()
+        self.sizes = sizes
+        if not (spec.vocab_size and spec.table_rows):
+            raise ConfigError(
+                "arch=hrm and arch=trm solve puzzles, and the data has none; use data=puzzles, or"
+                " arch=gpt for text"
+            )
+        width, positions = sizes.hidden_size, spec.seq_len + sizes.prefix
+        if positions == spec.seq_len:
+            raise ConfigError(
+                "arch.puzzle_emb_ndim=0 with arch.puzzle_emb_len=0 leaves no position to read the"
+                " halting logits from"
+            )
+        std = width**-0.5
+        self.embed_tokens = Embedding(spec.vocab_size, width, std)
+        self.lm_head = Linear(width, spec.vocab_size)
+        self.q_head = Linear(width, 2, bias=True)
+        with torch.no_grad():  # at first, the net almost never halts, which bootstraps faster
+            self.q_head.weight.zero_()
+            self.q_head.bias.fill_(-5.0)  # type: ignore[union-attr]
+        if sizes.puzzle_emb_ndim:
+            table = ShardedEmbedding if sizes.puzzle_emb_sharded else SparseEmbedding
+            self.puzzle_emb = table(max(1, spec.table_rows), sizes.puzzle_emb_ndim)
+        if sizes.pos_encodings in ROPES:
+            self.rotary_emb = ROPES[sizes.pos_encodings](
+                width // sizes.num_heads,
+                sizes.prefix,
+                spec.seq_len,
+                sizes.rope_theta,
+                parse_dtype(sizes.forward_dtype),
+            )
+        elif sizes.pos_encodings == "learned":
+            self.embed_pos = Embedding(positions, width, std)
+        self.register_buffer("H_init", lecun_normal(width, std=1.0))
+        self.register_buffer("L_init", lecun_normal(width, std=1.0))
+        if sizes.starts > 1:
+            self.register_buffer("L_more_inits", lecun_normal(sizes.starts - 1, width, std=1.0))
+
+    def level(self, layers: int, mix_positions: int = 0) -> Level:
+        """Builds a stack of blocks of this net's sizes."""
+        sizes = self.sizes
+
+        def mlp(width: int) -> SwiGLU:
+            hidden = gated_width(width, sizes.expansion, sizes.mlp_multiple)
+            return SwiGLU(width, hidden, sizes.rms_norm_eps if sizes.mlp_norm else None)
+
+        return Level(
+            [
+                Block(sizes.hidden_size, sizes.num_heads, mlp, sizes.rms_norm_eps, mix_positions)
+                for _ in range(layers)
+            ]
+        )
+
+    def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, cycles: Cycles) -> State:
+        """Runs all cycles of one step; gradients flow only through the last ones."""
+        raise NotImplementedError
+
+    def forward(
+        self, z_H: Tensor, z_L: Tensor, tokens_BT: Tensor, puzzle_BP: Tensor | None, cycles: Cycles
+    ) -> tuple[State, Tensor, Tensor]:
+        cos_sin = self.rotary_emb() if self.sizes.pos_encodings in ROPES else None
+        z_H, z_L = self.recur((z_H, z_L), self.embed(tokens_BT, puzzle_BP), cos_sin, cycles)
+        logits_BTV = self.lm_head(z_H)[:, self.sizes.prefix :]
+        return (z_H.detach(), z_L.detach()), logits_BTV, self.q_head.wide(z_H[:, 0])
+
+    def embed(self, tokens_BT: Tensor, puzzle_BP: Tensor | None) -> Tensor:
+        """Returns the puzzle prefix and the tokens as one sequence."""
+        x_BLD = self.embed_tokens(tokens_BT)
+        prefix, width = self.sizes.prefix, self.sizes.hidden_size
+        if puzzle_BP is None:
+            x_BLD = F.pad(x_BLD, (0, 0, prefix, 0))
+        else:
+            padded_BP = F.pad(puzzle_BP, (0, prefix * width - puzzle_BP.shape[-1]))
+            x_BLD = torch.cat((padded_BP.view(-1, prefix, width), x_BLD), dim=1)
+        if self.sizes.pos_encodings == "learned":
+            x_BLD = math.sqrt(0.5) * (x_BLD + self.embed_pos.embedding_weight)  # keeps the variance
+        return math.sqrt(width) * x_BLD
+
+
+class RecursiveNet(nn.Module):
+    """Holds the inner net and casts its weights; the objective asks it for states and passes."""
+
+    def __init__(self, inner: Inner) -> None:
+        super().__init__()
+        self.inner = inner
+        self.sizes = inner.sizes
+        self.compiled = False
+
+    def compile(self, **options) -> None:  # type: ignore[override]
+        self.compiled = True
+        self.inner.compile(**options)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return parse_dtype(self.sizes.forward_dtype)
+
+    def weights(self) -> dict[str, Tensor] | None:
+        """Returns the weights that a step computes with, or None if they need no cast."""
+        if self.dtype == self.inner.lm_head.weight.dtype:
+            return None
+        return cast_weights(self.inner, self.dtype)
+
+    def fresh_state(self, slots: int, tokens: int) -> State:
+        """Returns the initial state, which is the same for every slot."""
+        shape = (slots, tokens + self.sizes.prefix, self.sizes.hidden_size)
+        z_H, z_L = self.inner.H_init.to(self.dtype), self.inner.L_init.to(self.dtype)
+        return z_H.expand(shape), z_L.expand(shape)
+
+    def fresh_states(self, slots: int, tokens: int) -> State:
+        """Returns the initial states of training: one z_H for each slot, and a z_L for each start,
+        slots × starts × positions × width.
+        """
+        z_H, z_L = self.fresh_state(slots, tokens)
+        if self.sizes.starts == 1:
+            return z_H, z_L
+        inits_SD = torch.cat((self.inner.L_init[None], self.inner.L_more_inits)).to(self.dtype)
+        return z_H, inits_SD[:, None].expand(slots, -1, *z_H.shape[1:])
+
+    def puzzle_rows(self, ids_B: Tensor) -> Tensor | None:
+        """Returns this step's rows of the puzzle table, in the forward dtype."""
+        if not self.sizes.puzzle_emb_ndim:
+            return None
+        return self.inner.puzzle_emb(ids_B).to(self.dtype)
+
+    def cycles(self, progress: float) -> Cycles:
+        """Returns the cycles of a step: a third of them in the first half of `depth_warmup`, two
+        thirds in its second half, then all.
+
+        The depth grows in stages (Qasim and Zhang 2025) because each depth is compiled separately.
+        """
+        warmup = self.sizes.depth_warmup
+        thirds = 1 + int(2 * progress / warmup) if progress < warmup else 3
+        return -(-self.sizes.H_cycles * thirds // 3), -(-self.sizes.L_cycles * thirds // 3)
+
+    def forward(
+        self,
+        state: State,
+        tokens_BT: Tensor,
+        rows_BP: Tensor | None,
+        weights: dict[str, Tensor] | None,
+        progress: float = 1.0,
+    ) -> tuple[State, Tensor, Tensor]:
+        """Does one step of reasoning: returns the new state, token logits and halting logits."""
+        arguments = (*state, tokens_BT, rows_BP, self.cycles(progress))
+        if weights is None:
+            return self.inner(*arguments)
+        return functional_call(self.inner, weights, arguments)

@@ -1,0 +1,129 @@
+"""Measures accuracy and halting after each thinking step."""
+
+# B batch, T tokens, S thinking steps
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from utils.measure.figures import line_chart
+from utils.measure.report import Batch, Prediction, Report
+from utils.measure.scene import Files, scene
+from utils.spec import IGNORE
+
+
+class ThinkingSteps:
+    """Counts in integers, so that the result does not depend on which rank saw which example."""
+
+    scalars: Sequence[str] = ("exact_accuracy_at_1", "exact_accuracy_at_best", "best_step")
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
+        """Counts this batch's examples. As in the metrics, those without labels count nowhere."""
+        rows, outputs = slice(len(indices)), prediction.outputs  # on the device, unlike the batch
+        cells_B = (batch["labels"][rows] != IGNORE).sum(-1)
+        right_BS = outputs["right_by_step"][rows].cpu()
+        q_halt_BS = outputs["q_halt_by_step"][rows].cpu()
+        valid_B1 = (cells_B > 0)[:, None]
+        solved_BS = valid_B1 & (right_BS == cells_B[:, None])
+        halt_B, steps = outputs["halt_step"][rows].cpu().long(), right_BS.shape[1]
+        counts = {
+            "examples": valid_B1.sum(0),
+            "cells": cells_B.sum(0, keepdim=True),
+            "right": right_BS.long().sum(0),
+            "solved": solved_BS.sum(0),
+            "halting": (valid_B1 & (q_halt_BS >= 0)).sum(0),
+            "fixed": outputs["fixed_by_step"][rows].cpu().long().sum(0),
+            "broken": outputs["broken_by_step"][rows].cpu().long().sum(0),
+            "halt_solved": halt_B[solved_BS[:, -1]].bincount(minlength=steps + 1),
+            "halt_unsolved": halt_B[valid_B1[:, 0] & ~solved_BS[:, -1]].bincount(
+                minlength=steps + 1
+            ),
+        }
+        self._sums = {name: count + self._sums.get(name, 0) for name, count in counts.items()}
+
+    def rows(self) -> dict[str, Tensor]:
+        """Returns one row: this rank's counts."""
+        return {name: count[None] for name, count in self._sums.items()}
+
+    def report(self, rows: Mapping[str, Tensor]) -> Report:
+        """Reports shares by step, as a chart and JSON, and metrics of the first and best step."""
+        if not rows or not int(rows["examples"].sum()):
+            return Report()
+        sums = {name: count.sum(0).to(torch.float64) for name, count in rows.items()}
+        shares = {
+            "cell_accuracy": sums["right"] / sums["cells"],
+            "exact_accuracy": sums["solved"] / sums["examples"],
+            "halting": sums["halting"] / sums["examples"],
+        }
+        lines = {name: share.tolist() for name, share in shares.items()}
+        exact = lines["exact_accuracy"]
+        best = exact.index(max(exact))
+        return Report(
+            metrics=dict(zip(self.scalars, (exact[0], exact[best], best + 1.0), strict=True)),
+            figures={"thinking_steps": line_chart(lines, "by thinking step")},
+            files={
+                "thinking_steps.json": json.dumps({"step": list(range(1, len(exact) + 1)), **lines})
+                + "\n",
+                **_scenes(sums, lines),
+            },
+        )
+
+
+def _scenes(sums: Mapping[str, Tensor], lines: Mapping[str, list[float]]) -> Files:
+    """The same by step for the report page, with fixed and broken cells and halting steps."""
+    steps = list(range(1, len(lines["exact_accuracy"]) + 1))
+    examples = float(sums["examples"])
+    shares = [
+        ("boards solved", "exact_accuracy", "good"),
+        ("cells right", "cell_accuracy", "c1"),
+        ("wants to halt", "halting", "c2"),
+    ]
+    axis = {"label": "thinking step", "values": steps}
+    found = scene(
+        "thinking_steps",
+        "lines",
+        "Accuracy by thinking step",
+        "What the net would have answered had it been stopped after so many steps.",
+        x=axis,
+        y={"label": "share of examples, or of cells", "percent": True, "min": 0, "max": 1},
+        lines=[
+            {"name": label, "values": lines[name], "colour": colour}
+            for label, name, colour in shares
+        ],
+    )
+    found |= scene(
+        "thinking_steps_cells",
+        "bars",
+        "Cells fixed and broken by step",
+        "Cells per example that became right, or became wrong, since the step before.",
+        x={"label": "thinking step", "values": steps[1:]},
+        y={"label": "cells per example"},
+        diverging=True,
+        series=[
+            {"name": name, "values": (sums[name][1:] / examples).tolist(), "colour": colour}
+            for name, colour in (("fixed", "good"), ("broken", "bad"))
+        ],
+    )
+    return found | scene(
+        "thinking_steps_halting",
+        "bars",
+        "Halting steps",
+        "The first step at which the net halts, or wants to; by whether its last answer is right.",
+        x={"label": "thinking step", "values": [*steps, "never"]},
+        y={"label": "examples"},
+        series=[
+            {"name": name, "values": torch.roll(sums[key], -1).tolist(), "colour": colour}
+            for name, key, colour in (
+                ("solved", "halt_solved", "good"),
+                ("unsolved", "halt_unsolved", "bad"),
+            )
+        ],
+    )

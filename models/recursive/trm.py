@@ -1,0 +1,44 @@
+"""Tiny Recursive Model (Jolicoeur-Martineau 2025, arXiv 2510.04871): one small stack serves both
+levels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from models.layers import CosSin
+from models.recursive.recursion import Cycles, Inner, RecursiveNet, Sizes, State
+from utils.spec import Spec
+
+
+class TRMInner(Inner):
+    """Refines the scratchpad z_L several times, then the answer z_H once, in each round. Only the
+    last round has gradients.
+    """
+
+    def __init__(self, sizes: Sizes, spec: Spec) -> None:
+        super().__init__(sizes, spec)
+        mixed = spec.seq_len + sizes.prefix if sizes.mlp_t else 0
+        self.L_level = self.level(sizes.L_layers, mixed)
+
+    def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, cycles: Cycles) -> State:
+        high, low = cycles
+        with torch.no_grad():
+            for _ in range(high - 1):
+                state = self._round(state, x_BLD, cos_sin, low)
+        return self._round(state, x_BLD, cos_sin, low)
+
+    def _round(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, passes: int) -> State:
+        z_H, z_L = state
+        question_and_answer = z_H + x_BLD
+        for _ in range(passes):
+            z_L = self.L_level(z_L, question_and_answer, cos_sin)
+        return self.L_level(z_H, z_L, cos_sin), z_L
+
+
+class TRM(RecursiveNet):
+    """TRM with attention, or with token-mixing MLPs (`mlp_t`)."""
+
+    def __init__(self, spec: Spec, **keys) -> None:
+        super().__init__(TRMInner(Sizes(**keys), spec))

@@ -1,0 +1,97 @@
+"""Benchmarks start: each is imported, and those that need more than this repository say so."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.bench import bench_checkpoint
+from tests.ranks import ROOT
+
+NAMES = sorted(path.stem for path in (ROOT / "tests" / "bench").glob("bench_*.py"))
+# as the published code begins, in folders without __init__.py: from what is beside it
+PUBLISHED = {
+    "hrm": ("models/hrm/hrm_act_v1.py", "HierarchicalReasoningModel_ACTV1"),
+    "trm": ("models/recursive_reasoning/trm.py", "TinyRecursiveReasoningModel_ACTV1"),
+}
+NET = """
+import torch
+from models.common import SIZE
+from utils.functions import NAME
+
+class {name}(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(SIZE))
+"""
+HEAD = """
+import torch
+
+class ACTLossHead(torch.nn.Module):
+    def __init__(self, net, loss_type):
+        super().__init__()
+        self.net = net
+
+    def initial_carry(self, batch):
+        return 0
+
+    def forward(self, return_keys, carry, batch):
+        return carry + 1, self.net.weight.sum()
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_benchmark_can_be_imported(name: str) -> None:
+    assert callable(importlib.import_module(f"tests.bench.{name}").main)
+
+
+@pytest.mark.parametrize("net", PUBLISHED)
+def test_published_code_wins_over_our_packages_of_these_names(net: str, tmp_path: Path) -> None:
+    file, name = PUBLISHED[net]
+    for path, text in {
+        file: NET.format(name=name),
+        "models/losses.py": HEAD,
+        "models/common.py": "SIZE = 2\n",
+        "utils/functions.py": "NAME = 'x'\n",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    served = [net, "published float32", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.bench.bench_step", "--serve", *served],
+        cwd=ROOT,
+        input="\n\n",
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    ready, *seconds = done.stdout.splitlines()
+    assert ready == "ready"
+    assert len([float(each) for each in seconds]) == 2
+
+
+@pytest.mark.parametrize("name", ["bench_latent", "bench_shakespeare"])
+def test_what_a_benchmark_lacks_is_named(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name])
+    importlib.import_module(f"tests.bench.{name}").main()
+    assert capsys.readouterr().out.startswith("skipped: give ")
+
+
+def test_saves_are_measured_in_a_folder_that_git_ignores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench_checkpoint, "WEIGHTS", 1000)
+    monkeypatch.setattr(bench_checkpoint, "SAVES", 2)
+    bench_checkpoint.main()
+    assert "|" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    assert not any((tmp_path / "runs").iterdir())

@@ -1,0 +1,239 @@
+"""The table of stages says what its runs say, and a rerun does what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.bench import stage_table
+from tests.bench.stage_table import Stage, bound, measured, page
+from tests.bench.stages import command, main
+from tests.ranks import LAUNCHER_PREFIXES, ROOT
+
+ONE, PAIR, EXACT = Stage("one"), Stage("allreduce", 2), Stage("exact", 2, nodes=2)
+
+
+def made_up(
+    folder: Path,
+    rates: list[float],
+    accuracy: float = 0.9,
+    loss: float = 0.3,
+    first: float = 2.0,
+    bits: str = "aaaa1111",
+) -> None:
+    """A finished run of 64 samples a step, logged every 10 steps of an epoch of 20."""
+    folder.mkdir(parents=True)
+    rows: list[dict] = []
+    for number, rate in enumerate(rates, 1):
+        speeds = {
+            "speed/examples_per_s": rate,
+            "speed/step_ms": 64e3 / rate,
+            "memory/peak_bytes": number * 2**20,
+        }
+        rows.append(
+            {"step": 10 * number, "epoch": number / 2, "train/loss": first / number, **speeds}
+        )
+    rows.append(
+        {
+            "step": 10 * len(rates),
+            "eval/accuracy": accuracy,
+            "eval/accuracy_n": 500.0,
+            "eval/loss": loss,
+        }
+    )
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "config.yaml").write_text("objective_metric: eval/accuracy\n")
+    (folder / "status.json").write_text(json.dumps({"state": "finished"}))
+    (folder / "log.txt").write_text(
+        "net\n2 ranks by torchrun on host: CPU with 1 of 2 threads, float32\n"
+    )
+    (folder / "bits").write_text(bits)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One process at 100 samples/s, two ranks at 160, of the 200 that two processes reach."""
+    monkeypatch.setattr(stage_table, "digest", lambda folder: (folder / "bits").read_text())
+    made_up(tmp_path / ONE.name, [10.0, 80.0, 100.0, 120.0])
+    made_up(
+        tmp_path / PAIR.name,
+        [160.0, 160.0, 160.0, 1000.0],
+        accuracy=0.92,
+        loss=0.25,
+        first=2.5,
+        bits="bbbb2222",
+    )
+    made_up(tmp_path / EXACT.name, [50.0, 50.0])
+    for number, rate in enumerate((80.0, 80.0)):
+        made_up(tmp_path / f"bound-2-{number}", [1.0, rate, rate], bits="")  # steps of 0.8 s
+    return tmp_path
+
+
+def test_every_cell_is_what_the_runs_say(runs: Path) -> None:
+    found = {stage: run for stage in (ONE, PAIR, EXACT) if (run := measured(runs / stage.name))}
+    limit = bound(runs, 2, batch=160)
+    assert limit == 200, "a batch of 160 in a step of 0.8 s"
+    lines = page("head", "1", found, {2: limit}, {Stage("fsdp", 4): "failed: no"}).splitlines()
+    table = {
+        line.split(" | ")[0]: line.strip("| ").split(" | ")[1:]
+        for line in lines
+        if line.startswith("|")
+    }
+    assert lines[1] == "Computed on host: CPU with 1 of 2 threads, float32; OMP_NUM_THREADS=1."
+    assert table["| one process"] == [
+        "100",
+        "41.9",
+        "1.00",
+        "100%",
+        "–",
+        "4",
+        "90.00% of 500",
+        "0.3000",
+        "–",
+        "–",
+        "–",
+        "`aaaa1111`",
+    ]
+    pair = [
+        "160",
+        "6.3",
+        "1.60",
+        "80%",
+        "80%",
+        "4",
+        "92.00% of 500",
+        "0.2500",
+        "+5.0e-01",
+        "-0.0500",
+        "+2.00 points",
+        "`bbbb2222`",
+    ]
+    assert table["| `sync=allreduce`, 2 ranks"] == pair
+    exact = [
+        "50",
+        "25.6",
+        "0.50",
+        "25%",
+        "–",
+        "2",
+        "90.00% of 500",
+        "0.3000",
+        *3 * ["the same bits"],
+        "`aaaa1111`",
+    ]
+    assert table["| `exact=true`, 2 ranks on 2 nodes (srun)"] == exact
+    assert table["| `sync=fsdp`, 4 ranks"][0] == "failed: no"
+    assert table["| bound: 2 independent processes"][0] == "200"
+    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+    assert "DataParallel" in [*table][3], "right behind what it would be"
+
+
+def test_a_run_that_has_not_finished_has_no_row(runs: Path) -> None:
+    (runs / PAIR.name / "status.json").write_text(json.dumps({"state": "stopped"}))
+    (runs / "bound-2-1" / "status.json").unlink()
+    assert measured(runs / PAIR.name) is None
+    assert bound(runs, 2, 64) is None
+
+
+@pytest.mark.parametrize("stage", [ONE, PAIR, EXACT])
+def test_folders_are_named_by_stages(stage: Stage) -> None:
+    assert Stage.named(stage.name) == stage
+    assert Stage.named(f"{stage.name}.txt") is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"RANKS": "2 0"}, "RANKS=0: must be a whole number from 1 to 8"),
+        ({"EPOCHS": "many"}, "EPOCHS=many: must be a whole number from 1 to 1000000"),
+        ({"WAYS": "ddp dp"}, "WAYS=dp: choose of allreduce, ddp, fsdp, exact"),
+        (
+            {"DATA": "/no/such"},
+            (
+                "data_path=/no/such: no train-images-idx3-ubyte or train-images-idx3-ubyte.gz"
+                " there; download MNIST's four idx files into it"
+            ),
+        ),
+        (
+            {"RANKS": "2", "SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "3"},
+            "RANKS=2: not a multiple of the job's 3 nodes",
+        ),
+    ],
+)
+def test_wrong_variables_end_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variables: dict[str, str],
+    says: str,
+) -> None:
+    for name, value in {"OUT": str(tmp_path / "out"), **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert main() == 2
+    assert capsys.readouterr().err == f"error: {says}\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_slurm_starts_ranks_on_all_nodes_and_torchrun_on_one_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
+    srun = [
+        "srun",
+        "--nodes",
+        "2",
+        "--ntasks",
+        "4",
+        "--ntasks-per-node",
+        "2",
+        "--cpus-per-task=3",
+        "--kill-on-bad-exit=0",
+        sys.executable,
+    ]
+    assert command(Stage("ddp", 4, nodes=2)) == [*srun, "pretrain.py"]
+    assert command(Stage("ddp", 4))[1:3] == ["-m", "torch.distributed.run"]
+    assert command(ONE) == [sys.executable, "pretrain.py"]
+
+
+def stages(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {
+        key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)
+    } | {"OMP_NUM_THREADS": "1"}
+    env |= {"OUT": str(folder), "EPOCHS": "1", "WAYS": "exact", "RANKS": "1 2", **variables}
+    command = [sys.executable, "-m", "tests.bench.stages"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        out, err = process.communicate(timeout=400)
+    finally:
+        process.terminate()  # what it has started it ends itself
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(480)
+def test_two_stages_from_nothing_and_again(tmp_path: Path) -> None:
+    done = stages(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = (tmp_path / "stages.md").read_text()
+    digests = {
+        line.rpartition("| `")[2] for line in text.splitlines() if line.startswith("| `exact=true`")
+    }
+    assert len(digests) == 1, "the same bits at 1 and 2 ranks"
+    assert text.count(" of 360 |") == 3
+    assert text in done.stdout
+    written = (tmp_path / "exact-2" / "metrics.jsonl").stat().st_mtime_ns
+    again = stages(tmp_path)
+    assert again.stdout.startswith("\n`python pretrain.py"), "nothing was missing"
+    assert (tmp_path / "exact-2" / "metrics.jsonl").stat().st_mtime_ns == written
+    other = stages(tmp_path, EPOCHS="2")
+    assert (other.returncode, other.stderr) == (
+        2,
+        f"error: OUT={tmp_path}: holds runs with EPOCHS=1 DATA=; give another folder\n",
+    )

@@ -1,0 +1,74 @@
+"""Made-up features: as often there and as large as asked, and functions of seed, step and shard
+alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from data.decomposition.features import FeatureSource
+from utils.errors import ConfigError
+
+KEYS = {"seed": 3, "shards": 8, "global_batch_size": 4096, "max_steps": 10, "num_features": 7}
+
+
+def test_a_batch_is_a_function_of_its_step_and_shard() -> None:
+    one, other = FeatureSource(**KEYS), FeatureSource(**KEYS)
+    there = {
+        (step, shard): one.train_batch(step, shard)["inputs"]
+        for step in range(3)
+        for shard in range(8)
+    }
+    for step, shard in reversed(there):
+        assert np.array_equal(other.train_batch(step, shard)["inputs"], there[step, shard])
+    assert len({batch.tobytes() for batch in there.values()}) == len(there)
+    assert {batch.shape for batch in there.values()} == {(512, 7)}
+    assert not np.array_equal(
+        FeatureSource(**KEYS | {"seed": 4}).train_batch(0, 0)["inputs"], there[0, 0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "probability"), [(0.0, 1.0, 0.05), (-1.0, 1.0, 0.01), (2.0, 3.0, 1.0)]
+)
+def test_features_are_there_as_often_and_as_large_as_asked(
+    low: float, high: float, probability: float
+) -> None:
+    source = FeatureSource(**KEYS, low=low, high=high, probability=probability)
+    values = np.concatenate(
+        [source.train_batch(step, shard)["inputs"] for step in range(4) for shard in range(8)]
+    )
+    there = values[values != 0]
+    assert (
+        abs(len(there) / values.size - probability) < 4 * (probability / values.size) ** 0.5 + 1e-9
+    )
+    assert low <= there.min() < low + 0.1 * (high - low)
+    assert high - 0.1 * (high - low) < there.max() <= high
+    assert abs(there.mean() - (low + high) / 2) < 0.05
+
+
+def test_evaluations_see_fresh_examples_and_each_feature_alone() -> None:
+    source = FeatureSource(**KEYS, held_out=100, single=0.5)
+    sets = source.eval_sets()
+    held_out = sets["features"].read(np.arange(100))
+    assert held_out["counts"].tolist() == [1.0] * 100
+    assert not np.array_equal(held_out["inputs"], source.train_batch(0, 0)["inputs"][:100])
+    assert np.array_equal(
+        sets["single"].read(np.arange(7))["inputs"], 0.5 * np.eye(7, dtype=np.float32)
+    )
+    assert sets["single"].padding(2)["counts"].tolist() == [0.0, 0.0]
+    assert [done for done in range(12) if source.length.evaluates_after(done)] == [10]
+
+
+WRONG = [
+    ({"low": 1.0}, "data.low=1: must be less than data.high=1"),
+    ({"single": 0.0}, "data.single=0"),
+    ({"max_steps": None}, "max_steps=null"),
+]
+
+
+@pytest.mark.parametrize(("change", "says"), WRONG)
+def test_wrong_values_are_refused(change: dict, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        FeatureSource(**KEYS | change)

@@ -1,0 +1,135 @@
+"""What a classifier takes for what, and the example that is shown."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+import torch
+
+from data.digits.confusion import Confusion
+from data.digits.images import ImageSource
+from data.digits.mistakes import SHOWN, Mistakes
+from data.recursive.puzzles import PuzzleSource
+from data.source import IGNORE
+from tests.data.recursive.helpers import write_dataset
+from utils.measure.report import Prediction, Report
+
+LABELS, ANSWERS = [0, 0, 0, 2, 2, 2, 2], [0, 1, 0, 2, 2, 0, 2]
+
+
+def measured(*batches: list[int]) -> Confusion:
+    """These examples in batches of four, padded with rows that a net has an answer to as well."""
+    made = Confusion(4)
+    for number, rows in enumerate(batches):
+        labels, answers = torch.full((4,), IGNORE, dtype=torch.int32), torch.full((4,), 3)
+        labels[: len(rows)], answers[: len(rows)] = (
+            torch.tensor(LABELS)[rows],
+            torch.tensor(ANSWERS)[rows],
+        )
+        made.add(
+            np.arange(len(rows)) + 4 * number,
+            {"labels": labels},
+            Prediction({}, {"answer": answers}),
+        )
+    return made
+
+
+def test_recalls_picture_and_table_whoever_counted() -> None:
+    """Also a rank that has had no batch."""
+    rows = [rank.rows() for rank in (measured([0, 6, 3]), measured(), measured([1, 5, 4], [2]))]
+    report = Confusion(4).report(
+        {"counts": torch.cat([found["counts"] for found in rows if found])}
+    )
+    assert report.metrics == {"recall_0": pytest.approx(2 / 3), "recall_2": 3 / 4}, (
+        "of a class without examples there is none"
+    )
+    assert set(report.metrics) <= set(Confusion(4).scalars)
+    counts = [[2, 1, 0, 0], [0, 0, 0, 0], [1, 0, 3, 0], [0, 0, 0, 0]]
+    assert json.loads(report.files["confusion.json"])["counts"] == counts
+    (panel,) = json.loads(report.files["confusion.scene.json"])["panels"]
+    assert (panel["values"], panel["rows"]) == (counts, ["0", "1", "2", "3"])
+    shown = [
+        text.text or ""
+        for text in ElementTree.fromstring(report.figures["confusion"]).iter(
+            "{http://www.w3.org/2000/svg}text"
+        )
+    ]
+    names = [str(label) for label in range(4)]
+    assert sorted(filter(str.isdigit, shown)) == sorted(["2", "1", "1", "3", *names, *names])
+
+
+def test_without_answers_there_is_nothing_to_report() -> None:
+    made = Confusion(4)
+    made.add(np.arange(1), {"labels": torch.zeros(1)}, Prediction({}))
+    assert made.rows() == {}
+    assert made.report({}).metrics == {}
+
+
+def test_evaluators_are_fresh_and_one_example_is_shown_of_all_sets(tmp_path) -> None:
+    images = ImageSource(seed=0, shards=2, global_batch_size=10, epochs=2)
+    first, second = images.evaluators("test"), images.evaluators("test")
+    assert not any(one is other for one in first for other in second)
+    for name in "ab":
+        for split in ("train", "test"):
+            write_dataset(tmp_path / name, [[1]] * 20, split)
+    puzzles = PuzzleSource(
+        seed=0,
+        shards=2,
+        global_batch_size=8,
+        epochs=6,
+        data_paths=[str(tmp_path / name) for name in "ab"],
+    )
+    assert [len(puzzles.evaluators(name)) for name in puzzles.eval_sets()] == [1, 0]
+    (example,) = puzzles.evaluators("a/all")
+    inputs = {"inputs": torch.ones(2, 4), "labels": torch.ones(2, 4)}
+    example.add(np.array([8, 9]), inputs, Prediction({}, {"answer": torch.ones(2, 4)}))
+    assert example.rows() == {}, "not the first example"
+    example.add(np.array([0, 1]), inputs, Prediction({}))
+    assert example.rows() == {}, "no answer"
+    assert example.report({}).text == ""
+
+
+def test_the_first_mistakes_whoever_found_them() -> None:
+    """Every third of these images is taken for the next digit; one has no label."""
+    count = 3 * SHOWN + 9
+    labels = torch.arange(count) % 10
+    answers = torch.where(torch.arange(count) % 3 == 0, (labels + 1) % 10, labels)
+    labels[3] = IGNORE
+    batch = {
+        "inputs": torch.arange(count)[:, None, None].expand(-1, 28, 28).to(torch.uint8),
+        "labels": labels,
+    }
+    logits = torch.nn.functional.one_hot(answers, 10).float()
+
+    def found(*shares: range) -> Report:
+        gathered = []
+        for share in shares:
+            evaluator = Mistakes()
+            for start in range(0, len(share), 5):
+                rows = torch.tensor(share[start : start + 5])
+                evaluator.add(
+                    rows.numpy(),
+                    {name: values[rows] for name, values in batch.items()},
+                    Prediction({}, {"answer": answers[rows], "logits": logits[rows]}),
+                )
+            gathered.append(evaluator.rows())
+        names = gathered[0]
+        return Mistakes().report(
+            {name: torch.cat([each[name] for each in gathered]) for name in names}
+        )
+
+    alone, two = found(range(count)), found(range(40, count), range(40))
+    assert alone.files == two.files
+    shown = json.loads(alone.files["mistakes.scene.json"])
+    assert [item["index"] for item in shown["items"]] == [0, *range(6, 3 * SHOWN + 6, 3)][:SHOWN]
+    assert shown["items"][1] == {
+        "pixels": "B" * 784,
+        "answer": 7,
+        "truth": 6,
+        "share": pytest.approx(np.e / (np.e + 9), rel=1e-4),
+        "index": 6,
+    }
+    assert Mistakes().report(Mistakes().rows()).files == {}

@@ -1,0 +1,250 @@
+import gzip
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.digits.images import IDX_FILES, ImageSource, enlarge
+from data.source import IGNORE
+from data.stream import eval_batches
+from tests.data.recursive.helpers import shown
+from utils.errors import ConfigError
+
+
+def source(**changes) -> ImageSource:
+    return ImageSource(
+        **(
+            {"seed": 0, "shards": 4, "global_batch_size": 60, "epochs": 4, "eval_interval": 2}
+            | changes
+        )
+    )
+
+
+def write_idx(folder, compressed: bool, train: int = 50, test: int = 20) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    written = {}
+    for split, count in (("train", train), ("test", test)):
+        for file, shape in zip(IDX_FILES[split], ((count, 28, 28), (count,)), strict=True):
+            values = rng.integers(0, 10, shape).astype(np.uint8)
+            header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
+            content = header + values.tobytes()
+            (folder / (f"{file}.gz" if compressed else file)).write_bytes(
+                gzip.compress(content) if compressed else content
+            )
+            written[file] = values
+    return written
+
+
+def test_digits_are_real_split_once_and_the_same_for_every_seed():
+    one, other = source(), source(seed=1)
+    assert one.spec == other.spec
+    assert (one.spec.num_classes, one.spec.image_shape) == (10, (28, 28))
+    tests = [
+        made.eval_sets()["test"].read(np.arange(len(made.eval_sets()["test"])))
+        for made in (one, other)
+    ]
+    assert (tests[0]["inputs"] == tests[1]["inputs"]).all()
+    assert 355 <= len(tests[0]["labels"]) <= 364
+    assert np.bincount(tests[0]["labels"]).min() >= 34  # every digit has its share
+    assert tests[0]["inputs"].dtype == np.uint8
+    assert tests[0]["inputs"].max() == 255
+
+
+def test_enlarging_keeps_edges_and_stays_smooth():
+    image = np.zeros((1, 8, 8))
+    image[0, :, 4:] = 1
+    large = enlarge(image)[0]
+    assert large.shape == (28, 28)
+    assert not large[:4].any()
+    assert not large[:, -4:].any()
+    assert (large[14, 4:12] == 0).all()
+    assert (large[14, 17:24] == 255).all()
+    assert (np.diff(large[14, 4:24].astype(int)) >= 0).all()
+
+
+def test_an_iteration_shows_every_image_equally_often_up_to_the_dropped_rest():
+    made = source()
+    images = 1797 - len(made.eval_sets()["test"])
+    steps = 2 * images // 60
+    assert made.length.total_steps == 2 * steps
+    assert made.length.steps_per_epoch == steps / 2
+    assert [
+        step for step in range(1, made.length.total_steps + 1) if made.length.evaluates_after(step)
+    ] == [steps, 2 * steps]
+    digests = [
+        hashlib.sha256(image.tobytes()).digest()
+        for step in range(steps)
+        for shard in range(4)
+        for image in made.train_batch(step, shard)["inputs"]
+    ]
+    assert len(set(digests[:images])) == images  # the first epoch: each image once
+    assert len(set(digests[images:])) == len(digests) - images
+    assert digests[:200] != digests[images : images + 200]
+
+
+def test_shards_cut_one_global_batch():
+    whole, cut = source(shards=1), source(shards=4)
+    for step in (0, 25, 90):
+        pieces = [cut.train_batch(step, shard) for shard in range(4)]
+        for name, array in whole.train_batch(step, 0).items():
+            assert (np.concatenate([piece[name] for piece in pieces]) == array).all()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_every_test_image_is_counted_once(world_size):
+    test = source().eval_sets()["test"]
+    labels = {}
+    for rank in range(world_size):
+        for indices, tensors in eval_batches(test, 50, rank, world_size):
+            assert tensors["inputs"].shape == (50, 28, 28)
+            assert (tensors["labels"][len(indices) :] == IGNORE).all()
+            labels |= zip(indices.tolist(), tensors["labels"].tolist(), strict=False)
+    assert labels == dict(enumerate(test.read(np.arange(len(test)))["labels"].tolist()))
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_idx_files_are_read(tmp_path, compressed):
+    written = write_idx(tmp_path, compressed)
+    made = source(dataset="mnist", data_path=str(tmp_path), global_batch_size=20)
+    test = made.eval_sets()["test"].read(np.arange(20))
+    assert (test["inputs"] == written["t10k-images-idx3-ubyte"]).all()
+    assert (test["labels"] == written["t10k-labels-idx1-ubyte"]).all()
+    assert made.length.total_steps == 2 * (2 * 50 // 20)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        (
+            "train-images-idx3-ubyte",
+            None,
+            "no train-images-idx3-ubyte or train-images-idx3-ubyte.gz there",
+        ),
+        (
+            "train-images-idx3-ubyte",
+            lambda b: b[:-1],
+            "train-images-idx3-ubyte is no complete idx file",
+        ),
+        (
+            "train-images-idx3-ubyte",
+            lambda b: b"",
+            "train-images-idx3-ubyte is no complete idx file",
+        ),
+        (
+            "train-labels-idx1-ubyte",
+            lambda b: b[:7] + b"\x31" + b[8:-1],
+            "has 50 images, train-labels-idx1-ubyte 49 labels",
+        ),
+        ("t10k-labels-idx1-ubyte", lambda b: b[:-1] + b"\x0b", "holds label 11"),
+    ],
+)
+def test_damaged_idx_files_are_named(tmp_path, file, change, message):
+    write_idx(tmp_path, False)
+    path = tmp_path / file
+    content = path.read_bytes()
+    path.unlink()
+    if change:
+        path.write_bytes(change(content))
+    with pytest.raises(ConfigError, match=f"data_path={tmp_path}: .*{message}"):
+        source(dataset="mnist", data_path=str(tmp_path), global_batch_size=20)
+
+
+def test_wrong_names_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"data\.dataset=letters"):
+        source(dataset="letters")
+    with pytest.raises(ConfigError, match="reads no folder"):
+        source(data_path=str(tmp_path))
+
+
+def test_an_example_is_drawn_with_its_answer():
+    made = source()
+    example = {
+        name: array[0] for name, array in made.eval_sets()["test"].read(np.array([0])).items()
+    }
+    label = int(example["labels"])
+    assert shown(made, "test", example, np.array(label)).endswith(f"answer: {label} (correct)")
+    assert "wrong, it is" in shown(made, "test", example, np.array((label + 1) % 10))
+    assert "@" in shown(made, "test", example, np.array(label))
+
+
+def idx(shape: tuple[int, ...], values: bytes) -> bytes:
+    return bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes() + values
+
+
+IMAGES, LABELS = IDX_FILES["train"]
+DIGITS = [
+    (
+        "sizes that overflow",
+        IMAGES,
+        idx((2**31, 2**31, 4), b""),
+        "is no complete idx file of bytes in 3 dimensions",
+    ),
+    (
+        "no images of endless size",
+        IMAGES,
+        idx((0, 2**32 - 1, 2**32 - 1), b""),
+        "holds images of (4294967295, 4294967295), not (28, 28)",
+    ),
+    (
+        "other images",
+        IMAGES,
+        idx((50, 14, 56), bytes(50 * 784)),
+        "holds images of (14, 56), not (28, 28)",
+    ),
+    ("no images", IMAGES, idx((0, 28, 28), b""), "has 0 images, train-labels-idx1-ubyte 50 labels"),
+    ("half a header", IMAGES, b"\0\0\x08\x03\0\0", "is no complete idx file"),
+    (
+        "no gzip",
+        f"{IMAGES}.gz",
+        b"GIF89a",
+        "train-images-idx3-ubyte.gz cannot be read (Not a gzipped file",
+    ),
+    (
+        "half a gzip",
+        f"{IMAGES}.gz",
+        gzip.compress(bytes(9000))[:-9],
+        "train-images-idx3-ubyte.gz cannot be read",
+    ),
+    (
+        "a wrong gzip",
+        f"{IMAGES}.gz",
+        gzip.compress(bytes(9000))[:12] + b"\xff" * 40,
+        "train-images-idx3-ubyte.gz cannot be read (Error -3",
+    ),
+]
+
+
+def write_digits(folder: Path, count: int) -> None:
+    for image_file, label_file in IDX_FILES.values():
+        (folder / image_file).write_bytes(idx((count, 28, 28), bytes(count * 784)))
+        (folder / label_file).write_bytes(idx((count,), bytes(count)))
+
+
+def digits(folder: Path) -> ImageSource:
+    return ImageSource(
+        seed=0, shards=2, global_batch_size=10, epochs=2, dataset="mnist", data_path=str(folder)
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"), [case[1:] for case in DIGITS], ids=[case[0] for case in DIGITS]
+)
+def test_damaged_digits_are_named(tmp_path: Path, file: str, content: bytes, message: str) -> None:
+    write_digits(tmp_path, 50)
+    digits(tmp_path)
+    (tmp_path / IMAGES).unlink()
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        digits(tmp_path)
+    assert str(caught.value).startswith(f"data_path={tmp_path}: ")
+    assert message in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_no_digits_are_named(tmp_path: Path) -> None:
+    write_digits(tmp_path, 0)
+    with pytest.raises(ConfigError, match="train-images-idx3-ubyte holds no images"):
+        digits(tmp_path)
+    with pytest.raises(ConfigError, match="no train-images-idx3-ubyte"):
+        digits(Path("x" * 300))

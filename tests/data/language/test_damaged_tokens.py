@@ -1,0 +1,321 @@
+"""Token files that are not what they say: one line that names the file, on all ranks the same, and
+nothing hangs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.language.token_files import BLOCK, MAGIC, SAMPLED, bin_header
+from tests.data.language.token_helpers import VOCAB, source, write_bin, write_corpus, write_npy
+from tests.ranks import assert_one_line, run_line
+from utils.errors import ConfigError
+
+Damage = Callable[[Path], object]
+FEW = np.arange(100, dtype=np.uint16)
+
+
+def says(**changes) -> Damage:
+    def damage(folder: Path) -> None:
+        path = folder / "dataset.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return damage
+
+
+def bin_file(content: bytes) -> Damage:
+    return lambda folder: (folder / "train_0.bin").write_bytes(content)
+
+
+def header(*numbers: int) -> bytes:
+    return np.array([*numbers] + [0] * (256 - len(numbers)), "<i4").tobytes()
+
+
+def emptied(folder: Path) -> None:
+    for path in folder.glob("train*"):
+        path.unlink()
+    write_bin(folder / "train.bin", FEW[:0])
+
+
+def without(*patterns: str) -> Damage:
+    return lambda folder: [path.unlink() for pattern in patterns for path in folder.glob(pattern)]
+
+
+DAMAGE: list[tuple[str, Damage, str]] = [
+    (
+        "odd length",
+        bin_file(bin_header(100, np.dtype(np.uint16)) + bytes(199)),
+        "train_0.bin holds 199 bytes of tokens, but its header",
+    ),
+    ("no header", bin_file(bytes(10)), "train_0.bin is 10 bytes long, less than the header"),
+    (
+        "wrong magic",
+        bin_file(header(7, 1, 2) + bytes(4)),
+        f"train_0.bin begins with 7, not with the magic number {MAGIC}",
+    ),
+    ("nanoGPT's", bin_file(FEW.tobytes() * 20), "train_0.bin begins with 65536, not with"),
+    (
+        "wrong version",
+        bin_file(header(MAGIC, 3, 2) + bytes(4)),
+        "train_0.bin is of version 3, not 1 (uint16) or 2 (uint32)",
+    ),
+    (
+        "negative count",
+        bin_file(header(MAGIC, 1, -2)),
+        "train_0.bin holds 0 bytes of tokens, but its header says -2",
+    ),
+    (
+        "a pipe",
+        lambda folder: (os.remove(folder / "train_0.bin"), os.mkfifo(folder / "train_0.bin")),
+        "train_0.bin not a plain file",
+    ),
+    (
+        "signed",
+        lambda folder: write_npy(folder / "train_1.npy", FEW.astype(np.int32)),
+        "train_1.npy holds int32, not uint16 or uint32",
+    ),
+    (
+        "two dimensions",
+        lambda folder: write_npy(folder / "train_1.npy", FEW.reshape(2, 50)),
+        "train_1.npy has shape (2, 50)",
+    ),
+    (
+        "half an npy",
+        lambda folder: os.truncate(folder / "train_1.npy", 501),
+        "train_1.npy holds 373 bytes of values, but shape",
+    ),
+    (
+        "unequal",
+        lambda folder: write_bin(folder / "train_0.bin", FEW.astype(np.uint32)),
+        "some files hold uint16 and some uint32",
+    ),
+    (
+        "no split",
+        lambda folder: write_npy(folder / "more.npy", FEW),
+        "more.npy has neither train nor val in its name, or both",
+    ),
+    (
+        "both splits",
+        lambda folder: write_npy(folder / "train_val.npy", FEW),
+        "train_val.npy has neither train nor val in its name",
+    ),
+    ("large id", says(vocab_size=600), "train_1.npy holds token 999, but vocab_size=600"),
+    (
+        "large held-out id",
+        says(vocab_size=1000),
+        "val_0.bin holds token 65535, but vocab_size=1000",
+    ),
+    ("empty", emptied, "the corpus is empty, its train files hold no tokens"),
+    ("no training", without("train*"), "no .npy or .bin file for training there"),
+    (
+        "vocabulary unknown",
+        without("*.json"),
+        "no dataset.json there tells how many token ids there are; add data.vocab_size",
+    ),
+    (
+        "half a json",
+        lambda folder: (folder / "dataset.json").write_text("{"),
+        "dataset.json Expecting",
+    ),
+    (
+        "a list",
+        lambda folder: (folder / "dataset.json").write_text("[]"),
+        "dataset.json holds a list, not an object",
+    ),
+    ("no vocabulary", says(vocab_size=0), "dataset.json vocab_size=0 is not a whole number in 1 …"),
+    ("begin", says(begin_token=VOCAB), f"begin_token={VOCAB} is not below vocab_size={VOCAB}"),
+    (
+        "bytes of others",
+        says(token_bytes=[1, 2]),
+        f"dataset.json has token_bytes of 2 ids, but vocab_size is {VOCAB}",
+    ),
+    (
+        "bytes that are none",
+        says(token_bytes=[1, -1]),
+        "dataset.json token_bytes[1]=-1 is not a whole number in 0 … 1048576",
+    ),
+    (
+        "bytes beyond 64 bits",
+        says(token_bytes=[1 << 70]),
+        "dataset.json token_bytes[0]=1180591620717411303424 is not a whole number in 0 …",
+    ),
+    ("bytes in no list", says(token_bytes={"a": 1}), "dataset.json token_bytes={'a': 1} is not a"),
+    (
+        "another count",
+        says(files={"train_0.bin": 5}),
+        "train_0.bin holds 333 tokens, but dataset.json says 5",
+    ),
+    (
+        "a lost file",
+        says(files={"train_9.bin": 5}),
+        "dataset.json lists train_9.bin, which is not there",
+    ),
+    (
+        "no tokenizer",
+        says(tokenizer="tokenizer.json"),
+        "no tokenizer tokenizer.json there; put the tokenizer.json",
+    ),
+    (
+        "a tokenizer elsewhere",
+        says(tokenizer="../x.json"),
+        "dataset.json tokenizer=../x.json is neither bytes nor the name of a file",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"), [case[1:] for case in DAMAGE], ids=[case[0] for case in DAMAGE]
+)
+def test_damaged_tokens_are_named(tmp_path: Path, damage: Damage, message: str) -> None:
+    write_corpus(tmp_path)
+    if "65535" in message:
+        write_bin(tmp_path / "val_0.bin", np.array([1, 65_535], np.uint16))
+    source(tmp_path, vocab_size=65_536)
+    damage(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        source(tmp_path)
+    assert str(caught.value).startswith(f"data_path={tmp_path}: ")
+    assert message in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
+    write_corpus(tmp_path, tokenizer="tokenizer.json")
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
+    with pytest.raises(
+        ConfigError, match=r"tokenizer.json is no tokenizer \(.*\); give a tokenizer.json that"
+    ):
+        source(tmp_path)
+
+
+def test_windows_that_no_file_holds(tmp_path: Path) -> None:
+    write_corpus(tmp_path, begin_token=500)
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"data.seq_len=667: data_path=.*: the longest train file has 667 tokens; try 666 or"
+            r" less"
+        ),
+    ):
+        source(tmp_path, seq_len=667)
+    with pytest.raises(
+        ConfigError,
+        match=r"data.seq_len=501: .*: no document of the train files begins where so many tokens",
+    ):
+        source(tmp_path, seq_len=501, documents=True)
+    source(tmp_path, seq_len=499, documents=True, epochs=8)
+    (tmp_path / "dataset.json").write_text(json.dumps({"vocab_size": VOCAB}))
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"data.documents=true: .* nothing tells where documents begin; add data.begin_token=ID"
+        ),
+    ):
+        source(tmp_path, documents=True)
+
+
+def test_corpora_that_do_not_go_together(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "a")
+    write_corpus(tmp_path / "b", vocab_size=VOCAB + 1)
+    with pytest.raises(
+        ConfigError, match=r"/, b: has another vocab_size than|, b: has another vocab_size than"
+    ):
+        source(tmp_path, mix={"a": 1, "b": 1})
+    with pytest.raises(ConfigError, match=r", c: no such folder; build one with"):
+        source(tmp_path, mix={"a": 1, "c": 1})
+
+
+def test_a_large_corpus_is_looked_at_in_places(tmp_path: Path) -> None:
+    """Its beginning, its end, and blocks between; of what is read little stays."""
+    count = 1 << 24
+    tokens = np.zeros(count, np.uint16)
+    tokens[-1] = 9
+    write_bin(tmp_path / "train.bin", tokens)
+    with pytest.raises(ConfigError, match=r"train.bin holds token 9, but vocab_size=9"):
+        source(tmp_path, vocab_size=9)
+    assert count > SAMPLED * BLOCK
+
+
+def test_a_token_beyond_the_vocabulary_ends_the_run_when_it_is_read(tmp_path: Path) -> None:
+    """It stands in a block that is not looked at when the corpus is opened."""
+    tokens = np.zeros(1 << 22, np.uint16)
+    place = BLOCK + 17
+    damaged = tokens.copy()
+    damaged[place] = 9
+    for split in ("train", "val"):
+        write_bin(tmp_path / f"{split}.bin", tokens)
+        write_bin(tmp_path / f"{split}_2.bin", damaged)
+    made = source(tmp_path, vocab_size=9, shards=1, seq_len=1 << 13, val_tokens=None)
+    with pytest.raises(
+        ConfigError,
+        match=rf"^data_path=.*: train_2.bin holds token 9 at position {place}, but vocab_size=9;",
+    ):
+        [made.train_batch(step, 0) for step in range(made.length.total_steps // 2)]
+    held_out = made.eval_sets()["val"]
+    held_out.read(np.arange(len(held_out) // 2))
+    with pytest.raises(ConfigError, match=rf"val_2.bin holds token 9 at position {place}, but"):
+        held_out.read(np.arange(len(held_out)))
+    folded = tokens.astype(np.uint32)
+    folded[place] = (1 << 32) - 1  # negative in a batch
+    for name in ("train.bin", "train_2.bin", "val.bin", "val_2.bin"):
+        write_bin(tmp_path / name, folded)
+    with pytest.raises(ConfigError, match=r"holds token 4294967295 at position 8209"):
+        source(tmp_path, vocab_size=9).eval_sets()["val"].read(np.array([place // 8]))
+
+
+ROWS = [
+    (
+        ["data.prompt=x"],
+        "data.prompt=x: data_path={corpus}: no tokenizer stands in dataset.json",
+        1,
+    ),
+    (
+        ["tokens_per_update=1000"],
+        "tokens_per_update=1000 is not a multiple of shards × data.seq_len = 8 × 8 = 64; try 1024",
+        2,
+    ),
+    (
+        ["micro_batch_size=1", "global_batch_size=16"],
+        "micro_batch_size=1 is less than one shard of 2 examples",
+        1,
+    ),
+    (["micro_batch_size=1"], "micro_batch_size=1 is less than one shard of 8 examples", 1),
+    (["epochs=null"], "epochs=null: nothing says how long the run is", 1),
+    (["data.mix=5"], "data.mix=5: must be a group of keys or null", 1),
+    (["data_path=null", "data.mix={a: 1}"], "data.mix={{'a': 1}}: needs data_path=FOLDER", 1),
+    (
+        ["data_path={corpus}/bare", "data.vocab_size=800"],
+        "train.npy holds token 65535, but vocab_size=800",
+        2,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "ranks"), ROWS, ids=[" ".join(row[0]) for row in ROWS]
+)
+def test_it_is_said_once_and_all_ranks_end(
+    arguments: list[str], message: str, ranks: int, tmp_path: Path
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus")
+    write_npy(corpus / "bare" / "train.npy", np.array([1, 65_535] * 50, np.uint16))
+    common = [
+        "arch=gpt",
+        "data=tokens",
+        f"data_path={corpus}",
+        "data.seq_len=8",
+        "arch.num_layers=1",
+        "arch.hidden_size=16",
+    ]
+    given = [argument.replace("{corpus}", str(corpus)) for argument in arguments]
+    (tmp_path / "run").mkdir()
+    assert_one_line(
+        run_line([*common, *given], tmp_path / "run", ranks), message.format(corpus=corpus)
+    )
+    assert not any((tmp_path / "run").iterdir())

@@ -1,0 +1,319 @@
+"""Streams of documents: the same whoever reads them, every document once, and on from where a run
+was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from data.language.text_files import Documents, Field, TextFiles
+from data.language.text_stream import StreamSource
+from tests.data.language.token_helpers import deaf_tokenizer
+from tests.runs import digest, faulty, stopped, train
+from tests.utils.checkpoint.helpers import as_it_is
+from utils.checkpoint.registry import Registry
+from utils.errors import ConfigError
+
+DOCUMENTS = [f"{number:05} " + "sea " * (number % 7) for number in range(1000)]
+BEGIN = 256
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts") / "texts"
+    folder.mkdir()
+    for number in range(3):
+        rows = DOCUMENTS[number * 300 : (number + 1) * 300 if number < 2 else None]
+        (folder / f"{number}.jsonl").write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in rows)
+        )
+    return folder
+
+
+def source(folder: Path | None, **more) -> StreamSource:
+    given = {
+        "seed": 0,
+        "shards": 4,
+        "global_batch_size": 8,
+        "max_steps": 200,
+        "seq_len": 16,
+        "data_path": folder and str(folder),
+    }
+    return StreamSource(**(given | more))
+
+
+def read(made: StreamSource, shard: int, steps: range) -> np.ndarray:
+    """A shard's windows behind each other."""
+    batches = [made.train_batch(step, shard) for step in steps]
+    for batch in batches:
+        assert np.array_equal(batch["labels"][:, :-1], batch["inputs"][:, 1:])
+    inputs = np.concatenate([batch["inputs"].reshape(-1) for batch in batches])
+    assert np.array_equal(
+        inputs[1:], np.concatenate([batch["labels"].reshape(-1) for batch in batches])[:-1]
+    )
+    return inputs
+
+
+def documents(tokens: np.ndarray) -> list[str]:
+    """Those that are whole."""
+    pieces = np.split(tokens, np.flatnonzero(tokens == BEGIN))[1:-1]
+    return [bytes(piece[1:].tolist()).decode() for piece in pieces]
+
+
+def test_streams_share_out_the_documents_and_begin_again(folder: Path) -> None:
+    made = source(folder)
+    held_out = made.eval_sets()["val"].read(np.arange(len(made.eval_sets()["val"])))
+    val = documents(
+        np.append(held_out["inputs"].reshape(-1)[: int((held_out["labels"] >= 0).sum())], BEGIN)
+    )
+    assert 20 < len(val) < 90
+    seen = Counter(text for shard in range(4) for text in documents(read(made, shard, range(200))))
+    missing = {*DOCUMENTS} - {*seen} - {*val}
+    assert len(missing) <= 1, "all are read; the last held-out one is cut off"
+    assert not {*val} & {*seen}
+    assert max(seen.values()) > 1, "a stream begins again"
+    first = [documents(read(source(folder, seed=5), shard, range(20))) for shard in range(4)]
+    assert len({text for texts in first for text in texts}) == sum(map(len, first)), (
+        "no document is in two streams"
+    )
+    assert {*documents(read(source(folder / "1.jsonl"), 0, range(20)))} <= {*DOCUMENTS[300:600]}, (
+        "a file of its own"
+    )
+
+
+def test_a_dataset_that_datasets_reads_gives_the_same_windows(folder: Path) -> None:
+    """As one on the hub is read; here it is a folder."""
+    here, there = source(folder), source(None, hub=str(folder))
+    for shard in (0, 3):
+        assert np.array_equal(read(here, shard, range(90)), read(there, shard, range(90)))
+        assert here._streams[shard].cursor(90) == there._streams[shard].cursor(90)
+
+
+def registry(made: StreamSource) -> Registry:
+    saved = Registry(None, as_it_is())  # type: ignore[arg-type]
+    made.enter(saved)
+    return saved
+
+
+# a stream of 4 is read through after 80 steps or so
+@pytest.mark.parametrize("step", [1, 7, 90, 171])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_it_goes_on_exactly_also_on_other_ranks(folder: Path, step: int, ahead: int) -> None:
+    """With a step loaded that is not trained: it is loaded again."""
+    whole, made = source(folder), source(folder)
+    saved = registry(made)
+    for shard in range(4):
+        read(made, shard, range(step + ahead))
+    saved.standing.step = step
+    cursors = made._cursors()
+    later = source(folder)
+    later_saved = registry(later)
+    later.train_batch(0, 1)  # a run looks at the first step before it is restored
+    text = {
+        shard: {f"text/{name}": tensor for name, tensor in cursors[shard].items()}
+        for shard in (1, 2)
+    }
+    later_saved.check({}, text, step)
+    later_saved.load({}, text)
+    for shard in (1, 2):
+        assert np.array_equal(
+            read(later, shard, range(step, step + 20)),
+            read(whole, shard, range(step + 20))[step * 32 :],
+        )
+    later.train_batch(0, 1)
+    assert later.train_batch(step + 19, 1)["inputs"].shape == (2, 16), (
+        "looking at the first step disturbs nothing"
+    )
+
+
+def test_before_the_first_step_there_is_no_cursor(folder: Path) -> None:
+    made = source(folder)
+    saved = registry(made)
+    first = made.train_batch(0, 0)
+    assert made._cursors() == {}
+    saved.check({}, {0: {}}, 0)
+    saved.load({}, {0: {}})
+    assert np.array_equal(made.train_batch(0, 0)["inputs"], first["inputs"])
+    with pytest.raises(ConfigError, match="text"):
+        saved.check({}, {0: {}}, 3)
+    for name, tensor in (("used", torch.zeros(3)), ("row", torch.zeros(3))):
+        with pytest.raises(ConfigError, match=f"text: {name} has shape"):
+            saved.check(
+                {},
+                {
+                    0: {f"text/{key}": value for key, value in made._streams[0].cursor(0).items()}
+                    | {f"text/{name}": tensor}
+                },
+                3,
+            )
+
+
+def test_what_cannot_be_streamed_is_one_line(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few" / "x.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    (tmp_path / "mixed").mkdir()
+    for name in ("a.txt", "b.jsonl"):
+        (tmp_path / "mixed" / name).write_text("{}")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "x.parquet").write_bytes(b"PAR1")
+    for more, line in [
+        ({"num_workers": 2}, r"^num_workers=2: data=stream reads in the training process"),
+        ({"epochs": 2}, r"^epochs=2: a stream has no epochs"),
+        ({"max_steps": None}, r"^max_steps=null: a stream has no known length"),
+        ({"data_path": None}, r"^data_path=null and data.hub=null: give one of the two"),
+        ({"data_path": str(tmp_path / "none")}, r"none: no such file or folder; give .jsonl"),
+        ({"data_path": str(tmp_path / "mixed")}, r"mixed: files of several kinds"),
+        ({"field": "body"}, r"^data.field=body: data_path=.*: its rows have text; name the field"),
+        (
+            {"tokenizer": str(deaf_tokenizer(tmp_path))},
+            r"^data.tokenizer=.*deaf.json: makes no token of the texts, for example of 00000",
+        ),
+        ({"tokenizer": "none.json"}, r"^data.tokenizer=none.json: none.json is no tokenizer"),
+    ]:
+        with pytest.raises(ConfigError, match=line):
+            source(folder, **more)
+    with pytest.raises(
+        ConfigError, match=r"few, shard 3: no documents for training in it; use fewer shards"
+    ):
+        source(tmp_path / "few").train_batch(0, 3)
+    with pytest.raises(ConfigError, match=r"texts, shard 0: no documents for training in it"):
+        source(folder, val_share=0.9999999).train_batch(0, 0)
+    write_files(tmp_path / "number", ".jsonl", [["one"], ["two", 3]])
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for path, line in [
+        (tmp_path / "broken", r"broken/x.parquet: is cut off, not a whole Parquet file"),
+        (tmp_path / "number", r"data.field=text: .*1.jsonl: line 2: holds int, not text"),
+        (tmp_path / "pipe.jsonl", r"pipe.jsonl: is a pipe, not a file; remove it"),
+    ]:
+        with pytest.raises(ConfigError, match=line):
+            read(source(path, shards=1, seq_len=1), 0, range(1))
+    with pytest.raises(
+        ConfigError, match=r"^data.seq_len=100000: .*: its documents hold [\d,]+ tok"
+    ):
+        source(folder, seq_len=100_000).train_batch(0, 0)
+
+
+def write_files(folder: Path, suffix: str, rows: list[list[Any]]) -> Path:
+    """Files of one kind with these texts."""
+    from pyarrow import parquet, table
+
+    folder.mkdir()
+    for number, texts in enumerate(rows):
+        path = folder / f"{number:02}{suffix}"
+        if suffix == ".jsonl":
+            path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        else:
+            parquet.write_table(table({"text": texts}), path, row_group_size=5)
+    return folder
+
+
+def random_files(folder: Path, seed: int, suffix: str) -> Path:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(9, 60, size=int(rng.integers(1, 13)))
+    names = iter(range(10_000, 20_000))
+    return write_files(
+        folder,
+        suffix,
+        [
+            [f"{next(names)} " + "sea " * int(rng.integers(0, 9)) for _ in range(size)]
+            for size in sizes
+        ],
+    )
+
+
+def hub_like(folder: Path) -> Any:
+    """The files as `datasets` streams them: the reference for the order of documents."""
+    from datasets import load_dataset
+
+    files = [str(path) for path in sorted(folder.iterdir())]
+    kind = "json" if files[0].endswith(".jsonl") else "parquet"
+    return load_dataset(kind, data_files=files, split="train", streaming=True)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_run_in_parts_has_the_cursors_of_an_undisturbed_one(
+    seed: int, suffix: str, tmp_path: Path
+) -> None:
+    """As `datasets` orders documents, at any interruption, on from a new cursor or an old one."""
+    from datasets.distributed import split_dataset_by_node
+
+    folder = random_files(tmp_path / "texts", seed, suffix)
+    reference, shards = hub_like(folder), 4
+    whole, shard = source(folder, seq_len=8), seed % shards
+    rows, cursors = [], {}
+    for step in range(20):
+        rows.append(whole.train_batch(step, shard)["inputs"])
+        cursors[step + 1] = whole._streams[shard].cursor(step + 1)
+    stream = split_dataset_by_node(reference, shard, shards)
+    texts = Documents(TextFiles(str(folder), Field("text", "")), shard, shards)
+    states = {(texts.file, texts.row): None}
+    for row, text in zip(stream, texts, strict=True):
+        assert row["text"] == text
+        states[texts.file, texts.row] = stream.state_dict()
+    for step in (1, 8, 13):
+        cursor = cursors[step]
+        state = states[int(cursor["file"]), int(cursor["row"])]
+        old = {
+            "state": torch.tensor(list(json.dumps(state).encode().ljust(4096)), dtype=torch.uint8),
+            "used": cursor["used"],
+            "step": cursor["step"],
+        }
+        for given in (cursor, old):
+            later = source(folder, seq_len=8)
+            saved = registry(later)
+            tensors = {shard: {f"text/{name}": tensor for name, tensor in given.items()}}
+            saved.check({}, tensors, step)
+            saved.load({}, tensors)
+            for now in range(step, 20):
+                assert np.array_equal(later.train_batch(now, shard)["inputs"], rows[now])
+            assert later._streams[shard].cursor(20) == cursors[20]
+
+
+TINY_GPT = [
+    "arch=gpt",
+    "arch.num_layers=1",
+    "arch.hidden_size=16",
+    "arch.num_heads=2",
+    "arch.forward_dtype=float32",
+    "data.seq_len=16",
+    "global_batch_size=8",
+    "lr=1e-2",
+    "lr_warmup_steps=2",
+    "data.max_new_tokens=4",
+    "data.val_tokens=500",
+    "exact=true",
+    "max_steps=16",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", ["tokens", "stream"])
+def test_a_troubled_run_goes_on_at_another_number_of_ranks_to_the_same_bits(
+    data: str, folder: Path, tmp_path: Path
+) -> None:
+    lines = [
+        *TINY_GPT,
+        f"data={data}",
+        *([f"data_path={folder}"] if data == "stream" else ["data.embedded.mebibytes=1"]),
+    ]
+    undisturbed = digest(train(tmp_path / "whole", *lines).directory)
+    stopped(tmp_path / "stopped", *lines, ranks=2)
+    assert digest(train(tmp_path / "stopped", *lines).directory) == undisturbed
+    done = faulty(
+        tmp_path / "killed", "kill@objective", 1, 9 * 4, *lines, "checkpoint_interval=3", ranks=2
+    )
+    assert all(rank.returncode for rank in done)
+    assert (tmp_path / "killed" / "checkpoints" / "latest").exists()
+    assert (
+        digest(train(tmp_path / "killed", *lines, "checkpoint_interval=3", ranks=2).directory)
+        == undisturbed
+    )

@@ -1,0 +1,248 @@
+"""Windows of tokens: each once an epoch, the same whoever reads them; held-out tokens once each;
+prompts and their text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data.language.token_files import Corpus
+from data.language.tokens import TokenSource
+from data.language.windows import HeldOut
+from data.source import IGNORE
+from data.stream import ShardStream, eval_batches, train_loader
+from tests.data.language.token_helpers import VOCAB, source, write_bin, write_corpus, write_npy
+from utils.errors import ConfigError
+from utils.measure.report import Prediction
+
+
+def starts(made: TokenSource, steps: range) -> list[int]:
+    """The first token of each row, in the order of the global batch."""
+    found = []
+    for step in steps:
+        for shard in range(2):
+            batch = made.train_batch(step, shard)
+            assert np.array_equal(batch["labels"][:, :-1], batch["inputs"][:, 1:])
+            assert np.array_equal(
+                np.diff(np.c_[batch["inputs"], batch["labels"][:, -1]]),
+                np.ones_like(batch["inputs"]),
+            )
+            assert batch["inputs"].dtype == batch["labels"].dtype == np.int32
+            found += batch["inputs"][:, 0].tolist()
+    return found
+
+
+def test_each_window_once_an_epoch_in_another_order(tmp_path: Path) -> None:
+    made = source(write_corpus(tmp_path, train=1000))  # 333 and 667 tokens: 41 and 83 windows
+    windows = {*range(0, 41 * 8, 8), *range(333, 333 + 83 * 8, 8)}
+    assert made.length.steps_per_epoch == 15.5
+    assert made.length.total_steps == 31
+    seen = starts(made, range(31))
+    assert Counter(seen) == dict.fromkeys(windows, 2)
+    assert {*seen[:124]} == windows, "the first epoch has each of them already"
+    assert seen[:124] not in (sorted(windows), seen[124:])
+    assert starts(source(tmp_path, seed=1), range(15)) != seen[:120]
+    assert starts(source(tmp_path), range(7, 9)) == seen[56:72], "a function of the step"
+
+
+def test_batches_are_the_same_from_loader_processes_and_shards_of_other_ranks(
+    tmp_path: Path,
+) -> None:
+    made = source(write_corpus(tmp_path))
+    alone = [
+        parts[0]["inputs"] for _, parts in train_loader(ShardStream(made, [range(2)], 3, 9), 0)
+    ]
+    prefetched = [
+        parts[0]["inputs"] for _, parts in train_loader(ShardStream(made, [range(2)], 3, 9), 2)
+    ]
+    ranks = [
+        [
+            parts[0]["inputs"]
+            for _, parts in train_loader(ShardStream(source(tmp_path), [[rank]], 3, 9), 0)
+        ]
+        for rank in range(2)
+    ]
+    for step, batch in enumerate(alone):
+        assert torch.equal(batch, prefetched[step])
+        assert torch.equal(batch, torch.cat([ranks[0][step], ranks[1][step]]))
+
+
+def test_splits_are_told_by_name_or_folder(tmp_path: Path) -> None:
+    write_bin(tmp_path / "train" / "x.bin", np.arange(100, dtype=np.uint16))
+    write_npy(tmp_path / "val" / "x.npy", np.arange(50, dtype=np.uint16))
+    made = source(tmp_path, vocab_size=100)
+    assert made.spec.vocab_size == 100
+    assert len(made.eval_sets()["val"]) == 7
+    assert made.spec.fingerprint == source(tmp_path, vocab_size=100, seed=4).spec.fingerprint
+    write_npy(tmp_path / "val" / "x.npy", np.arange(1, 51, dtype=np.uint16))
+    assert made.spec.fingerprint != source(tmp_path, vocab_size=100).spec.fingerprint
+    write_bin(tmp_path / "val" / "x.npy.bin", np.arange(3, dtype=np.uint16))
+    assert len(source(tmp_path, vocab_size=100).eval_sets()["val"]) == 8
+
+
+def test_large_vocabularies_are_uint32(tmp_path: Path) -> None:
+    write_bin(tmp_path / "train.bin", np.arange(70_000, 70_100, dtype=np.uint32))
+    made = source(tmp_path, vocab_size=70_100)
+    assert min(starts(made, range(3))) >= 70_000
+    assert made.eval_sets() == {"val": made.eval_sets()["val"]}
+    assert len(made.eval_sets()["val"]) == 0, "nothing is held out"
+
+
+def test_corpora_in_fixed_shares_each_in_an_order_of_its_own(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "a", 500)
+    write_corpus(tmp_path / "b", 3000, val=300, first=10_000)
+    made = source(tmp_path, mix={"a": 3, "b": 1}, max_steps=60, val_tokens=100)
+    seen = starts(made, range(60))
+    own = [[start for start in seen if (start >= 10_000) == second] for second in (False, True)]
+    assert [len(part) for part in own] == [360, 120]
+    assert {*own[0][:61]} == {*range(0, 20 * 8, 8), *range(166, 166 + 41 * 8, 8)}, (
+        "once before it comes again"
+    )
+    assert len({*own[1]}) == 120
+    assert {name: len(held) for name, held in made.eval_sets().items()} == {"val-a": 10, "val-b": 4}
+    assert made.length.steps_per_epoch == (61 + 373) / 8
+
+
+def test_windows_that_begin_with_documents(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lengths = [*rng.integers(1, 30, 200).tolist(), 100]
+    tokens = np.concatenate([[7, *range(1000, 1000 + length)] for length in lengths]).astype(
+        np.uint16
+    )
+    write_npy(tmp_path / "train.npy", tokens)
+    write_npy(tmp_path / "val.npy", tokens[:100])
+    made = source(tmp_path, vocab_size=2000, begin_token=7, documents=True, seq_len=16, epochs=1)
+    batches = [
+        made.train_batch(step, shard)
+        for step in range(made.length.total_steps)
+        for shard in range(2)
+    ]
+    inputs, documents = (
+        np.concatenate([batch[name] for batch in batches]) for name in ("inputs", "documents")
+    )
+    assert (inputs[:, 0] == 7).all()
+    assert np.array_equal(documents, np.cumsum(inputs == 7, axis=1))
+    begins, expected, behind = np.flatnonzero(tokens == 7), [], 0
+    # as one would write it down: the next that begins behind the one before
+    for begin in begins[begins + 17 <= len(tokens)]:
+        if begin >= behind:
+            expected.append(tokens[begin : begin + 16].tolist())
+            behind = begin + 16
+    assert len(inputs) == len(expected) // 8 * 8
+    assert Counter(map(tuple, inputs.tolist())) <= Counter(map(tuple, expected))
+    assert {*made.eval_sets()["val"].padding(1)} == {"inputs", "labels", "documents"}
+
+
+@pytest.mark.parametrize("most", [None, 1, 8, 95, 1000])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_every_held_out_token_is_predicted_once(most: int | None, world_size: int) -> None:
+    files = [
+        np.arange(size, dtype=np.uint16) + 100 * number
+        for number, size in enumerate([50, 0, 1, 17, 60])
+    ]
+    held_out = HeldOut(Corpus("x", {"val": files}, 1000, ""), 8, most)
+    seen: list[int] = []
+    for rank in range(world_size):
+        for _, batch in eval_batches(held_out, 4, rank, world_size):
+            counted = batch["labels"] != IGNORE
+            assert (batch["labels"][counted] == batch["inputs"][counted] + 1).all()
+            seen += batch["labels"][counted].tolist()
+    everything = [token for tokens in files for token in tokens[1:].tolist()]
+    assert sorted(seen) == everything[:most]
+
+
+def test_an_update_and_the_length_in_tokens(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+    made = source(tmp_path, global_batch_size=None, tokens_per_update=64, max_tokens=1000)
+    assert (made.length.examples_per_update, made.length.total_steps) == (8, 15)
+    assert source(tmp_path, max_steps=3, max_tokens=1000).length.total_steps == 3
+    assert source(tmp_path, global_batch_size=None).length.examples_per_update == 64
+    for wrong, line in [
+        (
+            {"tokens_per_update": 64},
+            "global_batch_size=8 and tokens_per_update=64: both say how large an update is",
+        ),
+        (
+            {"global_batch_size": None, "tokens_per_update": 100},
+            "tokens_per_update=100 is not a multiple of shards × data.seq_len = 2 × 8",
+        ),
+        ({"max_tokens": 63}, "max_tokens=63: one update takes 64"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            source(tmp_path, **wrong)
+        assert str(caught.value).startswith(line)
+        assert "100" not in line or str(caught.value).endswith("try 96")
+
+
+def test_pythons_own_library_at_bytes() -> None:
+    made = source(None, documents=True, seq_len=64, max_new_tokens=5, embedded={"mebibytes": 1})
+    batch = made.train_batch(0, 0)
+    assert (batch["inputs"][:, 0] == 256).all()
+    assert (made.spec.vocab_size, len(made.spec.token_bytes), sum(made.spec.token_bytes)) == (
+        257,
+        257,
+        256,
+    )
+    text = bytes(batch["inputs"][0, 1:][batch["inputs"][0, 1:] < 256].tolist()).decode(
+        errors="replace"
+    )
+    assert text.isprintable() or "\n" in text
+    held = made.eval_sets()["val"].read(np.arange(100))
+    assert (held["inputs"][0, 0], held["inputs"].max()) == (256, 256)
+    assert made.spec.fingerprint == source(None, embedded={"mebibytes": 1}).spec.fingerprint
+    assert made.spec.fingerprint != source(None, embedded={"mebibytes": 2}).spec.fingerprint
+
+
+def test_a_prompt_becomes_text(tmp_path: Path) -> None:
+    write_corpus(tmp_path, tokenizer="bytes", begin_token=256)
+    made = source(tmp_path, prompt="né", max_new_tokens=3, top_k=4, temperature=0.5)
+    row = made.eval_sets()["sample"].read(np.array([0]))
+    assert row["inputs"].tolist() == [[256, ord("n"), 0xC3, 0xA9]]
+    assert {
+        name: (array.dtype.name, array.tolist()) for name, array in row.items() if name != "inputs"
+    } == {
+        "continuation": ("int32", [[0, 0, 0]]),
+        "temperature": ("float32", [0.5]),
+        "top_k": ("int32", [4]),
+        "sample_seed": ("int64", [0]),
+    }
+    (evaluator,) = made.evaluators("sample")
+    assert made.evaluators("val") == []
+    batch = {name: torch.from_numpy(array) for name, array in row.items()}
+    evaluator.add(
+        np.array([0]),
+        batch,
+        Prediction({}, {"continuation": torch.tensor([[0x1B, 300, ord("e")]], dtype=torch.int32)}),
+    )
+    report = evaluator.report(evaluator.rows())
+    assert (report.text, report.metrics) == ("né�e", {}), "and nothing in it that a terminal obeys"
+    assert report.files["sample.txt"] == "né�e\n"
+    (item,) = json.loads(report.files["sample.scene.json"])["items"]
+    assert item["prompt"] + item["continuation"] == report.text
+    assert item["prompt"].startswith("n")
+    assert [*source(tmp_path, prompt="x", max_new_tokens=3, eval_only=True).eval_sets()] == [
+        "sample"
+    ]
+    assert [*source(tmp_path, max_new_tokens=3, eval_only=True).eval_sets()] == ["val", "sample"]
+    assert [*source(tmp_path, prompt="x").eval_sets()] == ["val"], "no new tokens, nothing to see"
+    held_out = (
+        source(tmp_path, max_new_tokens=3, seq_len=20).eval_sets()["sample"].read(np.array([0]))
+    )
+    assert held_out["inputs"].tolist() == [[*range(10)]]
+
+
+def test_what_the_tokens_stand_for_comes_from_dataset_json(tmp_path: Path) -> None:
+    write_corpus(tmp_path, vocab_size=1000, token_bytes=[1] * 1000, fingerprint="f")
+    spec = source(tmp_path, vocab_size=1024).spec
+    assert (spec.vocab_size, spec.token_bytes, spec.fingerprint) == (
+        1024,
+        (*[1] * 1000, *[0] * 24),
+        "f",
+    )
+    assert json.loads((tmp_path / "dataset.json").read_text())["vocab_size"] < VOCAB

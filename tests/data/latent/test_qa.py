@@ -1,0 +1,428 @@
+"""Questions about texts: from files of every layout, made up, as each model reads them, and what is
+refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data.latent.answers import exact, f1
+from data.latent.qa import QASource, open_sets
+from data.latent.qa_examples import Examples, Form, Limits, WithOthers
+from data.latent.qa_files import read_path, split
+from data.latent.qa_text import QAText
+from data.latent.ragged import EMPTY, Ragged
+from data.latent.readers import Reader
+from data.latent.stories import make_stories
+from data.tokenizer import Bytes
+from tests.data.language.token_helpers import deaf_tokenizer
+from utils.errors import ConfigError
+
+FORM = {"context": "{context}\\n", "question": "{question}", "answer": "{answer}\\n"}
+STORIES = {"train": 20, "test": 10, "facts": 3}
+SQUAD = {
+    "data": [
+        {
+            "title": "x",
+            "paragraphs": [
+                {
+                    "context": "Öl is here.",
+                    "qas": [
+                        {
+                            "id": "q1",
+                            "question": "Where?",
+                            "answers": [{"text": " here "}, {"text": "it is"}],
+                        }
+                    ],
+                },
+                {
+                    "context": "B.",
+                    "qas": [
+                        {"id": "q2", "question": "What?", "answers": [{"text": "B"}]},
+                        {"id": "q3", "question": "Who?", "answers": []},
+                    ],
+                },
+            ],
+        }
+    ]
+}
+ROWS: list[dict[str, Any]] = [
+    {
+        "context": "Öl is here.",
+        "question": "Where?",
+        "answers": {"text": ["here", "it is"], "answer_start": [7, 3]},
+    },
+    {"context": "B.", "question": "What?", "answer": "B"},
+    {"context": "B.", "question": "Who?", "answers": []},
+]
+
+
+def written(path: Path, name: str, content: str) -> str:
+    (path / name).write_text(content, encoding="utf-8")
+    return str(path / name)
+
+
+@pytest.mark.parametrize("layout", ["squad", "lines", "list", "rows"])
+def test_every_layout_gives_the_same_questions(layout: str, tmp_path: Path) -> None:
+    content = {
+        "squad": json.dumps(SQUAD),
+        "lines": "\n".join(map(json.dumps, ROWS)) + "\n\n",
+        "list": json.dumps(ROWS),
+        "rows": json.dumps({"data": ROWS}),
+    }[layout]
+    path = written(tmp_path, "train.jsonl" if layout == "lines" else "train.json", content)
+    sets = read_path(path)
+    assert sets["test"] == []
+    assert [(each.context, each.question, each.answers) for each in sets["train"]] == [
+        ("Öl is here.", "Where?", ("here", "it is")), ("B.", "What?", ("B",)), ("B.", "Who?", ()),
+    ]  # fmt: skip
+
+
+def test_no_text_is_on_both_sides(tmp_path: Path) -> None:
+    rows = [
+        {"context": f"text {number // 3}", "question": f"{number}?", "answer": "x"}
+        for number in range(3000)
+    ]
+    path = written(tmp_path, "all.jsonl", "\n".join(map(json.dumps, rows)))
+    sets = split(read_path(path)["train"], held_out=0.2)
+    texts = {name: {each.context for each in some} for name, some in sets.items()}
+    assert not texts["train"] & texts["test"]
+    assert 150 < len(texts["test"]) < 250
+    assert len(sets["train"]) + len(sets["test"]) == 3000
+
+
+def test_files_of_a_folder_are_told_by_their_names(tmp_path: Path) -> None:
+    for name in ("squad-train.json", "dev.json", "notes.txt"):
+        written(tmp_path, name, json.dumps([ROWS[name == "dev.json"]]))
+    sets = read_path(str(tmp_path))
+    assert [[each.question for each in sets[name]] for name in ("train", "test")] == [
+        ["Where?"],
+        ["What?"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("train.json", "{", "cannot be read as JSON in UTF-8"),
+        ("train.json", '"x"', "holds x; give SQuAD's layout"),
+        ("train.json", '{"data": 3}', "is not in SQuAD's layout"),
+        ("train.json", '{"rows": []}', "is not in SQuAD's layout ('data')"),
+        ("train.jsonl", '{"context": "a", "question": "b"}\n[1]', "line 2: is [1]; give"),
+        ("train.jsonl", '{"context": 3, "question": "b"}', "line 1: context is 3, no text"),
+        (
+            "train.jsonl",
+            '{"context": "a", "question": " "}',
+            "line 1: question is empty; give one, or leave the row out",
+        ),
+        (
+            "train.jsonl",
+            '{"context": "a", "question": "b", "answers": [4]}',
+            "line 1: answers are [4], no texts",
+        ),
+        ("dev.json", "[]", "no train.json or train.jsonl there"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(
+    name: str, content: str, said: str, tmp_path: Path
+) -> None:
+    written(tmp_path, name, content)
+    with pytest.raises(ConfigError) as error:
+        read_path(str(tmp_path))
+    assert str(error.value).startswith(f"data_path={tmp_path}")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_question_without_an_answer_is_refused_or_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path, "train.json", json.dumps(SQUAD))
+    written(tmp_path, "test.json", json.dumps(ROWS[:2]))
+    with pytest.raises(
+        ConfigError,
+        match=r"question q3: has no answer, or an empty one; give one, or add data.skip=true",
+    ):
+        open_sets(str(tmp_path), None, 0.1, STORIES, 0, skip=False, eval_only=False)
+    assert [
+        len(some)
+        for some in open_sets(
+            str(tmp_path), None, 0.1, STORIES, 0, skip=True, eval_only=False
+        ).values()
+    ] == [2, 2]
+    with pytest.raises(
+        ConfigError, match=r"nothing is left for testing; give 0\.1, or a test\.json"
+    ):
+        open_sets(path, None, 0.0, STORIES, 0, skip=True, eval_only=False)
+    with pytest.raises(ConfigError, match="both say where questions are"):
+        open_sets(path, "squad", 0.0, STORIES, 0, skip=True, eval_only=False)
+
+
+@pytest.mark.parametrize("held_out", [0.001, 0.1, 0.999])
+def test_a_small_file_is_split_so_that_it_can_run(held_out: float, tmp_path: Path) -> None:
+    path = written(tmp_path, "train.json", json.dumps(ROWS))
+    for given in (path, str(tmp_path)):
+        sets = open_sets(given, None, held_out, STORIES, 0, skip=True, eval_only=False)
+        assert sorted(len({each.context for each in some}) for some in sets.values()) == [1, 1]
+    written(tmp_path, "train.json", json.dumps(ROWS[1:]))
+    with pytest.raises(ConfigError, match="all questions are about one text, and testing needs an"):
+        open_sets(path, None, 0.1, STORIES, 0, skip=True, eval_only=False)
+
+
+@pytest.mark.parametrize(
+    "content", ['{"data": [{"paragraphs": [{"context": "a", "qas": []}]}]}', "[]", '{"data": []}']
+)
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_file_without_questions_is_one_line(content: str, skip: bool, tmp_path: Path) -> None:
+    path = written(tmp_path, "train.json", content)
+    with pytest.raises(ConfigError, match="holds no question with an answer; give one or more"):
+        open_sets(path, None, 0.1, STORIES, 0, skip, eval_only=False)
+
+
+def test_a_pipe_is_refused_by_name(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train.json")
+    for path in (tmp_path, tmp_path / "train.json"):
+        with pytest.raises(ConfigError, match=r"train.json: .* \(not a plain file\)"):
+            read_path(str(path))
+
+
+def test_keys_and_values_of_test_stories_never_occur_in_training() -> None:
+    sets = make_stories(3, train=400, test=100, facts=4)
+    words = {
+        name: {
+            word
+            for each in some
+            for fact in each.context.split()
+            for word in (fact[8:10], fact[10:])
+        }
+        for name, some in sets.items()
+    }
+    assert not words["train"] & words["test"]
+    assert len(sets["train"]) == 1600
+    assert len(sets["test"]) == 100
+    assert all(
+        f"{each.question}{each.answers[0]}" in each.context.split()
+        for some in sets.values()
+        for each in some
+    )
+    assert words["test"] <= {
+        word
+        for each in make_stories(3, 2000, 1, 4, all_words=True)["train"]
+        for fact in each.context.split()
+        for word in (fact[8:10], fact[10:])
+    }
+    assert make_stories(3, 400, 100, 4) == sets
+    assert make_stories(4, 400, 100, 4) != sets
+
+
+def test_ragged_rows_end_where_they_end() -> None:
+    rows = Ragged([np.array([1, 2, 3]), np.array([], np.int32), np.array([4])])
+    assert rows.read(np.array([2, 0, 1]), 4).tolist() == [[4, -1, -1, -1], [1, 2, 3, -1], [-1] * 4]
+    assert rows.read(np.array([0]), 2).tolist() == [[1, 2]]
+    assert rows.row(0).tolist() == [1, 2, 3]
+    assert (rows.longest, len(rows)) == (3, 3)
+
+
+def examples(limits: Limits, seq_len: int = 99) -> Examples:
+    return Examples(
+        make_stories(0, 2, 1, 2)["train"],
+        Form(**FORM),
+        [Reader("arch.models[0]=x", Bytes(), 256, seq_len, 257)] * 2,
+    ).fit(limits)
+
+
+def test_arrays_hold_what_models_and_encoder_read() -> None:
+    made = examples(Limits(30, 5, skip=False))
+    rows = made.read(np.array([3, 0]))
+    text = [bytes(row[row != EMPTY].astype(np.uint8)).decode() for row in rows["context"]]
+    assert text == [made.examples[3].context, made.examples[0].context]
+    for number in (0, 1):
+        shown = [
+            "".join(
+                bytes(
+                    rows[f"{kind}_{number}"][row][rows[f"{kind}_{number}"][row] != EMPTY].astype(
+                        np.uint8
+                    )
+                ).decode()
+                for kind in ("context", "question", "answer")
+            )
+            for row in (0, 1)
+        ]
+        assert shown == [
+            f"{each.context}\n{each.question}{each.answers[0]}\n"
+            for each in (made.examples[3], made.examples[0])
+        ]
+    assert made.longest_prompt(0) == 1 + 10 + 5
+    assert all((array == EMPTY).all() and len(array) == 3 for array in made.padding(3).values())
+    with_others = WithOthers(made)
+    assert np.array_equal(
+        with_others.read(np.array([3]))["other"], made.read(np.array([0]))["context"]
+    )
+    assert with_others.padding(2).keys() == with_others.read(np.array([0])).keys()
+
+
+def test_questions_about_one_text_come_together() -> None:
+    made = examples(Limits(30, 5, skip=False))
+    for most, sizes in ((1, [1, 1, 1, 1]), (2, [2, 2]), (3, [2, 2])):
+        rows = made.together(most)
+        assert [len(row) for row in rows] == sizes
+        assert sorted(np.concatenate(rows).tolist()) == [0, 1, 2, 3]
+        found, alone = made.read_together(rows[::-1], most), made.read(np.concatenate(rows[::-1]))
+        assert found["question_0"].shape == (len(rows), most, 10)
+        for row, some in enumerate(rows[::-1]):
+            for place, index in enumerate(some):
+                before = made.read(np.array([index]))
+                assert np.array_equal(found["context"][row], before["context"][0])
+                assert np.array_equal(found["answer_1"][row, place], before["answer_1"][0])
+            assert (found["question_0"][row, len(some) :] == EMPTY).all()
+        assert alone["answer_0"].shape == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("context_bytes", "answer_tokens", "seq_len", "message"),
+    [
+        (24, 5, 99, "data.context_bytes=24: the longest text has 25 bytes; give 25"),
+        (25, 2, 99, "data.answer_tokens=2: the longest answer has 3 tokens, its end included; giv"),
+        (25, 5, 30, "arch.models[0]=x: reads 30 tokens at once, but the longest text with its qu"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    context_bytes: int, answer_tokens: int, seq_len: int, message: str
+) -> None:
+    for skip in (False, True):
+        with pytest.raises(ConfigError) as error:
+            examples(Limits(context_bytes, answer_tokens, skip), seq_len)
+        assert str(error.value).startswith(message)
+        assert str(error.value).endswith(" of train); data.skip=true leaves none of them")
+
+
+def test_what_does_not_fit_is_left_out_if_wanted() -> None:
+    def fitted(skip: bool) -> Examples:
+        stories = make_stories(0, 1, 1, 2)["train"] + make_stories(0, 1, 1, 3)["train"]
+        return Examples(stories, Form(**FORM), []).fit(Limits(25, 5, skip))
+
+    with pytest.raises(ConfigError, match=r"add data\.skip=true, which leaves out 3"):
+        fitted(skip=False)
+    assert len(fitted(skip=True)) == 2
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_texts_that_a_language_model_cannot_read_whole(skip: bool, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        QAText(**LENGTH, stories=STORIES, seq_len=10, skip=skip)
+    assert str(error.value).endswith("give 78; data.skip=true leaves none of them")
+    with pytest.raises(
+        ConfigError, match=r"data.tokenizer=.*deaf.json: makes no token of the texts"
+    ):
+        QAText(**LENGTH, stories=STORIES, tokenizer=str(deaf_tokenizer(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({"context": "text"}, "data.form.context=text: must hold {context} once"),
+        ({"question": "{question}{question}"}, "must hold {question} once"),
+        (
+            {"answer": "A: {answer}"},
+            "data.form.answer=A: {answer}: nothing tells where an answer ends",
+        ),
+    ],
+)
+def test_forms_that_say_nothing_are_refused(form: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Form(**FORM | form)
+    assert said in str(error.value)
+
+
+LENGTH: dict[str, Any] = {"seed": 1, "shards": 2, "global_batch_size": 4, "epochs": 2, "form": FORM}
+
+
+@pytest.mark.parametrize("predict", ["all", "answers"])
+def test_a_language_model_reads_texts_with_all_their_questions(predict: str) -> None:
+    source = QAText(**LENGTH, stories=STORIES, seq_len=90, predict=predict)
+    batch = source.train_batch(0, 1)
+    assert batch["inputs"].shape == (2, 90)
+    for inputs, labels in zip(batch["inputs"], batch["labels"], strict=True):
+        assert inputs[0] == 256
+        text = bytes(inputs[1 : np.flatnonzero(inputs).max() + 1].astype(np.uint8)).decode()
+        story, *asked = (text + "\n").splitlines()
+        facts = story.split()
+        assert sorted(asked) == sorted(facts)
+        counted = labels >= 0
+        learned = bytes(labels[counted].astype(np.uint8)).decode()
+        assert learned == (
+            text + "\n" if predict == "all" else "".join(f"{fact[10:]}\n" for fact in asked)
+        )
+        places = np.flatnonzero(counted)[:-1]
+        assert np.array_equal(labels[places], inputs[places + 1]), "what follows is to be said"
+    assert source.spec.decode is not None
+    assert source.length.total_steps == 10
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"data.seq_len=70: the longest text has 7\d tokens with its questions \(story 0 of"
+            r" train\); give 7\d"
+        ),
+    ):
+        QAText(**LENGTH, stories=STORIES, seq_len=70)
+
+
+def test_tokens_made_of_the_texts_are_the_same_whenever_they_are_made() -> None:
+    one, two = (QAText(**LENGTH, stories=STORIES, tokenizer="bpe:280") for _ in range(2))
+    assert one.spec.fingerprint == two.spec.fingerprint
+    assert 257 < one.spec.vocab_size <= 280
+    text = "cupboardab47 cupboardcd12"
+    assert one.tokenizer.decode(one.tokenizer.encode([text])[0]) == text
+    assert len(one.tokenizer.encode([text])[0]) < len(text)
+    assert (
+        QAText(**LENGTH, stories=STORIES, tokenizer="bpe:270").spec.fingerprint
+        != one.spec.fingerprint
+    )
+    for wrong in ("bpe:", "bpe:10", "bpe:x"):
+        with pytest.raises(
+            ConfigError, match=f"data.tokenizer={wrong}: give bpe:SIZE, with 257 tokens or more"
+        ):
+            QAText(**LENGTH, stories=STORIES, tokenizer=wrong)
+
+
+def test_answers_are_as_wide_as_the_longest_one_unless_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = Reader("arch.models[0]=x", Bytes(), 256, 99, 257)
+    monkeypatch.setattr("data.latent.qa.open_reader", lambda key, path: reader)
+    found = QASource(**LENGTH, stories=STORIES, models=["x"])
+    assert found.train_batch(0, 0)["answer_0"].shape[-1] == 3
+    assert found.eval_sets()["test"].read(np.array([0]))["answer_0"].shape[-1] == 3
+    assert found.spec.name == "made-up stories, answers of up to 3 tokens"
+    typed = QASource(**LENGTH, stories=STORIES, models=["x"], answer_tokens=5)
+    assert typed.train_batch(0, 0)["answer_0"].shape[-1] == 5
+    assert typed.spec.name == "made-up stories"
+    with pytest.raises(ConfigError, match=r"has 3 tokens, its end included; give 3, or null"):
+        QASource(**LENGTH, stories=STORIES, models=["x"], answer_tokens=2)
+
+
+def test_models_are_needed() -> None:
+    with pytest.raises(ConfigError, match=r"arch.models=\[\]: names no net that answers"):
+        QASource(**LENGTH, stories=STORIES)
+
+
+@pytest.mark.parametrize(
+    ("said", "right", "same", "shared"),
+    [
+        ("The Norman", ["norman"], 1.0, 1.0),
+        ("in the 10th  century!", ["10th century"], 0.0, 0.8),
+        ("", ["x"], 0.0, 0.0),
+        ("", [""], 1.0, 1.0),
+        ("a b c", ["x", "b c d e"], 0.0, 2 * 2 / (2 + 4)),  # an article is no word
+        ("47", ["12", "47"], 1.0, 1.0),
+    ],
+)
+def test_answers_are_judged_as_squad_does(
+    said: str, right: list[str], same: float, shared: float
+) -> None:
+    assert exact(said, right) == same
+    assert f1(said, right) == pytest.approx(shared)

@@ -1,0 +1,360 @@
+"""From ARC tasks to datasets: every image is what its name says, compared cell by cell; what is
+wrong is one line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.build.arc import main
+from data.recursive.puzzle_files import content_fingerprint, read_split
+from data.recursive.puzzle_text import puzzle_text
+from data.source import IGNORE
+from tests.data.recursive.arc_helpers import DIHEDRAL, built, meaning, tokens, write_folder
+
+FIELDS = ("inputs", "labels", "puzzle_identifiers", "puzzle_indices", "group_indices")
+
+
+def arrays(folder: Path, split: str) -> dict[str, np.ndarray]:
+    return {field: np.load(folder / split / f"all__{field}.npy") for field in FIELDS}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_every_image_is_what_its_name_says(tmp_path: Path) -> None:
+    tasks = write_folder(tmp_path / "train", "abc", 0) | write_folder(
+        tmp_path / "test" / "inner", "defg", 1
+    )
+    folder = built(
+        tmp_path / "out",
+        "--train",
+        tmp_path / "train",
+        "--test",
+        tmp_path / "test",
+        "--num-aug",
+        30,
+    )
+    names = json.loads((folder / "identifiers.json").read_text())
+    assert names[0] == "<blank>"
+    assert len(set(names)) == len(names) == 1 + 7 * 31
+    assert json.loads((folder / "test_puzzles.json").read_text()) == {
+        f"task_{name}": tasks[f"task_{name}"] for name in "defg"
+    }
+    seen, moved = set(), 0
+    for split in ("train", "test"):
+        found = arrays(folder, split)
+        for puzzle, one in enumerate(found["puzzle_identifiers"]):
+            name, symmetry, colours = meaning(names[one])
+            task = tasks[name]
+            pairs = (
+                task["test"]
+                if split == "test"
+                else task["train"]
+                + (task["test"] if name in ("task_a", "task_b", "task_c") else [])
+            )
+            rows = range(found["puzzle_indices"][puzzle], found["puzzle_indices"][puzzle + 1])
+            stayed = 0
+            for row, pair in zip(rows, pairs, strict=True):
+                down, right = (
+                    int(side.min()) for side in np.nonzero(found["inputs"][row].reshape(30, 30) > 1)
+                )
+                for field, side in (("inputs", "input"), ("labels", "output")):
+                    grid = DIHEDRAL[symmetry](colours[np.array(pair[side])])
+                    assert (found[field][row] == tokens(grid, down, right)).all(), (
+                        names[one],
+                        field,
+                    )
+                stayed += not down and not right
+                moved += bool(down or right)
+            assert stayed >= (1 if split == "train" else len(rows)), (
+                "one pair of each puzzle stays, and all that are tested"
+            )
+            seen.add((split, symmetry, colours[0]))
+        assert found["group_indices"].tolist() == list(
+            range(0, len(found["puzzle_identifiers"]) + 1, 31)
+        )
+    assert seen == {(split, symmetry, 0) for split in ("train", "test") for symmetry in range(8)}, (
+        "black stays, all else occurs"
+    )
+    assert moved > 100
+
+
+def test_all_that_is_written_is_said_and_read(tmp_path: Path) -> None:
+    write_folder(tmp_path / "in", "abc", 0)
+    folder = built(
+        tmp_path / "out", "--train", tmp_path / "in", "--test", tmp_path / "in", "--num-aug", 12
+    )
+    for split in ("train", "test"):
+        content, read = (
+            json.loads((folder / split / "dataset.json").read_text()),
+            read_split("data_path=x", folder, split),
+        )
+        assert content["fingerprint"] == read.fingerprint == content_fingerprint(read), (
+            "hashed while it was written"
+        )
+        assert (
+            content["total_puzzles"],
+            content["total_groups"],
+            content["num_puzzle_identifiers"],
+        ) == (39, 3, 40)
+        assert content["mean_puzzle_examples"] == len(read.sets["all"].inputs) / 39
+
+
+def test_contents_never_occur_twice_and_what_there_is_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where two pairs are each other's images, some augmentations are equal but for the order of
+    the pairs.
+    """
+    pair = {"input": [[1, 2]], "output": [[1]]}
+    twin = {"input": [[2, 1]], "output": [[2]]}  # the same with its colours exchanged
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "twins.json").write_text(
+        json.dumps({"train": [pair, twin], "test": [{"input": [[0]], "output": [[0]]}]})
+    )
+    (tmp_path / "in" / "plain.json").write_text(
+        json.dumps({"train": [{"input": [[0]], "output": [[3]]}], "test": [pair]})
+    )
+    folder = built(tmp_path / "out", "--train", tmp_path / "in", "--num-aug", 1000)
+    said = capsys.readouterr().out
+    names, found = json.loads((folder / "identifiers.json").read_text()), arrays(folder, "train")
+    contents: dict[str, list] = {"twins": [], "plain": []}
+    for puzzle, one in enumerate(found["puzzle_identifiers"]):
+        rows = slice(*found["puzzle_indices"][puzzle : puzzle + 2])
+        # where a pair lies does not make it another
+        pairs = sorted(
+            tuple(
+                re.sub(rb"\x00+", b"", side[row].tobytes())
+                + bytes([np.ptp(np.flatnonzero(side[row] > 1))])
+                for side in (found["inputs"], found["labels"])
+            )
+            for row in range(rows.start, rows.stop)
+        )
+        contents[meaning(names[one])[0]].append(tuple(pairs))
+    # two colours go to 72 others, here in either order, upright or lying, from one end or the
+    # other; three go to 504
+    expected = {"twins": 72 // 2 * 2 * 2, "plain": 504 * 2 * 2}
+    assert len(set(contents["twins"])) == len(contents["twins"]) == expected["twins"]
+    assert len(set(contents["plain"])) == len(contents["plain"]) == 1001 < expected["plain"]
+    assert (
+        "1 tasks have fewer than 1000 different augmentations, and all of them: twins; least"
+        " twins: 143" in said
+    )
+
+
+def test_same_seed_same_bytes_whatever_the_form_and_ids_stay(tmp_path: Path) -> None:
+    tasks = write_folder(tmp_path / "in", "abc", 0)
+    write_folder(tmp_path / "more", "xyz", 1)
+    solutions = {name: [pair["output"] for pair in task["test"]] for name, task in tasks.items()}
+    challenges = {
+        name: task | {"test": [{"input": pair["input"]} for pair in task["test"]]}
+        for name, task in tasks.items()
+    }
+    (tmp_path / "k_challenges.json").write_text(json.dumps(challenges))
+    (tmp_path / "k_solutions.json").write_text(json.dumps(solutions))
+    first = files(built(tmp_path / "1", "--test", tmp_path / "in", "--num-aug", 9, "--seed", 1))
+    assert (
+        files(built(tmp_path / "2", "--test", tmp_path / "k", "--num-aug", 9, "--seed", 1)) == first
+    )
+    assert (
+        files(
+            built(
+                tmp_path / "2",
+                "--test",
+                tmp_path / "k_challenges.json",
+                tmp_path / "in",
+                "--num-aug",
+                9,
+                "--seed",
+                1,
+            )
+        )
+        == first
+    )
+    assert (
+        files(built(tmp_path / "2", "--test", tmp_path / "in", "--num-aug", 9, "--seed", 2))
+        != first
+    )
+    longer = built(
+        tmp_path / "2",
+        "--test",
+        tmp_path / "in",
+        "--train",
+        tmp_path / "more",
+        "--num-aug",
+        9,
+        "--seed",
+        1,
+    )
+    names = json.loads(first["identifiers.json"])
+    assert json.loads((longer / "identifiers.json").read_text())[: len(names)] == names
+    rows = np.load(tmp_path / "1" / "train" / "all__inputs.npy")
+    assert (arrays(longer, "train")["inputs"][: len(rows)] == rows).all()
+    hrm = files(
+        built(
+            tmp_path / "2",
+            "--test",
+            tmp_path / "in",
+            "--num-aug",
+            9,
+            "--seed",
+            1,
+            "--layout",
+            "hrm",
+        )
+    )
+    assert json.loads(hrm["identifiers.json"]) == [re.sub(r"\|\|\|", "_", name) for name in names]
+    assert hrm.keys() == first.keys() - {"test_puzzles.json"}
+    assert all(hrm[name] == first[name] for name in hrm if name != "identifiers.json")
+
+
+def test_test_pairs_that_are_trained_on_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = write_folder(tmp_path / "in", "abcdefgh", 0)
+    built(tmp_path / "out", "--test", tmp_path / "in", "--num-aug", 1)
+    assert "warning" not in capsys.readouterr().out
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "new.json").write_text(
+        json.dumps({"train": tasks["task_c"]["test"][1:], "test": tasks["task_g"]["test"]})
+    )
+    built(
+        tmp_path / "out", "--test", tmp_path / "in", "--train", tmp_path / "other", "--num-aug", 1
+    )
+    total = sum(len(task["test"]) for task in tasks.values())
+    assert (
+        f"warning: 3 of {total} test pairs stand in the training set, too; tasks task_c, task_g"
+        in capsys.readouterr().out
+    )
+
+
+GRID = [[1, 2], [3, 4]]
+WRONG = [
+    ([[1] * 31], "task b, test pair 1, input: is 1x31, larger than 30x30"),
+    ([[1]] * 31, "input: is 31x1, larger than 30x30"),
+    ([[1, 10]], "input: has a cell 10, not a colour from 0 to 9"),
+    ([[1, -1]], "has a cell -1"),
+    ([[1, 1.0]], "has a cell 1.0"),
+    ([[True]], "has a cell True"),
+    ([["1"]], "has a cell 1"),
+    ([[1, 2], [3]], "input: has rows of 1 and 2 cells"),
+    ([], "input: is no grid, or an empty one"),
+    ([[]], "input: is no grid"),
+    ("12", "input: is no grid"),
+    (None, "input: is missing"),
+]
+
+
+@pytest.mark.parametrize(("grid", "line"), WRONG, ids=[row[1][:40] for row in WRONG])
+def test_wrong_grids_are_named(
+    grid: object, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = {"a": {"train": [{"input": GRID, "output": GRID}], "test": [{"input": GRID}]}}
+    content["b"] = content["a"] | {"test": [{"input": grid}]}  # type: ignore[dict-item]
+    (tmp_path / "x_challenges.json").write_text(json.dumps(content))
+    (tmp_path / "x_solutions.json").write_text(json.dumps({"a": [GRID], "b": [GRID]}))
+    refused(capsys, tmp_path, ["--train", str(tmp_path / "x")], line)
+
+
+def refused(
+    capsys: pytest.CaptureFixture[str], folder: Path, arguments: list[str], line: str
+) -> None:
+    assert main([*arguments, "--output-dir", str(folder / "out")]) == 2
+    said = capsys.readouterr().err
+    assert line in said
+    assert said.count("\n") == 1
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ({"a.json": "{"}, "a.json: cannot be read as JSON"),
+        ({"a.json": "[]"}, "a.json: is a list, not an object"),
+        ({"a.json": '{"train": [], "test": [1]}'}, "a.json: has no train pairs"),
+        ({"a.json": '{"train": [{"input": [[1]], "output": [[1]]}]}'}, "a.json: has no test pairs"),
+        (
+            {"a.json": '{"train": [3], "test": [1]}'},
+            "a.json, train pair 1: is a int, not an object",
+        ),
+        ({}, "holds no .json files"),
+        ({"y_challenges.json": "{}"}, "holds y_challenges.json; give"),
+        (
+            {"x_challenges.json": "{}", "x": ""},
+            "x_challenges.json: lacks its answers; lay x_solutions.json beside it",
+        ),
+        (
+            {"x_challenges.json": '{"a": {"test": [1, 2]}}', "x_solutions.json": '{"a": [[[1]]]}'},
+            "x_solutions.json: task a has not 2 answers",
+        ),
+    ],
+)
+def test_wrong_files_are_named(
+    content: dict[str, str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    for name, text in content.items():
+        (tmp_path / "in" / name).write_text(text)
+    refused(
+        capsys,
+        tmp_path,
+        ["--test", str(tmp_path / "in" / ("x" if "x_challenges.json" in content else ""))],
+        line,
+    )
+
+
+def test_wrong_commands_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_folder(tmp_path / "one", "ab", 0)
+    write_folder(tmp_path / "two", "b", 1)
+    one = ["--train", str(tmp_path / "one")]
+    refused(
+        capsys,
+        tmp_path,
+        [*one, "--test", str(tmp_path / "two")],
+        "task_b.json: another task of this name, with other content, is in",
+    )
+    refused(
+        capsys,
+        tmp_path,
+        ["--train", "nowhere"],
+        "--train nowhere: no such folder, nor a file nowhere_challenges.json",
+    )
+    refused(
+        capsys, tmp_path, [*one, "--num-aug", "-1"], "--num-aug -1: must not be negative; try 1"
+    )
+    refused(capsys, tmp_path, [], "--train, --test: neither is given")
+
+
+def test_grids_are_shown_without_what_is_around_them() -> None:
+    given, right, wrong = (
+        np.array([[0, 9]]),
+        np.array([[1], [2]]),
+        np.array([[1, 3], [2, 4], [5, 5]]),
+    )
+    labels = tokens(right).astype(int)
+    labels[labels == 0] = IGNORE
+    assert puzzle_text(tokens(given), labels, tokens(right), 12).split("\n") == [
+        "puzzle    answer",
+        "09        1",
+        "          2",
+        "correct",
+    ]
+    lines = [
+        "puzzle    answer    right",
+        "09        13        1",
+        "          24        2",
+        "          55",
+        "wrong: 3 of 5 cells",
+    ]
+    assert puzzle_text(tokens(given), labels, tokens(wrong), 12).split("\n") == lines

@@ -1,0 +1,325 @@
+"""Votes over augmentations: TRM's own numbers, a plain reference, and the same whoever counted in
+whatever order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data.recursive.arc_votes import PASSES, ArcPairs, ArcVotes
+from data.recursive.puzzle_files import PuzzleSplit, read_split
+from data.recursive.puzzles import PuzzleSource
+from tests.data.recursive.arc_helpers import DIHEDRAL, answers, built, meaning, write_folder
+from tests.data.recursive.helpers import write_dataset
+from tests.ranks import ROOT
+from tests.runs import QUIET, train
+from utils.errors import ConfigError
+from utils.measure.report import Prediction, Report
+
+GOLDEN = ROOT / "tests" / "golden" / "arc_votes.npz"
+BATCH = 16
+
+
+def test_what_trms_evaluator_makes_of_the_same_answers(tmp_path: Path) -> None:
+    golden = np.load(GOLDEN)
+    recorded = json.loads(golden["meta"].tobytes())
+    fields = ("inputs", "labels", "puzzle_identifiers", "puzzle_indices", "group_indices")
+    size = {"vocab_size": 12, "seq_len": 900, "num_puzzle_identifiers": 200}
+    write_dataset(tmp_path, [[1]], "test", **size)
+    for field in fields:
+        np.save(tmp_path / "test" / f"all__{field}.npy", golden[field])
+    (tmp_path / "identifiers.json").write_bytes(golden["identifiers"].tobytes())
+    report = voted(
+        read_split("data_path=x", tmp_path, "test"),
+        golden["answers"],
+        golden["q"],
+        [np.arange(len(golden["q"]))],
+    )
+    assert {
+        f"ARC/{name}": value for name, value in report.metrics.items() if name.startswith("pass")
+    } == pytest.approx(recorded["metrics"])
+    assert json.loads(report.files["submission.json"]) == recorded["submission"]
+
+
+def voted(
+    split: PuzzleSplit, answers: np.ndarray, q: np.ndarray, ranks: list[np.ndarray]
+) -> Report:
+    """The report on what these ranks have evaluated in batches, the last one padded."""
+    pairs = ArcPairs(split, "all")
+    found = []
+    for examples in ranks:
+        made = ArcVotes(pairs)
+        for start in range(0, len(examples), BATCH):
+            indices = examples[start : start + BATCH]
+            batch = np.concatenate([indices, np.zeros(BATCH - len(indices), int)])
+            outputs = {
+                "answer": torch.from_numpy(answers[batch].astype(np.int64)),
+                "q_halt_logits": torch.from_numpy(q[batch]),
+            }
+            made.add(indices, {}, Prediction({}, outputs))
+        found.append(made.rows())
+    having = [rows for rows in found if rows]
+    return ArcVotes(pairs).report(
+        {name: torch.cat([rows[name] for rows in having]) for name in having[0]} if having else {}
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    scratch = tmp_path_factory.mktemp("votes")
+    write_folder(scratch / "in", "pqrstuv", 5, 9)
+    return built(scratch / "set", "--test", scratch / "in", "--num-aug", 20)
+
+
+def reference(folder: Path, answers: np.ndarray, q: np.ndarray) -> dict[str, float]:
+    """Grid by grid, as one would explain it; votes and confidences must decide alone."""
+    identifiers = json.loads((folder / "identifiers.json").read_text())
+    puzzles = json.loads((folder / "test_puzzles.json").read_text())
+    votes: dict = defaultdict(lambda: defaultdict(list))
+    row = 0
+    for one in np.load(folder / "test" / "all__puzzle_identifiers.npy"):
+        name, symmetry, colours = meaning(identifiers[one])
+        for number in range(len(puzzles[name]["test"])):
+            canvas = answers[row].reshape(30, 30)
+            sizes, w = [(0, 0)], 30
+            for h, line in enumerate((canvas >= 2) & (canvas <= 11), 1):
+                w = min(w, [*line, False].index(False))
+                sizes.append((h, w))
+            h, w = max(sizes, key=lambda size: size[0] * size[1])
+            grid = DIHEDRAL[{1: 3, 3: 1}.get(symmetry, symmetry)](canvas[:h, :w])
+            plain = tuple(
+                tuple(int(np.flatnonzero(colours == cell - 2)[0]) for cell in line) for line in grid
+            )
+            votes[name, number][plain].append(1 / (1 + np.exp(-float(q[row]))))
+            row += 1
+    metrics, solved = {}, {}
+    for k in PASSES:
+        for name, task in puzzles.items():
+            solved[name] = []
+            for number, pair in enumerate(task["test"]):
+                ranked = sorted(
+                    votes[name, number].items(), key=lambda item: (-len(item[1]), -np.mean(item[1]))
+                )
+                solved[name].append(
+                    tuple(map(tuple, pair["output"])) in [grid for grid, _ in ranked[:k]]
+                )
+        metrics[f"pass@{k}"] = float(np.mean([np.mean(each) for each in solved.values()]))
+        metrics[f"pair_pass@{k}"] = float(np.mean([*chain.from_iterable(solved.values())]))
+        metrics[f"whole_pass@{k}"] = float(np.mean([all(each) for each in solved.values()]))
+    return metrics
+
+
+def test_a_plain_reference_and_any_ranks_and_batches(folder: Path) -> None:
+    split = read_split("data_path=x", folder, "test")
+    given, q = answers(folder, 6)
+    alone = voted(split, given, q, [np.arange(len(q))])
+    assert alone.metrics == pytest.approx(reference(folder, given, q))
+    assert set(alone.metrics) == set(ArcVotes(ArcPairs(split, "all")).scalars)
+    assert len(set(alone.metrics.values())) > 6, "the answers are neither all right nor all wrong"
+    tasks = json.loads((folder / "test_puzzles.json").read_text())
+    shown = json.loads(alone.files["arc.scene.json"])["pairs"]
+    submission = json.loads(alone.files["submission.json"])
+    right = []
+    for pair in shown:
+        name, _, number = pair["name"].partition(", pair ")
+        place = int(number or 1) - 1
+        task, tried = tasks[name]["test"][place], submission[name][place]
+        as_lines = {key: ["".join(map(str, row)) for row in task[key]] for key in task}
+        assert (pair["input"], pair["truth"]) == (as_lines["input"], as_lines["output"])
+        assert [answer["grid"] for answer in pair["answers"]] == [
+            ["".join(map(str, row)) for row in grid] for grid in tried.values()
+        ]
+        assert pair["votes"] == 21 >= sum(answer["votes"] for answer in pair["answers"])
+        right.append(any(answer["right"] for answer in pair["answers"]))
+        assert right[-1] == (task["output"] in tried.values())
+    assert right == [True, False] * (len(right) // 2), "both sorts, in turn"
+    q[:] = q[0]  # all ties, too
+    alone = voted(split, given, q, [np.arange(len(q))])
+    for seed, ranks in ((0, 2), (1, 3)):
+        others = voted(
+            split,
+            given,
+            q,
+            [*np.array_split(np.random.default_rng(seed).permutation(len(q)), ranks), np.arange(0)],
+        )
+        assert others == alone
+
+
+def test_the_last_evaluations_of_a_run_vote_together(folder: Path, tmp_path: Path) -> None:
+    pairs = ArcPairs(read_split("data_path=x", folder, "test"), "all")
+    files: list[Path] = []
+
+    def report(made: ArcVotes, seeds: range) -> Report:
+        for seed in seeds:
+            given, q = answers(folder, seed)
+            outputs = {
+                "answer": torch.from_numpy(given.astype(np.int64)),
+                "q_halt_logits": torch.from_numpy(q),
+            }
+            made.add(np.arange(len(q)), {}, Prediction({}, outputs))
+        return made.report(made.rows())
+
+    for seed in range(4):
+        made = ArcVotes(pairs, pool=3)
+        made.recall(
+            9, lambda name, most: [file for file in files if file.name.endswith(name)][:most]
+        )
+        last, own = range(max(0, seed - 2), seed + 1), report(made, range(seed, seed + 1))
+        together, alone = (
+            report(ArcVotes(pairs), last),
+            report(ArcVotes(pairs), range(seed, seed + 1)),
+        )
+        assert own.metrics == alone.metrics | {
+            f"pooled_{name}": value for name, value in together.metrics.items()
+        }
+        assert set(own.metrics) == set(made.scalars)
+        assert own.files["submission.json"] == alone.files["submission.json"]
+        assert own.files["pooled_submission.json"] == together.files["submission.json"]
+        files.insert(0, tmp_path / f"{seed}_arc_votes.npz")
+        files[0].write_bytes(own.files["arc_votes.npz"])  # type: ignore[arg-type]
+    assert together.metrics != alone.metrics
+    whole = files[0].read_bytes()
+    np.savez_compressed(
+        other := tmp_path / "other.npz", **{**np.load(files[0]), "of": np.zeros(32, np.uint8)}
+    )
+    np.save(single := tmp_path / "single.npy", np.zeros(3))
+    for damaged in (
+        whole[:99],
+        b"",
+        whole[:200] + b"\xff" * 50 + whole[250:],
+        single.read_bytes(),
+        other.read_bytes(),
+    ):
+        files[0].write_bytes(damaged)
+        made = ArcVotes(pairs, pool=3)
+        made.recall(9, lambda name, most: files[:most])
+        with pytest.raises(
+            ConfigError,
+            match=r"data.arc_pool=3: .*3_arc_votes.npz cannot be used \(.*\); remove it",
+        ):
+            report(made, range(1))
+
+
+def test_both_published_layouts_are_understood(folder: Path, tmp_path: Path) -> None:
+    given, q = answers(folder, 6)
+    hrm = built(
+        tmp_path / "hrm", "--test", folder.parent / "in", "--num-aug", 20, "--layout", "hrm"
+    )
+    reports = [
+        voted(read_split("data_path=x", one, "test"), given, q, [np.arange(len(q))])
+        for one in (folder, hrm)
+    ]
+    assert reports[0] == reports[1]
+
+
+def test_without_answers_there_is_nothing_to_report(folder: Path) -> None:
+    made = ArcVotes(ArcPairs(read_split("data_path=x", folder, "test"), "all"))
+    made.add(np.arange(1), {}, Prediction({}))
+    assert made.rows() == {}
+    assert made.report({}) == Report()
+
+
+def test_sets_that_lack_what_votes_need_are_refused(folder: Path, tmp_path: Path) -> None:
+    split = read_split("data_path=x", folder, "test")
+    common = {"seed": 0, "shards": 1, "global_batch_size": 8, "epochs": 1, "evaluators": ["arc"]}
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"evaluators=\[arc\]: data.embedded/all holds no ARC puzzles \(vocab_size=12,"
+            r" seq_len=900\)"
+        ),
+    ):
+        PuzzleSource(**common, embedded={"size": 4, "train": 40, "test": 9, "blanks": 3})  # type: ignore[arg-type]
+    identifiers = (folder / "identifiers.json").read_text()
+    first = json.loads(identifiers)[1]
+    for text, line in [
+        (None, "identifiers.json is missing, and with it what was done to each puzzle"),
+        ("{", "identifiers.json cannot be read"),
+        ('["<blank>"]', "names no puzzle"),
+        (
+            identifiers.replace(f'"{first}"', f'"{first}|||t0|||0123456789"'),
+            "not every puzzle once",
+        ),
+        (identifiers.replace("|||t1|||0", "|||t1|||1", 1), "maps no ten colours to ten"),
+    ]:
+        if text is not None:
+            (tmp_path / "identifiers.json").write_text(text)
+        with pytest.raises(ConfigError, match=line):
+            ArcPairs(replace(split, folder=tmp_path), "all")
+
+
+@pytest.mark.parametrize("name", [["arc"], [{"name": "arc@ARC"}]])
+def test_both_ways_to_name_it_and_fresh_ones_each_time(name: list, folder: Path) -> None:
+    source = PuzzleSource(
+        seed=0, shards=1, global_batch_size=8, epochs=9, data_path=str(folder), evaluators=name
+    )
+    first, second = (
+        [one for one in source.evaluators("all") if isinstance(one, ArcVotes)] for _ in range(2)
+    )
+    assert len(first) == len(second) == 1
+    assert first[0] is not second[0]
+
+
+@pytest.mark.slow
+def test_a_run_leaves_a_submission(folder: Path, tmp_path: Path) -> None:
+    small = [
+        "arch=trm",
+        "arch.hidden_size=16",
+        "arch.num_heads=1",
+        "arch.L_layers=1",
+        "arch.H_cycles=1",
+        "arch.L_cycles=1",
+        "arch.halt_max_steps=1",
+        "arch.puzzle_emb_len=1",
+    ]
+    tiny = built(tmp_path / "set", "--test", folder.parent / "in", "--num-aug", 1)
+    result = train(
+        tmp_path / "run",
+        *small,
+        f"data_path={tiny}",
+        "evaluators=[{name:arc@ARC}]",
+        "global_batch_size=8",
+        "max_steps=3",
+        "eval_every_steps=1",
+        "data.arc_pool=2",
+        *QUIET,
+    )
+    evaluations = result.directory / "evaluations"
+    assert (evaluations / "step_1/all/submission.json").read_text() == (
+        evaluations / "step_1/all/pooled_submission.json"
+    ).read_text()
+    votes = [
+        sum(np.load(evaluations / f"step_{step}/all/arc_votes.npz")["votes"]) for step in (1, 2, 3)
+    ]
+    assert votes == [len(np.load(tiny / "test" / "all__inputs.npy"))] * 3
+    submission = evaluations / "step_3/all/pooled_submission.json"
+    puzzles = json.loads((tiny / "test_puzzles.json").read_text())
+    own = [
+        "eval_only=true",
+        f"checkpoint={result.directory}",
+        f"data.puzzle={folder.parent / 'in' / 'task_p.json'}",
+    ]
+    said = train(tmp_path / "own", *own, *QUIET).stdout
+    assert "task_p, test pair 1\n" in said
+    answers_said = json.loads(
+        next((tmp_path / "own").glob("evaluations/*/puzzle/answer.json")).read_text()
+    )
+    assert (
+        len(answers_said["task_p"])
+        == said.count("task_p, test pair ")
+        == said.count(" of 2 images agree")
+        > 0
+    )
+    for name, attempts in json.loads(submission.read_text()).items():
+        assert len(attempts) == len(puzzles.pop(name)["test"])
+        assert all(one.keys() == {"attempt_1", "attempt_2"} for one in attempts)
+    assert not puzzles
+    assert result.rows[-1]["eval/pass@1000"] == result.rows[-1]["eval/pooled_pass@1000"] == 0

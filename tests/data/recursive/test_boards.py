@@ -1,0 +1,140 @@
+"""Boards by thinking step for the report page: chosen alike at any number of ranks, and small."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Set
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from data.recursive import maze
+from data.recursive.boards import SHOWN, Boards
+from utils.measure.report import Prediction, Report
+from utils.measure.scene import MOST
+from utils.spec import IGNORE
+
+SOLUTION = "1234341221434321"
+GIVEN = "12..3.1.2.4..32."
+STEPS = [SOLUTION.replace("34", "43"), "1234341221434324", SOLUTION]
+
+
+def tokens(board: str) -> list[int]:
+    """A 4×4 Sudoku as the net sees it."""
+    return [1 if cell == "." else int(cell) + 1 for cell in board]
+
+
+def evaluated(
+    count: int, unsolved: set[int], early: Set[int] = frozenset()
+) -> tuple[dict[str, torch.Tensor], Prediction]:
+    """So many copies of the board above; those in `unsolved` end with the first wrong answer,
+    those in `early` are right a step sooner.
+    """
+    solution = torch.tensor(tokens(SOLUTION)).expand(count, -1)
+    answers = torch.tensor([tokens(step) for step in STEPS], dtype=torch.uint8)
+    answers = answers.expand(count, -1, -1).clone()
+    for row in unsolved:
+        answers[row, 2] = answers[row, 0]
+    for row in early:
+        answers[row, 1] = answers[row, 2]
+    batch = {
+        "inputs": torch.tensor(tokens(GIVEN)).expand(count, -1),
+        "labels": solution.clone(),
+    }
+    outputs = {
+        "answer_by_step": answers,
+        "right_by_step": (answers == solution[:, None]).sum(-1),
+        "halt_margin_by_step": torch.tensor([-2.0, 0.0, 2.0]).expand(count, -1),
+        "halt_step": torch.full((count,), 2),
+    }
+    return batch, Prediction({}, outputs)
+
+
+def report_of(ranks: list[list[int]], unsolved: set[int], kind: str = "sudoku") -> Report:
+    """What rank 0 reports of these examples in batches of 3; even ones are solved early."""
+    gathered = []
+    for examples in ranks:
+        boards = Boards(kind)
+        for start in range(0, len(examples), 3):
+            some = examples[start : start + 3]
+            wrong = {row for row, index in enumerate(some) if index in unsolved}
+            early = {row for row, index in enumerate(some) if index % 2 == 0} - wrong
+            batch, prediction = evaluated(len(some) + 1, wrong, early)  # the last row is padding
+            boards.add(np.array(some), batch, prediction)
+        gathered += [boards.rows()] if boards.rows() else []
+    together = {name: torch.cat([rows[name] for rows in gathered]) for name in gathered[0]}
+    return Boards(kind).report(together)
+
+
+def content(report: Report) -> dict[str, Any]:
+    return json.loads(report.files["boards.scene.json"])
+
+
+def test_a_board_by_step() -> None:
+    shown = content(report_of([[7]], set()))
+    assert (shown["kind"], shown["board"], shown["side"], shown["box"]) == (
+        "boards",
+        "sudoku",
+        4,
+        [2, 2],
+    )
+    assert shown["steps"] == [1, 2, 3]
+    assert shown["examples"] == [
+        {
+            "index": 7,
+            "solved": True,
+            "inputs": GIVEN,
+            "labels": SOLUTION,
+            # one changed cell is shorter said alone than in a whole board
+            "answers": [STEPS[0], STEPS[1], {"15": "1"}],
+            "halting": [0.1192, 0.5, 0.8808],
+            "halt_step": 2,
+        }
+    ]
+
+
+@pytest.mark.parametrize("unsolved", [set(), {0, 3, 7, 8, 11}, set(range(14))])
+def test_the_same_of_each_sort_at_any_number_of_ranks(unsolved: set[int]) -> None:
+    examples = list(range(14))
+    alone = report_of([examples], unsolved)
+    two = report_of(
+        [examples[3:6] + examples[9:12], examples[:3] + examples[6:9] + [12, 13]], unsolved
+    )
+    three = report_of([examples[6:9], examples[:3] + examples[9:], examples[3:6]], unsolved)
+    assert alone.files == two.files == three.files
+    kept = [each["index"] for each in content(alone)["examples"]]
+    solved = [index for index in examples if index not in unsolved]
+    solved.sort(key=lambda index: (index % 2 == 0, index))
+    assert kept == solved[:SHOWN] + sorted(unsolved)[:SHOWN]
+
+
+def test_large_mazes_fit() -> None:
+    rng = np.random.default_rng(0)
+    count, steps, cells = 8, 16, 900
+    labels = torch.from_numpy(rng.integers(1, 6, (count, cells)))
+    outputs = {
+        "answer_by_step": torch.from_numpy(rng.integers(0, 6, (count, steps, cells))).byte(),
+        "right_by_step": torch.zeros(count, steps, dtype=torch.int32),
+        "halt_margin_by_step": torch.zeros(count, steps),
+        "halt_step": torch.zeros(count),
+    }
+    outputs["right_by_step"][::2] = cells
+    boards = Boards("maze")
+    batch = {"inputs": labels.clamp_max(maze.GOAL), "labels": labels}
+    boards.add(np.arange(count), batch, Prediction({}, outputs))
+    file = str(boards.report(boards.rows()).files["boards.scene.json"])
+    shown = json.loads(file)["examples"]
+    assert len(file) <= MOST
+    assert {each["solved"] for each in shown} == {True, False}
+
+
+def test_nothing_to_show_without_labels_or_steps() -> None:
+    batch, prediction = evaluated(3, set())
+    boards = Boards("sudoku")
+    boards.add(np.arange(3), batch, Prediction({}, {"answer": torch.zeros(3)}))
+    unlabelled = batch | {"labels": torch.full_like(batch["labels"], IGNORE)}
+    boards.add(np.arange(3), unlabelled, prediction)
+    assert boards.rows() == {}
+    assert boards.report({}) == Report()

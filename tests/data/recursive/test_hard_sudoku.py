@@ -1,0 +1,138 @@
+"""Sudoku boards that need search."""
+
+import numpy as np
+import pytest
+
+from data.recursive import sudoku_hard
+from data.recursive.puzzles import PuzzleSource
+from data.recursive.sudoku import generate, is_solved, random_solutions, search, to_digits, to_masks
+from tests.data.recursive.test_sudoku import build, hashes
+
+
+def test_hard_boards_are_unique_and_can_lack_no_digit():
+    puzzles, answers, guesses = sudoku_hard.hard_boards(9, 6, 2, 0, 0)
+    assert len(puzzles) == 6
+    assert is_solved(answers, 9).all()
+    assert ((puzzles == answers) | (puzzles == 0)).all()
+    found = search(to_masks(puzzles, 9), 9, limit=2)
+    assert (found.counts == 1).all()
+    assert (found.guesses == guesses).all()
+    assert guesses.min() >= 2
+    for puzzle in puzzles:
+        cells = np.flatnonzero(puzzle)
+        less = np.tile(puzzle, (len(cells), 1))
+        less[np.arange(len(cells)), cells] = 0
+        assert (search(to_masks(less, 9), 9, limit=2).counts == 2).all(), "a digit is not needed"
+
+
+def test_walks_lead_to_harder_boards():
+    walks = sudoku_hard.Walks(9, 12, np.random.default_rng(1))
+    first = np.full(12, -1)
+    for _ in range(110):
+        before = walks.guesses.sum(axis=1)
+        walks.step(walks.go_on())
+        after = walks.guesses.sum(axis=1)
+        assert (after >= before).all()
+        first = np.where((before < 0) & (after >= 0), after, first)
+    assert first.min() >= 0
+    assert (walks.guesses.sum(axis=1) > first).mean() > 0.3
+    # what is recorded is what most images of the board take
+    made = walks.middling(np.arange(12))
+    assert (made.guesses >= np.median(walks.guesses, axis=1)).all()
+    assert (search(to_masks(made.puzzles, 9), 9, limit=2).guesses == made.guesses).all()
+
+
+def test_boards_that_differ_by_names_of_digits_are_alike():
+    boards = random_solutions(5, 9, np.random.default_rng(0))
+    renamed = np.random.default_rng(1).permutation(9).astype(np.uint8)[boards - 1] + 1
+    assert (sudoku_hard.relabelled(boards, 9) == sudoku_hard.relabelled(renamed, 9)).all()
+    assert len(np.unique(sudoku_hard.relabelled(boards, 9), axis=0)) == 5
+    assert (sudoku_hard.relabelled(boards, 9)[:, :9] == np.arange(9)).all()
+
+
+def test_hard_datasets_are_the_same_by_any_number_of_processes(tmp_path, capsys):
+    arguments = (
+        "--size",
+        9,
+        "--hard",
+        "--train",
+        3,
+        "--test",
+        1,
+        "--min-guesses",
+        1,
+        "--num-aug",
+        1,
+    )
+    for name, workers in (("a", 1), ("b", 2)):
+        assert build(tmp_path / name, *arguments, "--workers", workers) == 0
+    assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
+    ratings = np.load(tmp_path / "a" / "train" / "all__ratings.npy")
+    inputs = np.load(tmp_path / "a" / "train" / "all__inputs.npy")
+    assert (search(to_masks(inputs[::2] - 1, 9), 9, limit=2).guesses == ratings).all()
+    assert ratings.min() >= 1
+    said = capsys.readouterr().out
+    assert "6 training examples of 3 boards, 1 test boards, 9x9, " in said
+    assert " guesses in the median, " in said
+    assert (
+        PuzzleSource(
+            seed=0, shards=1, global_batch_size=2, epochs=4, data_path=str(tmp_path / "a")
+        ).spec.vocab_size
+        == 11
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--size", 6), "--hard: makes boards of size 9"),
+        (("--size", 9, "--blanks", 50), "and no --blanks"),
+        (("--size", 9, "--min-guesses", 0), "--min-guesses 0: a hard board takes at least one"),
+        (("--size", 9, "--train", 0), "train=0 test=1000"),
+        (("--size", 9, "--workers", 0), "--workers 0"),
+    ],
+)
+def test_hard_boards_that_cannot_be_made_are_refused(tmp_path, capsys, options, message):
+    assert build(tmp_path / "out", "--hard", *options) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_the_search_for_harder_boards_ends(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sudoku_hard, "PATIENCE", 1)
+    assert (
+        build(
+            tmp_path,
+            "--hard",
+            "--size",
+            9,
+            "--train",
+            2,
+            "--test",
+            1,
+            "--min-guesses",
+            5000,
+            "--workers",
+            1,
+        )
+        == 2
+    )
+    assert (
+        "--min-guesses 5000: only 0 of 3 boards found; ask for fewer guesses"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_search_that_takes_too_long_promises_nothing():
+    ((puzzles, _),) = generate(9, (6,), 54, seed=3, min_guesses=2)
+    found = search(to_masks(puzzles, 9), 9, limit=2)
+    enough, short = (
+        search(to_masks(puzzles, 9), 9, limit=2, most_guesses=most)
+        for most in (found.guesses.max(), found.guesses.min() - 1)
+    )
+    assert (enough.counts == found.counts).all()
+    assert (is_solved(to_digits(found.solutions), 9)).all()
+    assert (short.counts == 2).all()
+    assert (short.guesses <= found.guesses).all()
+    assert short.guesses.sum() < found.guesses.sum()

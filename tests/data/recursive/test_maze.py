@@ -1,0 +1,278 @@
+"""Mazes against a naive search, the builder's line from nothing or from tables, and what
+evaluations say of paths.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data.build.maze import images, main
+from data.recursive.maze import (
+    CHARACTERS,
+    GOAL,
+    PATH,
+    START,
+    TOGETHER,
+    WALL,
+    generate,
+    is_maze,
+    leads,
+    search,
+    solved,
+)
+from data.recursive.maze_paths import MazePaths
+from data.recursive.puzzle_text import puzzle_text
+from data.recursive.puzzles import PuzzleSource
+from data.recursive.sudoku_sets import sudoku_split
+from utils.measure.report import Prediction
+
+SMALL = generate(8, 16, False, 3, range(4))
+
+
+def tokens(*rows: str) -> np.ndarray:
+    return np.array([CHARACTERS.index(character) + 1 for character in "".join(rows)], np.uint8)
+
+
+def text(cells: np.ndarray) -> str:
+    return "".join(CHARACTERS[cell - 1] for cell in cells)
+
+
+def naive_distances(maze: np.ndarray, start: int) -> np.ndarray:
+    """By relaxing every cell until nothing changes."""
+    side = round(len(maze) ** 0.5)
+    far = np.full((side + 2, side + 2), 10**6)
+    far[1 + start // side, 1 + start % side] = 0
+    free = (maze != WALL).reshape(side, side)
+    while True:
+        around = (
+            np.minimum.reduce([far[2:, 1:-1], far[:-2, 1:-1], far[1:-1, 2:], far[1:-1, :-2]]) + 1
+        )
+        nearer = np.where(free, np.minimum(far[1:-1, 1:-1], around), 10**6)
+        if (nearer == far[1:-1, 1:-1]).all():
+            return nearer.reshape(-1)
+        far[1:-1, 1:-1] = nearer
+
+
+def count_ways(maze: np.ndarray) -> int:
+    """Shortest paths from start to goal, counted one by one."""
+    to_goal, side = naive_distances(maze, int((maze == GOAL).argmax())), round(len(maze) ** 0.5)
+
+    def ways(cell: int) -> int:
+        if maze[cell] == GOAL:
+            return 1
+        row, column = divmod(cell, side)
+        beside = [(row + 1, column), (row - 1, column), (row, column + 1), (row, column - 1)]
+        inside = [r * side + c for r, c in beside if 0 <= r < side and 0 <= c < side]
+        return sum(ways(other) for other in inside if to_goal[other] == to_goal[cell] - 1)
+
+    return ways(int((maze == START).argmax()))
+
+
+def test_generated_mazes_are_what_was_asked_for() -> None:
+    assert len(SMALL) > 20
+    for maze, answer in SMALL:
+        start, goal = int((maze == START).argmax()), int((maze == GOAL).argmax())
+        far = naive_distances(maze, start)
+        assert [max(cell, -1) for cell in np.where(far < 10**6, far, -1).tolist()] == search(
+            maze, start
+        ).distance
+        assert far[goal] >= 15
+        assert (answer == PATH).sum() == far[goal] - 1
+        assert leads(maze[None], answer[None])[0]
+        assert np.array_equal(solved(maze), answer)
+    assert any(count_ways(maze) > 1 for maze, _ in SMALL)
+    unique = generate(8, 16, True, 3, range(4))
+    assert len(unique) == len(SMALL)
+    assert all(
+        count_ways(maze) == 1 and np.array_equal(solved(maze), answer) for maze, answer in unique
+    )
+    walls = np.mean([(maze == WALL).mean() for maze, _ in generate(40, 40, False, 0, [0])])
+    assert 0.25 < walls < 0.45, "sides beyond 32 take wider numbers"
+
+
+def test_of_several_shortest_paths_the_published_one_is_marked() -> None:
+    maze = tokens("S   ", "    ", "    ", "   G")
+    assert text(solved(maze)) == "S   o   o   oooG", "down comes first"
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        (("Soo", " #o", "  G"), True),
+        (("S  ", "o# ", "ooG"), True),
+        (("Soo", " # ", "  G"), False),
+        (("Soo", "o#o", "ooG"), False),
+        (("So ", " #o", "o G"), False),
+        (("Soo", " oo", "  G"), False),
+        (("ooo", " #o", "  G"), False),
+        (("S  ", " # ", "  G"), False),
+        (("Soo", "  o", "  G"), False),
+    ],
+)
+def test_an_answer_leads_or_not(answer: tuple[str, ...], right: bool) -> None:
+    maze = tokens("S  ", " # ", "  G")
+    assert leads(maze[None], tokens(*answer)[None])[0] == right
+    for image, turned in zip(images(maze[None]), images(tokens(*answer)[None]), strict=True):
+        assert leads(image[None], turned[None])[0] == right
+    assert len({image.tobytes() for image in images(tokens("S# ", "   ", "  G")[None])}) == 8
+
+
+def test_a_longer_way_is_none() -> None:
+    maze = tokens("S  ", "   ", "G  ")
+    assert leads(maze[None], tokens("S  ", "o  ", "G  ")[None])[0]
+    assert not leads(maze[None], tokens("So ", " o ", "Go ")[None])[0]
+
+
+def test_what_is_a_maze_is_seen() -> None:
+    inputs, labels = (np.stack(part) for part in zip(*SMALL, strict=True))
+    assert is_maze(inputs, labels)
+    boards = np.array([[1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1]], np.uint8)
+    sudoku = sudoku_split("x", 4, np.where(np.arange(16) < 6, boards, 0), boards, 0, 0).sets["all"]
+    assert not is_maze(sudoku.inputs, sudoku.labels)
+    assert not is_maze(inputs[:0], labels[:0])
+    assert not is_maze(inputs[:, :-1], labels[:, :-1])
+
+
+def test_the_builder_makes_the_same_bytes_on_any_number_of_processes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "--size 8 --min-path 16 --train 30 --test 10 --seed 5"
+    for workers in (1, 2):
+        assert not main(
+            [*line.split(), "--workers", str(workers), "--output-dir", str(tmp_path / str(workers))]
+        )
+    assert "30 training examples of 30 mazes, 10 test mazes, 8x8" in capsys.readouterr().out
+    files = sorted(path.relative_to(tmp_path / "1") for path in (tmp_path / "1").rglob("*.*"))
+    assert len(files) == 13
+    for file in files:
+        assert (tmp_path / "1" / file).read_bytes() == (tmp_path / "2" / file).read_bytes()
+    source = PuzzleSource(
+        seed=0, shards=2, global_batch_size=8, epochs=2, data_path=str(tmp_path / "1")
+    )
+    assert MazePaths in [type(one) for one in source.evaluators("all")]
+    train = {image.tobytes() for image in images(np.load(tmp_path / "1/train/all__inputs.npy"))}
+    assert not train & {maze.tobytes() for maze in np.load(tmp_path / "1/test/all__inputs.npy")}, (
+        "nor any image of one"
+    )
+    assert len(train) == 30 * 8
+
+
+def write_csv(folder: Path, name: str, mazes: list[tuple[str, str]]) -> None:
+    folder.mkdir(exist_ok=True)
+    rows = [f"x,{question},{answer},{answer.count('o') + 2}" for question, answer in mazes]
+    (folder / f"{name}.csv").write_text("\n".join(["source,question,answer,rating", *rows]) + "\n")
+
+
+def test_published_tables_become_sets(tmp_path: Path) -> None:
+    mazes = [(text(maze), text(answer)) for maze, answer in SMALL]
+    write_csv(tmp_path / "csv", "train", mazes)
+    given = ["--input-dir", str(tmp_path / "csv"), "--output-dir", str(tmp_path / "set")]
+    assert not main([*given, "--held-out", "5", "--augment"])
+    inputs = np.load(tmp_path / "set/train/all__inputs.npy")
+    assert len(inputs) == 8 * (len(mazes) - 5)
+    assert {tuple(row) for row in inputs[::8]} <= {tuple(maze) for maze, _ in SMALL}
+    assert leads(inputs, np.load(tmp_path / "set/train/all__labels.npy")).all()
+    said = json.loads((tmp_path / "set/test/dataset.json").read_text())
+    assert (said["vocab_size"], said["seq_len"], said["total_groups"]) == (6, 64, 5)
+    write_csv(tmp_path / "csv", "test", mazes[:3])
+    assert not main([*given, "--subsample-size", "4", "--min-difficulty", "17"])
+    assert len(np.load(tmp_path / "set/train/all__inputs.npy")) == 4
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "problem"),
+    [
+        ("S G ", "S G", "line 3 has 4 and 3 cells, not 4"),
+        ("SG ", "SG ", "line 3 has 3 and 3 cells, not 4"),
+        ("S x G    ", "S x G    ", "line 3 has 9 and 9 cells, not 4"),
+        ("S  x", "So x", "line 3 has a question with characters other than #, space, S and G"),
+        ("S oG", "SooG", "line 3 has a question with characters other than"),
+        ("  #G", " o#G", "line 3 has a question without one S"),
+        ("SS G", "SSoG", "line 3 has a question without one S"),
+        ("S # ", "So# ", "line 3 has a question without one G"),
+        ("S  G", "SooG", "line 3 has an answer that is not the question with a shortest path of o"),
+        ("S##G", "S##G", "line 3 has an answer that is not"),
+    ],
+)
+def test_wrong_tables_are_named_with_their_line(
+    tmp_path: Path, question: str, answer: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_csv(tmp_path / "csv", "train", [("S  G", "So G"), (question, answer)])
+    assert (
+        main(
+            [
+                "--input-dir",
+                str(tmp_path / "csv"),
+                "--held-out",
+                "1",
+                "--output-dir",
+                str(tmp_path / "set"),
+            ]
+        )
+        == 2
+    )
+    error = capsys.readouterr().err
+    assert f"train.csv: {problem}" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("--size 65", "--size 65: must be at least 1 and at most 64"),
+        ("--size 5 --test 0", "--test 0: must be at least 1"),
+        ("--size 5 --min-path 26", "--min-path 26: a path in a maze of size 5 has 2 to 25 cells"),
+        (
+            "--size 4 --min-path 13",
+            f"--min-path 13: none of {16 * TOGETHER:,} boards of size 4 has a path so long",
+        ),
+        ("--size 5 --seed -1", "--seed -1: must not be negative"),
+        ("--input-dir none", "--input-dir none: no train.csv there"),
+    ],
+)
+def test_wrong_lines_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, error: str, capsys
+) -> None:
+    monkeypatch.setattr(
+        "data.build.maze.in_order", lambda work, tasks, workers: (work(*task) for task in tasks)
+    )
+    monkeypatch.setattr("data.build.maze.PATIENCE", 16 * TOGETHER)
+    assert main([*line.split(), "--output-dir", str(tmp_path / "set")]) == 2
+    assert capsys.readouterr().err.startswith(error)
+
+
+def test_evaluations_count_every_shortest_path() -> None:
+    inputs, labels = (np.stack(part) for part in zip(*SMALL, strict=True))
+    answers = labels.astype(np.int64)
+    for row, maze in enumerate(inputs):  # solved with other neighbours first
+        found = solved(np.ascontiguousarray(maze.reshape(8, 8).T).reshape(-1))
+        assert found is not None
+        answers[row] = found.reshape(8, 8).T.reshape(-1)
+    other = next(row for row in range(5, len(inputs)) if (answers[row] != labels[row]).any())
+    answers[:5, 0] = 0
+    batch = {"inputs": torch.from_numpy(inputs.astype(np.int32))}
+    for size in (7, len(inputs)):
+        paths = MazePaths()
+        for start in range(0, len(inputs), size):
+            rows = slice(start, start + size)
+            padded = torch.cat(
+                [torch.from_numpy(answers[rows]), torch.zeros(3, 64, dtype=torch.int64)]
+            )
+            paths.add(
+                np.arange(len(inputs))[rows],
+                {"inputs": batch["inputs"][rows]},
+                Prediction({}, {"answer": padded}),
+            )
+        assert paths.report(paths.rows()).metrics == {
+            "path_valid": pytest.approx(1 - 5 / len(inputs))
+        }
+    assert MazePaths().report(MazePaths().rows()).metrics == {}
+    shown = puzzle_text(inputs[other], labels[other], answers[other], 6)
+    assert shown.endswith("another shortest path than the recorded one (where they differ: x)")
+    assert puzzle_text(inputs[other], labels[other], labels[other], 6).endswith("correct")

@@ -1,0 +1,361 @@
+import shutil
+
+import numpy as np
+import pytest
+
+from data.order import Order, RaggedSteps, UniformSteps, cut_steps
+from data.recursive.puzzle_text import puzzle_text
+from data.recursive.puzzles import PuzzleSource, pack
+from data.source import IGNORE
+from tests.data.recursive.helpers import ragged_groups, row_numbers, shown, write_dataset
+from utils.errors import ConfigError
+
+EMBEDDED = {"size": 4, "train": 40, "test": 10, "blanks": 7}
+
+
+def source(path=None, *, seed=0, shards=2, batch=8, epochs=6, interval=3, **more) -> PuzzleSource:
+    more.setdefault("data_path", None if path is None else str(path))
+    return PuzzleSource(
+        seed=seed,
+        shards=shards,
+        global_batch_size=batch,
+        epochs=epochs,
+        eval_interval=interval,
+        **more,
+    )
+
+
+def global_batch(made: PuzzleSource, step: int, shards: int) -> dict[str, np.ndarray]:
+    pieces = [made.train_batch(step, shard) for shard in range(shards)]
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def reference_spans(
+    order: Order, sizes: np.ndarray, batch: int, epochs: int, interval: int
+) -> tuple[list, list]:
+    """HRM's rule, one visit at a time: (spans of all steps, steps done at the end of each
+    iteration).
+    """
+    spans, ends = [], []
+    for iteration in range(epochs // interval):
+        position = iteration * interval * order.items
+        end = position + interval * order.items
+        start, filled = position, 0
+        while position < end:
+            filled += sizes[order.visits(position, position + 1)[0]]
+            position += 1
+            if filled >= batch:
+                spans.append((start, position))
+                start, filled = position, 0
+        ends.append(len(spans))
+    return spans, ends
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch", "epochs", "interval"),
+    [
+        (np.random.default_rng(1).integers(0, 7, 60), 16, 12, 3),
+        (np.random.default_rng(2).integers(1, 40, 60), 9, 6, 1),
+        (np.full(60, 1), 7, 12, 4),
+        (np.full(60, 5), 16, 12, 6),
+        (np.full(60, 9), 4, 4, 4),
+    ],
+)
+def test_steps_equal_the_slow_reference(sizes, batch, epochs, interval):
+    order = Order(3, np.arange(0, 60, 3), np.full(20, 3))
+    steps = cut_steps(order, sizes, batch, epochs, interval)
+    spans, ends = reference_spans(order, sizes, batch, epochs, interval)
+    assert isinstance(steps, RaggedSteps if len(set(sizes)) > 1 else UniformSteps)
+    # asked last first: nothing depends on what was asked before
+    assert [steps.span(step) for step in reversed(range(len(spans)))][::-1] == spans
+    assert [done for done in range(len(spans) + 1) if steps.ends_iteration(done)] == ends
+    assert steps.total == len(spans)
+    assert steps.span(len(spans) + 5)[0] >= epochs * order.items  # goes on beyond the last epoch
+
+
+def test_ragged_steps_do_not_depend_on_how_much_is_scanned_at_once(monkeypatch):
+    order, sizes = Order(0, np.arange(50)), np.random.default_rng(0).integers(0, 5, 50)
+    expected, _ = reference_spans(order, sizes, 32, 8, 4)
+    monkeypatch.setattr("data.order.SCANNED", 1)
+    steps = cut_steps(order, sizes, 32, 8, 4)
+    assert [steps.span(step) for step in range(len(expected))] == expected
+
+
+def test_counting_steps_of_many_epochs_costs_nothing():
+    steps = cut_steps(Order(0, np.arange(1000)), np.ones(1000, np.int64), 768, 20000, 2000)
+    assert steps.total == 10 * (2000 * 1000 // 768)
+    assert steps.ends_iteration(2604)
+    assert not steps.ends_iteration(2603)
+
+
+@pytest.mark.parametrize("items", [5, 700, 5000])
+def test_each_epoch_visits_each_group_once_in_its_own_order(items):
+    counts = np.random.default_rng(0).integers(1, 4, items)
+    first = np.cumsum(counts) - counts
+    order = Order(7, first, counts)
+    owner = np.repeat(np.arange(items), counts)
+    visits = np.stack([order.visits(epoch * items, (epoch + 1) * items) for epoch in range(12)])
+    assert (np.sort(owner[visits], axis=1) == np.arange(items)).all()
+    assert len({owner[epoch].tobytes() for epoch in visits}) > 10
+    if items == 700:  # every puzzle of a group has its chance
+        assert (
+            len(np.unique(np.concatenate([visits.ravel(), order.visits(0, 60 * items)])))
+            == counts.sum()
+        )
+    assert (
+        order.visits(items // 2, 9 * items + 1) == visits.ravel()[items // 2 : 9 * items + 1]
+    ).all()
+
+
+def test_pack_takes_whole_puzzles_and_part_of_the_last():
+    first, size = np.array([100, 200, 300]), np.array([4, 3, 50])
+    rows, owner = pack(first, size, 12, np.random.default_rng(0))
+    assert owner.tolist() == [0] * 4 + [1] * 3 + [2] * 5
+    assert sorted(rows[:7]) == [100, 101, 102, 103, 200, 201, 202]
+    assert len(set(rows[7:])) == 5
+    assert ((rows[7:] >= 300) & (rows[7:] < 350)).all()
+    orders = {
+        tuple(pack(first, size, 12, np.random.default_rng(seed))[0][:4]) for seed in range(200)
+    }
+    assert len(orders) == 24  # every order of four examples occurs
+
+
+@pytest.mark.parametrize("groups", [ragged_groups(30), [[1, 1, 1]] * 30])
+def test_batches_hold_what_was_visited_whole_and_once(tmp_path, groups):
+    arrays = write_dataset(tmp_path, groups)
+    made = source(tmp_path)
+    puzzle_of = np.repeat(
+        np.arange(len(arrays["puzzle_identifiers"])), np.diff(arrays["puzzle_indices"])
+    )
+    group_of = np.repeat(np.arange(len(groups)), np.diff(arrays["group_indices"]))
+    visited: list[int] = []
+    for step in range(made.length.total_steps):
+        batch = global_batch(made, step, 2)
+        rows = row_numbers(batch["inputs"])
+        puzzles = puzzle_of[rows]
+        assert (batch["puzzle_identifiers"] == puzzles + 1).all()
+        assert (batch["labels"][:, 0] == IGNORE).all()
+        assert (batch["labels"][:, 1:] == batch["inputs"][:, 1:]).all()
+        runs = [puzzles[0], *puzzles[1:][puzzles[1:] != puzzles[:-1]]]
+        assert len(set(rows)) == len(rows) or len(set(runs)) < len(runs)
+        for puzzle in runs[:-1]:
+            assert np.isin(np.flatnonzero(puzzle_of == puzzle), rows).all()
+        visited += [group_of[puzzle] for puzzle in runs]
+        if made.length.evaluates_after(step + 1):
+            # the last epoch lacks what was dropped
+            for epoch in range(0, len(visited), len(groups)):
+                assert len(set(visited[epoch : epoch + len(groups)])) == len(
+                    visited[epoch : epoch + len(groups)]
+                )
+            assert len(visited) > 2 * len(groups)
+            visited = []
+
+
+def test_batches_are_pure_functions_of_seed_step_and_shard(tmp_path):
+    write_dataset(tmp_path, ragged_groups(30))
+    once, again, other = source(tmp_path), source(tmp_path), source(tmp_path, seed=1)
+    np.random.seed(0)  # noqa: NPY002  the global state must not matter
+    forward = [once.train_batch(step, shard) for step in range(9) for shard in range(2)]
+    backward = [again.train_batch(step, shard) for step in reversed(range(9)) for shard in (1, 0)][
+        ::-1
+    ]
+    for one, two in zip(forward, backward, strict=True):
+        assert all((one[name] == two[name]).all() for name in one)
+    assert any(
+        (other.train_batch(step, 0)["inputs"] != once.train_batch(step, 0)["inputs"]).any()
+        for step in range(3)
+    )
+
+
+@pytest.mark.parametrize("groups", [ragged_groups(30), [[1, 1]] * 40])
+def test_every_way_of_sharding_gives_the_same_global_batch(tmp_path, groups):
+    write_dataset(tmp_path, groups)
+    expected = source(tmp_path, shards=1)
+    for shards in (2, 4, 8):
+        made = source(tmp_path, shards=shards)
+        for step in (0, 3, 5):
+            one, many = global_batch(expected, step, 1), global_batch(made, step, shards)
+            assert all((one[name] == many[name]).all() for name in one)
+
+
+def test_several_paths_keep_ids_and_set_names_apart(tmp_path):
+    for name, groups in (("a", [[1]] * 20), ("b", [[2]] * 15)):
+        write_dataset(tmp_path / name, groups)
+        write_dataset(tmp_path / name, groups[:7], "test", num_puzzle_identifiers=len(groups) + 1)
+    paths = [str(tmp_path / "a"), str(tmp_path / "b")]
+    made = source(data_paths=paths, data_path=None)
+    assert made.spec.table_rows == 21 + 16
+    seen = np.concatenate(
+        [
+            made.train_batch(step, shard)["puzzle_identifiers"]
+            for step in range(made.length.total_steps)
+            for shard in (0, 1)
+        ]
+    )
+    assert set(seen) <= {*range(1, 21), *range(22, 37)}
+    assert len(set(seen)) > 30
+    sets = made.eval_sets()
+    assert set(sets) == {"a/all", "b/all"}
+    assert sets["a/all"].read(np.array([3]))["puzzle_identifiers"] == 4
+    batch = sets["b/all"].read(np.array([5, 0]))  # examples 4 and 5 are the third puzzle's
+    assert batch["puzzle_identifiers"].tolist() == [21 + 3, 21 + 1]
+    assert row_numbers(batch["inputs"]).tolist() == [5, 0]
+    padding = sets["b/all"].padding(2)
+    assert (padding["labels"] == IGNORE).all()
+    assert padding["puzzle_identifiers"].tolist() == [21, 21]
+    assert set(source(data_paths=paths[:1], data_path=None).eval_sets()) == {"all"}
+    swapped = source(data_paths=paths, data_path=None, data_paths_test=paths[::-1]).eval_sets()
+    assert swapped["b/all"].read(np.array([0]))["puzzle_identifiers"] == 22
+    assert made.spec.fingerprint != source(data_paths=paths[::-1], data_path=None).spec.fingerprint
+
+
+def test_no_test_split_no_eval_sets(tmp_path):
+    write_dataset(tmp_path, [[1]] * 20)
+    assert not source(tmp_path).eval_sets()
+
+
+def test_fingerprint_follows_the_content(tmp_path):
+    arrays = write_dataset(tmp_path, [[1]] * 20)
+    before = source(tmp_path).spec.fingerprint
+    assert source(tmp_path).spec.fingerprint == before
+    arrays["labels"][3, 2] += 1
+    np.save(tmp_path / "train" / "all__labels.npy", arrays["labels"])
+    assert source(tmp_path).spec.fingerprint != before
+    write_dataset(tmp_path, [[1]] * 20, fingerprint="written")
+    assert source(tmp_path).spec.fingerprint == "written"
+
+
+def test_impossible_requests_name_key_value_and_fix(tmp_path):
+    write_dataset(tmp_path / "a", [[1]] * 20)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    write_dataset(tmp_path / "b", [[1]] * 20, seq_len=4, num_puzzle_identifiers=30)
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    for settings, message in [
+        (
+            {"interval": 4},
+            "eval_interval=4 does not divide epochs=6; try eval_interval=3 or epochs=8",
+        ),
+        (
+            {"batch": 64, "interval": 2},
+            "global_batch_size=64: eval_interval=2 epochs give only 40 examples.*eval_interval=4",
+        ),
+        ({"epochs": 0, "interval": None}, "epochs=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"data_paths": [b]}, "both given"),
+        ({"data_path": None, "data_paths": [a, a]}, "given twice"),
+        ({"data_paths_test": [b]}, "no test/dataset.json"),
+        ({"data_path": None}, "data_path=null"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            source(**({"path": a} | settings))
+
+
+def test_paths_that_are_none_and_folders_given_twice(tmp_path):
+    for name in "ab":
+        write_dataset(tmp_path / name, [[1]] * 20)
+        write_dataset(tmp_path / name, [[1]] * 20, "test")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    for settings, message in [
+        *(
+            ({"data_paths": [a, path]}, "no train/dataset.json there")
+            for path in ("a\0b", "x" * 300, str(tmp_path / "loop"))
+        ),
+        ({"data_paths": [a], "data_paths_test": ["a\0b"]}, "no test/dataset.json there"),
+        ({"data_paths": [a, f"{b}/../a"]}, "a folder is given twice"),
+        (
+            {"data_paths": [a, b], "data_paths_test": [a, a]},
+            "data_paths_test=.*a folder is given twice",
+        ),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            source(**settings)
+    for name in "ab":
+        write_dataset(tmp_path / name, [[1]] * 20, num_puzzle_identifiers=2**31 - 1)
+    with pytest.raises(
+        ConfigError, match="has 4294967294 puzzle ids together, more than 2147483647"
+    ):
+        source(data_paths=[a, b])
+
+
+def test_each_test_set_has_a_name_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("x/b", "real/b", "y/n"):
+        write_dataset(tmp_path / name, [[1]] * 20)
+        write_dataset(tmp_path / name, [[1]] * 20, "test")
+    # its name is b; what it is called here is another's name
+    (tmp_path / "n").symlink_to(tmp_path / "real" / "b")
+    sets = source(data_paths=["n", "x/b", "y/n"]).eval_sets()
+    assert len(sets) == 3
+
+
+def test_embedded_boards_train_and_test_without_files():
+    made = source(embedded=EMBEDDED, interval=None)
+    assert made.spec == source(embedded=EMBEDDED).spec
+    assert (made.spec.vocab_size, made.spec.seq_len, made.spec.table_rows) == (6, 16, 1)
+    assert made.length.total_steps == 6 * 40 // 8
+    assert len(made.eval_sets()["all"]) == 10
+
+
+def test_an_example_is_shown_as_board_with_answer_and_wrong_cells():
+    made = source(embedded=EMBEDDED)
+    example = {
+        name: array[0] for name, array in made.eval_sets()["all"].read(np.array([2])).items()
+    }
+    assert shown(made, "all", example, example["labels"]).endswith("correct")
+    answer = example["labels"].copy()
+    answer[5] = 2 if answer[5] != 2 else 3
+    text = shown(made, "all", example, answer)
+    assert text.count(f"{answer[5] - 1}x") == 1
+    assert text.count("x") == 2  # and once in the legend
+    assert text.count(".") == 7
+
+
+def test_cells_that_count_nowhere_are_never_wrong(tmp_path):
+    for split in ("train", "test"):
+        write_dataset(tmp_path, [[1]] * 20, split)
+    made = source(tmp_path)
+    example = {name: array[0] for name, array in made.train_batch(0, 0).items()}
+    answer = np.where(example["labels"] == IGNORE, 3, example["labels"])
+    assert shown(made, "all", example, answer).endswith("correct")
+
+
+@pytest.mark.parametrize(
+    ("side", "vocab", "answer", "labels", "first"),
+    [
+        (4, 6, [0, 1, 5, 2], [2, 3, 4, IGNORE], ". . | . .    ?x ?x | 4x 1"),
+        (4, 6, [0, 1, 6, -7], [IGNORE] * 4, ". . | . .    ?  ?  | ?  ?"),
+        (6, 8, [1, 7, 0], [7, 7, 7], ". . . | 4 5 6    ?x 6  ?x | 4  5  6"),
+        (9, 11, [1, 0, 10], [2, 3, 10], ". . . | 4 5 6 | 7 8 9    ?x ?x 9  | 4  5  6  | 7  8  9"),
+        (5, 12, [0, 1, 11, 99], [0, 2, 10, 3], " 1  1  1  1  6     0   1x 11x  ?x  6"),
+    ],
+)
+def test_what_is_no_digit_shows_as_such_and_columns_stay(side, vocab, answer, labels, first):
+    inputs, prediction, wanted = (np.tile(np.arange(side) + 2, side) for _ in range(3))
+    inputs[: len(answer)], prediction[: len(answer)], wanted[: len(labels)] = 1, answer, labels
+    _, *lines, _ = puzzle_text(inputs, wanted, prediction, vocab).splitlines()
+    assert lines[0] == first
+    cells = [
+        at
+        for at, mark in enumerate(first)
+        if mark in "?|." or (mark.isdigit() and not first[at + 1 : at + 2].isdigit())
+    ]
+    for line in lines:
+        assert "+" in line or all(line[at] != " " for at in cells)
+        assert [at for at, mark in enumerate(line) if mark in "|+"] == [
+            at for at, mark in enumerate(first) if mark == "|"
+        ]
+
+
+def test_a_row_keeps_its_columns():
+    """Which is no square: a token per column, whatever its length."""
+    inputs, labels, prediction = (
+        np.array([1, 20, 1000, 7, 3]),
+        np.array([1, 2, 1000, IGNORE, 3]),
+        np.array([1, 1023, 1000, 5000, -1]),
+    )
+    puzzle, answer, marks, verdict = puzzle_text(inputs, labels, prediction, 1024).splitlines()
+    assert puzzle == "puzzle     1    20  1000     7     3"
+    assert answer == "answer     1  1023  1000     ?     ?"
+    assert marks == "                 x                 x"
+    assert verdict == "wrong: 2 of 4 cells (marked x)"

@@ -1,0 +1,386 @@
+import hashlib
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from data.build.sudoku import main
+from data.recursive.puzzle_text import puzzle_text
+from data.recursive.puzzles import PuzzleSource
+from data.recursive.sudoku import (
+    BOXES,
+    DIGITS,
+    generate,
+    geometry,
+    is_solved,
+    propagate,
+    random_solutions,
+    search,
+    to_masks,
+)
+from data.recursive.sudoku_sets import augment, cell_permutations, sudoku_split
+from utils.errors import ConfigError
+
+
+def peers_allow(board: list[int], cell: int, digit: int, size: int) -> bool:
+    """The rules, spelled out."""
+    height, width = BOXES[size]
+    row, column = divmod(cell, size)
+    for other, value in enumerate(board):
+        r, c = divmod(other, size)
+        near = (
+            r == row
+            or c == column
+            or (r // height == row // height and c // width == column // width)
+        )
+        if near and value == digit:
+            return False
+    return True
+
+
+def brute_force(board: list[int], size: int) -> int:
+    """The number of solutions, by trying everything."""
+    if 0 not in board:
+        return 1
+    cell = board.index(0)
+    found = 0
+    for digit in range(1, size + 1):
+        if peers_allow(board, cell, digit, size):
+            found += brute_force([*board[:cell], digit, *board[cell + 1 :]], size)
+    return found
+
+
+def test_solution_counts_equal_brute_force():
+    rng = np.random.default_rng(0)
+    boards = random_solutions(60, 4, rng)
+    boards[
+        np.arange(60)[:, None], rng.permuted(np.tile(np.arange(16), (60, 1)), axis=1)[:, :11]
+    ] = 0
+    boards[5, np.flatnonzero(boards[5] == 0)[0]] = boards[5].max()  # most likely contradictory
+    expected = [min(brute_force(board.tolist(), 4), 50) for board in boards]
+    assert len(set(expected)) > 4
+    assert search(to_masks(boards, 4), 4, limit=50)[0].tolist() == expected
+    assert search(to_masks(np.zeros((1, 16), np.uint8), 4), 4, limit=1000)[0] == 288
+
+
+@pytest.mark.parametrize(("size", "blanks"), [(4, 9), (6, 23), (9, 45), (16, 110)])
+def test_generated_puzzles_are_unique_disjoint_and_have_their_blanks(size, blanks):
+    parts = generate(size, (60, 20), blanks, seed=1)
+    for puzzles, answers in parts:
+        assert ((puzzles == 0).sum(axis=1) == blanks).all()
+        assert ((puzzles == answers) | (puzzles == 0)).all()
+        assert all(
+            sorted(answers[0, unit]) == list(range(1, size + 1)) for unit in geometry(size).units
+        )
+        assert is_solved(answers, size).all()
+        assert (search(to_masks(puzzles, size), size, limit=2)[0] == 1).all()
+        if size < 9:
+            assert all(brute_force(puzzle.tolist(), size) == 1 for puzzle in puzzles[:10])
+    train, test = ({board.tobytes() for board in answers} for _, answers in parts)
+    assert not train & test
+    assert len({board.tobytes() for puzzles, _ in parts for board in puzzles}) == 80
+    broken = parts[0][1].copy()
+    broken[:, [0, 1]] = broken[:, [1, 0]]
+    assert not is_solved(broken, size).any()
+
+
+def test_more_puzzles_than_solved_boards_are_still_distinct_and_disjoint():
+    (train, train_answers), (test, test_answers) = generate(4, (700, 100), 8, seed=0)
+    assert len({board.tobytes() for board in np.concatenate([train, test])}) == 800
+    assert not {board.tobytes() for board in train_answers} & {
+        board.tobytes() for board in test_answers
+    }
+
+
+def guess(mask: np.ndarray, size: int) -> int:
+    """How often one board has to be guessed at, told as a recursion."""
+    mask = mask.copy()
+    if not propagate(mask, geometry(size)).all() or (np.bitwise_count(mask) == 1).all():
+        return 0
+    choices = np.bitwise_count(mask[:, 0])
+    cell = min(np.flatnonzero(choices > 1), key=lambda cell: (choices[cell], cell))
+    lowest = mask[cell] & -mask[cell]
+    return 1 + sum(
+        guess(np.where(np.arange(size**2)[:, None] == cell, part, mask), size)
+        for part in (lowest, mask[cell] ^ lowest)
+    )
+
+
+def test_boards_that_need_guesses_need_them():
+    for puzzles, answers in generate(9, (12, 5), 54, seed=3, min_guesses=2):
+        masks = to_masks(puzzles, 9)
+        guesses = search(masks, 9, limit=2).guesses
+        assert guesses.tolist() == [guess(masks[:, [board]], 9) for board in range(len(puzzles))]
+        assert guesses.min() >= 2
+        assert is_solved(answers, 9).all()
+    with pytest.raises(ConfigError, match=r"min_guesses=40: only 0 of 5 .* fewer guesses"):
+        generate(4, (5, 5), 9, seed=0, min_guesses=40)
+
+
+def test_impossible_boards_are_refused():
+    for arguments, message in [
+        ((4, (5, 5), 14, 0), "blanks=14: only 0 of 5"),
+        ((6, (5, 5), 36, 0), "blanks=36"),
+        ((5, (5, 5), 3, 0), "size=5"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            generate(*arguments)
+
+
+@pytest.mark.parametrize("size", [4, 6, 9, 16])
+def test_augmented_boards_are_valid_and_keep_puzzle_and_answer_together(size):
+    ((puzzles, answers),) = generate(size, (4,), {4: 8, 6: 20, 9: 40, 16: 90}[size], seed=0)
+    inputs, labels = (
+        tokens.reshape(4, 31, -1) for tokens in augment(size, puzzles, answers, 30, seed=0)
+    )
+    assert (inputs[:, 0] == puzzles + 1).all()
+    assert (labels[:, 0] == answers + 1).all()
+    assert is_solved(labels.reshape(124, -1) - 1, size).all()
+    assert ((inputs == labels) | (inputs == 1)).all()
+    assert ((inputs == 1).sum(axis=2) == (puzzles == 0).sum(axis=1)[:, None]).all()
+    assert len({board.tobytes() for board in labels[0]}) > 25
+    assert (search(to_masks(inputs[0] - 1, size), size, limit=2)[0] == 1).all()
+
+
+@pytest.mark.parametrize("size", [4, 6, 9])
+def test_every_kind_of_symmetry_occurs(size):
+    """A cell may go everywhere; on square boxes, and only there, rows also become columns."""
+    source = cell_permutations(size, 3000, np.random.default_rng(0)).reshape(3000, size, size)
+    assert (np.sort(source.reshape(3000, -1), axis=1) == np.arange(size * size)).all()
+    assert len(np.unique(source[:, 0, 0])) == size * size
+    same_row = (source[:, 0] // size == source[:, 0, :1] // size).all(axis=1)
+    assert same_row.all() if size == 6 else 0.45 < same_row.mean() < 0.55
+
+
+def build(tmp_path, *arguments) -> int:
+    return main([*map(str, arguments), "--output-dir", str(tmp_path)])
+
+
+def hashes(folder) -> dict[str, str]:
+    return {
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
+
+
+def test_same_seed_same_bytes(tmp_path):
+    arguments = ("--size", 6, "--train", 30, "--test", 10, "--num-aug", 3)
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        assert build(tmp_path / name, *arguments, "--seed", seed) == 0
+    assert len(hashes(tmp_path / "a")) == 2 * 6 + 1
+    assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
+    assert (
+        hashes(tmp_path / "a")["train/all__inputs.npy"]
+        != hashes(tmp_path / "c")["train/all__inputs.npy"]
+    )
+    assert build(tmp_path / "c", *arguments, "--seed", 5) == 0  # an earlier dataset is replaced
+    assert hashes(tmp_path / "c") == hashes(tmp_path / "a")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "c"]
+
+
+def test_a_built_dataset_is_read_and_equals_the_embedded_one(tmp_path):
+    build(
+        tmp_path,
+        "--size",
+        6,
+        "--train",
+        30,
+        "--test",
+        10,
+        "--blanks",
+        20,
+        "--num-aug",
+        3,
+        "--seed",
+        2,
+    )
+    content = json.loads((tmp_path / "train" / "dataset.json").read_text())
+    assert (content["total_groups"], content["mean_puzzle_examples"], content["vocab_size"]) == (
+        30,
+        1.0,
+        8,
+    )
+    common = {"seed": 0, "shards": 2, "global_batch_size": 8, "epochs": 4}
+    built = PuzzleSource(**common, data_path=str(tmp_path))
+    embedded = PuzzleSource(
+        **common,
+        embedded={"size": 6, "train": 30, "test": 10, "blanks": 20, "num_aug": 3, "seed": 2},
+    )
+    assert built.spec == embedded.spec
+    assert built.length.total_steps == 4 * 30 // 8  # an epoch is one look at every group
+    for step, shard in itertools.product(range(5), range(2)):
+        assert (
+            built.train_batch(step, shard)["inputs"] == embedded.train_batch(step, shard)["inputs"]
+        ).all()
+    indices = np.arange(10)
+    assert (
+        built.eval_sets()["all"].read(indices)["labels"]
+        == embedded.eval_sets()["all"].read(indices)["labels"]
+    ).all()
+
+
+def write_csv(folder, boards: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
+    folder.mkdir()
+    for split, (puzzles, answers) in boards.items():
+        lines = ["source,question,answer,rating"]
+        for number, (puzzle, answer) in enumerate(zip(puzzles, answers, strict=True)):
+            question, solution = (
+                "".join(DIGITS[digit] for digit in board) for board in (puzzle, answer)
+            )
+            if number % 2 == 0:
+                question = question.replace("0", ".")
+            lines.append(f"here,{question},{solution},{number}")
+        (folder / f"{split}.csv").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def csv_boards(tmp_path):
+    parts = generate(9, (12, 5), 40, seed=0)
+    boards = dict(zip(("train", "test"), parts, strict=True))
+    write_csv(tmp_path / "csv", boards)
+    return boards
+
+
+def test_csv_files_are_converted(tmp_path, csv_boards):
+    out = tmp_path / "out"
+    assert (
+        build(
+            out,
+            "--input-dir",
+            tmp_path / "csv",
+            "--min-difficulty",
+            2,
+            "--subsample-size",
+            6,
+            "--num-aug",
+            2,
+        )
+        == 0
+    )
+    puzzles, answers = csv_boards["test"]
+    assert (np.load(out / "test" / "all__inputs.npy") == puzzles[2:] + 1).all()
+    assert (np.load(out / "test" / "all__labels.npy") == answers[2:] + 1).all()
+    train = np.load(out / "train" / "all__inputs.npy")
+    assert train.shape == (18, 81)
+    assert train.dtype == np.uint8
+    kept = {board.tobytes() for board in train[::3]}
+    assert len(kept) == 6
+    assert kept <= {board.tobytes() for board in csv_boards["train"][0][2:] + np.uint8(1)}
+    assert np.load(out / "train" / "all__group_indices.npy").tolist() == list(range(0, 19, 3))
+
+
+def test_boards_of_sixteen_are_read_by_letters_and_drawn(tmp_path):
+    train, test = generate(16, (2, 2), 100, seed=0)
+    write_csv(tmp_path / "csv", {"train": train, "test": test})
+    assert build(tmp_path / "out", "--input-dir", tmp_path / "csv") == 0
+    assert (np.load(tmp_path / "out" / "test" / "all__inputs.npy") == test[0] + 1).all()
+    labels = np.load(tmp_path / "out" / "test" / "all__labels.npy")
+    assert (labels == test[1] + 1).all()
+    drawn = puzzle_text(test[0][0] + 1, labels[0], labels[0], 18).split("\n")
+    assert len(drawn) == 1 + 16 + 3 + 1
+    assert "".join(line.split("   ")[0] for line in drawn[1:-1] if "-" not in line).translate(
+        str.maketrans("", "", " |")
+    ) == "".join("." if digit == 0 else DIGITS[digit] for digit in test[0][0])
+    three = np.tile(np.arange(16), 16)
+    three[:3] = 15  # three times one digit in a row: their sum has the bits of one
+    assert not propagate(to_masks(three[:, None].T + 1, 16), geometry(16)).any()
+
+
+def test_the_hub_path_gives_the_same_boards(tmp_path, csv_boards, monkeypatch):
+    """A local folder stands for the hub: the same code of `datasets` reads both."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    assert build(tmp_path / "a", "--input-dir", tmp_path / "csv") == 0
+    assert build(tmp_path / "b", "--hub", tmp_path / "csv") == 0
+    assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("rating", "stars", "line 1 lacks the column rating"),
+        (",3\n", ",x\n", "line 5 has rating=x"),
+        (",3\n", "\n", "line 5 has 3 fields, not 4"),
+        (",3\n", "1,3,\n", "line 5 has 5 fields"),
+        ("here,", "here,.", "line 2 has 82 and 81 cells"),
+        ("here,", "here,1", "line 2 has 82"),
+        (".", "z", "line 2 has characters other than 1 to 9"),
+        (",3\n", f",{'3' * 5000}\n", "333…, not a whole number"),
+        ("here,", f"here,{'1' * 200_000}", "line 2 cannot be read (field larger than"),
+    ],
+)
+def test_malformed_rows_are_named_with_their_line(tmp_path, csv_boards, capsys, old, new, message):
+    file = tmp_path / "csv" / "train.csv"
+    file.write_text(file.read_text().replace(old, new, 1))
+    assert build(tmp_path / "out", "--input-dir", tmp_path / "csv") == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert str(file) in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_that_no_folder_can_have_are_one_line(tmp_path, capsys):
+    for options, message in [
+        (
+            ["--output-dir", "x" * 300, "--size", "4", "--train", "2", "--test", "2"],
+            "cannot be written",
+        ),
+        (["--output-dir", str(tmp_path / "out"), "--input-dir", "x" * 300], "no train.csv there"),
+    ]:
+        assert main(options) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_wrong_answers_are_named_with_their_line(tmp_path, capsys):
+    (puzzles, answers), test = generate(4, (5, 5), 8, seed=0)
+    swapped = answers.copy()
+    swapped[2] = (answers[2] % 4) + 1  # a solved board, but another one
+    write_csv(tmp_path / "a", {"train": (puzzles, swapped), "test": test})
+    assert build(tmp_path / "out", "--input-dir", tmp_path / "a") == 2
+    assert "line 4 has an answer that contradicts its question" in capsys.readouterr().err
+    swapped[2, :2] = 1
+    write_csv(tmp_path / "b", {"train": (puzzles, swapped), "test": test})
+    assert build(tmp_path / "out", "--input-dir", tmp_path / "b") == 2
+    assert "line 4 has an answer that is no solved board" in capsys.readouterr().err
+
+
+def test_only_datasets_are_overwritten(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("precious")
+    assert build(tmp_path, "--size", 4) == 2
+    assert "is not a dataset (notes.txt)" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+    (tmp_path / "x" / "train").mkdir(parents=True)
+    assert build(tmp_path / "x", "--size", 4) == 2
+
+
+def test_bad_options_end_with_one_line_and_status_2(tmp_path, capsys):
+    for arguments in (
+        ("--size", 7),
+        ("--size", 4, "--blanks", 16),
+        ("--size", 4, "--seed", -1),
+        ("--size", 4, "--num-aug", -1),
+        (),
+    ):
+        try:
+            status = build(tmp_path / "out", *arguments)
+        except SystemExit as exit_:
+            status = exit_.code
+        assert status == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_num_aug_and_seed_decide_the_fingerprint():
+    ((puzzles, answers),) = generate(4, (5,), 8, seed=0)
+    prints = [
+        sudoku_split("", 4, puzzles, answers, num_aug, seed).fingerprint
+        for num_aug, seed in ((0, 0), (2, 0), (2, 1), (2, 0))
+    ]
+    assert len(set(prints)) == 3
+    assert prints[1] == prints[3]

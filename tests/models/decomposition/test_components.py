@@ -1,0 +1,397 @@
+"""Components of a net: masks, passes, losses against a plain writing-down of the paper's
+formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing import assert_close
+
+from models.decomposition.components import Components, Mask
+from models.decomposition.decompose import Decompose
+from models.decomposition.masking import Masks, errors
+from models.decomposition.toy import TMS, ResidMLP
+from models.objective import Context
+from tests.steps import trainer_on
+from utils.errors import ConfigError
+from utils.noise import Noise
+from utils.ranks.distributed import Dist
+
+LOSS = {
+    "reconstruction": "auto",
+    "faithfulness": 1.0,
+    "stochastic": 1.0,
+    "layerwise": 1.0,
+    "subset": 0.0,
+    "minimality": 0.1,
+    "frequency": 0.0,
+    "adversarial": {"coefficient": 0.0, "steps": 3, "rate": 0.2, "persistent": False},
+    "p": 1.0,
+    "p_end": None,
+    "p_from": 0.0,
+    "samples": 1,
+    "whole": True,
+    "warmup_steps": 0,
+    "warmup_lr": 0.1,
+    "live_above": 0.1,
+    "known": {"identity": [], "dense": [], "components": None},
+}
+TOY = [
+    "arch=components",
+    "data=features",
+    "optim=adamw",
+    "arch.C=6",
+    "arch.forward_dtype=float64",
+    "global_batch_size=64",
+    "max_steps=4",
+]
+TOY += ["data.probability=0.3", "arch.loss.warmup_steps=5"]
+TEXT = [
+    "arch=components",
+    "data=tokens",
+    "optim=adamw",
+    "arch.C=6",
+    "arch.forward_dtype=float64",
+    "data.seq_len=16",
+    "max_steps=4",
+]
+TEXT += [
+    "data.embedded.mebibytes=1",
+    "data.max_new_tokens=0",
+    "data.val_tokens=500",
+    "global_batch_size=8",
+    "arch.loss.warmup_steps=5",
+]
+
+
+def objective_on(
+    target: Path, folder: Path, *arguments: str
+) -> tuple[Decompose, dict[str, Tensor], Context]:
+    """As a run has it before its first step, with weights at random, and what that step would
+    see.
+    """
+    trainer = trainer_on(
+        Dist(),
+        folder / "run",
+        *(TEXT if "gpt" in str(target) else TOY),
+        f"arch.target={target}",
+        *arguments,
+    )
+    objective: Any = trainer.objective
+    torch.manual_seed(1)
+    for parameter in objective.model.gates.parameters():
+        torch.nn.init.normal_(parameter)
+    batch = {name: torch.tensor(array) for name, array in trainer.source.train_batch(0, 0).items()}
+    return objective, batch, Context(0.0, Noise(0, 0, [0]))
+
+
+def changed(objective: Decompose, **keys: Any) -> Decompose:
+    """Another objective on the same net."""
+    return Decompose(objective.model, **{**LOSS, **keys}).double()
+
+
+def with_gradients(
+    objective: Decompose, batch: Mapping[str, Tensor], ctx: Context
+) -> tuple[Tensor, dict[str, Tensor]]:
+    objective.zero_grad()
+    out = objective(dict(batch), objective.initial_carry(dict(batch)), ctx)
+    out.loss.backward()
+    return out.loss.detach(), {
+        name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None
+    }
+
+
+def test_the_loss_is_the_papers(tms_target: Path, tmp_path: Path) -> None:
+    """Written down once more without any of what makes it fast: every example, matrix and loss by
+    itself.
+    """
+    objective, batch, ctx = objective_on(tms_target, tmp_path)
+    model, net = objective.model, objective.model.target.net
+    assert isinstance(net, TMS)
+    loss, gradients = with_gradients(changed(objective, p=2.0), batch, ctx)
+    x, b = batch["inputs"].double(), net.linear2.bias
+    (V1, U1), (V2, U2) = model.factors(0), model.factors(1)
+    assert V2.data_ptr() == U1.data_ptr(), "tied as the target is"
+    W1, C = net.linear1.weight.t(), 6
+    said = torch.relu(x @ W1 @ W1.t() + b)
+
+    def gate(inner: Tensor, columns: slice) -> Tensor:
+        g = model.gates
+        act = F.gelu(inner[:, :, None] * g.inward_KH[columns] + g.inward_bias_KH[columns])
+        return (act * g.outward_KH[columns]).sum(-1) + g.outward_bias_K[columns]
+
+    raw = [gate(x @ V1, slice(0, C)), gate(x @ W1 @ V2, slice(C, 2 * C))]
+    draws = ctx.noise.uniform("masks", (8, 2, 2 * C + 2)).double()
+    masks = [[None, None], [None, None]]  # by loss and matrix: m and δ
+    for number in range(2):
+        for which in range(2):
+            g = raw[which].clamp(0, 1)
+            m = g + (1 - g) * draws[:, number, which * C : (which + 1) * C]
+            masks[number][which] = (m, draws[:, number, 2 * C + which, None])  # type: ignore[call-overload]
+
+    def layer(given: Tensor, V: Tensor, U: Tensor, W: Tensor, mask: Any) -> Tensor:
+        m, delta = mask
+        return ((given @ V) * m) @ U + delta * (given @ (W - V @ U))
+
+    def both(first: Any, second: Any) -> Tensor:
+        hidden = x @ W1 if first is None else layer(x, V1, U1, W1, first)
+        out = hidden @ W1.t() if second is None else layer(hidden, V2, U2, W1.t(), second)
+        return (torch.relu(out + b) - said).square().mean(-1).sum()
+
+    stochastic = both(*masks[0])
+    layerwise = (both(masks[1][0], None) + both(None, masks[1][1])) / 2
+    upper = torch.cat([torch.where(r > 1, 1 + 0.01 * (r - 1), r.clamp(0, 1)) for r in raw], 1)
+    faithfulness = (W1 - V1 @ U1).square().mean()
+    expected = stochastic + layerwise + 8 * faithfulness + 0.1 * (upper + 1e-12).square().sum()
+    assert_close(loss, expected.detach(), rtol=1e-9, atol=1e-12)
+    # masks let gradients through as the lower sigmoid does: compare where no gate is closed or wide
+    # open
+    objective.zero_grad()
+    expected.backward()
+    inside = [bool(((r > 0) & (r < 1)).all()) for r in torch.cat(raw, 1).unbind(1)]
+    of_outward = model.gates.outward_bias_K.grad
+    assert of_outward is not None
+    for k, fits in enumerate(inside):
+        if fits:
+            assert_close(
+                gradients["model.gates.outward_bias_K"][k], of_outward[k], rtol=1e-9, atol=1e-12
+            )
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [{}, {"subset": 1.0}, {"layerwise": 0.0, "samples": 3}, {"whole": False, "subset": 0.5}],
+)
+def test_passes_at_once_are_passes_one_by_one(
+    losses: dict, tms_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective, batch, ctx = objective_on(tms_target, tmp_path)
+    objective = changed(objective, **losses)
+    found = with_gradients(objective, batch, ctx)
+    monkeypatch.setattr(Components, "predicts_tokens", property(lambda self: True))
+    monkeypatch.setattr(Components, "outputs", lambda self, x, documents=None: self.target.net(x))
+    monkeypatch.setattr(Decompose, "_inputs", lambda self, batch: (batch["inputs"].double(), None))
+    monkeypatch.setattr(Decompose, "_needed", lambda self, inputs: (None, None))
+    slow = with_gradients(objective, {"inputs": batch["inputs"]}, ctx)
+    # without width, rows are counted as positions are: only what is weighted by them differs
+    rows = batch["inputs"].numel() - len(batch["inputs"])
+    extra = (rows * objective._faithfulness()).detach()
+    assert_close(found[0], slow[0] - extra, rtol=1e-9, atol=1e-12)
+    for name in ("model.gates.inward_KH", "model.gates.outward_bias_K"):
+        assert_close(found[1][name], slow[1][name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("losses", [{}, {"subset": 1.0, "p": 2.0}])
+def test_empty_examples_count_though_only_one_is_computed(
+    losses: dict, tms_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective, batch, ctx = objective_on(tms_target, tmp_path)
+    objective = changed(objective, **losses)
+    batch["inputs"][[1, 4, 6]] = 0
+    taken, times = objective._needed(objective.model.watched(batch["inputs"].double())[1])
+    assert taken is not None
+    assert times is not None
+    empty = int((batch["inputs"] == 0).all(1).sum())
+    assert empty >= 3
+    assert (len(taken), times[-1]) == (8 - empty + 1, empty)
+    few = with_gradients(objective, batch, ctx)
+    metrics = objective(batch, None, ctx).metrics
+    monkeypatch.setattr(Decompose, "_needed", lambda self, inputs: (None, None))
+    all_of_them = with_gradients(objective, batch, ctx)
+    assert_close(few, all_of_them, rtol=1e-9, atol=1e-12)
+    assert_close(dict(metrics), dict(objective(batch, None, ctx).metrics), check_dtype=False)
+
+
+def test_the_frequency_form_sees_the_whole_batch_and_has_its_gradient(
+    tms_target: Path, tmp_path: Path
+) -> None:
+    objective, batch, _ = objective_on(tms_target, tmp_path)
+    objective = changed(
+        objective,
+        stochastic=0.0,
+        layerwise=0.0,
+        subset=1e-30,
+        faithfulness=0.0,
+        frequency=0.7,
+        minimality=1.0,
+    )
+    halves = [
+        {name: tensor[rows] for name, tensor in batch.items()}
+        for rows in (slice(0, 4), slice(4, 8))
+    ]
+    context = Context(0.0, Noise(0, 0, [0]))
+    with torch.no_grad():
+        total = sum(objective.statistics(half, None, context)["importance"] for half in halves)
+    objective.zero_grad()
+    losses = [
+        objective(half, None, Context(0.0, context.noise, {"importance": total})).loss
+        for half in halves
+    ]  # type: ignore[dict-item]
+    torch.stack(losses).sum().backward()
+    found = {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
+    objective.zero_grad()
+    raw = objective.model.gate(objective.model.watched(batch["inputs"].double())[1])
+    sums = torch.where(raw > 1, 1 + 0.01 * (raw - 1), raw.clamp(0, 1)).sum(0)
+    expected = (sums * (1 + 0.7 * torch.log2(1 + sums))).sum()
+    expected.backward()
+    assert_close(torch.stack(losses).sum(), expected, rtol=1e-9, atol=1e-9)
+    for name in ("model.gates.inward_KH", "model.gates.outward_bias_K"):
+        grad = objective.get_parameter(name).grad
+        assert grad is not None
+        assert_close(found[name], grad, rtol=1e-7, atol=1e-9)
+
+
+def test_p_changes_over_the_run(tms_target: Path, tmp_path: Path) -> None:
+    objective, batch, ctx = objective_on(tms_target, tmp_path)
+    objective = changed(objective, p=2.0, p_end=0.5, p_from=0.5)
+    raw = objective.model.gate(objective.model.watched(batch["inputs"].double())[1]).detach()
+    upper = torch.where(raw > 1, 1 + 0.01 * (raw - 1), raw.clamp(0, 1))
+    for progress, p in ((0.0, 2.0), (0.5, 2.0), (0.75, 1.25), (1.0, 0.5)):
+        found = objective._importance(raw, None, Context(progress, ctx.noise))
+        assert_close(found, (upper + 1e-12).pow(p).sum(0))
+
+
+def test_the_adversary_does_more_harm_than_chance_and_may_go_on(
+    tms_target: Path, tmp_path: Path
+) -> None:
+    objective, batch, ctx = objective_on(tms_target, tmp_path)
+    keys = {"stochastic": 1.0, "layerwise": 0.0}
+    once = changed(
+        objective,
+        **keys,
+        adversarial={"coefficient": 1.0, "steps": 3, "rate": 0.2, "persistent": False},
+    )
+    metrics = once(batch, None, ctx).metrics
+    assert metrics["adversarial"][0] > 1.3 * metrics["stochastic"][0]
+    again = changed(
+        objective,
+        **keys,
+        adversarial={"coefficient": 1.0, "steps": 3, "rate": 0.2, "persistent": True},
+    )
+    first = again(batch, again.initial_carry(batch), ctx)
+    assert_close(first.metrics["adversarial"], metrics["adversarial"])
+    second = again(batch, first.carry, ctx)
+    assert second.metrics["adversarial"][0] > first.metrics["adversarial"][0]
+
+
+def test_masks_of_a_language_model(gpt_target: Path, tmp_path: Path) -> None:
+    """Nothing but each matrix itself is the net; nothing but all components is the net with V U in
+    their places.
+    """
+    objective, batch, _ = objective_on(
+        gpt_target, tmp_path, r"arch.modules=['layers\..*', embed_tokens]", "arch.C=20"
+    )
+    model, tokens = objective.model, batch["inputs"]
+    assert objective.kl
+    assert len(model.names) == 9
+    said = model.watched(tokens)[0]
+    assert_close(said, model.outputs(tokens))
+    ones = torch.ones(1, 16, 20, dtype=torch.float64)
+    as_target = {n: partial(model.summed, n, mask=Mask(ones, ones[..., :1])) for n in range(9)}
+    assert_close(model.masked(tokens, as_target), said)
+    products = {n: partial(model.summed, n, mask=Mask(ones)) for n in range(9)}
+    without = model.masked(tokens, products)
+    for number, seam in enumerate(model.seams.values()):
+        V, U = model.factors(number)
+        (seam.module.embedding_weight if seam.indexed else seam.module.weight).data = (
+            V @ U if seam.indexed else (V @ U).t()
+        )
+    assert_close(model.outputs(tokens), without)
+    assert objective._error(said, said).abs().max() < 1e-9
+    logp, logq = said.log_softmax(-1), without.log_softmax(-1)
+    assert_close(objective._error(without, said), (logp.exp() * (logp - logq)).sum(-1))
+
+
+def test_evaluations_of_a_language_model(gpt_target: Path, tmp_path: Path) -> None:
+    objective, batch, _ = objective_on(gpt_target, tmp_path, r"arch.modules=['layers\..*']")
+    batch["labels"][0, 5:] = -100
+    prediction = objective.predict(batch)
+    said = objective.model.outputs(batch["inputs"])
+    expected = F.cross_entropy(said.flatten(0, 1), batch["labels"].long().flatten())
+    mean = {
+        name: float((total / count).detach()) for name, (total, count) in prediction.metrics.items()
+    }
+    assert mean["ce_target"] == pytest.approx(float(expected))
+    assert mean["ce_rounded"] != mean["ce_masked"]
+    counted = batch["labels"] != -100
+    rounded = Masks(prediction.outputs["live"].double().unsqueeze(1), None)
+    (error,) = errors(objective.model, batch["inputs"], None, said, rounded, objective._error)
+    assert mean["kl_rounded"] == pytest.approx(error[counted].mean().item())
+    assert mean["l0"] == pytest.approx(
+        float(prediction.outputs["live"][counted].sum(-1).double().mean())
+    )
+    assert sum(mean[f"l0/{name}"] for name in objective.model.names) == pytest.approx(mean["l0"])
+
+
+def test_residual_mlps_are_taken_apart(tmp_path: Path, tms_target: Path) -> None:
+    from tests.runs import train
+
+    small = [
+        "data.num_features=8",
+        "arch.hidden_size=24",
+        "arch.mlp_width=4",
+        "global_batch_size=64",
+        "max_steps=3",
+        "data.held_out=64",
+    ]
+    target = train(tmp_path / "resid", "experiment=resid_mlp_target", *small).directory
+    objective, batch, ctx = objective_on(
+        target, tmp_path, "data.num_features=8", "arch.forward_dtype=float32"
+    )
+    assert isinstance(objective.model.target.net, ResidMLP)
+    assert objective.model.names == ["layers.0.mlp_in", "layers.0.mlp_out"]
+    out = objective(batch, None, ctx)
+    assert torch.isfinite(out.loss)
+    (known,) = objective.evaluators({"single": True})
+    assert known.scalars == [
+        f"{what}/{name}" for name in objective.model.names for what in ("mmcs", "ml2r")
+    ]
+
+
+REFUSED = [
+    (
+        ["arch.modules=[linear3]"],
+        r"arch\.modules=linear3: matches no matrix; there are linear1, linear2",
+    ),
+    (["arch.modules=['(']"], "not a regular expression"),
+    (["arch.modules=[]"], r"arch\.modules=\[\]: chooses no matrix"),
+    (
+        ["arch.loss.stochastic=0", "arch.loss.layerwise=0"],
+        "all of stochastic, layerwise, subset, adversarial are 0",
+    ),
+    (["arch.loss.reconstruction=kl"], "kl: compares what is thought likely"),
+    (
+        ["arch.loss.known.identity=[x]"],
+        r"known\.identity=x: matches none of the chosen matrices, linear1, linear2",
+    ),
+    (["data.num_features=6"], r"linear1\.weight is \(2, 5\) of floats there and \(2, 6\)"),
+    (["arch.target=null"], "must name a net; give the folder of a run"),
+    (["arch.target=/nowhere"], "arch.target=/nowhere: no such file or folder"),
+]
+
+
+@pytest.mark.parametrize(("change", "says"), REFUSED)
+def test_what_cannot_be_is_refused_in_one_line(
+    change: list[str], says: str, tms_target: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        objective_on(tms_target, tmp_path, *change)
+    assert "\n" not in str(caught.value)
+
+
+def test_gates_that_read_inputs_refuse_embeddings(gpt_target: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError,
+        match="shared_mlp: reads what goes into matrices, and embed_tokens is an embedding",
+    ):
+        objective_on(
+            gpt_target, tmp_path, "arch.modules=[embed_tokens]", "arch.gates.kind=shared_mlp"
+        )

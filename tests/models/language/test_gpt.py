@@ -1,0 +1,315 @@
+"""The language model: every option against what it stands for, continuations against no cache, and
+Llama's own code.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hydra import compose, initialize_config_dir
+
+from models import llama
+from models.language.causal_lm import CausalLM
+from models.language.gpt import GPT
+from models.layers import Attention
+from models.objective import Context
+from tests.ranks import ROOT
+from utils.errors import ConfigError
+from utils.noise import Noise
+from utils.spec import IGNORE, Spec
+
+SPEC = Spec(vocab_size=23, seq_len=12, token_bytes=(0, *[1] * 11, *[3] * 11))
+SMALL = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "mlp_width": 24}
+NOTHING = Context(0.0, Noise(0, 0, [0]))
+
+
+def make(chunk: int | None = None, **keys) -> CausalLM:
+    torch.manual_seed(0)
+    objective = CausalLM(GPT(SPEC, **SMALL | keys), chunk)
+    # as after some training: norms that do something, an output that says something
+    for parameter in objective.parameters():
+        parameter.data = (
+            parameter.data * (1 + torch.rand_like(parameter)) * (1 if parameter.ndim == 1 else 3)
+        )
+    return objective
+
+
+def batch_of(rows: int, length: int = 12, seed: int = 0) -> dict[str, torch.Tensor]:
+    tokens = torch.randint(
+        0, 23, (rows, length + 1), generator=torch.Generator().manual_seed(seed), dtype=torch.int32
+    )
+    return {"inputs": tokens[:, :-1], "labels": tokens[:, 1:].clone()}
+
+
+def scores(objective: CausalLM, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return objective.model.logits(objective.model(batch["inputs"], batch.get("documents")))
+
+
+def test_the_published_size_has_the_published_number_of_parameters() -> None:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        arch = compose("pretrain", ["experiment=lm_1b3"]).arch
+    with torch.device("meta"):
+        net = GPT(
+            Spec(vocab_size=8192, seq_len=2048),
+            **{k: v for k, v in arch.items() if k not in ("_target_", "loss", "forward_dtype")},
+        )
+    assert sum(p.numel() for p in net.parameters()) == 1_266_780_160
+
+
+def test_nobody_sees_the_future_or_another_document() -> None:
+    objective, batch = make(), batch_of(3)
+    before = scores(objective, batch)
+    batch["inputs"][:, 7] = (batch["inputs"][:, 7] + 1) % 23
+    after = scores(objective, batch)
+    assert torch.equal(before[:, :7], after[:, :7])
+    assert (before[:, 7:] - after[:, 7:]).abs().amin(-1).amax() > 0
+    batch["documents"] = torch.tensor([0] * 5 + [1] * 7).expand(3, -1)
+    apart = scores(objective, batch)
+    torch.testing.assert_close(apart[:, :5], scores(objective, {"inputs": batch["inputs"][:, :5]}))
+    torch.testing.assert_close(
+        apart[:, 5:], scores(objective, {"inputs": batch["inputs"][:, 5:]}), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_heads_that_share_keys_are_heads_with_equal_keys() -> None:
+    torch.manual_seed(0)
+    shared, full = Attention(16, 4, 2), Attention(16, 4)
+    query, key, value = shared.qkv_proj.weight.split((16, 8, 8))
+    twice = [part.view(2, 1, 4, 16).expand(2, 2, 4, 16).reshape(16, 16) for part in (key, value)]
+    full.load_state_dict(
+        {"qkv_proj.weight": torch.cat((query, *twice)), "o_proj.weight": shared.o_proj.weight}
+    )
+    x = torch.randn(2, 5, 16)
+    torch.testing.assert_close(shared(x, None, causal=True), full(x, None, causal=True))
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, {"kv_heads": 2, "tied": True}, {"qk_norm": True, "logit_cap": 5.0}]
+)
+def test_pieces_and_recomputation_change_nothing(keys: dict) -> None:
+    batch = batch_of(4)
+    batch["labels"][0, :5] = IGNORE
+    plain = make(**keys)(batch, None, NOTHING)
+    plain.loss.backward()
+    assert int(plain.weight) == 43
+    logits = scores(make(**keys), batch)
+    torch.testing.assert_close(
+        plain.loss,
+        F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten().long(), reduction="sum"),
+    )
+    for other in (make(7, **keys), make(recompute=True, **keys)):
+        first = make(**keys)
+        first(batch, None, NOTHING).loss.backward()
+        out = other(batch, None, NOTHING)
+        out.loss.backward()
+        torch.testing.assert_close(out.loss, plain.loss)
+        torch.testing.assert_close(
+            [p.grad for p in other.parameters()],
+            [p.grad for p in first.parameters()],
+            rtol=1e-4,
+            atol=1e-4,
+        )
+
+
+def test_options_do_what_they_say() -> None:
+    batch = batch_of(4)
+    assert scores(make(logit_cap=1.0), batch).abs().max() <= 1 < scores(make(), batch).abs().max()
+    uncapped = scores(make(), batch)
+    torch.testing.assert_close(scores(make(logit_cap=1.0), batch), torch.tanh(uncapped))
+    assert make(tied=True).model.lm_head is None
+    louder, normed = make(), make(qk_norm=True)
+    same = scores(normed, batch)
+    with torch.no_grad():
+        for objective in (louder, normed):
+            for block in objective.model.blocks:
+                block.self_attn.qkv_proj.weight[:32] *= 3
+    torch.testing.assert_close(scores(normed, batch), same, rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(scores(louder, batch), uncapped, rtol=1e-2, atol=1e-2)
+
+
+def test_bits_per_byte_count_the_bytes_of_what_was_predicted() -> None:
+    objective, batch = make(), batch_of(4)
+    batch["labels"][2:] = IGNORE
+    metrics = objective.predict(batch).metrics
+    nats = sum(
+        float(-torch.log_softmax(row, -1)[label])
+        for rows, labels in zip(
+            scores(objective, batch).detach(), batch["labels"].tolist(), strict=True
+        )
+        for row, label in zip(rows, labels, strict=True)
+        if label != IGNORE
+    )
+    assert float(metrics["loss"][0]) == pytest.approx(nats, rel=1e-5)
+    assert int(metrics["loss"][1]) == 24
+    assert float(metrics["bpb"][0]) == pytest.approx(nats / math.log(2), rel=1e-5)
+    assert int(metrics["bpb"][1]) == sum(
+        SPEC.token_bytes[label] for label in batch["labels"].flatten().tolist() if label != IGNORE
+    )
+
+
+def continuation(
+    objective: CausalLM,
+    prompt: torch.Tensor,
+    length: int,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    seed: int = 0,
+):
+    rows = len(prompt)
+    batch = {
+        "inputs": prompt,
+        "continuation": torch.zeros(rows, length, dtype=torch.int32),
+        "temperature": torch.full((rows,), temperature),
+        "top_k": torch.full((rows,), top_k, dtype=torch.int32),
+        "sample_seed": torch.full((rows,), seed),
+    }
+    prediction = objective.predict(batch)
+    assert not prediction.metrics
+    return prediction.outputs["continuation"]
+
+
+@pytest.mark.parametrize("keys", [{}, {"kv_heads": 2, "qk_norm": True, "logit_cap": 30.0}])
+def test_a_greedy_continuation_needs_no_cache(keys: dict) -> None:
+    objective, prompt = make(**keys), batch_of(3, 4)["inputs"]
+    tokens = prompt.long()
+    for _ in range(8):
+        tokens = torch.cat(
+            (tokens, scores(objective, {"inputs": tokens})[:, -1].argmax(-1, keepdim=True)), 1
+        )
+    assert torch.equal(continuation(objective, prompt, 8), tokens[:, 4:].int())
+    assert len(set(tokens[:, 4:].flatten().tolist())) > 3, (
+        "always the same token: the test shows little"
+    )
+
+
+def test_a_continuation_goes_on_when_the_context_is_full() -> None:
+    objective, prompt = make(), batch_of(2, 20)["inputs"]
+    made = continuation(objective, prompt, 40)
+    assert made.shape == (2, 40)
+    tokens = torch.cat((prompt[:, -12:], made[:, :1]), 1).long()
+    expected = scores(objective, {"inputs": tokens[:, -6:]})[:, -1].argmax(-1)
+    assert torch.equal(made[:, 1], expected.int()), (
+        "the later half of a full context is the next one's prompt"
+    )
+
+
+def test_draws_depend_on_seed_and_temperature_and_stay_among_the_likeliest() -> None:
+    objective, prompt = make(), batch_of(1, 4)["inputs"]
+    drawn = [continuation(objective, prompt, 30, 1.0, 0, seed) for seed in (0, 0, 1)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert torch.equal(
+        continuation(objective, prompt, 30, 1.0, 1, 5), continuation(objective, prompt, 30)
+    )
+    firsts = {int(continuation(objective, prompt, 1, 2.0, 3, seed)) for seed in range(60)}
+    assert firsts == set(scores(objective, {"inputs": prompt})[0, -1].topk(3).indices.tolist())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_net_that_has_diverged_still_says_something(value: float) -> None:
+    objective, prompt = make(), batch_of(2, 4)["inputs"]
+    objective.model.norm.weight.data.fill_(value)
+    for temperature, top_k in ((0.8, 0), (0.8, 3), (0.0, 0)):
+        made = continuation(objective, prompt, 20, temperature, top_k)
+        assert made.shape == (2, 20)
+        assert ((made >= 0) & (made < 23)).all()
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"num_heads": 3}, r"arch.hidden_size=16 is not a multiple of two times arch.num_heads=3"),
+        ({"kv_heads": 3}, r"arch.kv_heads=3 does not divide arch.num_heads=4"),
+        ({"num_layers": 0}, r"arch.num_layers=0 must be more than 0"),
+        ({"logit_cap": -1.0}, r"arch.logit_cap=-1.0 must be more than 0"),
+    ],
+)
+def test_impossible_shapes_are_named(keys: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**keys)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"qk_norm": True}, {"qk_norm": True, "kv_heads": 2, "tied": True, "rope_theta": 500.0}],
+)
+def test_a_net_with_normed_queries_and_keys_is_exported_as_qwen3(
+    keys: dict, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    ours, batch = make(**keys, rms_norm_eps=1e-3), batch_of(3)
+    weights = {name.removeprefix("model."): tensor for name, tensor in ours.saved().items()}
+    llama.write(tmp_path / "ours", weights, ours.model.shape, 12)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    assert type(theirs).__name__ == "Qwen3ForCausalLM"
+    with torch.no_grad():
+        said = theirs(batch["inputs"].long()).logits
+    expected = scores(ours, batch)
+    assert expected.std() > 0.1, "logits this small show little"
+    torch.testing.assert_close(said, expected, rtol=1e-5, atol=1e-5)
+    read = ours.published(str(tmp_path / "ours"))
+    assert read.keys() == ours.saved().keys()
+    for name, tensor in ours.saved().items():
+        assert torch.equal(read[name], tensor), name
+    with pytest.raises(ConfigError, match=r"holds another net; add arch.qk_norm=True"):
+        make(**keys | {"qk_norm": False}, rms_norm_eps=1e-3).published(str(tmp_path / "ours"))
+    theirs.model.layers[1].self_attn.k_norm.weight.data[2] = 1.5
+    theirs.save_pretrained(tmp_path / "ours")
+    with pytest.raises(ConfigError, match=r"layers.1.self_attn.k_norm.weight is not 1 everywhere"):
+        ours.published(str(tmp_path / "ours"))
+
+
+@pytest.mark.parametrize("keys", [{}, {"kv_heads": 2, "tied": True, "rope_theta": 500.0}])
+def test_llama_checkpoints_are_read_and_written(keys: dict, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    shape = {**SMALL, **keys}
+    config = transformers.LlamaConfig(
+        vocab_size=23,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        rms_norm_eps=1e-5,
+        num_key_value_heads=shape.get("kv_heads", 4),
+        tie_word_embeddings=shape.get("tied", False),
+        max_position_embeddings=12,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.get("rope_theta", 10000.0)},
+    )
+    torch.manual_seed(3)
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.mul_(1 + torch.rand_like(parameter)).mul_(1 if parameter.ndim == 1 else 4)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours, batch = make(**keys), batch_of(3)
+    ours.load_saved(ours.published(str(tmp_path / "theirs")))
+    with torch.no_grad():
+        expected = theirs(batch["inputs"].long()).logits
+    torch.testing.assert_close(scores(ours, batch), expected, rtol=1e-5, atol=1e-5)
+    weights = {name.removeprefix("model."): tensor for name, tensor in ours.saved().items()}
+    llama.write(tmp_path / "ours", weights, ours.model.shape, 12)
+    with torch.no_grad():
+        again = (
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+            .eval()(batch["inputs"].long())
+            .logits
+        )
+    torch.testing.assert_close(again, expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ConfigError, match=r"holds another net; add arch.num_layers=2"):
+        make(**keys, num_layers=3).published(str(tmp_path / "theirs"))
+    more = theirs.state_dict() | {"model.layers.0.self_attn.q_proj.bias": torch.zeros(16)}
+    theirs.save_pretrained(tmp_path / "theirs", state_dict=more)
+    with pytest.raises(ConfigError, match=r"q_proj.bias has no place in arch=gpt"):
+        make(**keys).published(str(tmp_path / "theirs"))
+    (tmp_path / "theirs" / "model.safetensors").unlink()
+    with pytest.raises(
+        ConfigError, match=r"input_layernorm.weight is in none of its safetensors files"
+    ):
+        make(**keys).published(str(tmp_path / "theirs"))
+    (tmp_path / "theirs" / "config.json").write_text('{"hidden_size": 16}')
+    with pytest.raises(ConfigError, match=r"config.json cannot be read"):
+        make(**keys).published(str(tmp_path / "theirs"))

@@ -1,0 +1,206 @@
+"""Each net with each kind of data that it takes: in all precisions, and planned without numbers."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from models import optional_parts
+from models.layers import DTYPES, RotaryEmbedding
+from models.objective import Batch, Carry, Context, Objective, StepOut
+from tests.data.digits.test_images import write_idx
+from tests.ranks import ROOT
+from tests.runs import TINY_CNN, TINY_GPT, TINY_TRM
+from tests.steps import steps_of, trainer_on
+from utils.measure.report import Prediction
+from utils.noise import Noise
+from utils.ranks.distributed import Dist
+from utils.spec import Spec
+
+ALONE = Dist(0, 1, 0, torch.device("cpu"))
+TOY = ["global_batch_size=16", "max_steps=3", "data.num_features=6", "data.held_out=16"]
+COMPONENTS = [
+    "arch=components",
+    "arch.C=4",
+    "arch.loss.warmup_steps=1",
+    "arch.loss.subset=1",
+    "global_batch_size=16",
+    "max_steps=3",
+    "data.held_out=16",
+]
+PREFIX = [
+    "arch=prefix",
+    "data=qa",
+    "arch.latents=2",
+    "arch.wire=4",
+    "arch.adapter_width=8",
+    "arch.gist_width=8",
+    "arch.encoder={width:16,layers:1,heads:2,refiner:1}",
+    "data.context_bytes=48",
+    "data.answer_tokens=4",
+    "data.stories={train:16,test:8,facts:2}",
+    "global_batch_size=8",
+    "max_steps=3",
+]
+TRM_ALONE = ("arch.puzzle_emb_len=1", "arch.no_ACT_continue=false")
+TEXT = [argument for argument in TINY_GPT if not argument.startswith("data")]
+# what stands in braces is a folder that the test makes
+LINES = {
+    "hrm puzzles": ["arch=hrm", *(each for each in TINY_TRM[1:] if each not in TRM_ALONE)],
+    "trm puzzles": TINY_TRM,
+    "cnn digits": TINY_CNN,
+    "cnn mnist": [*TINY_CNN, "data=mnist", "data_path={mnist}"],
+    "gpt tokens": TINY_GPT,
+    "gpt stream": [*TEXT, "data=stream", "data.seq_len=16", "data_path={texts}"],
+    "gpt qa_text": [*TEXT, "data=qa_text", "data.stories={train:16,test:8,facts:1}"],
+    "tms features": ["arch=tms", "data=features", *TOY],
+    "resid_mlp features": ["arch=resid_mlp", "data=features", "arch.hidden_size=8", *TOY],
+    "components features": [*COMPONENTS, "data=features", "arch.target={tms}"],
+    "components tokens": [
+        *COMPONENTS[:-1],
+        *(each for each in TINY_GPT if each.startswith("data")),
+        "arch.target={gpt}",
+    ],
+    "prefix qa": [*PREFIX, "arch.models=[{readers}]"],
+}
+NETS = [name for name in LINES if name not in ("cnn mnist", "gpt stream", "gpt qa_text")]
+
+
+@pytest.fixture(scope="module")
+def folders(
+    tmp_path_factory: pytest.TempPathFactory,
+    tms_target: Path,
+    gpt_target: Path,
+    reader_folders: list[str],
+) -> dict[str, str]:
+    """What lines name in braces."""
+    folder = tmp_path_factory.mktemp("folders")
+    for name in ("mnist", "texts"):
+        (folder / name).mkdir()
+    write_idx(folder / "mnist", compressed=False)
+    for number in range(100):
+        (folder / "texts" / f"{number}.txt").write_text(f"text {number}, of some length\n" * 9)
+    return {
+        "mnist": str(folder / "mnist"),
+        "texts": str(folder / "texts"),
+        "tms": str(tms_target),
+        "gpt": str(gpt_target),
+        "readers": ",".join(reader_folders),
+    }
+
+
+def line_of(name: str, folders: dict[str, str], *more: str) -> list[str]:
+    line = [*LINES[name], *more]
+    for key, folder in folders.items():
+        line = [argument.replace(f"{{{key}}}", folder) for argument in line]
+    return line
+
+
+def test_every_net_and_kind_of_data_is_tested() -> None:
+    for group, place in (("arch", 0), ("data", 1)):
+        names = {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")}
+        assert {name.split()[place] for name in LINES} == names
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_every_net_is_planned_without_numbers(
+    name: str, folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = line_of(name, folders, "arch.forward_dtype=float32", "plan=show", "plan_cards=8x80")
+    with pytest.raises(SystemExit) as end:
+        trainer_on(ALONE, tmp_path, *line)
+    assert end.value.code == 0
+    assert "plan: on " in capsys.readouterr().out
+
+
+class Least(Objective):
+    """An objective that defines what every objective must."""
+
+    def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
+        errors_B = self.model(batch["x"]).square().sum(-1)
+        return StepOut(errors_B.sum(), torch.tensor(len(errors_B)), {})
+
+    def predict(self, batch: Batch) -> Prediction:
+        right_B = self.model(batch["x"]).abs().amax(-1) < 1
+        return Prediction({"accuracy": (right_B.sum(), torch.tensor(len(right_B)))})
+
+
+def test_forward_and_predict_make_an_objective() -> None:
+    objective, batch = Least(nn.Linear(3, 2)), {"x": torch.ones(4, 3)}
+    context = Context(0.0, Noise(0, 0, range(1)))
+    objective.move_to_devices(ALONE)
+    objective.prepare(ALONE, None, context.noise)
+    objective.rehearse(batch, context, keep=True)
+    assert all(parameter.grad is not None for parameter in objective.parameters())
+    assert objective.flops_per_example(batch, context) == 2 * 3 * 2 * 2  # backward to weights alone
+    assert str(objective.judged_by(None)) == "eval/accuracy"
+    assert objective.saved().keys() == {"model.weight", "model.bias"}
+    assert objective.initial_carry(batch) is None
+    assert not objective.statistics(batch, None, context)
+    assert not [*objective.evaluators(batch), *objective.shardable(), *objective.movable()]
+    assert objective.published("runs/x") is None
+
+
+def test_the_guide_s_example_is_a_net_and_an_objective() -> None:
+    guide = (ROOT / "models" / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    example: dict[str, Any] = {}
+    exec(compile(code, "models/README.md", "exec"), example)
+    objective = example["Classify"](example["Perceptron"](Spec(num_classes=10)))
+    images = torch.randint(0, 256, (4, 28, 28), dtype=torch.uint8)
+    batch = {"inputs": images, "labels": torch.tensor([1, 2, 3, -100])}
+    objective.rehearse(batch, Context(0.0, Noise(0, 0, range(1))), keep=True)
+    assert all(parameter.grad is not None for parameter in objective.parameters())
+    right, count = objective.predict(batch).metrics["accuracy"]
+    assert 0 <= right <= count == 3
+
+
+def test_the_core_of_the_contract_is_small_and_each_part_is_described() -> None:
+    def public(kind: type) -> list[str]:
+        return [name for name in vars(kind) if not name.startswith("_")]
+
+    assert {"forward", "predict", "headline"} <= {*public(Objective)}
+    assert len(public(Objective)) <= 8
+    for part in Objective.__bases__:
+        assert part.__name__ in str(optional_parts.__doc__)
+        for name in public(part):
+            text = " ".join(str(inspect.getdoc(getattr(part, name))).split())
+            assert "Called" in text, name
+            assert "efault" in text, name
+
+
+@pytest.mark.parametrize("name", ["trm puzzles", "gpt tokens", "prefix qa"])
+def test_angles_are_as_precise_as_the_net(
+    name: str, folders: dict[str, str], tmp_path: Path
+) -> None:
+    for dtype, error in (("float32", 1e-6), ("float64", 1e-14)):
+        line = line_of(name, folders, f"arch.forward_dtype={dtype}")
+        objective = trainer_on(ALONE, tmp_path / dtype, *line).objective
+        tables = [each for each in objective.modules() if isinstance(each, RotaryEmbedding)]
+        assert tables
+        for table in tables:
+            length, width = table.cos.shape
+            rates = 10000.0 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+            angles = torch.outer(torch.arange(length, dtype=torch.float64), rates).repeat(1, 2)
+            assert (table.cos.double() - angles.cos()).abs().max() <= length * error
+            assert (table.sin.double() - angles.sin()).abs().max() <= length * error
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_every_net_takes_steps_in_each_precision(
+    name: str, folders: dict[str, str], tmp_path: Path
+) -> None:
+    for dtype in DTYPES:
+        line = line_of(name, folders, f"arch.forward_dtype={dtype}")
+        trainer = trainer_on(ALONE, tmp_path / dtype, *line)
+        for step in steps_of(trainer, 2):
+            step()
+        trainer.verdicts.settle()
+        means = trainer.meter.read(trainer.dist)
+        assert torch.isfinite(torch.tensor(means["loss"])), dtype

@@ -1,0 +1,377 @@
+"""Run on every rank by test_allreduce.py: many checks of the distributed parts in one start of the
+processes.
+
+Each rank can compute what a single process would have, because all data is a function of (step,
+shard).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models.sparse_embedding import ShardedEmbedding, SparseEmbedding
+from optim.replicas import check_same, same_everywhere
+from optim.sparse_signsgd import SparseSignSGD
+from optim.sync.allreduce import Reducer
+from optim.sync.exact import ExactReducer
+from utils.ranks import distributed
+from utils.ranks.distributed import Dist
+from utils.ranks.notices import Notices
+
+SHARDS = 8
+ALONE = Dist()
+
+
+class Net(nn.Module):
+    """Small, with a parameter that no loss reaches unless asked for, and one in another dtype."""
+
+    def __init__(self, reach_all: bool) -> None:
+        super().__init__()
+        self.reach_all = reach_all
+        self.first = nn.Linear(5, 300)
+        self.unused = nn.Parameter(torch.ones(7))
+        self.gain = nn.Parameter(torch.ones(300, dtype=torch.bfloat16))
+        self.second = nn.Linear(300, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(torch.tanh(self.first(x)) * self.gain.float())
+        return y * self.unused.mean() if self.reach_all else y
+
+
+def shard_of(step: int, shard: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + shard)
+    return torch.randn(4, 5, generator=generator), torch.randint(0, 3, (4,), generator=generator)
+
+
+def shard_loss(net: nn.Module, step: int, shard: int) -> Tensor:
+    x, label = shard_of(step, shard)
+    return nn.functional.cross_entropy(net(x), label, reduction="sum")
+
+
+def build_net(reach_all: bool = False) -> Net:
+    torch.manual_seed(0)
+    return Net(reach_all)
+
+
+def reduced(net: nn.Module, dist: Dist, step: int, parts: int) -> dict[str, Tensor]:
+    """Gradients of a step whose shards this rank works through in `parts` micro-batches."""
+    reducer = reducers[net]
+    reducer.zero()
+    owned = [list(dist.owned_shards(SHARDS))[part::parts] for part in range(parts)]
+    for part in owned[:-1]:
+        torch.stack([shard_loss(net, step, shard) for shard in part]).sum().backward()
+    with reducer.backward(last=True):
+        torch.stack([shard_loss(net, step, shard) for shard in owned[-1]]).sum().backward()
+    verdict = reducer.finish([torch.tensor(4.0 * len(dist.owned_shards(SHARDS)))])()
+    assert verdict.finite, verdict
+    assert verdict.weight == 4.0 * SHARDS, verdict
+    return {name: p.grad.clone() for name, p in net.named_parameters()}
+
+
+reducers: dict[nn.Module, Reducer] = {}
+
+
+def reducer_of(net: nn.Module, dist: Dist, bucket_mb: float = 16.0) -> Reducer:
+    reducer = Reducer(bucket_mb)
+    assert reducer.wrap(net, dist) is net
+    return reducer
+
+
+def gradients_equal_one_process(dist: Dist) -> None:
+    """Any number of ranks, micro-batches and buckets gives the gradients of one process."""
+    for bucket_mb, reach_all in ((0.001, False), (0.001, True), (16, True)):
+        alone, net = build_net(reach_all), build_net(reach_all)
+        reducers[alone], reducers[net] = reducer_of(alone, ALONE), reducer_of(net, dist, bucket_mb)
+        for step, parts in enumerate((1, 2, 1)):
+            expected, got = reduced(alone, ALONE, step, 1), reduced(net, dist, step, parts)
+            for name in expected:
+                tolerance = 2e-2 if expected[name].dtype == torch.bfloat16 else 1e-6
+                torch.testing.assert_close(
+                    got[name],
+                    expected[name],
+                    atol=tolerance,
+                    rtol=tolerance,
+                    msg=lambda m, n=name: f"{n}: {m}",
+                )
+            assert got["first.weight"].abs().sum() > 0
+            assert got["unused"].any() == reach_all, "a parameter without a gradient must be zero"
+            check_same(got, dist)
+        assert reducers[net].take_wait_s() > 0
+        assert reducers[net].take_wait_s() == 0, "reading resets it"
+
+
+def exact_gradients_have_the_bits_of_one_process(dist: Dist) -> None:
+    """Also those of weights that are no whole numbers, and after clipping."""
+    bits = []
+    for place in (ALONE, dist):
+        net = build_net()
+        reducer = ExactReducer(SHARDS, bucket_mb=0.001)
+        reducer.wrap(net, place)
+        for step in range(2):
+            reducer.zero()
+            owned = place.owned_shards(SHARDS)
+            for shard in owned:
+                with reducer.backward(last=shard == owned[-1]):
+                    shard_loss(net, step, shard).backward()
+            verdict = reducer.finish(
+                [torch.tensor(0.1 * (shard + 1)) for shard in owned],
+                notices=Notices(sigterm=1.0, save_is_due=float(place.rank)),
+            )()
+            assert verdict.finite, verdict
+            assert verdict.notices == Notices(
+                sigterm=place.world_size, save_is_due=sum(range(place.world_size))
+            ), verdict
+            reducer.clip(0.5)
+            bits.append([verdict.weight, *(p.grad.clone() for p in net.parameters())])
+    for alone, together in zip(bits[:2], bits[2:], strict=True):
+        assert alone[0] == together[0]
+        assert all(torch.equal(a, b) for a, b in zip(alone[1:], together[1:], strict=True))
+        assert any(grad.any() for grad in together[1:])
+
+
+def statistics_are_totals(dist: Dist) -> None:
+    """Over micro-batches and ranks, each in its own type; with the bits of one process if exact;
+    without a message if there are none.
+    """
+
+    def found(shard: int) -> dict[str, Tensor]:
+        values = torch.rand(
+            3, 5, generator=torch.Generator().manual_seed(shard), dtype=torch.float64
+        )
+        return {"values": values, "count": torch.tensor(shard + 1)}
+
+    owned, alone = dist.owned_shards(SHARDS), ExactReducer(SHARDS)
+    alone.wrap(build_net(), ALONE)
+    expected = alone.sums([found(shard) for shard in range(SHARDS)])
+    in_order = sum(found(shard)["values"] for shard in range(SHARDS))
+    assert not torch.equal(expected["values"], in_order), (
+        "the values must be such that the order matters"
+    )
+    assert expected["count"] == sum(range(SHARDS + 1))
+    for reducer in (Reducer(), ExactReducer(SHARDS)):
+        if isinstance(reducer, ExactReducer) and SHARDS % dist.world_size:
+            continue
+        reducer.wrap(build_net(), dist)
+        got = reducer.sums([found(shard) for shard in owned])
+        assert {name: total.dtype for name, total in got.items()} == {
+            "values": torch.float64,
+            "count": torch.int64,
+        }
+        torch.testing.assert_close(got, expected)
+        assert torch.equal(got["values"], expected["values"]) or not isinstance(
+            reducer, ExactReducer
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(distributed.c10d, "all_reduce", None)
+            patch.setattr(distributed.c10d, "all_gather", None)
+            assert reducer.sums([{} for _ in owned]) == {}
+
+
+def uneven_participation(dist: Dist) -> None:
+    """Ranks reach different parameters in different order; one has no backward at all."""
+    a, b = nn.Parameter(torch.zeros(1000)), nn.Parameter(torch.zeros(1000))
+    reducer = reducer_of(nn.ParameterDict({"a": a, "b": b}), dist, 0.001)
+    reducer.zero()
+    if dist.rank:
+        with reducer.backward(last=True):
+            (a.sum() if dist.rank == 1 else b.sum()).backward()
+    verdict = reducer.finish([float(dist.rank)])()
+    total = sum(range(dist.world_size))
+    assert verdict.weight == total, verdict
+    torch.testing.assert_close(a.grad, torch.full((1000,), 1.0 / total))
+    torch.testing.assert_close(b.grad, torch.full((1000,), (dist.world_size - 2) / total))
+    reducer.zero()
+    assert reducer.finish([0.0])().finite, "a step that weighs nothing is finite"
+    assert not a.grad.any()
+
+
+def non_finite_is_named(dist: Dist) -> None:
+    """One rank's bad gradient, checked row gradient or weight is known on all ranks by rank and
+    parameter.
+    """
+    culprit = dist.world_size - 1
+    net = build_net()
+    reducer = reducer_of(net, dist, 0.001)
+    for name, bad, late in (
+        ("first.bias", float("nan"), False),
+        ("second.weight", float("-inf"), True),
+        ("gain", float("inf"), True),
+    ):
+        reducer.zero()
+        shard_loss(net, 0, dist.rank).backward()
+        if dist.rank == culprit:
+            dict(net.named_parameters())[name].grad.view(-1)[1] = bad
+        read = reducer.finish([4.0], late=late)
+        if late:  # then the next step's gradients lie where these did
+            reducer.zero()
+            shard_loss(net, 1, dist.rank).backward()
+            assert reducer.finish([4.0], late=True)().finite
+        verdict = read()
+        assert (verdict.finite, verdict.ranks, verdict.parameter) == (False, [culprit], name), (
+            verdict
+        )
+    reducer.zero()
+    rows = torch.zeros(3, 2)
+    rows[1, 1] = float("nan") if dist.rank == 0 else 0.0
+    verdict = reducer.finish([4.0], checked=[rows, torch.zeros(0, 2)])()
+    assert (verdict.finite, verdict.ranks, verdict.parameter) == (False, [0], None), verdict
+    reducer.zero()
+    verdict = reducer.finish([float("inf") if dist.rank == culprit else 1.0])()
+    assert (verdict.finite, verdict.ranks) == (False, [culprit]), verdict
+    reducer.zero()
+    shard_loss(net, 0, dist.rank).backward()
+    net.first.bias.grad.fill_(3e38 if dist.rank < 2 else 0)  # finite everywhere, until it is added
+    verdict = reducer.finish([1.0])()
+    assert (verdict.finite, verdict.ranks, verdict.parameter) == (False, [], "first.bias"), verdict
+    reducer.zero()
+    shard_loss(net, 0, dist.rank).backward()
+    net.first.bias.grad.fill_((3e38, -3e38, 0, 0)[dist.rank])  # as large, but the sum is fine
+    assert reducer.finish([1.0])().finite
+
+
+def clipping_is_identical(dist: Dist) -> None:
+    """Clipped on the buckets as PyTorch clips a list of gradients, and bit-identical on all
+    ranks.
+    """
+    net = build_net()
+    reducer = reducer_of(net, dist, 0.001)
+    reducer.zero()
+    shard_loss(net, 3, dist.rank).backward()
+    reducer.finish([4.0])()
+    copies = [nn.Parameter(p.detach()) for p in net.parameters()]
+    for copy, p in zip(copies, net.parameters(), strict=True):
+        copy.grad = p.grad.clone()
+    norm = nn.utils.clip_grad_norm_(copies, 0.01)
+    torch.testing.assert_close(reducer.clip(0.01), norm)
+    for copy, p in zip(copies, net.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, copy.grad)
+    check_same({name: p.grad for name, p in net.named_parameters()}, dist)
+
+
+def replaced_gradients_are_taken(dist: Dist) -> None:
+    """Somebody set gradients to None or to tensors of their own: what stands there at the end
+    counts.
+    """
+    net = build_net()
+    reducer = reducer_of(net, dist)
+    for _ in range(2):
+        reducer.zero()
+        shard_loss(net, 0, dist.rank).backward()
+        net.first.weight.grad = torch.full((5, 300), float(dist.rank)).t()
+        net.first.bias.grad = None
+        assert reducer.finish([1.0])().finite
+        mean = (dist.world_size - 1) / 2  # of the ranks' numbers
+        torch.testing.assert_close(net.first.weight.grad, torch.full((300, 5), mean))
+        assert not net.first.bias.grad.any()
+        assert net.second.bias.grad.any()
+
+
+def sparse_tables_become_the_same(dist: Dist, kind: type[SparseEmbedding]) -> str:
+    """Uneven row counts, duplicates across ranks, padding ids, a rank without look-ups; the whole
+    table's hash at the end.
+    """
+    torch.manual_seed(dist.rank)  # ranks must not need the same generator state
+    table = kind(50, 4)
+    table.weights += torch.linspace(-1, 1, 200).view(50, 4)
+    table.share_out(dist)
+    optimizer = SparseSignSGD({"rows": table}, SHARDS * 4, dist, lr=0.1, weight_decay=0.5)
+    for step in range(6):
+        looked_up = []
+        for shard in dist.owned_shards(SHARDS):
+            if step == 3 and shard < 4:
+                continue  # the first ranks look nothing up
+            generator = torch.Generator().manual_seed(100 * step + shard)
+            ids = (
+                torch.randint(-1, 4, (4,), generator=generator)
+                if step != 4
+                else torch.full((4,), -1)
+            )
+            # Large ones cancel and swallow small ones on the way: the order of adding decides the
+            # sign of the sum.
+            factors = torch.tensor([1e8, -1e8, 1.0, -1.0, 3.0])[
+                torch.randint(0, 5, (4, 4), generator=generator)
+            ]
+            looked_up.append((ids, factors))
+        table.look_ahead([ids for ids, _ in looked_up] or [torch.empty(0)])
+        for ids, factors in looked_up:
+            rows = table(ids)
+            (rows * factors).sum().backward()
+        optimizer.step()
+    whole = table.weights
+    if table.split:
+        assert len(whole) == -(-50 // dist.world_size)
+        whole = torch.cat(dist.all_gather(whole))[:50]
+    return hashlib.sha256(whole.numpy().tobytes()).hexdigest()
+
+
+def replicas_are_made_and_compared(dist: Dist) -> None:
+    torch.manual_seed(dist.rank)
+    tensors = {
+        "matrix": torch.randn(300, 70),
+        "transposed": torch.randn(6, 8).t(),
+        "odd half": torch.randn(11, dtype=torch.bfloat16)[1:],
+        "flags": torch.rand(5) > 0.5,
+        "scalar": torch.tensor(float(dist.rank)),
+        "empty": torch.zeros(0, 3),
+    }
+    expect(RuntimeError, "matrix differs between ranks: rank 1", lambda: check_same(tensors, dist))
+    same_everywhere(tensors, dist)
+    everyone = dist.all_gather(tensors["transposed"])
+    assert all(torch.equal(other, everyone[0]) for other in everyone)
+    assert tensors["scalar"] == 0
+    last = dist.world_size - 1
+    if dist.rank == last:
+        tensors["odd half"][-1] *= -1
+    expect(
+        RuntimeError,
+        f"odd half differs between ranks: rank {last} from rank 0",
+        lambda: check_same(tensors, dist),
+    )
+    same_everywhere(tensors, dist)
+    if dist.rank == 1:  # only exchanged: a plain sum of the bits would not notice
+        tensors["matrix"][[0, 200]] = tensors["matrix"][[200, 0]]
+    expect(
+        RuntimeError,
+        "matrix differs between ranks: rank 1 from rank 0",
+        lambda: check_same(tensors, dist),
+    )
+    if dist.rank == 1:
+        tensors["matrix"] = torch.zeros(2)
+    expect(
+        RuntimeError,
+        r"rank 0 has matrix \(300, 70\).*rank 1 has matrix \(2,\)",
+        lambda: same_everywhere(tensors, dist),
+    )
+
+
+def expect(kind: type[Exception], pattern: str, call) -> None:
+    with pytest.raises(kind, match=pattern):
+        call()
+
+
+def main() -> None:
+    dist = distributed.start(device="cpu", timeout_s=30)
+    try:
+        gradients_equal_one_process(dist)
+        if SHARDS % dist.world_size == 0:
+            exact_gradients_have_the_bits_of_one_process(dist)
+        statistics_are_totals(dist)
+        uneven_participation(dist)
+        non_finite_is_named(dist)
+        clipping_is_identical(dist)
+        replaced_gradients_are_taken(dist)
+        replicas_are_made_and_compared(dist)
+        for kind in (SparseEmbedding, ShardedEmbedding):
+            print("table", sparse_tables_become_the_same(dist, kind))
+        print("alone", sparse_tables_become_the_same(ALONE, SparseEmbedding))
+    finally:
+        distributed.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

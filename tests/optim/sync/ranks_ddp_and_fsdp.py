@@ -1,0 +1,339 @@
+"""Run on every rank by test_ddp_and_fsdp.py: each way to synchronise trains as one process does;
+with `few`, the main ones.
+
+Each rank computes what a single process would have, because all data is a function of (step,
+shard).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models.language.causal_lm import CausalLM
+from models.language.gpt import GPT
+from models.objective import Context, Objective, StepOut
+from optim.builtin import adamw
+from optim.ema import EMA
+from optim.memory import Memory
+from optim.sync.allreduce import Reducer
+from optim.sync.base import Sync, Verdict
+from optim.sync.ddp import DDP
+from optim.sync.fsdp import FSDP
+from utils.errors import ConfigError, RunError
+from utils.measure.report import Prediction
+from utils.noise import Noise
+from utils.ranks import distributed
+from utils.ranks.distributed import Dist
+from utils.ranks.notices import Notices
+from utils.spec import Spec
+
+SHARDS, STEPS, MIDDLE = 8, 4, 2
+ALONE = Dist()
+WAYS: dict[str, Callable[[], Sync]] = {
+    "allreduce": lambda: Reducer(0.001),
+    "ddp": lambda: DDP(),
+    "ddp that searches": lambda: DDP(find_unused_parameters=True),
+    "ddp that knows": lambda: DDP(static_graph=True),
+    "fsdp": FSDP,
+    "fsdp that keeps": lambda: FSDP(reshard_after_forward=False),
+}
+
+
+def language_model(**keys: Any) -> Objective:
+    """With norms and an embedding of which not every rank has a share at 4 ranks."""
+    torch.manual_seed(0)
+    arch = {"num_layers": 2, "hidden_size": 8, "num_heads": 2, "forward_dtype": "float64", **keys}
+    return CausalLM(GPT(Spec(vocab_size=3, seq_len=6), **arch), chunk_tokens=5).double()
+
+
+def tokens(step: int, shards: Sequence[int]) -> dict[str, Tensor]:
+    rows = [
+        torch.randint(0, 3, (2, 7), generator=torch.Generator().manual_seed(100 * step + shard))
+        for shard in shards
+    ]
+    text = torch.cat(rows).int()
+    return {"inputs": text[:, :-1], "labels": text[:, 1:]}
+
+
+@dataclass
+class Run:
+    """A few steps as pretrain.py makes them."""
+
+    objective: Any
+    sync: Sync
+    dist: Dist
+    losses: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.wrapped = self.sync.wrap(self.objective, self.dist)
+        named = list(self.sync.parameters.items())
+        self.optimizer = adamw(named, lr=0.05, matrices_only=True, fused=True)
+        self.ema, self.memory = EMA(self.sync.parameters, {}, 0.5), Memory([self.optimizer])
+
+    def step(self, number: int, parts: int, max_norm: float = 0.5) -> None:
+        owned = list(self.dist.owned_shards(SHARDS))
+        cut = [[*owned[part::parts]] for part in range(parts)]
+        self.sync.zero()
+        weights = []
+        for part in cut:
+            batch, ctx = (
+                tokens(number, part),
+                Context(0.0, Noise(0, number, part, self.dist.device)),
+            )
+            with torch.no_grad():
+                assert self.objective.statistics(batch, None, ctx) == {}
+            with self.sync.backward(last=part is cut[-1]):
+                out = self.wrapped(batch, None, ctx)
+                out.loss.backward()
+            weights.append(out.weight)
+        assert self.sync.finish(weights)().finite
+        self.sync.clip(max_norm)
+        self.optimizer.step()
+        self.ema.update()
+        with torch.no_grad(), self.ema.applied():
+            self.losses.append(float(self.objective.predict(tokens(999, [0])).metrics["loss"][0]))
+
+    def saved(self) -> dict[str, Tensor]:
+        state = {
+            "model": self.objective.saved(),
+            "ema": self.ema.state(),
+            "optimizer": self.memory.state(),
+        }
+        return {
+            f"{group}/{name}": t.clone()
+            for group, it in state.items()
+            for name, t in self.sync.full(it).items()
+        }
+
+    def load(self, saved: dict[str, Tensor], step: int) -> None:
+        whole: dict[str, dict[str, Tensor]] = {"model": {}, "ema": {}, "optimizer": {}}
+        for name, tensor in saved.items():
+            whole[name.partition("/")[0]][name.partition("/")[2]] = tensor.clone()
+        expected = self.sync.like(self.memory.like(whole["optimizer"], step))
+        assert {n: t.shape for n, t in expected.items()} == {
+            n: t.shape for n, t in whole["optimizer"].items()
+        }
+        self.objective.load_saved(self.sync.split(whole["model"], "model"))
+        self.ema.load(self.sync.split(whole["ema"], "ema"))
+        self.memory.load(self.sync.split(whole["optimizer"], "optimizer"))
+
+
+def alike(saved: dict[str, Tensor], expected: dict[str, Tensor], atol: float = 1e-9) -> None:
+    assert saved.keys() == expected.keys()
+    for name, tensor in expected.items():
+        atol_here = 1e-6 if name.startswith("ema") else atol  # averages are float32
+        torch.testing.assert_close(
+            saved[name], tensor, rtol=0, atol=atol_here, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def language_models_train_alike(dist: Dist) -> None:
+    """The losses of averages, weights, averages and memories of one process; and the rest of the
+    way from its checkpoint.
+    """
+    for keys in ({}, {"tied": True, "recompute": True}):
+        one = Run(language_model(**keys), Reducer(), ALONE)
+        for step in range(STEPS):
+            one.step(step, 1)
+            if step == MIDDLE - 1:
+                middle = one.saved()
+        end = one.saved()
+        for way, parts in [
+            (way, parts) for way in WAYS for parts in (1, 4) if parts <= SHARDS // dist.world_size
+        ]:
+            if (keys or "few" in sys.argv) and (way not in ("ddp", "fsdp") or parts == 1):
+                continue
+            run = Run(language_model(**keys), WAYS[way](), dist)
+            for step in range(STEPS):
+                run.step(step, parts)
+            # of float32 averages
+            torch.testing.assert_close(run.losses, one.losses, rtol=0, atol=1e-6)
+            saved = run.saved()
+            if dist.is_main:
+                alike(saved, end)
+            elif way.startswith("fsdp"):
+                assert saved == {}, "rank 0 alone writes"
+            again = Run(language_model(**keys), WAYS[way](), dist)
+            again.load(middle, MIDDLE)
+            for step in range(MIDDLE, STEPS):
+                again.step(step, parts)
+            saved = again.saved()
+            if dist.is_main:
+                alike(saved, end)
+
+
+def shares_are_small(dist: Dist) -> None:
+    """A rank's weights, averages and memories are its share of them; and what a forward has fetched
+    is let go.
+    """
+    run = Run(language_model(), FSDP(), dist)
+    whole = sum(t.numel() for t in language_model().parameters())
+    run.step(0, 1)
+    for copies, tensors in (
+        (1, run.sync.parameters),
+        (1, run.ema.state()),
+        (2, run.memory.state()),
+    ):
+        share = sum(t.numel() for t in tensors.values())
+        assert share < copies * whole / dist.world_size + 8 * len(tensors), (share, whole)
+    places = {name: p.data_ptr() for name, p in run.sync.parameters.items()}
+    assert all(
+        p.to_local().data_ptr() == places[name] for name, p in run.objective.named_parameters()
+    ), "they share memory"
+
+
+class Tiny(Objective):
+    """Of its three parameters a step may leave one out."""
+
+    def __init__(self, reach_all: bool = True) -> None:
+        super().__init__(
+            nn.ParameterDict(
+                {name: nn.Parameter(torch.ones(5)) for name in ("first", "second", "spare")}
+            )
+        )
+        self.reach_all = reach_all
+
+    def forward(self, batch: Any, carry: Any, ctx: Any) -> StepOut:
+        loss = sum(
+            (p * batch["x"]).sum()
+            for name, p in self.model.items()
+            if self.reach_all or name != "spare"
+        )
+        return StepOut(loss, torch.tensor(1.0), {}, carry)
+
+    def statistics(self, batch: Any, carry: Any, ctx: Any) -> dict[str, Tensor]:
+        return {"whole": self.model["first"].sum() * batch["x"].sum()}
+
+    def predict(self, batch: Any) -> Prediction:
+        return Prediction({"sum": (self.model["first"].sum(), torch.tensor(1))}, {})
+
+
+def judged(
+    sync: Sync,
+    wrapped: nn.Module,
+    x: float = 1.0,
+    weight: float = 1.0,
+    checked: Sequence[Tensor] = (),
+) -> Verdict:
+    sync.zero()
+    with sync.backward(last=True):
+        carry = object()
+        out = wrapped({"x": torch.full((5,), x)}, carry, None)
+        assert out.carry is carry, "the carry is nobody's business"
+        out.loss.backward()
+    return sync.finish([weight], checked, Notices(sigterm=float(x == 1)))()
+
+
+def verdicts_name_whose_fault_it_is(dist: Dist) -> None:
+    culprit = dist.world_size - 1
+    mine = dist.rank == culprit
+    for make in (lambda: DDP(), lambda: FSDP()):
+        objective = Tiny()
+        sync = make()
+        wrapped = sync.wrap(objective, dist)
+        verdict = judged(sync, wrapped)
+        assert (verdict.finite, verdict.weight, verdict.notices) == (
+            True,
+            dist.world_size,
+            Notices(sigterm=dist.world_size),
+        )
+        assert all(torch.equal(p.grad, torch.ones_like(p)) for p in sync.parameters.values()), (
+            "summed, then divided"
+        )
+        verdict = judged(sync, wrapped, x=float("nan") if mine else 1.0)
+        assert (verdict.finite, verdict.ranks, verdict.parameter) == (
+            False,
+            [culprit],
+            "model.first",
+        ), verdict
+        if dist.world_size > 1:
+            verdict = judged(sync, wrapped, x=3e38)  # finite everywhere, until it is added
+            assert (verdict.finite, verdict.ranks, verdict.parameter) == (
+                False,
+                [],
+                "model.first",
+            ), verdict
+        verdict = judged(sync, wrapped, weight=float("inf") if mine else 1.0)
+        assert (verdict.finite, verdict.ranks) == (False, [culprit]), verdict
+        verdict = judged(
+            sync, wrapped, checked=[torch.tensor([1.0, float("inf") if dist.rank == 0 else 0.0])]
+        )
+        assert (verdict.finite, verdict.ranks, verdict.parameter) == (False, [0], None), verdict
+        judged(sync, wrapped, x=2.0)
+        torch.testing.assert_close(sync.clip(1.0), torch.tensor(2 * 15**0.5))
+        assert all(
+            torch.allclose(p.grad, torch.full_like(p, 15**-0.5)) for p in sync.parameters.values()
+        )
+
+
+def parameters_may_be_left_out(dist: Dist) -> None:
+    """They count as zeros; DDP must be told."""
+    for sync in (DDP(find_unused_parameters=True), FSDP()):
+        wrapped = sync.wrap(Tiny(reach_all=False), dist)
+        for _ in range(2):
+            assert judged_without_notices(sync, wrapped).finite
+            assert not sync.parameters["model.spare"].grad.any()
+    sync = DDP()
+    with pytest.raises(RunError, match=r"^sync.find_unused_parameters=false: the last micro-batch"):
+        judged_without_notices(sync, sync.wrap(Tiny(reach_all=False), dist))
+
+
+def judged_without_notices(sync: Sync, wrapped: nn.Module) -> Verdict:
+    sync.zero()
+    with sync.backward(last=True):
+        wrapped({"x": torch.ones(5)}, None, None).loss.backward()
+    return sync.finish([1.0])()
+
+
+def statistics_and_predictions_see_whole_weights(dist: Dist) -> None:
+    objective, sync = Tiny(), FSDP()
+    sync.wrap(objective, dist)
+    for value in (1.0, 2.0):
+        for share in sync.parameters.values():
+            share.data.fill_(value)
+        with torch.no_grad():
+            assert objective.statistics({"x": torch.ones(5)}, None, None)["whole"] == 25 * value
+            assert objective.predict({}).metrics["sum"][0] == 5 * value, "fetched anew"
+    mixed = Tiny()
+    mixed.model["spare"].data = mixed.model["spare"].data.double()
+    with pytest.raises(ConfigError, match=r"^sync=fsdp: splits parameters of one type"):
+        FSDP().wrap(mixed, dist)
+
+
+def compiled_nets_train_alike(dist: Dist) -> None:
+    """Compiled in place, inside of whatever is around it."""
+    one = Run(language_model(), Reducer(), ALONE)
+    runs = [Run(language_model(), WAYS[way](), dist) for way in ("allreduce", "ddp", "fsdp")]
+    for run in runs:
+        run.objective.compile_net()
+    for run, parts in ((one, 1), *((run, 2) for run in runs)):
+        for step in range(3):
+            run.step(step, parts)
+        torch.testing.assert_close(run.losses, one.losses, rtol=0, atol=1e-6)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 3
+
+
+def main() -> None:
+    dist = distributed.start(device="cpu", timeout_s=60)
+    try:
+        if "compiled" in sys.argv:
+            compiled_nets_train_alike(dist)
+            return
+        verdicts_name_whose_fault_it_is(dist)
+        statistics_and_predictions_see_whole_weights(dist)
+        language_models_train_alike(dist)
+        shares_are_small(dist)
+        parameters_may_be_left_out(dist)
+    finally:
+        distributed.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""The all-reduce of gradients, in this process and on ranks (`ranks_allreduce.py`)."""
+
+import pytest
+import torch
+from torch import nn
+
+from optim.sync.allreduce import Reducer
+from tests.ranks import run_module, succeeded
+from utils.errors import ConfigError
+from utils.ranks.distributed import Dist
+
+
+def make(bucket_mb=0.0001):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    return net, reducer_of(net, bucket_mb)
+
+
+def reducer_of(net, bucket_mb=16.0):
+    reducer = Reducer(bucket_mb)
+    reducer.wrap(net, Dist())
+    return reducer
+
+
+def test_gradients_are_views_into_the_buckets():
+    net, reducer = make()
+    for step in range(3):
+        reducer.zero()
+        net(torch.ones(3, 4)).sum().backward()
+        views = {name: view for bucket in reducer.buckets for name, view in bucket.views.items()}
+        assert step == 0 or all(p.grad is views[name] for name, p in net.named_parameters())
+        with reducer.backward(last=True):
+            net(torch.ones(3, 4)).sum().backward()
+        assert reducer.finish([2.0])().finite
+        views = {name: view for bucket in reducer.buckets for name, view in bucket.views.items()}
+        assert all(p.grad is views[name] for name, p in net.named_parameters())
+        torch.testing.assert_close(net[2].bias.grad, torch.full((2,), 3.0))
+
+
+def test_micro_batches_add_up_and_are_divided_once():
+    net, reducer = make()
+    x = torch.randn(6, 4)
+    expected = torch.autograd.grad(net(x).square().sum() / 6, list(net.parameters()))
+    reducer.zero()
+    net(x[:2]).square().sum().backward()
+    with reducer.backward(last=True):
+        net(x[2:]).square().sum().backward()
+    assert reducer.finish([torch.tensor(6)])().weight == 6
+    for p, grad in zip(net.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, grad)
+
+
+def test_gradients_arrive_on_masters_of_casted_copies():
+    net, reducer = make()
+    reducer.zero()
+    with reducer.backward(last=True):
+        copies = {name: p.bfloat16() for name, p in net.named_parameters()}
+        torch.func.functional_call(
+            net, copies, torch.ones(3, 4, dtype=torch.bfloat16)
+        ).sum().backward()
+    assert reducer.finish([1.0])().finite
+    torch.testing.assert_close(net[2].bias.grad, torch.full((2,), 3.0))
+
+
+def test_a_second_backward_while_sending_is_refused():
+    net, reducer = make()
+    reducer.finish([1.0])()  # the first step only learns the order
+    reducer.zero()
+    with reducer.backward(last=True):
+        net(torch.ones(3, 4)).sum().backward()
+        again = net(torch.ones(3, 4)).sum()
+        with pytest.raises(RuntimeError, match="only the last backward of a step"):
+            again.backward()
+
+
+def test_buckets_hold_whole_gradients_of_one_kind_in_backward_order():
+    shapes = {"a": (100,), "b": (10, 10), "c": (500,), "d": (3,)}
+    named = {name: nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
+    named["e"] = nn.Parameter(torch.zeros(5, dtype=torch.float64))
+    reducer = reducer_of(nn.ParameterDict(named), 1000 / 2**20)
+    for _ in range(2):
+        reducer.zero()
+        # backward meets c first, then d, a, b; nothing reaches e
+        with reducer.backward(last=True):
+            y = named["b"].sum() * 1.0
+            y = named["a"].sum() * y
+            y = named["d"].sum() * y
+            (named["c"].sum() * y).backward()
+        reducer.finish([1.0])()
+        assert [list(bucket.parameters) for bucket in reducer.buckets] == [
+            ["c"],
+            ["e"],
+            ["d", "a", "b"],
+        ]
+    assert reducer.buckets[-1].tail.dtype == torch.float32
+    assert reducer_of(nn.Module()).finish([2.0])().weight == 2
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (torch.float64,),
+        (torch.float32,),
+        (torch.bfloat16,),
+        (torch.bfloat16, torch.float32, torch.float64),
+    ],
+)
+def test_gradients_of_any_precision_are_clipped(dtypes):
+    named = {f"p{i}": nn.Parameter(torch.ones(300, dtype=dtype)) for i, dtype in enumerate(dtypes)}
+    reducer = reducer_of(nn.ParameterDict(named))
+    with reducer.backward(last=True):
+        sum((30 * p.double()).sum() for p in named.values()).backward()
+    assert reducer.finish([1.0])().finite
+    before = 30 * (300 * len(dtypes)) ** 0.5
+    assert abs(float(reducer.clip(1.0)) - before) < 1e-3 * before
+    after = sum(p.grad.double().square().sum() for p in named.values()) ** 0.5
+    assert abs(float(after) - 1) < 5e-3
+    assert all(p.grad.dtype == p.dtype for p in named.values())
+
+
+def test_bucket_size_must_be_positive():
+    with pytest.raises(ConfigError, match=r"^sync\.bucket_mb=0"):
+        make(bucket_mb=0)
+
+
+@pytest.mark.parametrize(
+    "world_size", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4))]
+)
+def test_reducer_sparse_optimizer_and_replicas(world_size):
+    ranks = succeeded(run_module(world_size, "tests.optim.sync.ranks_allreduce"))
+    hashes = {
+        line.split()[1]
+        for rank in ranks
+        for line in rank.stdout.splitlines()
+        if line.startswith(("table", "alone"))
+    }
+    assert len(hashes) == 1, "the table depends on the rank or on the number of ranks"

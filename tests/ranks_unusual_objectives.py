@@ -1,0 +1,164 @@
+"""pretrain.py with objectives and ways to synchronise that only tests have: `python -m
+tests.ranks_unusual_objectives WHAT key=value …`.
+
+They take the places of the digit classifier and its net, so that everything else is the real thing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pretrain
+from models.digits import classify, cnn
+from models.frozen import Frozen
+from models.layers import parse_dtype
+from models.objective import Batch, Context, Objective, StepOut
+from optim.replicas import sha256
+from optim.sync.allreduce import Reducer
+from optim.sync.buckets import Bucket
+from utils.measure.report import Prediction
+from utils.noise import Noise
+from utils.ranks.distributed import Dist
+from utils.spec import IGNORE, Spec
+
+HIDDEN = 16
+
+
+class Net(nn.Module):
+    """Two linear maps; it takes the keys of the net whose place it has."""
+
+    def __init__(
+        self, spec: Spec, dropout: Sequence[float] = (), forward_dtype: str = "float64"
+    ) -> None:
+        super().__init__()
+        self.base = self.make_base()
+        self.last = nn.Linear(HIDDEN, spec.num_classes)
+        self.dtype = parse_dtype(forward_dtype)
+
+    def make_base(self) -> nn.Module:
+        return nn.Linear(784, HIDDEN)
+
+    def forward(self, inputs_BHW: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.base(inputs_BHW.flatten(1).to(self.dtype) / 255)))
+
+
+class HalfFrozenNet(Net):
+    """The first half comes from a file, and would change with every batch if it were in training
+    mode.
+    """
+
+    def make_base(self) -> nn.Module:
+        net = nn.Sequential(nn.Linear(784, HIDDEN), nn.BatchNorm1d(HIDDEN))
+        return Frozen(net, os.environ["FROZEN"].format(rank=os.environ.get("RANK", "0")))
+
+
+class SquaredError(Objective):
+    """Sums squared distances from the label."""
+
+    def error(self, batch: Batch) -> Tensor:
+        labels_B = batch["labels"].long()
+        known_B = labels_B != IGNORE
+        wanted_BC = F.one_hot(labels_B.clamp_min(0), 10)
+        return ((self.model(batch["inputs"]) - wanted_BC).square().sum(-1) * known_B).sum()
+
+    def forward(self, batch: Batch, carry: None, ctx: Context) -> StepOut:
+        return StepOut(self.error(batch), torch.tensor(len(batch["labels"])), {})
+
+    def predict(self, batch: Batch) -> Prediction:
+        answer_B, known_B = self.model(batch["inputs"]).argmax(-1), batch["labels"] != IGNORE
+        return Prediction(
+            {"accuracy": ((answer_B == batch["labels"]).sum(), known_B.sum())}, {"answer": answer_B}
+        )
+
+
+class LogOfSum(SquaredError):
+    """log(1 + the error of the whole batch), of which no rank and no micro-batch knows the gradient
+    by itself.
+    """
+
+    def statistics(self, batch: Batch, carry: None, ctx: Context) -> dict[str, Tensor]:
+        return {"error": self.error(batch), "examples": torch.tensor(len(batch["labels"]))}
+
+    def forward(self, batch: Batch, carry: None, ctx: Context) -> StepOut:
+        error, total, examples = self.error(batch), ctx.totals["error"], ctx.totals["examples"]
+        mine = len(batch["labels"])
+        # The value is this micro-batch's share of the loss; the gradient is the error's, by the
+        # chain rule.
+        loss = mine * torch.log1p(total) + examples * (error - error.detach()) / (1 + total)
+        return StepOut(loss, torch.tensor(mine), {})
+
+
+class Prepared(SquaredError):
+    """Begins with an image of the first batch and some noise in its weights."""
+
+    def prepare(self, dist: Dist, source: Any, noise: Noise) -> None:
+        print("PREPARED", flush=True)
+        images = [
+            torch.from_numpy(source.train_batch(0, shard)["inputs"]) for shard in noise.shards
+        ]
+        draws = noise.normal("prepare", (len(noise.shards), 784))
+        found = torch.cat(images).flatten(1).double().sum(0) / 255 + draws.double().sum(0)
+        dist.all_reduce(found)
+        with torch.no_grad():
+            self.model.base.weight.add_(0.01 * found)
+
+
+class HalfFrozen(SquaredError):
+    """Says at its evaluation what it holds."""
+
+    def predict(self, batch: Batch) -> Prediction:
+        held = {name: sha256(tensor) for name, tensor in self.model.base.net.state_dict().items()}
+        print(
+            "HOLDS",
+            json.dumps({"saved": sorted(self.saved()), "frozen": self.frozen(), "base": held}),
+            flush=True,
+        )
+        return super().predict(batch)
+
+
+def totals_of_one_rank() -> None:
+    Reducer._over_ranks = lambda self, tensor: tensor  # type: ignore[method-assign]
+
+
+def say_what_travels() -> None:
+    """Names in buckets, and sizes of what rank 0 sends to all."""
+    init, broadcast = Bucket.__init__, Dist.broadcast
+
+    def bucket(self: Bucket, parameters: Mapping[str, nn.Parameter], *rest: Any) -> None:
+        print("BUCKET", *parameters, flush=True)
+        init(self, parameters, *rest)
+
+    def sent(self: Dist, tensor: Tensor) -> None:
+        print("BROADCAST", tensor.numel(), flush=True)
+        broadcast(self, tensor)
+
+    Bucket.__init__, Dist.broadcast = bucket, sent  # type: ignore[method-assign]
+
+
+KINDS: dict[str, tuple[type[nn.Module], type[Objective], Callable[[], None]]] = {
+    "plain": (Net, SquaredError, lambda: None),
+    "totals": (Net, LogOfSum, lambda: None),
+    "totals-of-one-rank": (Net, LogOfSum, totals_of_one_rank),
+    "prepared": (Net, Prepared, lambda: None),
+    "half-frozen": (HalfFrozenNet, HalfFrozen, say_what_travels),
+}
+
+
+def main() -> None:
+    what, *arguments = sys.argv[1:]
+    cnn.CNN, classify.ClassifyObjective, change = KINDS[what]  # type: ignore[misc,assignment]
+    change()
+    sys.argv = ["pretrain.py", *arguments]
+    pretrain.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""What a user's terminal and shell may do to a run from outside: closed streams, and Ctrl-C before
+anything is loaded.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import LAUNCHER_PREFIXES, ROOT
+from tests.runs import FLOAT32, QUIET, TINY_TRM, Result, status
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith((*LAUNCHER_PREFIXES, "RANK", "WORLD_SIZE"))
+    }
+    return subprocess.run(
+        ["sh", "-c", line],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "closed",
+    [
+        "<&- >&- 2>&-",
+        pytest.param(">&-", marks=pytest.mark.slow),
+        pytest.param("2>&-", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_whose_streams_are_closed_is_a_run(closed: str, tmp_path: Path) -> None:
+    """And what nobody can read is not written into its files instead."""
+    arguments = [
+        *TINY_TRM,
+        *FLOAT32,
+        *QUIET,
+        "max_steps=2",
+        "data.embedded.test=8",
+        f"checkpoint_path={tmp_path}/run",
+    ]
+    done = shell(f"exec {shlex.join([sys.executable, 'pretrain.py', *arguments])} {closed}")
+    assert done.returncode == 0, done.stderr
+    assert status(tmp_path / "run")["state"] == "finished"
+    assert {row["step"] for row in Result(tmp_path / "run").rows} == {1, 2}
+    for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
+        json.loads(line)
+
+
+def test_an_error_is_said_where_it_can_be() -> None:
+    done = shell(f"exec {shlex.quote(sys.executable)} pretrain.py lrr=1 >&-")
+    assert (done.returncode, done.stderr) == (2, "error: lrr=1: unknown key; did you mean lr?\n")
+    assert shell(f"exec {shlex.quote(sys.executable)} pretrain.py lrr=1 2>&-").returncode == 2
+
+
+def test_help_that_nobody_reads_to_its_end_is_no_error() -> None:
+    done = shell(f"{shlex.quote(sys.executable)} pretrain.py --help | head -1")
+    assert done.stdout.startswith("usage: python pretrain.py ")
+    assert done.stderr == ""
+
+
+def test_signals_are_heard_before_anything_slow_is_loaded() -> None:
+    body = [
+        ast.unparse(node)
+        for node in ast.parse((ROOT / "pretrain.py").read_text()).body
+        if not isinstance(node, ast.Expr)
+    ]
+    ours = [
+        "from utils.checkpoint import reader",
+        "from utils.command import cli",
+        "from utils.sweep import entry",
+    ]
+    call = "cli.check(sys.argv, reader.config_in, entry.sweep)"
+    assert body[:8] == [
+        "from __future__ import annotations",
+        "from utils.ranks import interrupt",
+        "if __name__ == '__main__':\n    interrupt.end_quietly()",
+        "import sys",
+        *ours,
+        f"if __name__ == '__main__':\n    {call}",
+    ]
+    slow = "sorted({'hydra', 'omegaconf', 'yaml', 'torch', 'numpy'} & sys.modules.keys())"
+    code = "\n".join(["import os, sys", body[1], *ours, "from utils.ranks import signals"])
+    code += f"\nsignals.install = lambda *_: (print({slow}, flush=True), os._exit(0))\n{call}"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(),
+    reason="reads from /proc which signals a process handles",
+)
+@pytest.mark.parametrize("later_s", [0.0, 0.12, 0.4])
+def test_ctrl_c_while_python_loads_is_one_line(later_s: float) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "pretrain.py", "experiment=demo"],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        # Python itself handles SIGINT from its first moment on
+        while not handles(process.pid, signal.SIGTERM):
+            time.sleep(0.001)
+        time.sleep(later_s)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, said) == (130, "stopped by SIGINT before training began\n")
+
+
+def handles(pid: int, signum: int) -> bool:
+    caught = next(
+        line
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("SigCgt:")
+    )
+    return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
+
+
+def test_a_benchmark_that_is_ended_leaves_no_ranks(tmp_path: Path) -> None:
+    wait = (
+        f"import os, time; open({str(tmp_path)!r} + '/' + str(os.getpid()), 'w').close();"
+        " time.sleep(60)"
+    )
+    code = f"from tests.ranks import run_ranks; run_ranks(2, ['-c', {wait!r}])"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    try:
+        deadline = time.monotonic() + 20
+        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.terminate()
+        assert process.wait(timeout=10) == 143
+    finally:
+        process.kill()
+    ranks = [int(file.name) for file in tmp_path.iterdir()]
+    assert len(ranks) == 2
+    assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]

@@ -1,0 +1,269 @@
+"""Decompositions end to end: the same run at any number of ranks, targets that are made first, and
+what is left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.ranks import ROOT, run_ranks, succeeded, until
+from tests.runs import (
+    FLOAT32,
+    QUIET,
+    STOPPED,
+    Result,
+    assert_same_run,
+    digest,
+    launched,
+    learned,
+    stopped,
+    train,
+)
+
+slow = pytest.mark.slow
+# Every loss, so that every kind of noise, the adversary's carry, and sums over the whole batch
+# count
+LOSSES = [
+    "arch.loss.subset=1",
+    "arch.loss.frequency=0.5",
+    "arch.loss.minimality=1e-2",
+    "arch.loss.p=2",
+    "arch.loss.p_end=0.9",
+]
+LOSSES += [
+    "arch.loss.adversarial={coefficient:0.5,steps:2,persistent:true}",
+    "arch.loss.warmup_steps=10",
+    "arch.loss.samples=2",
+]
+TMS = [
+    "experiment=tms_5_2",
+    "arch.forward_dtype=float64",
+    "global_batch_size=48",
+    "max_steps=23",
+    "data.held_out=100",
+    "eval_every_steps=null",
+]
+TMS += ["data.probability=0.3", "arch.C=8", "eval_batch_size=16"]
+FIRST = (
+    "experiment=tms_target global_batch_size=64 max_steps=60 data.probability=0.3 data.held_out=64"
+    " checkpoint_path={folder}/target"
+)
+
+
+@pytest.fixture(scope="module")
+def tms(tms_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A decomposition on one rank."""
+    return train(tmp_path_factory.mktemp("tms") / "run", *TMS, *LOSSES, f"arch.target={tms_target}")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "more"),
+    [
+        (3, ["micro_batch_size=12"]),
+        pytest.param(2, [], marks=slow),
+        pytest.param(2, ["sync=ddp"], marks=slow),
+        pytest.param(
+            3, ["sync=ddp", "sync.find_unused_parameters=true", "micro_batch_size=12"], marks=slow
+        ),
+        pytest.param(2, ["sync=fsdp"], marks=slow),
+    ],
+)
+def test_the_number_of_ranks_changes_nothing(
+    ranks: int, more: list[str], tms: Result, tms_target: Path, tmp_path: Path
+) -> None:
+    other = train(tmp_path / "run", *TMS, *LOSSES, f"arch.target={tms_target}", *more, ranks=ranks)
+    assert_same_run(tms, other)
+    losses = tms.series("train/loss")
+    assert losses[-1] < 0.9 * losses[0], "it learns nothing: the test shows little"
+    rows = [
+        (run.directory / "evaluations/step_23/features/components.tsv").read_text()
+        for run in (tms, other)
+    ]
+    assert rows[0] == rows[1]
+    assert len(rows[0].splitlines()) == 1 + 2 * 8
+
+
+@slow
+def test_exact_runs_are_equal_to_the_bit_and_go_on_at_other_ranks(tmp_path: Path) -> None:
+    """The targets as well, each made by as many ranks as take it apart."""
+
+    def arguments(name: str) -> list[str]:
+        return [
+            *TMS,
+            *LOSSES,
+            f"arch.target='{FIRST.format(folder=tmp_path / name)}'",
+            *FLOAT32,
+            "exact=true",
+            "log_interval=4",
+        ]
+
+    one = train(tmp_path / "one" / "run", *arguments("one"))
+    two = train(tmp_path / "two" / "run", *arguments("two"), ranks=2)
+    assert digest(tmp_path / "two" / "target") == digest(tmp_path / "one" / "target")
+    assert digest(two.directory) == digest(one.directory)
+    stopped(tmp_path / "run", *arguments("one"), ranks=4)
+    again = train(tmp_path / "run", *arguments("one"), ranks=2)
+    assert digest(again.directory) == digest(one.directory)
+    assert learned(again) == learned(one)
+
+
+@slow
+def test_a_language_model_is_taken_apart_the_same_at_any_number_of_ranks(
+    gpt_target: Path, tmp_path: Path
+) -> None:
+    arguments = [
+        "experiment=decompose_lm",
+        f"arch.target={gpt_target}",
+        "arch.forward_dtype=float64",
+        "arch.C=6",
+        "data.seq_len=16",
+    ]
+    arguments += [
+        "data.val_tokens=500",
+        "data.embedded.mebibytes=1",
+        "tokens_per_update=null",
+        "global_batch_size=24",
+        "max_steps=23",
+    ]
+    arguments += ["arch.loss.layerwise=1", "eval_every_steps=10", "eval_batch_size=8"]
+    one = train(tmp_path / "one", *arguments)
+    for ranks in (2, 3):
+        assert_same_run(
+            one, train(tmp_path / str(ranks), *arguments, "micro_batch_size=6", ranks=ranks)
+        )
+    table = (one.directory / "evaluations/step_23/val/components.tsv").read_text().splitlines()
+    assert table[0].split("\t") == ["matrix", "component", "live", "mean gate", "top tokens"]
+    assert len(table) == 1 + 8 * 6
+    assert any('"' in line.split("\t")[4] for line in table[1:]), "tokens are shown as text"
+
+
+def test_a_target_is_made_first_and_components_are_exported(tmp_path: Path) -> None:
+    target = f"arch.target='{FIRST.format(folder=tmp_path)}'"
+    whole = train(tmp_path / "run", *TMS, *FLOAT32, target)
+    assert (tmp_path / "target" / "checkpoints" / "latest").read_text() == "step_60\n"
+    assert f"target: {tmp_path}/target" in (whole.directory / "config.yaml").read_text()
+    exported = tmp_path / "exported"
+    done = subprocess.run(
+        [sys.executable, "-m", "models.component_files", str(whole.directory), str(exported)],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert (
+        done.stdout
+        == f"{exported}: components of linear1, linear2 after step 23; the table is of step 23, set"
+        " features\n"
+    )
+    factors, saved = load_file(exported / "components.safetensors"), whole.weights()
+    assert factors["linear1.V"].equal(saved["model.parts.linear1.V"])
+    assert factors["linear2.V"].equal(saved["model.parts.linear1.U"].t())
+    assert len((exported / "components.tsv").read_text().splitlines()) == 1 + 2 * 8
+    pictures = sorted(
+        path.name for path in (whole.directory / "evaluations/step_23").glob("*/*.png")
+    )
+    assert pictures == ["directions.png", "gates.png", "histograms.png", "live.png", "needed.png"]
+    matrices = json.loads(
+        (whole.directory / "evaluations/step_23/features/matrices.json").read_text()
+    )
+    assert matrices["linear2"].items() >= {"tied_to": "linear1", "transposed": True}.items()
+
+
+@slow
+def test_an_interrupted_target_goes_on_and_is_not_made_again(tmp_path: Path) -> None:
+    first = FIRST.format(folder=tmp_path).replace(
+        "max_steps=60", "max_steps=3000 checkpoint_interval=500 log_interval=100"
+    )
+    arguments = [*TMS, f"arch.target='{first}'", *FLOAT32]
+    command = ["pretrain.py", *QUIET, *arguments, f"checkpoint_path={tmp_path}/run"]
+    latest = tmp_path / "target" / "checkpoints" / "latest"
+    with subprocess.Popen(
+        [sys.executable, *command],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert until(latest.exists, 60)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == STOPPED, out + err
+    assert "the same command goes on from there" in err
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    succeeded(run_ranks(2, command, 120))
+    assert "continued at step" in (tmp_path / "target" / "log.txt").read_text()
+    before = latest.parent.parent.joinpath("metrics.jsonl").stat()
+    whole = train(tmp_path / "whole", *arguments)
+    stopped(tmp_path / "again", *arguments)
+    again = train(tmp_path / "again", *arguments)
+    assert "continued at step 10" in (again.directory / "log.txt").read_text()
+    assert digest(again.directory) == digest(whole.directory)
+    assert learned(again) == learned(whole)
+    assert latest.parent.parent.joinpath("metrics.jsonl").stat() == before, (
+        "the target was made again"
+    )
+
+
+@slow
+def test_two_that_need_one_target_make_it_once(tmp_path: Path) -> None:
+    first = FIRST.format(folder=tmp_path).replace("max_steps=60", "max_steps=600")
+    command = [sys.executable, "pretrain.py", *QUIET, *TMS, f"arch.target='{first}'", *FLOAT32]
+    both = [
+        subprocess.Popen(
+            [*command, f"checkpoint_path={tmp_path}/{name}"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("one", "other")
+    ]
+    said = [process.communicate(timeout=120) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert sum("arch.target: waiting for" in out for out, _ in said) == 1
+    assert digest(tmp_path / "one") == digest(tmp_path / "other")
+
+
+@slow
+def test_evaluations_and_sweeps_of_decompositions(tms_target: Path, tmp_path: Path) -> None:
+    arguments = [
+        *QUIET,
+        *TMS,
+        f"arch.target={tms_target}",
+        "objective_metric=eval/single/mmcs/linear1",
+    ]
+    sweep = [*arguments, "-m", "arch.loss.minimality=1e-3,1e-2"]
+    done = launched([sys.executable, str(ROOT / "pretrain.py"), *sweep], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = sorted(path.parent for path in tmp_path.glob("runs/*/*/config.yaml"))
+    assert len(runs) == 2, done.stdout
+    again = [
+        *QUIET,
+        "eval_only=true",
+        f"checkpoint={runs[0]}",
+        f"checkpoint_path={tmp_path}/evaluation",
+    ]
+    succeeded(run_ranks(2, ["pretrain.py", *again], 120))
+    tables = [
+        next(folder.glob("evaluations/step_23/features/components.tsv")).read_text()
+        for folder in (runs[0], tmp_path / "evaluation")
+    ]
+    assert tables[0] == tables[1]
+
+
+@slow
+def test_wrong_arguments_of_a_target_are_one_line(tmp_path: Path) -> None:
+    value = "experiment=tms_target max_stepz=3"
+    (done,) = run_ranks(
+        1,
+        ["pretrain.py", *QUIET, *TMS, f"arch.target='{value}'", f"checkpoint_path={tmp_path}/run"],
+    )
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == f"error: arch.target={value}: max_stepz=3: unknown key; did you mean max_steps?\n"
+    )

@@ -1,0 +1,147 @@
+"""What a run needs from outside breaks while it trains: the disk, W&B, the files of its
+checkpoints.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import run_ranks
+from tests.runs import QUIET, TROUBLED, Result, digest, faulty, goes_on, learned, status
+from tests.utils.rundir.test_status import fill
+from utils.checkpoint import reader
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("trouble", "says"),
+    [("full", "No space left on device"), ("readonly", "Read-only file system")],
+)
+def test_a_failed_save_is_said_and_training_goes_on(
+    trouble: str, says: str, small_disk: Path, undisturbed_pair: Result, tmp_path: Path
+) -> None:
+    disk = small_disk if trouble == "full" else small_disk / "run" / "checkpoints"
+    done = faulty(
+        small_disk / "run",
+        f"{trouble}@save",
+        0,
+        1,
+        *TROUBLED,
+        ranks=2,
+        env={"FAULT_DISK": str(disk)},
+    )
+    assert [rank.returncode for rank in done] == [0, 0], done[0].stderr
+    lines = [line for line in done[0].stdout.splitlines() if "FAILED" in line]
+    assert len(lines) in (1, 2), (
+        "rank 0 mends it at the next save, for which rank 1 may have come too early"
+    )
+    assert "checkpoint of step 10 FAILED on rank" in lines[0]
+    assert lines[0].endswith(f"{says}; training goes on, the last whole one is step_5")
+    assert digest(small_disk / "run") == digest(undisturbed_pair.directory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trouble", ["full", "readonly"])
+def test_three_failed_saves_in_a_row_stop_the_run(
+    trouble: str, small_disk: Path, undisturbed_pair: Result, tmp_path: Path
+) -> None:
+    run = small_disk / "run"
+    env = {"FAULT_DISK": str(small_disk if trouble == "full" else run / "checkpoints")}
+    done = faulty(
+        run, f"{trouble}@save", 0, "1-", *TROUBLED, "checkpoint_interval=2", ranks=2, env=env
+    )
+    assert [rank.returncode for rank in done] == [1, 1]
+    assert (
+        "3 saves in a row failed; make room there, and start the run again to go on"
+        in done[0].stderr
+    )
+    assert done[1].stderr == ""
+    assert (run / "checkpoints" / "latest").read_text() == "step_2\n"
+    if trouble == "full":
+        (small_disk / "filler").unlink()
+    else:
+        subprocess.run(["umount", "--lazy", str(run / "checkpoints")], check=True)
+    goes_on(run, undisturbed_pair)
+    assert status(run)["state"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_start_on_a_full_disk_is_one_line_about_the_disk(small_disk: Path) -> None:
+    fill(small_disk)
+    path = small_disk / "new" / "run"
+    done = run_ranks(2, ["pretrain.py", *TROUBLED, *QUIET, f"checkpoint_path={path}"])
+    assert [rank.returncode for rank in done] == [2, 2]
+    said = f"error: checkpoint_path={path}: cannot be written (No space left on device)"
+    assert done[0].stderr.startswith(said)
+    assert done[0].stderr.count("\n") == 1
+    assert done[1].stderr == ""
+
+
+@pytest.mark.slow
+def test_training_goes_on_without_wandb(undisturbed_pair: Result, tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    done = faulty(
+        tmp_path / "run", "wandb@objective", 0, 7, *TROUBLED, "wandb.mode=offline", ranks=2
+    )
+    assert [rank.returncode for rank in done] == [0, 0], done[0].stderr
+    assert "W&B: could not " in done[0].stdout  # log, or start: that goes on beside training
+    assert digest(tmp_path / "run") == digest(undisturbed_pair.directory)
+    assert learned(Result(tmp_path / "run")) == learned(undisturbed_pair)
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+def test_damage_to_any_file_is_named_and_the_one_before_is_taken(
+    damage: Callable[[Path], None], undisturbed_pair: Result, tmp_path: Path
+) -> None:
+    """Of a real checkpoint, with all that a run of two ranks puts into it."""
+    whole = undisturbed_pair.directory / "checkpoints"
+    files = sorted(path.name for path in (whole / "step_23").iterdir())
+    assert len(files) == 7, files
+    for name in files:
+        folder = shutil.copytree(whole, tmp_path / name)
+        damage(folder / "step_23" / name)
+        said: list[str] = []
+        found = reader.newest_whole(folder, said.append)
+        assert found == folder / "step_20"
+        assert len(said) == 1
+        assert f"step_23 is damaged ({name}" in said[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "name"), [(0, "ema/dense/"), (1, "model/"), (2, "optimizer/0/")])
+def test_a_host_that_reads_other_bytes_does_not_train(
+    file: int, name: str, undisturbed_pair: Result, tmp_path: Path
+) -> None:
+    """What rank 0 has verified the others do not hash again; but all compare what they have
+    read.
+    """
+    run = shutil.copytree(undisturbed_pair.directory, tmp_path / "run")
+    done = faulty(run, "flip@read", 1, file, *TROUBLED, "max_steps=24", ranks=2)
+    assert [rank.returncode for rank in done] == [1, 1]
+    assert f"error: {name}" in done[0].stderr
+    assert "differs between ranks: rank 1 from rank 0" in done[0].stderr
+    assert (run / "checkpoints" / "latest").read_text() == "step_23\n"
+
+
+@pytest.mark.parametrize("content", [b"", b"step_2", b"\xff\n", b"../step_5\n"])
+def test_a_damaged_pointer_costs_nothing(
+    content: bytes, undisturbed_pair: Result, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(undisturbed_pair.directory / "checkpoints", tmp_path / "checkpoints")
+    (folder / "latest").write_bytes(content)
+    assert reader.newest_whole(folder, lambda line: None) == folder / "step_23"

@@ -1,0 +1,293 @@
+"""Every command in a *.md file is parsed by what it calls, or is covered by a test named here."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from tests.documented import Command, anchors, commands, files, links
+from tests.ranks import ROOT
+from utils.command import config, keys
+from utils.command.arguments import prepare
+from utils.errors import ConfigError
+from utils.ranks.launchers import Launch
+
+README_BYTES = 12 * 1024
+# What a command evaluates, by the folder that it names: the arguments of the run that lies there.
+EVALUATED = {"runs/demo/demo": ["experiment=demo"], "runs/lm/lm": ["experiment=lm"]}
+# Commands of other programs, and modules without a parser of their own, with the tests that run
+# them.
+ELSEWHERE = {
+    "git": "needs the network",
+    "pip": "needs the network",
+    "pre-commit": "needs the network",
+    "cd": "of the shell",
+    "echo": "of the shell",
+    "cut": "of the shell",
+    "grep": "of the shell",
+    "source": "of the shell",
+    "tail": "of the shell",
+    "wandb": "of W&B",
+    "scancel": "of Slurm: tests/slurm/test_slurm.py",
+    "scontrol": "of Slurm: tests/slurm/test_slurm.py",
+    ".ci/run": "CI runs it",
+}
+# Words that stand for something else. What a reader adds as `mine` is added and trained by
+# tests/test_extending.py; a word in brackets is optional.
+PLACEHOLDERS = {
+    **{f"{group}=mine": "" for group in ("arch", "data", "optim", "sync", "experiment")},
+    "data=bars": "",  # data/README.md shows how to add it: tests/data/test_guide.py
+    "[RUN": "RUN",
+    "…]": "",
+}
+# Modules that take positional arguments: how many, at least and at most.
+POSITIONAL = {
+    "models.component_files": (2, 2),
+    "models.llama": (2, 2),
+    "utils.checkpoint": (1, 3),
+    "utils.rundir.report": (1, 99),
+}
+SBATCH = {
+    "-N", "-t", "-p", "-A", "--array", "--ntasks-per-node", "--gpus-per-node", "--gpus",
+    "--cpus-per-task", "--signal", "--chdir", "--nodes", "--time",
+}  # fmt: skip
+MAKE_VARIABLES = {"PYTHON", "PART", "DATA", "MINUTES", "OUT", "RANKS", "EPOCHS", "WAYS"}
+WRONG = (AssertionError, ConfigError, HydraException, SystemExit, OSError, ValueError)
+ALL = [command for path in files() for command in commands(path)]
+
+
+def check(command: Command) -> None:
+    """Raise an error that names what is wrong with a command; KeyError for one nobody covers."""
+    program = (
+        command.words[0] if "/" not in command.words[0] else command.words[0].split("bin/")[-1]
+    )
+    arguments = [PLACEHOLDERS.get(word, word) for word in command.words[1:]]
+    arguments = [re.sub(r"=K$", "=1", word) for word in arguments if word]
+    if program in ELSEWHERE or "evaluate.py" in arguments:
+        return
+    if re.fullmatch(r"launch/\w+\.sh", program):
+        check_script(program, arguments, command)
+    else:
+        PROGRAMS[program](arguments, command)
+
+
+def check_python(arguments: list[str], command: Command) -> None:
+    if arguments[:1] == ["pretrain.py"]:
+        check_pretrain(arguments[1:])
+    else:
+        assert arguments[:1] == ["-m"], "starts neither pretrain.py nor a module"
+        check_module(arguments[1], arguments[2:])
+
+
+def check_module(module: str, arguments: list[str]) -> None:
+    if module.endswith(".NAME"):
+        assert (ROOT / module.removesuffix(".NAME").replace(".", "/")).is_dir()
+    elif not arguments:  # inline code that names it
+        assert importlib.util.find_spec(module)
+    elif module.startswith("data.build."):
+        importlib.import_module(module).parser().parse_args(arguments)
+    elif module in POSITIONAL:
+        least, most = POSITIONAL[module]
+        assert least <= len(arguments) <= most, f"{module} takes {least} to {most} arguments"
+        assert importlib.util.find_spec(module)
+    elif module.startswith("tests.bench."):
+        source = (ROOT / f"{module.replace('.', '/')}.py").read_text()
+        unknown = [word for word in arguments if word[:2] == "--" and f'"{word}"' not in source]
+        assert not unknown, f"{module} has no option {unknown}"
+    else:
+        assert module in ("pip", "pytest"), f"{module}: not covered"
+
+
+def check_pretrain(arguments: Sequence[str], ranks: int = 1) -> None:
+    """Compose and resolve the configuration, each job of a sweep by itself; nothing runs."""
+    overrides = [argument for argument in arguments if argument[:1] != "-"]
+    if "--help" in arguments:
+        return  # tests/utils/command/test_help.py
+    options = {*arguments} - {*overrides}
+    assert options <= {"-m", "--cfg", "--config-dir"}, f"unknown options {options}"
+    if "--config-dir" in options:
+        return  # tests/test_config.py
+    if "--cfg" in options:
+        overrides.remove("job")
+    if "-m" not in options:
+        resolve(overrides, ranks)
+        return
+    if "hydra/sweeper=optuna" in overrides:
+        overrides = [first_of_range(word) for word in overrides if word[:6] != "hydra/"]
+    for job in jobs(overrides):
+        resolve(job, ranks, job)
+
+
+def resolve(overrides: Sequence[str], ranks: int, job: list[str] | None = None) -> None:
+    prepared = prepare(overrides, config_in=saved_config)
+    raw, choices = composed(tuple(prepared))
+    config.resolve(raw, choices, Launch(world_size=ranks), job)
+
+
+@cache
+def composed(overrides: tuple[str, ...]) -> tuple[Any, Mapping[str, str]]:
+    with initialize_config_dir(str(keys.CONF), version_base="1.3"):
+        raw = compose("pretrain", list(overrides), return_hydra_config=True)
+    return raw, raw.hydra.runtime.choices
+
+
+@cache
+def saved_config(checkpoint: str) -> Mapping[Any, Any]:
+    """The configuration that lies beside a checkpoint which the documentation names."""
+    if checkpoint not in EVALUATED:
+        return {}
+    raw, choices = composed(tuple(EVALUATED[checkpoint]))
+    saved: Any = OmegaConf.to_container(config.resolve(raw, choices, Launch()))
+    return saved
+
+
+def jobs(overrides: Sequence[str]) -> list[list[str]]:
+    """The first and the last job of a sweep."""
+    parser = OverridesParser.create()
+    values = []
+    for override in parser.parse_overrides(list(overrides)):
+        key = override.get_key_element()
+        if override.is_sweep_override():
+            values.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+        else:
+            values.append([str(override.input_line)])
+    combinations = list(itertools.product(*values))
+    return [list(combinations[0]), list(combinations[-1])]
+
+
+def first_of_range(override: str) -> str:
+    """An override whose range is replaced by where it begins."""
+    return re.sub(r"=(?:tag\(\w+,)?(?:interval|range)\(([^,]+),[^)]*\)\)?$", r"=\1", override)
+
+
+def check_torchrun(arguments: list[str], command: Command) -> None:
+    if "pretrain.py" not in arguments:  # inline code that shows an option
+        arguments = [*arguments, "pretrain.py"]
+    at = arguments.index("pretrain.py")
+    options = dict(word.partition("=")[::2] for word in paired(arguments[:at]))
+    known = {"--nproc-per-node", "--nnodes", "--max-restarts", "--signals-to-handle"}
+    assert options.keys() <= known, f"unknown options {options.keys() - known}"
+    check_pretrain(arguments[at + 1 :], int(options.get("--nproc-per-node", "1")))
+
+
+def paired(words: list[str]) -> list[str]:
+    """`--a b` as `--a=b`."""
+    return re.sub(r"(^| )(--?\w[\w-]*) (?!-)", r"\1\2=", " ".join(words)).split()
+
+
+def check_mpi(arguments: list[str], command: Command) -> None:
+    if "pretrain.py" in arguments:  # else inline code that shows an option
+        check_pretrain(arguments[arguments.index("pretrain.py") + 1 :])
+
+
+def check_script(script: str, arguments: list[str], command: Command) -> None:
+    """A script in launch/: its variables are in its text, its arguments are pretrain.py's."""
+    text = (ROOT / script).read_text() + (ROOT / "launch" / "job.sh").read_text()
+    for name, _ in command.variables:
+        assert name in text + (ROOT / "tests/bench/stages.py").read_text(), f"{name}: not used"
+    if script == "launch/chain.sh":
+        assert arguments[0].isdigit(), "chain.sh takes a number of jobs first"
+        check_sbatch(arguments[1:], command)
+    elif script == "launch/sweep.slurm":
+        check_pretrain(["-m", *arguments])
+    elif script == "launch/stages.slurm" or arguments == ["store"]:
+        assert script in ("launch/stages.slurm", "launch/elastic.sh")
+    else:
+        check_pretrain(arguments)
+
+
+def check_sbatch(arguments: list[str], command: Command) -> None:
+    scripts = [at for at, word in enumerate(arguments) if word.startswith("launch/")]
+    before = arguments[: scripts[0]] if scripts else arguments
+    options = {re.match(r"--?[a-zA-Z-]+", word) for word in before if word[0] == "-"}
+    named = {match[0] if match[0][:2] == "--" else match[0][:2] for match in options if match}
+    assert named <= SBATCH, f"unknown options {named - SBATCH}"
+    if scripts:  # else inline code that shows an option
+        check_script(arguments[scripts[0]], arguments[scripts[0] + 1 :], command)
+
+
+def check_make(arguments: list[str], command: Command) -> None:
+    text = (ROOT / "Makefile").read_text()
+    for word in arguments:
+        if "=" in word:
+            assert word.partition("=")[0] in MAKE_VARIABLES, f"{word}: no variable of a target"
+        else:
+            assert re.search(rf"^{re.escape(word)}:", text, re.MULTILINE), f"{word}: no target"
+    assert {name for name, _ in command.variables} <= MAKE_VARIABLES
+
+
+PROGRAMS: dict[str, Callable[[list[str], Command], None]] = {
+    "python": check_python,
+    "python3": check_python,
+    "torchrun": check_torchrun,
+    "mpirun": check_mpi,
+    "mpiexec": check_mpi,
+    "srun": check_mpi,
+    "sbatch": check_sbatch,
+    "make": check_make,
+}
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_documented_command_is_right(path: Path) -> None:
+    wrong = []
+    for command in (each for each in ALL if each.where.partition(":")[0] == name_of(path)):
+        try:
+            check(command)
+        except KeyError as error:
+            wrong.append(f"{command.where}: {command}: nobody covers {error}; output is ```text")
+        except WRONG as error:
+            wrong.append(f"{command.where}: {command}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(path: Path) -> None:
+    for number, target in links(path):
+        file, _, anchor = target.partition("#")
+        there = (path.parent / file).resolve() if file else path
+        assert there.exists(), f"{name_of(path)}:{number}: {target} is not there"
+        assert not anchor or anchor in anchors(there), f"{name_of(path)}:{number}: {target}"
+
+
+def test_named_tests_exist() -> None:
+    there = {str(path.relative_to(ROOT / "tests")) for path in (ROOT / "tests").rglob("test_*.py")}
+    there |= {name.rpartition("/")[2] for name in there}
+    for path in files():
+        for name in re.findall(r"`((?:[a-z_]+/)*test_[a-z0-9_]+\.py)`", path.read_text()):
+            assert name.removeprefix("tests/") in there, f"{name_of(path)}: {name} is not there"
+
+
+def test_ci_runs_what_the_readme_starts_with() -> None:
+    script = (ROOT / ".ci" / "run").read_text().splitlines()
+    first = [str(command) for command in ALL if command.where.startswith("README.md")][:3]
+    assert [line for line in first if line.startswith("make")] == ["make train"]
+    assert "make train" in script
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_bytes()) <= README_BYTES
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["python pretrain.py lrr=1", "make tset", "python -m data.build.sudoku --sise 9", "frob x"],
+)
+def test_wrong_commands_are_found(line: str) -> None:
+    with pytest.raises((*WRONG, KeyError)):
+        check(Command("here:1", (), tuple(line.split())))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))

@@ -1,0 +1,88 @@
+"""`exact=true`: the same bits at 1, 2, 4 and 8 ranks, shown by the digest of everything in a
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import ROOT, run_ranks
+from tests.runs import EXACT, QUIET, TINY_CNN, TINY_TRM, Result, digest, learned, train
+
+# Logged seldom, so that sums of metrics are in the checkpoint too; clipped, so that the norm of all
+# gradients counts.
+TRM = [*TINY_TRM, *EXACT, "log_interval=5", "max_steps=23", "grad_clip=0.7"]
+CNN = [*TINY_CNN, *EXACT, "max_steps=12"]
+CASES = {
+    "trm": TRM,
+    "trm-bfloat16": [*TRM, "arch.forward_dtype=bfloat16", "arch.starts=2", "max_steps=9"],
+    "cnn": CNN,
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "trm",
+        *(pytest.param(case, marks=pytest.mark.slow) for case in ("trm-bfloat16", "cnn")),
+    ],
+)
+def alone(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[str], Result]:
+    """One rank, and how it was started."""
+    return CASES[request.param], train(
+        tmp_path_factory.mktemp(request.param) / "run", *CASES[request.param]
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
+def test_digests_and_logged_metrics_are_equal(
+    alone: tuple[list[str], Result], ranks: int, tmp_path: Path
+) -> None:
+    arguments, one = alone
+    other = train(tmp_path / "run", *arguments, ranks=ranks, timeout=200)
+    assert learned(one) == learned(other)
+    assert digest(one.directory) == digest(other.directory)
+
+
+@pytest.mark.slow
+def test_float32_without_exact_is_not_bitwise_equal(tmp_path: Path) -> None:
+    """Else the tests above show nothing."""
+    fast = [*TRM, "exact=false"]
+    one, two = train(tmp_path / "one", *fast), train(tmp_path / "two", *fast, ranks=2)
+    assert digest(one.directory) != digest(two.directory)
+
+
+@pytest.mark.slow
+def test_exact_computes_the_same_run_as_the_fast_path(
+    alone: tuple[list[str], Result], tmp_path: Path
+) -> None:
+    arguments, one = alone
+    fast = train(tmp_path / "run", *arguments, "exact=false")
+    rounding = 3e-3 if "arch.forward_dtype=bfloat16" in arguments else 1e-4
+    assert fast.series("train/loss")[0] == pytest.approx(one.series("train/loss")[0], rel=rounding)
+    assert digest(one.directory) != digest(fast.directory)
+
+
+def test_ranks_that_cannot_be_exact_are_told_which_can() -> None:
+    done = run_ranks(3, ["pretrain.py", *TRM, *QUIET], timeout=60)
+    assert {rank.returncode for rank in done} == {2}
+    assert "exact=true on 3 ranks: with shards=8 it takes 1, 2, 4, 8 ranks" in done[0].stderr
+
+
+def test_the_digest_is_one_line_and_an_error_is_too(
+    alone: tuple[list[str], Result], tmp_path: Path
+) -> None:
+    _, one = alone
+    assert len(digest(one.directory)) == 64
+    command = [sys.executable, "-m", "utils.checkpoint", "digest", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,242 @@
+"""A dataset, a net, an optimizer and a sync are each one file and one yaml, with nothing to edit.
+
+A copy of the repository gets one of each. They train together on two ranks, and the tests that look
+at all files and all configurations pass there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import ranks
+from tests.ranks import LAUNCHER_PREFIXES, ROOT, run_ranks, succeeded
+from tests.runs import QUIET, Result, train
+
+DATA = '''
+"""Rows of bits; the label is their parity."""
+
+import numpy as np
+
+from data.source import RunLength
+from utils.spec import Spec
+
+
+class ParitySource:
+    def __init__(self, *, seed, shards, global_batch_size, max_steps, bits=8):
+        self._seed, self._size, self._bits = seed, global_batch_size // shards, bits
+        self.spec = Spec(num_features=bits, num_classes=2, fingerprint=f"{seed} {bits}")
+        self.length = RunLength(max_steps, global_batch_size, None, lambda done: done == max_steps)
+
+    def train_batch(self, step, shard):
+        rng = np.random.default_rng([self._seed, step, shard])
+        bits = rng.integers(0, 2, (self._size, self._bits))
+        return {"inputs": bits.astype(np.float32), "labels": bits.sum(1) % 2}
+
+    def eval_sets(self):
+        return {"parity": Held(self._bits)}
+
+    def evaluators(self, set_name):
+        return []
+
+    def enter(self, saved):
+        pass
+
+
+class Held:
+    def __init__(self, bits):
+        self._rows = np.array([[row >> bit & 1 for bit in range(bits)] for row in range(1 << bits)])
+
+    def __len__(self):
+        return len(self._rows)
+
+    def read(self, indices):
+        rows = self._rows[indices]
+        return {"inputs": rows.astype(np.float32), "labels": rows.sum(1) % 2}
+
+    def padding(self, rows):
+        width = self._rows.shape[1]
+        return {"inputs": np.zeros((rows, width), np.float32), "labels": np.full(rows, -100)}
+'''
+MODEL = '''
+"""A perceptron with one hidden layer, and its loss."""
+
+import torch.nn.functional as F
+from torch import nn
+
+from models.layers import parse_dtype
+from models.objective import Objective, StepOut
+from utils.measure.report import Prediction
+
+
+class Perceptron(nn.Module):
+    def __init__(self, spec, width=16, forward_dtype="float32"):
+        super().__init__()
+        self.dtype = parse_dtype(forward_dtype)
+        self.hidden = nn.Linear(spec.num_features, width)
+        self.out = nn.Linear(width, spec.num_classes)
+
+    def forward(self, inputs):
+        return self.out(self.hidden(inputs).tanh())
+
+
+class Classify(Objective):
+    def forward(self, batch, carry, ctx):
+        loss, count, metrics = self._score(batch)
+        return StepOut(loss, count, metrics)
+
+    def predict(self, batch):
+        return Prediction(self._score(batch)[2], {})
+
+    def _score(self, batch):
+        labels, logits = batch["labels"], self.model(batch["inputs"])
+        count, right = (labels >= 0).sum(), (logits.argmax(-1) == labels).sum()
+        loss = F.cross_entropy(logits, labels, reduction="sum", ignore_index=-100)
+        return loss, count, {"accuracy": (right, count)}
+'''
+OPTIMIZER = '''
+"""Signs of gradients, as an optimizer of dense weights."""
+
+import torch
+
+
+class SignDescent(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad.sign(), alpha=group["lr"])
+'''
+SYNC = '''
+"""One all-reduce for each parameter, after the last backward."""
+
+from contextlib import nullcontext
+
+from optim.sync.buckets import magnitude
+from optim.sync.common import Common
+
+
+class OneByOne(Common):
+    name = "one_by_one"
+
+    def wrap(self, objective, dist):
+        self.begin({name: p for name, p in objective.named_parameters() if p.requires_grad}, dist)
+        return objective
+
+    def backward(self, last):
+        return nullcontext()
+
+    def _collect(self):
+        super()._collect()
+        for grad in self._grads():
+            self.magnitudes.append(magnitude(grad))
+            self.dist.all_reduce(grad)
+'''
+ADDED = {
+    "data/parity.py": DATA,
+    "conf/data/parity.yaml": """
+        # Rows of bits and their parity.
+        _target_: data.parity.ParitySource
+        seed: ${seed}
+        shards: ${shards}
+        global_batch_size: ${global_batch_size}
+        max_steps: ${max_steps}
+        bits: 8  # [>= 1, <= 16]
+    """,
+    "models/perceptron.py": MODEL,
+    "conf/arch/perceptron.yaml": """
+        # One hidden layer.
+        _target_: models.perceptron.Perceptron
+        loss: {_target_: models.perceptron.Classify}
+        width: 16  # [>= 1]
+        forward_dtype: float32
+    """,
+    "optim/sign_descent.py": OPTIMIZER,
+    "conf/optim/sign_descent.yaml": """
+        # Signs of gradients.
+        dense:
+          - match: ".*"
+            optimizer: {_target_: optim.sign_descent.SignDescent, lr: "${lr}"}
+        schedule: {_target_: optim.schedule.Constant}
+    """,
+    "optim/sync/one_by_one.py": SYNC,
+    "conf/sync/one_by_one.yaml": """
+        # One all-reduce for each parameter.
+        _target_: optim.sync.one_by_one.OneByOne
+    """,
+    "conf/experiment/parity.yaml": """
+        # @package _global_
+        # python pretrain.py experiment=parity
+        defaults:
+          - override /data: parity
+          - override /arch: perceptron
+          - override /optim: sign_descent
+          - override /sync: one_by_one
+
+        global_batch_size: 32
+        epochs: null
+        eval_interval: null
+        max_steps: 2
+    """,
+}
+LOOK_AT_ALL = [  # the tests that list files or choices
+    *("tests/test_layout.py", "tests/test_bad_input.py", "tests/optim/test_groups.py"),
+    *("tests/test_config.py::test_every_experiment_runs_two_steps[parity]",),
+]
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository with one more of everything."""
+    copy = tmp_path_factory.mktemp("extended") / "lockstep"
+    hidden = shutil.ignore_patterns(".*", "runs", "wheels")
+    shutil.copytree(ROOT, copy, ignore=hidden)
+    for name, text in ADDED.items():
+        assert not (copy / name).exists()
+        lines = text.strip("\n").split("\n")
+        indent = len(lines[0]) - len(lines[0].lstrip())
+        (copy / name).write_text("\n".join(line[indent:] for line in lines).rstrip() + "\n")
+    return copy
+
+
+def test_one_file_and_one_yaml_each_train_on_two_ranks(
+    extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "forks", None)  # which have imported the repository itself
+    found = {}
+    for number in (1, 2):
+        arguments = ["experiment=parity", *QUIET, f"checkpoint_path={tmp_path}/{number}"]
+        succeeded(run_ranks(number, [str(extended / "pretrain.py"), *arguments], cwd=tmp_path))
+        found[number] = Result(tmp_path / str(number))
+    assert len(found[2].series("train/loss")) == 2
+    assert found[2].series("eval/accuracy") == found[1].series("eval/accuracy")
+    for name in ("train/loss", "train/accuracy"):
+        assert found[2].series(name) == pytest.approx(found[1].series(name), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_no_test_has_a_list_that_must_be_edited(extended: Path) -> None:
+    env = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
+    command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-m", "", *LOOK_AT_ALL]
+    done = subprocess.run(
+        command, cwd=extended, env=env, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_a_yaml_outside_the_repository_is_a_choice(tmp_path: Path) -> None:
+    for group, base in (("data", "features"), ("arch", "tms"), ("sync", "ddp")):
+        (tmp_path / "conf" / group).mkdir(parents=True)
+        shutil.copy(ROOT / "conf" / group / f"{base}.yaml", tmp_path / "conf" / group / "mine.yaml")
+    mine = ["--config-dir", f"{tmp_path}/conf", "data=mine", "arch=mine", "sync=mine"]
+    rest = ["optim=adamw", "epochs=null", "eval_interval=null", "max_steps=2", "data.held_out=64"]
+    run = train(tmp_path / "run", *mine, *rest, "global_batch_size=16", ranks=2)
+    assert len(run.series("train/loss")) == 2

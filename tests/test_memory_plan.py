@@ -1,0 +1,137 @@
+"""`plan`: memory counted without computing is the memory of a real pass, and what is chosen is the
+run that anybody gets.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pretrain
+from optim.groups import build_dense
+from optim.memory import Memory
+from tests.ranks import run_ranks, succeeded
+from tests.runs import QUIET, TINY_CNN, TINY_GPT, TINY_TRM, resolved
+from tests.steps import steps_of, trainer_on
+from utils.command.instantiate import make
+from utils.measure import capacity
+from utils.measure.cards import DRIVER, UNUSED, Card
+from utils.ranks.distributed import Dist
+
+ALONE = Dist(0, 1, 0, torch.device("cpu"))
+FLOAT32 = "arch.forward_dtype=float32"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [TINY_TRM, TINY_CNN, TINY_GPT, [*TINY_GPT, "arch.recompute=true"]],
+    ids=["trm", "cnn", "gpt", "recompute"],
+)
+def test_what_is_counted_without_numbers_is_what_a_pass_takes(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    cfg = resolved(*arguments, FLOAT32, f"checkpoint_path={tmp_path}")
+    source = make(cfg.data, "data")
+
+    def counted(device: torch.device, step: bool) -> capacity.Needs:
+        objective = pretrain.make_objective(cfg.arch, 0, source.spec, device)
+        optimizers = build_dense(cfg.optim.dense, objective.trained())
+        memory = Memory(optimizers)
+        if step:
+            for parameter in objective.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            for optimizer in optimizers:
+                optimizer.step()
+        remembered = memory.state() if step else memory.like({}, 1)
+        return capacity.count(
+            objective,
+            remembered.values(),
+            cfg.ema,
+            partial(pretrain.first_batch, cfg, source, device),
+        )
+
+    real = counted(torch.device("cpu"), step=True)
+    assert counted(capacity.NOWHERE, step=False) == real
+    assert real.first >= real.each > 0
+    assert real.remembered >= 1.9 * real.trained
+
+
+def test_a_planned_run_is_the_run_of_that_micro_batch_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose = capacity.choose
+
+    def on_a_card_for_three_shards(
+        needs: capacity.Needs, cards: object, *given: Any, **keys: Any
+    ) -> capacity.Layout:
+        card = Card(
+            "GPU", int((needs.state(1, False) + needs.passes(3)) / (1 - UNUSED) + DRIVER) + 1
+        )
+        return choose(needs, [card], *given, **keys)
+
+    monkeypatch.setattr(capacity, "choose", on_a_card_for_three_shards)
+    trainer = trainer_on(ALONE, tmp_path, *TINY_GPT, "data.seq_len=512", "plan=auto")
+    assert (trainer.cfg.plan, trainer.cfg.micro_batch_size) == (False, 9)
+    assert [len(part) for part in trainer.parts] == [3, 3, 2]
+
+
+@pytest.mark.slow
+def test_plan_show_says_it_once_and_leaves_nothing(tmp_path: Path) -> None:
+    line = ["pretrain.py", *QUIET, *TINY_CNN, "plan=show", f"checkpoint_path={tmp_path}/run"]
+    done = succeeded(run_ranks(2, line, 60))
+    said = done[0].stdout.splitlines()
+    assert said[0].startswith("plan: on ")
+    assert "2 × host" in said[0]
+    assert all(text.startswith("plan: ") for text in said)
+    assert not done[1].stdout
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("cards", ["8x80", "2x24+16"])
+def test_cards_that_are_elsewhere(
+    cards: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        trainer_on(ALONE, tmp_path, *TINY_TRM, "plan=show", f"plan_cards={cards}")
+    said = capsys.readouterr().out
+    assert (
+        "torchrun --nproc-per-node 8" if cards == "8x80" else "torchrun --nproc-per-node 3"
+    ) in said
+    assert "attention" in said
+    assert resolved(*TINY_TRM).plan is False
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_a_gpu_takes_about_what_was_counted(tmp_path: Path) -> None:
+    device = torch.device("cuda", 0)
+    arguments = [
+        *TINY_GPT,
+        "arch.hidden_size=256",
+        "arch.mlp_width=1024",
+        "data.seq_len=512",
+        FLOAT32,
+        "compile=false",
+        "device=cuda",
+    ]
+    trainer = trainer_on(Dist(0, 1, 0, device), tmp_path, *arguments)
+    counted = trainer_on(Dist(0, 1, 0, device), tmp_path, *arguments, "plan=auto")
+    assert counted.cfg.micro_batch_size == 24
+    nowhere = pretrain.make_objective(trainer.cfg.arch, 0, trainer.source.spec, capacity.NOWHERE)
+    known = Memory(build_dense(trainer.cfg.optim.dense, nowhere.trained())).like({}, 1)
+    needs = capacity.count(
+        nowhere,
+        known.values(),
+        False,
+        partial(pretrain.first_batch, trainer.cfg, trainer.source, capacity.NOWHERE),
+    )
+    del counted
+    torch.cuda.reset_peak_memory_stats(device)
+    for step in steps_of(trainer, 3):
+        step()
+    expected = needs.state(1, split=False) + needs.passes(8)
+    assert 0.7 * expected < torch.cuda.max_memory_allocated(device) < 1.1 * expected + 64 * 2**20

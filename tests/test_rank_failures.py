@@ -1,0 +1,186 @@
+"""What goes wrong on one rank ends or stops all of them, within a known time, and the run can go on
+afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.runs import (
+    BOUND_S,
+    EXACT,
+    TROUBLED,
+    Result,
+    digest,
+    faulty,
+    goes_on,
+    learned,
+    seconds_since,
+    status,
+    train,
+)
+
+
+@pytest.mark.parametrize(
+    ("where", "rank", "when"),
+    [
+        pytest.param("objective", 1, 12, marks=pytest.mark.slow),
+        pytest.param("objective", 0, 12, marks=pytest.mark.slow),
+        pytest.param("worker", 1, 60, marks=pytest.mark.slow),
+        pytest.param("callback", 1, 7, marks=pytest.mark.slow),
+        pytest.param("predict", 1, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_an_exception_on_one_rank_ends_all_and_is_shown_first(
+    where: str, rank: int, when: int, undisturbed_pair: Result, tmp_path: Path
+) -> None:
+    done = faulty(tmp_path / "run", f"raise@{where}", rank, when, *TROUBLED, ranks=2)
+    assert seconds_since(done) < BOUND_S
+    assert {other.returncode for other in done} == {1}
+    assert re.match(rf"error on rank {rank}: ZeroDivisionError: .*\nTraceback ", done[0].stderr), (
+        done[0].stderr
+    )
+    assert done[0].stderr.count("error on rank") == 1
+    assert done[1].stderr == "", "rank 0 prints what there is to say"
+    assert status(tmp_path / "run")["state"] == "failed"
+    assert "ZeroDivisionError" in status(tmp_path / "run")["reason"], (
+        "not what its end did to the other rank"
+    )
+    goes_on(tmp_path / "run", undisturbed_pair)
+
+
+@pytest.mark.slow
+def test_a_loader_process_that_is_killed_is_one_line(
+    undisturbed_pair: Result, tmp_path: Path
+) -> None:
+    done = faulty(tmp_path / "run", "kill@worker", 1, 60, *TROUBLED, ranks=2)
+    assert {rank.returncode for rank in done} == {1}
+    line = (
+        r"error on rank 1: loader process \d+ was killed by SIGKILL, as the system does when memory"
+        r" runs out; num_workers=0 loads .*\n"
+    )
+    assert re.fullmatch(line, done[0].stderr), done[0].stderr
+    assert done[1].stderr == ""
+    goes_on(tmp_path / "run", undisturbed_pair)
+
+
+@pytest.mark.slow
+def test_an_error_is_reported_before_files_are_closed(
+    undisturbed_pair: Result, tmp_path: Path
+) -> None:
+    """Else the others would give up on this rank, and the run would end as one that hangs."""
+    done = faulty(tmp_path / "run", "raise-stuck@objective", 0, 12, *TROUBLED, ranks=2)
+    assert seconds_since(done) < BOUND_S
+    assert {rank.returncode for rank in done} == {1}
+    assert done[0].stderr.startswith("error on rank 0: ZeroDivisionError: a planted error\n")
+    assert done[1].stderr == ""
+    assert "a planted error" in status(tmp_path / "run")["reason"]
+    goes_on(tmp_path / "run", undisturbed_pair)
+
+
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_killed_rank_is_named_and_the_run_goes_on(
+    rank: int, undisturbed_pair: Result, tmp_path: Path
+) -> None:
+    done = faulty(tmp_path / "run", "kill@objective", rank, 13, *TROUBLED, ranks=2)
+    assert seconds_since(done) < BOUND_S
+    assert done[rank].returncode == -9
+    assert done[1 - rank].returncode == 1
+    assert f"rank {rank} is gone" in done[1 - rank].stderr
+    goes_on(tmp_path / "run", undisturbed_pair)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_after_a_kill_the_run_goes_on_at_more_or_fewer_ranks(ranks: int, tmp_path: Path) -> None:
+    one = train(tmp_path / "undisturbed", *TROUBLED, *EXACT)
+    done = faulty(tmp_path / "run", "kill@objective", 1, 13 * 4, *TROUBLED, *EXACT, ranks=2)
+    assert done[1].returncode == -9
+    again = train(tmp_path / "run", *TROUBLED, *EXACT, ranks=ranks)
+    assert digest(again.directory) == digest(one.directory)
+    assert learned(again) == learned(one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_hangs_is_named_with_its_place(
+    rank: int, undisturbed_pair: Result, tmp_path: Path
+) -> None:
+    done = faulty(tmp_path / "run", "hang@objective", rank, 13, *TROUBLED, ranks=2, timeout=90)
+    assert seconds_since(done) < BOUND_S
+    text = "".join(other.stderr for other in done)
+    assert f"rank {rank} did not come within timeout_s=8 s" in text, text
+    assert "tests/faults.py" in text
+    assert "pretrain.py" in text
+    assert all(other.returncode == 1 for other in done), [other.returncode for other in done]
+    goes_on(tmp_path / "run", undisturbed_pair)
+
+
+@pytest.mark.parametrize(
+    ("signals", "where", "rank", "ended"),
+    [
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("SIGTERM", "objective", 1, 143),
+                ("SIGTERM+SIGTERM", "objective", "all", 143),
+                ("SIGUSR1", "predict", 1, 138),
+                ("SIGUSR1+SIGUSR1", "objective", "all", 138),
+                ("SIGTERM", "data", 0, 143),
+                ("SIGTERM", "save", 0, 143),
+                ("SIGINT", "objective", "all", 130),
+            )
+        ),
+    ],
+)
+def test_asked_to_stop_all_ranks_save_and_end(
+    signals: str, where: str, rank: int | str, ended: int, undisturbed_pair: Result, tmp_path: Path
+) -> None:
+    done = faulty(
+        tmp_path / "run",
+        f"{signals}@{where}",
+        rank,
+        7 if where == "objective" else 0,
+        *TROUBLED,
+        ranks=2,
+    )
+    assert seconds_since(done) < 20, "torchrun kills after 30 s"
+    assert {other.returncode for other in done} == {ended}, [other.stderr for other in done]
+    end = status(tmp_path / "run")
+    assert end["state"] == ("requeue" if ended == 138 else "stopped")
+    assert end["exit_status"] == ended
+    goes_on(tmp_path / "run", undisturbed_pair)
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_all_at_once(undisturbed_pair: Result, tmp_path: Path) -> None:
+    """The first is heard, but its rank does not come to the end of its step."""
+    done = faulty(
+        tmp_path / "run", "SIGINT+pause+SIGINT+pause@objective", 1, 13, *TROUBLED, ranks=2
+    )
+    assert seconds_since(done) < 1.6 + 4
+    assert {other.returncode for other in done} == {130}
+    assert "stopped at once by Ctrl-C" in done[0].stderr + done[1].stderr
+    assert (tmp_path / "run" / "checkpoints" / "latest").read_text() == "step_10\n", (
+        "nothing more was saved"
+    )
+    goes_on(tmp_path / "run", undisturbed_pair)
+
+
+@pytest.mark.slow
+def test_a_suspended_run_goes_on(undisturbed_pair: Result, tmp_path: Path) -> None:
+    """For longer than timeout_s nobody waited: all stood still."""
+    done = faulty(tmp_path / "run", "suspend@objective", "all", 13, *TROUBLED, ranks=2)
+    assert [rank.returncode for rank in done] == [0, 0], [rank.stderr for rank in done]
+    assert digest(tmp_path / "run") == digest(undisturbed_pair.directory)
+
+
+@pytest.mark.slow
+def test_a_gradient_that_is_not_finite_on_one_rank_is_refused_on_all(tmp_path: Path) -> None:
+    done = faulty(tmp_path / "run", "nan@objective", 1, 7, *TROUBLED, ranks=2)
+    assert {rank.returncode for rank in done} == {1}
+    assert "on_nonfinite=raise: step 8" in done[0].stderr
+    assert "on rank 1" in done[0].stderr

@@ -1,0 +1,185 @@
+"""Whose a run directory is: a start beside a live run, evaluations of it, and a directory that goes
+away.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import pretrain
+from tests.ranks import run_ranks, succeeded
+from tests.runs import QUIET, Result, digest, resolved, status, train
+from utils.errors import ConfigError, RunError
+from utils.measure import hardware
+from utils.ranks import distributed
+from utils.ranks.distributed import Dist
+from utils.rundir.directory import RunDirectory
+from utils.rundir.lock import Lock
+
+SMALL = [
+    "arch=cnn",
+    "data=digits",
+    "optim=adamw",
+    "global_batch_size=16",
+    "epochs=1",
+    "eval_interval=1",
+    "max_steps=3",
+    "num_workers=0",
+    "log_interval=1",
+    "eval_batch_size=180",
+    "wandb.mode=disabled",
+    "project_name=p",
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the runs of this process lie."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hardware, "tune", lambda exact: None)
+    return tmp_path / "runs" / "p"
+
+
+def do(*arguments: str) -> None:
+    pretrain.pretrain(resolved(*SMALL, *arguments))
+
+
+@contextmanager
+def held(run: Path) -> Iterator[None]:
+    lock = Lock(run)
+    assert not lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def test_a_start_beside_a_live_run_is_refused_before_it_reads_anything(tmp_path: Path) -> None:
+    damaged = tmp_path / "x" / "checkpoints" / "step_5"
+    damaged.mkdir(parents=True)  # a reader would have something to say about it
+    with held(tmp_path / "x"):
+        done = run_ranks(
+            2,
+            [
+                "pretrain.py",
+                *SMALL,
+                f"data_path={tmp_path}",  # holds no dataset
+                f"checkpoint_path={tmp_path}/x",
+                "timeout_s=30",
+            ],
+        )
+    assert [rank.returncode for rank in done] == [2, 2]
+    said = f"checkpoint_path={tmp_path}/x: another run (pid {os.getpid()} on host "
+    assert said in done[0].stderr
+    assert sum(rank.stderr.count("\n") for rank in done) == 1
+    assert done[0].stdout == ""
+    assert os.listdir(tmp_path) == ["x"]
+    assert os.listdir(tmp_path / "x") == ["checkpoints"]
+
+
+def test_a_run_that_is_refused_for_something_else_leaves_nothing(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="resume=nowhere"):
+        do("resume=nowhere", "run_name=x")
+    assert os.listdir(folder.parent.parent) == []
+
+
+@pytest.mark.slow
+def test_an_evaluation_leaves_the_training_alone(folder: Path) -> None:
+    do("run_name=x")
+    before = digest(folder / "x")
+    with held(folder / "x"):  # as while it is being trained
+        for _ in range(2):
+            do("run_name=x", "eval_only=true", "checkpoint=runs/p/x")
+    with pytest.raises(ConfigError, match=rf"^checkpoint_path={folder}/x: holds checkpoints"):
+        do(f"checkpoint_path={folder}/x", "eval_only=true", "checkpoint=runs/p/x")
+    assert sorted(os.listdir(folder)) == ["x", "x-evaluation", "x-evaluation-2"]
+    assert all(
+        len(Result(folder / f"x-evaluation{number}").series("eval/accuracy")) == 1
+        for number in ("", "-2")
+    )
+    assert digest(folder / "x") == before
+    assert status(folder / "x")["state"] == status(folder / "x-evaluation")["state"] == "finished"
+
+
+def test_an_evaluation_is_named_after_its_run() -> None:
+    evaluates = ["eval_only=true", "checkpoint=somewhere"]
+    for name, job in (([], None), (["run_name=x"], ["seed=3"])):
+        assert (
+            resolved(*SMALL, *name, *evaluates, job=job).run_name
+            == resolved(*SMALL, *name, job=job).run_name + "-evaluation"
+        )
+
+
+@pytest.mark.slow
+def test_all_ranks_of_an_evaluation_write_into_one_directory(tmp_path: Path) -> None:
+    """Also in a sweep."""
+    train(tmp_path / "x", *SMALL)
+    evaluates = [
+        f"checkpoint={tmp_path}/x",
+        f"checkpoint_path={tmp_path}/y",
+        "eval_only=true",
+        "eval_save_outputs=[answer]",
+    ]
+    succeeded(
+        run_ranks(
+            2,
+            [
+                "pretrain.py",
+                "-m",
+                "seed=0,1",
+                *SMALL,
+                *QUIET,
+                *evaluates,
+                f"hydra.sweep.dir={tmp_path}/sweep",
+            ],
+        )
+    )
+    for name in ("y", "y-2"):
+        assert len(list((tmp_path / name).glob("step_3_*_preds.?.safetensors"))) == 2
+        assert Result(tmp_path / name).series("eval/accuracy")
+
+
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("take", [shutil.rmtree, lambda path: path.rename(path.with_name("y"))])
+def test_a_directory_that_goes_away_ends_the_run(
+    step: int, take: Callable[[Path], None], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In mid-run and after the last step, before what it made is saved."""
+    log = RunDirectory.log
+
+    def log_and_lose(run: RunDirectory, at: int, metrics: dict) -> None:
+        log(run, at, metrics)
+        if at == step and run.directory.exists():
+            take(run.directory)
+
+    monkeypatch.setattr(RunDirectory, "log", log_and_lose)
+    with pytest.raises(
+        RunError,
+        match=(
+            r"^checkpoint_path=runs/p/x: deleted or moved while the run was going on; put back, it"
+            r" goes on"
+        ),
+    ):
+        do("run_name=x", "eval_save_outputs=[answer]")
+    assert not (folder / "x").exists(), "nothing is made again"
+
+
+def test_a_rank_that_fails_as_the_run_begins_marks_it_failed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OtherDies(Dist):
+        def all_gather_text(self, text: str) -> list[str]:
+            return [text, "killed" if (folder / "x" / "status.json").exists() else text]
+
+    monkeypatch.setattr(distributed, "start", lambda *_: OtherDies())
+    with pytest.raises(Exception, match="rank 1: killed"):
+        do("run_name=x")
+    assert json.loads((folder / "x" / "status.json").read_text())["state"] == "failed"
+    assert not list(folder.glob(".*"))

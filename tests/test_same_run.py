@@ -1,0 +1,256 @@
+"""The promise, end to end: the same run at any number of ranks, and everything a run leaves
+behind.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from tests.ranks import ROOT, run_ranks
+from tests.runs import FLOAT32, QUIET, TINY_CNN, TINY_TRM, Result, assert_same_run, torchrun, train
+
+
+@pytest.fixture(scope="module")
+def trm(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """The tiny TRM on one rank."""
+    return train(
+        tmp_path_factory.mktemp("trm") / "run", *TINY_TRM, "eval_save_outputs=[inputs,answer]"
+    )
+
+
+@pytest.fixture(scope="module")
+def cnn(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """The digit classifier on one rank."""
+    return train(tmp_path_factory.mktemp("cnn") / "run", *TINY_CNN, "max_steps=24")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+def test_trm_is_the_same_run_at_any_number_of_ranks(
+    trm: Result, ranks: int, tmp_path: Path
+) -> None:
+    other = train(tmp_path / "run", *TINY_TRM, ranks=ranks)
+    assert_same_run(trm, other)
+    assert scenes(trm) == scenes(other) != {}, "the report page shows the same boards"
+
+
+def scenes(run: Result) -> dict[str, str]:
+    """What evaluations have left for the report page."""
+    files = sorted((run.directory / "evaluations").rglob("*.scene.json"))
+    return {str(file.relative_to(run.directory)): file.read_text() for file in files}
+
+
+@pytest.mark.slow
+def test_ragged_puzzles_with_many_ids_are_the_same_run(ragged: Path, tmp_path: Path) -> None:
+    arguments = [
+        *TINY_TRM,
+        f"data_path={ragged}",
+        "epochs=16",
+        "eval_interval=8",
+        "puzzle_emb_lr=1e-2",
+    ]
+    one = train(tmp_path / "one", *arguments)
+    assert_same_run(one, train(tmp_path / "run", *arguments, ranks=3))
+    assert (one.weights()["model.inner.puzzle_emb.weights"].abs().amax(1) > 0).sum() > 20, (
+        "many rows were trained"
+    )
+
+
+@pytest.mark.slow
+def test_cnn_is_the_same_run_at_three_ranks(cnn: Result, tmp_path: Path) -> None:
+    assert_same_run(cnn, train(tmp_path / "run", *TINY_CNN, "max_steps=24", ranks=3))
+
+
+@pytest.mark.slow
+def test_micro_batches_change_nothing(trm: Result, tmp_path: Path) -> None:
+    assert_same_run(trm, train(tmp_path / "run", *TINY_TRM, "micro_batch_size=6"))
+
+
+@pytest.mark.slow
+def test_neither_ranks_nor_micro_batches_change_the_scale_of_gradients(tmp_path: Path) -> None:
+    """AdamATan2 would not notice a gradient four times too large; SGD does."""
+    sgd = [*TINY_TRM, "optim=sgd", "lr=0.1", "epochs=8", "eval_interval=8"]
+    one = train(tmp_path / "one", *sgd)
+    assert_same_run(one, train(tmp_path / "run", *sgd, "micro_batch_size=3", ranks=3))
+
+
+def test_the_tiny_run_exercises_what_it_should(trm: Result) -> None:
+    """Halting early, exploring, several puzzles' worth of carry: else the comparisons above show
+    little.
+    """
+    steps = trm.series("train/steps")
+    assert sum(value < 4 for value in steps) > 20, steps
+    assert sum(value != int(value) for value in steps) > 10, (
+        "slots of one step halt at different times"
+    )
+    assert trm.series("train/q_continue_loss")
+    start, end = trm.series("train/lm_loss")[0], trm.series("train/lm_loss")[-1]
+    assert end < start - 0.05
+    assert trm.weights()["model.inner.puzzle_emb.weights"].abs().max() > 1e-3
+
+
+@pytest.mark.slow
+def test_the_same_command_gives_the_same_bits(trm: Result, tmp_path: Path) -> None:
+    again = train(tmp_path / "run", *TINY_TRM, "num_workers=2")
+    for name, tensor in trm.weights().items():
+        assert torch.equal(tensor, again.weights()[name]), name
+
+
+def test_a_run_leaves_its_files(trm: Result) -> None:
+    names = {path.name for path in trm.directory.iterdir()}
+    assert {"config.yaml", "metrics.jsonl", "log.txt", "checkpoints"} <= names
+    config = yaml.safe_load((trm.directory / "config.yaml").read_text())
+    assert config["global_batch_size"] == 24
+    assert config["arch"]["puzzle_emb_ndim"] == 16, "interpolations are resolved"
+    # of a step in which no slot halted there is no accuracy
+    row = {name: value for row in trm.rows for name, value in row.items()}
+    for name in (
+        "train/lm_loss",
+        "train/accuracy",
+        "train/exact_accuracy",
+        "train/q_halt_accuracy",
+        "train/q_halt_loss",
+        "train/steps",
+        "train/lr",
+    ):
+        assert math.isfinite(row[name]), name
+    for name in ("examples_per_s", "tokens_per_s", "step_ms", "data_wait_ms", "all_reduce_ms"):
+        assert row[f"speed/{name}"] >= 0
+    assert row["memory/peak_bytes"] > 1e6
+    assert "answer" in trm.stdout, "one held-out example is shown"
+    assert str(trm.directory) in trm.stdout
+
+
+def test_evaluation_sees_every_example_once(trm: Result) -> None:
+    (saved,) = trm.directory.glob("*_preds.0.safetensors")
+    outputs = load_file(saved)
+    assert outputs["index"].tolist() == list(range(37))
+    assert outputs["answer"].shape == outputs["inputs"].shape == (37, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_leaving_early_and_chains_give_the_same_numbers_at_any_number_of_ranks(
+    trm: Result, ranks: int, tmp_path: Path
+) -> None:
+    arguments = [
+        *TINY_TRM,
+        "eval_only=true",
+        f"checkpoint={trm.directory}",
+        "arch.eval_halt=true",
+        "arch.chains=3",
+        "eval_batch_size=5",
+    ]
+    one, many = (train(tmp_path / str(number), *arguments, ranks=number) for number in (1, ranks))
+    keep = [
+        [{key: value for key, value in row.items() if key.startswith("eval/")} for row in run.rows]
+        for run in (one, many)
+    ]
+    assert keep[0] == keep[1]
+    assert keep[0][-1]["eval/steps"] < 4
+
+
+def test_eval_only_repeats_the_evaluation_on_two_ranks(trm: Result, tmp_path: Path) -> None:
+    arguments = ["eval_only=true", f"checkpoint={trm.directory}"]
+    again = train(tmp_path / "run", *arguments, ranks=2)
+    assert again.series("eval/accuracy") == trm.series("eval/accuracy")[-1:]
+    raw = train(tmp_path / "raw", *arguments, "ema=false")
+    assert raw.series("eval/lm_loss") != again.series("eval/lm_loss"), (
+        "averaged and raw weights must differ"
+    )
+
+
+@pytest.mark.slow
+def test_cnn_learns_the_digits(tmp_path: Path) -> None:
+    accuracy = train(tmp_path / "run", "experiment=digits", timeout=200).series("eval/accuracy")
+    assert len(accuracy) == 5
+    assert accuracy[-1] >= 0.93
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+@pytest.mark.slow
+def test_a_step_that_is_not_finite_is_refused_on_all_ranks(policy: str, tmp_path: Path) -> None:
+    arguments = [
+        *TINY_TRM,
+        *QUIET,
+        *FLOAT32,
+        "lr=1e6",
+        "lr_warmup_steps=0",
+        "max_steps=4",
+        f"on_nonfinite={policy}",
+        f"checkpoint_path={tmp_path}/run",
+    ]
+    done = run_ranks(2, ["pretrain.py", *arguments], timeout=90)
+    text = done[0].stdout + done[0].stderr
+    assert "the gradient is not finite, first seen in model." in text
+    assert "on rank 0, 1" in text
+    assert {rank.returncode for rank in done} == ({1} if policy == "raise" else {0}), text
+
+
+@pytest.mark.slow
+def test_multirun_under_torchrun_makes_one_directory_per_job(tmp_path: Path) -> None:
+    tiny = [a for a in TINY_TRM if not a.startswith("seed")]
+    done = torchrun(2, "-m", "seed=0,1", "max_steps=2", *tiny, *QUIET, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    runs = sorted(path.name for path in (tmp_path / "runs" / "puzzles").iterdir())
+    assert len(runs) == 2, runs
+    assert {
+        yaml.safe_load((tmp_path / "runs" / "puzzles" / name / "config.yaml").read_text())["seed"]
+        for name in runs
+    } == {0, 1}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["multirun", "puzzles"]
+
+
+def test_every_rank_returns_rank_0s_metric(tmp_path: Path) -> None:
+    """What a sweeper gets; a rank's own suggestion (here another seed) gives way to rank 0's."""
+    overrides = [*TINY_TRM, *QUIET, "max_steps=3", f"checkpoint_path={tmp_path}/run"]
+    code = (
+        "import os, sys; from hydra import compose, initialize; import pretrain; from utils.command"
+        " import config\n"
+        "from utils.ranks import distributed, launchers\n"
+        "initialize(config_path='conf', version_base='1.3').__enter__()\n"
+        f"raw = compose('pretrain', {overrides!r} + ['seed=' + os.environ['RANK']])\n"
+        "choices = {'arch': 'trm', 'data': 'puzzles', 'optim': 'adam_atan2', 'sync': 'allreduce'}\n"
+        "launch = launchers.detect(os.environ)\n"
+        # its own may not even be right
+        "value = pretrain.pretrain(raw if launch.rank else config.resolve(raw, choices, launch))\n"
+        "print('METRIC', value, flush=True); distributed.stop(); os._exit(0)"
+    )
+    done = run_ranks(2, ["-c", code], timeout=90)
+    values = [
+        line for rank in done for line in rank.stdout.splitlines() if line.startswith("METRIC")
+    ]
+    assert len(values) == 2, done[0].stderr + done[1].stderr
+    assert values[0] == values[1] != "METRIC None"
+
+
+def test_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "pretrain.py",
+        *TINY_TRM,
+        *QUIET,
+        "max_steps=100000",
+        f"checkpoint_path={tmp_path}/run",
+    ]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr

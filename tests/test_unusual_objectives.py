@@ -1,0 +1,286 @@
+"""What objectives and ways to synchronise may ask of the loop, in real runs with those of
+ranks_unusual_objectives.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import pretrain
+from data.digits.images import ImageSource
+from optim.replicas import sha256
+from tests.ranks import Completed, run_module, succeeded
+from tests.ranks_unusual_objectives import HIDDEN, KINDS, LogOfSum, Net
+from tests.runs import QUIET, Result, digest, resolved
+from utils.checkpoint.registry import Registry
+from utils.command.instantiate import make
+
+STEPS, LR = 5, 0.05
+DIGITS = [
+    "arch=cnn",
+    "data=digits",
+    "optim=sgd",
+    "arch.forward_dtype=float64",
+    "global_batch_size=32",
+    "epochs=1",
+    "eval_interval=1",
+    f"max_steps={STEPS}",
+    f"lr={LR}",
+    "lr_warmup_steps=0",
+    "weight_decay=0.1",
+    "num_workers=0",
+]
+FLOAT32 = "arch.forward_dtype=float32"
+
+
+def run(
+    what: str,
+    directory: Path,
+    *arguments: str,
+    ranks: int = 1,
+    env: Mapping[str, str] | None = None,
+) -> list[Completed]:
+    module, path = "tests.ranks_unusual_objectives", f"checkpoint_path={directory}"
+    return run_module(ranks, module, what, *DIGITS, *QUIET, path, *arguments, timeout=120, env=env)
+
+
+def trained(what: str, directory: Path, *arguments: str, ranks: int) -> Result:
+    return Result(directory, succeeded(run(what, directory, *arguments, ranks=ranks))[0].stdout)
+
+
+@pytest.fixture
+def alone(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Result]]:
+    """The same on one rank, in this process: a start takes longer than such a run."""
+    monkeypatch.setattr("utils.measure.hardware.tune", lambda exact: None)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as ranks have
+
+    def train(what: str, directory: Path, *arguments: str) -> Result:
+        net, objective, _ = KINDS[what]
+        monkeypatch.setattr("models.digits.cnn.CNN", net)
+        monkeypatch.setattr("models.digits.classify.ClassifyObjective", objective)
+        pretrain.pretrain(resolved(*DIGITS, *QUIET, f"checkpoint_path={directory}", *arguments))
+        return Result(directory, capfd.readouterr().out)
+
+    yield train
+    torch.set_num_threads(threads)
+
+
+def far(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """The largest difference of any weight."""
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+@pytest.fixture(scope="module")
+def reference() -> tuple[list[float], dict[str, Tensor]]:
+    """Losses and final weights of log(1 + Σ over the batch), all of it at once by autograd
+    alone.
+    """
+    config = resolved(*DIGITS)
+    source = make(config.data, "data")
+    torch.manual_seed(config.seed)
+    objective = LogOfSum(Net(source.spec)).double()
+    optimizer = torch.optim.SGD(objective.parameters(), lr=LR, momentum=0.9, weight_decay=0.1)
+    losses = []
+    for step in range(STEPS):
+        shards = [source.train_batch(step, shard) for shard in range(8)]
+        batch = {
+            name: torch.cat([torch.from_numpy(shard[name]) for shard in shards])
+            for name in shards[0]
+        }
+        loss = torch.log1p(objective.error(batch))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, dict(objective.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("ranks", "micro"),
+    [
+        (1, 8),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((1, "null"), (2, 4), (3, 4), (3, "null"))
+        ),
+    ],
+)
+def test_a_loss_of_the_whole_batch_has_its_gradient(
+    reference, alone, ranks: int, micro: int | str, tmp_path: Path
+) -> None:
+    """In one micro-batch per rank, and in four (of three ranks: in three or two)."""
+    losses, weights = reference
+    arguments = tmp_path / "run", f"micro_batch_size={micro}"
+    result = (
+        alone("totals", *arguments) if ranks == 1 else trained("totals", *arguments, ranks=ranks)
+    )
+    assert result.series("train/loss") == pytest.approx(losses, abs=1e-12)
+    assert far(result.weights(), weights) < 1e-12
+
+
+@pytest.mark.slow
+def test_totals_of_one_rank_would_be_noticed(reference, tmp_path: Path) -> None:
+    """Else the test above shows nothing."""
+    assert (
+        far(trained("totals-of-one-rank", tmp_path / "run", ranks=2).weights(), reference[1]) > 1e-4
+    )
+
+
+@pytest.mark.slow
+def test_totals_go_with_a_wrapped_objective(reference, tmp_path: Path) -> None:
+    """Micro-batches and statistics under PyTorch's DDP."""
+    result = trained("totals", tmp_path / "run", "micro_batch_size=8", "sync=ddp", ranks=2)
+    assert far(result.weights(), reference[1]) < 1e-12
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 4)])
+def test_totals_are_exact(alone, ranks: int, tmp_path: Path) -> None:
+    one = alone("totals", tmp_path / "one", "exact=true", FLOAT32)
+    other = trained("totals", tmp_path / "other", "exact=true", FLOAT32, ranks=ranks)
+    assert digest(one.directory) == digest(other.directory)
+    assert one.series("train/loss") == other.series("train/loss")
+
+
+@pytest.mark.slow
+def test_prepare_comes_once_before_the_first_step(alone, tmp_path: Path) -> None:
+    """Averages begin with what it made, and no number of ranks changes that; a resumed run and an
+    evaluation go without.
+    """
+    still = ["ema=true", "ema_rate=0.5", "lr=0"]
+    one = alone("prepared", tmp_path / "one", *still)
+    two = succeeded(run("prepared", tmp_path / "two", *still, ranks=2))
+    assert [text.count("PREPARED") for text in (one.stdout, *(rank.stdout for rank in two))] == [
+        1,
+        1,
+        1,
+    ]
+    weights, averages = one.weights(), one.weights("ema")
+    assert far(weights, Result(tmp_path / "two").weights()) < 1e-12
+    assert far({name: averages[f"dense/{name}"] for name in weights}, weights) < 1e-6
+    assert far(weights, alone("plain", tmp_path / "plain", "lr=0").weights()) > 1e-3
+
+    longer = alone("prepared", tmp_path / "one", *still, f"max_steps={STEPS + 2}")
+    assert "PREPARED" not in longer.stdout
+    assert far(longer.weights(), weights) == 0
+    evaluated = alone(
+        "prepared", tmp_path / "only", *still, "eval_only=true", f"checkpoint={tmp_path / 'two'}"
+    )
+    assert "PREPARED" not in evaluated.stdout
+    assert evaluated.series("eval/accuracy") == Result(tmp_path / "two").series("eval/accuracy")
+
+
+def frozen_file(path: Path, seed: int) -> dict[str, Tensor]:
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(784, HIDDEN), nn.BatchNorm1d(HIDDEN))
+    save_file(dict(net.state_dict()), path)
+    return dict(net.state_dict())
+
+
+@pytest.mark.slow
+def test_a_frozen_half_stays_its_file_and_travels_nowhere(
+    alone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = frozen_file(tmp_path / "half.safetensors", 0)
+    monkeypatch.setenv("FROZEN", str(tmp_path / "half.safetensors"))
+    one = alone("half-frozen", tmp_path / "one", FLOAT32, "ema=true")
+    done = succeeded(run("half-frozen", tmp_path / "two", FLOAT32, "ema=true", ranks=2))
+    for text in (one.stdout, *(rank.stdout for rank in done)):
+        holds, *_ = said("HOLDS", text)
+        known = json.loads(holds)
+        assert known["base"] == {name: sha256(tensor) for name, tensor in content.items()}
+        assert known["saved"] == ["model.last.bias", "model.last.weight"]
+        file = tmp_path / "half.safetensors"
+        assert known["frozen"] == {
+            "model.base": {
+                "path": str(file),
+                "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+            }
+        }
+    for rank in done:
+        assert {name for names in said("BUCKET", rank.stdout) for name in names.split()} == {
+            "model.last.bias",
+            "model.last.weight",
+        }
+        assert sum(map(int, said("BROADCAST", rank.stdout))) == 4 * (10 * HIDDEN + 10), (
+            "bytes of the other half"
+        )
+    halves = []
+    for result in (one, Result(tmp_path / "two")):
+        assert {name for name in result.weights("ema") if "/" in name} == {
+            "dense/model.last.bias",
+            "dense/model.last.weight",
+        }
+        halves.append(
+            {name: tensor for name, tensor in result.weights().items() if ".last." in name}
+        )
+    assert far(*halves) < 1e-5
+    losses = one.series("train/loss")
+    assert losses[-1] < 0.8 * losses[0], "the other half trains"
+
+
+def said(word: str, text: str) -> list[str]:
+    return [
+        line.removeprefix(f"{word} ") for line in text.splitlines() if line.startswith(f"{word} ")
+    ]
+
+
+@pytest.mark.slow
+def test_a_rank_with_another_file_is_refused(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        frozen_file(tmp_path / f"{rank}.safetensors", rank)
+    done = run(
+        "half-frozen",
+        tmp_path / "run",
+        FLOAT32,
+        ranks=2,
+        env={"FROZEN": f"{tmp_path}/{{rank}}.safetensors"},
+    )
+    assert {rank.returncode for rank in done} == {2}
+    lines = [
+        line for line in (done[0].stdout + done[0].stderr).splitlines() if "model.base" in line
+    ]
+    assert len(lines) == 1, done[0].stderr
+    assert lines[0].endswith(
+        ".safetensors: model.base of rank 1 differs from rank 0's; copy the same files to every"
+        " host"
+    )
+
+
+def test_a_source_enters_where_its_shards_go_on(
+    alone: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: dict[int, Mapping[str, Tensor]] = {}
+
+    def enter(self: ImageSource, saved: Registry) -> None:
+        def cursors() -> dict[int, dict[str, Tensor]]:
+            return {
+                shard: {"row": torch.tensor([100 * shard + saved.standing.step])}
+                for shard in range(8)
+            }
+
+        saved.add_by_shard(
+            "cursor",
+            cursors,
+            taken.update,
+            lambda shard, step: {"row": torch.zeros(1, dtype=torch.int64)},
+        )
+
+    monkeypatch.setattr(ImageSource, "enter", enter)
+    alone("prepared", tmp_path / "run", "max_steps=3")
+    assert not taken
+    alone("prepared", tmp_path / "run", "max_steps=5")
+    assert {shard: int(tensors["row"]) for shard, tensors in taken.items()} == {
+        shard: 100 * shard + 3 for shard in range(8)
+    }

@@ -1,0 +1,187 @@
+"""What each rank of the evaluation tests runs: `python -m tests.utils.measure.ranks_evaluation
+FOLDER CASE`, result in FOLDER/RANK.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from utils.errors import PeerError
+from utils.measure.evaluation import Evaluation
+from utils.measure.report import Batch, Prediction, Report
+from utils.ranks import distributed, signals
+from utils.ranks.distributed import Dist
+
+EXAMPLES, SIZE = 41, 6  # seven batches, the last of five and a padding row
+DTYPES = [
+    torch.uint8,
+    torch.bool,
+    torch.int16,
+    torch.int64,
+    torch.bfloat16,
+    torch.float64,
+    torch.complex64,
+]
+
+
+def batches(
+    rank: int, world_size: int, examples: int = EXAMPLES
+) -> Iterator[tuple[np.ndarray, Batch]]:
+    """As many on each rank."""
+    for first in range(0, -(-examples // SIZE), world_size):
+        indices = np.arange((first + rank) * SIZE, (first + rank + 1) * SIZE)
+        known = indices[indices < examples]
+        yield known, {"x": torch.from_numpy(np.where(indices < examples, np.sin(indices), np.nan))}
+
+
+def predict(batch: Batch) -> Prediction:
+    """Sums whose last bits depend on the order in which they are added, and answers."""
+    x = batch["x"][~batch["x"].isnan()]
+    count = torch.tensor(len(x))
+    return Prediction(
+        {"sine": (x.sum(), count), "cube": ((x**3).sum() * 1e5, count)},
+        {"answer": batch["x"].round()},
+    )
+
+
+class Rows:
+    """Keeps of each example as many rows as its index says, of all types; finds each once on rank
+    0.
+    """
+
+    scalars = ("total", "last")
+
+    def __init__(self) -> None:
+        self.indices: list[int] = []
+
+    def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
+        assert len(indices)
+        for index in indices.tolist():
+            self.indices += [index] * (index % 4)
+
+    def rows(self) -> dict[str, Tensor]:
+        if not self.indices:
+            return {}
+        index = torch.tensor(self.indices)
+        return {str(dtype): (index % 2).to(dtype) for dtype in DTYPES} | {
+            "index": index,
+            "wide": index[:, None, None].expand(-1, 2, 3),
+            "empty": index.new_zeros(len(index), 0),
+        }
+
+    def report(self, rows: Mapping[str, Tensor]) -> Report:
+        if not rows:
+            return Report(text="nothing")
+        order = rows["index"].argsort()
+        index = rows["index"][order]
+        assert index.tolist() == [index for index in range(EXAMPLES) for _ in range(index % 4)]
+        for dtype in DTYPES:
+            assert rows[str(dtype)].dtype == dtype
+            assert torch.equal(rows[str(dtype)][order], (index % 2).to(dtype))
+        assert torch.equal(rows["wide"][order], index[:, None, None].expand(-1, 2, 3))
+        assert rows["empty"].shape == (len(index), 0)
+        metrics = {"total": float(index.double().log1p().sum()), "last": float("nan")}
+        return Report(
+            metrics,
+            {"picture": f"<svg>{len(index)}</svg>"},
+            {"rows.bin": bytes([len(index)])},
+            f"{len(index)} rows",
+        )
+
+
+class Failing(Rows):
+    def report(self, rows: Mapping[str, Tensor]) -> Report:
+        raise ArithmeticError("cannot be reported")
+
+
+def same(dist: Dist, folder: Path) -> dict:
+    """Two sets, of which the second has fewer examples than ranks have rows; a set of none; and a
+    `predict` that talks to the others.
+    """
+
+    def together(batch: Batch) -> Prediction:
+        assert sum(dist.sums([1.0])) == dist.world_size
+        return predict(batch)
+
+    drawn: list = []
+    evaluation = Evaluation(
+        dist, 5, writing(folder, drawn.append, lambda *given: drawn.append(repr(given)))
+    )
+    for name, examples, evaluators in (
+        ("a", EXAMPLES, [Rows()]),
+        ("none", 0, [Rows()]),
+        ("b", 4, []),
+    ):
+        assert (
+            evaluation.run(
+                name, batches(dist.rank, dist.world_size, examples), together, evaluators
+            )
+            == 0
+        )
+    results = evaluation.finish()
+    return {
+        "results": {name: value.hex() for name, value in results.items()},
+        "drawn": drawn,
+        "text": evaluation.text,
+        "summary": evaluation.summary,
+    }
+
+
+def writing(folder: Path, say: Callable = print, write: Callable = lambda *given: None) -> Any:
+    return SimpleNamespace(directory=folder, say=say, write_report=write)
+
+
+def fails(dist: Dist, folder: Path) -> dict:
+    evaluation = Evaluation(dist, 5, writing(folder))
+    try:
+        evaluation.run("a", batches(dist.rank, dist.world_size), predict, [Failing()])
+    except (ArithmeticError, PeerError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {}
+
+
+def stops(dist: Dist, folder: Path) -> dict:
+    """The last rank is asked to stop while it computes its second batch; `predict` on all of them
+    talks to the others.
+    """
+    signals.install(dist.rank)
+    signals.defer()
+    computed = 0
+
+    def until_asked(batch: Batch) -> Prediction:
+        nonlocal computed
+        dist.barrier()
+        if computed == 1 and dist.rank == dist.world_size - 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            while not signals.asked():
+                time.sleep(0.01)
+        dist.barrier()
+        computed += 1
+        return predict(batch)
+
+    evaluation = Evaluation(dist, 5, writing(folder))
+    return {
+        "signal": evaluation.run("a", batches(dist.rank, dist.world_size), until_asked),
+        "computed": computed,
+    }
+
+
+if __name__ == "__main__":
+    where = Path(sys.argv[1])
+    group = distributed.start(device="cpu", timeout_s=30)
+    result = {"same": same, "fails": fails, "stops": stops}[sys.argv[2]](group, where)
+    (where / f"{group.rank}.json").write_text(json.dumps(result))
+    group.barrier()
+    distributed.stop()

@@ -1,0 +1,243 @@
+"""What is chosen for which cards, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from utils.errors import ConfigError
+from utils.measure.capacity import Layout, Needs, advice, choose, table
+from utils.measure.cards import GIB, Card, attention, cards_named, gib, precision
+
+H200, H100, A100_40, CARD_24, CARD_16 = (
+    [Card("GPU", size * GIB)] for size in (141, 80, 40, 24, 16)
+)
+HOST = [Card("host", 24 * GIB, is_gpu=False)]
+
+
+def needs(state: float, first: float, each: float, largest: float = 0) -> Needs:
+    """In GiB: weights and gradients a quarter of the state each, what is remembered a half."""
+    return Needs(
+        trained=int(state * GIB / 4),
+        gradients=int(state * GIB / 4),
+        remembered=int(state * GIB / 2),
+        averaged=0,
+        frozen=0,
+        largest=int(largest * GIB),
+        first=int(first * GIB),
+        each=int(each * GIB),
+    )
+
+
+# a net of 10 GiB with its optimizer, of which a shard takes 3 GiB and each further one 2.5; 16
+# shards of 4 examples
+@pytest.mark.parametrize(
+    ("cards", "micro_batch_size", "passes"),
+    [
+        (H200, 64, 1),  # 50.5 of 129
+        (H100, 64, 1),  # 50.5 of 72.9
+        (A100_40, 32, 2),  # 10 fit, of which two halves of 8 remain
+        (CARD_24, 16, 4),  # 4 fit
+        (CARD_16, 4, 16),  # 1
+        (HOST, 12, 6),  # 3 of 19.2
+        (H100 * 8, 8, 1),
+        (A100_40 * 3, 24, 1),  # 6 + 5 + 5 shards
+        (CARD_24 * 2, 16, 2),
+        (H100 * 2 + CARD_24, 12, 2),  # the least decides: 4 fit, but 3 + 3 are as fast
+        (CARD_16 * 32, 4, 1),  # no more ranks than shards
+    ],
+)
+def test_as_much_at_once_as_fits_and_no_more_than_helps(
+    cards: Sequence[Card], micro_batch_size: int, passes: int
+) -> None:
+    layout = choose(needs(10, 3, 2.5), cards, shards=16, shard_size=4)
+    assert (layout.micro_batch_size, layout.passes) == (micro_batch_size, passes)
+    assert layout.fits
+    assert layout.ranks == min(16, len(cards))
+    assert (
+        layout.micro_batch_size * layout.passes >= 4 * layout.owned
+    )  # the global batch is what it was
+
+
+@pytest.mark.parametrize("cards", [[Card("GPU", size)] for size in (0, GIB // 2, GIB, 8 * GIB)])
+def test_where_nothing_fits_the_least_is_one_shard(cards: Sequence[Card]) -> None:
+    layout = choose(needs(10, 3, 2.5), cards, shards=16, shard_size=1)
+    assert layout.micro_batch_size == 1
+    assert not layout.fits
+    assert cards[0].room >= 0
+
+
+def test_exact_computes_a_shard_at_a_time() -> None:
+    assert choose(needs(10, 3, 2.5), H200, 16, 4, exact=True).at_once == 1
+
+
+def test_cards_that_are_too_small_are_left_out_where_nobody_has_started_ranks() -> None:
+    cards = [*CARD_16, *H100, *CARD_24, *H100]
+    large = needs(20, 3, 2.5)
+    assert not choose(large, cards, 16, 4).fits
+    free = choose(large, cards, 16, 4, free=True)
+    assert free.fits
+    assert free.cards == [*H100, *H100]
+    # none is left out that would do
+    assert choose(needs(10, 3, 2.5), cards, 16, 4, free=True).ranks == 4
+    # nor where it would not help
+    assert choose(needs(500, 3, 2.5), cards, 16, 4, free=True).ranks == 4
+
+
+# two frozen models of 14 and 12 GiB, of what trains 2, a shard 1 and each further one 0.5
+@pytest.mark.parametrize(
+    ("cards", "ranks", "devices", "micro_batch_size"),
+    [
+        (H100, 1, 1, 64),
+        (CARD_16, 1, 1, 4),  # which does not fit
+        (H100 * 2, 2, 1, 32),  # large: data parallel
+        # small: a model on each, 11 shards would fit: 16 + 1 + 10 × 0.5 of 21.4
+        (CARD_24 * 2, 1, 2, 32),
+        (CARD_24 * 3, 1, 3, 32),  # what trains has one to itself
+        (H100 * 3, 3, 1, 24),
+        (H100 * 4, 4, 1, 16),
+        (CARD_24 * 4, 2, 2, 32),  # both
+        (CARD_24 * 5, 2, 2, 32),
+        (CARD_16 * 3, 1, 3, 4),  # 14 + 1 do not fit, but nearly
+        (H100 + CARD_16, 1, 1, 64),  # better alone
+        (CARD_24 + CARD_16, 1, 2, 4),
+    ],
+)
+def test_models_are_spread_where_they_do_not_fit_together(
+    cards: Sequence[Card], ranks: int, devices: int, micro_batch_size: int
+) -> None:
+    with_models = replace(needs(2, 1, 0.5), frozen=26 * GIB, models=[14 * GIB, 12 * GIB])
+    layout = choose(with_models, cards, shards=16, shard_size=4, free=True)
+    assert (layout.ranks, layout.devices, layout.micro_batch_size) == (
+        ranks,
+        devices,
+        micro_batch_size,
+    )
+    assert len(layout.cards) == ranks * devices
+
+
+def test_ranks_that_have_started_spread_over_what_is_left_to_them() -> None:
+    with_models = replace(needs(2, 1, 0.5), frozen=26 * GIB, models=[14 * GIB, 12 * GIB])
+    layouts = [choose(with_models, CARD_24 * 2, 16, 4, spread=spread) for spread in (1, 2, 4)]
+    assert [(layout.ranks, layout.devices, layout.fits) for layout in layouts] == [
+        (2, 1, False),
+        (2, 2, True),
+        (2, 2, True),
+    ]
+    assert "arch.devices" in table(layouts[1], {}, [{"optimizer": {}}], "")
+
+
+def test_weights_that_are_split_leave_room() -> None:
+    large = needs(80, 3, 2.5, largest=0.5)
+    assert not choose(large, H100 * 8, 16, 4).fits
+    split = choose(large, H100 * 8, 16, 4, split=True)
+    # an eighth, what is fetched, a pass
+    assert split.expected(1) == pytest.approx((10 + 2 + 3) * GIB)
+    assert split.fits
+    assert not choose(large, H100, 16, 4, split=True).fits  # one rank holds everything
+
+
+@pytest.mark.parametrize(
+    ("layout", "recompute", "said"),
+    [
+        (choose(needs(10, 3, 2.5), H100, 16, 4), True, ""),
+        (choose(needs(80, 3, 2.5), H100 * 8, 16, 4), True, "sync=fsdp, which"),
+        (
+            choose(needs(80, 3, 2.5), H100, 16, 4),
+            True,
+            "more ranks with sync=fsdp, or a smaller net",
+        ),
+        (choose(needs(10, 90, 80), H100, 16, 4), True, "arch.recompute=true, or shards=32"),
+        (choose(needs(10, 90, 80), H100, 16, 4), False, "shards=32, which makes another run"),
+        (choose(needs(10, 90, 80), H100, 64, 1), False, "a smaller net: one example"),
+    ],
+)
+def test_what_does_not_fit_is_told_what_would_help(
+    layout: Layout, recompute: bool, said: str
+) -> None:
+    assert advice(layout, recompute).startswith(said)
+    assert bool(said) != layout.fits
+    lines = table(
+        layout, {"recompute": False} if recompute else {}, [{"optimizer": {}}], ""
+    ).splitlines()
+    assert ("does not fit" in lines[-1]) == bool(said)
+
+
+def test_the_table_says_how_much_and_why() -> None:
+    layout = choose(needs(10, 3, 2.5), [*H100, *CARD_24], 16, 4)
+    lines = {
+        line.split()[1]: line
+        for line in table(
+            layout, {"forward_dtype": "bfloat16"}, [{"optimizer": {"fused": True}}], "X"
+        ).splitlines()
+    }
+    assert "1 × GPU (80.0 GiB) + 1 × GPU (24.0 GiB)" in lines["on"]
+    assert "GPU (24.0 GiB) has least, and decides" in lines["on"]
+    assert lines["ranks"].split()[2] == "2"
+    assert lines["ranks"].endswith("at most 8 of 16 shards on each; X")
+    assert lines["micro_batch_size"].split()[2] == "16"
+    assert (
+        "of 64 examples a step, in 2 on each rank; 20 at once would need 23.0 GiB"
+        in lines["micro_batch_size"]
+    )
+    assert lines["optimizer"].split()[2:] == [
+        "5.0",
+        "GiB",
+        "one",
+        "kernel",
+        "for",
+        "all",
+        "weights",
+    ]
+    assert "averages" not in lines
+    assert "attention" not in lines
+    assert lines["together"].split()[2:] == [
+        "20.5",
+        "GiB",
+        "on",
+        "each;",
+        "tensors",
+        "may",
+        "take",
+        "21.4",
+        "GiB",
+    ]
+
+
+def test_cards_are_written_as_numbers_of_gibibytes() -> None:
+    assert [card.bytes / GIB for card in cards_named("2x80+24+1x0.5")] == [80, 80, 24, 0.5]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x80", "8x", "8x80+", "8*80", "0x80", "8x0", "-1x80", "99999x80", "80GB", "8 x 80"]
+)
+def test_other_ways_to_write_cards_are_one_line(text: str) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"^plan_cards=.*: write numbers of GPUs and their GiB, as 8x80, or 2x80\+24$",
+    ):
+        cards_named(text)
+
+
+def test_bytes_for_people() -> None:
+    assert [gib(count) for count in (0, 900, 2e5, 3 * 2**20, 0.5 * GIB, 80 * GIB)] == [
+        "0.0 KiB", "0.9 KiB", "0.2 MiB", "3.0 MiB", "0.5 GiB", "80.0 GiB",
+    ]  # fmt: skip
+
+
+def test_what_a_card_computes_by() -> None:
+    old, new = Card("Tesla V100-SXM2-16GB", 16 * GIB), Card("NVIDIA H100 80GB HBM3", 80 * GIB)
+    assert "slow there" in precision(old, "bfloat16")
+    assert precision(new, "bfloat16") == ""
+    assert "TF32" in precision(new, "float32")
+    assert [
+        attention(card, dtype)[0] for card in (new, old) for dtype in ("bfloat16", "float32")
+    ] == [
+        "flash",
+        "memory-efficient",
+        "memory-efficient",
+        "memory-efficient",
+    ]
+    assert attention(HOST[0], "float32")[0] == "PyTorch's"

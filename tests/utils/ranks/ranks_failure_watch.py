@@ -1,0 +1,158 @@
+"""What each rank of the tests of the failure watch runs: `ranks_failure_watch.py SCENARIO RANK`.
+
+In most scenarios RANK does something that the others do not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import torch
+
+from utils.command import cli
+from utils.errors import ConfigError, RunError, Stopped
+from utils.ranks import distributed, signals
+from utils.ranks.distributed import Dist
+
+TIMEOUT_S = 3.0
+ASKED = sys.argv[1:3]  # before the command line is read as Hydra's
+
+
+def forever(dist: Dist, mine: bool = False) -> None:
+    while True:
+        dist.sums([1.0])
+        time.sleep(0.01)
+
+
+def together(dist: Dist) -> None:
+    dist.barrier()
+
+
+def stuck() -> None:
+    while True:
+        time.sleep(1)
+
+
+def fail(dist: Dist, mine: bool, error: type[Exception] = ZeroDivisionError) -> None:
+    if mine:
+        time.sleep(0.7)
+        raise error("cannot")
+    forever(dist)
+
+
+def fail_to_configure(dist: Dist, mine: bool) -> None:
+    fail(dist, mine, ConfigError)
+
+
+def fail_differently(dist: Dist, mine: bool) -> None:
+    time.sleep(0 if mine else 0.3)
+    raise ConfigError(f"of rank {dist.rank}")
+
+
+def fail_alike_unexpectedly(dist: Dist, mine: bool) -> None:
+    raise ZeroDivisionError("cannot")
+
+
+def fail_in_agreement(dist: Dist, mine: bool) -> None:
+    with dist.agreed():
+        if mine:
+            raise ConfigError("depth=-1: must be positive")
+
+
+def fail_oddly(dist: Dist, mine: bool) -> None:
+    """An error that cannot even be shown."""
+
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    fail(dist, mine, Odd)
+
+
+def fail_alike(dist: Dist, mine: bool) -> None:
+    """All ranks find the same; rank 0 is the last to say so."""
+    time.sleep(2.5 if dist.is_main else 0)
+    raise RunError("the loss is not finite")
+
+
+def fail_while_others_compute(dist: Dist, mine: bool) -> None:
+    if mine:
+        raise ZeroDivisionError("cannot")
+    if dist.watch is not None:
+        dist.watch.last_words.append(lambda text: print(f"last words: {text}", flush=True))
+    stuck()
+
+
+def fork(dist: Dist, mine: bool) -> None:
+    """A child, such as a loader's worker, outlives the rank for a while."""
+    if mine and os.fork() == 0:
+        parent = os.getppid()
+        while os.getppid() == parent:
+            time.sleep(0.1)
+        time.sleep(6)
+        os._exit(0)
+    forever(dist)
+
+
+def hang(dist: Dist, mine: bool) -> None:
+    if mine:
+        stuck()
+    together(dist)
+
+
+def leave(dist: Dist, mine: bool) -> None:
+    """Some leave earlier than others; nobody needs them any more."""
+    time.sleep(1.5)
+    dist.barrier()
+    time.sleep(0 if mine else 1.5 * (1 + dist.rank % 2))
+
+
+def exit_quietly(dist: Dist, mine: bool) -> None:
+    if mine:
+        sys.exit(3)
+    forever(dist)
+
+
+def stop(dist: Dist, mine: bool) -> None:
+    """The loop of a run: whoever is asked, all stop after the same step."""
+    signals.defer()
+    print("deferred", flush=True)
+    step = 0
+    while not (signum := signals.chosen(dist.sums(signals.flags()))):
+        step += 1
+        time.sleep(0.05)
+    print(f"stops after {step}", flush=True)
+    if dist.store is not None:  # ranks that save need it, also when their launcher is gone
+        dist.store.set(f"saved/{dist.rank}", "yes")
+        dist.store.wait([f"saved/{rank}" for rank in range(dist.world_size)])
+    time.sleep(1.7 if mine else 0.2)
+    raise Stopped(signum, f"{signal.Signals(signum).name}: saved step {step}")
+
+
+def ignore(dist: Dist, mine: bool) -> None:
+    """Asked to stop, it does not."""
+    signals.defer()
+    print("deferred", flush=True)
+    forever(dist)
+
+
+def start_slowly(dist: Dist, mine: bool) -> None:
+    """Still starting up: nothing has been deferred."""
+    if dist.is_main:
+        torch.distributed.recv(torch.zeros(1), src=1)  # blocked in C
+    stuck()
+
+
+def scenario() -> None:
+    name, who = ASKED
+    dist = distributed.start(device="cpu", timeout_s=TIMEOUT_S)
+    dist.barrier()
+    print(f"ready {os.getpid()}", flush=True)
+    globals()[name](dist, dist.rank == int(who))
+
+
+if __name__ == "__main__":
+    cli.main(scenario)

@@ -1,0 +1,397 @@
+"""The report page: what it reads from any run directory, and that it works in a real browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.runs import TINY_TRM, train
+from tests.utils.rundir.browser import chromium, opened
+from utils.rundir.report.__main__ import MOST_BYTES, draw, main, read
+from utils.rundir.report.page import escaped
+from utils.rundir.report.reading import read_run
+from utils.rundir.report.rows import read_rows, reduced
+from utils.rundir.report.same import compare
+from utils.rundir.report.sweeps import overrides
+
+EVIL = '</script><img src=x onerror="hacked=1"><b>\u2028\'"&amp;<!-- {{}} ]]>'
+CONFIG = """run_name: mine
+project_name: tests
+objective_metric: eval/exact_accuracy
+global_batch_size: 32
+expected: {metric: eval/exact_accuracy, at: {40: [0.4, 0.6]}}
+arch: {_target_: models.recursive.trm.TRM, lr: null}
+"""
+NOW = 1_700_000_000.0
+
+
+def trained(step: int, **more: float) -> dict[str, Any]:
+    speed = {"speed/step_ms": 100.0, "speed/data_wait_ms": 10.0, "speed/examples_per_s": 320.0}
+    loss = {"train/loss": 10 / step, "train/exact_accuracy": min(1.0, step / 100)}
+    return {"step": step, "time": NOW + step / 10, **loss, **speed, **more}
+
+
+def evaluated(step: int, value: float) -> dict[str, Any]:
+    bounds = {"_low": value - 0.1, "_high": value + 0.1, "_n": 500.0}
+    values = {f"eval/exact_accuracy{end}": each for end, each in bounds.items()}
+    return {"step": step, "time": NOW + step / 10, "eval/exact_accuracy": value, **values}
+
+
+def event(name: str, step: int, at: float, **facts: Any) -> dict[str, Any]:
+    return {"time": NOW + at, "event": name, "step": step, **facts}
+
+
+def started(step: int, at: float, ranks: int) -> dict[str, Any]:
+    facts = {"hosts": ["a"], "device": "CPU", "threads": 1, "cores": 2, "torch": "2.13.0"}
+    plan = {"total_steps": 80, "examples_per_step": 32, "tokens_per_example": 36}
+    told = {"resumed": step > 0, "ranks": ranks, "launcher": "torchrun", "arguments": ["lr=1"]}
+    return event("started", step, at, **told, **facts, **plan)
+
+
+def written(folder: Path, rows: list[dict], events: list[dict], state: str = "finished") -> Path:
+    """A run directory as a run would leave it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(CONFIG)
+    for name, lines in (("metrics.jsonl", rows), ("events.jsonl", events)):
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    status = {"state": state, "reason": "because" if state == "failed" else "", "step": 80}
+    (folder / "status.json").write_text(json.dumps(status | {"heartbeat": time.time()}))
+    (folder / "log.txt").write_text("2026-01-01 00:00:00  hello\n")
+    return folder
+
+
+def resumed_run(folder: Path, state: str = "finished") -> Path:
+    """Two ranks, stopped after 40 steps; an hour later one rank goes on."""
+    rows = [trained(step) for step in range(10, 50, 10)] + [evaluated(40, 0.5)]
+    later = [trained(step) for step in range(50, 90, 10)] + [evaluated(80, 0.75)]
+    for row in later:
+        row["time"] += 3600
+    events = [
+        started(0, 0, 2),
+        event("skipped", 20, 2, reason="not finite"),
+        event("evaluated", 40, 4.5, seconds=0.5),
+        event("checkpoint", 40, 4.6, bytes=1000, digest="a" * 64),
+        event("ended", 40, 5, state="stopped", reason="SIGTERM"),
+        started(40, 3605, 1),
+    ]
+    return written(folder, rows + later, events, state)
+
+
+def test_a_run_that_was_resumed_with_other_ranks(tmp_path: Path) -> None:
+    run = read_run(resumed_run(tmp_path / "run"))
+    kinds = [(mark["kind"], mark["step"]) for mark in run["marks"]]
+    assert kinds == [("skipped", 20), ("checkpoint", 40), ("signal", 40), ("ranks", 40)]
+    assert run["marks"][-1]["text"] == "restarted at step 40: 2 → 1 ranks"
+    assert run["seconds"] == pytest.approx(8.0), "the hour in between does not count"
+    assert run["headline"] | {"low": 0, "high": 0} == {
+        "name": "eval/exact_accuracy", "lower": False, "last": 0.75, "step": 80,
+        "best": 0.75, "best_step": 80, "low": 0, "high": 0, "n": 500.0,
+    }  # fmt: skip
+    assert run["spent"] == {
+        "data": 0.8, "all_reduce": 0.0, "checkpoint": 0.0, "compute": 7.2, "evaluation": 0.5,
+    }  # fmt: skip
+    assert run["expected"]["verdict"] == "on track"
+    assert run["digests"][0]["digest"] == "a" * 64
+    assert run["commands"]["continue"] == "torchrun --nproc-per-node 1 pretrain.py lr=1"
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "verdict"),
+    [
+        ("eval/exact_accuracy", 0.39, "behind"),
+        ("eval/exact_accuracy", 0.9, "on track"),
+        ("-eval/loss", 0.3, "on track"),
+        ("-eval/loss", 0.7, "behind"),
+    ],
+)
+def test_a_run_is_on_track_or_not(metric: str, value: float, verdict: str, tmp_path: Path) -> None:
+    name = metric.removeprefix("-")
+    folder = written(tmp_path, [{"step": 40, "time": NOW, name: value}], [])
+    text = CONFIG.replace("eval/exact_accuracy", metric, 1).replace("eval/exact_accuracy", name)
+    (folder / "config.yaml").write_text(text)
+    assert read_run(folder)["expected"]["verdict"] == verdict
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x00\xff\xfe garbage",
+        b'{"step": 1, "train/loss": 1.0}\n{"step": 2, "train/l',
+        b'[1]\n{"step": "x"}\n{"step": 3, "time": null, "train/loss": NaN, "eval/x": "no"}\nnull\n',
+        b'{"step": 1, "time": 1e400, "a": [1], "b": {}}\n{"step": 1, "b": 1' + b"0" * 400 + b"}\n",
+        b"[" * 100_000,
+    ],
+)
+def test_damaged_files_make_a_page_all_the_same(content: bytes, tmp_path: Path) -> None:
+    assert draw([tmp_path], None).startswith("report: "), "nothing is there at all"
+    names = ("config.yaml", "metrics.jsonl", "status.json", "events.jsonl", "log.txt", "git.txt")
+    for name in names:
+        (tmp_path / name).write_bytes(content)
+    scenes = tmp_path / "evaluations" / "step_3" / "all"
+    scenes.mkdir(parents=True)
+    (scenes / "x.scene.json").write_bytes(content)
+    draw([tmp_path], None)
+    assert "payload" in (tmp_path / "report.html").read_text()
+
+
+def test_curves_keep_extremes(tmp_path: Path) -> None:
+    rows = [{"step": step, "time": NOW, "a": 100.0 if step == 777 else 1.0} for step in range(5000)]
+    rows[1234]["a"] = None
+    curve = reduced(rows, 50)
+    assert len(curve["step"]) == 50
+    assert max(curve["curves"]["a"]["max"]) == 100.0
+    assert curve["curves"]["a"]["mean"][0] == 1
+
+
+def test_a_hundred_thousand_rows_take_a_second(tmp_path: Path) -> None:
+    metrics = "".join(json.dumps(trained(step)) + "\n" for step in range(1, 100_001))
+    (tmp_path / "metrics.jsonl").write_text(metrics)
+    began = time.process_time()
+    draw([tmp_path], None)
+    assert time.process_time() - began < 1.0
+    assert os.path.getsize(tmp_path / "report.html") < MOST_BYTES
+    assert len(read_rows(tmp_path / "metrics.jsonl")[0]) == 100_000
+
+
+def test_no_text_can_end_the_script_that_holds_it() -> None:
+    text = escaped({EVIL: [EVIL, float("nan"), {"x": Path(EVIL)}]})
+    assert not re.search(r"[<>&\u2028]", text)
+    name, *_ = json.loads(text)
+    assert name == EVIL
+
+
+def checkpoint(run: Path, step: int, **tensors: torch.Tensor) -> None:
+    folder = run / "checkpoints" / f"step_{step}"
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "model.safetensors")
+    save_file({"0/carry": torch.zeros(2)}, folder / "shards.0-7.safetensors")
+
+
+def test_where_two_runs_first_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = (resumed_run(tmp_path / name) for name in ("one", "other"))
+    for run in (one, other):
+        checkpoint(run, 40, a=torch.ones(3), b=torch.ones(2, dtype=torch.bfloat16))
+    assert main([str(one), str(other)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("The same to the bit: 8 logged steps and 1 checkpoint compared.\n")
+    third = resumed_run(tmp_path / "third")
+    changed = (
+        (third / "metrics.jsonl").read_text().replace('"train/loss": 0.2,', '"train/loss": 0.25,')
+    )
+    (third / "metrics.jsonl").write_text(changed)
+    checkpoint(third, 40, a=torch.ones(3), b=torch.tensor([1, 1.5], dtype=torch.bfloat16))
+    found = compare(one, third)
+    assert found["first"]["tensors"] == [
+        {"name": "model/b", "shape": [2], "largest": 0.5, "count": 1, "of": 2}
+    ]
+    assert found["metrics"]["differs"] == {"step": 50, "name": "train/loss", "values": [0.2, 0.25]}
+    assert found["verdict"]["text"] == (
+        "First difference: step 40: tensor model/b of the checkpoint; step 50: metric train/loss"
+        " (0.2 and 0.25)."
+    )
+    assert compare(one, tmp_path)["verdict"]["same"] is None
+    capsys.readouterr()
+    assert main([str(one), str(other), str(third)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"mine ({other}): The same to the bit: ")
+    assert lines[1].startswith(f"mine ({third}): First difference: step 40: ")
+
+
+def test_wrong_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "nothing")]) == 2
+    assert capsys.readouterr().err.endswith(
+        "nothing: no such folder; give the directory of a run\n"
+    )
+
+
+def sweep_folder(folder: Path) -> Path:
+    rows = ["job,overrides,state,metric,value,best,steps,seconds,directory"]
+    for number, (lr, value) in enumerate([("1e-4", 0.5), ("1e-3", 0.9), ("1e-2", "")], start=1):
+        state = "finished" if value else "failed"
+        rows.append(f"{number},lr={lr} optim={EVIL[:12]},{state},eval/x,{value},{value},9,1.5,")
+    folder.mkdir()
+    (folder / "summary.csv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def test_a_sweep(tmp_path: Path) -> None:
+    assert overrides("lr=1e-3 +arch.x=a b ~y=[1,2]") == {
+        "lr": "1e-3",
+        "arch.x": "a b",
+        "y": "[1,2]",
+    }
+    sweep = read([sweep_folder(tmp_path / "sweep")])["sweep"]
+    assert sweep["keys"] == ["lr", "optim"]
+    assert [(job["value"], job["state"]) for job in sweep["jobs"]] == [
+        (0.5, "finished"), (0.9, "finished"), (None, "failed"),
+    ]  # fmt: skip
+
+
+# ---- in a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as launched:
+        yield launched
+
+
+@pytest.mark.parametrize("state", ["running", "finished", "failed", "stopped"])
+def test_a_page_works(state: str, browser: Any, tmp_path: Path) -> None:
+    draw([resumed_run(tmp_path / "run", state)], None)
+    with opened(browser, dark=state == "failed") as window:
+        page = window.open(tmp_path / "run" / "report.html")
+        assert page.locator("header .state").inner_text() == state
+        assert page.locator(".reason").count() == (state == "failed")
+        assert page.locator(".number.first .value").inner_text().replace("\xa0", " ") == "75 %"
+        assert "On track" in page.locator(".verdict").inner_text()
+        dark = page.locator("html.dark").count()
+        assert dark == (state == "failed")
+        page.locator("button.theme").click()
+        assert page.locator("html.dark").count() == 1 - dark
+        assert window.problems == []
+
+
+def test_curves_answer(browser: Any, tmp_path: Path) -> None:
+    draw([resumed_run(tmp_path / "run")], None)
+    with opened(browser) as window:
+        page = window.open(tmp_path / "run" / "report.html")
+        plot = page.locator("#curves .chart svg").first
+        tip = page.locator("#curves .tip").first
+        assert tip.is_hidden()
+        box = plot.bounding_box()
+        plot.hover(position={"x": box["width"] - 20, "y": 60})
+        assert "step 80" in tip.inner_text()
+        assert "75" in tip.inner_text()
+        page.get_by_role("button", name="Wall clock").click()
+        plot.hover(position={"x": box["width"] - 20, "y": 60})
+        assert tip.locator("b").inner_text() == "8 s"
+        page.get_by_role("button", name="Examples").click()
+        plot.focus()
+        page.keyboard.press("End")
+        assert "examples 2,560" in tip.inner_text()
+        curve = page.locator("#curves .curve").first
+        before = curve.get_attribute("d")
+        page.get_by_role("button", name="Log scale").click()
+        assert curve.get_attribute("d") != before
+        slider = page.locator("#curves input[type=range]")
+        slider.focus()
+        page.keyboard.press("End")
+        assert page.locator("#curves output").inner_text() == "0.98"
+        assert page.locator("#curves .expected").count() == 1
+        assert window.problems == []
+
+
+def evil_run(folder: Path) -> Path:
+    """Texts of a user, a file name and a failure, all of them hostile."""
+    run = resumed_run(folder, "failed")
+    config = {
+        "run_name": EVIL,
+        "project_name": EVIL,
+        "objective_metric": f"eval/{EVIL}",
+        EVIL: EVIL,
+    }
+    (run / "config.yaml").write_text(json.dumps(config))
+    (run / "status.json").write_text(json.dumps({"state": EVIL, "reason": EVIL}))
+    rows = [{"step": 1, "time": NOW, f"train/{EVIL}": 1.0}, {"step": 1, f"eval/{EVIL}": 1.0}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    events = [started(0, 0, 2) | {"hosts": [EVIL], "data": EVIL, "fingerprint": EVIL}]
+    events += [event("skipped", 1, 1, reason=EVIL), event("checkpoint", 1, 2, digest=EVIL)]
+    (run / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in events))
+    (run / "log.txt").write_text(EVIL)
+    (run / "git.txt").write_text(f"revision: {EVIL}\nbranch: {EVIL}\n")
+    folder = run / "evaluations" / "step_1" / "all"
+    folder.mkdir(parents=True)
+    scene = {"kind": EVIL, "title": EVIL}
+    (folder / "x.scene.json").write_text(json.dumps(scene))
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg"><script>hacked=1</script><image href="http://127.0.0.1:9/x"/></svg>{EVIL}'
+    (folder / f"{EVIL.replace('/', '')}.svg").write_text(svg)
+    return run
+
+
+def test_hostile_texts_stay_texts(browser: Any, tmp_path: Path) -> None:
+    run = evil_run(tmp_path / "run")
+    draw([run], None)
+    draw([run, resumed_run(tmp_path / "other")], str(tmp_path / "both.html"))
+    draw([sweep_folder(tmp_path / "sweep")], None)
+    pages = (run / "report.html", tmp_path / "both.html", tmp_path / "sweep" / "report.html")
+    for path in pages:
+        with opened(browser) as window:
+            page = window.open(path)
+            page.wait_for_timeout(200)
+            assert page.evaluate("typeof hacked") == "undefined"
+            assert page.locator("img[src=x], main b img").count() == 0
+            assert window.problems == []
+
+
+def test_little_is_a_page_too_and_fits_a_phone(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    draw([tmp_path / "empty"], None)
+    draw([resumed_run(tmp_path / "run")], None)
+    draw([sweep_folder(tmp_path / "sweep")], None)
+    for name in ("empty", "run", "sweep"):
+        with opened(browser, width=390) as window:
+            page = window.open(tmp_path / name / "report.html")
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
+            assert window.problems == []
+
+
+def test_a_sweep_can_be_sorted(browser: Any, tmp_path: Path) -> None:
+    draw([sweep_folder(tmp_path / "sweep")], None)
+    with opened(browser) as window:
+        page = window.open(tmp_path / "sweep" / "report.html")
+        first = page.locator("#jobs tbody tr td").first
+        assert first.inner_text() == "2", "the best first"
+        page.get_by_role("button", name="lr").click()
+        assert first.inner_text() == "1"
+        page.get_by_role("button", name="lr").click()
+        assert first.inner_text() == "3"
+        assert page.locator("#parallel path.job").count() == 2
+        assert window.problems == []
+
+
+@pytest.mark.slow
+def test_a_real_run_leaves_a_page_with_its_model_at_work(browser: Any, tmp_path: Path) -> None:
+    run = train(tmp_path / "run", *TINY_TRM, "max_steps=8", "report=true")
+    lines = run.stdout.splitlines()
+    assert lines[-1] == f"report: {run.directory / 'report.html'}"
+    with opened(browser) as window:
+        page = window.open(run.directory / "report.html")
+        assert page.locator("header .state").inner_text() == "finished"
+        play = page.locator("#model").get_by_role("button", name=re.compile("Play"))
+        slider = page.locator("#model input[type=range]").first
+        before = slider.input_value()
+        play.first.click()
+        page.wait_for_function(
+            "(was) => document.querySelector('#model input[type=range]').value !== was", arg=before
+        )
+        assert window.problems == []
+
+
+@pytest.mark.slow
+def test_two_ranks_then_one(browser: Any, tmp_path: Path) -> None:
+    same = [*TINY_TRM, "exact=true", "arch.forward_dtype=float32", "run_name=x", "report=true"]
+    train(tmp_path / "run", *same, "max_steps=4", ranks=2)
+    run = train(tmp_path / "run", *same, "max_steps=8")
+    alone = train(tmp_path / "alone", *same, "max_steps=8")
+    with opened(browser) as window:
+        page = window.open(run.directory / "report.html")
+        assert page.locator(".legend.marks").inner_text().split() == [
+            "checkpoint", "other", "number", "of", "ranks",
+        ]  # fmt: skip
+        assert "2 starts" in page.locator("header").inner_text()
+        assert page.locator("#same tbody tr").count() >= 2
+        assert window.problems == []
+    assert compare(run.directory, alone.directory)["verdict"]["text"] == (
+        "The same to the bit: 8 logged steps and 1 checkpoint compared."
+    )

@@ -1,0 +1,123 @@
+"""`python -m utils.rundir.report RUN [RUN …]`: draws the report page of a run, compares several,
+or shows a sweep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from utils.errors import ConfigError, brief, exit_status
+from utils.files import write_whole
+from utils.rundir.report.maker import FILE
+from utils.rundir.report.page import render, shell_bytes
+from utils.rundir.report.reading import CURVES_BYTES, read_run
+from utils.rundir.report.same import compare
+from utils.rundir.report.sweeps import is_sweep, read_sweep
+
+LONGEST_S = 120  # of a page that is made beside a run
+MOST_BYTES = 500_000  # of a page
+POINTS = 500
+MOST_RUNS = 16
+MOST_COMPARED = 6  # tensor by tensor
+
+
+def main(arguments: list[str]) -> int:
+    """The command line; the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m utils.rundir.report",
+        description="Draws report.html of a run, compares runs, or shows a sweep.",
+    )
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="the directory of a run, or of one sweep"
+    )
+    parser.add_argument("--output", metavar="FILE", help="where the page goes")
+    # what a run that is going on uses for its own page: gently, silently and not for ever
+    parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    directories = [Path(run) for run in given.runs]
+    if given.beside:
+        return beside(directories[0])
+    return exit_status(lambda: draw(directories, given.output), (ConfigError, OSError))
+
+
+def beside(directory: Path) -> int:
+    """Draw the page of a run that is going on; takes no time from it and none of its signals."""
+    os.nice(19)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    signal.alarm(LONGEST_S)
+    try:
+        draw([directory], None)
+    except Exception as error:
+        print(f"{type(error).__name__}: {brief(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def draw(directories: list[Path], output: str | None) -> str:
+    """Write the page; returns where it is, and how two runs compare."""
+    for directory in directories:
+        if not directory.is_dir():
+            raise ConfigError(f"{directory}: no such folder; give the directory of a run")
+    if len(directories) > MOST_RUNS:
+        raise ConfigError(f"{len(directories)} runs: give at most {MOST_RUNS}")
+    payload = read(directories)
+    title = " · ".join(run["name"] for run in payload["runs"]) or directories[0].absolute().name
+    name = FILE if len(directories) == 1 else "comparison.html"
+    path = Path(output) if output else directories[0] / name
+    # two processes may draw at once, of a run that was killed and of the one in its place
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write_whole(aside, render(payload, title))
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return "\n".join([*verdicts(payload), f"report: {path}"])
+
+
+def verdicts(payload: dict[str, Any]) -> list[str]:
+    """How two runs compare, or each of several with the first."""
+    if payload.get("same"):
+        return [payload["same"]["verdict"]["text"]]
+    return [
+        f"{run['name']}: {run['verdict']['text']}" for run in payload["runs"] if "verdict" in run
+    ]
+
+
+def read(directories: list[Path]) -> dict[str, Any]:
+    """The payload: a sweep, one run, or several."""
+    made = time.time()
+    if len(directories) == 1 and is_sweep(directories[0]):
+        return {"made": made, "runs": [], "sweep": read_sweep(directories[0])}
+    alone = len(directories) == 1
+    room = MOST_BYTES - shell_bytes() - CURVES_BYTES if alone else 0
+    points = max(40, POINTS // len(directories))
+    runs = [read_run(directory, points, room) for directory in directories]
+    tell_apart(runs)
+    payload: dict[str, Any] = {"made": made, "runs": runs}
+    if len(directories) == 2:
+        payload["same"] = compare(*directories)
+    for run, directory in zip(runs[1:], directories[1:], strict=True):
+        if 2 < len(runs) <= MOST_COMPARED:
+            run["verdict"] = compare(directories[0], directory)["verdict"]
+    return payload
+
+
+def tell_apart(runs: list[dict[str, Any]]) -> None:
+    """Runs of one name are shown by their directories, too."""
+    names = [run["name"] for run in runs]
+    for run in runs:
+        if names.count(run["name"]) > 1:
+            run["name"] = f"{run['name']} ({run['directory']})"
+
+
+if __name__ == "__main__":
+    gc.disable()  # it would look through all rows, again and again, and find nothing to free
+    sys.exit(main(sys.argv[1:]))

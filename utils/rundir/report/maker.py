@@ -1,0 +1,86 @@
+"""Makes the page beside a run, in a process of its own: whatever it does, no step waits for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from utils.errors import brief
+from utils.files import ROOT
+
+FILE = "report.html"
+GAP_S = 5.0  # evaluations that follow each other faster share a page
+PATIENCE_S = 5.0  # at the end of a run; the page is made all the same, a moment later
+
+
+class Maker:
+    """Draws a run's page when asked, one at a time."""
+
+    def __init__(self, directory: Path, note: Callable[[str], None]) -> None:
+        """`note` writes a line to log.txt; it hears of a page that cannot be made."""
+        self._directory, self._note = directory.absolute(), note
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = -GAP_S
+
+    @property
+    def path(self) -> Path:
+        return self._directory / FILE
+
+    def draw(self) -> None:
+        """Start, unless a page is being made or has just been."""
+        if not self._is_busy() and time.monotonic() - self._started >= GAP_S:
+            self._start()
+
+    def finish(self, patience_s: float = PATIENCE_S) -> None:
+        """Make the last page; waits so long for it, and leaves it to itself after that."""
+        deadline = time.monotonic() + patience_s
+        self._wait(deadline)  # it may have read the files too early
+        self._start()
+        self._wait(deadline)
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "utils.rundir.report", "--beside", str(self._directory)]
+        null = subprocess.DEVNULL
+        self._started = time.monotonic()
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=null,
+                stdout=null,
+                stderr=subprocess.PIPE,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._note(f"{FILE} cannot be made ({brief(error)})")
+
+    def _is_busy(self) -> bool:
+        if self._process is None:
+            return False
+        status = self._process.poll()
+        if status is None:
+            return True
+        self._hear(self._process, status)
+        self._process = None
+        return False
+
+    def _hear(self, process: subprocess.Popen[bytes], status: int) -> None:
+        """What a process that has ended says of its failure, in one line."""
+        assert process.stderr is not None
+        with process.stderr as stream:
+            lines = stream.read(1 << 16).decode(errors="replace").splitlines() if status else []
+        if status:
+            said = lines[-1] if lines else f"exit status {status}"
+            self._note(f"{FILE} cannot be made ({brief(said)})")
+
+    def _wait(self, deadline: float) -> None:
+        if self._process is None:
+            return
+        try:
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return
+        self._is_busy()

@@ -1,0 +1,330 @@
+"""What the page shows of a run directory. A file that is missing or damaged leaves a gap."""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from utils.files import read_bytes, read_row, read_text
+from utils.rundir.report.evaluations import files_of, read_pictures, read_scenes
+from utils.rundir.report.rows import (
+    Column,
+    Row,
+    column,
+    columns,
+    names_in,
+    number,
+    read_rows,
+    reduced,
+)
+
+Payload = dict[str, Any]
+COSTS = re.compile(r"loss|bpb|error|perplexity")  # of which less is better
+MOST_MARKS = 400  # on the axes; of more, the checkpoints are left out
+CURVES_BYTES, POINT_BYTES = 150_000, 24  # of all curves, and of a mean between its extremes
+LEAST_POINTS = 20
+DEEPEST = 50  # of a configuration; ours have five levels
+LOG_LINES = 30
+HEARTBEAT_S = 90.0  # a run that has been silent for so long is taken to have died
+
+
+def read_run(directory: Path, points: int = 500, room: int = 300_000) -> Payload:
+    """Everything the page shows of one run; scenes and pictures as far as there is room, in
+    bytes.
+    """
+    trained, held_out = read_rows(directory / "metrics.jsonl")
+    config, events = read_config(directory / "config.yaml"), read_events(directory)
+    starts = [event for event in events if event["event"] == "started"]
+    clock = Elapsed(trained + held_out, events)
+    metric = str(config.get("objective_metric") or "")
+    curves = len(names_in(trained)) + len(names_in(held_out))
+    points = max(LEAST_POINTS, min(points, CURVES_BYTES // (POINT_BYTES * max(1, curves))))
+    scenes, left = read_scenes(directory, room * 4 // 5)
+    drawn = {(scene["set"], scene["name"]) for scene in scenes}
+    steps = [row["step"] for row in (*trained[-1:], *held_out[-1:])]
+    return {
+        "name": str(config.get("run_name") or directory.absolute().name),
+        "project": str(config.get("project_name") or ""),
+        "directory": str(directory),
+        "status": read_status(directory),
+        "step": max(steps, default=None),
+        "started": starts[-1] if starts else {},
+        "starts": [_start(event) for event in starts[-50:]],
+        "seconds": clock.last,
+        "headline": headline(held_out, metric),
+        "expected": expectation(config.get("expected"), held_out, metric),
+        "config": flattened(config),
+        "train": _timed(reduced(trained, points), clock),
+        "eval": _timed(reduced(held_out, points), clock),
+        "marks": marks(events, clock),
+        "spent": time_spent(trained, events),
+        "digests": digests(events),
+        "exact": config.get("exact") is True,
+        "code": read_code(directory),
+        "commands": commands(starts[-1] if starts else {}),
+        "scenes": scenes,
+        "pictures": read_pictures(directory, left + room // 5, drawn),
+        "files": files_of(directory),
+        "log": log_tail(directory / "log.txt"),
+    }
+
+
+class Elapsed:
+    """Time since a run began, without the time in which it did not run."""
+
+    def __init__(self, rows: Sequence[Row], events: Sequence[Row]) -> None:
+        times = [value for value in column(rows, "time") if value is not None]
+        known = sorted([*times, *(event["time"] for event in events)])
+        starts = [event["time"] for event in events if event["event"] == "started"]
+        self._origin = min([*starts[:1], *known[:1]], default=0.0)
+        self._ends: list[float] = []  # of pauses, and how long they have lasted until then
+        self._paused = [0.0]
+        for start in starts[1:]:
+            before = known[max(0, bisect_left(known, start) - 1)]
+            self._ends.append(start)
+            self._paused.append(self._paused[-1] + max(0.0, start - before))
+        self.last = self(known[-1]) if known else 0.0
+
+    def __call__(self, moment: float) -> float:
+        paused = self._paused[bisect_right(self._ends, moment)]
+        return round(max(0.0, moment - self._origin - paused), 2)
+
+
+def _timed(curves: Payload, clock: Elapsed) -> Payload:
+    times = curves.pop("time")
+    return curves | {"seconds": [None if each is None else clock(each) for each in times]}
+
+
+def read_status(directory: Path) -> Payload:
+    """status.json; a run that says it is running and has been silent is `lost`."""
+    status = read_row(directory / "status.json")
+    told = {key: status.get(key) for key in ("state", "reason", "step", "time", "host")}
+    beat = number(status.get("heartbeat"))
+    if told["state"] == "running" and beat is not None:
+        told["heartbeat"] = beat
+        if time.time() - beat > HEARTBEAT_S:
+            told["state"] = "lost"
+    return told
+
+
+def read_config(path: Path) -> Payload:
+    """The configuration that the run was started with; empty where it cannot be read."""
+    import yaml
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        text = read_text(path)
+        if not _is_flat(yaml.parse(text, loader)):
+            return {}
+        config = yaml.load(text, loader)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _is_flat(events: Iterable[Any]) -> bool:
+    """Whether YAML neither nests deeply, which overflows the C loader's stack, nor has aliases."""
+    depth = 0
+    for event in events:
+        name = type(event).__name__
+        depth += name.endswith("StartEvent") - name.endswith("EndEvent")
+        if depth > DEEPEST or name == "AliasEvent":
+            return False
+    return True
+
+
+def flattened(value: Any, path: str = "", depth: int = 12) -> dict[str, str]:
+    """Every value of a configuration as text, by its path."""
+    if isinstance(value, dict) and value and depth:
+        found: dict[str, str] = {}
+        for key, inner in value.items():
+            found |= flattened(inner, f"{path}.{key}" if path else str(key), depth - 1)
+        return found
+    words = {None: "null", True: "true", False: "false"}
+    simple = value is None or isinstance(value, bool)
+    return {path: words[value] if simple else str(value)[:300]} if path else {}
+
+
+def read_events(directory: Path) -> list[Row]:
+    """What happened to the run, in the order in which it did; damaged lines are left out."""
+    try:
+        lines = read_bytes(directory / "events.jsonl", 1 << 28).splitlines()
+    except (OSError, ValueError):
+        return []
+    found = []
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict) and _is_event(event):
+            found.append(event)
+    return found
+
+
+def _is_event(row: Row) -> bool:
+    types = isinstance(row.get("event"), str) and isinstance(row.get("step"), int)
+    return types and number(row.get("time")) is not None
+
+
+def _start(event: Row) -> Payload:
+    keys = ("time", "step", "resumed", "ranks", "hosts", "device", "threads", "torch", "launcher")
+    return {key: event.get(key) for key in keys}
+
+
+def headline(rows: Sequence[Row], metric: str) -> Payload | None:
+    """Last and best value of what the run is judged by, with its interval where it has one."""
+    name, lower = metric.removeprefix("-"), metric.startswith("-")
+    known = [(row["step"], value) for row in rows if (value := number(row.get(name))) is not None]
+    if not known:
+        return {"name": name, "lower": lower, "last": None} if name else None
+    best = (min if lower else max)(known, key=lambda pair: pair[1])
+    last = next(row for row in reversed(rows) if number(row.get(name)) is not None)
+    interval = {key: number(last.get(f"{name}_{key}")) for key in ("low", "high", "n")}
+    ends = {"last": known[-1][1], "step": known[-1][0], "best": best[1], "best_step": best[0]}
+    return {"name": name, "lower": lower, **ends, **interval}
+
+
+def expectation(given: Any, rows: Sequence[Row], metric: str) -> Payload | None:
+    """Where the recipe says a metric should be, and whether it is there; None without any."""
+    if not isinstance(given, dict) or not isinstance(given.get("at"), dict):
+        return None
+    name = str(given.get("metric") or metric.removeprefix("-"))
+    judged = name == metric.removeprefix("-")
+    lower = metric.startswith("-") if judged else bool(COSTS.search(name))
+    points: list[dict[str, Any]] = []
+    for step, bounds in given["at"].items():
+        ends = [number(end) for end in bounds] if isinstance(bounds, list) else []
+        known = [end for end in ends if end is not None]
+        if str(step).isdecimal() and len(known) == len(ends) == 2:
+            points.append({"step": int(step), "low": min(known), "high": max(known)})
+    points.sort(key=lambda point: point["step"])
+    verdict, measured = "", None
+    for point in points:
+        reached = (row for row in rows if row["step"] >= point["step"])
+        values = (number(row.get(name)) for row in reached)
+        value = next((each for each in values if each is not None), None)
+        if value is not None:
+            fine = value <= point["high"] if lower else value >= point["low"]
+            verdict, measured = "on track" if fine else "behind", point | {"value": value}
+    return {"name": name, "points": points, "verdict": verdict, "measured": measured}
+
+
+def marks(events: Sequence[Row], clock: Callable[[float], float]) -> list[Payload]:
+    """What is marked on the axes, with a text each."""
+    found: list[Payload] = []
+    ranks: Any = None
+    for event in events:
+        kind, text = _mark(event, ranks)
+        if event["event"] == "started":
+            ranks = event.get("ranks")
+        if kind:
+            place = {"step": event["step"], "seconds": clock(event["time"])}
+            found.append({**place, "kind": kind, "text": text})
+    if len(found) > MOST_MARKS:
+        found = [mark for mark in found if mark["kind"] != "checkpoint"]
+    return found[-MOST_MARKS:]
+
+
+def _mark(event: Row, ranks: Any) -> tuple[str, str]:
+    """The kind of a mark and its text; empty for events that have none."""
+    step = f"step {event['step']:,}"
+    match event["event"]:
+        case "checkpoint":
+            return "checkpoint", f"checkpoint, {step}"
+        case "skipped":
+            return "skipped", f"skipped {step}: {str(event.get('reason'))[:200]}"
+        case "started" if event.get("resumed"):
+            now = event.get("ranks")
+            if ranks not in (None, now):
+                return "ranks", f"restarted at {step}: {ranks} → {now} ranks"
+            return "restart", f"restarted at {step}"
+        case "ended" if event.get("state") in ("stopped", "requeue", "failed"):
+            kind = "failed" if event["state"] == "failed" else "signal"
+            return kind, f"{event['state']}, {step}: {str(event.get('reason'))[:200]}"
+    return "", ""
+
+
+def time_spent(rows: Sequence[Row], events: Sequence[Row]) -> dict[str, float]:
+    """Seconds of all steps by what they went to, and those of evaluations."""
+    parts = {"data": "data_wait_ms", "all_reduce": "all_reduce_ms", "checkpoint": "checkpoint_ms"}
+    names = {part: f"speed/{name}" for part, name in {"steps": "step_ms", **parts}.items()}
+    steps = [row["step"] for row in rows]
+    counts = list(map(operator.sub, steps, [0, *steps]))
+    found = columns(rows, [*names.values()])
+    spent = {part: _sum_of_products(counts, found[name]) / 1e3 for part, name in names.items()}
+    waits = sum(spent[part] for part in parts)
+    spent["compute"] = max(0.0, spent.pop("steps") - waits)
+    evaluated = [event for event in events if event["event"] == "evaluated"]
+    spent["evaluation"] = sum(number(event.get("seconds")) or 0.0 for event in evaluated)
+    return {part: round(seconds, 3) for part, seconds in spent.items()}
+
+
+def _sum_of_products(counts: Sequence[int], values: Column) -> float:
+    try:
+        return float(sum(map(operator.mul, counts, values)))  # type: ignore[arg-type]
+    except TypeError:  # some rows have no value
+        return sum(count * value for count, value in zip(counts, values, strict=True) if value)
+
+
+def digests(events: Sequence[Row]) -> list[Payload]:
+    """The digest of each checkpoint, by step; the last one written counts."""
+    found = {event["step"]: event for event in events if event["event"] == "checkpoint"}
+    steps = sorted(found)[-200:]
+    keys = ("step", "digest", "bytes", "time")
+    return [{key: found[step].get(key) for key in keys} for step in steps]
+
+
+def read_code(directory: Path) -> Payload:
+    """Revision and branch, and how many lines of which files were not committed."""
+    code: Payload = {"changes": []}
+    for line in _lines(directory / "git.txt"):
+        key, _, value = line.partition(": ")
+        code[key] = value
+    changes: dict[str, list[int]] = {}
+    current: list[int] = [0, 0]
+    for line in _lines(directory / "uncommitted.diff"):
+        if line.startswith("diff --git "):
+            current = changes.setdefault(line.rpartition(" b/")[2], [0, 0])
+        elif line.startswith("# untracked: "):
+            changes[line.removeprefix("# untracked: ")] = [0, 0]
+        elif line[:1] in "+-" and line[:1] and line[:4] not in ("+++ ", "--- "):
+            current[line[0] == "-"] += 1
+    code["changes"] = [[name, *counts] for name, counts in list(changes.items())[:40]]
+    return code
+
+
+def commands(start: Mapping[str, Any]) -> Payload:
+    """How to go on with the run: the command that started it, as a shell would take it."""
+    import shlex
+
+    arguments, ranks = start.get("arguments"), start.get("ranks")
+    if not isinstance(arguments, list) or not isinstance(ranks, int):
+        return {}
+    given = " ".join(["pretrain.py", *(shlex.quote(str(each)) for each in arguments)])
+    prefix = {
+        "none": "python",
+        "torchrun": f"torchrun --nproc-per-node {ranks}",
+        "slurm": f"srun --ntasks {ranks} python",
+    }
+    launcher = str(start.get("launcher"))
+    default = f"mpirun -n {ranks} python" if ranks > 1 else "python"
+    return {"continue": f"{prefix.get(launcher, default)} {given}"}
+
+
+def log_tail(path: Path) -> list[str]:
+    """The last lines of log.txt."""
+    return [line[:400] for line in _lines(path)[-LOG_LINES:]]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return read_bytes(path, 1 << 26).decode(errors="replace").splitlines()
+    except (OSError, ValueError):
+        return []

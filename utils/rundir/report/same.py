@@ -1,0 +1,218 @@
+"""Whether two runs are the same to the bit, and where they first differ."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from utils.files import open_plain
+from utils.rundir.report.evaluations import STEP
+from utils.rundir.report.reading import digests, read_events
+from utils.rundir.report.rows import Row, read_rows
+
+HEADER_LIMIT = 1 << 27
+CHUNK = 1 << 23
+PIECE = re.compile(r"shards\.\d+-\d+")
+LEARNED = ("train/", "eval/")  # times and speeds differ between runs that are the same
+MOST_TENSORS = 30
+COMPARED_BYTES = 1 << 27  # of a tensor whose values are compared, beyond its bits
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Where the bytes of a tensor lie."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+    def sha256(self) -> str:
+        total = hashlib.sha256(f"{self.dtype} {self.shape}".encode())
+        left = self.size
+        with open_plain(self.file) as stream:
+            stream.seek(self.start)
+            while left > 0 and (data := stream.read(min(left, CHUNK))):
+                total.update(data)
+                left -= len(data)
+        return total.hexdigest()
+
+    def values(self) -> Any:
+        """As an array of float64; None for types that have no such values."""
+        import numpy as np
+
+        with open_plain(self.file) as stream:
+            stream.seek(self.start)
+            data = stream.read(self.size)
+        if self.dtype == "BF16":
+            wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
+            return wide.view(np.float32).astype(np.float64)
+        kinds = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "u1"}
+        kind = kinds.get(self.dtype)
+        return np.frombuffer(data, kind).astype(np.float64) if kind else None
+
+
+def compare(one: Path, other: Path) -> dict[str, Any]:
+    """Metrics of all steps and checkpoints of the same steps, of two runs."""
+    metrics = _compare_rows(_by_step(one), _by_step(other))
+    checkpoints = [
+        _compare_checkpoints(step, one / "checkpoints", other / "checkpoints")
+        for step in sorted(_steps(one) & _steps(other))
+    ]
+    recorded = _compare_digests(one, other)
+    first = next((each for each in checkpoints if not each["same"]), None)
+    return {
+        "metrics": metrics,
+        "checkpoints": checkpoints,
+        "recorded": recorded,
+        "first": first,
+        "verdict": _verdict(metrics, checkpoints, recorded),
+    }
+
+
+def _verdict(
+    metrics: Mapping[str, Any], checkpoints: Sequence[Row], recorded: Sequence[Row]
+) -> dict[str, Any]:
+    """One line for people, and whether all that can be compared is the same."""
+    found = []
+    broken = next((each for each in checkpoints if not each["same"]), None)
+    digest = next((each for each in recorded if not each["same"]), None)
+    if metrics["differs"]:
+        at = metrics["differs"]
+        values = f"{at['values'][0]!r} and {at['values'][1]!r}"
+        found.append((at["step"], f"metric {at['name']} ({values})"))
+    if broken:
+        tensor = broken["tensors"][0]["name"] if broken["tensors"] else "its tensors"
+        found.append((broken["step"], f"tensor {tensor} of the checkpoint"))
+    if digest and (not broken or digest["step"] < broken["step"]):
+        found.append((digest["step"], "the recorded digest of the checkpoint"))
+    if found:
+        step = min(step for step, _ in found)
+        places = "; ".join(f"step {at:,}: {what}" for at, what in sorted(found))
+        return {"same": False, "step": step, "text": f"First difference: {places}."}
+    seen = [f"{metrics['steps']:,} logged steps"] if metrics["steps"] else []
+    compared = {each["step"] for each in (*checkpoints, *recorded)}
+    if compared:
+        seen.append(f"{len(compared)} checkpoint{'s' * (len(compared) > 1)}")
+    if not seen:
+        return {"same": None, "step": None, "text": "Nothing to compare: no step in common."}
+    bits = "The same to the bit" if compared else "The same metrics; no checkpoint to compare"
+    return {"same": True, "step": None, "text": f"{bits}: {' and '.join(seen)} compared."}
+
+
+def _by_step(directory: Path) -> dict[int, dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    for rows in read_rows(directory / "metrics.jsonl"):
+        for row in rows:
+            learned = {name: row[name] for name in row if name.startswith(LEARNED)}
+            found.setdefault(row["step"], {}).update(learned)
+    return found
+
+
+def _compare_rows(one: Mapping[int, Row], other: Mapping[int, Row]) -> dict[str, Any]:
+    """The first step with a metric that differs; steps that only one has logged do not count."""
+    common = sorted(one.keys() & other.keys())
+    for step in common:
+        names = sorted(one[step].keys() & other[step].keys())
+        for name in sorted(names, key=lambda name: (name != "train/loss", name)):
+            values = [one[step][name], other[step][name]]
+            if values[0] != values[1]:
+                same = sum(each < step for each in common)
+                return {"steps": same, "differs": {"step": step, "name": name, "values": values}}
+    return {"steps": len(common), "differs": None}
+
+
+def _steps(directory: Path) -> set[int]:
+    try:
+        names = [each.name for each in (directory / "checkpoints").iterdir()]
+    except OSError:
+        return set()
+    return {int(named[1]) for name in names if (named := STEP.fullmatch(name))}
+
+
+def _compare_digests(one: Path, other: Path) -> list[dict[str, Any]]:
+    """Digests that both have recorded, also of checkpoints that are gone."""
+    mine, theirs = (
+        {each["step"]: each["digest"] for each in digests(read_events(run)) if each["digest"]}
+        for run in (one, other)
+    )
+    return [
+        {"step": step, "same": mine[step] == theirs[step], "digests": [mine[step], theirs[step]]}
+        for step in sorted(mine.keys() & theirs.keys())
+    ]
+
+
+def _compare_checkpoints(step: int, one: Path, other: Path) -> dict[str, Any]:
+    """Tensor by tensor; model first, since all else follows from it."""
+    mine, theirs = (tensors_in(folder / f"step_{step}") for folder in (one, other))
+    if not mine or not theirs:
+        return {"step": step, "same": True, "count": 0, "tensors": []}
+    names = sorted(mine.keys() | theirs.keys(), key=lambda name: (name[:6] != "model/", name))
+    differing: list[dict[str, Any]] = []
+    for name in names:
+        a, b = mine.get(name), theirs.get(name)
+        if a is None or b is None:
+            differing.append({"name": name, "why": "only one run has it"})
+        elif (a.dtype, a.shape) != (b.dtype, b.shape):
+            why = f"{a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}"
+            differing.append({"name": name, "why": why})
+        elif a.sha256() != b.sha256():
+            differing.append({"name": name, "shape": list(a.shape), **_distance(a, b)})
+    most = differing[:MOST_TENSORS]
+    return {
+        "step": step,
+        "same": not differing,
+        "count": len(names),
+        "differing": len(differing),
+        "tensors": most,
+    }
+
+
+def _distance(one: Tensor, other: Tensor) -> dict[str, Any]:
+    """How far apart two tensors are: the largest difference, and how many values differ."""
+    if max(one.size, other.size) > COMPARED_BYTES:
+        return {}
+    a, b = one.values(), other.values()
+    if a is None:
+        return {}
+    gap = abs(a - b)
+    largest = float(gap.max()) if gap.size else 0.0
+    count = int((a != b).sum())
+    return {"largest": largest if math.isfinite(largest) else None, "count": count, "of": a.size}
+
+
+def tensors_in(folder: Path) -> dict[str, Tensor]:
+    """Where each tensor of a checkpoint lies; pieces of shards count as one group. Empty where a
+    file cannot be read.
+    """
+    found: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("[!.]*.safetensors")):
+        group = "shards" if PIECE.fullmatch(file.stem) else file.stem
+        try:
+            found |= {f"{group}/{name}": tensor for name, tensor in _entries(file).items()}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+    return found
+
+
+def _entries(file: Path) -> dict[str, Tensor]:
+    """The header of a safetensors file: its length in eight bytes, then JSON."""
+    with open_plain(file) as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > HEADER_LIMIT:
+            raise ValueError(f"a header of {length:,} bytes")
+        header = json.loads(stream.read(length))
+    entries = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            first, last = entry["data_offsets"]
+            shape, start = tuple(entry["shape"]), 8 + length + first
+            entries[name] = Tensor(file, entry["dtype"], shape, start, last - first)
+    return entries
