@@ -204,7 +204,7 @@ def test_every_default_has_the_type_it_demands() -> None:
     """
     base = resolved("project_name=p", "run_name=r")
     plain = {
-        key: value
+        str(key): value
         for key, value in base.items()
         if isinstance(value, int | float | str) and key != "resume"
     }

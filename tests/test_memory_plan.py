@@ -22,7 +22,7 @@ from utils.measure import capacity
 from utils.measure.cards import DRIVER, UNUSED, Card
 from utils.ranks.distributed import Dist
 
-ALONE = Dist(0, 1, 0, torch.device("cpu"))
+ALONE = Dist()
 FLOAT32 = "arch.forward_dtype=float32"
 
 
@@ -118,8 +118,8 @@ def test_a_gpu_takes_about_what_was_counted(tmp_path: Path) -> None:
         "compile=false",
         "device=cuda",
     ]
-    trainer = trainer_on(Dist(0, 1, 0, device), tmp_path, *arguments)
-    counted = trainer_on(Dist(0, 1, 0, device), tmp_path, *arguments, "plan=auto")
+    trainer = trainer_on(Dist(device=device), tmp_path, *arguments)
+    counted = trainer_on(Dist(device=device), tmp_path, *arguments, "plan=auto")
     assert counted.cfg.micro_batch_size == 24
     nowhere = pretrain.make_objective(trainer.cfg.arch, 0, trainer.source.spec, capacity.NOWHERE)
     known = Memory(build_dense(trainer.cfg.optim.dense, nowhere.trained())).like({}, 1)

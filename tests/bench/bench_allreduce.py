@@ -61,9 +61,8 @@ class Reasoner(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        arch = OmegaConf.to_container(
-            OmegaConf.load(ROOT / "conf" / "arch" / f"{kind}.yaml"), resolve=True
-        )["arch"]
+        config: Any = OmegaConf.load(ROOT / "conf" / "arch" / f"{kind}.yaml")
+        arch: Any = OmegaConf.to_container(config.arch, resolve=True)
         keys = {key: value for key, value in arch.items() if key not in ("_target_", "loss")}
         keys |= {"H_cycles": 1, "L_cycles": 1, "forward_dtype": "float32"}
         self.net = {"trm": TRM, "hrm": HRM}[kind](

@@ -11,8 +11,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from data.build.common import write_dataset
@@ -52,18 +54,16 @@ def medians(work: Callable[[], object], repeats: int = REPEATS) -> list[float]:
 
 def build(folder: Path) -> None:
     """What the builder does once it has its boards: augment, fingerprint, write."""
-    write_dataset(
-        folder, {"train": sudoku_split("train", 9, *boards(), AUGMENTATIONS, seed=0)}, ["<blank>"]
-    )
+    puzzles, answers = boards()
+    split = sudoku_split("train", 9, puzzles, answers, AUGMENTATIONS, seed=0)
+    write_dataset(folder, {"train": split}, ["<blank>"])
 
 
-def boards():
-    if not _BOARDS:
-        _BOARDS.extend(generate(9, (BOARDS,), 50, seed=0)[0])
-    return _BOARDS
-
-
-_BOARDS: list = []
+@cache
+def boards() -> tuple[np.ndarray, np.ndarray]:
+    """Puzzles and their answers."""
+    (made,) = generate(9, (BOARDS,), 50, seed=0)
+    return made
 
 
 def main() -> None:

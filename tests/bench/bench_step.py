@@ -173,7 +173,7 @@ def serve(net: str, way: str, folder: str) -> None:
     step = (
         published(net, folder)
         if whose == "published"
-        else ours(net, dtype, int((multiple or [256])[0]))
+        else ours(net, dtype, int(multiple[0] if multiple else 256))
     )
     step()
     print("ready", flush=True)

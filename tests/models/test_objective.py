@@ -23,7 +23,7 @@ from utils.noise import Noise
 from utils.ranks.distributed import Dist
 from utils.spec import Spec
 
-ALONE = Dist(0, 1, 0, torch.device("cpu"))
+ALONE = Dist()
 TOY = ["global_batch_size=16", "max_steps=3", "data.num_features=6", "data.held_out=16"]
 COMPONENTS = [
     "arch=components",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ def test_what_is_remembered_belongs_to_names_and_not_to_places() -> None:
 
 @pytest.mark.parametrize("optimizer", [AdamATan2, adamw, muon])
 def test_only_what_has_not_begun_may_have_nothing_to_remember(
-    optimizer: type[torch.optim.Optimizer],
+    optimizer: Callable[..., torch.optim.Optimizer],
 ) -> None:
     memory = Memory([optimizer([("a", nn.Parameter(torch.ones(2, 3)))], lr=0.1)])
     fresh = memory.state()

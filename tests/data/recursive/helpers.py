@@ -31,7 +31,7 @@ def write_dataset(
     inputs = (rows[:, None] // 16 ** np.arange(SEQ_LEN) % 16 + 1).astype(np.uint8)
     labels = inputs.copy()
     labels[:, 0] = 0
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         "inputs": inputs,
         "labels": labels,
         "puzzle_identifiers": np.arange(1, len(sizes) + 1, dtype=np.int32),
@@ -41,7 +41,7 @@ def write_dataset(
     (folder / split).mkdir(parents=True, exist_ok=True)
     for field, array in arrays.items():
         np.save(folder / split / f"{name}__{field}.npy", array)
-    content = {
+    content: dict[str, object] = {
         "pad_id": 0,
         "ignore_label_id": 0,
         "blank_identifier_id": 0,

@@ -128,7 +128,7 @@ def test_batches_hold_what_was_visited_whole_and_once(tmp_path, groups):
         np.arange(len(arrays["puzzle_identifiers"])), np.diff(arrays["puzzle_indices"])
     )
     group_of = np.repeat(np.arange(len(groups)), np.diff(arrays["group_indices"]))
-    visited: list[int] = []
+    visited = []
     for step in range(made.length.total_steps):
         batch = global_batch(made, step, 2)
         rows = row_numbers(batch["inputs"])

@@ -67,7 +67,8 @@ class Scene:
 
 def save_together(folder: Path) -> None:
     dist = distributed.start(device="cpu", timeout_s=30)
-    scene, result = Scene(dist, folder, []), {}
+    scene = Scene(dist, folder, [])
+    result: dict[str, Any] = {}
     keys = dist.store.num_keys() if dist.store is not None else 0
     first = scene.writer("good")
     result["good"] = [scene.save(first, step) for step in (1, 2, 3)]

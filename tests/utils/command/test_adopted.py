@@ -18,7 +18,7 @@ ASKED = ["eval_only=true", "checkpoint=runs/x"]
 
 
 def plain(config: Any) -> dict[str, Any]:
-    made = OmegaConf.to_container(config)
+    made: Any = OmegaConf.to_container(config)
     assert isinstance(made, dict)
     return made
 

@@ -102,7 +102,7 @@ def test_memory_of_every_rank_is_in_the_row(world_size: int) -> None:
                 *(json.dumps({"peak_bytes": 2**50 + rank}) for rank in range(1, world_size)),
             ]
 
-    row = load(Ranks(0, world_size, 0, torch.device("cpu")), torch.float32, 1e9)
+    row = load(Ranks(0, world_size), torch.float32, 1e9)
     assert 50e6 < row.pop("memory/peak_bytes") < 500e9
     if world_size > 1:
         assert row.pop("memory/most_peak_bytes") == 2**50 + world_size - 1

@@ -20,7 +20,7 @@ def test_a_scene_is_json_that_a_browser_reads() -> None:
 
 
 def test_as_many_items_as_fit() -> None:
-    def made(items: list[str]) -> dict[str, str]:
+    def made(items: list[str]) -> dict[str, str | bytes]:
         return scene.scene("a", "text", "", items=items)
 
     kept = json.loads(scene.fitting(["x" * 20_000] * 5, made)["a.scene.json"])["items"]
