@@ -1,4 +1,4 @@
-"""Who is visited when: shuffled epochs cut into steps, as pure functions of the step.
+"""Which examples a step visits: shuffled epochs cut into steps, as pure functions of the step.
 
 An epoch visits every item once in shuffled order; `eval_interval` epochs, one after the other, make
 an iteration. Steps are packed over the whole iteration, across its epochs; what is left at its end

@@ -1,4 +1,4 @@
-"""Who trains what: ordered patterns claim every parameter exactly once."""
+"""Parameter groups: ordered patterns claim every parameter for exactly one optimizer."""
 
 from __future__ import annotations
 

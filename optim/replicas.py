@@ -57,7 +57,7 @@ def check_files(hashes: Mapping[str, str], dist: Dist) -> None:
 
 
 def sha256(tensor: Tensor) -> str:
-    """Of a tensor's bits, wherever it lies; 27M weights take a tenth of a second."""
+    """The sha256 of a tensor's bits, on any device; 27M weights take a tenth of a second."""
     return hashlib.sha256(_bytes(tensor.detach().contiguous()).cpu().numpy().data).hexdigest()
 
 

@@ -108,7 +108,7 @@ def cut(file: Path) -> None:
 def test_damage_to_any_file_is_named_and_the_one_before_is_taken(
     damage: Callable[[Path], None], undisturbed_pair: Result, tmp_path: Path
 ) -> None:
-    """Of a real checkpoint, with all that a run of two ranks puts into it."""
+    """On a real checkpoint, with every file that a run of two ranks puts into it."""
     whole = undisturbed_pair.directory / "checkpoints"
     files = sorted(path.name for path in (whole / "step_23").iterdir())
     assert len(files) == 7, files

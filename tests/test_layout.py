@@ -12,7 +12,7 @@ import pytest
 
 from tests.ranks import ROOT
 
-# Who may import whom, of ours: packages, and the rooms of utils. "utils" alone stands for the files
+# Which of our packages, and rooms of utils, may import which. "utils" alone stands for the files
 # at its root.
 ROOMS = {
     "utils": {"utils"},

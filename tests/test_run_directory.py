@@ -1,6 +1,4 @@
-"""Whose a run directory is: a start beside a live run, evaluations of it, and a directory that goes
-away.
-"""
+"""Who owns a run directory: starting beside a live run, evaluating it, and losing the directory."""
 
 from __future__ import annotations
 

@@ -123,8 +123,8 @@ def hash_sums(imaged: list[tuple[list[np.ndarray], ...]]) -> np.ndarray:
 
 
 def content_keys(sums: np.ndarray, symmetry: np.ndarray, colours: np.ndarray) -> np.ndarray:
-    """Of each augmentation 64 bits by which equal contents are known, in whatever order their pairs
-    stand.
+    """A 64-bit key per augmentation [A]: equal contents have equal keys, whatever the order of
+    their pairs.
     """
     keys = sum(
         np.einsum("apc,ac->ap", one[symmetry], by[colours])

@@ -61,7 +61,7 @@ def _begin() -> None:
 
 
 def _end_with_parent() -> None:
-    """Who is killed takes nobody along."""
+    """Exit when the parent does, even if it was killed."""
     parent = parent_process()
     assert parent is not None
     parent.join()

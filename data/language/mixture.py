@@ -64,9 +64,7 @@ def _exact(key: str, weight: object) -> Fraction:
 
 
 def _schedule(counts: list[int]) -> list[int]:
-    """Who is visited at each place of a period, the one that is due first of those that may
-    come.
-    """
+    """The corpus visited at each place of a period: of those that may come, the one due first."""
     period, visits = sum(counts), []
     # by the place from which it may come: whose visit, and which
     waiting = [(0, number, 0) for number in range(len(counts))]

@@ -24,7 +24,7 @@ CELLS = SIDE * SIDE
 PAD, END, FIRST = 0, 1, 2  # tokens: nothing, the end of a row or a column, the first colour
 VOCAB = FIRST + COLOURS
 BLANK = "<blank>"
-# Of each symmetry, by its published number: cell (i, j) of an image comes from (j, i) first if
+# For each symmetry, by its published number: cell (i, j) of an image comes from (j, i) first if
 # swapped; then the row is counted from the other end, then the column. 0 is the identity, 1 to 3
 # turn counterclockwise, 4 and 5 mirror, 6 and 7 transpose.
 SYMMETRIES = (
@@ -51,8 +51,8 @@ IDENTIFIERS = "identifiers.json"
 def origins(
     symmetry: np.ndarray, height: np.ndarray, width: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of images (N) of grids of these sizes: each canvas cell's row and column in the grid (N, 30,
-    30), and the images' sizes.
+    """For N images of grids of these sizes: the row and column of the grid that each canvas cell
+    shows (N, 30, 30), and the images' heights and widths.
 
     Cells beyond an image come from anywhere.
     """

@@ -112,7 +112,7 @@ class ArcPairs:
         return self.names[puzzle] + (f", pair {pair - begin + 1}" if end - begin > 1 else "")
 
     def asked(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of examples the pair that they ask for, and the augmentation by which they do."""
+        """The pair that each example asks for, and the augmentation that it shows it in."""
         made = np.searchsorted(self._first, indices, side="right") - 1
         return self._pair[made] + indices - self._first[made], made
 

@@ -55,7 +55,7 @@ def search(tokens: np.ndarray, start: int) -> Reached:
 
 @cache
 def neighbours(side: int) -> list[list[int]]:
-    """Of every cell those down, left, right and up."""
+    """For each cell, the cells below, left, right and above."""
     cells = range(side * side)
     ways = [
         (side, [cell + side < side * side for cell in cells]),

@@ -141,11 +141,15 @@ def embedded_sudoku(
     """
     if seed < 0:
         raise ConfigError(f"data.embedded.seed={seed}: must not be negative; try {-seed}")
-    boards = generate(size, (train, test), blanks, seed)
     where = "data.embedded"
-    return sudoku_split(where, size, *boards[0], num_aug, seed), sudoku_split(
-        where, size, *boards[1], 0, seed
-    )
+    try:
+        trained, held_out = generate(size, (train, test), blanks, seed)
+        return (
+            sudoku_split(where, size, *trained, num_aug, seed),
+            sudoku_split(where, size, *held_out, 0, seed),
+        )
+    except ConfigError as error:  # the builder has the same keys, as flags
+        raise ConfigError(f"{where}.{error}") from None
 
 
 def _open_train(key: str, paths: list[str]) -> list[Member]:

@@ -129,8 +129,8 @@ class Walks:
         self.turn[rows[:, None], extra] += 1
 
     def middling(self, rows: np.ndarray) -> Hard:
-        """Of each puzzle the image that is as hard as most: at least half of the images take as
-        many guesses.
+        """For each puzzle, the image of median difficulty: at least half of the images take as many
+        guesses.
         """
         place = np.argsort(self.guesses[rows], axis=1, kind="stable")[:, IMAGES // 2]
         image = self.images[rows, place]

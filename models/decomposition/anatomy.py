@@ -154,7 +154,7 @@ class Anatomy:
 
 
 def _found(gates_NC: Tensor, live_NC: Tensor, what_N: Tensor, where_N: Tensor) -> dict[str, Tensor]:
-    """Of each component of a matrix, in these rows."""
+    """Statistics of each component of a matrix over these rows."""
     bins_NC = (gates_NC.float() * BINS).long().clamp_(max=BINS - 1) + BINS * torch.arange(
         gates_NC.shape[1], device=gates_NC.device
     )
@@ -177,8 +177,8 @@ def _found(gates_NC: Tensor, live_NC: Tensor, what_N: Tensor, where_N: Tensor) -
 
 
 def _merged(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Of several shares of the same rows, one: the top of all, in one order however they were
-    shared out.
+    """The statistics of several ranks' rows as one: the top examples of all, in an order that does
+    not depend on how rows were dealt to ranks.
     """
     sums = {
         name: torch.stack([part[name] for part in parts]).sum(0)

@@ -125,7 +125,7 @@ class Components(nn.Module):
         return out, [seen[name] for name in self.names]
 
     def gate(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Of each component [..., K], before it is held between 0 and 1; in float32 at least."""
+        """The gate of each component [..., K] before clamping to 0…1; float32 or wider."""
         read = (
             [self._inner(number, x) for number, x in enumerate(inputs)]
             if self.gates.reads_inner

@@ -335,7 +335,7 @@ class Decompose(Objective):
         )
 
     def _importance(self, gates: Tensor, times: Tensor | None, ctx: Context) -> Tensor:
-        """Of each component [K], the sum over rows."""
+        """The importance loss of each component [K], summed over rows."""
         done = min(1.0, max(0.0, (ctx.progress - self.p_from) / max(EPS, 1 - self.p_from)))
         p, gates = self.p + (self.p_end - self.p) * done, upper_leaky(gates).flatten(0, -2)
         gates = gates if p == 1 else (gates + EPS).pow(p)
@@ -368,7 +368,7 @@ class _Rows:
     batch: int
 
     def shape(self, passes: int, width: int) -> tuple[int, ...]:
-        """Of draws for the whole batch."""
+        """The shape of the draws for the whole batch."""
         return (self.batch, passes, *self.lower.shape[1:-1], width)
 
 

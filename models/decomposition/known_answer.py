@@ -156,8 +156,8 @@ def dense_error(gates_NC: np.ndarray, count: int) -> float:
 def likeness(
     weights_ND: np.ndarray, read_NC: np.ndarray, written_CD: np.ndarray
 ) -> dict[str, float]:
-    """Of each feature's weights and the component most like them, the cosine and how much of the
-    length is there; means over features.
+    """The cosine between each feature's weights and the component most like them, and the ratio of
+    their lengths; means over features.
 
     Without components both are 0.
     """

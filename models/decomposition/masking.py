@@ -20,8 +20,8 @@ Measure = Callable[[Tensor, Tensor], Tensor]
 
 
 class Masks:
-    """Of Q passes: of each component [B, Q, …, K], and of what is left of each matrix [B, Q, …, S],
-    or of none.
+    """The masks of Q passes: one per component [B, Q, …, K], and optionally one per matrix for what
+    its components leave of it [B, Q, …, S].
     """
 
     def __init__(self, components: Tensor, rest: Tensor | None = None) -> None:
@@ -86,8 +86,8 @@ def errors(
     measure: Measure,
     one_by_one: Masks | None = None,
 ) -> list[Tensor]:
-    """Of each pass, for every row, how far it is from what the net said; then of each matrix masked
-    alone, by masks of one pass.
+    """The distance of each masked pass from the net's own output, per row; then, with `one_by_one`,
+    the same with one matrix masked at a time.
     """
     if not model.predicts_tokens:
         return _at_once(model, x, said, masks, measure, one_by_one)

@@ -13,7 +13,7 @@ from utils.measure.png import panels
 
 
 def gate_matrices(gates: Mapping[str, np.ndarray]) -> dict[str, bytes]:
-    """Of each matrix the gates by feature (rows) and component, as they were put in order."""
+    """The gates of each matrix by feature (rows) and component (columns), in matched order."""
 
     def draw(axes: Any, name: str) -> None:
         # behind these, all are closed or it is no identity
@@ -66,8 +66,8 @@ def directions(parts: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, 
 def histograms(
     gates: Mapping[str, np.ndarray], shares: Mapping[str, np.ndarray]
 ) -> dict[str, bytes]:
-    """Of each matrix how often gates are how far open, and how often components are needed, the
-    most needed first.
+    """For each matrix, a histogram of its gates, and how often each component is needed, the most
+    needed first.
     """
 
     def opened(axes: Any, name: str) -> None:

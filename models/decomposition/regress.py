@@ -24,7 +24,7 @@ class Regress(Objective):
         return StepOut(errors_B.sum(), torch.full((), len(errors_B), device=errors_B.device), {})
 
     def predict(self, batch: Batch) -> Prediction:
-        """Of examples with one feature alone there is no mean to take."""
+        """Reports a mean loss, except for examples with a single feature."""
         errors_B, answer_BN = self._errors(batch["inputs"])
         counts_B = batch["counts"]
         metrics = (

@@ -107,8 +107,8 @@ class Sync(Protocol):
         ...
 
     def split(self, tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-        """Of what `full` gave, and all ranks have read, what this rank holds; a RunError where they
-        have not read the same of this part.
+        """This rank's part of full tensors that every rank has read. Raises RunError if ranks have
+        read different values of this `part` of the checkpoint.
         """
         ...
 

@@ -65,7 +65,7 @@ ASKED = "MEASURED"  # the variable that tells a rank what to do
 
 
 def trainer_for(dist: Dist, folder: str, net: str, share: int, shards: int) -> pretrain.Trainer:
-    """Of a rank with so many examples of every batch, in so many shards."""
+    """A trainer with this many examples and shards per rank."""
     sizes = [f"global_batch_size={share * dist.world_size}", f"shards={shards * dist.world_size}"]
     dtype = f"arch.forward_dtype={hardware.forward_dtype(dist.device)}"
     return trainer_on(

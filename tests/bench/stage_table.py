@@ -50,7 +50,7 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """Of the folder of its run."""
+        """The name of its run's folder."""
         return f"{self.way}-{self.ranks}" + (f"-on-{self.nodes}-nodes" if self.nodes else "")
 
     @classmethod
@@ -117,7 +117,7 @@ def finished(folder: Path) -> bool:
 
 
 def rows_of(folder: Path) -> list[dict]:
-    """Of metrics.jsonl."""
+    """The rows of metrics.jsonl."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +50,45 @@ class ACTLossHead(torch.nn.Module):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_benchmark_can_be_imported(name: str) -> None:
     assert callable(importlib.import_module(f"tests.bench.{name}").main)
+
+
+def commands() -> list[str]:
+    """Each benchmark as RESULTS.md and docs/ start it, without options that name a folder which
+    only the reader has, and each one alone.
+    """
+    texts = [ROOT / "RESULTS.md", *(ROOT / "docs").glob("*.md")]
+    documented = [
+        re.sub(r" --[a-z-]+ [A-Z][A-Z/a-z-]*", "", found)
+        for path in texts
+        for found in re.findall(r"python -m tests\.bench\.(bench_[^`\n]+)", path.read_text())
+    ]
+    return sorted({*NAMES, *documented})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", commands())
+def test_a_benchmark_as_documented_starts(command: str) -> None:
+    """It ends well, or measures until it is stopped."""
+    name, *arguments = command.split()
+    started = subprocess.Popen(
+        [sys.executable, "-m", f"tests.bench.{name}", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _, errors = started.communicate(timeout=30)
+        assert started.returncode == 0, errors
+    except subprocess.TimeoutExpired:
+        os.killpg(started.pid, signal.SIGTERM)
+        try:
+            _, errors = started.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            os.killpg(started.pid, signal.SIGKILL)
+            _, errors = started.communicate()
+        assert "Error" not in errors, errors
 
 
 @pytest.mark.parametrize("net", PUBLISHED)

@@ -140,8 +140,8 @@ class Cluster:
         return state
 
     def starts_again(self, job: str, *changes: str) -> None:
-        """Of a job that has gone back into the queue: without the two minutes that Slurm would
-        wait, and perhaps with other nodes.
+        """Start a requeued job without Slurm's delay of two minutes, perhaps with other `changes`
+        to it.
         """
         self.wait(
             job,

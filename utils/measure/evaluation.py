@@ -177,7 +177,7 @@ class Evaluation:
         return json.loads(self.dist.broadcast_text(json.dumps(results)))
 
     def _overall(self) -> dict[str, float]:
-        """Of each metric the mean over the sets that have it."""
+        """The mean of each metric over the sets that have it."""
         total: dict[str, Tensor] = {}
         for name, sums in (
             (name, sums)

@@ -219,7 +219,7 @@ class Watch:
         self._conclude(own or Failure(words), patient)
 
     def _speaks_for_its_host(self) -> bool:
-        """Of the ranks of one host, the one that speaks is the one that takes a name first."""
+        """Whether this rank speaks for its host: the first to take a name does."""
         # the lowest first; it holds the name while it lingers
         time.sleep(min(self._launch.rank - 1, 5) * 0.2)
         self._name_taken = socket.socket(socket.AF_UNIX)

@@ -1,3 +1,4 @@
+import re
 import shutil
 
 import numpy as np
@@ -295,6 +296,19 @@ def test_embedded_boards_train_and_test_without_files():
     assert (made.spec.vocab_size, made.spec.seq_len, made.spec.table_rows) == (6, 16, 1)
     assert made.length.total_steps == 6 * 40 // 8
     assert len(made.eval_sets()["all"]) == 10
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"blanks": -1}, "data.embedded.blanks=-1: a 4x4 board has 16 cells"),
+        ({"train": 0}, "data.embedded.train=0 test=10: each part"),
+        ({"num_aug": -1}, "data.embedded.num_aug=-1: must not"),
+    ],
+)
+def test_a_wrong_embedded_key_is_named_in_full(changed, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        source(embedded=EMBEDDED | changed)
 
 
 def test_an_example_is_shown_as_board_with_answer_and_wrong_cells():

@@ -123,7 +123,7 @@ def six_steps(recorded: Recording) -> None:
 
 
 def evaluation(recorded: Recording, name: str) -> None:
-    """Of the recorded end."""
+    """Evaluates the recorded final weights."""
     recorded.load("final")
     with torch.no_grad():
         prediction = recorded.objective.eval().predict(recorded.batch(5))

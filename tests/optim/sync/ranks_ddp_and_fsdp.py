@@ -190,7 +190,7 @@ def shares_are_small(dist: Dist) -> None:
 
 
 class Tiny(Objective):
-    """Of its three parameters a step may leave one out."""
+    """Three parameters, one of which a step may leave without a gradient."""
 
     def __init__(self, reach_all: bool = True) -> None:
         super().__init__(

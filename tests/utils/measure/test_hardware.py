@@ -93,7 +93,7 @@ def test_fast_math_warns_of_nothing() -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 20])
 def test_memory_of_every_rank_is_in_the_row(world_size: int) -> None:
-    """Of each rank where they are few, and always the most that any needs."""
+    """Each rank's memory if there are few ranks, and always the maximum."""
 
     class Ranks(Dist):
         def all_gather_text(self, text: str) -> list[str]:

@@ -41,7 +41,7 @@ def test_it_is_halved_until_it_fits(room: int, tried: list[int]) -> None:
 
 
 def test_uneven_shares_are_halved_upwards() -> None:
-    """Of 3 ranks one owns 2 and two own 3 shards; a half of 3 is 2, not 1."""
+    """Two of 3 ranks own 3 shards, one owns 2; half of 3 is 2, not 1."""
     memory = Memory(2)
     assert largest_that_fits(3, memory, "one shard") == 2
     assert memory.tried == [3, 2]
