@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from data.latent.answers import LABEL
 from tests.ranks import run_ranks
 from tests.runs import FLOAT32, QUIET, Result, assert_same_run, digest, learned, stopped, train
 from utils.latent import ANSWER_INPUTS
@@ -75,28 +76,33 @@ def test_a_run_leaves_answers_and_pictures(alone: Result, reader_folders: list[s
     assert {"answers.json", "answers.txt", "answers.png", "answers_over_time.png"} <= {
         path.name for path in folder.iterdir()
     }
-    table = (folder / "answers.txt").read_text().splitlines()
+    headline, empty, *table = (folder / "answers.txt").read_text().splitlines()
+    assert headline.startswith("latents, float16, against the best text of 48 bytes: model 0: ")
+    assert not empty
     assert table[0].startswith("answers to 19 questions, from")
-    assert [line[:32].strip() for line in table[1:9]] == [
+    assert [line[:LABEL].strip() for line in table[1:12]] == [
         "latents, float16",
         "latents, int8",
         "latents, int4",
         "the whole text",
-        "its first tokens",
+        "its first tokens, one for each position",
+        "its first bytes, as many as the latents",
         "nothing",
         "another text's latents",
         "mean latents",
+        "the whole text, compressed with deflate",
+        "what the text really holds, 48 bits",
     ]
-    assert "cupboard" in table[9]
+    assert "cupboard" in table[12]
     bars = json.loads((folder / "answers.scene.json").read_text())
-    assert bars["x"]["values"] == [line[:32].strip() for line in table[1:9]]
+    assert bars["x"]["values"] == [line[:LABEL].strip() for line in table[1:10]]
     for number, model in enumerate(bars["series"]):
         right = [alone.rows[-1][f"eval/exact/{way}/{number}"] for way in ANSWER_INPUTS]
         assert model["values"] == pytest.approx(right, rel=1e-4)
         for low, value, high in zip(model["low"], model["values"], model["high"], strict=True):
             assert 0 <= low <= value <= high <= 1
     samples = json.loads((folder / "answers_samples.scene.json").read_text())["items"]
-    assert [len(each["answers"]) for each in samples] == [16] * 5
+    assert [len(each["answers"]) for each in samples] == [18] * 5
     last = alone.rows[-1]
     assert last["eval/bytes/text"] == 38
     assert {

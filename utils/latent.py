@@ -2,5 +2,8 @@
 
 from __future__ import annotations
 
-# what evaluations let a model answer from: latents as they are sent, and baselines for them
-ANSWER_INPUTS = ("float16", "int8", "int4", "text", "first", "nothing", "other", "mean")
+WIRES = ("float16", "int8", "int4")  # ways to send latents
+# truncated texts: as many tokens as a prefix has positions, as many bytes as the sent latents take
+CUTS = ("first", "cut")
+# what evaluations let a model answer from: latents in each way to send them, and baselines
+ANSWER_INPUTS = (*WIRES, "text", *CUTS, "nothing", "other", "mean")

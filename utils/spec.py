@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 IGNORE = -100  # label of cells and rows that count in no loss and no metric
@@ -27,4 +27,9 @@ class Spec:
     fingerprint: str = ""
     # tokens as text
     decode: Callable[[Sequence[int]], str] | None = field(default=None, compare=False, repr=False)
+    # how this model would be shown a truncated text, by the kind of cut: a text and the number of
+    # tokens or bytes to keep give the tokens, and the bytes of text in them
+    cuts: Mapping[str, Callable[[bytes, int], tuple[Sequence[int], int]]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
     name: str = field(default="the data", compare=False)  # for people

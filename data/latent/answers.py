@@ -1,5 +1,6 @@
 """What language models have answered, against the right answers, as text: from latents, and from
-everything they are compared with.
+everything they are compared with. Above all with text of the same size: latents are of use where
+more questions are answered from them.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import string
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +23,7 @@ from data.latent.qa_files import Example
 from data.sample import shown
 from data.source import Batch
 from utils.files import read_row
-from utils.latent import ANSWER_INPUTS
+from utils.latent import ANSWER_INPUTS, CUTS, WIRES
 from utils.measure.png import panels
 from utils.measure.report import Prediction, Report
 
@@ -34,11 +36,14 @@ NAMES = {
     "int8": "latents, int8",
     "int4": "latents, int4",
     "text": "the whole text",
-    "first": "its first tokens",
+    "first": "its first tokens, one for each position",
+    "cut": "its first bytes, as many as the latents",
     "nothing": "nothing",
     "other": "another text's latents",
     "mean": "mean latents",
 }
+READABLE = ("text", *CUTS, "nothing")  # text that a model reads without an encoder
+LABEL, BYTES = 42, 7  # widths of columns
 
 
 class Answers:
@@ -57,6 +62,8 @@ class Answers:
         self.scalars = [
             *(f"{kind}/{column}" for kind in ("exact", "f1") for column in self._columns),
             *(f"bytes/{way}" for way in ANSWER_INPUTS),
+            "bytes/deflated",
+            "information",
         ]
         self._rows: dict[str, list[Tensor]] = {}
         self._step, self._earlier = 0, dict[int, dict[str, float]]()
@@ -78,6 +85,12 @@ class Answers:
             )
             found[f"f1/{column}"] = torch.tensor([f1(*pair) for pair in pairs], dtype=torch.float64)
             found[f"answer/{column}"] = ids
+        examples = [self._examples[index] for index in indices.tolist()]
+        found["bytes/deflated"] = torch.tensor(
+            [deflated(each.context) for each in examples], dtype=torch.float64
+        )
+        found["information"] = torch.tensor([each.bits for each in examples], dtype=torch.float64)
+        found["wire"] = prediction.outputs["wire"][: len(indices)].cpu()
         for name, tensor in {**found, "index": torch.from_numpy(indices.copy())}.items():
             self._rows.setdefault(name, []).append(tensor)
 
@@ -106,7 +119,9 @@ class Answers:
             return Report()
         order = rows["index"].argsort()
         metrics = {name: float(rows[name][order].mean()) for name in self.scalars}
-        text = self._table(metrics, len(order)) + self._some(rows, order)
+        way = WIRES[int(rows["wire"][0])]
+        headline = self._headline(metrics, way)
+        text = f"{headline}\n\n{self._table(metrics, len(order))}{self._some(rows, order, way)}"
         over_time = {
             **self._earlier,
             self._step: {column: metrics[f"exact/{column}"] for column in self._columns},
@@ -115,7 +130,7 @@ class Answers:
         files = {
             FILE: json.dumps(metrics) + "\n",
             "answers.txt": text + "\n",
-            **baselines_scene(shares, len(order), len(self._decode), NAMES),
+            **baselines_scene(shares, len(order), len(self._decode), NAMES, headline),
             **questions_scene([self._shown(rows, place) for place in order[:SHOWN].tolist()]),
         }
         return Report(
@@ -124,10 +139,26 @@ class Answers:
             text=text,
         )
 
+    def _headline(self, metrics: Mapping[str, float], way: str) -> str:
+        """Latents as they are sent beside the best text that a model can read of at most as many
+        bytes.
+        """
+        size = metrics[f"bytes/{way}"]
+        small = [each for each in READABLE if metrics[f"bytes/{each}"] <= size]
+        found = []
+        for number in range(len(self._decode)):
+            ours = metrics[f"exact/{way}/{number}"]
+            best = max(small, key=lambda each: metrics[f"exact/{each}/{number}"])
+            text = metrics[f"exact/{best}/{number}"]
+            found.append(
+                f"model {number}: {ours:.1%} against {text:.1%}, {100 * (ours - text):+.1f} points"
+            )
+        return f"{NAMES[way]}, against the best text of {size:.0f} bytes: {'; '.join(found)}"
+
     def _table(self, metrics: Mapping[str, float], count: int) -> str:
         models = range(len(self._decode))
         lines = [
-            f"{f'answers to {count} questions, from':<32}{'bytes':>7}"
+            f"{f'answers to {count} questions, from':<{LABEL}}{'bytes':>{BYTES}}"
             + "".join(f"{f'model {each}: exact':>17}{'F1':>7}" for each in models)
         ]
         for way in ANSWER_INPUTS:
@@ -135,16 +166,21 @@ class Answers:
                 f"{metrics[f'exact/{way}/{each}']:>16.1%} {metrics[f'f1/{way}/{each}']:>6.1%}"
                 for each in models
             )
-            lines.append(f"{NAMES[way]:<32}{metrics[f'bytes/{way}']:>7.0f}{cells}")
+            lines.append(f"{NAMES[way]:<{LABEL}}{metrics[f'bytes/{way}']:>{BYTES}.0f}{cells}")
+        deflate = "the whole text, compressed with deflate"
+        lines.append(f"{deflate:<{LABEL}}{metrics['bytes/deflated']:>{BYTES}.0f}")
+        if bits := metrics["information"]:
+            held = f"what the text really holds, {bits:.0f} bits"
+            lines.append(f"{held:<{LABEL}}{bits / 8:>{BYTES}.0f}")
         return "\n".join(lines)
 
-    def _some(self, rows: Mapping[str, Tensor], order: Tensor) -> str:
-        """A few questions with the answers from latents."""
+    def _some(self, rows: Mapping[str, Tensor], order: Tensor, way: str) -> str:
+        """A few questions with the answers from latents as they are sent."""
         lines = []
         for place in order[:SHOWN].tolist():
             example = self._examples[int(rows["index"][place])]
             said = [
-                self.text(decode, rows[f"answer/float16/{number}"][place].tolist())
+                self.text(decode, rows[f"answer/{way}/{number}"][place].tolist())
                 for number, decode in enumerate(self._decode)
             ]
             lines.append(f"\n{example.question} {example.answers[0]}; answered: {', '.join(said)}")
@@ -174,7 +210,7 @@ class Answers:
             axes.barh(
                 [NAMES[way] for way in ANSWER_INPUTS],
                 values,
-                color=["tab:blue"] * 3 + ["tab:gray"] * (len(values) - 3),
+                color=["tab:blue" if way in WIRES else "tab:gray" for way in ANSWER_INPUTS],
             )
             axes.invert_yaxis()
             axes.set(title=f"{name}: exact match", xlim=(0, 1))
@@ -184,7 +220,7 @@ class Answers:
             [f"model {number}" for number in range(len(self._decode))],
             draw,
             width=6,
-            left=2.0,
+            left=2.6,
         )
 
     def _curve(self, over_time: Mapping[int, Mapping[str, float]]) -> dict[str, bytes]:
@@ -215,6 +251,11 @@ def f1(said: str, right: Sequence[str]) -> float:
     shared.
     """
     return max(_shared(_plain(said).split(), _plain(answer).split()) for answer in right)
+
+
+def deflated(text: str) -> int:
+    """The bytes of a text that is compressed alone, as gzip does without its header."""
+    return len(zlib.compress(text.encode(errors="surrogatepass"), 9, wbits=-15))
 
 
 def _plain(text: str) -> str:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from utils.latent import ANSWER_INPUTS
+from utils.latent import ANSWER_INPUTS, WIRES
 from utils.measure.metrics import wilson
 from utils.measure.scene import Files, fitting, scene
 
-LATENTS = ("float16", "int8", "int4")  # the rest of ANSWER_INPUTS are baselines
 CONTEXT = 600  # characters of a text that are shown
 
 
 def baselines_scene(
-    shares: Mapping[str, float], count: int, models: int, names: Mapping[str, str]
+    shares: Mapping[str, float], count: int, models: int, names: Mapping[str, str], headline: str
 ) -> Files:
     """Exact match for each thing answered from (`WAY/MODEL`), with 95 % intervals, as bars."""
     series = []
@@ -34,11 +33,11 @@ def baselines_scene(
         "answers",
         "bars",
         "Exact match by what the model answers from",
-        f"{count} questions; whiskers are 95 % intervals (Wilson).",
+        f"{headline}. {count} questions; whiskers are 95 % intervals (Wilson).",
         x={"values": [names[way] for way in ANSWER_INPUTS]},
         y={"label": "exact match", "percent": True, "min": 0, "max": 1},
         horizontal=True,
-        pale=[way not in LATENTS for way in ANSWER_INPUTS],
+        pale=[way not in WIRES for way in ANSWER_INPUTS],
         series=series,
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from data.latent.answers import Answers
-from data.latent.qa_examples import Examples, Form, Limits, WithOthers
+from data.latent.qa_examples import Cuts, Examples, Form, Limits, WithOthers
 from data.latent.qa_files import Example, Sets, read_hub, read_path, split
 from data.latent.readers import open_reader
 from data.latent.stories import make_stories
@@ -141,6 +141,7 @@ class QASource:
             for some in self._sets.values()
             for each in some.examples
         ]
+        cuts = [Cuts(self._form, each.tokenizer) for each in self._readers]
         readers = [
             Spec(
                 vocab_size=each.vocab_size,
@@ -150,6 +151,7 @@ class QASource:
                 name=each.where,
                 token_bytes=each.tokenizer.token_bytes,
                 prompt_len=max(some.longest_prompt(number) for some in self._sets.values()),
+                cuts={"first": cuts[number].by_tokens, "cut": cuts[number].by_bytes},
             )
             for number, each in enumerate(self._readers)
         ]

@@ -44,6 +44,12 @@ class Form:
         """What stands behind an answer."""
         return _unescaped(self.answer).partition("{answer}")[2]
 
+    @property
+    def around(self) -> tuple[str, str]:
+        """What stands before a text and behind it."""
+        before, _, behind = _unescaped(self.context).partition("{context}")
+        return before, behind
+
     def text(self, text: str) -> str:
         """A text as models see it."""
         return _unescaped(self.context).replace("{context}", text)
@@ -68,6 +74,49 @@ class Tokens:
         self.contexts = Ragged(tokenizer.encode([form.text(text) for text in texts]))
         self.questions = Ragged(tokenizer.encode([question for question, _ in shown]))
         self.answers = Ragged(tokenizer.encode([answer for _, answer in shown]))
+
+
+class Cuts:
+    """Truncated texts as a model without an encoder would be shown them: what the form puts behind
+    a text stands behind the cut, too.
+    """
+
+    def __init__(self, form: Form, tokenizer: Tokenizer) -> None:
+        self._form, self._tokenizer = form, tokenizer
+
+    def by_bytes(self, text: bytes, most: int) -> tuple[list[int], int]:
+        """The text's first bytes, and how many; a character is kept whole or not at all."""
+        whole, kept = self._shown(text), min(most, len(text))
+        while True:
+            while 0 < kept < len(text) and text[kept] & 0xC0 == 0x80:  # within a character
+                kept -= 1
+            tokens = self._shown(text[:kept])
+            # a word that is cut may take more tokens than all of it, and only the whole is sure
+            # to fit into the model
+            if len(tokens) <= len(whole) or not kept:
+                return tokens, kept
+            kept -= 1
+
+    def by_tokens(self, text: bytes, most: int) -> tuple[list[int], int]:
+        """The first tokens of the text and what stands before it, and how many bytes of text."""
+        before, behind = self._form.around
+        tokens = self._encoded(before + _decoded(text))
+        if len(tokens) <= most:
+            return self._shown(text), len(text)
+        kept = tokens[:most]
+        size = sum(self._tokenizer.token_bytes[token] for token in kept)
+        size -= len(before.encode(errors="surrogatepass"))
+        return kept + self._encoded(behind), min(max(size, 0), len(text))
+
+    def _shown(self, text: bytes) -> list[int]:
+        return self._encoded(self._form.text(_decoded(text)))
+
+    def _encoded(self, text: str) -> list[int]:
+        return self._tokenizer.encode([text])[0].tolist()  # type: ignore[no-any-return]
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode(errors="surrogatepass")
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ class Example:
     question: str
     answers: tuple[str, ...]
     where: str = ""  # for messages
+    bits: float = 0.0  # of information in the text, where that is known
 
 
 Sets = dict[str, list[Example]]

@@ -4,6 +4,7 @@ never occur in training.
 
 from __future__ import annotations
 
+import math
 import zlib
 
 import numpy as np
@@ -55,10 +56,17 @@ def make_stories(
                 chosen[place] for place in draw.permutation(some)[: 1 if name == "test" else some]
             ]
             sets[name] += [
-                Example(text, f"{WHAT}{key}", (value,), f"story {number} of {name}")
+                Example(
+                    text, f"{WHAT}{key}", (value,), f"story {number} of {name}", information(some)
+                )
                 for key, value in asked
             ]
     return sets
+
+
+def information(facts: int) -> float:
+    """The bits that tell one text from all others of so many facts, of all keys and values."""
+    return sum(math.log2((len(KEYS) - place) * (len(VALUES) - place)) for place in range(facts))
 
 
 def _words(words: tuple[str, ...], held_out: bool, everything: bool) -> list[str]:

@@ -22,7 +22,7 @@ from models.latent.reading import NOTHING, Before, begun
 from models.layers import widen
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.errors import ConfigError
-from utils.latent import ANSWER_INPUTS
+from utils.latent import ANSWER_INPUTS, CUTS, WIRES
 from utils.measure.metrics import Metric
 from utils.measure.report import Prediction
 from utils.noise import Noise
@@ -152,11 +152,14 @@ class Compress(Objective):
         metrics = {}
         exact = []
         latents = {"other": wire.sent(other, self.model.send), "mean": mean} | {
-            way: wire.sent(z, way) for way in ("float16", "int8", "int4")
+            way: wire.sent(z, way) for way in WIRES
         }
-        for number in range(len(self.model.readers)):
+        models = range(len(self.model.readers))
+        cuts = {way: [self._cut(batch, number, way) for number in models] for way in CUTS}
+        for number in models:
             answer = batch[f"answer_{number}"]
-            for way, before, said in self._ways(batch, number, latents):
+            shown = {way: cut[number][0] for way, cut in cuts.items()}
+            for way, before, said in self._ways(batch, number, latents, shown):
                 outputs[f"answer/{way}/{number}"] = self.model.answers(
                     number, before, said, answer.shape[1]
                 ).int()
@@ -173,10 +176,11 @@ class Compress(Objective):
                 (answer >= 0).sum(),
             )
         metrics["exact_match"] = (torch.stack(exact).double().mean(0).sum(), counted.sum())
-        return Prediction(metrics, outputs | self._bytes(batch))
+        outputs["wire"] = torch.full_like(counted, WIRES.index(self.model.send), dtype=torch.int32)
+        return Prediction(metrics, outputs | self._bytes(batch, cuts))
 
     def _ways(
-        self, batch: Batch, number: int, latents: dict[str, Tensor]
+        self, batch: Batch, number: int, latents: dict[str, Tensor], cuts: dict[str, Tensor]
     ) -> Iterator[tuple[str, Before, Tensor]]:
         """What stands before the question, and the words from the begin token to the question's
         end.
@@ -187,12 +191,8 @@ class Compress(Objective):
             if way in latents:
                 yield way, self.model.adapted(number, latents[way]), question
             else:
-                shown = {
-                    "text": text,
-                    "first": text[:, : self.model.places],
-                    "nothing": text[:, :0],
-                }[way]
-                yield way, NOTHING, torch.cat((begin, shown, question[:, 1:]), 1)
+                shown = cuts | {"text": text, "nothing": text[:, :0]}
+                yield way, NOTHING, torch.cat((begin, shown[way], question[:, 1:]), 1)
 
     def _of_one(
         self, batch: Batch, number: int, logits: Tensor, answer: Tensor
@@ -235,22 +235,36 @@ class Compress(Objective):
         assert begin is not None
         return torch.cat((begun(begin, question), question), 1)
 
-    def _bytes(self, batch: Batch) -> dict[str, Tensor]:
-        """What is read to answer, of each example."""
+    def _cut(self, batch: Batch, number: int, way: str) -> tuple[Tensor, Tensor]:
+        """A truncated text in a model's tokens, each row of its own length, and its bytes."""
+        model, device = self.model, batch["context"].device
+        most = {"first": model.places, "cut": model.sent_bytes}[way]
+        cut = model.readers[number].cuts[way]
+        found = [cut(text, most) for text in texts_of(batch["context"])]
+        width = max(len(tokens) for tokens, _ in found)
+        rows = [[*tokens, *[-1] * (width - len(tokens))] for tokens, _ in found]
+        return (
+            torch.tensor(rows, dtype=torch.int32).to(device),
+            torch.tensor([size for _, size in found]).to(device),
+        )
+
+    def _bytes(
+        self, batch: Batch, cuts: dict[str, list[tuple[Tensor, Tensor]]]
+    ) -> dict[str, Tensor]:
+        """The bytes that are read to answer, of each example."""
         model, text = self.model, (batch["context"] >= 0).sum(1)
-        fixed = {
-            way: wire.size(model.latents, model.wire, way) for way in ("float16", "int8", "int4")
-        }
-        fixed |= {"other": fixed[model.send], "mean": fixed[model.send], "nothing": 0}
+        fixed = {way: wire.size(model.latents, model.wire, way) for way in WIRES}
+        fixed |= {"other": model.sent_bytes, "mean": model.sent_bytes, "nothing": 0}
         found = {way: torch.full_like(text, count) for way, count in fixed.items()}
-        firsts = [self._first_bytes(batch, number) for number in range(len(model.readers))]
-        found |= {"text": text, "first": torch.stack(firsts).double().mean(0)}
+        found["text"] = text
+        for way, cut in cuts.items():
+            found[way] = torch.stack([size for _, size in cut]).double().mean(0)
         return {f"bytes/{way}": found[way] for way in ANSWER_INPUTS}
 
-    def _first_bytes(self, batch: Batch, number: int) -> Tensor:
-        tokens = batch[f"context_{number}"][:, : self.model.places]
-        sizes = torch.tensor(self.model.readers[number].token_bytes).to(tokens.device)
-        return (sizes[tokens.clamp_min(0)] * (tokens >= 0)).sum(1)
+
+def texts_of(context_BL: Tensor) -> list[bytes]:
+    """The texts of which the encoder reads the bytes."""
+    return [bytes(byte for byte in row if byte >= 0) for row in context_BL.tolist()]
 
 
 def _repeated(before: Before, times: int) -> Before:

@@ -265,6 +265,11 @@ class Prefix(nn.Module):
         for number, frozen in enumerate(self.frozen):
             frozen.to(devices[home(number, count, len(devices))])
 
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes of a text's latents as they are sent."""
+        return wire.size(self.latents, self.wire, self.send)
+
     def net(self, number: int) -> GPT:
         """A frozen model."""
         net = self.frozen[number].net

@@ -6,16 +6,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from data.latent.answers import exact, f1
+from data.latent.answers import LABEL, Answers, deflated, exact, f1
 from data.latent.qa import QASource, open_sets
-from data.latent.qa_examples import Examples, Form, Limits, WithOthers
-from data.latent.qa_files import read_path, split
+from data.latent.qa_examples import Cuts, Examples, Form, Limits, WithOthers
+from data.latent.qa_files import Example, read_path, split
 from data.latent.qa_text import QAText
 from data.latent.ragged import EMPTY, Ragged
 from data.latent.readers import Reader
@@ -23,6 +25,8 @@ from data.latent.stories import make_stories
 from data.tokenizer import Bytes
 from tests.data.language.token_helpers import deaf_tokenizer
 from utils.errors import ConfigError
+from utils.latent import ANSWER_INPUTS, WIRES
+from utils.measure.report import Prediction, Report
 
 FORM = {"context": "{context}\\n", "question": "{question}", "answer": "{answer}\\n"}
 STORIES = {"train": 20, "test": 10, "facts": 3}
@@ -233,6 +237,90 @@ def examples(limits: Limits, seq_len: int = 99) -> Examples:
         Form(**FORM),
         [Reader("arch.models[0]=x", Bytes(), 256, seq_len, 257)] * 2,
     ).fit(limits)
+
+
+SHOWN = {"context": "Read: {context}.\\n", "question": "{question}", "answer": "{answer}\\n"}
+TEXT = "Öl, Öl und Öl"
+
+
+@pytest.mark.parametrize(
+    ("most", "kept"),
+    [(0, ""), (1, ""), (2, "Ö"), (6, "Öl, "), (7, "Öl, Ö"), (15, "Öl, Öl und Ö"), (99, TEXT)],
+)
+def test_first_bytes_are_shown_as_a_whole_text_is(most: int, kept: str) -> None:
+    tokens, size = Cuts(Form(**SHOWN), Bytes()).by_bytes(TEXT.encode(), most)
+    assert Bytes().decode(tokens) == f"Read: {kept}.\n"
+    assert size == len(kept.encode())
+
+
+@pytest.mark.parametrize(
+    ("most", "kept"), [(0, ""), (3, ""), (6, ""), (8, "Ö"), (19, "Öl, Öl und "), (99, TEXT)]
+)
+def test_first_tokens_end_as_a_whole_text_does(most: int, kept: str) -> None:
+    tokens, size = Cuts(Form(**SHOWN), Bytes()).by_tokens(TEXT.encode(), most)
+    assert Bytes().decode(tokens) == f"{'Read: '[:most]}{kept}.\n"
+    assert size == len(kept.encode())
+
+
+def test_a_cut_takes_no_more_tokens_than_the_whole() -> None:
+    """Else a model might be shown more than it can read."""
+
+    class OneWord(Bytes):
+        def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+            return [
+                np.array([7], np.uint8) if text == "word\n" else found
+                for text, found in zip(texts, super().encode(texts), strict=True)
+            ]
+
+    tokens, size = Cuts(Form(**FORM), OneWord()).by_bytes(b"word", 3)
+    assert (tokens, size) == ([10], 0)
+
+
+def evaluated(model_0: str, model_1: str) -> Report:
+    """Two models' answers; of each, one digit says what is right: from float16, from int4, from
+    the text, its first tokens, its first bytes and nothing.
+    """
+    examples = [Example("cupboardab47 " * 4, "cupboardab", ("47",), bits=64.0)] * 10
+    answers = Answers(examples, [Bytes().decode] * 2, "\n")
+    right = {
+        way: [int(each) for each in digits]
+        for way, digits in zip(
+            ("float16", "int4", "text", "first", "cut", "nothing"),
+            zip(model_0, model_1, strict=True),
+            strict=True,
+        )
+    }
+    sizes = {"int8": 72, "float16": 128, "int4": 40, "text": 51, "first": 45, "cut": 40}
+    outputs = {"wire": torch.full((10,), WIRES.index("int4"))}
+    for way in ANSWER_INPUTS:
+        outputs[f"bytes/{way}"] = torch.full((10,), sizes.get(way, 0))
+        for number in (0, 1):
+            said = [
+                b"47\n" if row < right.get(way, [0, 0])[number] else b"12\n" for row in range(10)
+            ]
+            outputs[f"answer/{way}/{number}"] = torch.tensor([list(each) for each in said])
+    answers.add(np.arange(10), {}, Prediction({}, outputs))
+    return answers.report(answers.rows())
+
+
+def test_the_headline_compares_with_the_best_text_of_the_same_size() -> None:
+    lines = evaluated("190671", "190210").text.splitlines()
+    assert lines[0] == (
+        "latents, int4, against the best text of 40 bytes: model 0: 90.0% against 70.0%,"
+        " +20.0 points; model 1: 90.0% against 10.0%, +80.0 points"
+    )
+    sizes = {line[:LABEL].strip(): line[LABEL:].split()[0] for line in lines[3:14]}
+    assert sizes["its first bytes, as many as the latents"] == "40"
+    assert sizes["what the text really holds, 64 bits"] == "8"
+    assert int(sizes["the whole text, compressed with deflate"]) == deflated("cupboardab47 " * 4)
+    worse = evaluated("119951", "119951").text.splitlines()[0]
+    assert worse.endswith("model 1: 10.0% against 50.0%, -40.0 points")
+
+
+def test_samples_are_those_of_the_latents_that_are_sent() -> None:
+    text = evaluated("0" + "9" * 5, "0" + "9" * 5).text
+    assert text.count("cupboardab 47; answered: 47, 47") == 5
+    assert "answered: 12" in evaluated("9" + "0" * 5, "9" + "0" * 5).text
 
 
 def test_arrays_hold_what_models_and_encoder_read() -> None:

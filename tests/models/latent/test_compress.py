@@ -13,15 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data.latent.qa import QASource
+from data.latent.readers import open_reader
 from data.stream import to_tensors
 from models.latent import wire
 from models.latent.compress import USUAL, Compress
 from models.latent.prefix import Prefix
-from models.latent.reading import NOTHING, answer_logits
+from models.latent.reading import NOTHING, answer_logits, answers
 from models.objective import Context
 from tests.ranks import run_module, succeeded
 from utils.errors import ConfigError
-from utils.latent import ANSWER_INPUTS
+from utils.latent import ANSWER_INPUTS, WIRES
 from utils.measure.report import Prediction
 from utils.noise import Noise
 from utils.ranks.distributed import Dist
@@ -263,7 +264,7 @@ def test_evaluations_answer_from_everything(source: QASource, reader_folders: li
     batch, found = held_out(source, objective, [0, 1, 2, 3])
     assert found.outputs.keys() == {
         f"answer/{way}/{number}" for way in ANSWER_INPUTS for number in (0, 1)
-    } | {f"bytes/{way}" for way in ANSWER_INPUTS}
+    } | {f"bytes/{way}" for way in ANSWER_INPUTS} | {"wire"}
     sizes = {way: found.outputs[f"bytes/{way}"].tolist() for way in ANSWER_INPUTS}
     assert sizes["text"] == [38] * 4  # three cupboards of 12 bytes, and what stands between them
     assert (sizes["float16"], sizes["int8"], sizes["int4"]) == ([48] * 4, [32] * 4, [20] * 4)
@@ -280,6 +281,40 @@ def test_evaluations_answer_from_everything(source: QASource, reader_folders: li
     assert (
         found.outputs["answer/nothing/0"][0] == found.outputs["answer/nothing/0"]
     ).float().mean() < 1
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_baselines_are_what_a_model_with_no_encoder_would_be_given(
+    number: int, source: QASource, reader_folders: list[str]
+) -> None:
+    """A truncated text ends as the form ends a text: the question stands on a line of its own."""
+    objective = make(source, reader_folders, latents=2)
+    objective.model.send = "int4"
+    _, found = held_out(source, objective, [0, 1, 2, 3])
+    tokenizer = open_reader("arch.models[0]", reader_folders[number]).tokenizer
+    assert found.outputs["bytes/int4"].tolist() == [10] * 4
+    assert found.outputs["bytes/cut"].tolist() == [10] * 4
+    assert [WIRES[way] for way in found.outputs["wire"].tolist()] == ["int4"] * 4
+    for row, example in enumerate(source.eval_sets()["test"]._examples.examples[:4]):
+        tokens = tokenizer.encode([example.context])[0][:4].tolist()  # two positions a latent
+        for way, text in (
+            ("cut", f"{example.context[:10]}\n"),
+            ("first", f"{tokenizer.decode(tokens)}\n"),
+        ):
+            said = tokenizer.encode([text, example.question])
+            whole = torch.tensor([[tokenizer.begin, *said[0], *said[1]]], dtype=torch.int32)
+            with torch.no_grad():
+                wanted = answers(objective.model.net(number), NOTHING, whole, 4)[0]
+            assert found.outputs[f"answer/{way}/{number}"][row].tolist() == wanted.tolist(), way
+            if way == "cut" or number == 1:  # tokens of both models count, with equal weights
+                continue
+            sizes = [
+                min(
+                    38, len(reader.decode(reader.cuts["first"](example.context.encode(), 4)[0])) - 1
+                )
+                for reader in source.spec.readers
+            ]
+            assert found.outputs["bytes/first"][row] == sum(sizes) / 2
 
 
 def test_an_example_is_judged_alike_in_every_batch(
