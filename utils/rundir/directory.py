@@ -86,16 +86,16 @@ class RunDirectory:
         hosts = self.dist.all_gather_text(socket.gethostname())
         with self.dist.agreed():
             if self.dist.is_main:
-                self._begin(config_text, resumed, evaluation_due)
+                self._begin(config_text, resumed, evaluation_due, report)
                 self._record_start(resumed, hosts, facts or {})
-                if report:
-                    self._maker = Maker(self.directory, self._note)
                 self._tracker.start(
                     self.directory, mode, wandb.get("id"), wandb.get("project"), wandb.get("name")
                 )
         self.directory = Path(self.dist.broadcast_text(str(self.directory)))
 
-    def _begin(self, config_text: str, resumed: int | None, evaluation_due: bool) -> None:
+    def _begin(
+        self, config_text: str, resumed: int | None, evaluation_due: bool, report: bool
+    ) -> None:
         moved = ""
         if self._evaluates:
             self.directory = folders.make_another(self.directory)
@@ -122,7 +122,9 @@ class RunDirectory:
         while self._early:
             self._note(self._early.pop(0))
         self.mark("running")
-        self._status.keep_alive(lambda: self._step)
+        self._maker = Maker(self.directory, self._note) if report else None
+        page = self._maker.command if self._maker is not None else ()
+        self._status.keep_alive(lambda: self._step, page)
         if self.dist.watch is not None:  # it ends the process where the main thread cannot
             self.dist.watch.last_words[:] = [partial(self._fail, exit_status=1)]
         if moved:

@@ -15,12 +15,12 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from utils.files import read_row, write_whole
+from utils.files import ROOT, read_row, write_whole
 from utils.ranks.connection import closed_in_children
 from utils.rundir.append import Troubles
 
@@ -37,14 +37,16 @@ FRESH_S = 60.0  # a silent host is taken to have died after this time
 FULL = (errno.ENOSPC, errno.EDQUOT)
 KILLED = "killed (by SIGKILL, as when memory runs out), or ended by its launcher with another rank"
 # Waits until the run's process is gone, whatever ended it. A process that was killed has not
-# written how it ended, so the witness does.
+# written how it ended, so the witness does, and draws the report page for the last time.
 WITNESS = r"""
 trap '' INT TERM HUP
-file=$1 writer=$2 reason=$3 aside=$4
+file=$1 writer=$2 reason=$3 aside=$4 root=$5
+shift 5
 cat >/dev/null
 grep -q '"state": "running"' "$file" && grep -q "\"writer\": \"$writer\"" "$file" || exit 0
 sed -e 's/"state": "running"/"state": "failed"/' \
     -e "s/\"reason\": \"\"/\"reason\": \"$reason\"/" "$file" >"$aside" && mv "$aside" "$file"
+[ $# = 0 ] || { cd "$root" && exec "$@"; }
 """
 
 
@@ -89,19 +91,19 @@ class Status:
             if copy := os.environ.get(COPY):
                 write_whole(Path(copy), self._text())
 
-    def keep_alive(self, step: Callable[[], int | None]) -> None:
+    def keep_alive(self, step: Callable[[], int | None], afterwards: Sequence[str] = ()) -> None:
         """Renew the heartbeat from a thread, and have a small process outlive this one in case it
-        is killed.
+        is killed; that process then runs the command `afterwards`.
         """
         threading.Thread(target=self._beat, args=(step,), name="heartbeat", daemon=True).start()
-        self._call_witness()
+        self._call_witness(afterwards)
 
-    def _call_witness(self) -> None:
+    def _call_witness(self, afterwards: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
         closed_in_children(ours)
         self._lifeline = ours  # closes when this process ends
         aside = self._path.with_name(f".{FILE}.witness")
-        facts = [str(self._path), self._writer, KILLED, str(aside)]
+        facts = [str(self._path), self._writer, KILLED, str(aside), str(ROOT), *afterwards]
         nowhere = subprocess.DEVNULL
         with suppress(OSError):  # without a shell, or room for a process, nobody is the witness
             self._witness = subprocess.Popen(

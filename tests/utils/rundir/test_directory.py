@@ -42,9 +42,10 @@ def opened(
     text: str = "seed: 0\n",
     resumed: int | None = None,
     evaluation_due: bool = False,
+    report: bool = False,
 ) -> RunDirectory:
     run = RunDirectory(folder, dist or Dist()).__enter__()
-    run.begin(text, OFF, resumed, evaluation_due)
+    run.begin(text, OFF, resumed, evaluation_due, report=report)
     return run
 
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.browser import chromium, opened
 from tests.runs import TINY_TRM, train
-from tests.utils.rundir.browser import chromium, opened
 from utils.rundir.report.__main__ import MOST_BYTES, draw, main, read
 from utils.rundir.report.page import escaped
 from utils.rundir.report.reading import read_run
-from utils.rundir.report.rows import read_rows, reduced
+from utils.rundir.report.rows import MANY, read_tables, reduced
 from utils.rundir.report.same import compare
 from utils.rundir.report.sweeps import overrides
 
@@ -97,7 +97,7 @@ def test_a_run_that_was_resumed_with_other_ranks(tmp_path: Path) -> None:
         "best": 0.75, "best_step": 80, "low": 0, "high": 0, "n": 500.0,
     }  # fmt: skip
     assert run["spent"] == {
-        "data": 0.8, "all_reduce": 0.0, "checkpoint": 0.0, "compute": 7.2, "evaluation": 0.5,
+        "data": 0.8, "all_reduce": 0.0, "checkpoint": 0.0, "compute": 6.7, "evaluation": 0.5,
     }  # fmt: skip
     assert run["expected"]["verdict"] == "on track"
     assert run["digests"][0]["digest"] == "a" * 64
@@ -147,20 +147,84 @@ def test_damaged_files_make_a_page_all_the_same(content: bytes, tmp_path: Path) 
 def test_curves_keep_extremes(tmp_path: Path) -> None:
     rows = [{"step": step, "time": NOW, "a": 100.0 if step == 777 else 1.0} for step in range(5000)]
     rows[1234]["a"] = None
-    curve = reduced(rows, 50)
+    curve = reduced(read_tables(written(tmp_path, rows, []) / "metrics.jsonl")[0], 50)
     assert len(curve["step"]) == 50
     assert max(curve["curves"]["a"]["max"]) == 100.0
     assert curve["curves"]["a"]["mean"][0] == 1
 
 
 def test_a_hundred_thousand_rows_take_a_second(tmp_path: Path) -> None:
-    metrics = "".join(json.dumps(trained(step)) + "\n" for step in range(1, 100_001))
-    (tmp_path / "metrics.jsonl").write_text(metrics)
+    """With as many metrics as the demo logs."""
+    more = ",".join(f'"train/m{i}": 0.12345678{i}2345{i}' for i in range(10))
+    lines = (f"{json.dumps(trained(step))[:-1]}, {more}}}\n" for step in range(1, 100_001))
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    draw([written(tmp_path / "small", [], [])], None)  # loads what is loaded once
     began = time.process_time()
     draw([tmp_path], None)
     assert time.process_time() - began < 1.0
     assert os.path.getsize(tmp_path / "report.html") < MOST_BYTES
-    assert len(read_rows(tmp_path / "metrics.jsonl")[0]) == 100_000
+    assert len(read_tables(tmp_path / "metrics.jsonl")[0]) == 100_000
+
+
+@pytest.mark.parametrize("damage", ["", '{"step": 9, "tr', "\x00", '{"step": 9, "a": "text"}'])
+def test_many_rows_are_read_as_few_are(damage: str, tmp_path: Path) -> None:
+    """By pyarrow, unless a line is damaged; gaps, infinities and the order of steps included."""
+    rows = [trained(step) for step in range(1, 9000)]
+    rows[7] |= {"late": 1, "time": None, "train/loss": 10**400, "text": "no", "eval/a": None}
+    rows += [evaluated(step, step / 9000) | {"eval/n": 7} for step in (250, 8000)]
+    rows += [{"step": 3, "train/none": None}, trained(2)]
+    lines = [json.dumps(row) for row in rows] + ([damage] if damage else [])
+    whole, few = tmp_path / "whole", tmp_path / "few"
+    whole.write_text("".join(line + "\n" for line in lines))
+    assert os.path.getsize(whole) > MANY
+    (trained_rows, held_out) = read_tables(whole)
+    assert (len(trained_rows), len(held_out)) == (9000, 2)
+    assert trained_rows.steps.tolist()[:3] == [1, 2, 2]
+    assert trained_rows.known("late") == [(8, 1.0)]
+    assert len(trained_rows.known("train/loss")) == 8999
+    assert trained_rows.metrics.count("text") == 0
+    few.write_text("\n".join(lines[-99:]) + "\n")
+    (fewer, same) = read_tables(few)
+    assert same.known("eval/n") == held_out.known("eval/n") == [(250, 7.0), (8000, 7.0)]
+    assert fewer.known("train/loss")[-9:] == trained_rows.known("train/loss")[-9:]
+
+
+def test_a_page_keeps_within_its_size(tmp_path: Path) -> None:
+    """However much a run has left of everything; and of sixteen runs."""
+    many = {f"train/{'m' * 30}{i}": 0.123456 * i for i in range(40)}
+    rows = [trained(step, **many) for step in range(1, 3000)]
+    events = [started(0, 0, 1)]
+    events += [event("checkpoint", step, step, bytes=1, digest="a" * 64) for step in range(2000)]
+    events += [event("skipped", step, step, reason="not finite") for step in range(500)]
+    run = written(tmp_path / "run", rows, events)
+    (run / "uncommitted.diff").write_text("<&>\n" * 100_000)
+    (run / "log.txt").write_text(f"{'x' * 1000}\n" * 1000)
+    for step in range(9):
+        folder = run / "evaluations" / f"step_{step}" / "all"
+        folder.mkdir(parents=True)
+        scene = {"kind": "text", "items": [{"prompt": "<" * 9_000, "continuation": "é" * 900}]}
+        (folder / "x.scene.json").write_text(json.dumps(scene))
+        (folder / "y.svg").write_bytes(b"x" * 70_000)
+    draw([run], None)
+    assert 0.7 * MOST_BYTES < os.path.getsize(run / "report.html") <= MOST_BYTES
+    draw([run] * 16, str(tmp_path / "all.html"))
+    assert os.path.getsize(tmp_path / "all.html") <= MOST_BYTES
+
+
+def test_commands_and_changes_of_several_hosts(tmp_path: Path) -> None:
+    begun = started(0, 0, 8) | {"hosts": ["a", "b"]}
+    events = [begun, event("checkpoint", 5, 1), event("checkpoint", 5, 2), event("skipped", 5, 3)]
+    run = written(tmp_path, [], events)
+    diff = "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+new\n"
+    (run / "uncommitted.diff").write_text(diff)
+    shown = read_run(run)
+    assert shown["commands"]["continue"] == (
+        "torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint a:29400"
+        " pretrain.py lr=1"
+    )
+    assert [mark["kind"] for mark in shown["marks"]] == ["checkpoint", "skipped"]
+    assert shown["code"]["changes"] == [["x", 1, 1]]
+    assert shown["code"]["diff"] == diff.rstrip("\n")
 
 
 def test_no_text_can_end_the_script_that_holds_it() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser import Page, chromium
+from tests.browser import chromium, opened
 from utils.measure.scene import levels, scene
 from utils.rundir.report.__main__ import FILE, main
 
@@ -162,9 +162,9 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any, report: Path) -> Iterator[Any]:
-    opened = Page(browser, report)
-    yield opened.page
-    opened.close()
+    with opened(browser) as window:
+        yield window.open(report)
+        assert window.problems == []
 
 
 def at(page: Any, name: str) -> Any:
@@ -254,12 +254,12 @@ def test_hostile_text_stays_text_and_nothing_is_wider_than_a_phone(
     browser: Any, report: Path
 ) -> None:
     for width, dark in ((390, True), (1280, False)):
-        opened = Page(browser, report, width, dark)
-        page = opened.page
-        assert page.locator(".panel.scene").count() == len(all_scenes())
-        assert page.get_by_text("cannot be drawn").count() == 0
-        assert page.get_by_text("Nothing here draws").count() == 1
-        assert page.locator("img, script[src], b:text-is('b')").count() == 0
-        assert HOSTILE in at(page, "text").inner_text()
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        opened.close()
+        with opened(browser, width, dark) as window:
+            page = window.open(report)
+            assert page.locator(".panel.scene").count() == len(all_scenes())
+            assert page.get_by_text("Nothing here draws").count() == 1
+            assert page.get_by_text("cannot be drawn").count() == 0
+            assert page.locator("img, script[src], b:text-is('b')").count() == 0
+            assert HOSTILE in at(page, "text").inner_text()
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert window.problems == []

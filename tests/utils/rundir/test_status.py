@@ -235,7 +235,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from tests.utils.rundir.test_directory import opened
-opened(Path(sys.argv[1]))
+opened(Path(sys.argv[1]), report=True)
 print("ready", flush=True)
 time.sleep(60)
 """
@@ -251,7 +251,13 @@ def test_a_run_that_is_killed_is_not_left_as_running(tmp_path: Path) -> None:
     process.communicate()
     assert until(lambda: state(tmp_path / "run")["state"] == "failed")
     assert state(tmp_path / "run")["reason"] == status.KILLED
+    assert until(lambda: "killed (by SIGKILL" in page_of(tmp_path / "run"), 20)
     assert not list((tmp_path / "run").glob(".*"))
+
+
+def page_of(run: Path) -> str:
+    page = run / "report.html"
+    return page.read_text() if page.exists() else ""
 
 
 def elsewhere(folder: Path, age: float, launch: dict | None = None, **changes: object) -> None:

@@ -17,12 +17,13 @@ from utils.errors import ConfigError, brief, exit_status
 from utils.files import write_whole
 from utils.rundir.report.maker import FILE
 from utils.rundir.report.page import render, shell_bytes
-from utils.rundir.report.reading import CURVES_BYTES, read_run
+from utils.rundir.report.reading import read_run
 from utils.rundir.report.same import compare
 from utils.rundir.report.sweeps import is_sweep, read_sweep
 
 LONGEST_S = 120  # of a page that is made beside a run
 MOST_BYTES = 500_000  # of a page
+REST_BYTES = 1_000  # of it, for what stands around the runs
 POINTS = 500
 MOST_RUNS = 16
 MOST_COMPARED = 6  # tensor by tensor
@@ -97,9 +98,8 @@ def read(directories: list[Path]) -> dict[str, Any]:
     if len(directories) == 1 and is_sweep(directories[0]):
         return {"made": made, "runs": [], "sweep": read_sweep(directories[0])}
     alone = len(directories) == 1
-    room = MOST_BYTES - shell_bytes() - CURVES_BYTES if alone else 0
-    points = max(40, POINTS // len(directories))
-    runs = [read_run(directory, points, room) for directory in directories]
+    room = MOST_BYTES - shell_bytes() - REST_BYTES if alone else 0
+    runs = [read_run(directory, POINTS, room, len(directories)) for directory in directories]
     tell_apart(runs)
     payload: dict[str, Any] = {"made": made, "runs": runs}
     if len(directories) == 2:

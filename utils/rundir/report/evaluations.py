@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from utils.files import read_bytes
+from utils.rundir.report.page import escaped
 
 Payload = dict[str, Any]
 SCENE = ".scene.json"
 PICTURES = {".svg": "image/svg+xml", ".png": "image/png"}
 STEP = re.compile(r"step_(\d{1,18})")
-MOST_FILES = 60
 
 
 def evaluated_sets(directory: Path) -> list[tuple[int, Path]]:
@@ -39,12 +39,12 @@ def read_scenes(directory: Path, room: int) -> tuple[list[Payload], int]:
     for step, folder in evaluated_sets(directory):
         for file in sorted(folder.glob(f"*{SCENE}")):
             try:
-                content = read_bytes(file, room)
-                scene = json.loads(content)
+                scene = json.loads(read_bytes(file, room))
+                size = len(escaped(scene))
             except (OSError, ValueError, RecursionError):
                 continue
-            if isinstance(scene, dict):
-                room -= len(content)
+            if isinstance(scene, dict) and size <= room:
+                room -= size
                 name = file.name.removesuffix(SCENE)
                 scenes.append({"step": step, "set": folder.name, "name": name, "scene": scene})
     return scenes, room
@@ -81,7 +81,7 @@ def files_of(directory: Path) -> list[Payload]:
     found: list[Payload] = []
     for _, folder in evaluated_sets(directory):
         for file in sorted(folder.iterdir()):
-            if file.is_file() and len(found) < MOST_FILES:
+            if file.is_file():
                 path = file.relative_to(directory).as_posix()
                 found.append({"path": path, "bytes": file.stat().st_size})
     return found

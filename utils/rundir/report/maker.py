@@ -41,13 +41,17 @@ class Maker:
         self._start()
         self._wait(deadline)
 
+    @property
+    def command(self) -> list[str]:
+        """Draws the page, when started in this repository."""
+        return [sys.executable, "-m", "utils.rundir.report", "--beside", str(self._directory)]
+
     def _start(self) -> None:
-        command = [sys.executable, "-m", "utils.rundir.report", "--beside", str(self._directory)]
         null = subprocess.DEVNULL
         self._started = time.monotonic()
         try:
             self._process = subprocess.Popen(
-                command,
+                self.command,
                 stdin=null,
                 stdout=null,
                 stderr=subprocess.PIPE,

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-import operator
 import re
 import time
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from utils.files import read_bytes, read_row, read_text
 from utils.rundir.report.evaluations import files_of, read_pictures, read_scenes
-from utils.rundir.report.rows import (
-    Column,
-    Row,
-    column,
-    columns,
-    names_in,
-    number,
-    read_rows,
-    reduced,
-)
+from utils.rundir.report.page import escaped
+from utils.rundir.report.rows import Row, Table, number, read_tables, reduced
 
 Payload = dict[str, Any]
 COSTS = re.compile(r"loss|bpb|error|perplexity")  # of which less is better
@@ -30,25 +23,25 @@ MOST_MARKS = 400  # on the axes; of more, the checkpoints are left out
 CURVES_BYTES, POINT_BYTES = 150_000, 24  # of all curves, and of a mean between its extremes
 LEAST_POINTS = 20
 DEEPEST = 50  # of a configuration; ours have five levels
-LOG_LINES = 30
+MOST_DIGESTS, MOST_FILES, LOG_LINES = 200, 60, 30
+DIFF_BYTES = 20_000  # of uncommitted changes
 HEARTBEAT_S = 90.0  # a run that has been silent for so long is taken to have died
 
 
-def read_run(directory: Path, points: int = 500, room: int = 300_000) -> Payload:
-    """Everything the page shows of one run; scenes and pictures as far as there is room, in
-    bytes.
+def read_run(directory: Path, points: int = 500, room: int = 300_000, together: int = 1) -> Payload:
+    """Everything the page shows of one run; scenes and pictures as far as there is room for all of
+    it, in bytes. Of several runs `together` it shows less of each.
     """
-    trained, held_out = read_rows(directory / "metrics.jsonl")
+    trained, held_out = read_tables(directory / "metrics.jsonl")
     config, events = read_config(directory / "config.yaml"), read_events(directory)
     starts = [event for event in events if event["event"] == "started"]
-    clock = Elapsed(trained + held_out, events)
+    clock = Elapsed([trained.column("time"), held_out.column("time")], events)
     metric = str(config.get("objective_metric") or "")
-    curves = len(names_in(trained)) + len(names_in(held_out))
-    points = max(LEAST_POINTS, min(points, CURVES_BYTES // (POINT_BYTES * max(1, curves))))
-    scenes, left = read_scenes(directory, room * 4 // 5)
-    drawn = {(scene["set"], scene["name"]) for scene in scenes}
-    steps = [row["step"] for row in (*trained[-1:], *held_out[-1:])]
-    return {
+    curves = len(trained.metrics) + len(held_out.metrics)
+    size = POINT_BYTES * max(1, curves) * together
+    points = max(LEAST_POINTS, min(points, CURVES_BYTES // size))
+    steps = [int(step) for table in (trained, held_out) for step in table.steps[-1:]]
+    run = {
         "name": str(config.get("run_name") or directory.absolute().name),
         "project": str(config.get("project_name") or ""),
         "directory": str(directory),
@@ -60,40 +53,43 @@ def read_run(directory: Path, points: int = 500, room: int = 300_000) -> Payload
         "headline": headline(held_out, metric),
         "expected": expectation(config.get("expected"), held_out, metric),
         "config": flattened(config),
-        "train": _timed(reduced(trained, points), clock),
-        "eval": _timed(reduced(held_out, points), clock),
-        "marks": marks(events, clock),
-        "spent": time_spent(trained, events),
-        "digests": digests(events),
+        "train": _timed(reduced(trained, points, together == 1), clock),
+        "eval": _timed(reduced(held_out, points, together == 1), clock),
+        "marks": marks(events, clock, MOST_MARKS // together),
+        "spent": time_spent(trained, events, clock.last),
+        "digests": digests(events)[-MOST_DIGESTS // together :],
         "exact": config.get("exact") is True,
-        "code": read_code(directory),
+        "code": read_code(directory, DIFF_BYTES if together == 1 else 0),
         "commands": commands(starts[-1] if starts else {}),
-        "scenes": scenes,
-        "pictures": read_pictures(directory, left + room // 5, drawn),
-        "files": files_of(directory),
-        "log": log_tail(directory / "log.txt"),
+        "files": files_of(directory)[: MOST_FILES // together],
+        "log": log_tail(directory / "log.txt")[-LOG_LINES // together :],
     }
+    room = max(0, room - len(escaped(run)))
+    scenes, left = read_scenes(directory, room * 4 // 5)
+    drawn = {(scene["set"], scene["name"]) for scene in scenes}
+    pictures = read_pictures(directory, left + room // 5, drawn)
+    return run | {"scenes": scenes, "pictures": pictures}
 
 
 class Elapsed:
     """Time since a run began, without the time in which it did not run."""
 
-    def __init__(self, rows: Sequence[Row], events: Sequence[Row]) -> None:
-        times = [value for value in column(rows, "time") if value is not None]
-        known = sorted([*times, *(event["time"] for event in events)])
+    def __init__(self, times: Sequence[np.ndarray], events: Sequence[Row]) -> None:
+        known = np.concatenate([*times, [float(event["time"]) for event in events]])
+        known = np.sort(known[np.isfinite(known)])
         starts = [event["time"] for event in events if event["event"] == "started"]
         self._origin = min([*starts[:1], *known[:1]], default=0.0)
         self._ends: list[float] = []  # of pauses, and how long they have lasted until then
         self._paused = [0.0]
         for start in starts[1:]:
-            before = known[max(0, bisect_left(known, start) - 1)]
+            before = known[max(0, int(known.searchsorted(start)) - 1)]
             self._ends.append(start)
             self._paused.append(self._paused[-1] + max(0.0, start - before))
-        self.last = self(known[-1]) if known else 0.0
+        self.last = self(known[-1]) if len(known) else 0.0
 
     def __call__(self, moment: float) -> float:
         paused = self._paused[bisect_right(self._ends, moment)]
-        return round(max(0.0, moment - self._origin - paused), 2)
+        return round(float(max(0.0, moment - self._origin - paused)), 2)
 
 
 def _timed(curves: Payload, clock: Elapsed) -> Payload:
@@ -178,20 +174,20 @@ def _start(event: Row) -> Payload:
     return {key: event.get(key) for key in keys}
 
 
-def headline(rows: Sequence[Row], metric: str) -> Payload | None:
+def headline(table: Table, metric: str) -> Payload | None:
     """Last and best value of what the run is judged by, with its interval where it has one."""
     name, lower = metric.removeprefix("-"), metric.startswith("-")
-    known = [(row["step"], value) for row in rows if (value := number(row.get(name))) is not None]
+    known = table.known(name)
     if not known:
         return {"name": name, "lower": lower, "last": None} if name else None
     best = (min if lower else max)(known, key=lambda pair: pair[1])
-    last = next(row for row in reversed(rows) if number(row.get(name)) is not None)
-    interval = {key: number(last.get(f"{name}_{key}")) for key in ("low", "high", "n")}
-    ends = {"last": known[-1][1], "step": known[-1][0], "best": best[1], "best_step": best[0]}
+    step, last = known[-1]
+    interval = {key: dict(table.known(f"{name}_{key}")).get(step) for key in ("low", "high", "n")}
+    ends = {"last": last, "step": step, "best": best[1], "best_step": best[0]}
     return {"name": name, "lower": lower, **ends, **interval}
 
 
-def expectation(given: Any, rows: Sequence[Row], metric: str) -> Payload | None:
+def expectation(given: Any, table: Table, metric: str) -> Payload | None:
     """Where the recipe says a metric should be, and whether it is there; None without any."""
     if not isinstance(given, dict) or not isinstance(given.get("at"), dict):
         return None
@@ -201,35 +197,36 @@ def expectation(given: Any, rows: Sequence[Row], metric: str) -> Payload | None:
     points: list[dict[str, Any]] = []
     for step, bounds in given["at"].items():
         ends = [number(end) for end in bounds] if isinstance(bounds, list) else []
-        known = [end for end in ends if end is not None]
-        if str(step).isdecimal() and len(known) == len(ends) == 2:
-            points.append({"step": int(step), "low": min(known), "high": max(known)})
+        given_ends = [end for end in ends if end is not None]
+        if str(step).isdecimal() and len(given_ends) == len(ends) == 2:
+            points.append({"step": int(step), "low": min(given_ends), "high": max(given_ends)})
     points.sort(key=lambda point: point["step"])
-    verdict, measured = "", None
+    verdict, measured, known = "", None, table.known(name)
     for point in points:
-        reached = (row for row in rows if row["step"] >= point["step"])
-        values = (number(row.get(name)) for row in reached)
-        value = next((each for each in values if each is not None), None)
+        value = next((value for step, value in known if step >= point["step"]), None)
         if value is not None:
             fine = value <= point["high"] if lower else value >= point["low"]
             verdict, measured = "on track" if fine else "behind", point | {"value": value}
     return {"name": name, "points": points, "verdict": verdict, "measured": measured}
 
 
-def marks(events: Sequence[Row], clock: Callable[[float], float]) -> list[Payload]:
-    """What is marked on the axes, with a text each."""
+def marks(events: Sequence[Row], clock: Callable[[float], float], most: int) -> list[Payload]:
+    """What is marked on the axes, with a text each; of a step's checkpoints only the last."""
+    written = {event["step"]: event for event in events if event["event"] == "checkpoint"}
     found: list[Payload] = []
     ranks: Any = None
     for event in events:
         kind, text = _mark(event, ranks)
         if event["event"] == "started":
             ranks = event.get("ranks")
+        if kind == "checkpoint" and event is not written[event["step"]]:
+            continue
         if kind:
             place = {"step": event["step"], "seconds": clock(event["time"])}
             found.append({**place, "kind": kind, "text": text})
-    if len(found) > MOST_MARKS:
+    if len(found) > most:
         found = [mark for mark in found if mark["kind"] != "checkpoint"]
-    return found[-MOST_MARKS:]
+    return found[-most:]
 
 
 def _mark(event: Row, ranks: Any) -> tuple[str, str]:
@@ -251,45 +248,45 @@ def _mark(event: Row, ranks: Any) -> tuple[str, str]:
     return "", ""
 
 
-def time_spent(rows: Sequence[Row], events: Sequence[Row]) -> dict[str, float]:
-    """Seconds of all steps by what they went to, and those of evaluations."""
+def time_spent(table: Table, events: Sequence[Row], total: float) -> dict[str, float]:
+    """Seconds of all steps by what they went to, and those of evaluations.
+
+    A row has the mean of the steps since the last one or the last evaluation, so that all of them
+    together may seem to exceed the total time.
+    """
     parts = {"data": "data_wait_ms", "all_reduce": "all_reduce_ms", "checkpoint": "checkpoint_ms"}
     names = {part: f"speed/{name}" for part, name in {"steps": "step_ms", **parts}.items()}
-    steps = [row["step"] for row in rows]
-    counts = list(map(operator.sub, steps, [0, *steps]))
-    found = columns(rows, [*names.values()])
-    spent = {part: _sum_of_products(counts, found[name]) / 1e3 for part, name in names.items()}
-    waits = sum(spent[part] for part in parts)
-    spent["compute"] = max(0.0, spent.pop("steps") - waits)
+    counts = np.diff(table.steps, prepend=0)
+    spent = {
+        part: float(np.nansum(counts * table.column(name))) / 1e3 for part, name in names.items()
+    }
     evaluated = [event for event in events if event["event"] == "evaluated"]
     spent["evaluation"] = sum(number(event.get("seconds")) or 0.0 for event in evaluated)
+    steps_s = min(spent.pop("steps"), total - spent["evaluation"])
+    spent["compute"] = max(0.0, steps_s - sum(spent[part] for part in parts))
     return {part: round(seconds, 3) for part, seconds in spent.items()}
-
-
-def _sum_of_products(counts: Sequence[int], values: Column) -> float:
-    try:
-        return float(sum(map(operator.mul, counts, values)))  # type: ignore[arg-type]
-    except TypeError:  # some rows have no value
-        return sum(count * value for count, value in zip(counts, values, strict=True) if value)
 
 
 def digests(events: Sequence[Row]) -> list[Payload]:
     """The digest of each checkpoint, by step; the last one written counts."""
     found = {event["step"]: event for event in events if event["event"] == "checkpoint"}
-    steps = sorted(found)[-200:]
+    steps = sorted(found)[-MOST_DIGESTS:]
     keys = ("step", "digest", "bytes", "time")
     return [{key: found[step].get(key) for key in keys} for step in steps]
 
 
-def read_code(directory: Path) -> Payload:
-    """Revision and branch, and how many lines of which files were not committed."""
-    code: Payload = {"changes": []}
+def read_code(directory: Path, room: int = DIFF_BYTES) -> Payload:
+    """Revision and branch; of what was not committed, a diff and the lines by file."""
+    code: Payload = {"changes": [], "diff": ""}
     for line in _lines(directory / "git.txt"):
         key, _, value = line.partition(": ")
         code[key] = value
     changes: dict[str, list[int]] = {}
     current: list[int] = [0, 0]
-    for line in _lines(directory / "uncommitted.diff"):
+    diff = _lines(directory / "uncommitted.diff")
+    text = "\n".join(diff)
+    code |= {"diff": text[:room], "cut": len(text) > room}
+    for line in diff:
         if line.startswith("diff --git "):
             current = changes.setdefault(line.rpartition(" b/")[2], [0, 0])
         elif line.startswith("# untracked: "):
@@ -305,6 +302,7 @@ def commands(start: Mapping[str, Any]) -> Payload:
     import shlex
 
     arguments, ranks = start.get("arguments"), start.get("ranks")
+    hosts = start.get("hosts")
     if not isinstance(arguments, list) or not isinstance(ranks, int):
         return {}
     given = " ".join(["pretrain.py", *(shlex.quote(str(each)) for each in arguments)])
@@ -314,6 +312,12 @@ def commands(start: Mapping[str, Any]) -> Payload:
         "slurm": f"srun --ntasks {ranks} python",
     }
     launcher = str(start.get("launcher"))
+    if isinstance(hosts, list) and len(hosts) > 1 and ranks % len(hosts) == 0:
+        each, meeting = ranks // len(hosts), shlex.quote(f"{hosts[0]}:29400")
+        prefix["torchrun"] = (
+            f"torchrun --nnodes {len(hosts)} --nproc-per-node {each} --rdzv-backend c10d"
+            f" --rdzv-endpoint {meeting}"
+        )
     default = f"mpirun -n {ranks} python" if ranks > 1 else "python"
     return {"continue": f"{prefix.get(launcher, default)} {given}"}
 

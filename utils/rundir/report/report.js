@@ -161,7 +161,7 @@ const lockstep = (() => {
         x0 = Math.min(x0, x);
         x1 = Math.max(x1, x);
       }
-      for (const values of [one.y, one.low, one.high]) if (values) values.forEach(seen);
+      for (const values of [one.y, one.raw, one.low, one.high]) if (values) values.forEach(seen);
     }
     for (const band of options.band || []) {
       x0 = Math.min(x0, band.from);
@@ -249,7 +249,7 @@ const lockstep = (() => {
     });
     const yTicks = options.log
       ? logTicks(scale.y0, scale.y1)
-      : (options.axisTicks || ticks)(scale.y0, scale.y1, Math.max(2, height / 52));
+      : (options.axisTicks || ticks)(scale.y0, scale.y1, Math.max(2, height / 44));
     for (const value of yTicks) {
       root.append(
         svg("line", {
@@ -680,10 +680,11 @@ const lockstep = (() => {
       notes.push(
         `95 % interval ${show(told.low)} to ${show(told.high)}${told.n ? `, n\u00a0=\u00a0${format(told.n)}` : ""}`,
       );
+    const at = `after step\u00a0${format(told.step)}`;
     notes.push(
       told.best === told.last
-        ? `best so far, step ${format(told.step)}`
-        : `best ${show(told.best)} at step ${format(told.best_step)}`,
+        ? `${at}, the best of the run`
+        : `${at}; best ${show(told.best)} after step\u00a0${format(told.best_step)}`,
     );
     return figure(
       label,
@@ -765,7 +766,7 @@ const lockstep = (() => {
         "Time",
         duration(run.seconds),
         run.starts.length
-          ? `since ${day(run.starts[0].time)}${run.starts.length > 1 ? `, ${run.starts.length} starts` : ""}`
+          ? `began ${day(run.starts[0].time)}${run.starts.length > 1 ? `, ${run.starts.length} starts` : ""}`
           : "",
       ),
       figure(
@@ -1213,7 +1214,7 @@ const lockstep = (() => {
       el(
         "div",
         { class: "heading" },
-        el("h3", {}, words(group.metric)),
+        el("h3", { title: group.members.map((one) => one.name).join(", ") }, words(group.metric)),
         el("div", { class: "legend" }, kinds, expected),
       ),
       place,
@@ -1741,6 +1742,20 @@ const lockstep = (() => {
             configTable(keys),
           ),
         );
+      if (run.code.diff)
+        parts.push(
+          el(
+            "details",
+            { class: "panel" },
+            el(
+              "summary",
+              {},
+              `Uncommitted changes${name}`,
+              el("span", { class: "over" }, ` ${plural(run.code.changes.length, "file")}`),
+            ),
+            diffOf(run.code),
+          ),
+        );
       if (run.log.length)
         parts.push(
           el(
@@ -1824,6 +1839,14 @@ const lockstep = (() => {
           el("div", { class: "stacked" }, parts),
         )
       : null;
+  }
+  function diffOf({ diff, cut }) {
+    const sort = { "+": "good-text", "-": "bad-text", "@": "over" };
+    const shown = diff
+      .split("\n")
+      .map((line) => el("span", { class: sort[line[0]] || null }, `${line}\n`));
+    const rest = cut && el("span", { class: "over" }, "… the rest is in uncommitted.diff");
+    return el("pre", { class: "log", tabindex: 0 }, shown, rest);
   }
   function configTable(keys) {
     const rows = keys.map(([key, value]) => [

@@ -1,52 +1,117 @@
-"""metrics.jsonl as curves: rows of numbers, reduced to a few hundred points that keep extremes."""
+"""metrics.jsonl as curves: columns of numbers, reduced to a few points that keep extremes."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from utils.files import read_bytes
 
 Row = dict[str, Any]
-Column = list[float | None]
 LONGEST = 1 << 30  # bytes of metrics.jsonl
+MANY = 1 << 20  # bytes that are worth loading pyarrow for
+BLOCK = 1 << 22  # bytes that pyarrow reads at once
 DIGITS = 5  # of a value on the page
+HELD_OUT = "eval/"  # what evaluations log begins with it
 
 
-def read_rows(path: Path) -> tuple[list[Row], list[Row]]:
-    """The rows of training and those of evaluations, each in the order of their steps."""
-    try:
-        data = read_bytes(path, LONGEST)
-    except (OSError, ValueError):
-        return [], []
-    lines = [line for line in data.splitlines() if line]
-    found = _parsed(data, lines)
-    is_held_out = [b'"eval/' in line for line in lines]
-    trained = [row for row, held_out in zip(found, is_held_out, strict=True) if not held_out]
-    held_out = [row for row, is_one in zip(found, is_held_out, strict=True) if is_one]
-    return _in_order(trained), _in_order(held_out)
+@dataclass(frozen=True)
+class Table:
+    """Rows in the order of their steps; NaN stands where a row has no finite number."""
+
+    steps: np.ndarray
+    columns: dict[str, np.ndarray]  # by name, each as long as `steps`
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def column(self, name: str) -> np.ndarray:
+        """The values of a metric; NaN throughout where no row has it."""
+        found = self.columns.get(name)
+        return np.full(len(self), np.nan) if found is None else found
+
+    def known(self, name: str) -> list[tuple[int, float]]:
+        """Step and value of each row that has the metric."""
+        values = self.column(name)
+        there = np.isfinite(values)
+        return list(zip(self.steps[there].tolist(), values[there].tolist(), strict=True))
+
+    @property
+    def metrics(self) -> list[str]:
+        return [name for name in self.columns if name != "time"]
+
+    def where(self, wanted: np.ndarray) -> Table:
+        """The rows of these places, without the columns that none of them has."""
+        cut = {name: values[wanted] for name, values in self.columns.items()}
+        found = {name: values for name, values in cut.items() if np.isfinite(values).any()}
+        return Table(self.steps[wanted], found)
 
 
-def _parsed(data: bytes, lines: list[bytes]) -> list[Any]:
-    """All lines in one go, which is fast; one by one where some of them are damaged."""
-    try:
-        *found, _ = json.loads(b"[%bnull]" % data.replace(b"\n", b","))
-        if len(found) == len(lines):
-            return found
-    except (ValueError, RecursionError):
-        pass
-    return [_row(line) for line in lines]
+def read_tables(path: Path) -> tuple[Table, Table]:
+    """What training has logged, and evaluations."""
+    data = _read(path)
+    table = (_fast(data) if len(data) > MANY else None) or _from_rows(_parsed(data))
+    order = np.argsort(table.steps, kind="stable")
+    held_out, trained = np.zeros(len(table), bool), np.zeros(len(table), bool)
+    for name, values in table.columns.items():
+        if name != "time":
+            kind = held_out if name.startswith(HELD_OUT) else trained
+            kind |= np.isfinite(values)
+    trained &= ~held_out
+    return table.where(order[trained[order]]), table.where(order[held_out[order]])
 
 
-def _in_order(found: list[Any]) -> list[Row]:
-    rows = [row for row in found if type(row) is dict and _is_step(row.get("step"))]
+def read_rows(path: Path) -> list[Row]:
+    """Every row as it stands, in the order of steps."""
+    rows = _parsed(_read(path))
     rows.sort(key=itemgetter("step"))
     return rows
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_bytes(path, LONGEST)
+    except (OSError, ValueError):
+        return b""
+
+
+def _fast(data: bytes) -> Table | None:
+    """The table of a file without any damage; None for pyarrow's least doubt."""
+    try:
+        from pyarrow import BufferReader, json, types
+
+        options = json.ReadOptions(use_threads=False, block_size=BLOCK)
+        found = json.read_json(BufferReader(data), read_options=options)
+        if len(found) != data.count(b"\n") or found["step"].null_count:
+            return None
+        if not types.is_int64(found["step"].type):
+            return None
+        columns = {
+            name: _finite(found[name].to_numpy().astype(np.float64))
+            for name in found.column_names
+            if types.is_int64(found[name].type) or types.is_floating(found[name].type)
+        }
+    except Exception:  # it has many kinds of errors; whatever they mean, reading by line goes on
+        return None
+    steps = columns.pop("step")
+    return Table(steps.astype(np.int64), columns) if _fine(steps) else None
+
+
+def _fine(steps: np.ndarray) -> bool:
+    return bool(((steps >= 0) & (steps < 1 << 53)).all())
+
+
+def _parsed(data: bytes) -> list[Row]:
+    """Each row that has a step; damaged lines are left out."""
+    found = (_row(line) for line in data.splitlines() if line)
+    return [row for row in found if type(row) is dict and _is_step(row.get("step"))]
 
 
 def _row(line: bytes) -> Any:
@@ -60,43 +125,20 @@ def _is_step(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 53
 
 
-def names_in(rows: Sequence[Row]) -> list[str]:
-    """Every metric that some row has."""
-    return sorted(set().union(*rows) - {"step", "time"})
+def _from_rows(rows: Sequence[Row]) -> Table:
+    names = sorted(set().union(*rows) - {"step"})
+    columns = {name: _numbers(row.get(name) for row in rows) for name in names}
+    return Table(np.array([row["step"] for row in rows], np.int64), columns)
 
 
-def columns(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Column]:
-    """The finite numbers of some metrics; None where a row has none."""
-    try:  # all at once, where every row has all of them
-        found = list(zip(*map(itemgetter(*names), rows), strict=True)) if len(names) > 1 else []
-    except KeyError:
-        found = []
-    if not found:
-        return {name: column(rows, name) for name in names}
-    return {name: _numbers(values) for name, values in zip(names, found, strict=True)}
+def _numbers(values: Iterable[Any]) -> np.ndarray:
+    found = (number(value) for value in values)
+    return _finite(np.array([math.nan if each is None else each for each in found], np.float64))
 
 
-def column(rows: Sequence[Row], name: str) -> Column:
-    """The same of one metric."""
-    try:
-        return _numbers(list(map(itemgetter(name), rows)))
-    except KeyError:
-        return _numbers([row.get(name) for row in rows])
-
-
-def _numbers(values: Sequence[Any]) -> Column:
-    try:
-        fine = abs(sum(values)) < math.inf
-    except (TypeError, OverflowError):  # there are gaps, or texts
-        fine = False
-    return list(values) if fine else [number(value) for value in values]
-
-
-def _sum(values: Iterable[float]) -> float:
-    try:
-        return float(sum(values))
-    except OverflowError:
-        return math.inf
+def _finite(values: np.ndarray) -> np.ndarray:
+    values[~np.isfinite(values)] = np.nan
+    return values
 
 
 def number(value: Any) -> float | None:
@@ -106,44 +148,37 @@ def number(value: Any) -> float | None:
     return value if type(value) is int and abs(value) < 1 << 1000 else None
 
 
-def reduced(rows: Sequence[Row], points: int) -> dict[str, Any]:
+def reduced(table: Table, points: int, extremes: bool = True) -> dict[str, Any]:
     """Curves of at most so many points: mean, and where a point stands for several rows, their
-    least and largest.
+    least and largest, if those are wanted.
     """
-    count = min(len(rows), max(1, points))
-    edges = [len(rows) * i // count for i in range(count + 1)] if count else [0]
-    spans = list(pairwise(edges))
-    times = column(rows, "time")
-    found = columns(rows, names_in(rows))
-    curves = {name: curve for name, values in found.items() if (curve := _curve(values, spans))}
+    count = min(len(table), max(1, points))
+    edges = np.arange(count + 1) * len(table) // max(1, count)
+    last = edges[1:] - 1
+    curves = {}
+    for name in table.metrics if count else ():
+        curve = _curve(table.columns[name], edges[:-1])
+        curves[name] = curve if extremes else {"mean": curve["mean"]}
+    times = table.column("time")[last]
     return {
-        "step": [rows[last - 1]["step"] for _, last in spans],
-        "time": [_rounded(times[last - 1], 13) for _, last in spans],
+        "step": table.steps[last].tolist(),
+        "time": [_rounded(time, 13) for time in times.tolist()],
         "curves": curves,
     }
 
 
-def _curve(values: Column, spans: Sequence[tuple[int, int]]) -> dict[str, Column] | None:
-    parts: list[Any] = [values[first:last] for first, last in spans]
-    try:
-        sums = [sum(part) for part in parts]
-    except (TypeError, OverflowError):  # some rows have no value
-        parts = [[value for value in part if value is not None] for part in parts]
-        sums = [_sum(part) for part in parts]
-    if not any(parts):
-        return None
-    counts = map(len, parts)
-    mean = [
-        _rounded(total / count) if count else None
-        for total, count in zip(sums, counts, strict=True)
-    ]
-    least = [_rounded(min(part)) if part else None for part in parts]
-    most = [_rounded(max(part)) if part else None for part in parts]
+def _curve(values: np.ndarray, starts: np.ndarray) -> dict[str, list[float | None]]:
+    there = np.isfinite(values)
+    with np.errstate(all="ignore"):  # a mean of nothing, or beyond all numbers, is a gap
+        means = np.add.reduceat(np.where(there, values, 0.0), starts)
+        means /= np.add.reduceat(there, starts, dtype=np.int64)
+        ends = np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts)
+    mean, least, most = ([_rounded(each) for each in part.tolist()] for part in (means, *ends))
     return {"mean": mean} if mean == least == most else {"mean": mean, "min": least, "max": most}
 
 
-def _rounded(value: float | None, digits: int = DIGITS) -> float | None:
-    if value is None or not math.isfinite(value):
+def _rounded(value: float, digits: int = DIGITS) -> float | None:
+    if not math.isfinite(value):
         return None
     short = float(f"{value:.{digits}g}")
     return int(short) if short.is_integer() and abs(short) < 1e15 else short

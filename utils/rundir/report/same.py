@@ -109,10 +109,9 @@ def _verdict(
 
 def _by_step(directory: Path) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
-    for rows in read_rows(directory / "metrics.jsonl"):
-        for row in rows:
-            learned = {name: row[name] for name in row if name.startswith(LEARNED)}
-            found.setdefault(row["step"], {}).update(learned)
+    for row in read_rows(directory / "metrics.jsonl"):
+        learned = {name: row[name] for name in row if name.startswith(LEARNED)}
+        found.setdefault(row["step"], {}).update(learned)
     return found
 
 

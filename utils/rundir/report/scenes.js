@@ -267,8 +267,14 @@
       bars,
       svg("line", { class: "halt-threshold", x1: 0, x2: 100, y1: 30, y2: 30 }),
     );
+    const sparse = Math.ceil(count / 16);
+    const names = el(
+      "div",
+      { class: "halt-names", "aria-hidden": "true" },
+      scene.steps.map((step, i) => el("span", {}, i % sparse === 0 ? step : "")),
+    );
     const mark = (place) => bars.forEach((bar, i) => bar.classList.toggle("now", i === place - 1));
-    return { chart, mark };
+    return { parts: [chart, names], mark };
   }
 
   scenes.boards = (element, scene) => {
@@ -367,7 +373,7 @@
       });
       haltingPlace.replaceChildren(
         el("div", { class: "halt-title" }, "Halting value by step", el("span", {}, "line: 50 %")),
-        halting.chart,
+        ...halting.parts,
       );
       [...strip.children].forEach((thumb, i) =>
         thumb.setAttribute("aria-pressed", String(i === index)),

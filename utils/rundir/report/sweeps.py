@@ -82,7 +82,7 @@ def _best_runs(folder: Path, jobs: Sequence[Mapping[str, Any]], lower: bool) -> 
         places = [base / job["directory"] for base in (Path(), ROOT, folder)]
         directory = next((place for place in places if place.is_dir()), None)
         if directory is not None:
-            run = read_run(directory, points=60, room=0)
+            run = read_run(directory, room=0, together=MOST_CURVES)
             keys = " ".join(f"{key}={value}" for key, value in job["keys"].items())
             run |= {"name": f"{job['number']}: {keys}" if keys else str(job["number"])}
             runs.append(run | {"config": {}, "log": [], "files": [], "marks": []})
