@@ -31,7 +31,7 @@ const lockstep = (() => {
     if (Number.isInteger(number) || size >= 1000) return Math.round(number).toLocaleString("en-US");
     return String(Number(number.toPrecision(4)));
   }
-  function short(number) {
+  function short(number, digits = 3) {
     const size = Math.abs(number);
     for (const [unit, letter] of [
       [1e12, "T"],
@@ -39,10 +39,19 @@ const lockstep = (() => {
       [1e6, "M"],
       [1e3, "k"],
     ])
-      if (size >= unit) return `${Number((number / unit).toPrecision(3))}${letter}`;
+      if (size >= unit) return `${Number((number / unit).toPrecision(digits))}${letter}`;
     return size && size < 1e-3
-      ? Number(number.toPrecision(2)).toExponential()
-      : String(Number(number.toPrecision(3)));
+      ? Number(number.toPrecision(digits - 1)).toExponential()
+      : String(Number(number.toPrecision(digits)));
+  }
+  // the labels of ticks, with as many digits as tell all of them exactly
+  function shortest(numbers) {
+    const step = Math.abs(numbers[1] - numbers[0]) || 0;
+    const exact = (digits) => (number) =>
+      Math.abs(Number(number.toPrecision(digits)) - number) <= 0.01 * step;
+    let digits = 3;
+    while (digits < 12 && step && !numbers.every(exact(digits))) digits++;
+    return numbers.map((number) => short(number, digits));
   }
   function bytes(number) {
     for (const [unit, letter] of [
@@ -82,8 +91,10 @@ const lockstep = (() => {
     name
       .replace(/^(train|eval|speed|memory)\//, "")
       .replace(/^lr$/, "learning rate")
+      .replace(/^bpb$/, "bits per byte")
       .replaceAll("_", " ")
-      .replaceAll("/", " · ");
+      .replaceAll("/", " · ")
+      .replace(/\b(lm|q|mse|kl|ce|ema|mmcs|ml2r)\b/g, (short) => short.toUpperCase());
 
   // ---- ticks
 
@@ -175,11 +186,15 @@ const lockstep = (() => {
     if (x0 === x1) [x0, x1] = [x0 - 0.5, x1 + 0.5];
     else if (options.pad) [x0, x1] = [x0 - (x1 - x0) * 0.04, x1 + (x1 - x0) * 0.04];
     if (y0 > y1) [y0, y1] = options.log ? [0.1, 1] : [0, 1];
-    if (y0 === y1)
-      [y0, y1] = options.log
-        ? [y0 / 2, y1 * 2]
-        : [y0 - (Math.abs(y0) || 1) / 2, y1 + (Math.abs(y1) || 1) / 2];
+    if (y0 === y1) [y0, y1] = options.log ? [y0 / 2, y1 * 2] : around(y0, options.most);
     return [x0, x1, y0, y1];
+  }
+
+  // an axis for a value that never changes
+  function around(value, most = Infinity) {
+    if (value === 0) return [0, 1];
+    const ends = [value / 2, value * 1.5].sort((a, b) => a - b);
+    return [ends[0], Math.max(value, Math.min(ends[1], most))];
   }
 
   function scales(options, width, height, margin) {
@@ -250,7 +265,8 @@ const lockstep = (() => {
     const yTicks = options.log
       ? logTicks(scale.y0, scale.y1)
       : (options.axisTicks || ticks)(scale.y0, scale.y1, Math.max(2, height / 44));
-    for (const value of yTicks) {
+    const yTexts = options.yTick ? yTicks.map((value) => options.yTick(value)) : shortest(yTicks);
+    for (const [i, value] of yTicks.entries()) {
       root.append(
         svg("line", {
           class: "rule",
@@ -264,7 +280,7 @@ const lockstep = (() => {
         svg(
           "text",
           { x: margin.left - 8, y: scale.y(value) + 4, "text-anchor": "end" },
-          (options.yTick || short)(value),
+          yTexts[i],
         ),
       );
     }
@@ -1080,11 +1096,12 @@ const lockstep = (() => {
         for (const name of Object.keys(run[kind].curves)) {
           if (!name.startsWith(`${kind}/`) || isInterval(name, run[kind].curves)) continue;
           const parts = name.split("/").slice(1),
-            set = parts.length > 1 && kind === "eval" && sets.has(parts[0]) ? [parts.shift()] : [];
+            set = parts.length > 1 && kind === "eval" && sets.has(parts[0]) ? [parts.shift()] : [],
+            [of] = set;
           const metric = parts.shift(),
             label = [...set, ...parts].join(" · ");
           if (!found.has(metric)) found.set(metric, new Map());
-          found.get(metric).set(`${kind} ${label}`, { kind, set: label, name });
+          found.get(metric).set(`${kind} ${label}`, { kind, set: label, name, of });
           if (name === judging) judged = metric;
         }
     const rank = (metric) =>
@@ -1099,9 +1116,10 @@ const lockstep = (() => {
               : 3;
     for (const members of found.values()) {
       // where one set alone has a metric, it is the same as that of all sets
-      const held = [...members.keys()].filter((key) => key.startsWith("eval "));
-      if (held.length === 2 && members.has("eval "))
-        members.delete(held.find((key) => key !== "eval "));
+      const whole = (member) => member.name.replace(`eval/${member.of}/`, "eval/");
+      for (const [key, member] of members)
+        if (member.of && runs().every((run) => sameCurves(run, member.name, whole(member))))
+          members.delete(key);
     }
     for (const [metric, members] of numbered(found)) found.set(metric, members);
     return [...found]
@@ -1111,6 +1129,11 @@ const lockstep = (() => {
         members: [...members.values()],
         judged: metric === judged,
       }));
+  }
+
+  function sameCurves(run, one, other) {
+    const curves = run.eval.curves;
+    return JSON.stringify(curves[one]) === JSON.stringify(curves[other]);
   }
 
   // recall_0, recall_1 … are one chart
@@ -1232,7 +1255,7 @@ const lockstep = (() => {
       yTick:
         isShare(name) && !page.view.log
           ? (value) => `${Number((100 * value).toPrecision(4))} %`
-          : short,
+          : undefined,
       marks: marksOf(runs()),
       band: bandsOf(group),
       most: isShare(name) && !page.view.log ? maxOf(group) : undefined,
@@ -1440,7 +1463,7 @@ const lockstep = (() => {
       xTicks: xTicks(),
       xValue,
       yFormat,
-      yTick: yFormat === bytes ? bytes : short,
+      yTick: yFormat === bytes ? bytes : undefined,
       least,
       marks: marksOf(runs()),
       log: false,
@@ -1500,7 +1523,12 @@ const lockstep = (() => {
         ms,
         0,
       ),
-      speedPanel("Peak memory by rank", memoryOf, bytes, 0),
+      speedPanel(
+        runs().some((run) => memoryOf(run).length > 1) ? "Peak memory by rank" : "Peak memory",
+        memoryOf,
+        bytes,
+        0,
+      ),
       speedPanel("Model FLOPs utilisation", () => [["speed/mfu", "", COLORS[0]]], percent, 0),
     ].filter(Boolean);
     if (!panels.length) return null;
@@ -1704,7 +1732,7 @@ const lockstep = (() => {
       `Left by the evaluation after step ${format(run.pictures[0].step)}.`,
       el(
         "div",
-        { class: "grid" },
+        { class: "grid pictures" },
         run.pictures.map((picture) =>
           el(
             "figure",

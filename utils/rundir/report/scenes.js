@@ -592,7 +592,7 @@
       tabindex: 0,
       "aria-label": `${scene.title}; left and right arrows go from bar to bar`,
     });
-    for (const value of ticksOf(least, most, 4)) {
+    for (const value of ticksOf(least, most, 5)) {
       root.append(
         svg("line", {
           class: "rule",
