@@ -203,6 +203,8 @@ def open_directory(trainer: Trainer, start: resume.Start) -> None:
     }
     run.begin(text, wandb, saved_step, trainer.standing.evaluation_due, facts, cfg.report)
     run.say(f"{cfg.run_name}: {size:,} parameters, {trainer.total_steps:,} steps on {data}")
+    if trainer.source.spec.epoch:
+        run.say(trainer.source.spec.epoch)
     run.say(hardware.describe(trainer.dist, objective.model.dtype))
 
 

@@ -17,6 +17,9 @@ from models import halves
 from utils.errors import ConfigError
 
 CosSin = tuple[Tensor, Tensor]
+# what positions see of each other: a mask, or the lengths of documents within which they see
+# themselves and those before them; None: `causal` tells
+Sees = Tensor | list[int] | None
 # float64 is for comparing runs: it keeps weights in float64, too, so that rounding hides no
 # difference
 DTYPES = {
@@ -193,7 +196,7 @@ class Attention(nn.Module):
         x_BLD: Tensor,
         cos_sin: CosSin | None,
         causal: bool = False,
-        mask: Tensor | None = None,
+        mask: Sees = None,
         past: Past | None = None,
     ) -> Tensor:
         batch, length, width = x_BLD.shape
@@ -207,7 +210,10 @@ class Attention(nn.Module):
         if past is not None:
             key, value = past.extended(key, value)
         shared_keys = self.kv_heads < self.heads
-        mixed_BHLK = halves.attention(query, key, value, mask, causal, shared_keys)
+        if isinstance(mask, list):
+            mixed_BHLK = halves.attention_within(query, key, value, mask, shared_keys)
+        else:
+            mixed_BHLK = halves.attention(query, key, value, mask, causal, shared_keys)
         return self.o_proj(mixed_BHLK.transpose(1, 2).reshape(batch, length, width))
 
 

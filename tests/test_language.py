@@ -49,8 +49,11 @@ def test_the_number_of_ranks_and_micro_batches_changes_nothing(
 
 
 @pytest.mark.slow
-def test_exact_runs_are_equal_to_the_bit_and_go_on_at_other_ranks(tmp_path: Path) -> None:
-    arguments = [*TINY_GPT, *EXACT, "log_interval=4"]
+@pytest.mark.parametrize("more", [[], ["data.documents=true"]], ids=["plain", "documents"])
+def test_exact_runs_are_equal_to_the_bit_and_go_on_at_other_ranks(
+    more: list[str], tmp_path: Path
+) -> None:
+    arguments = [*TINY_GPT, *EXACT, "log_interval=4", *more]
     one = train(tmp_path / "one", *arguments)
     stopped(tmp_path / "run", *arguments, ranks=4)
     again = train(tmp_path / "run", *arguments, ranks=2)

@@ -33,3 +33,4 @@ class Spec:
         default_factory=dict, compare=False, repr=False
     )
     name: str = field(default="the data", compare=False)  # for people
+    epoch: str = field(default="", compare=False)  # what an epoch visits of it, for people

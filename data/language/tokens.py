@@ -6,6 +6,7 @@ Without `data_path` the text is the source of Python's own standard library.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,9 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from data.language.mixture import Mixture
+from data.language.packing import PackedWindows
 from data.language.python_text import python_text
 from data.language.token_files import Corpus, open_corpus
-from data.language.windows import HeldOut, Windows, batch_of
+from data.language.windows import HeldOut, Windows
 from data.order import cut_evenly, run_length, shard_rows
 from data.permutation import Permutation
 from data.sample import Continuation, prompt_set, prompt_tokens
@@ -70,7 +72,8 @@ class TokenSource:
             )
         self._begin = first.begin if documents else None
         self._mixture = Mixture("data.mix", mix or {"all": 1})
-        self._windows = [Windows(corpus, seq_len, documents) for corpus in corpora]
+        cut = PackedWindows if documents else Windows
+        self._windows = [cut(corpus, seq_len) for corpus in corpora]
         names = [*mix] if mix else ["all"]
         self._orders = [
             Permutation(windows.count, seed, name)
@@ -106,9 +109,12 @@ class TokenSource:
         self.spec = Spec(
             vocab_size=first.vocab_size,
             seq_len=seq_len,
-            fingerprint=combined_fingerprint([corpus.fingerprint for corpus in corpora]),
+            # cut otherwise, the same tokens are other data: 0.1 aligned windows with documents
+            fingerprint="packed-" * documents
+            + combined_fingerprint([corpus.fingerprint for corpus in corpora]),
             token_bytes=first.token_bytes,
             name=data_path or "Python's standard library",
+            epoch=self._epoch(corpora, eval_interval or epochs),
             decode=None if first.tokenizer is None else first.tokenizer.decode,
         )
 
@@ -128,11 +134,32 @@ class TokenSource:
             shard_rows(drawn[place * self._batch :][: self._batch], shard, self._shards)
             for drawn in self._drawn[1:]
         )
-        tokens = np.empty((len(which), self._length + 1), np.int32)
-        for number in range(len(self._windows)):
+        if len(self._windows) == 1:
+            return self._windows[0].read(windows)
+        batch: Arrays = {}
+        for number, of_corpus in enumerate(self._windows):
             rows = np.flatnonzero(which == number)
-            self._windows[number].read(windows[rows], rows, tokens)
-        return batch_of(tokens, self._begin)
+            for name, read in of_corpus.read(windows[rows]).items():
+                batch.setdefault(name, np.empty((len(which), self._length), np.int32))[rows] = read
+        return batch
+
+    def _epoch(self, corpora: Sequence[Corpus], interval: int | None) -> str:
+        """Says how many of the tokens that something follows are inputs within an epoch."""
+        tokens = sum(max(0, len(file) - 1) for corpus in corpora for file in corpus.files["train"])
+        inputs = sum(windows.inputs for windows in self._windows)
+        count = sum(windows.count for windows in self._windows)
+        share = 100 * inputs / tokens
+        # rounded down: 100 % means all
+        shown = "100" if inputs == tokens else f"{math.floor(share * 100) / 100:.2f}"
+        full = 100 * inputs / (count * self._length)
+        said = (
+            f"an epoch has {count:,} windows, which visit {shown} % of {tokens:,} tokens and are"
+            f" {full:.1f} % full"
+        )
+        if left := self._steps.left_out:
+            of = "an epoch" if interval == 1 else f"{interval:,} epochs"
+            said += f"; {left:,} windows of {of} fill no update and are left out"
+        return said
 
     def _draw(self, steps: range) -> tuple[np.ndarray, np.ndarray]:
         """For each row of the global batches of these steps its corpus and its window."""

@@ -12,74 +12,37 @@ from utils.errors import ConfigError
 
 # L is data.seq_len
 
-SCANNED = 1 << 24  # tokens looked at together while documents are sought
-
 
 class Windows:
     """Windows of L + 1 tokens, one behind the other, the last token of each the first of the next;
     what is left in a file is dropped.
-
-    With `aligned` each begins at a begin token, the first that stands behind the window before.
     """
 
-    def __init__(self, corpus: Corpus, seq_len: int, aligned: bool = False) -> None:
+    def __init__(self, corpus: Corpus, seq_len: int) -> None:
         self._corpus, self._files, self._length = corpus, corpus.files["train"], seq_len
-        self._starts = (
-            [aligned_starts(tokens, corpus.begin, seq_len) for tokens in self._files]
-            if aligned and corpus.begin is not None
-            else []
-        )
-        counts = (
-            [len(starts) for starts in self._starts]
-            if aligned
-            else [max(0, len(tokens) - 1) // seq_len for tokens in self._files]
-        )
-        self._ends = np.cumsum(counts)
+        self._ends = np.cumsum([max(0, len(tokens) - 1) // seq_len for tokens in self._files])
         self.count = int(self._ends[-1])
+        self.inputs = self.count * seq_len
         if not self.count:
-            longest = max(len(tokens) for tokens in self._files) - 1
-            what = (
-                "no document of the train files begins where so many tokens and one more follow"
-                if aligned
-                else ""
-            )
+            longest = max(len(tokens) for tokens in self._files)
             raise ConfigError(
-                f"data.seq_len={seq_len}: {corpus.where}:"
-                f" {what or f'the longest train file has {longest + 1:,} tokens'}; try"
-                f" {max(1, longest // 2 if aligned else longest)} or less"
+                f"data.seq_len={seq_len}: {corpus.where}: the longest train file has {longest:,}"
+                f" tokens; try {max(1, longest - 1)} or less"
             )
 
-    def read(self, windows: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-        """These windows' tokens into these rows of `out`, which are L + 1 wide."""
+    def read(self, windows: np.ndarray) -> Arrays:
+        """Returns the inputs and labels of these windows."""
+        out = np.empty((len(windows), self._length + 1), np.int32)
         file = np.searchsorted(self._ends, windows, side="right")
-        inside = windows - np.concatenate([[0], self._ends])[file]
-        for row, number, place in zip(rows.tolist(), file.tolist(), inside.tolist(), strict=True):
-            start = self._start(number, place)
+        places = windows - np.concatenate([[0], self._ends])[file]
+        starts = (places * self._length).tolist()
+        for row, (number, start) in enumerate(zip(file.tolist(), starts, strict=True)):
             out[row] = self._files[number][start : start + self._length + 1]
         # only some blocks of a file are looked at when it is opened
-        read = out if len(rows) == len(out) else out[rows]
-        if len(read) and read.view(np.uint32).max() >= self._corpus.vocab_size:
-            for row, number, place in zip(rows, file.tolist(), inside.tolist(), strict=True):
-                self._corpus.check("train", number, self._start(number, place), out[row])
-
-    def _start(self, file: int, window: int) -> int:
-        return int(self._starts[file][window]) if self._starts else window * self._length
-
-
-def aligned_starts(tokens: np.ndarray, begin: int | None, seq_len: int) -> np.ndarray:
-    """Where windows begin that each begin with a document, none within another."""
-    pieces = [
-        piece + np.flatnonzero(tokens[piece : piece + SCANNED] == begin)
-        for piece in range(0, len(tokens), SCANNED)
-    ]
-    found = np.concatenate([np.empty(0, np.int64), *pieces])
-    found = found[: np.searchsorted(found, len(tokens) - seq_len)]
-    following = np.searchsorted(found, found + seq_len).tolist()
-    starts, place = [], 0
-    while place < len(found):
-        starts.append(place)
-        place = following[place]
-    return found[starts] if starts else found[:0]
+        if len(out) and out.view(np.uint32).max() >= self._corpus.vocab_size:
+            for row, (number, start) in enumerate(zip(file.tolist(), starts, strict=True)):
+                self._corpus.check("train", number, start, out[row])
+        return batch_of(out, None)
 
 
 def batch_of(tokens: np.ndarray, begin: int | None) -> Arrays:

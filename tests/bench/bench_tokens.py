@@ -71,12 +71,12 @@ def main() -> None:
         )
         for seq_len, batch in ((2048, 256), (1024, 64), (256, 64), (64, 16)):
             plain = speed(opened(folder, seq_len, batch), seq_len * batch)
-            aligned = speed(
+            packed = speed(
                 opened(folder, seq_len, batch, documents=True, begin_token=50_256), seq_len * batch
             )
             print(
-                f"{batch:4} windows of {seq_len:5}: {plain / 1e6:8.1f} M tokens/s; from the"
-                f" beginning of documents {aligned / 1e6:8.1f} M"
+                f"{batch:4} windows of {seq_len:5}: {plain / 1e6:8.1f} M tokens/s; of"
+                f" documents {packed / 1e6:8.1f} M"
             )
         sparse = Path(scratch, "sparse")
         sparse.mkdir()

@@ -35,7 +35,21 @@ def attended_by_scores(x: Tensor) -> Tensor:
     return halves.attention(x, 0.5 * x, x + 1, mask=x[..., :6].mean(0))
 
 
-@pytest.mark.parametrize("function", [normed, turned, lying_across, attended, attended_by_scores])
+def attended_within_documents(x: Tensor) -> Tensor:
+    return halves.attention_within(x, 0.5 * x, x + 1, [2, 4, 1, 5])
+
+
+FUNCTIONS = [
+    normed,
+    turned,
+    lying_across,
+    attended,
+    attended_by_scores,
+    attended_within_documents,
+]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_values_and_gradients_are_those_of_autograd(
     function: Callable[[Tensor], Tensor], dtype: torch.dtype
@@ -78,3 +92,25 @@ def test_only_eager_half_precision_goes_this_way(monkeypatch: pytest.MonkeyPatch
     assert not halves.spares_passes(torch.ones(1))
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert not halves.spares_passes(torch.ones(1, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+def test_attention_within_documents_is_that_of_a_mask(heads: int) -> None:
+    torch.manual_seed(0)
+    query = torch.randn(2, 4, 9, 8, dtype=torch.float64)
+    key, value = torch.randn(2, 2, heads, 9, 8, dtype=torch.float64)
+    documents = torch.tensor([[1] * 9, [1] * 3 + [2] + [3] * 5])
+    mask = (documents[:, :, None] == documents[:, None, :]).tril()[:, None]
+    results = []
+    for apart in (True, False):
+        leaves = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
+        shared = heads < 4
+        q, k, v = leaves
+        mixed = (
+            halves.attention_within(q, k, v, [9, 3, 1, 5], shared)
+            if apart
+            else halves.attention(q, k, v, mask, False, shared)
+        )
+        mixed.square().sum().backward()
+        results.append([mixed, *(leaf.grad for leaf in leaves)])
+    torch.testing.assert_close(*results)

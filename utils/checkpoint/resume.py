@@ -132,8 +132,8 @@ def check_fits(start: Start, config: DictConfig, origin: Origin, total_steps: in
             )
     if not config.eval_only and start.meta["fingerprint"] != origin.fingerprint:
         raise ConfigError(
-            f"data_path={config.data_path}: not the data of the run in {start.folder}; use that, or"
-            " init_from to begin with its weights"
+            f"data_path={config.data_path}: not the data of the run in {start.folder}, or cut into"
+            " other windows; use that, or init_from to begin with its weights"
         )
     if not config.eval_only and total_steps < start.step:
         key = "epochs" if config.max_steps is None else "max_steps"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -109,34 +110,92 @@ def test_corpora_in_fixed_shares_each_in_an_order_of_its_own(tmp_path: Path) -> 
     assert made.length.steps_per_epoch == (61 + 373) / 8
 
 
-def test_windows_that_begin_with_documents(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    lengths = [*rng.integers(1, 30, 200).tolist(), 100]
-    tokens = np.concatenate([[7, *range(1000, 1000 + length)] for length in lengths]).astype(
-        np.uint16
-    )
-    write_npy(tmp_path / "train.npy", tokens)
-    write_npy(tmp_path / "val.npy", tokens[:100])
-    made = source(tmp_path, vocab_size=2000, begin_token=7, documents=True, seq_len=16, epochs=1)
+def write_documents(folder: Path, lengths: list[int]) -> list[np.ndarray]:
+    """Two files of documents of these lengths, begin token included; token n of a document is n."""
+    documents = [np.r_[7, 1000 : 999 + length].astype(np.uint16) for length in lengths]
+    cut = len(documents) // 2
+    files = [np.concatenate(part) for part in (documents[:cut], documents[cut:])]
+    files[0] = files[0][3:]  # as where another file ends within a document
+    for number, tokens in enumerate(files):
+        write_npy(folder / f"train_{number}.npy", tokens)
+    write_npy(folder / "val.npy", files[0][:100])
+    return files
+
+
+def epoch_of(made: TokenSource, shards: int = 2) -> dict[str, np.ndarray]:
+    """All rows of the first epoch."""
     batches = [
         made.train_batch(step, shard)
         for step in range(made.length.total_steps)
-        for shard in range(2)
+        for shard in range(shards)
     ]
-    inputs, documents = (
-        np.concatenate([batch[name] for batch in batches]) for name in ("inputs", "documents")
-    )
-    assert (inputs[:, 0] == 7).all()
-    assert np.array_equal(documents, np.cumsum(inputs == 7, axis=1))
-    begins, expected, behind = np.flatnonzero(tokens == 7), [], 0
-    # as one would write it down: the next that begins behind the one before
-    for begin in begins[begins + 17 <= len(tokens)]:
-        if begin >= behind:
-            expected.append(tokens[begin : begin + 16].tolist())
-            behind = begin + 16
-    assert len(inputs) == len(expected) // 8 * 8
-    assert Counter(map(tuple, inputs.tolist())) <= Counter(map(tuple, expected))
+    return {
+        name: np.concatenate([batch[name] for batch in batches])
+        for name in ("inputs", "labels", "documents")
+    }
+
+
+DOCUMENTS = [*np.random.default_rng(0).integers(1, 30, 200).tolist(), 1, 16, 17, 32, 33, 100]
+
+
+def test_an_epoch_of_documents_predicts_every_token_once(tmp_path: Path) -> None:
+    files = write_documents(tmp_path, DOCUMENTS)
+    keys = {"vocab_size": 2000, "begin_token": 7, "documents": True, "seq_len": 16, "epochs": 1}
+    made = source(tmp_path, **keys, global_batch_size=1, shards=1)
+    rows = epoch_of(made, shards=1)
+    counted = rows["labels"] != IGNORE
+    predicted = Counter(zip(rows["inputs"][counted], rows["labels"][counted], strict=True))
+    assert predicted == Counter(pair for tokens in files for pair in pairwise(tokens))
+    total = sum(map(len, files)) - 2
+    assert f"visit 100 % of {total:,} tokens" in made.spec.epoch
+    assert counted.sum() / counted.size > 0.98, "the windows are full"
+    # windows that fill no update are all that is left out, and it is said
+    left = source(tmp_path, **keys, global_batch_size=50)
+    assert len(epoch_of(left)["inputs"]) == len(rows["inputs"]) // 50 * 50
+    count = len(rows["inputs"]) % 50
+    said = f"; {count} windows of an epoch fill no update and are left out"
+    assert left.spec.epoch.endswith(said)
+    with_others = source(tmp_path, **keys | {"documents": False})
+    assert "which visit 99." in with_others.spec.epoch
+    assert made.spec.fingerprint == f"packed-{with_others.spec.fingerprint}"
+
+
+def test_documents_lie_one_behind_the_other_within_their_window(tmp_path: Path) -> None:
+    write_documents(tmp_path, DOCUMENTS)
+    keys = {"vocab_size": 2000, "begin_token": 7, "documents": True, "seq_len": 16, "epochs": 1}
+    made = source(tmp_path, **keys)
+    several = 0
+    for inputs, labels, documents in zip(*epoch_of(made).values(), strict=True):
+        for number in range(1, documents.max() + 1):
+            (places,) = np.nonzero(documents == number)
+            assert (np.diff(places) == 1).all(), "a document is in one piece"
+            piece = inputs[places]
+            assert (np.diff(piece)[piece[:-1] != 7] == 1).all(), "and its tokens are in order"
+            assert np.array_equal(labels[places[:-1]], piece[1:])
+            assert 7 not in piece[1:], "one document"
+            several += number > 1
+        hole = documents == 0
+        assert (labels[hole] == IGNORE).all()
+        assert (labels[~hole] != IGNORE).all()
+    assert several > 50
+    again = source(tmp_path, **keys)
+    for name, array in again.train_batch(5, 1).items():
+        assert np.array_equal(array, made.train_batch(5, 1)[name]), "a function of the step"
     assert {*made.eval_sets()["val"].padding(1)} == {"inputs", "labels", "documents"}
+
+
+def test_corpora_of_documents_are_mixed(tmp_path: Path) -> None:
+    for name in "ab":
+        write_documents(tmp_path / name, DOCUMENTS)
+    keys = {"vocab_size": 2000, "begin_token": 7, "documents": True, "seq_len": 16}
+    made = source(tmp_path, **keys, mix={"a": 1, "b": 1})
+    batch = made.train_batch(0, 0)
+    assert {name: array.shape for name, array in batch.items()} == dict.fromkeys(
+        ("inputs", "labels", "documents"), (4, 16)
+    )
+    alone = source(tmp_path / "a", **keys)
+    windows = {tuple(row) for row in epoch_of(alone)["inputs"].tolist()}
+    assert sum(tuple(row) in windows for row in batch["inputs"].tolist()) >= 2
 
 
 @pytest.mark.parametrize("most", [None, 1, 8, 95, 1000])
@@ -182,8 +241,8 @@ def test_an_update_and_the_length_in_tokens(tmp_path: Path) -> None:
 
 def test_pythons_own_library_at_bytes() -> None:
     made = source(None, documents=True, seq_len=64, max_new_tokens=5, embedded={"mebibytes": 1})
+    assert "visit 100 % of" in made.spec.epoch
     batch = made.train_batch(0, 0)
-    assert (batch["inputs"][:, 0] == 256).all()
     assert (made.spec.vocab_size, len(made.spec.token_bytes), sum(made.spec.token_bytes)) == (
         257,
         257,
@@ -195,8 +254,9 @@ def test_pythons_own_library_at_bytes() -> None:
     assert text.isprintable() or "\n" in text
     held = made.eval_sets()["val"].read(np.arange(100))
     assert (held["inputs"][0, 0], held["inputs"].max()) == (256, 256)
-    assert made.spec.fingerprint == source(None, embedded={"mebibytes": 1}).spec.fingerprint
-    assert made.spec.fingerprint != source(None, embedded={"mebibytes": 2}).spec.fingerprint
+    plain = source(None, embedded={"mebibytes": 1}).spec.fingerprint
+    assert made.spec.fingerprint == f"packed-{plain}"
+    assert plain != source(None, embedded={"mebibytes": 2}).spec.fingerprint
 
 
 def test_a_prompt_becomes_text(tmp_path: Path) -> None:

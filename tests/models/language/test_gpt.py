@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
 
 from models import llama
+from models.language import gpt
 from models.language.causal_lm import CausalLM
 from models.language.gpt import GPT
 from models.layers import Attention
@@ -73,6 +74,13 @@ def test_nobody_sees_the_future_or_another_document() -> None:
     torch.testing.assert_close(
         apart[:, 5:], scores(objective, {"inputs": batch["inputs"][:, 5:]}), rtol=1e-4, atol=1e-4
     )
+
+
+def test_documents_are_told_apart_where_their_numbers_change() -> None:
+    documents = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0]], dtype=torch.int32)
+    assert gpt._within(documents) == [2, 2, 3, 1, 4]
+    mask = gpt._within(documents.to("meta"))
+    assert mask.shape == (3, 1, 4, 4), "on other devices the host may not wait for numbers"
 
 
 def test_heads_that_share_keys_are_heads_with_equal_keys() -> None:

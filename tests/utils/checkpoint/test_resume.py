@@ -287,7 +287,7 @@ def test_what_differs_is_said_and_other_data_refused(run: Path) -> None:
     ]
     with pytest.raises(
         ConfigError,
-        match=r"^data_path=None: not the data of the run in .*step_30; use that, or init_from",
+        match=r"^data_path=None: not the data of the run in .*step_30, or cut into other windows; ",
     ):
         taken_up(found(run), Unfit(fingerprint="y"), run, data_path=None)
 
