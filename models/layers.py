@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -106,6 +107,25 @@ class Embedding(nn.Module):
         return F.embedding(ids, self.embedding_weight)
 
 
+@dataclass(frozen=True)
+class Scaling:
+    """Llama 3's way to longer contexts: rotations that take longer than the context of the first
+    training are slowed down, fast ones stay, and those between are blended.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: float
+
+    def slowed(self, rates_K: Tensor) -> Tensor:
+        """Returns by how much each pair of numbers turns from one position to the next."""
+        turns_K = self.original_max_position_embeddings / (2 * math.pi) * rates_K
+        between = self.high_freq_factor - self.low_freq_factor
+        kept_K = ((turns_K - self.low_freq_factor) / between).clamp(0, 1)
+        return rates_K * (kept_K + (1 - kept_K) / self.factor)
+
+
 class RotaryEmbedding(nn.Module):
     """The cosines and sines of rotary positions, in the half-split layout."""
 
@@ -120,10 +140,12 @@ class RotaryEmbedding(nn.Module):
         tokens: int,
         theta: float,
         dtype: torch.dtype = torch.float32,
+        scaling: Scaling | None = None,
     ) -> None:
         """The table is computed in float64 for a net that computes in float64, else in float32."""
         super().__init__()
         wide = torch.float64 if dtype == torch.float64 else torch.float32
+        self.scaling = scaling
         angles_LK = self.angles(head_width, prefix, tokens, theta, wide).repeat(1, 2)
         self.register_buffer("cos", angles_LK.cos(), persistent=False)
         self.register_buffer("sin", angles_LK.sin(), persistent=False)
@@ -132,7 +154,8 @@ class RotaryEmbedding(nn.Module):
         self, head_width: int, prefix: int, tokens: int, theta: float, dtype: torch.dtype
     ) -> Tensor:
         """Returns the angle by which each pair of numbers turns at each position."""
-        return _turns(torch.arange(prefix + tokens, dtype=dtype), head_width // 2, theta)
+        positions_L = torch.arange(prefix + tokens, dtype=dtype)
+        return _turns(positions_L, head_width // 2, theta, self.scaling)
 
     def forward(self) -> CosSin:
         return self.cos, self.sin
@@ -161,9 +184,10 @@ class GridRotaryEmbedding(RotaryEmbedding):
         return torch.cat((_turns(rows_L, pairs, theta), _turns(columns_L, pairs, theta)), dim=1)
 
 
-def _turns(positions_L: Tensor, pairs: int, theta: float) -> Tensor:
+def _turns(positions_L: Tensor, pairs: int, theta: float, scaling: Scaling | None = None) -> Tensor:
     exponents = torch.arange(0, 2 * pairs, 2, dtype=positions_L.dtype) / (2 * pairs)
-    return torch.outer(positions_L, 1.0 / theta**exponents)
+    rates_K = 1.0 / theta**exponents
+    return torch.outer(positions_L, rates_K if scaling is None else scaling.slowed(rates_K))
 
 
 ROPES = {"rope": RotaryEmbedding, "rope2d": GridRotaryEmbedding}
@@ -183,13 +207,27 @@ class Attention(nn.Module):
     """Self-attention by PyTorch's fused kernel. Several heads may share keys and values."""
 
     def __init__(
-        self, width: int, heads: int, kv_heads: int = 0, norm_eps: float | None = None
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int = 0,
+        norm_eps: float | None = None,
+        head_width: int = 0,
+        norm_weights: bool = False,
+        bias: bool = False,
     ) -> None:
-        """With `norm_eps`, queries and keys are normed, so that scores stay bounded."""
+        """With `norm_eps`, queries and keys are normed, so that scores stay bounded; with
+        `norm_weights` before they are turned. `bias` is that of queries, keys and values.
+        """
         super().__init__()
         self.heads, self.kv_heads, self.norm_eps = heads, kv_heads or heads, norm_eps
-        self.qkv_proj = Linear(width, (heads + 2 * self.kv_heads) * (width // heads))
-        self.o_proj = Linear(width, width)
+        self.head_width = head_width or width // heads
+        self.qkv_proj = Linear(width, (heads + 2 * self.kv_heads) * self.head_width, bias)
+        self.o_proj = Linear(heads * self.head_width, width)
+        self.norm_weights = norm_weights and norm_eps is not None
+        if norm_weights and norm_eps is not None:
+            self.q_norm = RMSNorm(self.head_width, norm_eps)
+            self.k_norm = RMSNorm(self.head_width, norm_eps)
 
     def forward(
         self,
@@ -199,13 +237,15 @@ class Attention(nn.Module):
         mask: Sees = None,
         past: Past | None = None,
     ) -> Tensor:
-        batch, length, width = x_BLD.shape
-        by_head_BLHK = self.qkv_proj(x_BLD).view(batch, length, -1, width // self.heads)
+        batch, length, _ = x_BLD.shape
+        by_head_BLHK = self.qkv_proj(x_BLD).view(batch, length, -1, self.head_width)
         heads_BHLK = by_head_BLHK.transpose(1, 2)
         query, key, value = heads_BHLK.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        if self.norm_weights:
+            query, key = self.q_norm(query), self.k_norm(key)
         if cos_sin is not None:
             query, key = rotate(query, cos_sin), rotate(key, cos_sin)
-        if self.norm_eps is not None:
+        if self.norm_eps is not None and not self.norm_weights:
             query, key = rms_norm(query, self.norm_eps), rms_norm(key, self.norm_eps)
         if past is not None:
             key, value = past.extended(key, value)
@@ -214,7 +254,7 @@ class Attention(nn.Module):
             mixed_BHLK = halves.attention_within(query, key, value, mask, shared_keys)
         else:
             mixed_BHLK = halves.attention(query, key, value, mask, causal, shared_keys)
-        return self.o_proj(mixed_BHLK.transpose(1, 2).reshape(batch, length, width))
+        return self.o_proj(mixed_BHLK.transpose(1, 2).reshape(batch, length, -1))
 
 
 class Past:

@@ -1,5 +1,6 @@
 """Reads and writes language models in the form of Hugging Face's transformers: a folder with a
-config.json and safetensors files. A net of arch=gpt is a Llama, or with arch.qk_norm a Qwen3.
+config.json and safetensors files. A net of arch=gpt is a Llama, with arch.qkv_bias a Qwen2, or with
+arch.qk_norm a Qwen3.
 
 python -m models.llama CHECKPOINT FOLDER    writes a run's weights (its averages, if it has them)
 """
@@ -19,6 +20,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from models.language.gpt import Shape
+from models.layers import Scaling
 from utils.checkpoint import reader, tensorfiles
 from utils.checkpoint.tensorfiles import Unreadable
 from utils.errors import ConfigError, brief, exit_status, short
@@ -42,13 +44,26 @@ AROUND = {
     "norm.weight": "model.norm.weight",
     "lm_head.weight": "lm_head.weight",
 }
+# What nets of other kinds add to a block: biases of queries, keys and values, and the weights of
+# their norms
+BIASES = "self_attn.qkv_proj.bias"
+NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+MORE = {
+    BIASES: ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),
+    **{name: (name,) for name in NORMS},
+}
+# The kinds of nets that can be read, and what transformers takes for keys that a config.json lacks.
+# Mistral without a sliding window is a Llama.
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"num_key_value_heads": 32},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
+}
 # Options that our net does not have, and the value that turns each off
-NEUTRAL = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "rope_scaling": None}
-# Qwen3 norms queries and keys, then weighs each number and turns it by its position. Our net norms
-# what is turned already, and has no weights. A rotation does not change a norm, so with weights of
-# one both compute the same.
-QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+NEUTRAL: dict[str, Any] = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
 UNUSED = re.compile(r".*rotary_emb\.inv_freq|lm_head\.weight")  # older files hold these, too
+ROPES = ("default", "llama3")
 
 
 def their_names(ours: str) -> list[str]:
@@ -56,118 +71,160 @@ def their_names(ours: str) -> list[str]:
     if ours in AROUND:
         return [AROUND[ours]]
     _, layer, rest = ours.split(".", 2)
-    return [f"model.layers.{layer}.{name}" for name in BLOCK[rest]]
+    return [f"model.layers.{layer}.{name}" for name in (BLOCK | MORE)[rest]]
+
+
+def names_of(shape: Shape) -> list[str]:
+    """Returns our names of all tensors of a net."""
+    inside = [*BLOCK, *[BIASES] * shape.qkv_bias, *NORMS * shape.qk_weights]
+    return [
+        *(f"layers.{layer}.{name}" for layer in range(shape.num_layers) for name in inside),
+        *(name for name in AROUND if not (shape.tied and name == "lm_head.weight")),
+    ]
 
 
 def arch_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the keys under `arch` of the net that a config.json describes."""
-    # transformers 5; before, rope_theta and rope_scaling stood by themselves
-    rope = config.get("rope_parameters") or {}
-    width, heads = config["hidden_size"], config["num_attention_heads"]
-    asked = {
-        "rope_type": rope.get("rope_type", "default"),
-        "head_dim": config.get("head_dim") or width // heads,
-    } | {key: config.get(key, neutral) for key, neutral in NEUTRAL.items()}
-    asked["use_sliding_window"] = bool(config.get("use_sliding_window", False))
-    only = {"rope_type": "default", "head_dim": width // heads, "use_sliding_window": False}
-    for key, value in (NEUTRAL | only).items():
-        if asked[key] != value:
-            raise ConfigError(
-                f"config.json has {key}={brief(asked[key])}, which arch=gpt does not have; only"
-                f" {value} can be read"
-            )
+    kind = config["model_type"]
+    if kind not in KINDS:
+        raise ConfigError(
+            f"config.json has model_type={brief(kind)}, which arch=gpt is not; only"
+            f" {', '.join(KINDS)} can be read"
+        )
+    given = KINDS[kind] | dict(config)
+    rope = _rope_of(given)
+    _check_neutral(kind, given, rope)
+    width, heads = given["hidden_size"], given["num_attention_heads"]
+    scaling = {field.name: rope[field.name] for field in fields(Scaling)}
     return {
-        "num_layers": config["num_hidden_layers"],
+        "num_layers": given["num_hidden_layers"],
         "hidden_size": width,
         "num_heads": heads,
-        "kv_heads": config.get("num_key_value_heads") or heads,
-        "mlp_width": config["intermediate_size"],
-        "tied": bool(config.get("tie_word_embeddings", False)),
-        "rms_norm_eps": float(config.get("rms_norm_eps", 1e-6)),
-        "rope_theta": float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
-        "qk_norm": config.get("model_type") == "qwen3",
+        "kv_heads": given.get("num_key_value_heads") or heads,
+        "head_dim": given.get("head_dim") or width // heads,
+        "mlp_width": given["intermediate_size"],
+        "tied": bool(given.get("tie_word_embeddings", False)),
+        "rms_norm_eps": float(given.get("rms_norm_eps", 1e-6)),
+        "rope_theta": float(rope["rope_theta"]),
+        "rope_scaling": scaling if rope["rope_type"] == "llama3" else None,
+        "qk_norm": kind == "qwen3",
+        "qk_weights": kind == "qwen3",
+        "qkv_bias": kind == "qwen2",
         "logit_cap": None,
     }
 
 
-def config_of(shape: Shape, vocab_size: int, seq_len: int) -> dict[str, Any]:
+def _rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a config.json says of positions: by the names of transformers 5, or of 4."""
+    before = config.get("rope_scaling") or {}
+    rope = {"rope_theta": config.get("rope_theta") or 10000.0} | before
+    rope |= config.get("rope_parameters") or {}
+    rope.setdefault("rope_type", rope.get("type", "default"))
+    rope.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+    if rope["rope_type"] == "llama3":
+        for name in ("factor", "low_freq_factor", "high_freq_factor"):
+            rope[name] = float(rope[name])
+    return dict.fromkeys([field.name for field in fields(Scaling)]) | rope
+
+
+def _check_neutral(kind: str, config: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
+    """Refuses what would make another net of it."""
+    asked = {key: config.get(key, neutral) for key, neutral in NEUTRAL.items()}
+    if kind == "mistral":
+        asked["sliding_window"] = config["sliding_window"]
+    asked["use_sliding_window"] = bool(config.get("use_sliding_window", False))
+    layers = [layer for layer in config.get("layer_types") or [] if layer != "full_attention"]
+    asked["layer_types"] = layers[0] if layers else "full_attention"
+    asked["partial_rotary_factor"] = config.get("partial_rotary_factor", 1.0) * rope.get(
+        "partial_rotary_factor", 1.0
+    )
+    wanted = NEUTRAL | {
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "layer_types": "full_attention",
+        "partial_rotary_factor": 1.0,
+    }
+    for key, value in asked.items():
+        if value != wanted[key]:
+            raise ConfigError(
+                f"config.json has {key}={brief(value)}, which arch=gpt does not have; only"
+                f" {wanted[key]} can be read"
+            )
+    if rope["rope_type"] not in ROPES:
+        raise ConfigError(
+            f"config.json has rope_type={brief(rope['rope_type'])}, which arch=gpt does not have;"
+            f" only {' and '.join(ROPES)} can be read"
+        )
+
+
+def config_of(shape: Shape, vocab_size: int, seq_len: int, begin: int | None) -> dict[str, Any]:
     """Returns the config.json that describes our net."""
     if shape.logit_cap:
         raise ConfigError(
-            f"arch.logit_cap={short(shape.logit_cap)}: neither Llama nor Qwen3 caps logits; only a"
+            f"arch.logit_cap={short(shape.logit_cap)}: neither Llama nor Qwen caps logits; only a"
             " net with arch.logit_cap=null can be exported"
         )
-    if shape.qk_norm:
-        kind: dict[str, Any] = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
-        kind |= {"use_sliding_window": False}
-    else:
-        kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    if shape.qkv_bias and shape.qk_norm:
+        raise ConfigError(
+            "arch.qkv_bias=true: Qwen2 has such biases and Qwen3 norms queries and keys; a net"
+            " with both cannot be exported"
+        )
+    name = "Qwen3" if shape.qk_norm else "Qwen2" if shape.qkv_bias else "Llama"
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if shape.scaling is not None:
+        rope = {"rope_type": "llama3", **asdict(shape.scaling)}
+        rope["original_max_position_embeddings"] = int(rope["original_max_position_embeddings"])
     return {
-        **kind,
+        "architectures": [f"{name}ForCausalLM"],
+        "model_type": name.lower(),
+        **({} if name == "Llama" else {"use_sliding_window": False}),
         "torch_dtype": "float32",
         **NEUTRAL,
         "num_hidden_layers": shape.num_layers,
         "hidden_size": shape.hidden_size,
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.keys,
-        "head_dim": shape.hidden_size // shape.num_heads,
+        "head_dim": shape.head_width,
         "intermediate_size": shape.gated,
         "tie_word_embeddings": shape.tied,
         "rms_norm_eps": shape.rms_norm_eps,
         "rope_theta": shape.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        "rope_scaling": rope if shape.scaling else None,  # read by transformers 4
+        "rope_parameters": {**rope, "rope_theta": shape.rope_theta},  # and by 5
         "vocab_size": vocab_size,
         "max_position_embeddings": seq_len,
-        "bos_token_id": None,
+        "bos_token_id": begin,
         "eos_token_id": None,
     }
 
 
 def read(folder: Path, shape: Shape, vocab_size: int) -> dict[str, Tensor]:
     """Returns the weights in a folder under our names, for a net of this shape and vocabulary."""
-    try:
-        wanted = arch_of(json.loads(read_text(folder / "config.json")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        said = (
-            str(error)
-            if isinstance(error, ConfigError)
-            else f"config.json cannot be read ({brief(error)}); give a folder with a Llama model"
-        )
-        raise ConfigError(f"init_from={folder}: {said}") from None
-    ours = asdict(shape) | {"kv_heads": shape.keys, "mlp_width": shape.gated}
-    if any(ours[key] != value for key, value in wanted.items()):
-        keys = " ".join(
-            f"arch.{key}={'null' if value is None else value}"
-            for key, value in wanted.items()
-            if ours[key] != value
-        )
-        raise ConfigError(f"init_from={folder}: holds another net; add {keys}")
+    _check_same_net(folder, shape)
     theirs: dict[str, Tensor] = {}
     for file in sorted(folder.glob("[!.]*.safetensors")):
         try:
             theirs |= tensorfiles.read(file)
         except Unreadable as error:
             raise ConfigError(f"init_from={folder}: {file.name} {error}") from None
-    names = [f"layers.{layer}.{name}" for layer in range(shape.num_layers) for name in BLOCK]
-    names += [name for name in AROUND if not (shape.tied and name == "lm_head.weight")]
-    if missing := [name for ours_ in names for name in their_names(ours_) if name not in theirs]:
+    names = names_of(shape)
+    if missing := [name for ours in names for name in their_names(ours) if name not in theirs]:
         raise ConfigError(
             f"init_from={folder}: {missing[0]} is in none of its safetensors files; give a whole"
             " folder"
         )
-    norms = _qk_norms(shape) if shape.qk_norm else []
+    # our norms have no weights, which are as good as weights of 1
+    norms = _qk_norms(shape) if shape.qk_norm and not shape.qk_weights else []
     for name in norms:
         if name in theirs and (theirs[name] != 1).any():
             raise ConfigError(
-                f"init_from={folder}: {name} is not 1 everywhere; arch=gpt norms queries and keys"
-                " without weights"
+                f"init_from={folder}: {name} is not 1 everywhere; add arch.qk_weights=true"
             )
     used = {*norms, *(part for name in names for part in their_names(name))}
-    more = [name for name in theirs if name not in used and not UNUSED.fullmatch(name)]
-    if more:
+    if more := [name for name in theirs if name not in used and not UNUSED.fullmatch(name)]:
         raise ConfigError(
-            f"init_from={folder}: {more[0]} has no place in arch=gpt; only Llama's nets, and"
-            " Qwen3's with norms of weight 1, can be read"
+            f"init_from={folder}: {more[0]} has no place in arch=gpt; give the folder of a net that"
+            " has no more than its config.json says"
         )
     if (known := len(theirs["model.embed_tokens.weight"])) != vocab_size:
         raise ConfigError(
@@ -177,30 +234,76 @@ def read(folder: Path, shape: Shape, vocab_size: int) -> dict[str, Tensor]:
     return {name: torch.cat([theirs[part] for part in their_names(name)]) for name in names}
 
 
+def arch_in(folder: Path) -> dict[str, Any]:
+    """Returns the keys under `arch` of the net in a folder."""
+    try:
+        return arch_of(json.loads(read_text(folder / "config.json")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        said = (
+            str(error)
+            if isinstance(error, ConfigError)
+            else f"config.json cannot be read ({brief(error)}); give a folder with a Llama model"
+        )
+        raise ConfigError(f"{folder}: {said}") from None
+
+
+def _check_same_net(folder: Path, shape: Shape) -> None:
+    """Refuses a folder with a net of another shape."""
+    try:
+        wanted = arch_in(folder)
+    except ConfigError as error:
+        raise ConfigError(f"init_from={error}") from None
+    ours = asdict(shape) | {
+        "kv_heads": shape.keys,
+        "mlp_width": shape.gated,
+        "head_dim": shape.head_width,
+        "rope_scaling": None if shape.scaling is None else asdict(shape.scaling),
+    }
+    if shape.qk_norm:
+        del wanted["qk_weights"]  # weights of 1 need not be there
+    if other := {key: value for key, value in wanted.items() if ours[key] != value}:
+        keys = " ".join(f"arch.{key}={_as_argument(value)}" for key, value in other.items())
+        raise ConfigError(f"init_from={folder}: holds another net; add {keys}")
+
+
+def _as_argument(value: Any) -> str:
+    if isinstance(value, dict):
+        return "'{" + ", ".join(f"{key}: {number}" for key, number in value.items()) + "}'"
+    return "null" if value is None else str(value)
+
+
 def _qk_norms(shape: Shape) -> list[str]:
     """The names of Qwen3's weights for normed queries and keys."""
-    return [f"model.layers.{n}.{name}" for n in range(shape.num_layers) for name in QK_NORMS]
+    return [f"model.layers.{n}.{name}" for n in range(shape.num_layers) for name in NORMS]
 
 
-def write(folder: Path, weights: Mapping[str, Tensor], shape: Shape, seq_len: int) -> None:
+def write(
+    folder: Path,
+    weights: Mapping[str, Tensor],
+    shape: Shape,
+    seq_len: int,
+    begin: int | None = None,
+) -> None:
     """Writes weights, given by our names, and the config.json of their net."""
     from safetensors.torch import save
 
-    head = shape.hidden_size // shape.num_heads
+    head = shape.head_width
+    heads = [count * head for count in (shape.num_heads, shape.keys, shape.keys)]
     sizes = {
-        "self_attn.qkv_proj.weight": [
-            count * head for count in (shape.num_heads, shape.keys, shape.keys)
-        ],
+        "self_attn.qkv_proj.weight": heads,
+        BIASES: heads,
         "mlp.gate_up_proj.weight": [shape.gated, shape.gated],
     }
-    norms = _qk_norms(shape) if shape.qk_norm else []
+    # ours turn first and have no weights: a rotation does not change a norm, so with weights of 1
+    # Qwen3's compute the same
+    norms = _qk_norms(shape) if shape.qk_norm and not shape.qk_weights else []
     theirs = {name: torch.ones(head) for name in norms}
     for name, tensor in weights.items():
         parts = tensor.split(sizes.get(name.split(".", 2)[-1], [len(tensor)]))
         theirs |= {
             part: rows.contiguous() for part, rows in zip(their_names(name), parts, strict=True)
         }
-    config = config_of(shape, len(weights["embed_tokens.embedding_weight"]), seq_len)
+    config = config_of(shape, len(weights["embed_tokens.embedding_weight"]), seq_len, begin)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "model.safetensors", save(theirs, {"format": "pt"}))
     write_whole(folder / "config.json", json.dumps(config, indent=2) + "\n")
@@ -221,7 +324,10 @@ def export(*arguments: str) -> str:
             f"{checkpoint}: is not a run of arch=gpt; give a run folder or one of its step_*"
             " folders"
         )
-    shape = Shape(**{field.name: config.arch[field.name] for field in fields(Shape)})
+    arch: Any = OmegaConf.to_container(config.arch)
+    # earlier runs lack some keys
+    keys = {field.name: arch[field.name] for field in fields(Shape) if field.name in arch}
+    shape = Shape(**keys)
     averaged = "ema" in groups
     weights = (
         {name.removeprefix("dense/"): t for name, t in groups["ema"].items() if name != "steps"}

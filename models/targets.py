@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,7 @@ from models.frozen import Frozen, Tensors
 from models.language.gpt import GPT, DecoderBlock, Shape
 from utils.checkpoint import reader, tensorfiles
 from utils.command.instantiate import make
-from utils.errors import ConfigError, brief, said_of
-from utils.files import read_text
+from utils.errors import ConfigError, said_of
 from utils.spec import Spec
 
 __all__ = ["GPT", "DecoderBlock", "Shape", "load"]
@@ -108,14 +106,9 @@ def _weights_of_run(wide: bool, files: Sequence[Path]) -> Tensors:
 def _llama(path: str, spec: Spec, forward_dtype: str, key: str) -> Found:
     folder = Path(path)
     try:
-        arch = llama.arch_of(json.loads(read_text(folder / "config.json")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        said = (
-            str(error)
-            if isinstance(error, ConfigError)
-            else f"config.json cannot be read ({brief(error)}); give a whole folder"
-        )
-        raise ConfigError(f"{key}={path}: {said}") from None
+        arch = llama.arch_in(folder)
+    except ConfigError as error:
+        raise ConfigError(f"{key}={error}") from None
     net = _net({"_target_": "models.language.gpt.GPT", **arch}, path, spec, forward_dtype, key)
     assert isinstance(net, GPT)
     return net, folder, None, partial(_as_ours, folder, net)

@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from models.layers import (
     Past,
     RMSNorm,
     RotaryEmbedding,
+    Scaling,
     Sees,
     SwiGLU,
     gated_width,
@@ -27,10 +28,19 @@ from models.layers import (
     widen,
 )
 from models.sizes import LAYERS, WIDTH, check_memory, check_sizes
-from utils.errors import ConfigError
+from utils.errors import ConfigError, short
 from utils.spec import Spec
 
 STD = 0.02  # of embeddings and of the output, as in GPT-2
+POSITIVE = (
+    "num_layers",
+    "hidden_size",
+    "num_heads",
+    "kv_heads",
+    "mlp_width",
+    "logit_cap",
+    "head_dim",
+)
 MOST = {"num_layers": LAYERS, "hidden_size": WIDTH, "mlp_width": WIDTH}
 
 
@@ -50,13 +60,25 @@ class Shape:
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     forward_dtype: str = "float32"
+    head_dim: int | None = None
+    qk_weights: bool = False
+    qkv_bias: bool = False
+    rope_scaling: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
-        for key in ("num_layers", "hidden_size", "num_heads", "kv_heads", "mlp_width", "logit_cap"):
+        for key in POSITIVE:
             value = getattr(self, key)
             if value is not None and not value > 0:
                 raise ConfigError(f"arch.{key}={value} must be more than 0")
-        if self.hidden_size % (2 * self.num_heads):
+        if self.head_dim is not None and self.head_dim % 2:
+            raise ConfigError(
+                f"arch.head_dim={self.head_dim}: positions turn pairs of numbers; try"
+                f" {self.head_dim + 1}"
+            )
+        if self.qk_weights and not self.qk_norm:
+            raise ConfigError("arch.qk_weights=true: needs norms to weigh; add arch.qk_norm=true")
+        self.scaling  # noqa: B018 (refuses what is none)
+        if self.head_dim is None and self.hidden_size % (2 * self.num_heads):
             raise ConfigError(
                 f"arch.hidden_size={self.hidden_size} is not a multiple of two times"
                 f" arch.num_heads={self.num_heads}"
@@ -72,9 +94,33 @@ class Shape:
     @property
     def weights(self) -> int:
         """The number of weights in the matrices of the blocks."""
-        head = self.hidden_size // self.num_heads
-        attention = 2 * self.hidden_size * (self.num_heads + self.keys) * head
+        attention = 2 * self.hidden_size * (self.num_heads + self.keys) * self.head_width
         return self.num_layers * (attention + 3 * self.hidden_size * self.gated)
+
+    @property
+    def head_width(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_heads
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """How the rotations of positions are slowed down."""
+        if self.rope_scaling is None:
+            return None
+        given, names = dict(self.rope_scaling), [field.name for field in fields(Scaling)]
+        if given.keys() != {*names} or not all(
+            isinstance(value, int | float) and value > 0 for value in given.values()
+        ):
+            raise ConfigError(
+                f"arch.rope_scaling={short(given)}: must have numbers more than 0 for"
+                f" {', '.join(names)}, and nothing else"
+            )
+        scaling = Scaling(**{name: float(value) for name, value in given.items()})
+        if not scaling.low_freq_factor < scaling.high_freq_factor:
+            raise ConfigError(
+                f"arch.rope_scaling.low_freq_factor={scaling.low_freq_factor}: must be less than"
+                f" high_freq_factor={scaling.high_freq_factor}"
+            )
+        return scaling
 
     @property
     def keys(self) -> int:
@@ -95,7 +141,13 @@ class DecoderBlock(nn.Module):
         width, eps = shape.hidden_size, shape.rms_norm_eps
         self.attn_norm, self.mlp_norm = RMSNorm(width, eps), RMSNorm(width, eps)
         self.self_attn = Attention(
-            width, shape.num_heads, shape.keys, eps if shape.qk_norm else None
+            width,
+            shape.num_heads,
+            shape.keys,
+            eps if shape.qk_norm else None,
+            shape.head_width,
+            shape.qk_weights,
+            shape.qkv_bias,
         )
         self.mlp = SwiGLU(width, shape.gated)
 
@@ -135,7 +187,7 @@ class GPT(nn.Module):
         self.norm = RMSNorm(width, shape.rms_norm_eps)
         self.lm_head = None if shape.tied else Linear(width, spec.vocab_size)
         self.rotary_emb = RotaryEmbedding(
-            width // shape.num_heads, 0, spec.seq_len, shape.rope_theta, self.dtype
+            shape.head_width, 0, spec.seq_len, shape.rope_theta, self.dtype, shape.scaling
         )
         with torch.no_grad():
             # so that the stream grows by its own size, however many layers add to it
@@ -234,7 +286,7 @@ class GPT(nn.Module):
             sum(p.numel() for p in self.layers.parameters() if p.ndim == 2)
             + self.embed_tokens.embedding_weight.numel()
         )
-        width = self.norm.weight.numel()
+        width = self.shape.num_heads * self.shape.head_width
         return 6 * weights + 12 * len(self.layers) * width * self.seq_len
 
 

@@ -156,7 +156,7 @@ class Adapter(nn.Module):
         self.mlp = SwiGLU(width, gated_width(width, 4.0, 32))
         self.leave = Linear(width, shape.hidden_size)
         self.gain = nn.Parameter(torch.zeros(1))
-        self.kv_shape = (shape.num_layers, 2, shape.keys, shape.hidden_size // shape.num_heads)
+        self.kv_shape = (shape.num_layers, 2, shape.keys, shape.head_width)
         self.deep = (
             Linear(width, shape.num_layers * 2 * shape.keys * self.kv_shape[-1]) if deep else None
         )
