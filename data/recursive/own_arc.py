@@ -18,7 +18,7 @@ from data.recursive.arc import CELLS, PAD, canvases, read_augmentations
 from data.recursive.arc_scene import arc_scene, shown_pair
 from data.recursive.arc_tasks import grid_of, list_of, object_of
 from data.recursive.arc_votes import ONE, Counting, best_answers, counted_once, plain, ranked
-from data.recursive.own_puzzle import read_text
+from data.recursive.own_text import read_text
 from data.recursive.puzzle_pool import Member
 from data.recursive.puzzle_text import columns
 from data.source import IGNORE, Arrays

@@ -1,192 +1,305 @@
-"""A puzzle that the user has typed or written into a file, and a model's answer to it."""
+"""Puzzles that the user has typed or written into a file, and a model's answers to them."""
+
+# N puzzles, T cells
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from pathlib import Path
+import csv
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from io import StringIO
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from data.recursive import maze
-from data.recursive.boards import OUTPUTS, boards_scene
+from data.recursive.boards import OUTPUTS, boards_scene, characters
+from data.recursive.own_text import (
+    Puzzle,
+    maze_puzzles,
+    maze_tokens,
+    read_text,
+    sudoku_puzzles,
+    sudoku_tokens,
+)
 from data.recursive.puzzle_text import drawn
-from data.recursive.sudoku import DIGITS, geometry, is_solved
+from data.recursive.sudoku import geometry, is_solved, search, to_digits, to_masks
 from data.recursive.sudoku_sets import BLANK
-from data.source import IGNORE, Batch, OneExample
-from utils.errors import ConfigError, brief, short
-from utils.files import read_text as read_file
+from data.source import IGNORE, Arrays, Batch
+from utils.errors import ConfigError
 from utils.measure.report import Prediction, Report
-from utils.measure.scene import Files
+from utils.measure.scene import Files, fitting
 
-KEY = "data.puzzle"
-FRAME = "|-+"  # what separates boxes in drawings of boards
-
-
-def read_text(given: str) -> tuple[str, str]:
-    """How messages name it, and what was typed or is in the file of that name."""
-    where = f"{KEY}={short(given)}"
-    try:
-        is_file = os.path.exists(given) and not os.path.isdir(given)
-        return where, read_file(Path(given)) if is_file else given
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{where}: cannot be read ({brief(error)}); give a file of text, or the puzzle itself"
-        ) from None
-
-
-def sudoku_tokens(where: str, text: str, size: int) -> np.ndarray:
-    """A board, row by row; blanks are `.`, `_` or 0, and spaces, lines and frames say nothing."""
-    cells = [
-        "0" if character in "._" else character.upper()
-        for character in text
-        if not (character.isspace() or character in FRAME)
-    ]
-    if unknown := [cell for cell in cells if cell not in DIGITS[: size + 1]]:
-        raise ConfigError(
-            f"{where}: has {short(unknown[0])}; cells are 1 to {DIGITS[size]}, or . for a blank"
-        )
-    if len(cells) != size * size:
-        raise ConfigError(
-            f"{where}: has {len(cells)} cells, not {size} × {size}; give all, with . for blanks"
-        )
-    board = np.array([DIGITS.index(cell) for cell in cells])
-    geo = geometry(size)
-    for number, unit in enumerate(geo.units):
-        digits = board[unit][board[unit] > 0]
-        if len(twice := [digit for digit in digits if (digits == digit).sum() > 1]):
-            name = f"{('row', 'column', 'box')[number // size]} {number % size + 1}"
-            raise ConfigError(f"{where}: has {DIGITS[twice[0]]} twice in {name}; correct it")
-    return board + BLANK
+# guesses after which nobody knows how many solutions a board has; one of size 9 that has a single
+# one takes fewer
+DEEP = 20_000
+PICTURED = 8  # puzzles on the report page, the first ones
+NO_SOLUTION, SEVERAL, RIGHT, WRONG = (
+    "no solution",
+    "one of several solutions",
+    "correct",
+    "wrong",
+)
+# how the numbers of each are told
+COUNTED = {
+    RIGHT: "correct",
+    WRONG: "wrong",
+    SEVERAL: "answered with one of several solutions",
+    NO_SOLUTION: "without a solution",
+}
 
 
-def sudoku_verdict(inputs: np.ndarray, answer: np.ndarray) -> tuple[np.ndarray, str]:
-    """Cells that are wrong whatever the solution is, and what is to be said of the whole."""
-    size = round(len(inputs) ** 0.5)
-    geo, board = geometry(size), answer.astype(np.int64) - BLANK
-    changed = (inputs > BLANK) & (answer != inputs)
-    wrong = changed | (board < 1) | (board > size)
-    for unit in geo.units:
-        wrong[unit] |= (board[unit][:, None] == board[unit]).sum(1) > 1
-    if is_solved(board[None], size)[0] and not changed.any():
-        return wrong, "keeps the clues and the rules"
-    return (
-        wrong,
-        (
-            f"wrong: {int(changed.sum())} clues changed, {int(wrong.sum())} cells against the rules"
-            " (marked x)"
-        ),
-    )
+class Judged(NamedTuple):
+    """What is known of one answer."""
+
+    verdict: str  # one of COUNTED
+    text: str
+    wrong: np.ndarray  # cells
 
 
-def maze_tokens(where: str, text: str, side: int) -> np.ndarray:
-    """A maze, row by row, in one line or in many; `.` is a free cell as well as a space."""
-    rows = text.strip("\n").split("\n")
-    if len(rows) == 1:
-        rows = [rows[0][start : start + side] for start in range(0, len(rows[0]), side)]
-    if len(rows) != side or any(len(row) > side for row in rows):
-        raise ConfigError(
-            f"{where}: has {len(rows)} rows of {max(map(len, rows))} cells, not {side} × {side};"
-            " give all"
-        )
-    # editors remove spaces at the end of a line
-    characters = "".join(row.ljust(side) for row in rows)
-    clues = maze.CHARACTERS[: maze.GOAL]
-    if unknown := [
-        character for character in characters.replace(".", " ") if character not in clues
-    ]:
-        raise ConfigError(
-            f"{where}: has {short(unknown[0])}; cells are # for a wall, a space or . for a way, S"
-            " and G"
-        )
-    tokens = np.array([clues.index(character) + 1 for character in characters.replace(".", " ")])
-    for end, name in ((maze.START, "S"), (maze.GOAL, "G")):
-        if (number := int((tokens == end).sum())) != 1:
-            raise ConfigError(
-                f"{where}: has {number} {name}; a maze has one start S and one goal G"
-            )
-    return tokens
-
-
-def maze_verdict(inputs: np.ndarray, answer: np.ndarray) -> tuple[np.ndarray, str]:
-    """Cells that were no free cells and are now other ones, and whether the rest is a shortest
-    path.
+class OwnPuzzles:
+    """An evaluation set of puzzles without labels, which are there to be answered and not to be
+    measured.
     """
-    wrong = (answer != inputs) & ~((inputs == maze.FREE) & (answer == maze.PATH))
-    if maze.leads(inputs[None], answer[None])[0]:
-        return wrong, "a shortest path"
-    if maze.solved(inputs) is None:
-        return wrong, "wrong: no path leads from S to G"
-    return (
-        wrong,
-        (
-            f"wrong: {int(wrong.sum())} cells changed (marked x)"
-            if wrong.any()
-            else "wrong: what is marked is no shortest path"
-        ),
-    )
+
+    def __init__(self, kind: str, inputs: np.ndarray, lines: list[int], identifier: int) -> None:
+        self.kind, self.inputs, self.lines = kind, inputs, lines
+        self._identifier = identifier
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def read(self, indices: np.ndarray) -> Arrays:
+        inputs = self.inputs[indices]
+        return {
+            "inputs": inputs,
+            "labels": np.full_like(inputs, IGNORE),
+            "puzzle_identifiers": np.full(len(indices), self._identifier, np.int32),
+        }
+
+    def padding(self, rows: int) -> Arrays:
+        """The first one again: ranks without a puzzle take as long as those that have one."""
+        return self.read(np.zeros(rows, np.int64))
+
+    @cached_property
+    def solved(self) -> tuple[np.ndarray, np.ndarray]:
+        """How many solutions each has (2: more than one, -1: nobody knows), and one of them."""
+        return SOLVERS[self.kind](self.inputs)
 
 
-KINDS = {"sudoku": (sudoku_tokens, sudoku_verdict), "maze": (maze_tokens, maze_verdict)}
-
-
-def own_puzzle(given: str, kind: str, seq_len: int, identifier: int) -> OneExample:
-    """The puzzle in `given`, of the kind that the data holds."""
+def own_puzzles(given: str, kind: str, seq_len: int, identifier: int) -> OwnPuzzles:
+    """The puzzles in `given`, of the kind that the data holds."""
     where, text = read_text(given)
     if kind not in KINDS:
         raise ConfigError(
             f"{where}: this data holds no puzzles that can be typed ({', '.join(KINDS)}); evaluate"
             " its own test set"
         )
-    tokens = KINDS[kind][0](where, text, round(seq_len**0.5)).astype(np.int32)
-    return OneExample(
-        inputs=tokens, labels=np.full_like(tokens, IGNORE), puzzle_identifiers=np.int32(identifier)
+    puzzles_in, tokens_of = KINDS[kind]
+    side = round(seq_len**0.5)
+    puzzles = puzzles_in(where, text, side)
+    inputs = np.stack([tokens_of(puzzle, side) for puzzle in puzzles]).astype(np.int32)
+    return OwnPuzzles(kind, inputs, [puzzle.line for puzzle in puzzles], identifier)
+
+
+KINDS: dict[
+    str,
+    tuple[Callable[[str, str, int], list[Puzzle]], Callable[[Puzzle, int], np.ndarray]],
+] = {"sudoku": (sudoku_puzzles, sudoku_tokens), "maze": (maze_puzzles, maze_tokens)}
+
+
+def solved_boards(inputs: np.ndarray, deep: int = DEEP) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of solutions of Sudoku boards, -1 where a search takes too long, and one
+    solution each.
+    """
+    size = round(inputs.shape[1] ** 0.5)
+    found = search(to_masks(inputs - BLANK, size), size, limit=2, most_guesses=deep)
+    counts = np.where(found.guesses > deep, -1, found.counts)
+    solutions = np.full_like(inputs, IGNORE)
+    known = counts > 0
+    solutions[known] = to_digits(found.solutions[:, known]) + BLANK
+    return counts, solutions
+
+
+def solved_mazes(inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Whether a path leads through each maze, and a shortest one."""
+    answers = [maze.solved(one) for one in inputs]
+    solutions = [np.full_like(inputs[0], IGNORE) if one is None else one for one in answers]
+    return np.array([one is not None for one in answers], np.int64), np.stack(solutions)
+
+
+SOLVERS = {"sudoku": solved_boards, "maze": solved_mazes}
+
+
+def judged_board(
+    inputs: np.ndarray, answer: np.ndarray, count: int, solution: np.ndarray
+) -> Judged:
+    """By the solution, where there is one alone; else by clues and rules."""
+    size = round(len(inputs) ** 0.5)
+    changed = (inputs > BLANK) & (answer != inputs)
+    keeps = bool(is_solved(answer[None].astype(np.int64) - BLANK, size)[0]) and not changed.any()
+    if count == 1 and not keeps:
+        wrong = answer != solution
+        clues = f", {int(changed.sum())} of them clues" if changed.any() else ""
+        return Judged(WRONG, f"wrong: {_cells(wrong)}{clues} (marked x)", wrong)
+    wrong = changed | _against_rules(answer, size)
+    if count == 0:
+        text = "the board has no solution: its clues contradict each other"
+        return Judged(NO_SOLUTION, text, wrong)
+    more = "the board has several solutions" if count > 1 else "how many solutions is unknown"
+    if keeps:
+        if count == 1:
+            return Judged(RIGHT, "correct: the only solution", wrong)
+        return Judged(SEVERAL, f"keeps the clues and the rules; {more}", wrong)
+    text = f"wrong: {_cells(wrong)} against clues and rules (marked x); {more}"
+    return Judged(WRONG, text, wrong)
+
+
+def _cells(which: np.ndarray) -> str:
+    """How many there are."""
+    return f"{int(which.sum())} cell" + ("" if which.sum() == 1 else "s")
+
+
+def _against_rules(answer: np.ndarray, size: int) -> np.ndarray:
+    """Cells that hold no digit, or one that a unit of theirs has twice."""
+    board = answer.astype(np.int64) - BLANK
+    wrong = (board < 1) | (board > size)
+    for unit in geometry(size).units:
+        wrong[unit] |= (board[unit][:, None] == board[unit]).sum(1) > 1
+    return wrong
+
+
+def judged_maze(inputs: np.ndarray, answer: np.ndarray, count: int, solution: np.ndarray) -> Judged:
+    """Any shortest path is right; wrong are cells that were no free ones and are now others."""
+    wrong = (answer != inputs) & ~((inputs == maze.FREE) & (answer == maze.PATH))
+    if count == 0:
+        return Judged(NO_SOLUTION, "the maze has no solution: no path leads from S to G", wrong)
+    if maze.leads(inputs[None], answer[None])[0]:
+        return Judged(RIGHT, "correct: a shortest path", wrong)
+    text = (
+        f"wrong: {_cells(wrong)} changed (marked x)"
+        if wrong.any()
+        else "wrong: what is marked is no shortest path"
     )
+    return Judged(WRONG, text, wrong)
 
 
-class Answer:
-    """The answer drawn beside the puzzle, whether it can be right, and how sure the model is."""
+JUDGES = {"sudoku": judged_board, "maze": judged_maze}
+
+
+def judged(puzzles: OwnPuzzles, place: int, answer: np.ndarray) -> Judged:
+    """What is to be said of the answer to one of the puzzles."""
+    counts, solutions = puzzles.solved
+    judge = JUDGES[puzzles.kind]
+    return judge(puzzles.inputs[place], answer, int(counts[place]), solutions[place])
+
+
+class _Keeping:
+    """An evaluator that measures nothing, and keeps some rows of each batch."""
 
     scalars = ()
 
-    def __init__(self, kind: str, vocab_size: int) -> None:
-        self._kind, self._vocab_size = kind, vocab_size
-        self._rows: dict[str, Tensor] = {}
-
-    def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
-        if "answer" in prediction.outputs:
-            known = {**batch, **prediction.outputs}
-            wanted = ("inputs", "answer", "q_halt_logits", *OUTPUTS)
-            self._rows = {name: known[name][:1].cpu() for name in wanted if name in known}
+    def __init__(self, puzzles: OwnPuzzles) -> None:
+        self._puzzles = puzzles
+        self._found: list[dict[str, Tensor]] = []
 
     def rows(self) -> dict[str, Tensor]:
-        return self._rows
+        names = self._found[0] if self._found else ()
+        return {name: torch.cat([part[name] for part in self._found]) for name in names}
+
+
+class Answers(_Keeping):
+    """One answer drawn beside its puzzle, whether it is right, and how sure the model is; several
+    as a table, and the first drawn that is not right.
+    """
+
+    def __init__(self, puzzles: OwnPuzzles, vocab_size: int) -> None:
+        super().__init__(puzzles)
+        self._vocab_size = vocab_size
+
+    def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
+        if "answer" not in prediction.outputs:
+            return
+        wanted = {"answer", "q_halt_logits"} & prediction.outputs.keys()
+        rows = {name: prediction.outputs[name][: len(indices)].cpu() for name in wanted}
+        self._found.append(rows | {"index": torch.from_numpy(indices.copy())})
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         if not rows:
             return Report()
-        inputs, answer = rows["inputs"][0].numpy(), rows["answer"][0].numpy()
-        wrong, verdict = KINDS[self._kind][1](inputs, answer)
-        lines = [*drawn(self._kind, inputs, answer, wrong, self._vocab_size), verdict]
-        if "q_halt_logits" in rows:
-            lines.append(f"confidence {float(rows['q_halt_logits'][0].double().sigmoid()):.1%}")
-        files = self._by_step(rows, right=not wrong.any() and not verdict.startswith("wrong"))
-        return Report(text="\n".join(lines), files={"answer.txt": "\n".join(lines) + "\n", **files})
+        order = rows["index"].argsort()
+        answers = rows["answer"][order].numpy()
+        sure = rows["q_halt_logits"][order].double().sigmoid() if "q_halt_logits" in rows else None
+        said = [judged(self._puzzles, place, answer) for place, answer in enumerate(answers)]
+        confidences = [""] * len(answers) if sure is None else [f"{one:.1%}" for one in sure]
+        if len(answers) == 1:
+            text = "\n".join(self._drawn(0, answers[0], said[0], confidences[0]))
+            return Report(text=text, files={"answer.txt": f"{text}\n"})
+        counts = Counter(one.verdict for one in said)
+        told = [f"{counts[verdict]:,} {how}" for verdict, how in COUNTED.items() if counts[verdict]]
+        if repeated := len(answers) - len(np.unique(self._puzzles.inputs, axis=0)):
+            told.append(f"{repeated:,} of them repeated")
+        lines = [f"{len(said):,} puzzles: {', '.join(told)}; answers.csv has them all"]
+        if others := [place for place, one in enumerate(said) if one.verdict != RIGHT]:
+            first = others[0]
+            lines.append(f"line {self._puzzles.lines[first]}:")
+            lines += self._drawn(first, answers[first], said[first], confidences[first])
+        table = self._table(answers, [one.verdict for one in said], confidences)
+        return Report(text="\n".join(lines), files={"answers.csv": table})
 
-    def _by_step(self, rows: Mapping[str, Tensor], right: bool) -> Files:
-        """The answer after each thinking step, for the report page; nobody knows a wrong one's
-        right cells.
-        """
-        if not {*OUTPUTS} <= rows.keys():
-            return {}
-        answer = rows["answer"]
+    def _drawn(self, place: int, answer: np.ndarray, said: Judged, sure: str) -> list[str]:
+        puzzles = self._puzzles
+        lines = drawn(puzzles.kind, puzzles.inputs[place], answer, said.wrong, self._vocab_size)
+        return [*lines, said.text, *([f"confidence {sure}"] if sure else [])]
+
+    def _table(self, answers: np.ndarray, verdicts: list[str], confidences: list[str]) -> str:
+        written, kind = StringIO(), self._puzzles.kind
+        table = csv.writer(written, lineterminator="\n")
+        table.writerow(["line", "question", "answer", "verdict", "confidence"])
+        for place, answer in enumerate(answers):
+            question = characters(kind, self._puzzles.inputs[place])
+            shown = characters(kind, answer)
+            line = self._puzzles.lines[place]
+            table.writerow([line, question, shown, verdicts[place], confidences[place]])
+        return written.getvalue()
+
+
+class AnswersByStep(_Keeping):
+    """The answers to the first puzzles after each thinking step, for the report page."""
+
+    def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
+        known = {**batch, **prediction.outputs}
+        first = np.flatnonzero(indices < PICTURED)
+        if len(first) and {*OUTPUTS} <= known.keys():
+            rows = {name: known[name][first].cpu() for name in ("inputs", "answer", *OUTPUTS)}
+            self._found.append(rows | {"index": torch.from_numpy(indices[first])})
+
+    def report(self, rows: Mapping[str, Tensor]) -> Report:
+        if not rows:
+            return Report()
+        order = rows["index"].argsort()
+        sorted_rows = {name: tensor[order] for name, tensor in rows.items()}
+        answers = sorted_rows["answer"].numpy()
+        said = [judged(self._puzzles, place, answer) for place, answer in enumerate(answers)]
+        counts, solutions = self._puzzles.solved
+        # a right answer need not be the solution that was found; nobody knows the right cells where
+        # there are several
+        right = np.array([one.verdict in (RIGHT, SEVERAL) for one in said])
+        known = right | (counts[: len(answers)] == 1)
+        labels = np.where(right[:, None], answers, solutions[: len(answers)])
         more = {
-            "labels": answer if right else torch.full_like(answer, IGNORE),
-            "solved": torch.tensor([right]),
-            "index": torch.tensor([0]),
+            "labels": torch.from_numpy(np.where(known[:, None], labels, IGNORE)),
+            "solved": torch.from_numpy(right),
         }
-        return boards_scene(
-            self._kind, "The net's answer after each thinking step.", {**rows, **more}
-        )
+        return Report(files=self._scene({**sorted_rows, **more}))
+
+    def _scene(self, rows: Mapping[str, Tensor]) -> Files:
+        def made(some: Sequence[int]) -> Files:
+            taken = {name: tensor[list(some)] for name, tensor in rows.items()}
+            caption = "The net's answer after each thinking step."
+            return boards_scene(self._puzzles.kind, caption, taken)
+
+        return fitting(range(len(rows["index"])), made)

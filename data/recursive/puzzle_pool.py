@@ -105,9 +105,13 @@ def open_datasets(
     data_paths: Sequence[str] | None,
     data_paths_test: Sequence[str] | None,
     embedded: Mapping[str, int] | None,
+    eval_only: bool = False,
 ) -> tuple[list[Member], list[Member]]:
     """The training and the test splits the user's keys name; the embedded Sudoku where they name
     none.
+
+    An evaluation needs no training split: where there is none, the test split says what the
+    examples are like.
     """
     if data_path is not None and data_paths:
         raise ConfigError(
@@ -120,9 +124,12 @@ def open_datasets(
         )
     key = "data_path" if data_path is not None else "data_paths"
     paths = [data_path] if data_path is not None else list(data_paths or [])
+    test_paths = list(data_paths_test or [])
+    if eval_only and test_paths and not any(has_split(Path(path), "train") for path in paths):
+        key, paths, test_paths = "data_paths_test", test_paths, []
     if paths:
-        train = _open_train(key, paths)
-        return train, _open_test(key, paths, list(data_paths_test or []), train)
+        train = _open_train(key, paths, eval_only)
+        return train, _open_test(key, paths, test_paths, train)
     if data_paths_test:
         raise ConfigError(
             f"data_paths_test={list(data_paths_test)} needs training data; give data_paths as well"
@@ -152,8 +159,8 @@ def embedded_sudoku(
         raise ConfigError(f"{where}.{error}") from None
 
 
-def _open_train(key: str, paths: list[str]) -> list[Member]:
-    splits = _read_each(key, paths, "train")
+def _open_train(key: str, paths: list[str], eval_only: bool = False) -> list[Member]:
+    splits = _read_each(key, paths, "train", "test" if eval_only else "")
     members: list[Member] = []
     used = 0
     for path, split in zip(paths, splits, strict=True):
@@ -168,9 +175,15 @@ def _open_train(key: str, paths: list[str]) -> list[Member]:
     return members
 
 
-def _read_each(key: str, paths: list[str], split: str) -> list[PuzzleSplit]:
+def _read_each(key: str, paths: list[str], split: str, otherwise: str = "") -> list[PuzzleSplit]:
+    """The splits of this name in the folders, or those of the other name in folders without."""
+
+    def there(path: str) -> str:
+        lacks = otherwise and not has_split(Path(path), split)
+        return otherwise if lacks and has_split(Path(path), otherwise) else split
+
     # first: not every text is a path
-    splits = [read_split(f"{key}={path}", Path(path), split) for path in paths]
+    splits = [read_split(f"{key}={path}", Path(path), there(path)) for path in paths]
     if len({os.path.realpath(path) for path in paths}) < len(paths):
         raise ConfigError(f"{key}={paths}: a folder is given twice; give each once")
     return splits

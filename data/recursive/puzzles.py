@@ -19,7 +19,8 @@ from data.recursive.arc_votes import ArcPairs, ArcVotes
 from data.recursive.boards import Boards
 from data.recursive.maze_paths import MazePaths
 from data.recursive.own_arc import ArcAnswer, OwnTask
-from data.recursive.own_puzzle import KEY, Answer, own_puzzle
+from data.recursive.own_puzzle import Answers, AnswersByStep, own_puzzles
+from data.recursive.own_text import KEY
 from data.recursive.puzzle_files import PuzzleSplit, sample
 from data.recursive.puzzle_pool import Member, Pool, Rows, max_vocab, open_datasets
 from data.recursive.puzzle_text import kind_of, puzzle_text
@@ -83,7 +84,7 @@ class PuzzleSource:
     ) -> None:
         names = evaluator_names(evaluators)
         chosen = [EVALUATORS[name] for name in names if name != VOTE]
-        train, test = open_datasets(data_path, data_paths, data_paths_test, embedded)
+        train, test = open_datasets(data_path, data_paths, data_paths_test, embedded, eval_only)
         self._seed, self._shards, self._batch = seed, shards, global_batch_size
         self._rows = Rows([(member.split, name) for member in train for name in member.split.sets])
         self._pool = Pool(train)
@@ -106,7 +107,7 @@ class PuzzleSource:
             for name in member.split.sets
         }
         # what shows the answer to the user's own puzzle
-        self._own: Callable[[], Evaluator] | None = None
+        self._own: Callable[[], list[Evaluator]] | None = None
         if puzzle is not None:
             if not eval_only:
                 raise ConfigError(
@@ -160,7 +161,7 @@ class PuzzleSource:
 
     def evaluators(self, set_name: str) -> Sequence[Evaluator]:
         if self._own:
-            return [self._own()]
+            return self._own()
         examples = self._eval_sets[set_name]
         if isinstance(examples, VoteSet):
             return [Votes(examples, self.spec.vocab_size)]
@@ -245,19 +246,18 @@ class PuzzleEvalSet:
 
 def answering(
     given: str, train: Sequence[Member], images: int
-) -> tuple[Callable[[], Evaluator], EvalSet]:
-    """The user's own puzzle, of the kind that the data holds, and what makes an evaluator of its
-    answer.
+) -> tuple[Callable[[], list[Evaluator]], EvalSet]:
+    """The user's own puzzles, of the kind that the data holds, and what makes evaluators of the
+    answers.
     """
     first = train[0].split
     known = first.metadata
     if (known.vocab_size, known.seq_len) == (VOCAB, CELLS) and first.folder is not None:
         task = OwnTask(given, train, images)
-        return partial(ArcAnswer, task), task
+        return lambda: [ArcAnswer(task)], task
     kind = kind_of_set(first, known.sets[0])
-    return partial(Answer, kind, known.vocab_size), own_puzzle(
-        given, kind, known.seq_len, known.blank_identifier_id
-    )
+    own = own_puzzles(given, kind, known.seq_len, known.blank_identifier_id)
+    return lambda: [Answers(own, known.vocab_size), AnswersByStep(own)], own
 
 
 def kind_of_set(split: PuzzleSplit, name: str) -> str:

@@ -14,7 +14,7 @@ from data.digits.images import ImageSource
 from data.language.text_stream import StreamSource
 from data.language.tokens import TokenSource
 from data.latent.qa_text import QAText
-from data.recursive.own_puzzle import read_text
+from data.recursive.own_text import read_text
 from data.recursive.puzzle_files import read_split
 from data.recursive.puzzles import PuzzleSource
 from utils.errors import ConfigError

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 GROUP = "model"
 COMPILED = "_orig_mod."  # what torch.compile puts before every name
+# some published files hold the net without the loss around it, which names the net `model`
+NET, INNER = "model.", "inner."
 RESERVED = "__metadata__"  # a safetensors file has something else under this name
 
 
@@ -36,12 +38,10 @@ def import_weights(source: Path, folder: Path) -> str:
     if os.path.lexists(folder):
         raise ConfigError(f"{folder}: exists; give a folder that does not")
     read = _state_dict(source)
-    weights = {
-        name.removeprefix(COMPILED): value.clone().contiguous() for name, value in read.items()
-    }
+    weights = {_name(name): value.clone().contiguous() for name, value in read.items()}
     if len(weights) < len(read):
         raise ConfigError(
-            f"{source}: has the same names with and without {COMPILED}; keep one of each"
+            f"{source}: has the same names with and without {COMPILED} or {NET}; keep one of each"
         )
     _write(weights, source, folder)
     values = sum(value.numel() for value in weights.values())
@@ -49,6 +49,12 @@ def import_weights(source: Path, folder: Path) -> str:
         f"{folder}: {len(weights)} tensors, {values:,} values; use it as checkpoint={folder} or"
         f" init_from={folder}"
     )
+
+
+def _name(published: str) -> str:
+    """The name of a tensor as a run here knows it."""
+    name = published.removeprefix(COMPILED)
+    return f"{NET}{name}" if name.startswith(INNER) else name
 
 
 def _state_dict(source: Path) -> dict[str, Tensor]:

@@ -17,9 +17,9 @@ from utils.checkpoint.init_from import begin_with
 from utils.checkpoint.reader import load
 
 
-def published(path: Path, legacy: bool = False) -> dict[str, torch.Tensor]:
+def published(path: Path, legacy: bool = False, bare: bool = False) -> dict[str, torch.Tensor]:
     """As the published code saves a compiled net: prefixed names, initial states in bfloat16, tied
-    to no device.
+    to no device; a bare net without the loss around it.
     """
     torch.manual_seed(5)
     weights = {name: torch.randn(value.shape) for name, value in make("trm").saved().items()}
@@ -27,16 +27,20 @@ def published(path: Path, legacy: bool = False) -> dict[str, torch.Tensor]:
         name: value.bfloat16() if name.endswith("_init") else value
         for name, value in weights.items()
     }
-    state = OrderedDict((f"_orig_mod.{name}", value) for name, value in weights.items())
+    state = OrderedDict(
+        (f"_orig_mod.{name.removeprefix('model.') if bare else name}", value)
+        for name, value in weights.items()
+    )
+    assert any(name.startswith("_orig_mod.inner.") for name in state) == bare
     torch.save(state, path, _use_new_zipfile_serialization=not legacy)
     return weights
 
 
-@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize(("legacy", "bare"), [(False, False), (True, False), (False, True)])
 def test_published_weights_become_a_checkpoint(
-    tmp_path: Path, legacy: bool, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, legacy: bool, bare: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    weights = published(tmp_path / "step_50", legacy)
+    weights = published(tmp_path / "step_50", legacy, bare)
     assert main(["import", str(tmp_path / "step_50"), str(tmp_path / "out")]) == 0
     assert f"use it as checkpoint={tmp_path / 'out'}" in capsys.readouterr().out
     read = load(tmp_path / "out", ["model"])[0]["model"]
@@ -72,6 +76,10 @@ class Harmful:
         (
             {"a": torch.ones(1), "_orig_mod.a": torch.ones(1)},
             "has the same names with and without _orig_mod.",
+        ),
+        (
+            {"inner.a": torch.ones(1), "model.inner.a": torch.ones(1)},
+            "has the same names with and without _orig_mod. or model.;",
         ),
         (
             {"a": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)},
