@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from data.build.common import Parser, check_output, write_dataset
-from data.build.rows import Boards, Row, check, codes, collect, read_split, subsample
+from data.build.rows import Boards, answered, check, codes, collect, converted, repeats
 from data.build.workers import in_order, show, shown
 from data.recursive.maze import (
     CHARACTERS,
@@ -31,7 +31,9 @@ from data.recursive.maze import (
     leads,
     turned,
 )
+from data.recursive.own_puzzle import solved_mazes
 from data.recursive.puzzle_files import Metadata, PuzzleSplit, plain_split
+from data.recursive.tables import Row
 from utils.errors import ConfigError, exit_status
 
 CHUNKS = 16  # of boards, tried by one process at once
@@ -39,14 +41,19 @@ PATIENCE = 1 << 20  # boards without a single maze
 IMAGES = 8  # turns and reflections of a square
 
 
+def fits(cells: int) -> bool:
+    """Whether a maze may have so many cells."""
+    return cells > 1 and is_square(cells)
+
+
 def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Boards:
     """Check rows and turn them into tokens; what is wrong is named with its line."""
-    lines, questions, answers = collect(
-        file, rows, min_difficulty, lambda cells: cells > 1 and is_square(cells), "a square number"
-    )
+    lines, questions, answers = collect(file, rows, min_difficulty, fits, "a square number")
     tokens = np.zeros(256, np.uint8)
     tokens[[ord(character) for character in CHARACTERS]] = np.arange(1, len(CHARACTERS) + 1)
-    inputs, labels = tokens[codes(questions)], tokens[codes(answers)]
+    inputs = tokens[codes(questions)]
+    # a question holds the place of an answer that is missing
+    labels = tokens[codes([answer or questions[at] for at, answer in enumerate(answers)])]
     check(
         file,
         lines,
@@ -55,6 +62,7 @@ def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Bo
     )
     for token, name in ((START, "S"), (GOAL, "G")):
         check(file, lines, (inputs == token).sum(1) == 1, f"has a question without one {name}")
+    labels = answered(file, lines, inputs, labels, answers, solved_mazes)
     check(
         file,
         lines,
@@ -112,38 +120,6 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
     }
 
 
-def convert(options: argparse.Namespace) -> dict[str, Boards]:
-    """Both splits as they are published; without a test file some of the training mazes are held
-    out.
-    """
-    boards = {
-        "train": parse_rows(
-            *read_split(options.input_dir, options.hub, "train"), options.min_difficulty
-        )
-    }
-    if options.held_out is None:
-        boards["test"] = parse_rows(
-            *read_split(options.input_dir, options.hub, "test", ", or --held-out"),
-            options.min_difficulty,
-        )
-    else:
-        inputs, labels = boards["train"]
-        if not 0 < options.held_out < len(inputs):
-            raise ConfigError(
-                f"--held-out {options.held_out}: there are {len(inputs)} mazes; hold out at least"
-                " 1, and not all"
-            )
-        order = np.random.default_rng([options.seed, 1]).permutation(len(inputs))
-        test, train = np.sort(order[: options.held_out]), np.sort(order[options.held_out :])
-        boards = {"train": (inputs[train], labels[train]), "test": (inputs[test], labels[test])}
-    cells, test_cells = boards["train"][0].shape[1], boards["test"][0].shape[1]
-    if cells != test_cells:
-        raise ConfigError(
-            f"test mazes have {test_cells} cells, training mazes {cells}; give files of one size"
-        )
-    return boards | {"train": subsample(boards["train"], options.subsample_size, options.seed)}
-
-
 def maze_split(where: str, inputs: np.ndarray, labels: np.ndarray, copies: int) -> PuzzleSplit:
     """Mazes as a puzzle set, in the published encoding."""
     metadata = Metadata(
@@ -159,9 +135,9 @@ def build(options: argparse.Namespace) -> str:
     check_output(folder)
     if options.seed < 0:
         raise ConfigError(f"--seed {options.seed}: must not be negative; try {-options.seed}")
-    boards = make(options) if options.size is not None else convert(options)
-    mazes, test_mazes = (len(boards[name][0]) for name in ("train", "test"))
-    if options.augment:
+    boards = make(options) if options.size is not None else converted(options, parse_rows, fits)
+    mazes, again = {name: len(inputs) for name, (inputs, _) in boards.items()}, repeats(boards)
+    if options.augment and "train" in boards:
         boards["train"] = images(boards["train"][0]), images(boards["train"][1])
     copies = {"train": IMAGES if options.augment else 1, "test": 1}
     write_dataset(
@@ -169,11 +145,13 @@ def build(options: argparse.Namespace) -> str:
         {name: maze_split(name, *boards[name], copies[name]) for name in boards},
         ["<blank>"],
     )
-    side = round(boards["train"][0].shape[1] ** 0.5)
-    return (
-        f"{folder}: {len(boards['train'][0])} training examples of {mazes} mazes, {test_mazes} test"
-        f" mazes, {side}x{side}"
+    side = round(boards["test"][0].shape[1] ** 0.5)
+    trained = (
+        f"{len(boards['train'][0])} training examples of {mazes['train']} mazes, "
+        if "train" in boards
+        else ""
     )
+    return f"{folder}: {trained}{mazes['test']} test mazes, {side}x{side}{again}"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -194,7 +172,9 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         help=f"generate mazes of so many rows and columns, at most {LONGEST_SIDE}",
     )
-    source.add_argument("--input-dir", help="folder that holds train.csv and test.csv")
+    source.add_argument(
+        "--input-dir", help="folder that holds train.csv and test.csv, or test.csv alone"
+    )
     source.add_argument(
         "--hub", help="a dataset's name on the hub, such as sapientinc/maze-30x30-hard-1k"
     )
@@ -214,16 +194,16 @@ def parser() -> argparse.ArgumentParser:
         "--unique", action="store_true", help="mazes with one shortest path alone"
     )
     generated.add_argument("--workers", type=int, help="processes; by default one a core")
-    converted = made.add_argument_group("converted mazes")
-    converted.add_argument(
+    given = made.add_argument_group("converted mazes")
+    given.add_argument(
         "--held-out",
         type=int,
         help="so many training mazes become the test set, where there is no test.csv",
     )
-    converted.add_argument(
+    given.add_argument(
         "--subsample-size", type=int, help="training mazes to keep, chosen at random"
     )
-    converted.add_argument("--min-difficulty", type=int, help="drop mazes with a smaller rating")
+    given.add_argument("--min-difficulty", type=int, help="drop mazes with a smaller rating")
     return made
 
 

@@ -1,64 +1,131 @@
-"""Puzzles as published tables: `source,question,answer,rating` in CSV files or on the hub."""
+"""Puzzles as published tables, `source,question,answer,rating` in CSV files or on the hub, and as
+others write them.
+"""
 
 from __future__ import annotations
 
-import csv
+import argparse
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from data.build.workers import show, shown
 from data.language.text_files import check_file
+from data.recursive.tables import Row, table_of
 from utils.errors import ConfigError, brief
 
 COLUMNS = ("question", "answer", "rating")
+SPLITS = ("train", "test")
 
-Row = tuple[int, Any, Any, Any]  # line number, then COLUMNS
+TOGETHER = 1024  # puzzles solved between two looks at how far it is
+
 Boards = tuple[np.ndarray, np.ndarray]  # puzzles and answers
+# of a file's name, its rows and the least rating
+Parse = Callable[[str, Iterable[Row], int | None], Boards]
+
+
+def converted(
+    options: argparse.Namespace, parse: Parse, fits: Callable[[int], object]
+) -> dict[str, Boards]:
+    """The splits as they are published: training puzzles are subsampled, and some of them held out
+    where that is asked for. A test file may stand alone.
+    """
+
+    def read(split: str, without: str = "") -> Boards:
+        rows = read_split(options.input_dir, options.hub, split, fits, without)
+        return parse(*rows, options.min_difficulty)
+
+    if options.input_dir and _there(options.input_dir) == ["test"]:
+        for option in ("held_out", "subsample_size"):
+            if (value := getattr(options, option)) is not None:
+                raise ConfigError(
+                    f"--{option.replace('_', '-')} {value}: there is no train.csv in"
+                    f" {options.input_dir} to choose from; leave it out"
+                )
+        return {"test": read("test")}
+    boards = {"train": read("train")}
+    if options.held_out is None:
+        boards["test"] = read("test", ", or --held-out")
+    else:
+        boards["train"], boards["test"] = _held_out(boards["train"], options)
+    cells, test_cells = boards["train"][0].shape[1], boards["test"][0].shape[1]
+    if cells != test_cells:
+        raise ConfigError(
+            f"test puzzles have {test_cells} cells, training puzzles {cells}; give files of one"
+            " size"
+        )
+    return boards | {"train": subsample(boards["train"], options.subsample_size, options.seed)}
+
+
+def _there(input_dir: str) -> list[str]:
+    """The splits of which there are files."""
+    # Path.exists raises for names that no file can have
+    return [split for split in SPLITS if os.path.exists(Path(input_dir) / f"{split}.csv")]
+
+
+def _held_out(boards: Boards, options: argparse.Namespace) -> tuple[Boards, Boards]:
+    """Most of the puzzles, and those that are held out, chosen at random."""
+    inputs, labels = boards
+    if not 0 < options.held_out < len(inputs):
+        raise ConfigError(
+            f"--held-out {options.held_out}: there are {len(inputs)} puzzles; hold out at least 1,"
+            " and not all"
+        )
+    order = np.random.default_rng([options.seed, 1]).permutation(len(inputs))
+    test, train = np.sort(order[: options.held_out]), np.sort(order[options.held_out :])
+    return (inputs[train], labels[train]), (inputs[test], labels[test])
+
+
+def repeats(boards: Mapping[str, Boards]) -> str:
+    """Which puzzles come more than once, for the line that says what was made; empty if none."""
+    whole = {split: np.ascontiguousarray(puzzles) for split, (puzzles, _) in boards.items()}
+    rows = {split: all_.view(f"V{all_.shape[1]}")[:, 0] for split, all_ in whole.items()}
+    found = [
+        f"{count:,} {split} puzzles come again in their set"
+        for split, puzzles in rows.items()
+        if (count := len(puzzles) - len(np.unique(puzzles)))
+    ]
+    if len(rows) > 1 and (shared := int(np.isin(rows["test"], np.unique(rows["train"])).sum())):
+        found.append(f"{shared:,} test puzzles are in the training set, too")
+    return "".join(f"; note: {one}" for one in found)
 
 
 def read_split(
-    input_dir: str | None, hub: str | None, split: str, without: str = ""
+    input_dir: str | None,
+    hub: str | None,
+    split: str,
+    fits: Callable[[int], object],
+    without: str = "",
 ) -> tuple[str, Iterator[Row]]:
     """A split's rows, and how messages name them; `without` a file that is how it would do."""
     if input_dir is None:
         assert hub is not None
         return f"{hub} {split}", read_hub(hub, split)
     file = Path(input_dir) / f"{split}.csv"
-    return str(file), read_csv(file, without)
+    return str(file), read_csv(file, fits, without)
 
 
-def read_csv(path: Path, without: str = "") -> Iterator[Row]:
-    """The rows of a file with their line numbers."""
+def read_csv(path: Path, fits: Callable[[int], object], without: str = "") -> Iterator[Row]:
+    """The rows of a file with their line numbers: of a table, or of a list, a puzzle a line."""
     if not os.path.exists(path):
         raise ConfigError(
             f"--input-dir {path.parent}: no {path.name} there; give a folder that holds train.csv"
-            f" and test.csv{without}"
+            f" and test.csv, or test.csv alone{without}"
         )
     check_file(str(path), path)
-    with open(path, newline="", encoding="utf-8", errors="replace") as file:
-        reader = csv.reader(file)
-        try:
-            header = next(reader, [])
-            if missing := [name for name in COLUMNS if name not in header]:
-                raise ConfigError(
-                    f"{path}: line 1 lacks the column {missing[0]}; it should be"
-                    " source,question,answer,rating"
-                )
-            places = [header.index(name) for name in COLUMNS]
-            for row in reader:
-                if len(row) != len(header):
-                    raise ConfigError(
-                        f"{path}: line {reader.line_num} has {len(row)} fields, not {len(header)};"
-                        " correct or remove it"
-                    )
-                yield reader.line_num, row[places[0]], row[places[1]], row[places[2]]
-        except (csv.Error, OSError) as error:
+    # with a byte order mark or without
+    with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
+        first = next((line for line in file if line.strip()), "")
+        table = table_of(first.rstrip("\r\n"), lambda field: fits(len(field)))
+        if table is None:
             raise ConfigError(
-                f"{path}: line {reader.line_num} cannot be read ({error}); correct or remove it"
-            ) from None
+                f"{path}: line 1 lacks the column question; it should be"
+                " source,question,answer,rating"
+            )
+        file.seek(0)
+        yield from table.rows(str(path), file)
 
 
 def read_hub(name: str, split: str) -> Iterator[Row]:
@@ -92,21 +159,26 @@ def collect(
     sizes: str,
 ) -> tuple[list[int], list[str], list[str]]:
     """Lines, questions and answers of those that are hard enough, all as long as the first one that
-    fits.
+    fits; an answer may be empty.
     """
     lines, questions, answers = [], [], []
     cells = 0
     for line, question, answer, rating in rows:
         if not cells and fits(len(question)):
             cells = len(question)
-        if not len(question) == len(answer) == cells:
+        if len(question) != cells or len(answer) not in (0, cells):
             expected = cells or sizes
             raise ConfigError(
                 f"{file}: line {line} has {len(question)} and {len(answer)} cells, not {expected};"
                 " correct or remove it"
             )
+        if min_difficulty is not None and not rating:
+            raise ConfigError(
+                f"{file}: line {line} has no rating, which --min-difficulty needs; leave the option"
+                " out"
+            )
         try:
-            difficulty = int(rating)
+            difficulty = int(rating or 0)
         except ValueError:
             raise ConfigError(
                 f"{file}: line {line} has rating={brief(rating)}, not a whole number; correct or"
@@ -122,6 +194,35 @@ def collect(
             f"{file}: holds no boards{wanted}; give another file or a lower --min-difficulty"
         )
     return lines, questions, answers
+
+
+def answered(
+    file: str,
+    lines: list[int],
+    inputs: np.ndarray,
+    labels: np.ndarray,
+    answers: list[str],
+    solve: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+) -> np.ndarray:
+    """The labels; where an answer is empty, the solver's. A question must have one solution, so
+    far as the solver knows.
+    """
+    empty = np.array([not answer for answer in answers])
+    if not empty.any():
+        return labels
+    places, labels = np.flatnonzero(empty), labels.copy()
+    for start in range(0, len(places), TOGETHER):
+        some = places[start : start + TOGETHER]
+        show(f"{start:,} of {len(places):,} puzzles without an answer are solved")
+        counts, labels[some] = solve(inputs[some])
+        for wrong, problem in (
+            (counts == 0, "has no answer, and no solution"),
+            (counts > 1, "has no answer, and several solutions"),
+            (counts < 0, "has no answer, and is too hard for the solver"),
+        ):
+            check(file, [lines[place] for place in some], ~wrong, problem)
+    shown()
+    return labels
 
 
 def codes(boards: list[str]) -> np.ndarray:

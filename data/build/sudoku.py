@@ -19,9 +19,11 @@ import numpy as np
 from data.build.common import Parser, check_output, write_dataset
 from data.build.hard_sudoku import SIZE as HARD_SIZE
 from data.build.hard_sudoku import hard_parts
-from data.build.rows import Boards, Row, check, codes, collect, read_split, subsample
+from data.build.rows import Boards, answered, check, codes, collect, converted, repeats
+from data.recursive.own_puzzle import solved_boards
 from data.recursive.sudoku import BOXES, DIGITS, generate, is_solved
-from data.recursive.sudoku_sets import sudoku_split
+from data.recursive.sudoku_sets import BLANK, sudoku_split
+from data.recursive.tables import Row
 from utils.errors import ConfigError, exit_status
 
 # by size: hard enough to be interesting, and nearly every board can lose so many
@@ -33,7 +35,9 @@ SIZES = {size * size: size for size in BOXES}
 def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Boards:
     """Check rows and turn them into boards of digits; what is wrong is named with its line."""
     lines, questions, answers = collect(file, rows, min_difficulty, SIZES.get, "16, 36, 81 or 256")
-    puzzles, solutions = _digits(questions), _digits(answers)
+    puzzles = _digits(questions)
+    # a question holds the place of an answer that is missing
+    solutions = _digits([answer or questions[at] for at, answer in enumerate(answers)])
     given, size = puzzles > 0, SIZES[puzzles.shape[1]]
     check(
         file,
@@ -41,6 +45,7 @@ def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Bo
         ((puzzles <= size) & (solutions <= size)).all(axis=1),
         f"has characters other than 1 to {DIGITS[size]}, 0 and .",
     )
+    solutions = answered(file, lines, puzzles, solutions, answers, solved)
     check(file, lines, is_solved(solutions, size), "has an answer that is no solved board")
     check(
         file,
@@ -60,20 +65,10 @@ def _digits(boards: list[str]) -> np.ndarray:
     return digits[codes(boards)]
 
 
-def convert(options: argparse.Namespace) -> tuple[int, dict[str, Boards]]:
-    """The size and the boards of both splits; only training boards are subsampled."""
-    boards = {}
-    for split in ("train", "test"):
-        boards[split] = parse_rows(
-            *read_split(options.input_dir, options.hub, split), options.min_difficulty
-        )
-    cells, test_cells = boards["train"][0].shape[1], boards["test"][0].shape[1]
-    if cells != test_cells:
-        raise ConfigError(
-            f"test boards have {test_cells} cells, training boards {cells}; give files of one size"
-        )
-    boards["train"] = subsample(boards["train"], options.subsample_size, options.seed)
-    return SIZES[cells], boards
+def solved(puzzles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many solutions boards of digits have, and one of them; zeros where there is none."""
+    counts, solutions = solved_boards(puzzles.astype(np.int64) + BLANK)
+    return counts, np.where(counts[:, None] > 0, solutions - BLANK, 0)
 
 
 def build(options: argparse.Namespace) -> str:
@@ -84,7 +79,8 @@ def build(options: argparse.Namespace) -> str:
         raise ConfigError(f"--seed {options.seed}: must not be negative; try {-options.seed}")
     ratings = None
     if options.input_dir or options.hub:
-        size, boards = convert(options)
+        boards = converted(options, parse_rows, SIZES.get)
+        size = SIZES[boards["test"][0].shape[1]]
     elif options.hard:
         if options.size != HARD_SIZE or options.blanks is not None:
             raise ConfigError(
@@ -115,10 +111,15 @@ def build(options: argparse.Namespace) -> str:
         for name in boards
     }
     write_dataset(folder, splits, ["<blank>"], ratings=ratings)
-    train, test = (len(splits[name].sets["all"].inputs) for name in ("train", "test"))
+    examples = {name: len(split.sets["all"].inputs) for name, split in splits.items()}
+    trained = (
+        f"{examples['train']} training examples of {len(boards['train'][0])} boards, "
+        if "train" in boards
+        else ""
+    )
     return (
-        f"{folder}: {train} training examples of {len(boards['train'][0])} boards, {test} test"
-        f" boards, {size}x{size}{_rated(ratings)}"
+        f"{folder}: {trained}{examples['test']} test boards,"
+        f" {size}x{size}{_rated(ratings)}{repeats(boards)}"
     )
 
 
@@ -145,7 +146,9 @@ def parser() -> argparse.ArgumentParser:
     source.add_argument(
         "--size", type=int, choices=sorted(BOXES), help="generate boards of this size"
     )
-    source.add_argument("--input-dir", help="folder that holds train.csv and test.csv")
+    source.add_argument(
+        "--input-dir", help="folder that holds train.csv and test.csv, or test.csv alone"
+    )
     source.add_argument(
         "--hub", help="a dataset's name on the hub, such as sapientinc/sudoku-extreme"
     )
@@ -172,11 +175,16 @@ def parser() -> argparse.ArgumentParser:
     generated.add_argument(
         "--workers", type=int, help="processes for --hard; by default one a core"
     )
-    converted = made.add_argument_group("converted boards")
-    converted.add_argument(
+    given = made.add_argument_group("converted boards")
+    given.add_argument(
+        "--held-out",
+        type=int,
+        help="so many training boards become the test set, where there is no test.csv",
+    )
+    given.add_argument(
         "--subsample-size", type=int, help="training boards to keep, chosen at random"
     )
-    converted.add_argument("--min-difficulty", type=int, help="drop boards with a smaller rating")
+    given.add_argument("--min-difficulty", type=int, help="drop boards with a smaller rating")
     return made
 
 

@@ -26,7 +26,7 @@ from data.recursive.own_text import (
     sudoku_tokens,
 )
 from data.recursive.puzzle_text import drawn
-from data.recursive.sudoku import geometry, is_solved, search, to_digits, to_masks
+from data.recursive.sudoku import WIDTH, geometry, is_solved, search, to_digits, to_masks
 from data.recursive.sudoku_sets import BLANK
 from data.source import IGNORE, Arrays, Batch
 from utils.errors import ConfigError
@@ -36,6 +36,7 @@ from utils.measure.scene import Files, fitting
 # guesses after which nobody knows how many solutions a board has; one of size 9 that has a single
 # one takes fewer
 DEEP = 20_000
+NARROW = 16  # boards searched together where there is no end of solutions
 PICTURED = 8  # puzzles on the report page, the first ones
 NO_SOLUTION, SEVERAL, RIGHT, WRONG = (
     "no solution",
@@ -115,10 +116,22 @@ def solved_boards(inputs: np.ndarray, deep: int = DEEP) -> tuple[np.ndarray, np.
     """The numbers of solutions of Sudoku boards, -1 where a search takes too long, and one
     solution each.
     """
+    counts, solutions = np.full(len(inputs), -1), np.full(inputs.shape, IGNORE)
+    # a board with few clues has so many solutions that a wide search does not get to the bottom
+    for width in (WIDTH, NARROW):
+        left = np.flatnonzero(counts < 0)
+        for start in range(0, len(left), width):
+            some = left[start : start + width]
+            counts[some], solutions[some] = _searched(inputs[some], deep, width)
+    return counts, solutions
+
+
+def _searched(inputs: np.ndarray, deep: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     size = round(inputs.shape[1] ** 0.5)
-    found = search(to_masks(inputs - BLANK, size), size, limit=2, most_guesses=deep)
+    masks = to_masks(inputs - BLANK, size)
+    found = search(masks, size, limit=2, most_guesses=deep, width=width)
     counts = np.where(found.guesses > deep, -1, found.counts)
-    solutions = np.full_like(inputs, IGNORE)
+    solutions = np.full(inputs.shape, IGNORE)
     known = counts > 0
     solutions[known] = to_digits(found.solutions[:, known]) + BLANK
     return counts, solutions
@@ -127,7 +140,8 @@ def solved_boards(inputs: np.ndarray, deep: int = DEEP) -> tuple[np.ndarray, np.
 def solved_mazes(inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Whether a path leads through each maze, and a shortest one."""
     answers = [maze.solved(one) for one in inputs]
-    solutions = [np.full_like(inputs[0], IGNORE) if one is None else one for one in answers]
+    unknown = np.full(inputs.shape[1], IGNORE)
+    solutions = [unknown if one is None else one for one in answers]
     return np.array([one is not None for one in answers], np.int64), np.stack(solutions)
 
 

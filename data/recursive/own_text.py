@@ -6,7 +6,6 @@ the end of a line, a byte order mark.
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 import sys
@@ -19,6 +18,7 @@ import numpy as np
 from data.recursive import maze
 from data.recursive.sudoku import DIGITS, geometry
 from data.recursive.sudoku_sets import BLANK
+from data.recursive.tables import SEPARATORS, table_of
 from utils.errors import ConfigError, brief, short
 from utils.files import read_text as read_file
 
@@ -30,10 +30,6 @@ BLANKS = "._"
 PATH = re.compile(r"(?!\s*\{)[^\n]*([/\\][^\n]*|\.[A-Za-z][A-Za-z0-9]{0,5})")
 CELLS = re.compile(r"[0-9A-Ga-g._\s#So]+")  # a board or a maze, whatever it ends like
 TITLE = re.compile(r"\s*#.*|\s*[A-Za-z]{3,}\s+\d+\s*:?\s*")  # above a board: `Grid 01`
-# the columns of puzzles and answers in published tables
-QUESTIONS = ("question", "puzzle", "puzzles", "quiz", "quizzes", "board", "maze")
-ANSWERS = ("answer", "solution", "solutions", "answers")
-SEPARATORS = ",;\t"
 
 
 class Puzzle(NamedTuple):
@@ -222,41 +218,16 @@ def _drawn_below(where: str, lines: list[tuple[int, str]], rows: int) -> list[Pu
 
 
 def _column(where: str, text: str, fits: Callable[[str], bool]) -> list[Puzzle]:
-    """The puzzles of a table; none if the text is no table.
-
-    A table has a header that names a column of puzzles, or a first row with a puzzle among its
-    fields.
-    """
+    """The questions of a table; none if the text is no table, such as a list without separators."""
     lines = text.split("\n")
     first = next((line for line in lines if line.strip()), "")
-    separator = max(SEPARATORS, key=first.count)
-    fields = next(csv.reader([first], delimiter=separator), [])
-    names = [field.strip().lower() for field in fields]
-    header = len(lines) > 1 and any(name in QUESTIONS for name in names)
-    if header:
-        place = next(place for place, name in enumerate(names) if name in QUESTIONS)
-    elif len(fields) > 1 and any(fits(field) for field in fields):
-        place = next(place for place, field in enumerate(fields) if fits(field))
-    else:
+    table = table_of(first, fits)
+    if table is None or len(lines) == 1 or (table.fields == 1 and not table.header):
         return []
-    reader = csv.reader(lines, delimiter=separator)
-    found = []
-    try:
-        for row in reader:
-            if not any(field.strip() for field in row):
-                continue
-            number = reader.line_num
-            if len(row) != len(fields):
-                raise ConfigError(
-                    f"{where}: line {number} has {len(row)} fields, not {len(fields)}; correct or"
-                    " remove it"
-                )
-            found.append(Puzzle(f"{where}: line {number}", number, row[place]))
-    except csv.Error as error:
-        raise ConfigError(
-            f"{where}: line {reader.line_num} cannot be read ({error}); correct or remove it"
-        ) from None
-    found = found[1:] if header else found
+    found = [
+        Puzzle(f"{where}: line {number}", number, question)
+        for number, question, _, _ in table.rows(where, lines)
+    ]
     if not found:
         raise ConfigError(f"{where}: holds a header and no puzzles; add a line for each")
     return found

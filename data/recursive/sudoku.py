@@ -129,7 +129,9 @@ class Found(NamedTuple):
     solutions: np.ndarray  # one of them as masks, (cells, N); zeros where there is none
 
 
-def search(masks: np.ndarray, size: int, limit: int, most_guesses: int = FOR_EVER) -> Found:
+def search(
+    masks: np.ndarray, size: int, limit: int, most_guesses: int = FOR_EVER, width: int = WIDTH
+) -> Found:
     """Count the solutions of each board up to `limit`, and the guesses that it takes: the cell with
     the fewest digits first.
 
@@ -141,8 +143,8 @@ def search(masks: np.ndarray, size: int, limit: int, most_guesses: int = FOR_EVE
     solutions = np.zeros_like(masks)
     stack, owners = masks.copy(), np.arange(masks.shape[1])
     while len(owners):
-        top, top_owners = stack[:, -WIDTH:], owners[-WIDTH:]
-        stack, owners = stack[:, :-WIDTH], owners[:-WIDTH]
+        top, top_owners = stack[:, -width:], owners[-width:]
+        stack, owners = stack[:, :-width], owners[:-width]
         top = np.ascontiguousarray(top)
         possible = propagate(top, geo)
         top, top_owners = top[:, possible], top_owners[possible]

@@ -31,7 +31,7 @@ OPENED: list[tuple[str, Callable[[Path], object]]] = [
         lambda folder: ImageSource(**LENGTH, dataset="mnist", data_path=str(folder)),
     ),
     ("puzzle.txt", lambda folder: read_text("puzzle.txt")),
-    ("train.csv", lambda folder: next(read_csv(folder / "train.csv"))),
+    ("train.csv", lambda folder: next(read_csv(folder / "train.csv", bool))),
     ("train/dataset.json", lambda folder: read_split("data_path=x", folder, "train")),
     ("dataset.json", lambda folder: TokenSource(**LENGTH, data_path=str(folder))),
     ("train.bin", lambda folder: TokenSource(**LENGTH, data_path=str(folder), vocab_size=9)),

@@ -16,7 +16,7 @@ import torch
 
 from data.recursive.own_puzzle import Answers, AnswersByStep, OwnPuzzles, own_puzzles, solved_boards
 from data.recursive.puzzles import PuzzleSource
-from data.recursive.sudoku import generate
+from data.recursive.sudoku import generate, is_solved
 from data.recursive.sudoku_sets import BLANK
 from data.source import IGNORE
 from tests.data.recursive.test_maze import tokens
@@ -192,6 +192,13 @@ def test_a_board_that_the_solver_gives_up_is_judged_by_its_rules() -> None:
     puzzles.solved = counts, found
     text = answered(puzzles, solutions.astype(np.int64) + BLANK, 11).text
     assert "keeps the clues and the rules; how many solutions is unknown" in text
+
+
+@pytest.mark.parametrize("size", [4, 9])
+def test_empty_boards_have_several_solutions(size: int) -> None:
+    counts, solutions = solved_boards(np.full((2, size * size), BLANK))
+    assert counts.tolist() == [2, 2]
+    assert is_solved(solutions - BLANK, size).all()
 
 
 @pytest.mark.parametrize(

@@ -302,7 +302,7 @@ def test_the_hub_path_gives_the_same_boards(tmp_path, csv_boards, monkeypatch):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("rating", "stars", "line 1 lacks the column rating"),
+        ("question", "stars", "line 1 lacks the column question"),
         (",3\n", ",x\n", "line 5 has rating=x"),
         (",3\n", "\n", "line 5 has 3 fields, not 4"),
         (",3\n", "1,3,\n", "line 5 has 5 fields"),
