@@ -309,8 +309,8 @@ def micro_batches(problem: Problem) -> list[range]:
 def register_parts(trainer: Trainer) -> Registry:
     """Enters every part's share of a checkpoint; for an evaluation, only the weights."""
     cfg, objective, ema = trainer.cfg, trainer.objective, trainer.ema
-    whole = WithTables(trainer.sync, objective.tables(), trainer.dist)
-    saved = Registry(partial(origin_of, trainer), whole)
+    shares = WithTables(trainer.sync, objective.tables())
+    saved = Registry(partial(origin_of, trainer), shares)
     saved.add("model", objective.saved, objective.load_saved, any_precision=cfg.eval_only)
     if ema is not None:
         saved.add("ema", ema.state, ema.load, otherwise="use ema=false")

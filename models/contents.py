@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from models.frozen import Frozen
 from models.sparse_embedding import SparseEmbedding
+from utils.transfer import fill
 
 T = TypeVar("T")
 
@@ -50,10 +51,12 @@ class Contents(nn.Module):
 
     def load_saved(self, tensors: Mapping[str, Tensor]) -> None:
         """Copies in what `saved` returned; raises KeyError if the names differ."""
-        wrong = sorted(self.saved().keys() ^ tensors.keys())
+        own = self.saved()
+        wrong = sorted(own.keys() ^ tensors.keys())
         if wrong:
             raise KeyError(f"{wrong[0]} is only in the net or only in what is loaded")
-        self.load_state_dict(dict(tensors), strict=False)
+        for name, tensor in own.items():
+            fill(tensor, tensors, name)
 
     def shared(self) -> dict[str, Tensor]:
         """Returns the tensors that rank 0 broadcasts: all that are saved, and other buffers.

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from utils.checkpoint.slices import Rows
 from utils.ranks.distributed import Dist
 
 
@@ -83,28 +84,25 @@ class ShardedEmbedding(SparseEmbedding):
         self._ahead: list[Tensor] = []
 
     def share_out(self, dist: Dist) -> None:
-        """Keeps this rank's block of rank 0's table.
+        """Keeps this rank's block of rank 0's table. All blocks have one length, the last is padded
+        with zeros.
 
         Called once, on all ranks together, and before anything refers to `weights`.
         """
         whole, self._dist = self.weights, dist
+        size = -(-self.rows // dist.world_size)
         for rank in range(dist.world_size):
-            block = self.share_of(whole, rank).to(dist.device)
+            block = torch.zeros(size, whole.shape[1], dtype=whole.dtype, device=dist.device)
+            there = whole[rank * size : (rank + 1) * size]
+            block[: len(there)] = there
             dist.broadcast(block)
             if rank == dist.rank:
                 self.weights = block
 
-    def share_of(self, whole: Tensor, rank: int | None = None) -> Tensor:
-        """Returns a rank's block of a tensor with one entry for each row; by default, this rank's.
-
-        All blocks are equally long, the last is padded with zeros.
-        """
-        size = -(-self.rows // self._dist.world_size)
-        rank = self._dist.rank if rank is None else rank
-        block = torch.zeros(size, *whole.shape[1:], dtype=whole.dtype)
-        there = whole[rank * size : (rank + 1) * size]
-        block[: len(there)] = there
-        return block
+    def block(self) -> Rows:
+        """Returns which rows this rank's block holds, without padding."""
+        first = min(self._dist.rank * len(self.weights), self.rows)
+        return Rows(first, min(first + len(self.weights), self.rows), self.rows)
 
     def look_ahead(self, ids: Sequence[Tensor], alone: bool = False) -> None:
         """Fetches the rows of a step's look-ups; `alone`, zeros take their place."""

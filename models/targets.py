@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from models import llama
 from models.frozen import Frozen, Tensors
 from models.language.gpt import GPT, DecoderBlock, Shape
-from utils.checkpoint import reader, tensorfiles
+from utils.checkpoint import reader
 from utils.command.instantiate import make
 from utils.errors import ConfigError, said_of
 from utils.spec import Spec
@@ -65,10 +65,9 @@ def _run(path: str, spec: Spec, forward_dtype: str, key: str) -> Found:
             )
         arch = reader.config_in(path).get("arch", {})
         folder = reader.step_folder(Path(path))
-    groups = [folder / f"{name}.safetensors" for name in ("model", "ema")]
-    files = [file for file in groups if file.is_file()]
+        files = reader.files_of(folder, ["model", "ema"])
     net = _net(arch, path, spec, forward_dtype, key)
-    return net, folder, files, partial(_weights_of_run, forward_dtype == "float64")
+    return net, folder, files, partial(_weights_of_run, forward_dtype == "float64", key)
 
 
 def _net(arch: Any, path: str, spec: Spec, forward_dtype: str, key: str) -> nn.Module:
@@ -89,18 +88,20 @@ def _net(arch: Any, path: str, spec: Spec, forward_dtype: str, key: str) -> nn.M
         ) from None
 
 
-def _weights_of_run(wide: bool, files: Sequence[Path]) -> Tensors:
-    """Returns a net's weights, averaged if the run averaged; float64 becomes float32, if not
+def _weights_of_run(wide: bool, key: str, files: Sequence[Path]) -> Tensors:
+    """Yields a net's weights, averaged if the run averaged; float64 becomes float32, if not
     `wide`.
     """
-    found: dict[str, Tensor] = {}
-    for file in files:
-        for name, tensor in tensorfiles.read(file).items():
-            name = name.removeprefix("dense/")
-            if name.startswith("model."):
-                narrow = tensor.dtype == torch.float64 and not wide
-                found[name.removeprefix("model.")] = tensor.float() if narrow else tensor
-    return found.items()
+    with said_of(key):
+        groups = reader.opened(files[0].parent, ["model", "ema"]).groups
+    averages = {
+        name.removeprefix("dense/"): stored for name, stored in groups.get("ema", {}).items()
+    }
+    for name, stored in {**groups.get("model", {}), **averages}.items():
+        if name.startswith("model."):
+            tensor = stored.read()
+            narrow = tensor.dtype == torch.float64 and not wide
+            yield name.removeprefix("model."), tensor.float() if narrow else tensor
 
 
 def _llama(path: str, spec: Spec, forward_dtype: str, key: str) -> Found:

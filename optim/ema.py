@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.errors import ConfigError
+from utils.transfer import fill
 
 DIGIT = 1 << 11  # three digits of this base make any number of steps
 ROWS_AT_ONCE = 1 << 16  # a whole table is walked in blocks: temporaries stay small
@@ -116,7 +117,7 @@ class EMA:
         self.steps = int(state["steps"])
         for kind, tensors in self._kinds().items():
             for name, tensor in tensors.items():
-                tensor.copy_(state[f"{kind}/{name}"])
+                fill(tensor, state, f"{kind}/{name}")
 
     def _kinds(self) -> dict[str, dict[str, Tensor]]:
         return {"dense": self._dense, "rows": self._rows, "seen": self._seen}

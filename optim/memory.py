@@ -56,20 +56,20 @@ class Memory:
         """Continue from a saved `state`."""
         # Not by `load_state_dict`, which loads torch.compile before anything else, for seconds, and
         # copies all tensors.
-        by_owner: dict[str, dict[str, Tensor]] = defaultdict(dict)
-        for name, tensor in saved.items():
+        by_owner: dict[str, list[str]] = defaultdict(list)
+        for name in saved:
             owner, _, key = name.rpartition("/")
-            by_owner[owner][key] = tensor
+            by_owner[owner].append(key)
         for number, optimizer in enumerate(self._optimizers):
             optimizer.state.clear()
             for place, group in enumerate(optimizer.param_groups):
                 if "step" in group:
-                    group["step"] = int(by_owner[f"{number}/group{place}"]["step"])
+                    group["step"] = int(saved[f"{number}/group{place}/step"])
             for owner, group, parameter in _named(number, optimizer):
                 if own := by_owner.get(owner):
                     twins = _twins(optimizer, group, parameter)  # a counter may belong on the CPU
                     optimizer.state[parameter] = {
-                        key: tensor.to(twins[key].device) for key, tensor in own.items()
+                        key: saved[f"{owner}/{key}"].to(twins[key].device) for key in own
                     }
 
 

@@ -9,7 +9,7 @@ to the launcher.
 
 WHERE: objective (a training step), predict (an evaluation batch), data (the source's constructor),
 worker (a batch in a loader process), callback (a hook of the sparse optimizer), save (the thread
-that writes a checkpoint), read (a file of a checkpoint).
+that writes a checkpoint), read (a file of a checkpoint that is hashed).
 
 RANK is a number or `all`. WHEN counts calls in this process from 0: `7`, `1-2`, or `3-` for all
 from there. A torchrun restart has no fault, unless RANK is `random`: then WHEN is a seed, and each
@@ -19,6 +19,7 @@ about gradients that are not finite one step late, as it does on CUDA.
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import shutil
@@ -41,7 +42,7 @@ from models.latent.compress import Compress
 from models.recursive.act import ActObjective
 from optim import sparse_signsgd
 from optim.sync import verdicts
-from utils.checkpoint import reader, writer
+from utils.checkpoint import manifest, reader, resume, writer
 from utils.command import cli
 from utils.ranks import signals
 from utils.ranks.launchers import detect
@@ -55,7 +56,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "worker": (PuzzleSource, "train_batch"),
     "callback": (sparse_signsgd.SparseSignSGD, "_update"),
     "save": (writer, "_write"),
-    "read": (reader, "_tensors_in"),
+    "read": (manifest, "open_plain"),
 }
 OTHERS = {"arch=gpt": CausalLM, "experiment=tms_5_2": Decompose, "arch=prefix": Compress}
 FAULTY_RESTARTS = 4  # of a run with random faults
@@ -88,6 +89,8 @@ def main() -> None:
 def plant(what: str, where: str, moments: Container[int], delay: float = 0.0) -> None:
     """Make the chosen calls go wrong."""
     owner, name = PLACES[where]
+    if where == "read":  # each rank is a host of its own, or one would hash for all
+        resume.gethostname = lambda: str(detect(os.environ).rank)
     if owner is ActObjective:
         owner = next((other for argument, other in OTHERS.items() if argument in sys.argv), owner)
     original: Callable[..., Any] = getattr(owner, name)
@@ -103,13 +106,34 @@ def plant(what: str, where: str, moments: Container[int], delay: float = 0.0) ->
             out.loss.register_hook(lambda grad: grad * float("nan"))
             return out
         if what == "flip":
-            tensors = original(*args, **kwargs)
-            next(tensor for tensor in tensors.values() if tensor.ndim)[0] += 1
-            return tensors
+            return Flipped(original(*args, **kwargs))
         go_wrong(what, delay)
         return original(*args, **kwargs)
 
     setattr(owner, name, faulty)
+
+
+class Flipped:
+    """A file whose first bytes read otherwise than they are."""
+
+    def __init__(self, stream: io.FileIO) -> None:
+        self._stream, self._flips = stream, True
+
+    def __enter__(self) -> Flipped:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def seek(self, place: int) -> None:
+        self._stream.seek(place)
+
+    def readinto(self, buffer: memoryview) -> int:
+        count = self._stream.readinto(buffer)
+        if self._flips and count:
+            buffer[0] ^= 1
+        self._flips = False
+        return count
 
 
 def go_wrong(what: str, delay: float) -> None:

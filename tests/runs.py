@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
-from safetensors.torch import load_file
 
 from tests.ranks import (
     LAUNCHER_PREFIXES,
@@ -28,6 +27,7 @@ from tests.ranks import (
     run_ranks,
     succeeded,
 )
+from utils.checkpoint import reader
 from utils.command import config, keys
 from utils.command.arguments import prepare
 from utils.ranks.launchers import Launch
@@ -128,8 +128,7 @@ class Result:
         return [row[name] for row in self.rows if name in row]
 
     def weights(self, group: str = "model") -> dict[str, torch.Tensor]:
-        step = (self.directory / "checkpoints" / "latest").read_text().strip()
-        return load_file(self.directory / "checkpoints" / step / f"{group}.safetensors")
+        return reader.load(self.directory, [group])[0][group]
 
 
 def train(directory: Path, *arguments: str, ranks: int = 1, timeout: float = 120) -> Result:
@@ -291,4 +290,4 @@ def assert_same_run(one: Result, other: Result, atol: float = 1e-6) -> None:
 
 
 def _groups(result: Result) -> list[str]:
-    return [path.stem for path in (result.directory / "checkpoints").glob("step_*/*.safetensors")]
+    return reader.read_meta(result.directory)["groups"]

@@ -1,8 +1,8 @@
-"""Copies between host and device without waiting."""
+"""Copies between host and device without waiting, and from what was saved into what lives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -30,3 +30,16 @@ def to_host(tensor: Tensor) -> Callable[[], list[float]]:
         return copy.tolist()
 
     return read
+
+
+@torch.no_grad()
+def fill(tensor: Tensor, saved: Mapping[str, Tensor], name: str) -> None:
+    """Copies a saved tensor into a live one. What a checkpoint holds goes there directly: there is
+    never a second copy of it.
+    """
+    read_into = getattr(saved, "read_into", None)
+    if read_into is not None:
+        read_into(name, tensor)
+        return
+    assert saved[name].shape == tensor.shape, (name, saved[name].shape, tensor.shape)
+    tensor.copy_(saved[name])

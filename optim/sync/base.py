@@ -9,6 +9,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from utils.checkpoint.slices import Rows
 from utils.ranks.distributed import Dist
 from utils.ranks.notices import NONE, Notices
 
@@ -94,21 +95,9 @@ class Sync(Protocol):
         """
         ...
 
-    def full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What a checkpoint holds of parameters, averages and optimizer states: whole, however they
-        are split over ranks.
-
-        Every rank calls it, and rank 0, which writes it, gets it all.
-        """
-        ...
-
-    def like(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The names, shapes and types of what `full` would give, without asking anybody."""
-        ...
-
-    def split(self, tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-        """This rank's part of full tensors that every rank has read. Raises RunError if ranks have
-        read different values of this `part` of the checkpoint.
+    def rows(self, name: str, ndim: int) -> Rows | None:
+        """Which rows this rank holds of what a checkpoint has whole: of a parameter, an average or
+        an optimizer's memory, by its name there. None: all of it, as every rank does.
         """
         ...
 

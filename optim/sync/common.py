@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from optim.replicas import check_same
 from optim.stopwatch import Stopwatch
 from optim.sync.base import Verdict
 from optim.sync.buckets import finite, inverse_weight, magnitude, scale
+from utils.checkpoint.slices import Rows
 from utils.ranks.distributed import Dist
 from utils.ranks.notices import NONE, NOTICES, Notices
 from utils.transfer import to_device, to_host
@@ -117,18 +117,9 @@ class Common:
             grad.mul_(factor)
         return norm
 
-    def full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """As they are: every rank holds all of them."""
-        return dict(tensors)
-
-    def like(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """As they are."""
-        return dict(tensors)
-
-    def split(self, tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-        """All of them."""
-        check_same({f"{part}/{name}": tensor for name, tensor in tensors.items()}, self.dist)
-        return dict(tensors)
+    def rows(self, name: str, ndim: int) -> Rows | None:
+        """None: every rank holds all of it."""
+        return None
 
     def _collect(self) -> None:
         """Gradients where optimizers look for them; one that nobody made is a zero."""

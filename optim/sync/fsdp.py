@@ -8,7 +8,7 @@ may be empty.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,12 +17,11 @@ import torch.distributed as c10d
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, Shard
 
-from optim.replicas import check_same
 from optim.sync.buckets import magnitude
 from optim.sync.common import Common
 from optim.sync.ddp import with_loss
+from utils.checkpoint.slices import Rows
 from utils.errors import ConfigError
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
@@ -102,65 +101,16 @@ class FSDP(Common):
         with self.dist.waiting():  # every pass is full of messages
             yield
 
-    def full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors on rank 0, fetched one by one; nothing on the others, which take part."""
-        whole = {}
-        for name, tensor in tensors.items():
-            share = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            parts = (
-                self.dist.gather(share.detach())
-                if self._owner(name, tensor) is not None
-                else [share]
-            )
-            if parts is not None and self.dist.is_main:
-                whole[name] = torch.cat(parts) if len(parts) > 1 else parts[0]
-        return whole
-
-    def like(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """In the shapes that they have whole."""
-        owners = {name: self._owner(name, tensor) for name, tensor in tensors.items()}
-        return {
-            name: (
-                tensor
-                if (owner := owners[name]) is None
-                else torch.empty(owner.shape, dtype=tensor.dtype, device="meta")
-            )
-            for name, tensor in tensors.items()
-        }
-
-    def split(self, tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-        """This rank's shares, after a look whether all ranks have read the same."""
-        check_same({f"{part}/{name}": tensor for name, tensor in tensors.items()}, self.dist)
-        return {name: self._share(name, tensor) for name, tensor in tensors.items()}
-
-    def _share(self, name: str, tensor: Tensor) -> Tensor:
-        owner = self._owner(name, tensor)
-        if owner is None:
-            return tensor
-        share = torch.zeros(owner.to_local().shape, dtype=tensor.dtype)
-        start = self.dist.rank * -(-len(tensor) // self.dist.world_size)
-        share.copy_(tensor[start : start + len(share)])
-        share = share.to(self.dist.device)
-        if name not in self._split:
-            return share
-        return DTensor.from_local(
-            share,
-            self._mesh,
-            [Shard(0)],
-            run_check=False,
-            shape=tensor.shape,
-            stride=tensor.stride(),
-        )
-
-    def _owner(self, name: str, tensor: Tensor) -> Any:
-        """The parameter whose shares these are: weights have its name, averages and memories
-        contain it; counters are no shares.
+    def rows(self, name: str, ndim: int) -> Rows | None:
+        """A share is what `Tensor.chunk` gives. Weights have a parameter's name, averages and
+        memories contain it; counters are no shares.
         """
-        return (
-            next((self._split[part] for part in name.split("/") if part in self._split), None)
-            if tensor.ndim
-            else None
-        )
+        parts = [part for part in name.split("/") if part in self._split] if ndim else []
+        if not parts:
+            return None
+        owner = self._split[parts[0]]
+        first = min(self.dist.rank * -(-len(owner) // self.dist.world_size), len(owner))
+        return Rows(first, first + len(owner.to_local()), len(owner))
 
     def _collect(self) -> None:
         for name, share in self.parameters.items():

@@ -1,17 +1,87 @@
-"""Checks that a checkpoint holds all that a run needs; the manifest covers only its bytes."""
+"""What a checkpoint holds, whatever files its tensors lie in; and whether that is complete, which
+the manifest cannot tell.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from utils.checkpoint import meta, tensorfiles
-from utils.checkpoint.tensorfiles import Unreadable
+from utils.checkpoint.tensorfiles import Entry, Unreadable
 from utils.errors import brief
+from utils.files import open_plain
 
-PIECE = re.compile(r"shards\.(0|[1-9][0-9]*)-(0|[1-9][0-9]*)\.safetensors")
+if TYPE_CHECKING:  # the digest does without, and answers a second earlier
+    from torch import Tensor
+
+SHARDS = re.compile(r"shards\.(0|[1-9][0-9]*)-(0|[1-9][0-9]*)\.safetensors")
+# of a group that several ranks have written, or one rank in several files
+PART = re.compile(r"([^.]+)(\.(0|[1-9][0-9]*)(-(0|[1-9][0-9]*))?)?\.safetensors")
 Table = dict[str, tuple[str, tuple[int, ...]]]  # of a shard: dtype and shape of its tensors
+
+
+@dataclass
+class Stored:
+    """A tensor of a checkpoint, whose rows may lie in several files."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: list[tuple[Path, Entry]] = field(default_factory=list)  # in the order of their rows
+
+    @property
+    def size(self) -> int:
+        return sum(entry.size for _, entry in self.pieces)
+
+    def lying_in(self, first: int, stop: int) -> list[tuple[Path, Entry]]:
+        """The pieces that hold some of these rows."""
+        return [
+            (file, entry)
+            for file, entry in self.pieces
+            if max(first, entry.first) < min(stop, entry.first + _rows(entry.shape))
+        ]
+
+    def read_into(self, out: Tensor, first: int = 0) -> None:
+        """Fills a contiguous tensor of this type on the CPU with rows, from `first` on."""
+        rows = _rows(tuple(out.shape))
+        if not out.numel():
+            return
+        size = out.nbytes // rows
+        content = tensorfiles.content_of(out)
+        for file, entry in self.lying_in(first, first + rows):
+            begin = max(first, entry.first)
+            end = min(first + rows, entry.first + _rows(entry.shape))
+            into = content[(begin - first) * size : (end - first) * size]
+            with open_plain(file) as stream:
+                stream.seek(entry.start + (begin - entry.first) * size)
+                while into and (count := stream.readinto(into)):
+                    into = into[count:]
+            if into:
+                raise OSError(f"{file.name} is cut short")
+
+    def read(self, first: int = 0, stop: int | None = None) -> Tensor:
+        """These rows, by default all, in memory of their own.
+
+        A view into the file may be unaligned, and BLAS rounds by alignment.
+        """
+        import torch
+
+        shape = self.shape
+        if shape and stop is not None:
+            shape = (stop - first, *shape[1:])
+        out = torch.empty(shape, dtype=tensorfiles.dtype_of(self.dtype))
+        self.read_into(out, first)
+        return out
+
+    @property
+    def meta(self) -> Tensor:
+        """Type and shape without content."""
+        import torch
+
+        return torch.empty(self.shape, dtype=tensorfiles.dtype_of(self.dtype), device="meta")
 
 
 def problem(folder: Path) -> str:
@@ -19,34 +89,78 @@ def problem(folder: Path) -> str:
     file = folder / "meta.json"
     try:
         stated = meta.read(folder)
-        groups, shards = (
-            {f"{group}.safetensors" for group in stated["groups"]},
-            meta.check_run(stated, folder),
-        )
-        pieces = pieces_in(folder)
+        shards = meta.check_run(stated, folder)
         for file in sorted(folder.glob("[!.]*.safetensors")):
-            if file.name not in groups and file not in pieces:
+            if not SHARDS.fullmatch(file.name) and group_of(file.name) not in stated["groups"]:
                 raise Unreadable("not among the groups of meta.json")
-        for file in sorted(folder / name for name in groups):
-            tensorfiles.entries(file)
+        for group in sorted(stated["groups"]):
+            file = folder / f"{group}.safetensors"
+            stored_in(folder, group)
         tables: dict[int, Table] = {}
-        for file, owned in pieces.items():
+        for file, owned in pieces_in(folder).items():
             if not 0 <= owned.start < owned.stop <= shards:
                 raise Unreadable(f"named by shards that the run, which has {shards}, has not")
             _add_piece(tables, file, owned)
         file = folder / "shards"
         _compare(tables, shards)
+    except Unreadable as error:
+        return f"{error.file or file.name}: {error}"
     except (OSError, ValueError) as error:
         return f"{file.name}: {brief(error)}"
     return ""
 
 
+def shards_of(name: str) -> range:
+    """The shards whose state a file holds, by its name."""
+    match = SHARDS.fullmatch(name)
+    return range(int(match[1]), int(match[2]) + 1) if match else range(0)
+
+
+def group_of(name: str) -> str:
+    """The group whose tensors a file holds, by its name; empty if it is of none."""
+    match = PART.fullmatch(name)
+    return match[1] if match and match[1] != "shards" else ""
+
+
+def stored_in(folder: Path, group: str) -> dict[str, Stored]:
+    """The tensors of a group; raises Unreadable unless each is there once and whole."""
+    files = [
+        file for file in sorted(folder.glob("[!.]*.safetensors")) if group_of(file.name) == group
+    ]
+    return stored(files or [folder / f"{group}.safetensors"])
+
+
+def stored(files: Iterable[Path]) -> dict[str, Stored]:
+    """The same, of these files."""
+    found: dict[str, Stored] = {}
+    for file in files:
+        for name, entry in tensorfiles.entries(file).items():
+            shape = (entry.of, *entry.shape[1:]) if entry.shape else ()
+            tensor = found.setdefault(name, Stored(entry.dtype, shape))
+            if (tensor.dtype, tensor.shape) != (entry.dtype, shape):
+                raise Unreadable(f"holds another {name[:60]} than the other files", file.name)
+            tensor.pieces.append((file, entry))
+    for name, tensor in found.items():
+        tensor.pieces.sort(key=lambda piece: (piece[1].first, piece[1].size))
+        reached = 0
+        for file, entry in tensor.pieces:
+            if entry.first != reached:
+                why = f"holds {name[:60]} from row {entry.first} on, and the others up to {reached}"
+                raise Unreadable(why, file.name)
+            reached += _rows(entry.shape)
+        if reached != _rows(tensor.shape):
+            raise Unreadable(f"holds no rows of {name[:60]} from {reached} on", file.name)
+    return found
+
+
 def pieces_in(folder: Path) -> dict[Path, range]:
     """The files with the state of shards, and the shards in their names."""
-    matches = {file: PIECE.fullmatch(file.name) for file in sorted(folder.iterdir())}
-    return {
-        file: range(int(match[1]), int(match[2]) + 1) for file, match in matches.items() if match
-    }
+    files = [file for file in sorted(folder.iterdir()) if SHARDS.fullmatch(file.name)]
+    return {file: shards_of(file.name) for file in files}
+
+
+def _rows(shape: tuple[int, ...]) -> int:
+    return shape[0] if shape else 1
 
 
 def _add_piece(tables: dict[int, Table], file: Path, owned: range) -> None:

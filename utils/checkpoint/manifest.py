@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,11 @@ def entry_of(file: Path) -> Entry:
     return {"bytes": size, "sha256": total.hexdigest()}
 
 
-def damage(folder: Path, names: Collection[str] | None = None) -> str:
-    """Empty if these files, or all, are as they were written; else one line with the file and the
-    damage.
+def damage(
+    folder: Path, wanted: Callable[[str], bool] = lambda name: True, hashed: bool = True
+) -> str:
+    """Empty if the files, or those `wanted`, are as they were written; else one line with the file
+    and the damage. Unless they are `hashed`, files of tensors need only be of the right size.
     """
     try:
         files = _read(folder)
@@ -45,14 +47,22 @@ def damage(folder: Path, names: Collection[str] | None = None) -> str:
         )
     # Notes of a user or of a desktop are passed over, because nothing here reads them.
     present = {entry.name for entry in folder.glob("[!.]*.safetensors")}
-    for name in sorted(files.keys() | present if names is None else names):
+    for name in sorted(filter(wanted, files.keys() | present)):
         try:
-            problem = _file_damage(folder / name, files.get(name))
+            whole = hashed or not name.endswith(".safetensors")
+            problem = _file_damage(folder / name, files.get(name), whole)
         except OSError as error:
             problem = f"cannot be read ({brief(error)})"
         if problem:
             return f"{name}: {problem}"
     return ""
+
+
+def stated(folder: Path) -> dict[str, str]:
+    """The sha256 of every file that the manifest names; empty where there is none."""
+    if not (folder / MANIFEST).exists():
+        return {}
+    return {name: str(entry["sha256"]) for name, entry in _read(folder).items()}
 
 
 def hash_into(total: Any, file: Path, start: int, size: int) -> None:
@@ -65,13 +75,15 @@ def hash_into(total: Any, file: Path, start: int, size: int) -> None:
             size -= count
 
 
-def _file_damage(file: Path, expected: Mapping[str, int | str] | None) -> str:
+def _file_damage(file: Path, expected: Mapping[str, int | str] | None, hashed: bool) -> str:
     if expected is None:
         return f"unknown to {MANIFEST}"
     if not file.is_file():
         return "not a plain file" if os.path.lexists(file) else "missing"
     if (size := file.stat().st_size) != expected.get("bytes"):
         return f"{size} of {expected.get('bytes')} bytes"
+    if not hashed:
+        return ""
     return "" if entry_of(file) == expected else "sha256 differs"
 
 

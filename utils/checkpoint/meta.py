@@ -68,8 +68,9 @@ CHECKS: dict[str, Check] = {
     "wandb_id": (lambda value: value is None or _text(value), "a text or null"),
     "lr": (lambda value: _number(value) and math.isfinite(value), "a number"),
     "frozen": (_frozen, "path and sha256 by name"),
+    "ranks": A_COUNT,
 }
-LATER = ("lr", "frozen")  # older checkpoints do without
+LATER = ("lr", "frozen", "ranks")  # older checkpoints do without
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -9,11 +9,14 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from utils.checkpoint import contents, manifest, tensorfiles
 from utils.checkpoint import meta as metas
+from utils.checkpoint.contents import Stored
 from utils.checkpoint.manifest import MANIFEST
 from utils.checkpoint.stepfolders import identity, pointed, resolved, steps_in
 from utils.checkpoint.tensorfiles import Unreadable
@@ -26,22 +29,61 @@ if TYPE_CHECKING:  # the digest does without, and answers a second earlier
 
     Group = dict[str, Tensor]
 
+Tensors = dict[str, Stored]
 T = TypeVar("T")
 ANOTHER = "use another step_* folder"
 TRIES = 5  # beside a run that goes on, and deletes what it keeps no longer
 
 
+@dataclass
+class Opened:
+    """A checkpoint whose tensors are read when they are asked for."""
+
+    folder: Path  # where its files lie
+    groups: dict[str, Tensors]
+    shards: dict[int, Tensors] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+    sha256: dict[str, str] = field(default_factory=dict)  # of files, as the manifest states it
+
+
 def load(
-    path: str | Path, only: Collection[str] | None = None, verified: bool = False
+    path: str | Path, only: Collection[str] | None = None
 ) -> tuple[dict[str, Group], dict[str, Any]]:
     """The groups (all, or these) and the meta of a step folder, or of the one that a path leads to;
-    a bare safetensors file is the first of the groups. `verified`: somebody has compared the bytes
-    with the manifest before.
+    a bare safetensors file is the first of the groups.
     """
-    path = Path(path)
-    if is_weights(path):
-        return {next(iter(only or [""])): _tensors_in(path, path)}, {}
-    return reading(path, lambda folder: _groups_in(folder, path, only, verified))
+
+    def read(found: Opened) -> tuple[dict[str, Group], dict[str, Any]]:
+        return {name: read_all(group) for name, group in found.groups.items()}, found.meta
+
+    return _open(Path(path), only, [], read)
+
+
+def load_shards(path: str | Path, shards: Iterable[int]) -> dict[int, Group]:
+    """The state of these shards, from whatever files the ranks that saved it wrote."""
+
+    def read(found: Opened) -> dict[int, Group]:
+        return {shard: read_all(tensors) for shard, tensors in found.shards.items()}
+
+    return _open(Path(path), [], list(shards), read)
+
+
+def opened(
+    path: str | Path, only: Collection[str] | None = None, shards: Iterable[int] = ()
+) -> Opened:
+    """The same, without reading: only `meta.json` and sizes are compared with the manifest."""
+    return _open(Path(path), only, list(shards), lambda found: found, hashed=False)
+
+
+def read_all(tensors: Tensors) -> Group:
+    """Reads whole tensors."""
+    return {name: stored.read() for name, stored in tensors.items()}
+
+
+def files_of(folder: Path, groups: Collection[str]) -> list[Path]:
+    """The files in which these groups of a step folder lie."""
+    files = sorted(folder.glob("[!.]*.safetensors"))
+    return [file for group in groups for file in files if contents.group_of(file.name) == group]
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -63,14 +105,6 @@ def config_in(path: str) -> dict[Any, Any]:
         return config
     except ValueError as error:
         raise ConfigError(f"checkpoint={path}: {error}; {ANOTHER}") from None
-
-
-def load_shards(
-    path: str | Path, shards: Iterable[int], verified: bool = False
-) -> dict[int, Group]:
-    """The state of these shards, from whatever pieces the ranks that saved it wrote."""
-    path, wanted = Path(path), list(shards)
-    return reading(path, lambda folder: _shards_in(folder, path, wanted, verified))
 
 
 def digest(path: str | Path) -> str:
@@ -139,16 +173,16 @@ def step_folder(path: Path) -> Path:
     )
 
 
-def verify(folder: Path) -> str:
+def verify(folder: Path, hashed: bool = True) -> str:
     """Empty when every byte of the checkpoint is as it was written and a run can go on from it,
-    else one line: the file, and why not.
+    else one line: the file, and why not. Unless it is `hashed`, the content of tensors may differ.
     """
     folder = resolved(folder)
-    return manifest.damage(folder) or contents.problem(folder)
+    return manifest.damage(folder, hashed=hashed) or contents.problem(folder)
 
 
 def newest_whole(
-    directory: Path, say: Callable[[str], None], before: int | None = None
+    directory: Path, say: Callable[[str], None], before: int | None = None, hashed: bool = True
 ) -> Path | None:
     """The step folder of the highest step (`before` another one) that verifies; every one passed
     over on the way is named, once.
@@ -163,7 +197,7 @@ def newest_whole(
         for i, step in enumerate(steps):
             folder = directory / f"step_{step}"
             found = identity(resolved(folder))
-            if not (problem := verify(folder)):
+            if not (problem := verify(folder, hashed)):
                 return folder
             if identity(resolved(folder)) != found:
                 break  # a run that goes on has deleted it meanwhile, or written it anew
@@ -197,7 +231,7 @@ def _deleted_while_read(path: Path) -> ConfigError:
 
 
 def _meta_in(folder: Path, path: Path) -> dict[str, Any]:
-    _refuse_damaged(folder, path, {"meta.json"})
+    _refuse_damaged(folder, path, "meta.json".__eq__)
     try:
         meta = metas.read(folder)
         if (folder / MANIFEST).exists():  # a run has written it, and all that it writes
@@ -209,75 +243,101 @@ def _meta_in(folder: Path, path: Path) -> dict[str, Any]:
         ) from None
 
 
-def _groups_in(
-    folder: Path, path: Path, only: Collection[str] | None, verified: bool
-) -> tuple[dict[str, Group], dict[str, Any]]:
-    meta = _meta_in(folder, path)
-    groups = [group for group in meta["groups"] if only is None or group in only]
-    if not verified:
-        _refuse_damaged(folder, path, {f"{group}.safetensors" for group in groups})
-    return {group: _tensors_in(folder / f"{group}.safetensors", path) for group in groups}, meta
+def _open(
+    path: Path,
+    only: Collection[str] | None,
+    shards: list[int],
+    read: Callable[[Opened], T],
+    hashed: bool = True,
+) -> T:
+    def read_folder(folder: Path) -> T:
+        with _refusing(path, f"; {ANOTHER}"):
+            meta = _meta_in(folder, path)
+            groups = [group for group in meta["groups"] if only is None or group in only]
+            _refuse_damaged(folder, path, partial(_is_of, groups, shards), hashed)
+            tensors = {
+                group: _plain(contents.stored_in(folder, group), path, folder) for group in groups
+            }
+            states = _shards_in(folder, path, shards)
+            return read(Opened(folder, tensors, states, meta, manifest.stated(folder)))
+
+    if not is_weights(path):
+        return reading(path, read_folder)
+    with _refusing(path):
+        group = {next(iter(only or [""])): _plain(contents.stored([path]), path, path)}
+        return read(Opened(path.parent, group))
 
 
-def _shards_in(folder: Path, path: Path, wanted: list[int], verified: bool) -> dict[int, Group]:
-    pieces = {
-        file: owned
-        for file, owned in contents.pieces_in(folder).items()
-        if any(shard in owned for shard in wanted)
-    }
-    states: dict[int, Group] = {shard: {} for shard in wanted}
+@contextmanager
+def _refusing(path: Path, fix: str = "") -> Iterator[None]:
+    """Names the path that the user gave, and the file that is refused."""
+    try:
+        yield
+    except Unreadable as error:
+        where = error.file or path.name
+        raise ConfigError(f"checkpoint={path}: {where} {error}{fix}") from None
+
+
+def _is_of(groups: Collection[str], shards: Collection[int], name: str) -> bool:
+    """Whether a file holds something of these groups or shards."""
+    if owned := contents.shards_of(name):
+        return any(shard in owned for shard in shards)
+    return contents.group_of(name) in groups
+
+
+def _shards_in(folder: Path, path: Path, wanted: list[int]) -> dict[int, Tensors]:
+    pieces = contents.pieces_in(folder) if wanted else {}
+    states: dict[int, Tensors] = {shard: {} for shard in wanted}
     for shard in wanted:
         if not any(shard in owned for owned in pieces.values()):
             raise ConfigError(
                 f"checkpoint={path}: {folder.name} holds no state of shard {shard}; keep the number"
                 " of shards"
             )
-    if not verified:
-        _refuse_damaged(folder, path, {file.name for file in pieces})
     for file, owned in pieces.items():
-        for key, tensor in _tensors_in(
-            file, path, tuple(f"{shard}/" for shard in wanted if shard in owned)
-        ).items():
-            number, _, name = key.partition("/")
-            states[int(number)][name] = tensor
+        if any(shard in owned for shard in wanted):
+            for key, entry in tensorfiles.entries(file).items():
+                number, _, name = key.partition("/")
+                if number.isdecimal() and int(number) in states:
+                    stored = Stored(entry.dtype, entry.shape, [(file, entry)])
+                    states[int(number)][name] = stored
     return states
 
 
 def _digest_of(folder: Path, path: Path) -> str:
     if problem := verify(folder):
         raise ConfigError(f"checkpoint={path}: {folder.name} is damaged ({problem}); {ANOTHER}")
-    entries = []
-    for file in folder.glob("[!.]*.safetensors"):
-        group = "shards" if contents.PIECE.fullmatch(file.name) else file.stem
-        entries += [
-            (f"{group}/{name}", file, entry) for name, entry in tensorfiles.entries(file).items()
-        ]
+    groups = {group: contents.stored_in(folder, group) for group in metas.read(folder)["groups"]}
+    groups["shards"] = contents.stored(contents.pieces_in(folder))
+    tensors = {
+        f"{group}/{name}": stored
+        for group, members in groups.items()
+        for name, stored in members.items()
+    }
     total = hashlib.sha256()
-    for name, file, entry in sorted(entries, key=lambda known: known[0]):
-        total.update(json.dumps([name, entry.dtype, entry.shape, entry.size]).encode())
-        manifest.hash_into(total, file, entry.start, entry.size)
+    for name, stored in sorted(tensors.items()):
+        total.update(json.dumps([name, stored.dtype, stored.shape, stored.size]).encode())
+        for file, entry in stored.pieces:
+            manifest.hash_into(total, file, entry.start, entry.size)
     return total.hexdigest()
 
 
-def _tensors_in(file: Path, path: Path, prefixes: tuple[str, ...] = ("",)) -> Group:
-    try:
-        stored = tensorfiles.read(file, prefixes)
-    except Unreadable as error:
-        fix = "" if file == path else f"; {ANOTHER}"
-        raise ConfigError(f"checkpoint={path}: {file.name} {error}{fix}") from None
-    # torch.compile's prefix in published files
-    tensors = {key.removeprefix("_orig_mod."): tensor for key, tensor in stored.items()}
-    if len(tensors) < len(stored):
+def _plain(tensors: Tensors, path: Path, place: Path) -> Tensors:
+    """Without the prefix that torch.compile puts before names in published files."""
+    plain = {name.removeprefix("_orig_mod."): stored for name, stored in tensors.items()}
+    if len(plain) < len(tensors):
         raise ConfigError(
-            f"checkpoint={path}: {file.name} has the same names with and without _orig_mod.; keep"
+            f"checkpoint={path}: {place.name} has the same names with and without _orig_mod.; keep"
             " one of each"
         )
-    return tensors
+    return plain
 
 
-def _refuse_damaged(folder: Path, path: Path, names: Collection[str]) -> None:
+def _refuse_damaged(
+    folder: Path, path: Path, wanted: Callable[[str], bool], hashed: bool = True
+) -> None:
     if not (folder / MANIFEST).exists():
         # an older checkpoint, or one made by hand: readable, but nothing says what it should be
         return
-    if problem := manifest.damage(folder, names):
+    if problem := manifest.damage(folder, wanted, hashed):
         raise ConfigError(f"checkpoint={path}: {folder.name} is damaged ({problem}); {ANOTHER}")

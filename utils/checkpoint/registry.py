@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -12,14 +12,19 @@ import torch
 from torch import Tensor
 
 from utils import revision
+from utils.checkpoint.contents import Stored
+from utils.checkpoint.slices import Rows, Slice
 from utils.errors import ConfigError
 
 Tensors = Mapping[str, Tensor]
 ByShard = Mapping[int, Tensors]
+Held = dict[str, Tensor | Slice]  # whole, as every rank has it, or this rank's rows
 Like = Callable[[Tensors, int], Tensors]
 # parts that are loaded from files of their own: `path` and `sha256` of each
 FrozenFiles = Mapping[str, Mapping[str, str]]
+Saved = Mapping[str, Stored]  # of one part, or of one shard
 S = TypeVar("S")
+BLOCK = 1 << 26  # bytes on their way to a device
 
 
 @dataclass
@@ -108,22 +113,64 @@ class _Part(Generic[S]):
         check_alike(self.like(tensors, step), tensors, what, self.any_precision)
 
 
-class Whole(Protocol):
-    """Between what ranks hold, which may be their shares of tensors, and what a checkpoint holds:
-    see `optim/sync/base.py`.
-    """
+class Shares(Protocol):
+    """Knows which rows of a tensor this rank holds: see `optim/sync/base.py`."""
 
-    def full(self, tensors: Tensors) -> Tensors: ...
-    def like(self, tensors: Tensors) -> Tensors: ...
-    def split(self, tensors: Tensors, part: str) -> Tensors: ...
+    def rows(self, name: str, ndim: int) -> Rows | None: ...
+
+
+class Own(Tensors):
+    """This rank's rows of what a checkpoint holds of one part, read when they are asked for."""
+
+    def __init__(self, saved: Mapping[str, Stored], shares: Shares) -> None:
+        self._saved, self._shares = saved, shares
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._saved)
+
+    def __len__(self) -> int:
+        return len(self._saved)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._saved[name].read(*self._range(name))
+
+    def read_into(self, name: str, tensor: Tensor) -> None:
+        """Reads into a live tensor, by blocks where that is elsewhere or of another type."""
+        saved, (first, stop) = self._saved[name], self._range(name)
+        live = _local(tensor)
+        if live.ndim:
+            live[stop - first :].zero_()  # of a block that has more room than rows
+            live = live[: stop - first]
+        if live.is_cpu and live.is_contiguous() and live.dtype == saved.meta.dtype:
+            saved.read_into(live, first)
+        elif not live.ndim:
+            live.copy_(saved.read())
+        else:
+            at_once = max(1, BLOCK * len(live) // max(1, live.nbytes))
+            for start in range(0, len(live), at_once):
+                block = live[start : start + at_once]
+                block.copy_(saved.read(first + start, first + start + len(block)))
+
+    def files(self) -> set[str]:
+        """The files in which these rows lie."""
+        return {
+            file.name
+            for name, saved in self._saved.items()
+            for file, _ in saved.lying_in(*self._range(name))
+        }
+
+    def _range(self, name: str) -> tuple[int, int]:
+        shape = self._saved[name].shape
+        rows = self._shares.rows(name, len(shape))
+        return rows[:2] if rows else (0, shape[0] if shape else 1)
 
 
 class Registry:
     """The parts of a run that checkpoints hold, where it stands, and what writes it."""
 
-    def __init__(self, origin: Callable[[], Origin], whole: Whole) -> None:
+    def __init__(self, origin: Callable[[], Origin], shares: Shares) -> None:
         self.standing, self.origin = Standing(), origin
-        self._whole = whole
+        self._shares = shares
         self._shared: dict[str, _Part[Tensors]] = {}
         self._by_shard: dict[str, _Part[ByShard]] = {}
 
@@ -142,13 +189,9 @@ class Registry:
         must be like in names, shapes and types: what `state` gives now, if nothing is said.
         `otherwise`: what the user can do where a checkpoint has no such part.
         """
-        own, whole = like or (lambda saved, step: state()), self._whole
+        own = like or (lambda saved, step: state())
         self._shared[name] = _Part(
-            lambda: whole.full(state()),
-            lambda saved: load(whole.split(saved, name)),
-            lambda saved, step: whole.like(own(saved, step)),
-            any_precision,
-            otherwise,
+            state, load, lambda saved, step: self._whole(own(saved, step)), any_precision, otherwise
         )
 
     def add_by_shard(
@@ -169,7 +212,7 @@ class Registry:
         """The parts that all ranks share, in the order in which they were entered."""
         return list(self._shared)
 
-    def snapshot(self) -> tuple[dict[str, Tensors], dict[int, dict[str, Tensor]], dict[str, Any]]:
+    def snapshot(self) -> tuple[dict[str, Held], dict[int, dict[str, Tensor]], dict[str, Any]]:
         """All that makes a run go on as if nothing had happened: what ranks share, what this rank's
         shards have, and what is JSON.
         """
@@ -179,18 +222,19 @@ class Registry:
                 shards.setdefault(shard, {}).update(
                     {f"{name}/{key}": tensor for key, tensor in tensors.items()}
                 )
-        groups = {name: part.state() for name, part in self._shared.items()}
+        groups = {name: self._held(part.state()) for name, part in self._shared.items()}
         return groups, shards, asdict(self.standing) | asdict(self.origin())
 
-    def check(self, groups: Mapping[str, Tensors], shards: ByShard, step: int) -> None:
-        """A ConfigError unless every part can take its share of a checkpoint; nothing is taken
+    def check(self, groups: Mapping[str, Saved], shards: Mapping[int, Saved], step: int) -> None:
+        """A ConfigError unless every part can take its share of a checkpoint; nothing is read
         yet.
         """
         for name, part in self._shared.items():
             if name not in groups:
                 raise ConfigError(f"it holds no {name}; {part.otherwise}")
-            part.check(groups[name], step, name)
-        for shard, tensors in shards.items():
+            part.check(_shapes(groups[name]), step, name)
+        for shard, saved in shards.items():
+            tensors = _shapes(saved)
             for name, owned in self._by_shard.items():
                 owned.check(_within(name, tensors), step, f"shard {shard}, {name}")
             for key in tensors:
@@ -200,12 +244,54 @@ class Registry:
                         " wrote it"
                     )
 
-    def load(self, groups: Mapping[str, Tensors], shards: ByShard) -> None:
+    def files(self, groups: Mapping[str, Saved], shards: Mapping[int, Saved]) -> set[str]:
+        """The files of a checkpoint that `load` reads on this rank."""
+        every = [Own(groups[name], self._shares).files() for name in self._shared]
+        for saved in shards.values():
+            every += [{file.name for file, _ in stored.pieces} for stored in saved.values()]
+        return set().union(*every)
+
+    def load(self, groups: Mapping[str, Saved], shards: Mapping[int, Saved]) -> None:
         """Go on from what has been checked."""
         for name, part in self._shared.items():
-            part.load(groups[name])
+            part.load(Own(groups[name], self._shares))
+        read = {
+            shard: {name: stored.read() for name, stored in saved.items()}
+            for shard, saved in shards.items()
+        }
         for name, owned in self._by_shard.items():
-            owned.load({shard: _within(name, tensors) for shard, tensors in shards.items()})
+            owned.load({shard: _within(name, tensors) for shard, tensors in read.items()})
+
+    def _whole(self, tensors: Tensors) -> Tensors:
+        """In the shapes that a checkpoint has."""
+        rows = {name: self._shares.rows(name, tensor.ndim) for name, tensor in tensors.items()}
+        return {
+            name: torch.empty(rows_.of, *tensor.shape[1:], dtype=tensor.dtype, device="meta")
+            if (rows_ := rows[name])
+            else tensor
+            for name, tensor in tensors.items()
+        }
+
+    def _held(self, tensors: Tensors) -> Held:
+        """What this rank has to offer to a checkpoint."""
+        held: Held = {}
+        for name, tensor in tensors.items():
+            rows = self._shares.rows(name, tensor.ndim)
+            if rows is None or rows.of == 0:
+                held[name] = _local(tensor)
+            elif rows.stop > rows.first:
+                block = _local(tensor)[: rows.stop - rows.first]
+                held[name] = Slice(block, rows.first, rows.of)
+        return held
+
+
+def _local(tensor: Any) -> Tensor:
+    """A tensor's content on this rank, without what PyTorch knows of other ranks."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+
+
+def _shapes(saved: Saved) -> Tensors:
+    return {name: stored.meta for name, stored in saved.items()}
 
 
 def check_alike(own: Tensors, saved: Tensors, what: str, any_precision: bool = False) -> None:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from utils.checkpoint import reader
+from utils.checkpoint import manifest, reader
 from utils.checkpoint.meta import config_of
-from utils.checkpoint.registry import ByShard, Origin, Registry, Tensors
+from utils.checkpoint.registry import Origin, Registry
 from utils.checkpoint.stepfolders import resolved, steps_in
 from utils.command.keys import MAY_CHANGE, SAME_RUN, everywhere, run_values
-from utils.errors import ConfigError, said_of, short
+from utils.errors import ConfigError, brief, said_of, short
 from utils.files import read_text
 from utils.measure.hardware import forward_dtype
 from utils.ranks.distributed import Dist
@@ -101,21 +102,26 @@ def take_up(
 ) -> Start:
     """Loads what the run begins with, the same on all ranks.
 
-    A checkpoint that does not fit is named, and the one before it is tried. Only rank 0 has
-    compared the files with the manifest; the caller compares what ranks read.
+    A checkpoint that is damaged or does not fit is named, and the one before it is tried. Each rank
+    reads what it keeps, and nothing of it before all ranks know that all of it is whole.
     """
     dist, tries = run.dist, reader.TRIES
     while start.folder is not None:
         with dist.agreed():
             check_fits(start, config, saved.origin(), total_steps)
-        groups, shards, problem = _read(start, saved, config, dist)
-        if not (problem := next(filter(None, dist.all_gather_text(problem)), "")):
-            saved.load(groups, shards)
+        found, problem = _opened(start, saved, config, dist)
+        if not (problem := _first(problem, dist)):
+            files = saved.files(found.groups, found.shards)
+            problem = damage_seen_by_any(found, files, dist)
+        if not problem:
+            with dist.agreed():
+                saved.load(found.groups, found.shards)
             saved.standing.load(start.meta)
             for line in saved.origin().differences(start.meta):
                 run.say(line)
             break
         tries -= 1
+        problem = problem.removesuffix(f"; {reader.ANOTHER}")
         start = _decided(dist, partial(_instead, start, problem, config, run.say, tries))
     return start
 
@@ -154,27 +160,61 @@ def _decided(dist: Dist, decide: Callable[[], Start]) -> Start:
     return Start(Path(folder) if folder else None, continues, meta)
 
 
-def _read(
+def _opened(
     start: Start, saved: Registry, config: DictConfig, dist: Dist
-) -> tuple[Mapping[str, Tensors], ByShard, str]:
+) -> tuple[reader.Opened, str]:
     """What a checkpoint holds for this rank, or why it does not fit."""
     assert start.folder is not None
-    groups, shards, problem = {}, {}, ""
+    found, problem = reader.Opened(start.folder, {}), ""
     with dist.agreed():
         try:
-            # Rank 0 has verified a run's own when it was found. What one rank alone reads, that
-            # rank compares itself.
-            groups = reader.load(
-                start.folder, saved.names, verified=not (config.eval_only and dist.is_main)
-            )[0]
-            if not config.eval_only:
-                shards = reader.load_shards(
-                    start.folder, dist.owned_shards(config.shards), verified=dist.is_main
-                )
-            saved.check(groups, shards, start.step)
+            shards = [] if config.eval_only else dist.owned_shards(config.shards)
+            found = reader.opened(start.folder, saved.names, shards)
+            saved.check(found.groups, found.shards, start.step)
         except ConfigError as error:
             problem = str(error).replace(f"checkpoint={start.folder}: ", "")
-    return groups, shards, problem
+    return found, problem
+
+
+def _first(problem: str, dist: Dist) -> str:
+    """The first problem that any rank has, the same on all."""
+    return next(filter(None, dist.all_gather_text(problem)), "")
+
+
+def damage_seen_by_any(found: reader.Opened, names: Collection[str], dist: Dist) -> str:
+    """Empty if the files that each rank is about to read are as they were written, also on its own
+    host; else one line, the same on all ranks.
+
+    On each host, a file is hashed by one of the ranks that read it.
+    """
+    stated = {name: found.sha256.get(name, "") for name in sorted(names)}
+    everyone = _exchanged([gethostname(), stated], dist)
+    hashed = {}
+    for number, name in enumerate(stated):
+        readers = [
+            rank
+            for rank, (where, theirs) in enumerate(everyone)
+            if where == everyone[dist.rank][0] and name in theirs
+        ]
+        if readers[number % len(readers)] == dist.rank:
+            try:
+                hashed[name] = str(manifest.entry_of(found.folder / name)["sha256"])
+            except OSError as error:
+                hashed[name] = f"cannot be read ({brief(error)})"
+    expected: dict[str, str] = {}
+    for values in [theirs for _, theirs in everyone] + (others := _exchanged(hashed, dist)):
+        expected = {name: value for name, value in values.items() if value} | expected
+    for rank, values in [*enumerate(theirs for _, theirs in everyone), *enumerate(others)]:
+        for name, value in values.items():
+            if value and value != expected[name]:
+                why = value if "(" in value else "sha256 differs"
+                where = f" on rank {rank}" if dist.world_size > 1 else ""
+                return f"{found.folder.name} is damaged ({name}: {why}{where})"
+    return ""
+
+
+def _exchanged(value: Any, dist: Dist) -> list[Any]:
+    return [json.loads(text) for text in dist.all_gather_text(json.dumps(value))]
 
 
 def _evaluated(path: Path) -> Start:
@@ -191,7 +231,7 @@ def _evaluated(path: Path) -> Start:
 @said_of("checkpoint_path")
 def _own_or_named(config: DictConfig, say: Callable[[str], None]) -> Start:
     directory = Path(config.checkpoint_path)
-    own = reader.newest_whole(directory / "checkpoints", say)
+    own = reader.newest_whole(directory / "checkpoints", say, hashed=False)
     meta = reader.read_meta(own) if own else {}
     elsewhere = config.resume not in NO_PATH and meta.get("resumed_from") != config.resume
     # else it has begun there already, and been interrupted since
@@ -232,7 +272,7 @@ def _at(config: DictConfig, own: Path | None) -> Start | None:
                 f"resume={path}: lies in this run's own directory, and the run goes on from its"
                 f" newest; {ELSEWHERE}"
             )
-        if problem := reader.verify(folder):
+        if problem := reader.verify(folder, hashed=False):
             raise ConfigError(
                 f"resume={path}: {folder.name} is damaged ({problem}); give another step_* folder"
             )
@@ -246,25 +286,24 @@ def _instead(
 ) -> Start:
     """What to begin with in place of a whole checkpoint that does not fit."""
     directory, name = Path(config.checkpoint_path), f"step_{start.step}"
+    unfit = trouble if trouble.startswith(f"{name} is ") else f"{name} does not fit ({trouble})"
     if config.eval_only:
         latest = _evaluated(Path(config.checkpoint)) if tries else start
         if latest.folder == start.folder:
             raise ConfigError(f"checkpoint={start.folder}: {trouble}")
         return latest
     if start.continues:
-        own = reader.newest_whole(directory / "checkpoints", say, before=start.step)
+        own = reader.newest_whole(directory / "checkpoints", say, start.step, hashed=False)
         if own is None:
             raise ConfigError(
                 f"checkpoint_path={directory}: no checkpoint there fits ({name}: {trouble});"
                 f" {AFRESH}"
             )
-        say(f"checkpoint {name} does not fit ({trouble}); going back to {own.name}")
+        say(f"checkpoint {unfit}; going back to {own.name}")
         return _same_run(Start(own, True, reader.read_meta(own)), config, directory)
     there = _at(config, None) if tries else None
     if there is None or there.folder == start.folder:
-        raise ConfigError(
-            f"resume={config.resume}: {name} does not fit ({trouble}); give another step_* folder"
-        )
+        raise ConfigError(f"resume={config.resume}: {unfit}; give another step_* folder")
     return there
 
 

@@ -1,4 +1,6 @@
-"""Writes checkpoints in the background: training waits for a copy in memory, never for the disk."""
+"""Writes checkpoints in the background: training waits for a copy in memory, never for the disk.
+Each rank copies and writes its part alone.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,22 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import torch
 import torch.distributed as c10d
-
-# here, because the loader may fork its workers while our thread would be importing
-from safetensors.torch import save_file
 from torch import Tensor
 
 from utils.checkpoint.manifest import MANIFEST, entry_of, text_of
+from utils.checkpoint.slices import Slice, dealt
 from utils.checkpoint.stepfolders import Retention, pointed, remove, replaced
-from utils.errors import brief
+from utils.checkpoint.tensorfiles import write
+from utils.errors import ConfigError, brief
 from utils.ranks.distributed import Dist
 
 POLL_S = 0.02
+FILE_BYTES = 2 << 30  # of a file, nearly: no row is cut
 DISK_LAG_S = 20.0  # how long a network disk may take to show one host what another wrote
 Files = dict[str, dict[str, int | str]]
 
@@ -39,7 +42,7 @@ class _Save:
     step: int
     serial: int
     aside: Path
-    files: dict[str, dict[str, Tensor]]
+    files: dict[str, dict[str, Slice]]
     meta: str
     best: bool
 
@@ -75,40 +78,65 @@ class Writer:
                 self._retention.tidy()
         # Ranks come here after the tidying, and a rank that an earlier crash left behind does not
         # know this name.
-        self._token = dist.broadcast_text(uuid.uuid4().hex[:8])
+        self._token = uuid.uuid4().hex[:8]
+        self._refuse_unshared()
+
+    def _refuse_unshared(self) -> None:
+        """Every rank must see what rank 0 writes, or no checkpoint would ever be whole. Rank 0's
+        token becomes that of all.
+        """
+        dist = self._dist
+        if dist.is_main and dist.world_size > 1:
+            with contextlib.suppress(OSError):  # of a full disk the first save will tell
+                self._mark.touch()
+        self._token, marked = dist.broadcast_text(f"{self._token} {self._mark.exists()}").split()
+        seen = marked == "False" or _until(self._mark.exists, lambda: DISK_LAG_S)
+        hosts = dist.all_gather_text("" if seen else gethostname())
+        if dist.is_main:
+            self._mark.unlink(missing_ok=True)
+        if blind := [f"rank {rank} on {host}" for rank, host in enumerate(hosts) if host]:
+            raise ConfigError(
+                f"checkpoint_path={self._directory.parent}: {', '.join(blind)} cannot see what rank"
+                " 0 writes there; give a folder on a disk that all hosts share"
+            )
+
+    @property
+    def _mark(self) -> Path:
+        return self._directory / f".latest.writing-{self._token}"
 
     def save(
         self,
         step: int,
-        groups: Mapping[str, Mapping[str, Tensor]],
+        groups: Mapping[str, Mapping[str, Tensor | Slice]],
         shards: Mapping[int, Mapping[str, Tensor]],
         meta: Mapping[str, Any],
         best: bool = False,
     ) -> None:
-        """Copies the tensors and returns; a thread writes them after the previous save.
+        """Copies this rank's part of the tensors and returns; a thread writes it after the previous
+        save.
 
-        Of `groups`, `meta` and `best`, rank 0's count; of `shards`, each rank's own.
+        Tensors in `groups` are those of every rank, and dealt out; slices, and all in `shards`, are
+        this rank's own. Of `meta` and `best`, rank 0's count.
         """
         self._join()
         started = time.perf_counter()
         self._serial += 1
-        wanted = dict(groups) if self._dist.is_main else {}
         assert all(
-            name and name != "shards" and "." not in name and "/" not in name for name in wanted
-        ), list(wanted)
+            name and name != "shards" and "." not in name and "/" not in name for name in groups
+        ), list(groups)
+        wanted = self._files_of(groups)
         if shards:
             first, last = min(shards), max(shards)
             assert sorted(shards) == list(range(first, last + 1)), (
                 "a rank's shards stand side by side"
             )
             wanted[f"shards.{first}-{last}"] = {
-                f"{shard}/{name}": t for shard in shards for name, t in shards[shard].items()
+                f"{shard}/{name}": Slice.whole(t)
+                for shard in shards
+                for name, t in shards[shard].items()
             }
-        text = (
-            json.dumps({**meta, "step": step, "groups": sorted(groups)}, indent=1) + "\n"
-            if self._dist.is_main
-            else ""
-        )
+        stated = {**meta, "step": step, "groups": sorted(groups), "ranks": self._dist.world_size}
+        text = json.dumps(stated, indent=1) + "\n" if self._dist.is_main else ""
         aside = self._directory / f".step_{step}.writing-{self._token}-{self._serial}"
         save = _Save(step, self._serial, aside, self._snapshot(wanted), text, best)
         self._thread = threading.Thread(target=self._run, args=(save,), name=f"save-step-{step}")
@@ -139,17 +167,41 @@ class Writer:
             self._thread.join()
             self._thread, self._stall_s = None, self._stall_s + time.perf_counter() - started
 
-    def _snapshot(self, groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    def _files_of(
+        self, groups: Mapping[str, Mapping[str, Tensor | Slice]]
+    ) -> dict[str, dict[str, Slice]]:
+        """What this rank writes, by the names of its files."""
+        rank, ranks = self._dist.rank, self._dist.world_size
+        shared = {
+            f"{group}/{name}": Slice.whole(tensor)
+            for group, tensors in groups.items()
+            for name, tensor in tensors.items()
+            if not isinstance(tensor, Slice)
+        }
+        mine = dealt(shared, ranks)[rank]
+        files: dict[str, dict[str, Slice]] = {}
+        for group, tensors in groups.items():
+            own = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Slice)}
+            own |= {name: mine[f"{group}/{name}"] for name in tensors if f"{group}/{name}" in mine}
+            size = sum(piece.tensor.nbytes for piece in own.values())
+            parts = dealt(own, max(1, -(-size // FILE_BYTES)))
+            if len(parts) > 1:
+                files |= {f"{group}.{rank}-{number}": p for number, p in enumerate(parts) if p}
+            elif own or (rank == 0 and not tensors):  # a group without tensors is a file, too
+                files[group if ranks == 1 else f"{group}.{rank}"] = own
+        return files
+
+    def _snapshot(self, files: Mapping[str, Mapping[str, Slice]]) -> dict[str, dict[str, Slice]]:
         """Copies into CPU memory that is reused from save to save: fresh pages cost more than
         copying.
         """
         buffers: dict[str, Tensor] = {}
         devices: set[torch.device] = set()
-        copied: dict[str, dict[str, Tensor]] = {}
-        for group, tensors in groups.items():
-            copied[group] = {}
-            for name, tensor in tensors.items():
-                source, key = tensor.detach(), f"{group}/{name}"
+        copied: dict[str, dict[str, Slice]] = {}
+        for file, slices in files.items():
+            copied[file] = {}
+            for name, (tensor, first, of) in slices.items():
+                source, key = tensor.detach(), f"{file}/{name}"
                 buffer = self._buffers.get(key)
                 if (
                     buffer is None
@@ -160,9 +212,8 @@ class Writer:
                     buffer = torch.empty(
                         source.shape, dtype=source.dtype, pin_memory=source.is_cuda
                     )
-                copied[group][name] = buffers[key] = buffer.copy_(
-                    source, non_blocking=source.is_cuda
-                )
+                buffers[key] = buffer.copy_(source, non_blocking=source.is_cuda)
+                copied[file][name] = Slice(buffer, first, of)
                 devices |= {source.device} if source.is_cuda else set()
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
@@ -174,11 +225,7 @@ class Writer:
         files: Files = {}
         problem = ""
         try:
-            files = _write(
-                save.aside,
-                save.files,
-                DISK_LAG_S if save.serial == 1 and not self._dist.is_main else 0.0,
-            )
+            files = _write(save.aside, save.files)
         except Exception as error:
             problem = brief(error)
         try:
@@ -262,24 +309,21 @@ class Writer:
         return f"save/{self._token}/{serial}/{'outcome' if rank is None else rank}"
 
 
-def _write(aside: Path, files: Mapping[str, Mapping[str, Tensor]], patience_s: float) -> Files:
+def _write(aside: Path, files: Mapping[str, Mapping[str, Slice]]) -> Files:
     if files:
-        _make(aside, patience_s)
-    for name, tensors in files.items():
-        save_file(dict(tensors), aside / f"{name}.safetensors", metadata={"format": "pt"})
-        _sync(aside / f"{name}.safetensors")
-    return {f"{name}.safetensors": entry_of(aside / f"{name}.safetensors") for name in files}
+        _make(aside)
+    return {
+        f"{name}.safetensors": write(aside / f"{name}.safetensors", slices)
+        for name, slices in files.items()
+    }
 
 
-def _make(aside: Path, patience_s: float = 0.0) -> None:
+def _make(aside: Path) -> None:
     """Makes the folder alone: a deleted run directory must not come back with a single checkpoint
     in it.
     """
-    if not _until(aside.parent.is_dir, lambda: patience_s):
-        raise OSError(
-            f"{aside.parent} is not there: deleted, moved away, or on a disk that not all hosts"
-            " share"
-        )
+    if not aside.parent.is_dir():
+        raise OSError(f"{aside.parent} is not there: deleted, or moved away")
     aside.mkdir(exist_ok=True)
 
 

@@ -54,7 +54,8 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
         assert reader.read_meta(place)["step"] == 40
     for path in (folder, checkpoints, tmp_path, str(tmp_path)):
         loaded, meta = reader.load(path)
-        assert meta == {**META, "value": 40.0, "step": 40, "groups": ["ema", "model", "optimizer"]}
+        own = {"step": 40, "groups": ["ema", "model", "optimizer"], "ranks": 1}
+        assert meta == {**META, "value": 40.0, **own}
         for name, members in groups(40.0).items():
             assert loaded[name].keys() == members.keys()
             for key, tensor in members.items():
@@ -217,16 +218,19 @@ def test_a_folder_without_a_manifest_is_loaded_but_not_vouched_for(tmp_path: Pat
     assert "holds no meta.json" in refused(tmp_path / "empty")
 
 
-def test_what_is_verified_is_not_hashed_again(tmp_path: Path) -> None:
-    """Only who says so: else every byte is compared with the manifest."""
+def test_what_is_only_opened_is_not_hashed(tmp_path: Path) -> None:
+    """What is read is compared with the manifest, every byte."""
     folder = alone(tmp_path, 3)
     for name in ("model.safetensors", "shards.0-7.safetensors"):
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert "model.safetensors: sha256 differs" in refused(folder)
     assert "shards.0-7.safetensors: sha256 differs" in refused(folder, read_shards)
-    assert reader.load(folder, verified=True)[0].keys() == {"model", "ema", "optimizer"}
-    assert reader.load_shards(folder, [7], verified=True).keys() == {7}
+    found = reader.opened(folder, shards=[7])
+    assert found.groups.keys() == {"model", "ema", "optimizer"}
+    assert found.shards.keys() == {7}
+    (folder / "ema.safetensors").write_bytes(b"")
+    assert "ema.safetensors: 0 of " in refused(folder, reader.opened)
 
 
 def test_a_shard_that_nobody_saved(tmp_path: Path) -> None:

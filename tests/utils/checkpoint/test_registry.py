@@ -101,12 +101,9 @@ class TinyRun:
     def restored(self, folder: Path) -> list[str]:
         """Goes on from a checkpoint; what is said of it."""
         meta = json.loads((folder / "meta.json").read_text())
-        groups, shards = (
-            reader.load(folder, self.saved.names)[0],
-            {} if self.evaluates else reader.load_shards(folder, range(2)),
-        )
-        self.saved.check(groups, shards, meta["step"])
-        self.saved.load(groups, shards)
+        found = reader.opened(folder, self.saved.names, range(0 if self.evaluates else 2))
+        self.saved.check(found.groups, found.shards, meta["step"])
+        self.saved.load(found.groups, found.shards)
         self.saved.standing.load(meta)
         return self.saved.origin().differences(meta)
 
@@ -137,28 +134,16 @@ def test_what_fits_is_taken(optimizer: Callable[..., Any], steps: int, tmp_path:
     assert torch.equal(tiny.net.weight, again.net.weight)
 
 
-def test_what_is_the_same_on_every_rank_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a host that reads other bytes of a file must be found out: every tensor that is not of a
-    shard.
-    """
-    tiny, compared = TinyRun(), []
-    monkeypatch.setattr(
-        "optim.sync.common.check_same", lambda tensors, dist: compared.extend(tensors)
-    )
-    tiny.net.weight.grad = torch.ones(2, 3)
-    tiny.dense.step()
-    groups, shards, _ = tiny.saved.snapshot()
-    assert groups["model"]["weight"].data_ptr() == tiny.net.weight.data_ptr(), "nothing is copied"
-    tiny.saved.load(groups, shards)
-    assert [name.partition("/")[2] for name in compared] == [
-        "weight",
-        "steps",
-        "dense/weight",
-        "0/group0/step",
-        "0/weight/exp_avg",
-        "0/weight/exp_avg_sq",
-    ]
-    assert {name.partition("/")[0] for name in compared} == {*groups}
+def test_nothing_is_copied_to_be_saved_or_loaded(tmp_path: Path) -> None:
+    """What a part offers is live, and what is read goes where it lives."""
+    tiny = TinyRun()
+    groups, _, _ = tiny.saved.snapshot()
+    offered = groups["model"]["weight"]
+    assert isinstance(offered, torch.Tensor)
+    assert offered.data_ptr() == tiny.net.weight.data_ptr()
+    folder, place = TinyRun().trained(tmp_path), tiny.net.weight.data_ptr()
+    tiny.restored(folder)
+    assert tiny.net.weight.data_ptr() == place
 
 
 def test_nothing_to_remember_where_all_steps_were_refused(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ it must not lose.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Mapping
-from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tests.utils.checkpoint.helpers import alone, as_it_is, declare, groups
 from utils.checkpoint import reader, resume
-from utils.checkpoint.registry import ByShard, FrozenFiles, Origin, Registry, Tensors
+from utils.checkpoint.registry import FrozenFiles, Origin, Registry, Saved, Tensors
 from utils.checkpoint.resume import Start
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
@@ -206,14 +207,14 @@ class Unfit(Registry):
         for name in ("model", "ema"):
             self.add(name, dict, lambda tensors: None)
 
-    def check(self, groups: Mapping[str, Tensors], shards: ByShard, step: int) -> None:
+    def check(self, groups: Mapping[str, Saved], shards: Mapping[int, Saved], step: int) -> None:
         assert groups.keys() == {"model", "ema"}
         assert len(shards) in (0, 4, 8)
         self.asked.append(step)
         if step in self.steps:
             raise ConfigError("model: weight is missing from it")
 
-    def load(self, groups: Mapping[str, Tensors], shards: ByShard) -> None:
+    def load(self, groups: Mapping[str, Saved], shards: Mapping[int, Saved]) -> None:
         self.taken = groups
 
 
@@ -236,7 +237,7 @@ def test_what_does_not_fit_is_named_and_the_one_before_taken(run: Path) -> None:
         20,
         [40, 20],
     )
-    assert torch.equal(saved.taken["model"]["weight"], groups(20.0)["model"]["weight"])
+    assert torch.equal(saved.taken["model"]["weight"].read(), groups(20.0)["model"]["weight"])
     assert said == [
         "checkpoint step_30 is damaged (ema.safetensors: missing); going back to the one before",
         "checkpoint step_40 does not fit (model: weight is missing from it); going back to step_20",
@@ -292,20 +293,50 @@ def test_what_differs_is_said_and_other_data_refused(run: Path) -> None:
         taken_up(found(run), Unfit(fingerprint="y"), run, data_path=None)
 
 
-def test_a_rank_compares_what_it_alone_reads(run: Path) -> None:
-    """Its shards, with the manifest: rank 0 has verified them on its own host only."""
-    file = run / "checkpoints" / "step_30" / "shards.0-7.safetensors"
-    start, content = found(run), file.read_bytes()
-    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    second: Any = SimpleNamespace(
-        is_main=False, agreed=nullcontext, owned_shards=lambda shards: range(4, 8)
+@dataclass
+class Ranks:
+    """What one rank sees of others that read the same checkpoint."""
+
+    everyone: list[list[Any]]  # by message and rank
+    world_size: int
+    rank: int = 0
+
+    def all_gather_text(self, text: str) -> list[str]:
+        said = [json.dumps(each) for each in self.everyone.pop(0)]
+        assert said[self.rank] == text
+        return said
+
+
+def test_a_file_is_hashed_once_on_each_host(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one of the ranks there that read it; and what another host reads counts as well."""
+    monkeypatch.setattr(resume, "gethostname", lambda: "a")
+    folder = run / "checkpoints" / "step_30"
+    found = reader.opened(folder)
+    sha = {name: found.sha256[f"{name}.safetensors"] for name in ("ema", "model", "optimizer")}
+    both = {f"{name}.safetensors": sha[name] for name in ("ema", "model")}
+    one = {"model.safetensors": sha["model"]}
+    asked = [["a", both], ["b", one], ["a", both]]
+    ema, model = ({f"{name}.safetensors": sha[name]} for name in ("ema", "model"))
+    other = {"model.safetensors": "0" * 64}
+    unread = {"model.safetensors": "cannot be read (Input/output error)"}
+    for theirs, why in (
+        (model, ""),
+        (other, "model.safetensors: sha256 differs on rank 1"),
+        (unread, "model.safetensors: cannot be read (Input/output error) on rank 1"),
+    ):
+        dist: Any = Ranks([asked, [ema, theirs, model]], 3)
+        problem = resume.damage_seen_by_any(found, both, dist)
+        assert problem == (f"step_30 is damaged ({why})" if why else "")
+    stale = [["a", both], ["b", other]]
+    dist = Ranks([stale, [both, other]], 2)
+    assert resume.damage_seen_by_any(found, both, dist).endswith("sha256 differs on rank 1)")
+    content = (folder / "ema.safetensors").read_bytes()
+    (folder / "ema.safetensors").write_bytes(content[:-1] + b"x")
+    assert resume.damage_seen_by_any(found, both, Dist()) == (
+        "step_30 is damaged (ema.safetensors: sha256 differs)"
     )
-    assert resume._read(start, Unfit(), config(run), second)[2].startswith(
-        "step_30 is damaged (shards.0-7.safetensors: sha256 differs)"
-    )
-    file.write_bytes(content)
-    groups, shards, problem = resume._read(start, Unfit(), config(run), second)
-    assert (groups.keys(), shards.keys(), problem) == ({"model", "ema"}, {4, 5, 6, 7}, "")
 
 
 FROZEN = {"target": {"path": "runs/target/model.safetensors", "sha256": "a" * 64}}
@@ -342,7 +373,9 @@ def test_an_evaluation_beside_a_live_run(run: Path) -> None:
     changes: dict[str, Any] = {"eval_only": True, "checkpoint": str(run)}
 
     class Late(Unfit):
-        def check(self, groups: Mapping[str, Tensors], shards: ByShard, step: int) -> None:
+        def check(
+            self, groups: Mapping[str, Saved], shards: Mapping[int, Saved], step: int
+        ) -> None:
             super().check(groups, shards, step)
             if step < 32:
                 alone(run / "checkpoints", step + 1, keep=1)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,39 +17,45 @@ from utils.rundir.report.rows import Row, read_rows
 
 HEADER_LIMIT = 1 << 27
 CHUNK = 1 << 23
-PIECE = re.compile(r"shards\.\d+-\d+")
 LEARNED = ("train/", "eval/")  # times and speeds differ between runs that are the same
 MOST_TENSORS = 30
 COMPARED_BYTES = 1 << 27  # of a tensor whose values are compared, beyond its bits
+# the number of its first row, how many the whole tensor has, dtype, shape, and where it lies
+Piece = tuple[int, int, str, tuple[int, ...], tuple[Path, int, int]]
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where the bytes of a tensor lie."""
+    """Where the bytes of a tensor lie: a file, where they begin in it, and how many."""
 
-    file: Path
     dtype: str
     shape: tuple[int, ...]
-    start: int
-    size: int
+    pieces: tuple[tuple[Path, int, int], ...]
+
+    @property
+    def size(self) -> int:
+        return sum(size for _, _, size in self.pieces)
+
+    def content(self) -> Iterator[bytes]:
+        """All its bytes, in chunks."""
+        for file, start, left in self.pieces:
+            with open_plain(file) as stream:
+                stream.seek(start)
+                while left > 0 and (data := stream.read(min(left, CHUNK))):
+                    yield data
+                    left -= len(data)
 
     def sha256(self) -> str:
         total = hashlib.sha256(f"{self.dtype} {self.shape}".encode())
-        left = self.size
-        with open_plain(self.file) as stream:
-            stream.seek(self.start)
-            while left > 0 and (data := stream.read(min(left, CHUNK))):
-                total.update(data)
-                left -= len(data)
+        for data in self.content():
+            total.update(data)
         return total.hexdigest()
 
     def values(self) -> Any:
         """As an array of float64; None for types that have no such values."""
         import numpy as np
 
-        with open_plain(self.file) as stream:
-            stream.seek(self.start)
-            data = stream.read(self.size)
+        data = b"".join(self.content())
         if self.dtype == "BF16":
             wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
             return wide.view(np.float32).astype(np.float64)
@@ -188,30 +193,37 @@ def _distance(one: Tensor, other: Tensor) -> dict[str, Any]:
 
 
 def tensors_in(folder: Path) -> dict[str, Tensor]:
-    """Where each tensor of a checkpoint lies; pieces of shards count as one group. Empty where a
-    file cannot be read.
+    """Where each tensor of a checkpoint lies, in whatever files; pieces of shards count as one
+    group. Empty where a file cannot be read.
     """
-    found: dict[str, Tensor] = {}
+    pieces: dict[str, list[Piece]] = {}
     for file in sorted(folder.glob("[!.]*.safetensors")):
-        group = "shards" if PIECE.fullmatch(file.stem) else file.stem
+        group = file.name.partition(".")[0]
         try:
-            found |= {f"{group}/{name}": tensor for name, tensor in _entries(file).items()}
+            for name, piece in _entries(file).items():
+                pieces.setdefault(f"{group}/{name}", []).append(piece)
         except (OSError, ValueError, KeyError, TypeError):
             return {}
+    found = {}
+    for name, members in pieces.items():
+        members.sort(key=lambda piece: piece[0])
+        _, rows, dtype, shape, _ = members[0]
+        places = tuple(place for *_, place in members)
+        found[name] = Tensor(dtype, (rows, *shape[1:]) if shape else (), places)
     return found
 
 
-def _entries(file: Path) -> dict[str, Tensor]:
+def _entries(file: Path) -> dict[str, Piece]:
     """The header of a safetensors file: its length in eight bytes, then JSON."""
     with open_plain(file) as stream:
         length = int.from_bytes(stream.read(8), "little")
         if length > HEADER_LIMIT:
             raise ValueError(f"a header of {length:,} bytes")
         header = json.loads(stream.read(length))
+    rows = json.loads(header.pop("__metadata__", {}).get("rows", "{}"))
     entries = {}
     for name, entry in header.items():
-        if name != "__metadata__":
-            first, last = entry["data_offsets"]
-            shape, start = tuple(entry["shape"]), 8 + length + first
-            entries[name] = Tensor(file, entry["dtype"], shape, start, last - first)
+        shape, (start, end) = tuple(entry["shape"]), entry["data_offsets"]
+        first, of = rows.get(name, (0, shape[0] if shape else 1))
+        entries[name] = first, of, entry["dtype"], shape, (file, 8 + length + start, end - start)
     return entries

@@ -1,0 +1,53 @@
+"""Run on every rank by test_everywhere.py: goes on from what other ranks have saved in other ways,
+and saves that again.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.runs import TINY_TRM
+from tests.steps import steps_of, trainer_on
+from utils.checkpoint import reader, resume, writer
+from utils.checkpoint.resume import Start
+from utils.checkpoint.writer import Writer
+from utils.ranks import distributed
+
+SHARDED = "arch.puzzle_emb_sharded=true"
+WAYS = {
+    "allreduce": [],
+    "ddp": ["sync=ddp"],
+    "fsdp": ["sync=fsdp"],
+    "table": [SHARDED],
+    "fsdp-table": ["sync=fsdp", SHARDED],
+}
+
+
+def main(data: str, folder: Path, before: str, *ways: str) -> None:
+    """`before`: how many ranks saved what these go on from; none, and they train."""
+    dist = distributed.start(device="cpu", timeout_s=60)
+    own = [argument for argument in TINY_TRM if not argument.startswith("data.embedded")]
+    writer.FILE_BYTES = 3000  # of the puzzle table at 1 rank, several files
+    for number, way in enumerate(ways):
+        place = folder / f"{way}-{dist.world_size}"
+        trainer = trainer_on(dist, place, *own, f"data_path={data}", "max_steps=9", *WAYS[way])
+        if before == "none":
+            for take in steps_of(trainer, 3):
+                take()
+            trainer.verdicts.settle()
+        else:  # another way each time
+            other = ways[(number + 1) % len(ways)]
+            found = folder / f"{other}-{before}" / "checkpoints" / "step_3"
+            start = Start(found, meta=reader.read_meta(found))
+            resume.take_up(start, trainer.saved, trainer.cfg, trainer.run, 9)
+        one = Writer(place / "checkpoints", dist, print)
+        one.save(trainer.standing.step, *trainer.saved.snapshot())
+        assert one.wait() == ""
+        one.close()
+    dist.barrier()
+    distributed.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
