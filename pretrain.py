@@ -32,7 +32,7 @@ import hydra
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from data.source import Arrays, Source
+from data.source import Arrays, RunSettings, Source
 from data.stream import ShardStream, eval_batches, to_tensors, train_loader
 from models.objective import Batch, Context, Objective, make_objective, to_device
 from optim.ema import EMA
@@ -211,7 +211,7 @@ def open_directory(trainer: Trainer, start: resume.Start) -> None:
 def build_problem(cfg: DictConfig, dist: Dist, run: RunDirectory, start: resume.Start) -> Problem:
     """Builds the data and the net, with the same bits on every rank."""
     with dist.main_first():  # it may fill a cache
-        source = make(cfg.data, "data")
+        source: Source = make(cfg.data, "data", RunSettings.of(cfg))
     check_files({f"data_path={cfg.data_path}: the dataset": source.spec.fingerprint}, dist)
     with dist.agreed():
         sync = make(cfg.sync, "sync")

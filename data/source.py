@@ -4,20 +4,49 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from utils.checkpoint.registry import Registry
+from utils.errors import ConfigError
 from utils.measure.report import Evaluator
 from utils.spec import IGNORE, Spec
 
-__all__ = ["IGNORE", "Arrays", "Batch", "EvalSet", "OneExample", "Source", "Spec"]
+__all__ = ["IGNORE", "Arrays", "Batch", "EvalSet", "OneExample", "RunSettings", "Source", "Spec"]
 
 Arrays = dict[str, np.ndarray]
 Batch = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """The keys of a run that every source may need, under the names that users know.
+
+    A source gets them as its first argument, and the keys of its own section as keywords.
+    """
+
+    seed: int = 0
+    shards: int = 8
+    global_batch_size: int = 0  # 0: not given, which only data made of tokens allows
+    tokens_per_update: int | None = None
+    epochs: int | None = None
+    eval_interval: int | None = None  # in epochs
+    max_tokens: int | None = None
+    max_steps: int | None = None
+    eval_every_steps: int | None = None
+    eval_only: bool = False
+    num_workers: int = 0  # processes that call `train_batch`; 0: the training process does
+    data_path: str | None = None
+
+    @classmethod
+    def of(cls, config: Mapping[Any, Any]) -> RunSettings:
+        """Picks them from a run's configuration; what it lacks or leaves null has its default."""
+        given = {field.name: config.get(field.name) for field in fields(cls)}
+        return cls(**{name: value for name, value in given.items() if value is not None})
 
 
 class EvalSet(Protocol):
@@ -26,11 +55,11 @@ class EvalSet(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, indices: np.ndarray) -> Arrays:
-        """These examples, one row each."""
+        """Returns these examples, one row each."""
         ...
 
     def padding(self, rows: int) -> Arrays:
-        """Rows that count in no metric, to fill a last batch."""
+        """Returns rows that count in no metric, to fill a last batch."""
         ...
 
 
@@ -61,46 +90,68 @@ class RunLength:
 
     total_steps: int
     examples_per_update: int
-    # on average: epochs of puzzles with several examples differ in length; None: there are no
-    # epochs
+    # an average, as epochs of puzzles with several examples differ in length; None: no epochs
     steps_per_epoch: float | None
-    # whether an evaluation is due once so many steps are done; always after the last one
+    # whether to evaluate when this many steps are done; always true after the last one
     evaluates_after: Callable[[int], bool]
+
+    @classmethod
+    def in_steps(cls, run: RunSettings) -> RunLength:
+        """Returns the length of a run on data without epochs: `max_steps`, and nothing else."""
+        if run.max_steps is None:
+            raise ConfigError(
+                "max_steps=null: this data has no epochs; say how many steps to train"
+            )
+        due = partial(_due, run.max_steps, run.eval_every_steps)
+        return cls(run.max_steps, run.global_batch_size, None, due)
 
 
 class Source(Protocol):
-    """Where a run's examples come from."""
+    """Where a run's examples come from: inherit it, and define `spec`, `length`, `train_batch`.
+
+    Every rank makes its own, from the `RunSettings` and the keys of its yaml file.
+    """
 
     spec: Spec
 
-    @property
+    @cached_property
     def length(self) -> RunLength:
-        """Read on all ranks at once: counting the steps of ragged epochs takes seconds."""
-        ...
+        """Read on all ranks at once, because counting the steps of ragged epochs takes seconds."""
+        raise NotImplementedError
 
     def train_batch(self, step: int, shard: int) -> Arrays:
-        """The rows of one shard of one step (steps count from 0)."""
-        ...
+        """Returns the rows of one shard of one step; steps count from 0.
 
-    def enter(self, saved: Registry) -> None:
-        """Enter what checkpoints must hold of it: nothing, unless it streams and has to know where
-        each shard goes on.
-
-        Restored before the loader's processes are made, which see what it holds then.
+        A function of the seed, the step and the shard alone. Called on the rank that owns the
+        shard, in a worker process if the run has any.
         """
         ...
 
     def eval_sets(self) -> Mapping[str, EvalSet]:
-        """Every example exactly once, by the name of its set."""
-        ...
+        """Returns the sets that an evaluation goes through, by name. Default: none."""
+        return {}
 
     def evaluators(self, set_name: str) -> Sequence[Evaluator]:
-        """Fresh ones for one evaluation of a set: votes, answers as text, pictures."""
-        ...
+        """Returns fresh evaluators for one evaluation of a set: votes, answers as text, pictures.
+
+        Default: none, only the means of the objective's metrics.
+        """
+        return ()
+
+    def enter(self, saved: Registry) -> None:
+        """Enters what checkpoints must hold of this source, such as a stream's cursors.
+
+        Called once, before a checkpoint is restored and before worker processes start. Default:
+        nothing, because batches that are functions of the step need no memory.
+        """
+
+
+def _due(total: int, every: int | None, done: int) -> bool:
+    return done == total or (every is not None and done > 0 and done % every == 0)
 
 
 def combined_fingerprint(fingerprints: Sequence[str]) -> str:
-    """The fingerprint of several corpora or datasets together; of one, its own."""
+    """Returns one fingerprint for several corpora or datasets; a single one keeps its own."""
     if len(fingerprints) == 1:
         return fingerprints[0]
     return hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()

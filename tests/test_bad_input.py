@@ -106,7 +106,8 @@ QUICK: list[Row] = [
     (["~data_paths"], "~data_paths: every key is needed"),
     (["wandb=online"], "wandb=online: must be a group of keys"),
     (["lr=nan"], "lr=nan: must be a number"),
-    (["data.shards=4"], "data.shards=4: follows shards; set shards instead"),
+    (["data.shards=4"], "data.shards=4: unknown key; did you mean shards?"),
+    (["data.data_paths=[x]"], "data.data_paths=['x']: follows data_paths; set data_paths"),
     (["data_paths=[1]"], "data_paths=[1]: must be a list of words"),
     (
         ["arch=cnn", "puzzle_emb_lr=1"],
@@ -175,7 +176,7 @@ QUICK: list[Row] = [
     (["lr=${beta1}", "beta1=${lr}"], "leads back to itself"),
     (["lr=${nope:1}"], "lr=${nope:1}: cannot be read as an interpolation"),
     (["lr=${beta1"], "lr=${beta1: cannot be read"),
-    (["data.shards=${seed}"], "data.shards=0: follows shards"),
+    (["sync.shards=${seed}"], "sync.shards=0: follows shards"),
     (["lr=???"], "lr=???: stands for a value that is missing"),
     # nothing but what this repository makes
     (["arch._target_=os.system"], "arch._target_=os.system: only things of this repository"),

@@ -23,15 +23,15 @@ DATA = '''
 
 import numpy as np
 
-from data.source import RunLength
+from data.source import RunLength, Source
 from utils.spec import Spec
 
 
-class ParitySource:
-    def __init__(self, *, seed, shards, global_batch_size, max_steps, bits=8):
-        self._seed, self._size, self._bits = seed, global_batch_size // shards, bits
-        self.spec = Spec(num_features=bits, num_classes=2, fingerprint=f"{seed} {bits}")
-        self.length = RunLength(max_steps, global_batch_size, None, lambda done: done == max_steps)
+class ParitySource(Source):
+    def __init__(self, run, bits=8):
+        self._seed, self._size, self._bits = run.seed, run.global_batch_size // run.shards, bits
+        self.spec = Spec(num_features=bits, num_classes=2, fingerprint=f"{run.seed} {bits}")
+        self.length = RunLength.in_steps(run)
 
     def train_batch(self, step, shard):
         rng = np.random.default_rng([self._seed, step, shard])
@@ -40,12 +40,6 @@ class ParitySource:
 
     def eval_sets(self):
         return {"parity": Held(self._bits)}
-
-    def evaluators(self, set_name):
-        return []
-
-    def enter(self, saved):
-        pass
 
 
 class Held:
@@ -145,10 +139,6 @@ ADDED = {
     "conf/data/parity.yaml": """
         # Rows of bits and their parity.
         _target_: data.parity.ParitySource
-        seed: ${seed}
-        shards: ${shards}
-        global_batch_size: ${global_batch_size}
-        max_steps: ${max_steps}
         bits: 8  # [>= 1, <= 16]
     """,
     "models/perceptron.py": MODEL,

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import pretrain
+from data.source import RunSettings
 from optim.groups import build_dense
 from optim.memory import Memory
 from tests.ranks import run_ranks, succeeded
@@ -35,7 +36,7 @@ def test_what_is_counted_without_numbers_is_what_a_pass_takes(
     arguments: list[str], tmp_path: Path
 ) -> None:
     cfg = resolved(*arguments, FLOAT32, f"checkpoint_path={tmp_path}")
-    source = make(cfg.data, "data")
+    source = make(cfg.data, "data", RunSettings.of(cfg))
 
     def counted(device: torch.device, step: bool) -> capacity.Needs:
         objective = pretrain.make_objective(cfg.arch, 0, source.spec, device)

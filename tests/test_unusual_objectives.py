@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import pretrain
 from data.digits.images import ImageSource
+from data.source import RunSettings
 from optim.replicas import sha256
 from tests.ranks import Completed, run_module, succeeded
 from tests.ranks_unusual_objectives import HIDDEN, KINDS, LogOfSum, Net
@@ -88,7 +89,7 @@ def reference() -> tuple[list[float], dict[str, Tensor]]:
     alone.
     """
     config = resolved(*DIGITS)
-    source = make(config.data, "data")
+    source = make(config.data, "data", RunSettings.of(config))
     torch.manual_seed(config.seed)
     objective = LogOfSum(Net(source.spec)).double()
     optimizer = torch.optim.SGD(objective.parameters(), lr=LR, momentum=0.9, weight_decay=0.1)

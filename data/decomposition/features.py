@@ -5,31 +5,24 @@ What toy models are trained on.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Mapping
 
 import numpy as np
 
 from data.order import generator, shard_rows
-from data.source import Arrays, RunLength, Spec
-from utils.checkpoint.registry import Registry
+from data.source import Arrays, RunLength, RunSettings, Source, Spec
 from utils.errors import ConfigError
-from utils.measure.report import Evaluator
 
 
-class FeatureSource:
-    """Every feature is there with a probability of its own accord, and then anywhere between `low`
-    and `high`.
+class FeatureSource(Source):
+    """Each feature is present with a given probability, independently of the others; its value is
+    then uniform between `low` and `high`.
     """
 
     def __init__(
         self,
+        run: RunSettings,
         *,
-        seed: int,
-        shards: int,
-        global_batch_size: int,
-        max_steps: int | None,
-        eval_every_steps: int | None = None,
         num_features: int = 5,
         probability: float = 0.05,
         low: float = 0.0,
@@ -37,8 +30,6 @@ class FeatureSource:
         held_out: int = 4096,
         single: float = 0.75,
     ) -> None:
-        if max_steps is None:
-            raise ConfigError("max_steps=null: features never end; say how many steps to train")
         if not low < high:
             raise ConfigError(
                 f"data.low={low:g}: must be less than data.high={high:g}; for example data.low=0"
@@ -49,44 +40,33 @@ class FeatureSource:
                 "data.single=0: what a single feature is when it is asked for must not be nothing;"
                 " for example 0.75"
             )
-        self._seed, self._shards, self._count = seed, shards, num_features
+        self._run, self._count = run, num_features
         # the last step and its whole batch: small draws take as long as large ones
         self._drawn: tuple[int, np.ndarray] | None = None
         self._probability, self._low, self._high = probability, low, high
-        self._steps = max_steps, global_batch_size, eval_every_steps
+        self.length = RunLength.in_steps(run)
         # the held-out examples are one draw more of the same, so they belong to the seed as the
         # boards of a generated puzzle do
         self._eval_sets = {"features": Rows(self._draw(held_out, "held out"))} if held_out else {}
         self._single = Rows(np.eye(num_features, dtype=np.float32) * single, single=True)
-        what = f"{num_features} {probability!r} {low!r} {high!r} {held_out} {seed}"
+        what = f"{num_features} {probability!r} {low!r} {high!r} {held_out} {run.seed}"
         self.spec = Spec(
             num_features=num_features,
             fingerprint=hashlib.sha256(what.encode()).hexdigest(),
             name=f"{num_features} features",
         )
 
-    @cached_property
-    def length(self) -> RunLength:
-        total, batch, every = self._steps
-        return RunLength(total, batch, None, partial(_due, total, every))
-
     def train_batch(self, step: int, shard: int) -> Arrays:
         """The rows of one shard of one step."""
         if self._drawn is None or self._drawn[0] != step:
-            self._drawn = step, self._draw(self._steps[1], "features", step)
-        return {"inputs": shard_rows(self._drawn[1], shard, self._shards)}
-
-    def enter(self, saved: Registry) -> None:
-        """Its batches are functions of the step: there is nothing else to go on from."""
+            self._drawn = step, self._draw(self._run.global_batch_size, "features", step)
+        return {"inputs": shard_rows(self._drawn[1], shard, self._run.shards)}
 
     def eval_sets(self) -> Mapping[str, Rows]:
         return {**self._eval_sets, "single": self._single}
 
-    def evaluators(self, set_name: str) -> Sequence[Evaluator]:
-        return []
-
     def _draw(self, rows: int, stream: str, *place: int) -> np.ndarray:
-        draws = generator(self._seed, stream, *place).random(
+        draws = generator(self._run.seed, stream, *place).random(
             (2, rows, self._count), dtype=np.float32
         )
         values = draws[1] * np.float32(self._high - self._low) + np.float32(self._low)
@@ -113,7 +93,3 @@ class Rows:
     def _batch(self, inputs: np.ndarray, counts: float) -> Arrays:
         batch = {"inputs": inputs, "counts": np.full(len(inputs), counts, np.float32)}
         return batch | ({"single": np.ones(len(inputs), np.float32)} if self._single else {})
-
-
-def _due(total: int, every: int | None, done: int) -> bool:
-    return done == total or (every is not None and done > 0 and done % every == 0)

@@ -19,8 +19,7 @@ from data.digits.confusion import Confusion
 from data.digits.mistakes import Mistakes
 from data.example_text import ExampleText
 from data.order import Order, cut_steps, run_length, shard_rows
-from data.source import IGNORE, Arrays, RunLength, Spec
-from utils.checkpoint.registry import Registry
+from data.source import IGNORE, Arrays, RunLength, RunSettings, Source, Spec
 from utils.errors import ConfigError, brief
 from utils.files import read_bytes
 from utils.measure.report import Evaluator
@@ -37,34 +36,26 @@ SHADES = " .:-=+*#%@"
 Images = tuple[np.ndarray, np.ndarray]  # (N, 28, 28) and (N,), both uint8
 
 
-class ImageSource:
+class ImageSource(Source):
     """Training batches and the test set of a digit dataset."""
 
     def __init__(
         self,
+        run: RunSettings,
         *,
-        seed: int,
-        shards: int,
-        global_batch_size: int,
-        epochs: int | None,
-        eval_interval: int | None = None,
-        max_steps: int | None = None,
-        eval_every_steps: int | None = None,
         dataset: str = "digits",
-        data_path: str | None = None,
     ) -> None:
-        train, test = _load(dataset, data_path)
+        train, test = _load(dataset, run.data_path)
         self._inputs, self._labels = train
-        self._shards = shards
-        self._order = Order(seed, np.arange(len(self._labels)))
+        self._run = run
+        self._order = Order(run.seed, np.arange(len(self._labels)))
         self._steps = cut_steps(
             self._order,
             np.ones(len(self._labels), np.int64),
-            global_batch_size,
-            epochs,
-            eval_interval,
+            run.global_batch_size,
+            run.epochs,
+            run.eval_interval,
         )
-        self._length = global_batch_size, max_steps, eval_every_steps
         self._test = ImageEvalSet(*test)
         digest = hashlib.sha256(np.ascontiguousarray(self._inputs).data)
         digest.update(np.ascontiguousarray(self._labels).data)
@@ -72,20 +63,18 @@ class ImageSource:
             num_classes=CLASSES,
             image_shape=(SIDE, SIDE),
             fingerprint=digest.hexdigest(),
-            name=data_path or dataset,
+            name=run.data_path or dataset,
         )
 
     @cached_property
     def length(self) -> RunLength:
-        return run_length(self._steps, *self._length)
+        run = self._run
+        return run_length(self._steps, run.global_batch_size, run.max_steps, run.eval_every_steps)
 
     def train_batch(self, step: int, shard: int) -> Arrays:
         """The rows of one shard of one step."""
-        rows = shard_rows(self._order.visits(*self._steps.span(step)), shard, self._shards)
+        rows = shard_rows(self._order.visits(*self._steps.span(step)), shard, self._run.shards)
         return {"inputs": self._inputs[rows], "labels": self._labels[rows].astype(np.int32)}
-
-    def enter(self, saved: Registry) -> None:
-        """Its batches are functions of the step: there is nothing else to go on from."""
 
     def eval_sets(self) -> Mapping[str, ImageEvalSet]:
         return {"test": self._test}

@@ -29,7 +29,7 @@ from data.language.tokens import sequences, whole_steps
 from data.language.windows import HeldOut, batch_of
 from data.order import cut_evenly, run_length
 from data.sample import Continuation, prompt_set, prompt_tokens
-from data.source import Arrays, EvalSet, RunLength, Spec
+from data.source import Arrays, EvalSet, RunLength, RunSettings, Source, Spec
 from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes
 from utils.checkpoint.registry import Registry
 from utils.errors import ConfigError, short
@@ -44,24 +44,13 @@ Cursor = dict[str, Tensor]
 Position = tuple[int, int]  # a file of the shard, and the next row of it
 
 
-class StreamSource:
+class StreamSource(Source):
     """Training windows from streams of documents, one stream for each shard."""
 
     def __init__(
         self,
+        run: RunSettings,
         *,
-        seed: int,
-        shards: int,
-        num_workers: int = 0,
-        global_batch_size: int | None = None,
-        tokens_per_update: int | None = None,
-        epochs: int | None = None,
-        eval_interval: int | None = None,
-        max_tokens: int | None = None,
-        max_steps: int | None = None,
-        eval_every_steps: int | None = None,
-        eval_only: bool = False,
-        data_path: str | None = None,
         hub: str | None = None,
         split: str = "train",
         field: str = "text",
@@ -74,31 +63,32 @@ class StreamSource:
         temperature: float = 1.0,
         top_k: int = 0,
     ) -> None:
-        if num_workers:
+        if run.num_workers:
             raise ConfigError(
-                f"num_workers={num_workers}: data=stream reads in the training process, which saves"
-                " where it is; use num_workers=0"
+                f"num_workers={run.num_workers}: data=stream reads in the training process, which"
+                " saves where it is; use num_workers=0"
             )
-        for key, value in (("epochs", epochs), ("eval_interval", eval_interval)):
+        for key, value in (("epochs", run.epochs), ("eval_interval", run.eval_interval)):
             if value is not None:
                 raise ConfigError(
                     f"{key}={value}: a stream has no epochs; use max_steps or max_tokens, and"
                     " eval_every_steps"
                 )
+        data_path = run.data_path
         if (data_path is None) == (hub is None):
             raise ConfigError(
                 f"data_path={short(data_path)} and data.hub={short(hub)}: give one of the two, a"
                 " folder of texts or a dataset's name"
             )
-        self._batch = sequences(global_batch_size, tokens_per_update, shards, seq_len)
-        self._shards, self._length, self._share = shards, seq_len, val_share
+        self._batch = sequences(run, seq_len)
+        self._shards, self._length, self._share = run.shards, seq_len, val_share
         self._field = Field(field, f"data.field={field}")
-        steps = whole_steps(max_steps, max_tokens, self._batch, seq_len)
+        steps = whole_steps(run, self._batch, seq_len)
         if steps is None:
             raise ConfigError(
                 "max_steps=null: a stream has no known length; give max_steps or max_tokens"
             )
-        self._until = steps, eval_every_steps
+        self._until = steps, run.eval_every_steps
         self._tokenizer: Tokenizer = (
             Bytes()
             if tokenizer == "bytes"
@@ -116,12 +106,14 @@ class StreamSource:
         known = Corpus(
             self._texts.where, {"val": [held_out]}, self.spec.vocab_size, self.spec.fingerprint
         )
-        self._eval_sets: dict[str, EvalSet] = (
-            {} if eval_only and prompt is not None else {"val": HeldOut(known, seq_len, val_tokens)}
-        )
+        self._eval_sets: dict[str, EvalSet] = {}
+        if not (run.eval_only and prompt is not None):
+            self._eval_sets["val"] = HeldOut(known, seq_len, val_tokens)
         tokens = prompt_tokens(prompt, self._tokenizer, self._tokenizer.begin, [held_out], seq_len)
         if tokens is not None and max_new_tokens:
-            self._eval_sets["sample"] = prompt_set(tokens, max_new_tokens, temperature, top_k, seed)
+            self._eval_sets["sample"] = prompt_set(
+                tokens, max_new_tokens, temperature, top_k, run.seed
+            )
 
     @cached_property
     def length(self) -> RunLength:

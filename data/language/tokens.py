@@ -21,8 +21,15 @@ from data.language.windows import HeldOut, Windows
 from data.order import cut_evenly, run_length, shard_rows
 from data.permutation import Permutation
 from data.sample import Continuation, prompt_set, prompt_tokens
-from data.source import Arrays, EvalSet, RunLength, Spec, combined_fingerprint
-from utils.checkpoint.registry import Registry
+from data.source import (
+    Arrays,
+    EvalSet,
+    RunLength,
+    RunSettings,
+    Source,
+    Spec,
+    combined_fingerprint,
+)
 from utils.errors import ConfigError
 from utils.measure.report import Evaluator
 
@@ -30,23 +37,13 @@ SEQUENCES = 64  # in an update, where nothing is said
 DRAWN = 1 << 12  # windows drawn together: few alone take as long as some thousand
 
 
-class TokenSource:
+class TokenSource(Source):
     """Training windows in shuffled order, held-out tokens, and a prompt to continue."""
 
     def __init__(
         self,
+        run: RunSettings,
         *,
-        seed: int,
-        shards: int,
-        global_batch_size: int | None = None,
-        tokens_per_update: int | None = None,
-        epochs: int | None = None,
-        max_tokens: int | None = None,
-        max_steps: int | None = None,
-        eval_interval: int | None = None,
-        eval_every_steps: int | None = None,
-        eval_only: bool = False,
-        data_path: str | None = None,
         seq_len: int = 256,
         mix: Mapping[str, float] | None = None,
         documents: bool = False,
@@ -59,10 +56,10 @@ class TokenSource:
         top_k: int = 0,
         embedded: Mapping[str, int] | None = None,
     ) -> None:
-        self._seed, self._shards, self._length = seed, shards, seq_len
-        self._batch = sequences(global_batch_size, tokens_per_update, shards, seq_len)
+        self._shards, self._length = run.shards, seq_len
+        self._batch = sequences(run, seq_len)
         corpora = _open(
-            data_path, mix, vocab_size, begin_token, dict(embedded or {"mebibytes": 16})
+            run.data_path, mix, vocab_size, begin_token, dict(embedded or {"mebibytes": 16})
         )
         first = corpora[0]
         if documents and first.begin is None:
@@ -76,21 +73,21 @@ class TokenSource:
         self._windows = [cut(corpus, seq_len) for corpus in corpora]
         names = [*mix] if mix else ["all"]
         self._orders = [
-            Permutation(windows.count, seed, name)
+            Permutation(windows.count, run.seed, name)
             for name, windows in zip(names, self._windows, strict=True)
         ]
-        steps = whole_steps(max_steps, max_tokens, self._batch, seq_len)
+        steps = whole_steps(run, self._batch, seq_len)
         count = sum(windows.count for windows in self._windows)
         self._steps = cut_evenly(
-            count, self._batch, epochs if steps is None else None, eval_interval
+            count, self._batch, run.epochs if steps is None else None, run.eval_interval
         )
-        self._until = steps, eval_every_steps
+        self._until = steps, run.eval_every_steps
         self._together = max(1, DRAWN // self._batch)  # steps whose windows are drawn together
         # the last ones, and the corpora and windows of their rows
         self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
         self._tokenizer = first.tokenizer
         self._eval_sets: dict[str, EvalSet] = {}
-        if not (eval_only and prompt is not None):
+        if not (run.eval_only and prompt is not None):
             for name, corpus, share in zip(
                 names, corpora, self._mixture.counts / self._mixture.period, strict=True
             ):
@@ -105,7 +102,9 @@ class TokenSource:
             )
         tokens = prompt_tokens(prompt, first.tokenizer, first.begin, first.files["val"], seq_len)
         if tokens is not None and max_new_tokens:
-            self._eval_sets["sample"] = prompt_set(tokens, max_new_tokens, temperature, top_k, seed)
+            self._eval_sets["sample"] = prompt_set(
+                tokens, max_new_tokens, temperature, top_k, run.seed
+            )
         self.spec = Spec(
             vocab_size=first.vocab_size,
             seq_len=seq_len,
@@ -113,8 +112,8 @@ class TokenSource:
             fingerprint="packed-" * documents
             + combined_fingerprint([corpus.fingerprint for corpus in corpora]),
             token_bytes=first.token_bytes,
-            name=data_path or "Python's standard library",
-            epoch=self._epoch(corpora, eval_interval or epochs),
+            name=run.data_path or "Python's standard library",
+            epoch=self._epoch(corpora, run.eval_interval or run.epochs),
             decode=None if first.tokenizer is None else first.tokenizer.decode,
         )
 
@@ -171,9 +170,6 @@ class TokenSource:
             windows[which == number] = order.visits(nth[which == number])
         return which, windows
 
-    def enter(self, saved: Registry) -> None:
-        """Its batches are functions of the step: there is nothing else to go on from."""
-
     def eval_sets(self) -> Mapping[str, EvalSet]:
         return self._eval_sets
 
@@ -185,38 +181,36 @@ class TokenSource:
         )
 
 
-def sequences(
-    global_batch_size: int | None, tokens_per_update: int | None, shards: int, seq_len: int
-) -> int:
-    """How many an update takes, by what the user has said."""
+def sequences(run: RunSettings, seq_len: int) -> int:
+    """Returns how many sequences an update takes."""
+    global_batch_size, tokens_per_update = run.global_batch_size, run.tokens_per_update
     if tokens_per_update is None:
-        return global_batch_size or shards * max(1, SEQUENCES // shards)
-    if global_batch_size is not None:
+        return global_batch_size or run.shards * max(1, SEQUENCES // run.shards)
+    if global_batch_size:
         raise ConfigError(
             f"global_batch_size={global_batch_size} and tokens_per_update={tokens_per_update}: both"
             " say how large an update is; give one, and null for the other"
         )
-    unit = shards * seq_len
+    unit = run.shards * seq_len
     if tokens_per_update % unit:
         nearest = max(1, round(tokens_per_update / unit)) * unit
-        product = f"shards × data.seq_len = {shards} × {seq_len} = {unit}"
+        product = f"shards × data.seq_len = {run.shards} × {seq_len} = {unit}"
         raise ConfigError(
             f"tokens_per_update={tokens_per_update} is not a multiple of {product}; try {nearest}"
         )
     return tokens_per_update // seq_len
 
 
-def whole_steps(
-    max_steps: int | None, max_tokens: int | None, batch: int, seq_len: int
-) -> int | None:
-    """The length that is asked for in steps or tokens, steps before tokens."""
-    if max_steps is not None or max_tokens is None:
-        return max_steps
-    if max_tokens < batch * seq_len:
+def whole_steps(run: RunSettings, batch: int, seq_len: int) -> int | None:
+    """Returns the run's length in steps, if steps or tokens say it; steps come before tokens."""
+    if run.max_steps is not None or run.max_tokens is None:
+        return run.max_steps
+    tokens = batch * seq_len
+    if run.max_tokens < tokens:
         raise ConfigError(
-            f"max_tokens={max_tokens}: one update takes {batch * seq_len}; give as many or more"
+            f"max_tokens={run.max_tokens}: one update takes {tokens}; give as many or more"
         )
-    return max_tokens // (batch * seq_len)
+    return run.max_tokens // tokens
 
 
 def _open(

@@ -19,27 +19,25 @@ from data.latent.qa_files import Example, Sets, read_hub, read_path, split
 from data.latent.readers import open_reader
 from data.latent.stories import make_stories
 from data.order import Order, cut_evenly, run_length, shard_rows
-from data.source import Arrays, EvalSet, RunLength, Spec
+from data.source import Arrays, EvalSet, RunLength, RunSettings, Source, Spec
 from data.tokenizer import check_encodes
-from utils.checkpoint.registry import Registry
 from utils.errors import ConfigError
 from utils.measure.report import Evaluator
 
 
 def open_sets(
-    data_path: str | None,
+    run: RunSettings,
     hub: str | None,
     held_out: float,
     stories: Mapping[str, Any],
-    seed: int,
     skip: bool,
-    eval_only: bool,
     all_words: bool = False,
 ) -> Sets:
     """Examples with an answer, from files, from the hub, or made up.
 
     `all_words`: training stories hold the test stories' words, too.
     """
+    data_path = run.data_path
     if data_path is not None and hub is not None:
         raise ConfigError(
             f"data.hub={hub} and data_path={data_path}: both say where questions are; give one"
@@ -49,7 +47,7 @@ def open_sets(
     elif hub is not None:
         where, sets = f"data.hub={hub}", read_hub(hub)
     else:
-        where, sets = "data.stories", make_stories(seed, **stories, all_words=all_words)
+        where, sets = "data.stories", make_stories(run.seed, **stories, all_words=all_words)
     sets = {name: answered(examples, skip) for name, examples in sets.items()}
     if not any(sets.values()):
         raise ConfigError(f"{where}: holds no question with an answer; give one or more")
@@ -64,7 +62,7 @@ def open_sets(
             f" or {file}"
         )
     if not sets["train"]:
-        if not eval_only:
+        if not run.eval_only:
             raise ConfigError(f"{where}: holds no question for training; add train.json")
         sets["train"] = sets["test"]  # a first batch is wanted for its shapes
     return sets
@@ -83,23 +81,15 @@ def answered(examples: Sequence[Example], skip: bool) -> list[Example]:
     return found
 
 
-class QASource:
+class QASource(Source):
     """Texts as bytes, and texts, questions and answers in the tokens of each model that is to
     answer.
     """
 
     def __init__(
         self,
+        run: RunSettings,
         *,
-        seed: int,
-        shards: int,
-        global_batch_size: int,
-        epochs: int | None,
-        eval_interval: int | None = None,
-        max_steps: int | None = None,
-        eval_every_steps: int | None = None,
-        eval_only: bool = False,
-        data_path: str | None = None,
         hub: str | None = None,
         held_out: float = 0.1,
         skip: bool = False,
@@ -116,11 +106,11 @@ class QASource:
                 "arch.models=[]: names no net that answers; give folders of runs of arch=gpt, or"
                 " their arguments"
             )
-        self._shards, self._form = shards, Form(**form)
+        self._run, self._form = run, Form(**form)
         self._readers = [
             open_reader(f"arch.models[{number}]", path) for number, path in enumerate(models)
         ]
-        sets = open_sets(data_path, hub, held_out, stories, seed, skip, eval_only)
+        sets = open_sets(run, hub, held_out, stories, skip)
         texts = [example.context for some in sets.values() for example in some]
         for reader in self._readers:
             check_encodes(reader.where, reader.tokenizer, texts)
@@ -133,9 +123,10 @@ class QASource:
             some.fit(limits)
         self._sets["test"] = self._sets["test"].first(most_test)
         self._at_once, self._rows = at_once, self._sets["train"].together(at_once)
-        self._order = Order(seed, np.arange(max(1, len(self._rows))))
-        self._steps = cut_evenly(self._order.items, global_batch_size, epochs, eval_interval)
-        self._length = global_batch_size, max_steps, eval_every_steps
+        self._order = Order(run.seed, np.arange(max(1, len(self._rows))))
+        self._steps = cut_evenly(
+            self._order.items, run.global_batch_size, run.epochs, run.eval_interval
+        )
         shown = [
             (each.context, each.question, each.answers)
             for some in self._sets.values()
@@ -158,7 +149,7 @@ class QASource:
         self.spec = Spec(
             seq_len=context_bytes,
             readers=tuple(readers),
-            name=(data_path or hub or "made-up stories")
+            name=(run.data_path or hub or "made-up stories")
             + ("" if answer_tokens else f", answers of up to {limits.answer_tokens} tokens"),
             fingerprint=hashlib.sha256(
                 repr((sorted(form.items()), shown)).encode(errors="surrogatepass")
@@ -167,17 +158,15 @@ class QASource:
 
     @cached_property
     def length(self) -> RunLength:
-        return run_length(self._steps, *self._length)
+        run = self._run
+        return run_length(self._steps, run.global_batch_size, run.max_steps, run.eval_every_steps)
 
     def train_batch(self, step: int, shard: int) -> Arrays:
         """The rows of one shard of one step: texts, each with questions."""
-        visits = shard_rows(self._order.visits(*self._steps.span(step)), shard, self._shards)
+        visits = shard_rows(self._order.visits(*self._steps.span(step)), shard, self._run.shards)
         return self._sets["train"].read_together(
             [self._rows[visit] for visit in visits], self._at_once
         )
-
-    def enter(self, saved: Registry) -> None:
-        """Its batches are functions of the step: there is nothing else to go on from."""
 
     def eval_sets(self) -> Mapping[str, EvalSet]:
         return {"test": WithOthers(self._sets["test"])}

@@ -18,11 +18,9 @@ from data.latent.qa_examples import Form, Tokens
 from data.latent.qa_files import Example
 from data.latent.ragged import EMPTY, Ragged
 from data.order import Order, cut_evenly, run_length, shard_rows
-from data.source import IGNORE, Arrays, EvalSet, RunLength, Spec
+from data.source import IGNORE, Arrays, EvalSet, RunLength, RunSettings, Source, Spec
 from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes
-from utils.checkpoint.registry import Registry
 from utils.errors import ConfigError
-from utils.measure.report import Evaluator
 
 BPE = "bpe:"
 BPE_LETTERS = 10_000_000  # of the text by which it is trained
@@ -34,21 +32,13 @@ PREDICTED: dict[str, Callable[[int], bool]] = {
 }
 
 
-class QAText:
+class QAText(Source):
     """Every text once an epoch, with all its questions and answers."""
 
     def __init__(
         self,
+        run: RunSettings,
         *,
-        seed: int,
-        shards: int,
-        global_batch_size: int,
-        epochs: int | None,
-        eval_interval: int | None = None,
-        max_steps: int | None = None,
-        eval_every_steps: int | None = None,
-        eval_only: bool = False,
-        data_path: str | None = None,
         hub: str | None = None,
         held_out: float = 0.1,
         skip: bool = False,
@@ -58,8 +48,8 @@ class QAText:
         form: Mapping[str, str],
         stories: Mapping[str, Any],
     ) -> None:
-        self._shards, shown = shards, Form(**form)
-        sets = open_sets(data_path, hub, held_out, stories, seed, skip, eval_only, all_words=True)
+        self._run, shown = run, Form(**form)
+        sets = open_sets(run, hub, held_out, stories, skip, all_words=True)
         texts = [
             text
             for example in (sets["train"] or sets["test"])
@@ -75,9 +65,10 @@ class QAText:
             name: Texts(some, shown, self.tokenizer, seq_len, skip, predict)
             for name, some in sets.items()
         }
-        self._order = Order(seed, np.arange(max(1, len(self._sets["train"]))))
-        self._steps = cut_evenly(self._order.items, global_batch_size, epochs, eval_interval)
-        self._length = global_batch_size, max_steps, eval_every_steps
+        self._order = Order(run.seed, np.arange(max(1, len(self._sets["train"]))))
+        self._steps = cut_evenly(
+            self._order.items, run.global_batch_size, run.epochs, run.eval_interval
+        )
         content = [
             self.tokenizer.name,
             getattr(self.tokenizer, "content", b""),
@@ -87,28 +78,23 @@ class QAText:
             vocab_size=self.tokenizer.vocab_size,
             seq_len=seq_len,
             decode=self.tokenizer.decode,
-            name=data_path or hub or "made-up stories",
+            name=run.data_path or hub or "made-up stories",
             fingerprint=hashlib.sha256(repr(content).encode(errors="surrogatepass")).hexdigest(),
         )
 
     @cached_property
     def length(self) -> RunLength:
-        return run_length(self._steps, *self._length)
+        run = self._run
+        return run_length(self._steps, run.global_batch_size, run.max_steps, run.eval_every_steps)
 
     def train_batch(self, step: int, shard: int) -> Arrays:
         """The rows of one shard of one step."""
         return self._sets["train"].read(
-            shard_rows(self._order.visits(*self._steps.span(step)), shard, self._shards)
+            shard_rows(self._order.visits(*self._steps.span(step)), shard, self._run.shards)
         )
-
-    def enter(self, saved: Registry) -> None:
-        """Its batches are functions of the step: there is nothing else to go on from."""
 
     def eval_sets(self) -> Mapping[str, EvalSet]:
         return {"test": self._sets["test"]}
-
-    def evaluators(self, set_name: str) -> Sequence[Evaluator]:
-        return []
 
 
 class Texts:

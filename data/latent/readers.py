@@ -8,8 +8,8 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from data.source import RunSettings
 from data.tokenizer import FromFile, Tokenizer
 from utils.checkpoint import reader
 from utils.command.instantiate import make
@@ -41,9 +41,9 @@ def open_reader(key: str, path: str) -> Reader:
                     f"checkpoint={path}: no such file or folder; give the folder of a run, or the"
                     " arguments that make one"
                 )
-            data: Any = reader.config_in(path).get("data", {})
+            config = reader.config_in(path)
         try:
-            source = make(data, "data")
+            source = make(config.get("data", {}), "data", RunSettings.of(config))
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
         known: Tokenizer | None = getattr(source, "tokenizer", None)

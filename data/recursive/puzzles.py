@@ -25,8 +25,16 @@ from data.recursive.puzzle_files import PuzzleSplit, sample
 from data.recursive.puzzle_pool import Member, Pool, Rows, max_vocab, open_datasets
 from data.recursive.puzzle_text import kind_of, puzzle_text
 from data.recursive.votes import Votes, VoteSet, symmetries
-from data.source import IGNORE, Arrays, EvalSet, RunLength, Spec, combined_fingerprint
-from utils.checkpoint.registry import Registry
+from data.source import (
+    IGNORE,
+    Arrays,
+    EvalSet,
+    RunLength,
+    RunSettings,
+    Source,
+    Spec,
+    combined_fingerprint,
+)
 from utils.errors import ConfigError, short
 from utils.measure.report import Evaluator
 
@@ -59,41 +67,34 @@ def evaluator_names(given: Sequence[str | Mapping[str, str]]) -> list[str]:
     return list(dict.fromkeys(found))  # type: ignore[arg-type]
 
 
-class PuzzleSource:
+class PuzzleSource(Source):
     """Training batches and evaluation sets of one or several puzzle datasets."""
 
     def __init__(
         self,
+        run: RunSettings,
         *,
-        seed: int,
-        shards: int,
-        global_batch_size: int,
-        epochs: int | None,
-        eval_interval: int | None = None,
-        max_steps: int | None = None,
-        eval_every_steps: int | None = None,
-        data_path: str | None = None,
         data_paths: Sequence[str] | None = None,
         data_paths_test: Sequence[str] | None = None,
         embedded: Mapping[str, int] | None = None,
         evaluators: Sequence[str | Mapping[str, str]] = (),
-        eval_only: bool = False,
         puzzle: str | None = None,
         votes: int = 8,
         arc_pool: int = 1,
     ) -> None:
         names = evaluator_names(evaluators)
         chosen = [EVALUATORS[name] for name in names if name != VOTE]
-        train, test = open_datasets(data_path, data_paths, data_paths_test, embedded, eval_only)
-        self._seed, self._shards, self._batch = seed, shards, global_batch_size
+        train, test = open_datasets(
+            run.data_path, data_paths, data_paths_test, embedded, run.eval_only
+        )
+        self._run = run
         self._rows = Rows([(member.split, name) for member in train for name in member.split.sets])
         self._pool = Pool(train)
         self._single = bool((self._pool.size == 1).all())
-        self._order = Order(seed, self._pool.group_first, self._pool.group_size)
+        self._order = Order(run.seed, self._pool.group_first, self._pool.group_size)
         self._steps = cut_steps(
-            self._order, self._pool.size, global_batch_size, epochs, eval_interval
+            self._order, self._pool.size, run.global_batch_size, run.epochs, run.eval_interval
         )
-        self._length = global_batch_size, max_steps, eval_every_steps
         # the last step's rows and ids, for its other shards
         self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
         self._test = {
@@ -109,7 +110,7 @@ class PuzzleSource:
         # what shows the answer to the user's own puzzle
         self._own: Callable[[], list[Evaluator]] | None = None
         if puzzle is not None:
-            if not eval_only:
+            if not run.eval_only:
                 raise ConfigError(
                     f"{KEY}={short(puzzle)}: a trained model answers it; add eval_only=true and"
                     " checkpoint="
@@ -124,7 +125,7 @@ class PuzzleSource:
             }
         filled = {key: of for key, of in self._test.items() if len(self._eval_sets.get(key, ()))}
         self._chosen = {
-            key: [make(*of, 1 if eval_only else arc_pool) for make in chosen]
+            key: [make(*of, 1 if run.eval_only else arc_pool) for make in chosen]
             for key, of in filled.items()
         }
         self.spec = Spec(
@@ -133,28 +134,26 @@ class PuzzleSource:
             table_rows=sum(member.split.metadata.num_puzzle_identifiers for member in train),
             fingerprint=combined_fingerprint([member.split.fingerprint for member in train]),
             name=", ".join(
-                [data_path] if data_path is not None else data_paths or ["generated Sudoku"]
+                [run.data_path] if run.data_path is not None else data_paths or ["generated Sudoku"]
             ),
         )
 
     @cached_property
     def length(self) -> RunLength:
-        return run_length(self._steps, *self._length)
+        run = self._run
+        return run_length(self._steps, run.global_batch_size, run.max_steps, run.eval_every_steps)
 
     def train_batch(self, step: int, shard: int) -> Arrays:
         """The rows of one shard of one step."""
         if self._drawn is None or self._drawn[0] != step:
             self._drawn = (step, *self._draw(step))
         _, rows, ids = self._drawn
-        inputs, labels = self._rows.read(shard_rows(rows, shard, self._shards))
+        inputs, labels = self._rows.read(shard_rows(rows, shard, self._run.shards))
         return {
             "inputs": inputs,
             "labels": labels,
-            "puzzle_identifiers": shard_rows(ids, shard, self._shards),
+            "puzzle_identifiers": shard_rows(ids, shard, self._run.shards),
         }
-
-    def enter(self, saved: Registry) -> None:
-        """Its batches are functions of the step: there is nothing else to go on from."""
 
     def eval_sets(self) -> Mapping[str, EvalSet]:
         return self._eval_sets
@@ -179,7 +178,7 @@ class PuzzleSource:
         kind, metadata = kind_of_set(split, name), split.metadata
         return VoteSet(
             self._eval_sets[key],
-            symmetries(kind, metadata.seq_len, metadata.vocab_size, votes, self._seed),
+            symmetries(kind, metadata.seq_len, metadata.vocab_size, votes, self._run.seed),
         )
 
     def _text(self, example: Arrays, answer: np.ndarray) -> str:
@@ -192,9 +191,8 @@ class PuzzleSource:
         first = self._pool.first[puzzles]
         if self._single:
             return first, ids
-        rows, owner = pack(
-            first, self._pool.size[puzzles], self._batch, generator(self._seed, "pack", step)
-        )
+        rng = generator(self._run.seed, "pack", step)
+        rows, owner = pack(first, self._pool.size[puzzles], self._run.global_batch_size, rng)
         return rows, ids[owner]
 
 

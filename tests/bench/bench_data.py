@@ -24,6 +24,7 @@ from data.recursive.sudoku import generate
 from data.recursive.sudoku_sets import sudoku_split
 from data.source import Source
 from data.stream import ShardStream, train_loader
+from tests.sources import opened
 
 BOARDS, AUGMENTATIONS = 1000, 1000
 SHARDS, STEPS, REPEATS = 8, 1000, 5
@@ -86,10 +87,10 @@ def main() -> None:
         for batch in (768, 32):
             rows(
                 f"puzzles, {batch} x 81",
-                PuzzleSource(**common, global_batch_size=batch, data_path=str(folder)),
+                opened(PuzzleSource, **common, global_batch_size=batch, data_path=str(folder)),
                 batch,
             )
-        rows("digits, 64 x 28 x 28", ImageSource(**common, global_batch_size=64), 64)
+        rows("digits, 64 x 28 x 28", opened(ImageSource, **common, global_batch_size=64), 64)
 
 
 def rows(name: str, source: Source, batch: int) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from data.language.token_files import HEADER, bin_header
 from data.language.tokens import TokenSource
 from data.stream import ShardStream, train_loader
+from tests.sources import opened as made
 
 SHARDS, REPEATS = 8, 5
 MANY, FILES = 10**10, 100
@@ -29,7 +30,8 @@ def resident() -> int:
 
 
 def opened(folder: Path, seq_len: int, batch: int, **more) -> TokenSource:
-    return TokenSource(
+    return made(
+        TokenSource,
         seed=0,
         shards=SHARDS,
         global_batch_size=batch,

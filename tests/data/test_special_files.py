@@ -17,6 +17,7 @@ from data.latent.qa_text import QAText
 from data.recursive.own_text import read_text
 from data.recursive.puzzle_files import read_split
 from data.recursive.puzzles import PuzzleSource
+from tests.sources import opened
 from utils.errors import ConfigError
 
 LENGTH = {"seed": 0, "shards": 1, "global_batch_size": 8, "epochs": 1}
@@ -24,17 +25,20 @@ LENGTH = {"seed": 0, "shards": 1, "global_batch_size": 8, "epochs": 1}
 OPENED: list[tuple[str, Callable[[Path], object]]] = [
     (
         "train-images-idx3-ubyte",
-        lambda folder: ImageSource(**LENGTH, dataset="mnist", data_path=str(folder)),
+        lambda folder: opened(ImageSource, **LENGTH, dataset="mnist", data_path=str(folder)),
     ),
     (
         "train-images-idx3-ubyte.gz",
-        lambda folder: ImageSource(**LENGTH, dataset="mnist", data_path=str(folder)),
+        lambda folder: opened(ImageSource, **LENGTH, dataset="mnist", data_path=str(folder)),
     ),
     ("puzzle.txt", lambda folder: read_text("puzzle.txt")),
     ("train.csv", lambda folder: next(read_csv(folder / "train.csv", bool))),
     ("train/dataset.json", lambda folder: read_split("data_path=x", folder, "train")),
-    ("dataset.json", lambda folder: TokenSource(**LENGTH, data_path=str(folder))),
-    ("train.bin", lambda folder: TokenSource(**LENGTH, data_path=str(folder), vocab_size=9)),
+    ("dataset.json", lambda folder: opened(TokenSource, **LENGTH, data_path=str(folder))),
+    (
+        "train.bin",
+        lambda folder: opened(TokenSource, **LENGTH, data_path=str(folder), vocab_size=9),
+    ),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Old names of modules, classes and functions, for configurations saved before they moved."""
+"""Brings configurations up to date that were saved before something was renamed or removed."""
 
 from __future__ import annotations
 
@@ -29,6 +29,34 @@ MOVED = {
     "optim.exact.build_reducer": "optim.sync.allreduce.build",
     "optim.sync.exact.build_reducer": "optim.sync.allreduce.build",
 }
+
+# keys of `data` that repeated those of the run, before sources got them as `RunSettings`
+REPEATED = {
+    "seed",
+    "shards",
+    "num_workers",
+    "global_batch_size",
+    "tokens_per_update",
+    "epochs",
+    "eval_interval",
+    "max_tokens",
+    "max_steps",
+    "eval_every_steps",
+    "eval_only",
+    "data_path",
+}
+
+
+def up_to_date(config: Any) -> Any:
+    """Returns a copy of a run's plain configuration with current names and no repeated keys."""
+    config = with_current_names(config)
+    if isinstance(config, dict) and isinstance(data := config.get("data"), dict):
+        config["data"] = {
+            key: value
+            for key, value in data.items()
+            if key not in REPEATED or value != config.get(key, value)
+        }
+    return config
 
 
 def current_name(target: str) -> str:

@@ -24,7 +24,7 @@ from utils.command import config as configs
 from utils.command.adopted import written
 from utils.command.arguments import prepare
 from utils.command.keys import A_RUN, SAME_RUN, everywhere, is_marked, run_values
-from utils.command.moved import with_current_names
+from utils.command.moved import up_to_date
 from utils.command.values import leaves
 from utils.errors import Busy, ConfigError, Stopped, short
 from utils.files import read_text
@@ -113,7 +113,7 @@ def _is_of(folder: Path, earlier: DictConfig) -> bool:
     rules, now = everywhere(), OmegaConf.to_container(earlier)
     try:
         then = OmegaConf.to_container(OmegaConf.create(read_text(folder / "config.yaml")))
-        then = with_current_names(then)
+        then = up_to_date(then)
     except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException):
         return False
     there, here = (run_values(config, rules, SAME_RUN) for config in (then, now))  # type: ignore[arg-type]

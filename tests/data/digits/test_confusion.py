@@ -15,6 +15,7 @@ from data.digits.mistakes import SHOWN, Mistakes
 from data.recursive.puzzles import PuzzleSource
 from data.source import IGNORE
 from tests.data.recursive.helpers import write_dataset
+from tests.sources import opened
 from utils.measure.report import Prediction, Report
 
 LABELS, ANSWERS = [0, 0, 0, 2, 2, 2, 2], [0, 1, 0, 2, 2, 0, 2]
@@ -69,13 +70,14 @@ def test_without_answers_there_is_nothing_to_report() -> None:
 
 
 def test_evaluators_are_fresh_and_one_example_is_shown_of_all_sets(tmp_path) -> None:
-    images = ImageSource(seed=0, shards=2, global_batch_size=10, epochs=2)
+    images = opened(ImageSource, seed=0, shards=2, global_batch_size=10, epochs=2)
     first, second = images.evaluators("test"), images.evaluators("test")
     assert not any(one is other for one in first for other in second)
     for name in "ab":
         for split in ("train", "test"):
             write_dataset(tmp_path / name, [[1]] * 20, split)
-    puzzles = PuzzleSource(
+    puzzles = opened(
+        PuzzleSource,
         seed=0,
         shards=2,
         global_batch_size=8,

@@ -9,15 +9,17 @@ from data.digits.images import IDX_FILES, ImageSource, enlarge
 from data.source import IGNORE
 from data.stream import eval_batches
 from tests.data.recursive.helpers import shown
+from tests.sources import opened
 from utils.errors import ConfigError
 
 
 def source(**changes) -> ImageSource:
-    return ImageSource(
+    return opened(
+        ImageSource,
         **(
             {"seed": 0, "shards": 4, "global_batch_size": 60, "epochs": 4, "eval_interval": 2}
             | changes
-        )
+        ),
     )
 
 
@@ -222,8 +224,14 @@ def write_digits(folder: Path, count: int) -> None:
 
 
 def digits(folder: Path) -> ImageSource:
-    return ImageSource(
-        seed=0, shards=2, global_batch_size=10, epochs=2, dataset="mnist", data_path=str(folder)
+    return opened(
+        ImageSource,
+        seed=0,
+        shards=2,
+        global_batch_size=10,
+        epochs=2,
+        dataset="mnist",
+        data_path=str(folder),
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from data.language.token_files import bin_header
 from data.language.tokens import TokenSource
+from tests.sources import opened
 
 VOCAB = 60_000
 
@@ -44,7 +45,7 @@ def source(folder: Path | None, **more) -> TokenSource:
         "seq_len": 8,
         "data_path": folder and str(folder),
     }
-    return TokenSource(**(given | more))
+    return opened(TokenSource, **(given | more))
 
 
 def deaf_tokenizer(folder: Path) -> Path:

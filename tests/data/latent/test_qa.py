@@ -22,8 +22,10 @@ from data.latent.qa_text import QAText
 from data.latent.ragged import EMPTY, Ragged
 from data.latent.readers import Reader
 from data.latent.stories import make_stories
+from data.source import RunSettings
 from data.tokenizer import Bytes
 from tests.data.language.token_helpers import deaf_tokenizer
+from tests.sources import opened
 from utils.errors import ConfigError
 from utils.latent import ANSWER_INPUTS, WIRES
 from utils.measure.report import Prediction, Report
@@ -151,30 +153,30 @@ def test_a_question_without_an_answer_is_refused_or_left_out(tmp_path: Path) -> 
         ConfigError,
         match=r"question q3: has no answer, or an empty one; give one, or add data.skip=true",
     ):
-        open_sets(str(tmp_path), None, 0.1, STORIES, 0, skip=False, eval_only=False)
+        open_sets(RunSettings(data_path=str(tmp_path)), None, 0.1, STORIES, skip=False)
     assert [
         len(some)
         for some in open_sets(
-            str(tmp_path), None, 0.1, STORIES, 0, skip=True, eval_only=False
+            RunSettings(data_path=str(tmp_path)), None, 0.1, STORIES, skip=True
         ).values()
     ] == [2, 2]
     with pytest.raises(
         ConfigError, match=r"nothing is left for testing; give 0\.1, or a test\.json"
     ):
-        open_sets(path, None, 0.0, STORIES, 0, skip=True, eval_only=False)
+        open_sets(RunSettings(data_path=path), None, 0.0, STORIES, skip=True)
     with pytest.raises(ConfigError, match="both say where questions are"):
-        open_sets(path, "squad", 0.0, STORIES, 0, skip=True, eval_only=False)
+        open_sets(RunSettings(data_path=path), "squad", 0.0, STORIES, skip=True)
 
 
 @pytest.mark.parametrize("held_out", [0.001, 0.1, 0.999])
 def test_a_small_file_is_split_so_that_it_can_run(held_out: float, tmp_path: Path) -> None:
     path = written(tmp_path, "train.json", json.dumps(ROWS))
     for given in (path, str(tmp_path)):
-        sets = open_sets(given, None, held_out, STORIES, 0, skip=True, eval_only=False)
+        sets = open_sets(RunSettings(data_path=given), None, held_out, STORIES, skip=True)
         assert sorted(len({each.context for each in some}) for some in sets.values()) == [1, 1]
     written(tmp_path, "train.json", json.dumps(ROWS[1:]))
     with pytest.raises(ConfigError, match="all questions are about one text, and testing needs an"):
-        open_sets(path, None, 0.1, STORIES, 0, skip=True, eval_only=False)
+        open_sets(RunSettings(data_path=path), None, 0.1, STORIES, skip=True)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ def test_a_small_file_is_split_so_that_it_can_run(held_out: float, tmp_path: Pat
 def test_a_file_without_questions_is_one_line(content: str, skip: bool, tmp_path: Path) -> None:
     path = written(tmp_path, "train.json", content)
     with pytest.raises(ConfigError, match="holds no question with an answer; give one or more"):
-        open_sets(path, None, 0.1, STORIES, 0, skip, eval_only=False)
+        open_sets(RunSettings(data_path=path), None, 0.1, STORIES, skip)
 
 
 def test_a_pipe_is_refused_by_name(tmp_path: Path) -> None:
@@ -401,12 +403,12 @@ def test_what_does_not_fit_is_left_out_if_wanted() -> None:
 @pytest.mark.parametrize("skip", [False, True])
 def test_texts_that_a_language_model_cannot_read_whole(skip: bool, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
-        QAText(**LENGTH, stories=STORIES, seq_len=10, skip=skip)
+        opened(QAText, **LENGTH, stories=STORIES, seq_len=10, skip=skip)
     assert str(error.value).endswith("give 78; data.skip=true leaves none of them")
     with pytest.raises(
         ConfigError, match=r"data.tokenizer=.*deaf.json: makes no token of the texts"
     ):
-        QAText(**LENGTH, stories=STORIES, tokenizer=str(deaf_tokenizer(tmp_path)))
+        opened(QAText, **LENGTH, stories=STORIES, tokenizer=str(deaf_tokenizer(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -431,7 +433,7 @@ LENGTH: dict[str, Any] = {"seed": 1, "shards": 2, "global_batch_size": 4, "epoch
 
 @pytest.mark.parametrize("predict", ["all", "answers"])
 def test_a_language_model_reads_texts_with_all_their_questions(predict: str) -> None:
-    source = QAText(**LENGTH, stories=STORIES, seq_len=90, predict=predict)
+    source = opened(QAText, **LENGTH, stories=STORIES, seq_len=90, predict=predict)
     batch = source.train_batch(0, 1)
     assert batch["inputs"].shape == (2, 90)
     for inputs, labels in zip(batch["inputs"], batch["labels"], strict=True):
@@ -456,25 +458,25 @@ def test_a_language_model_reads_texts_with_all_their_questions(predict: str) -> 
             r" train\); give 7\d"
         ),
     ):
-        QAText(**LENGTH, stories=STORIES, seq_len=70)
+        opened(QAText, **LENGTH, stories=STORIES, seq_len=70)
 
 
 def test_tokens_made_of_the_texts_are_the_same_whenever_they_are_made() -> None:
-    one, two = (QAText(**LENGTH, stories=STORIES, tokenizer="bpe:280") for _ in range(2))
+    one, two = (opened(QAText, **LENGTH, stories=STORIES, tokenizer="bpe:280") for _ in range(2))
     assert one.spec.fingerprint == two.spec.fingerprint
     assert 257 < one.spec.vocab_size <= 280
     text = "cupboardab47 cupboardcd12"
     assert one.tokenizer.decode(one.tokenizer.encode([text])[0]) == text
     assert len(one.tokenizer.encode([text])[0]) < len(text)
     assert (
-        QAText(**LENGTH, stories=STORIES, tokenizer="bpe:270").spec.fingerprint
+        opened(QAText, **LENGTH, stories=STORIES, tokenizer="bpe:270").spec.fingerprint
         != one.spec.fingerprint
     )
     for wrong in ("bpe:", "bpe:10", "bpe:x"):
         with pytest.raises(
             ConfigError, match=f"data.tokenizer={wrong}: give bpe:SIZE, with 257 tokens or more"
         ):
-            QAText(**LENGTH, stories=STORIES, tokenizer=wrong)
+            opened(QAText, **LENGTH, stories=STORIES, tokenizer=wrong)
 
 
 def test_answers_are_as_wide_as_the_longest_one_unless_told(
@@ -482,20 +484,20 @@ def test_answers_are_as_wide_as_the_longest_one_unless_told(
 ) -> None:
     reader = Reader("arch.models[0]=x", Bytes(), 256, 99, 257)
     monkeypatch.setattr("data.latent.qa.open_reader", lambda key, path: reader)
-    found = QASource(**LENGTH, stories=STORIES, models=["x"])
+    found = opened(QASource, **LENGTH, stories=STORIES, models=["x"])
     assert found.train_batch(0, 0)["answer_0"].shape[-1] == 3
     assert found.eval_sets()["test"].read(np.array([0]))["answer_0"].shape[-1] == 3
     assert found.spec.name == "made-up stories, answers of up to 3 tokens"
-    typed = QASource(**LENGTH, stories=STORIES, models=["x"], answer_tokens=5)
+    typed = opened(QASource, **LENGTH, stories=STORIES, models=["x"], answer_tokens=5)
     assert typed.train_batch(0, 0)["answer_0"].shape[-1] == 5
     assert typed.spec.name == "made-up stories"
     with pytest.raises(ConfigError, match=r"has 3 tokens, its end included; give 3, or null"):
-        QASource(**LENGTH, stories=STORIES, models=["x"], answer_tokens=2)
+        opened(QASource, **LENGTH, stories=STORIES, models=["x"], answer_tokens=2)
 
 
 def test_models_are_needed() -> None:
     with pytest.raises(ConfigError, match=r"arch.models=\[\]: names no net that answers"):
-        QASource(**LENGTH, stories=STORIES)
+        opened(QASource, **LENGTH, stories=STORIES)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tests.data.recursive.arc_helpers import DIHEDRAL, answers, built, meaning, 
 from tests.data.recursive.helpers import write_dataset
 from tests.ranks import ROOT
 from tests.runs import QUIET, train
+from tests.sources import opened
 from utils.errors import ConfigError
 from utils.measure.report import Prediction, Report
 
@@ -237,7 +238,7 @@ def test_sets_that_lack_what_votes_need_are_refused(folder: Path, tmp_path: Path
             r" seq_len=900\)"
         ),
     ):
-        PuzzleSource(**common, embedded={"size": 4, "train": 40, "test": 9, "blanks": 3})  # type: ignore[arg-type]
+        opened(PuzzleSource, **common, embedded={"size": 4, "train": 40, "test": 9, "blanks": 3})  # type: ignore[arg-type]
     identifiers = (folder / "identifiers.json").read_text()
     first = json.loads(identifiers)[1]
     for text, line in [
@@ -258,8 +259,14 @@ def test_sets_that_lack_what_votes_need_are_refused(folder: Path, tmp_path: Path
 
 @pytest.mark.parametrize("name", [["arc"], [{"name": "arc@ARC"}]])
 def test_both_ways_to_name_it_and_fresh_ones_each_time(name: list, folder: Path) -> None:
-    source = PuzzleSource(
-        seed=0, shards=1, global_batch_size=8, epochs=9, data_path=str(folder), evaluators=name
+    source = opened(
+        PuzzleSource,
+        seed=0,
+        shards=1,
+        global_batch_size=8,
+        epochs=9,
+        data_path=str(folder),
+        evaluators=name,
     )
     first, second = (
         [one for one in source.evaluators("all") if isinstance(one, ArcVotes)] for _ in range(2)

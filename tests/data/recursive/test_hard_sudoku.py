@@ -7,6 +7,7 @@ from data.recursive import sudoku_hard
 from data.recursive.puzzles import PuzzleSource
 from data.recursive.sudoku import generate, is_solved, random_solutions, search, to_digits, to_masks
 from tests.data.recursive.test_sudoku import build, hashes
+from tests.sources import opened
 
 
 def test_hard_boards_are_unique_and_can_lack_no_digit():
@@ -75,8 +76,13 @@ def test_hard_datasets_are_the_same_by_any_number_of_processes(tmp_path, capsys)
     assert "6 training examples of 3 boards, 1 test boards, 9x9, " in said
     assert " guesses in the median, " in said
     assert (
-        PuzzleSource(
-            seed=0, shards=1, global_batch_size=2, epochs=4, data_path=str(tmp_path / "a")
+        opened(
+            PuzzleSource,
+            seed=0,
+            shards=1,
+            global_batch_size=2,
+            epochs=4,
+            data_path=str(tmp_path / "a"),
         ).spec.vocab_size
         == 11
     )

@@ -14,6 +14,7 @@ from data.recursive.puzzle_files import PuzzleSplit, read_split
 from data.recursive.puzzle_pool import Member
 from data.recursive.puzzles import PuzzleSource
 from tests.data.recursive.arc_helpers import built, write_folder
+from tests.sources import opened
 from utils.errors import ConfigError
 from utils.measure.report import Prediction, Report
 
@@ -136,8 +137,8 @@ def test_without_outputs_nothing_is_judged(raw: Path, folder: Path) -> None:
     given = json.loads((raw / "task_y.json").read_text())["test"]
     typed = json.dumps({"task_y": {"test": [{"input": pair["input"]} for pair in given]}})
     common = {"seed": 0, "shards": 1, "global_batch_size": 8, "epochs": 1}
-    source = PuzzleSource(
-        **common, data_path=str(folder), eval_only=True, puzzle=typed, votes=IMAGES
+    source = opened(
+        PuzzleSource, **common, data_path=str(folder), eval_only=True, puzzle=typed, votes=IMAGES
     )  # type: ignore[arg-type]
     (task,) = source.eval_sets().values()
     (shown,) = source.evaluators("puzzle")

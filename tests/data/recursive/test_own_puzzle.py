@@ -21,6 +21,7 @@ from data.recursive.sudoku_sets import BLANK
 from data.source import IGNORE
 from tests.data.recursive.test_maze import tokens
 from tests.ranks import ROOT
+from tests.sources import opened
 from utils.errors import ConfigError
 from utils.measure.report import Prediction, Report
 
@@ -308,11 +309,11 @@ def test_a_source_evaluates_nothing_else() -> None:
         "embedded": embedded,
         "puzzle": BOARD,
     }
-    made = PuzzleSource(**given, eval_only=True)
+    made = opened(PuzzleSource, **given, eval_only=True)
     assert list(made.eval_sets()) == ["puzzle"]
     assert [type(one) for one in made.evaluators("puzzle")] == [Answers, AnswersByStep]
     with pytest.raises(
         ConfigError,
         match=r"^data.puzzle=.*: a trained model answers it; add eval_only=true and checkpoint=",
     ):
-        PuzzleSource(**given)
+        opened(PuzzleSource, **given)

@@ -9,6 +9,7 @@ from data.recursive.puzzle_text import puzzle_text
 from data.recursive.puzzles import PuzzleSource, pack
 from data.source import IGNORE
 from tests.data.recursive.helpers import ragged_groups, row_numbers, shown, write_dataset
+from tests.sources import opened
 from utils.errors import ConfigError
 
 EMBEDDED = {"size": 4, "train": 40, "test": 10, "blanks": 7}
@@ -16,7 +17,8 @@ EMBEDDED = {"size": 4, "train": 40, "test": 10, "blanks": 7}
 
 def source(path=None, *, seed=0, shards=2, batch=8, epochs=6, interval=3, **more) -> PuzzleSource:
     more.setdefault("data_path", None if path is None else str(path))
-    return PuzzleSource(
+    return opened(
+        PuzzleSource,
         seed=seed,
         shards=shards,
         global_batch_size=batch,

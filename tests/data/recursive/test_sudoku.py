@@ -20,6 +20,7 @@ from data.recursive.sudoku import (
     to_masks,
 )
 from data.recursive.sudoku_sets import augment, cell_permutations, sudoku_split
+from tests.sources import opened
 from utils.errors import ConfigError
 
 
@@ -203,8 +204,9 @@ def test_a_built_dataset_is_read_and_equals_the_embedded_one(tmp_path):
         8,
     )
     common = {"seed": 0, "shards": 2, "global_batch_size": 8, "epochs": 4}
-    built = PuzzleSource(**common, data_path=str(tmp_path))
-    embedded = PuzzleSource(
+    built = opened(PuzzleSource, **common, data_path=str(tmp_path))
+    embedded = opened(
+        PuzzleSource,
         **common,
         embedded={"size": 6, "train": 30, "test": 10, "blanks": 20, "num_aug": 3, "seed": 2},
     )

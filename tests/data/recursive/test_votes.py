@@ -18,6 +18,7 @@ from data.recursive.sudoku_sets import sudoku_split
 from data.recursive.votes import Votes, VoteSet, by_cell, elected, symmetries
 from data.source import IGNORE, Arrays
 from tests.data.recursive.test_maze import SMALL
+from tests.sources import opened
 from utils.errors import ConfigError
 from utils.measure.report import Prediction
 
@@ -169,7 +170,8 @@ def test_what_has_no_symmetries_is_refused() -> None:
 
 def test_a_source_asks_about_images_of_its_test_sets() -> None:
     embedded = {"size": 4, "train": 40, "test": 10, "blanks": 7}
-    made = PuzzleSource(
+    made = opened(
+        PuzzleSource,
         seed=0,
         shards=2,
         global_batch_size=8,

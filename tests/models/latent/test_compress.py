@@ -21,6 +21,7 @@ from models.latent.prefix import Prefix
 from models.latent.reading import NOTHING, answer_logits, answers
 from models.objective import Context
 from tests.ranks import run_module, succeeded
+from tests.sources import opened
 from utils.errors import ConfigError
 from utils.latent import ANSWER_INPUTS, WIRES
 from utils.measure.report import Prediction
@@ -49,7 +50,8 @@ def source(reader_folders: list[str]) -> QASource:
 
 
 def source_of(folders: list[str], global_batch_size: int = 8, at_once: int = 1) -> QASource:
-    return QASource(
+    return opened(
+        QASource,
         seed=0,
         shards=2,
         global_batch_size=global_batch_size,

@@ -20,7 +20,7 @@ def test_help_lists_every_key_that_can_be_set() -> None:
     assert "largest global gradient norm" in text, "with its description"
     assert "\nCheckpoints\n  resume " in text, "below the comment that heads it"
     assert "false: begin again" in " ".join(text.split()), "all lines of a description"
-    assert "data.max_steps" not in text, "what follows another key is set there"
+    assert "sync.shards" not in text, "what follows another key is set there"
     assert "arch=" in text
     assert "(here gpt)" in text
     assert max(map(len, text.splitlines())) <= 140
@@ -37,7 +37,7 @@ def test_help_of_an_experiment_shows_what_it_chooses() -> None:
         ("grad_clip", "grad_clip=null a number or null; more than 0 largest global"),
         ("keep", "any start may change it"),
         ("epochs", "a run with a run_name of its own goes on with it"),
-        ("data.seed", "data.seed always has the value of seed; set seed instead"),
+        ("sync.shards", "sync.shards always has the value of shards; set shards instead"),
         ("arch.hidden_size", "arch.hidden_size=512 (arch=hrm)"),
         ("arch.hidden_size", "arch.hidden_size=256 (arch=gpt)"),
         ("sweep", " sweep.jobs "),
