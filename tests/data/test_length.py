@@ -11,6 +11,7 @@ import pytest
 from data.digits.images import ImageSource
 from data.order import Order, cut_steps, run_length
 from data.recursive.puzzles import PuzzleSource
+from tests.sources import opened
 from utils.errors import ConfigError
 
 SIZES = {"uniform": np.full(10, 2), "ragged": np.array([1, 2, 3, 4, 5, 1, 2, 3, 4, 5])}
@@ -47,7 +48,7 @@ def test_ragged_epochs_end_where_they_end() -> None:
 
 @pytest.mark.parametrize("kind", SIZES)
 def test_it_can_be_sent_to_another_process(kind: str) -> None:
-    """Where workers are not forked, they the source is sent, and its length with it."""
+    """Workers that are not forked receive the source, and its length with it."""
     length = run_length(cut_steps(Order(0, np.arange(10)), SIZES[kind], 10, 6, 2), 10, None, 5)
     sent = pickle.loads(pickle.dumps(length))
     assert [sent.evaluates_after(done) for done in range(15)] == [
@@ -63,13 +64,23 @@ def test_sources_pass_on_what_they_are_given(source: Any) -> None:
         if source is PuzzleSource
         else {}
     )
-    length = source(
-        seed=0, shards=2, global_batch_size=8, epochs=None, max_steps=9, eval_every_steps=4, **more
+    length = opened(
+        source,
+        seed=0,
+        shards=2,
+        global_batch_size=8,
+        epochs=None,
+        max_steps=9,
+        eval_every_steps=4,
+        **more,
     ).length
     assert (length.total_steps, length.examples_per_update) == (9, 8)
     assert [done for done in range(10) if length.evaluates_after(done)] == [4, 8, 9]
     for key in ("max_steps", "eval_every_steps"):
         with pytest.raises(ConfigError, match=f"{key}=0: must be at least 1"):
-            _ = source(
-                **({"seed": 0, "shards": 2, "global_batch_size": 8, "epochs": 1, **more} | {key: 0})
+            _ = opened(
+                source,
+                **(
+                    {"seed": 0, "shards": 2, "global_batch_size": 8, "epochs": 1, **more} | {key: 0}
+                ),
             ).length

@@ -42,15 +42,15 @@ OPENED: list[tuple[str, Callable[[Path], object]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "opened"), OPENED, ids=[name for name, _ in OPENED])
+@pytest.mark.parametrize(("name", "open_in"), OPENED, ids=[name for name, _ in OPENED])
 def test_a_pipe_is_refused_by_name(
-    name: str, opened: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, open_in: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).parent.mkdir(exist_ok=True)
     os.mkfifo(tmp_path / name)
     with pytest.raises(ConfigError, match=r"is a pipe|not a plain file") as error:
-        opened(tmp_path)
+        open_in(tmp_path)
     assert Path(name).name in str(error.value)
 
 
@@ -69,4 +69,4 @@ FORM = {"context": "{context}\\n", "question": "{question}", "answer": "{answer}
 )
 def test_a_path_that_no_file_can_have_is_one_line(source: Any, more: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^data_path=xxx"):
-        source(**LENGTH | more, data_path="x" * 5000)
+        opened(source, **LENGTH | more, data_path="x" * 5000)
