@@ -144,6 +144,7 @@ class Source(Protocol):
         Called once, before a checkpoint is restored and before worker processes start. Default:
         nothing, because batches that are functions of the step need no memory.
         """
+        return None
 
 
 def _due(total: int, every: int | None, done: int) -> bool:
