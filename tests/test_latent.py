@@ -11,30 +11,20 @@ import pytest
 
 from data.latent.answers import LABEL
 from tests.ranks import run_ranks
-from tests.runs import FLOAT32, QUIET, Result, assert_same_run, digest, learned, stopped, train
+from tests.runs import (
+    FLOAT32,
+    QUIET,
+    TINY_PREFIX,
+    Result,
+    assert_same_run,
+    digest,
+    learned,
+    stopped,
+    train,
+)
 from utils.latent import ANSWER_INPUTS
 
 slow = pytest.mark.slow
-TINY = [
-    "arch=prefix",
-    "data=qa",
-    "optim=adamw",
-    "arch.forward_dtype=float64",
-    "arch.latents=4",
-    "arch.wire=6",
-    "arch.adapter_width=16",
-    "arch.gist_width=16",
-    "arch.encoder={width:16,layers:1,heads:2,refiner:1}",
-    "data.context_bytes=48",
-    "data.answer_tokens=4",
-    "data.stories={train:64,test:19,facts:3}",
-    "data.at_once=2",
-    "global_batch_size=24",
-    "max_steps=23",
-    "eval_batch_size=8",
-    "lr=5e-3",
-    "lr_warmup_steps=2",
-]
 LOSSES = [f"arch.loss.{name}=0.5" for name in ("first", "first_k", "distill", "align", "scale")]
 
 
@@ -44,7 +34,9 @@ def models(folders: list[str]) -> str:
 
 @pytest.fixture(scope="module")
 def alone(reader_folders: list[str], tmp_path_factory: pytest.TempPathFactory) -> Result:
-    return train(tmp_path_factory.mktemp("latent") / "run", *TINY, *LOSSES, models(reader_folders))
+    return train(
+        tmp_path_factory.mktemp("latent") / "run", *TINY_PREFIX, *LOSSES, models(reader_folders)
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,7 +52,9 @@ def alone(reader_folders: list[str], tmp_path_factory: pytest.TempPathFactory) -
 def test_the_number_of_ranks_changes_nothing(
     ranks: int, more: list[str], alone: Result, reader_folders: list[str], tmp_path: Path
 ) -> None:
-    other = train(tmp_path / "run", *TINY, *LOSSES, *more, models(reader_folders), ranks=ranks)
+    other = train(
+        tmp_path / "run", *TINY_PREFIX, *LOSSES, *more, models(reader_folders), ranks=ranks
+    )
     assert_same_run(alone, other)
     files = [
         (run.directory / "evaluations/step_23/test/answers.json").read_text()
@@ -121,7 +115,14 @@ def test_a_run_leaves_answers_and_pictures(alone: Result, reader_folders: list[s
 def test_exact_runs_are_equal_to_the_bit_and_go_on_at_other_ranks(
     reader_folders: list[str], tmp_path: Path
 ) -> None:
-    arguments = [*TINY, *LOSSES, models(reader_folders), *FLOAT32, "exact=true", "log_interval=4"]
+    arguments = [
+        *TINY_PREFIX,
+        *LOSSES,
+        models(reader_folders),
+        *FLOAT32,
+        "exact=true",
+        "log_interval=4",
+    ]
     one = train(tmp_path / "one", *arguments)
     two = train(tmp_path / "two", *arguments, ranks=2)
     assert digest(two.directory) == digest(one.directory)
@@ -142,10 +143,12 @@ def test_models_are_made_first(tmp_path: Path) -> None:
         f"arch.models=['{first.format(tmp_path / 'a')}','{first.format(tmp_path / 'b')}"
         " data.tokenizer=bpe:280']"
     )
-    run = train(tmp_path / "run", *TINY, *FLOAT32, given, ranks=2)
+    run = train(tmp_path / "run", *TINY_PREFIX, *FLOAT32, given, ranks=2)
     assert (tmp_path / "a" / "checkpoints" / "latest").read_text() == "step_3\n"
     assert f"- {tmp_path}/b" in (run.directory / "config.yaml").read_text()
     done = run_ranks(
-        1, ["pretrain.py", *QUIET, *TINY, *FLOAT32, given, f"checkpoint_path={tmp_path}/run"], 60
+        1,
+        ["pretrain.py", *QUIET, *TINY_PREFIX, *FLOAT32, given, f"checkpoint_path={tmp_path}/run"],
+        60,
     )[0]
     assert "is finished, 23 steps" in done.stdout

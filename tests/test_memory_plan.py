@@ -16,7 +16,7 @@ from data.source import RunSettings
 from optim.groups import build_dense
 from optim.memory import Memory
 from tests.ranks import run_ranks, succeeded
-from tests.runs import QUIET, TINY_CNN, TINY_GPT, TINY_TRM, resolved
+from tests.runs import QUIET, TINY_CNN, TINY_GPT, TINY_PREFIX, TINY_TRM, resolved
 from tests.steps import steps_of, trainer_on
 from utils.command.instantiate import make
 from utils.measure import capacity
@@ -25,17 +25,55 @@ from utils.ranks.distributed import Dist
 
 ALONE = Dist()
 FLOAT32 = "arch.forward_dtype=float32"
+TOYS = ["global_batch_size=64", "max_steps=3", "data.held_out=64"]
+# every arch and every kind of data; what is in capitals, a fixture makes
+RUNS = {
+    "trm": TINY_TRM,
+    "hrm": [each for each in TINY_TRM if "_len" not in each and "ACT" not in each] + ["arch=hrm"],
+    "digits": TINY_CNN,
+    "tokens": TINY_GPT,
+    "recompute": [*TINY_GPT, "arch.recompute=true"],
+    "stream": [each for each in TINY_GPT if "embedded" not in each]
+    + ["data=stream", "data_path=TEXTS"],
+    "tms": ["experiment=tms_target", *TOYS],
+    "resid_mlp": [
+        "experiment=resid_mlp_target",
+        "arch.hidden_size=32",
+        "data.num_features=9",
+        *TOYS,
+    ],
+    # what is computed once for all examples without a feature, nobody can count beforehand
+    "components": ["experiment=tms_5_2", "arch.target=TARGET", "data.probability=1", *TOYS],
+    "qa_text": ["experiment=latent_reader", "data.stories={train:64,facts:3,least:2}"],
+    "qa": [*TINY_PREFIX, "arch.models=[READERS]"],
+}
+FIXTURES = {"TEXTS": "text_folder", "TARGET": "tms_target", "READERS": "reader_folders"}
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [TINY_TRM, TINY_CNN, TINY_GPT, [*TINY_GPT, "arch.recompute=true"]],
-    ids=["trm", "cnn", "gpt", "recompute"],
-)
+@pytest.fixture
+def text_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(40):
+        (folder / f"{number}.txt").write_text(f"the sea is {number} fathoms deep\n" * 9)
+    return folder
+
+
+@pytest.fixture(params=RUNS)
+def planned(request: pytest.FixtureRequest) -> list[str]:
+    """The arguments of a run."""
+    line = "\n".join(RUNS[request.param])
+    for name, fixture in FIXTURES.items():
+        if name in line:
+            made = request.getfixturevalue(fixture)
+            line = line.replace(name, ",".join(made) if isinstance(made, list) else str(made))
+    return line.split("\n")
+
+
 def test_what_is_counted_without_numbers_is_what_a_pass_takes(
-    arguments: list[str], tmp_path: Path
+    planned: list[str], tmp_path: Path
 ) -> None:
-    cfg = resolved(*arguments, FLOAT32, f"checkpoint_path={tmp_path}")
+    cfg = resolved(*planned, FLOAT32, f"checkpoint_path={tmp_path}")
     source = make(cfg.data, "data", RunSettings.of(cfg))
 
     def counted(device: torch.device, step: bool) -> capacity.Needs:
@@ -43,7 +81,7 @@ def test_what_is_counted_without_numbers_is_what_a_pass_takes(
         optimizers = build_dense(cfg.optim.dense, objective.trained())
         memory = Memory(optimizers)
         if step:
-            for parameter in objective.parameters():
+            for parameter in objective.trained().values():
                 parameter.grad = torch.zeros_like(parameter)
             for optimizer in optimizers:
                 optimizer.step()
@@ -58,7 +96,8 @@ def test_what_is_counted_without_numbers_is_what_a_pass_takes(
     real = counted(torch.device("cpu"), step=True)
     assert counted(capacity.NOWHERE, step=False) == real
     assert real.first >= real.each > 0
-    assert real.remembered >= 1.9 * real.trained
+    assert 0 < real.trained == real.gradients <= real.remembered
+    assert sum(real.models) <= real.frozen, "models have no gradients, and nothing remembers them"
 
 
 def test_a_planned_run_is_the_run_of_that_micro_batch_size(
@@ -104,6 +143,26 @@ def test_cards_that_are_elsewhere(
     ) in said
     assert "attention" in said
     assert resolved(*TINY_TRM).plan is False
+
+
+@pytest.mark.parametrize(
+    "planned",
+    [pytest.param(name, marks=() if name == "qa" else pytest.mark.slow) for name in RUNS],
+    indirect=True,
+)
+def test_every_net_and_kind_of_data_has_a_plan(
+    planned: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        trainer_on(ALONE, tmp_path / "run", *planned, FLOAT32, "plan=show", "plan_cards=3x80")
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.startswith("plan: ") for line in lines)
+    ways = [line.split("  ")[0] for line in lines if "ranks × arch.devices: " in line]
+    assert ways == (
+        ["plan: data parallel", "plan: one rank", "plan: one rank"]
+        if "arch=prefix" in planned
+        else []
+    )
 
 
 @pytest.mark.cuda

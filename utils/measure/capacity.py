@@ -122,9 +122,7 @@ def choose(
         # what would be left over is of use to models
         wide = min(most, len(cards) // ranks) if free and devices > 1 else devices
         layouts.append(
-            _filled(
-                Layout(used, ranks, devices, shards, shard_size, needs, split, at_once=1), exact
-            )
+            _filled(Layout(used, ranks, devices, shards, shard_size, needs, split, 1), exact)
         )
         wider = (
             _filled(replace(layouts[-1], devices=wide, cards=cards[: ranks * wide]), exact)
@@ -141,6 +139,28 @@ def choose(
         (layout for layout in fewer if layout.fits),
         min(layouts, key=lambda layout: layout.expected(1)),
     )
+
+
+def spreads(
+    needs: Needs,
+    cards: Sequence[Card],
+    shards: int,
+    shard_size: int,
+    split: bool = False,
+    exact: bool = False,
+) -> list[Layout]:
+    """All ways to lay frozen models on cards on which nothing runs yet: from data parallel, with
+    every model on each card, to a card for each model. Empty where there is no choice.
+    """
+    cards = sorted(cards, key=lambda card: -card.room)
+    layouts = []
+    for devices in range(1, min(len(needs.models) + 1, len(cards)) + 1):
+        ranks = min(shards, len(cards) // devices)
+        used = cards[: ranks * devices]
+        layouts.append(
+            _filled(Layout(used, ranks, devices, shards, shard_size, needs, split, 1), exact)
+        )
+    return layouts if len(layouts) > 1 else []
 
 
 def _filled(layout: Layout, exact: bool) -> Layout:
@@ -220,6 +240,7 @@ def settle(
         cfg.arch,
         cfg.optim.dense,
         command if shown and dist.world_size == 1 else "as started",
+        spreads(needs, cards, cfg.shards, layout.shard_size, split, cfg.exact) if shown else (),
     )
     if shown:
         if dist.is_main:
@@ -233,8 +254,10 @@ def settle(
         cfg.micro_batch_size = layout.micro_batch_size
 
 
-def table(layout: Layout, arch: Any, optimizers: Any, command: str) -> str:
-    """The plan as text: what, how much, and why."""
+def table(
+    layout: Layout, arch: Any, optimizers: Any, command: str, others: Sequence[Layout] = ()
+) -> str:
+    """The plan as text: what, how much, and why, and beside it the `others` that there are."""
     dtype, fused = (
         str(arch.get("forward_dtype", "float32")),
         any(entry["optimizer"].get("fused") for entry in optimizers),
@@ -303,10 +326,31 @@ def table(layout: Layout, arch: Any, optimizers: Any, command: str) -> str:
                 f"too much; try {advice(layout, arch.get('recompute') is False)}",
             )
         )
+    rows += [_other(each) for each in others]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     return "\n".join(
         f"plan: {what:<{widths[0]}}  {value:<{widths[1]}}  {why}".rstrip()
         for what, value, why in rows
+    )
+
+
+def _other(layout: Layout) -> tuple[str, str, str]:
+    """A row that says how frozen models could lie on the cards."""
+    models, needed = len(layout.needs.models), layout.expected(layout.at_once)
+    on_each = -(-models // layout.devices)
+    if layout.devices == 1:
+        name = "data parallel" if layout.ranks > 1 else "one GPU"
+        where = "every model on each GPU"
+    else:
+        name = "one rank" if layout.ranks == 1 else "hybrid"
+        where = "one model on a GPU" if on_each == 1 else f"up to {on_each} models on a GPU"
+        where += ", what trains on one more" if layout.devices > models else ""
+    fits = "" if layout.fits else "; does not fit"
+    return (
+        name,
+        f"{layout.ranks} × {layout.devices}",
+        f"ranks × arch.devices: {where}; {layout.micro_batch_size} examples at once,"
+        f" {gib(needed)} on the fullest{fits}",
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from utils.errors import ConfigError
-from utils.measure.capacity import Layout, Needs, advice, choose, table
+from utils.measure.capacity import Layout, Needs, advice, choose, spreads, table
 from utils.measure.cards import GIB, Card, attention, cards_named, gib, precision
 
 H200, H100, A100_40, CARD_24, CARD_16 = (
@@ -116,6 +116,31 @@ def test_models_are_spread_where_they_do_not_fit_together(
         micro_batch_size,
     )
     assert len(layout.cards) == ranks * devices
+
+
+def test_the_table_shows_every_way_to_lay_out_frozen_models() -> None:
+    """Data parallel, a hybrid with one model on a GPU, and one in which what trains has its own:
+    weights count on the device they are on, once for each rank.
+    """
+    with_models = replace(needs(2, 1, 0.5), frozen=26 * GIB, models=[14 * GIB, 12 * GIB])
+    ways = spreads(with_models, CARD_24 * 4, shards=16, shard_size=4)
+    assert [(way.ranks, way.devices, way.fits) for way in ways] == [
+        (4, 1, False),  # 28 of 21.4
+        (2, 2, True),  # 2 + 14
+        (1, 3, True),
+    ]
+    state = [way.needs.fullest(way.ranks, False, way.devices) / GIB for way in ways]
+    assert state == [28, 16, 14]
+    said = table(ways[1], {}, [{"optimizer": {}}], "", ways).splitlines()[-3:]
+    assert [" ".join(line.split()) for line in said] == [
+        "plan: data parallel 4 × 1 ranks × arch.devices: every model on each GPU; 4 examples at"
+        " once, 29.0 GiB on the fullest; does not fit",
+        "plan: hybrid 2 × 2 ranks × arch.devices: one model on a GPU; 32 examples at once,"
+        " 20.5 GiB on the fullest",
+        "plan: one rank 1 × 3 ranks × arch.devices: one model on a GPU, what trains on one more;"
+        " 32 examples at once, 18.5 GiB on the fullest",
+    ]
+    assert not spreads(needs(2, 1, 0.5), CARD_24 * 4, 16, 4), "without frozen models, no choice"
 
 
 def test_ranks_that_have_started_spread_over_what_is_left_to_them() -> None:
