@@ -64,7 +64,7 @@ NOT_RUN = {
     r"--help|--cfg|--config-dir": "tests/test_layout.py tests/test_config.py",
     r"hydra/|pretrain\.py -m|sweep\.": "tests/utils/sweep",
     r"plan=": "tests/test_memory_plan.py",
-    r"checkpoint (digest|import)|=(FOLDER|PATH)": "tests/utils/checkpoint",
+    r"checkpoint (digest|show|verify|diff|export|import)|=(FOLDER|PATH)": "tests/utils/checkpoint",
     r"data\.build": "tests/data",
     r"utils\.rundir\.report": "tests/utils/rundir",
     r"models\.component_files": "tests/models/decomposition",

@@ -1,23 +1,34 @@
-"""`python -m utils.checkpoint`: prints the digest of a checkpoint, or imports published weights."""
+"""`python -m utils.checkpoint`: looks into checkpoints, compares, verifies, exports and imports."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+from utils.checkpoint import looking
 from utils.checkpoint.imported import import_weights
 from utils.checkpoint.reader import digest
 from utils.errors import ConfigError, exit_status
 
 USAGE = (
-    "usage: python -m utils.checkpoint digest PATH    (a run folder, its checkpoints folder or a"
-    " step_* folder)    or import FILE FOLDER    (weights that torch.save has written)"
+    "usage: python -m utils.checkpoint digest|show|verify PATH    (a run folder, its checkpoints"
+    " folder or a step_* folder)    or diff PATH PATH    or export PATH FOLDER    (its weights, or"
+    " their averages, as model.safetensors)    or import FILE FOLDER    (weights that torch.save"
+    " has written)"
 )
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command line; returns the exit status."""
-    return exit_status(lambda: asked(arguments), (ValueError, OSError))
+    """Runs the command line; returns the exit status: 1 if `diff` finds a difference."""
+    differs = False
+
+    def work() -> str:
+        nonlocal differs
+        answer = asked(arguments)
+        differs = arguments[0] == "diff" and not answer.startswith(looking.SAME)
+        return answer
+
+    return exit_status(work, (ValueError, OSError)) or int(differs)
 
 
 def asked(arguments: list[str]) -> str:
@@ -25,6 +36,14 @@ def asked(arguments: list[str]) -> str:
     match arguments:
         case ["digest", path]:
             return digest(path)
+        case ["show", path]:
+            return looking.show(path)
+        case ["verify", path]:
+            return looking.verify(path)
+        case ["diff", one, other]:
+            return looking.diff(one, other)
+        case ["export", path, folder]:
+            return looking.export(path, Path(folder))
         case ["import", file, folder]:
             return import_weights(Path(file), Path(folder))
     raise ConfigError(USAGE)

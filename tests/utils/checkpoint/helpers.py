@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as c10d
 
 from optim.sync.common import Common
 from utils.checkpoint import manifest
@@ -80,6 +84,39 @@ def alone(
     assert one.wait() == "", lines
     one.close()
     return directory / f"step_{step}"
+
+
+@dataclass(frozen=True)
+class Beside(Dist):
+    """One of several ranks that are threads of this process."""
+
+    meeting: threading.Barrier = field(default_factory=lambda: threading.Barrier(1))
+    said: dict[int, str] = field(default_factory=dict)
+
+    def all_gather_text(self, text: str) -> list[str]:
+        self.said[self.rank] = text
+        self.meeting.wait(60)
+        everyone = [self.said[rank] for rank in range(self.world_size)]
+        self.meeting.wait(60)
+        return everyone
+
+
+def together(directory: Path, ranks: int, step: int, value: float | None = None) -> list[str]:
+    """The same checkpoint as `alone` saves, by several ranks; how each of them sees the save."""
+    value = float(step) if value is None else value
+    meeting, said, store = threading.Barrier(ranks), dict[int, str](), c10d.HashStore()
+
+    def save(rank: int) -> str:
+        dist = Beside(rank, ranks, store=store, meeting=meeting, said=said)
+        one = Writer(directory, dist, lambda line: None, keep=None)
+        shards = {shard: shard_state(shard, value) for shard in dist.owned_shards(SHARDS)}
+        one.save(step, groups(value), shards, {**META, "value": value})
+        outcome = one.wait()
+        one.close()
+        return outcome
+
+    with ThreadPoolExecutor(ranks) as pool:
+        return [*pool.map(save, range(ranks))]
 
 
 def declare(folder: Path) -> None:

@@ -104,7 +104,7 @@ def test_the_command_prints_one_digest_or_one_line(tmp_path: Path) -> None:
             f"checkpoint={tmp_path}/nothing: no such file or folder",
         ),
         (("digest", str(folder / "ema.safetensors")), "checkpoint="),
-        (("digest",), "usage: python -m utils.checkpoint digest PATH"),
+        (("digest",), "usage: python -m utils.checkpoint digest|show|verify PATH"),
         ((), "usage: "),
         (("digset", "x"), "usage: "),
         (("digest", "x", "y"), "usage: "),

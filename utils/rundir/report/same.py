@@ -154,10 +154,14 @@ def _compare_digests(one: Path, other: Path) -> list[dict[str, Any]]:
 
 
 def _compare_checkpoints(step: int, one: Path, other: Path) -> dict[str, Any]:
-    """Tensor by tensor; model first, since all else follows from it."""
-    mine, theirs = (tensors_in(folder / f"step_{step}") for folder in (one, other))
+    return {"step": step, **compare_folders(*(each / f"step_{step}" for each in (one, other)))}
+
+
+def compare_folders(one: Path, other: Path) -> dict[str, Any]:
+    """Two checkpoints tensor by tensor; model first, since all else follows from it."""
+    mine, theirs = tensors_in(one), tensors_in(other)
     if not mine or not theirs:
-        return {"step": step, "same": True, "count": 0, "tensors": []}
+        return {"same": True, "count": 0, "differing": 0, "tensors": []}
     names = sorted(mine.keys() | theirs.keys(), key=lambda name: (name[:6] != "model/", name))
     differing: list[dict[str, Any]] = []
     for name in names:
@@ -171,7 +175,6 @@ def _compare_checkpoints(step: int, one: Path, other: Path) -> dict[str, Any]:
             differing.append({"name": name, "shape": list(a.shape), **_distance(a, b)})
     most = differing[:MOST_TENSORS]
     return {
-        "step": step,
         "same": not differing,
         "count": len(names),
         "differing": len(differing),

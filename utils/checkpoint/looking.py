@@ -1,0 +1,158 @@
+"""What the command line tells about checkpoints: their tensors, whether they are whole, where two
+differ; and their weights in a file for other programs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from utils.checkpoint import contents, reader, tensorfiles
+from utils.checkpoint.contents import Stored
+from utils.checkpoint.meta import config_of
+from utils.checkpoint.slices import Slice
+from utils.errors import ConfigError, brief
+from utils.files import write_whole
+from utils.rundir.report import same
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SAME = "the same"
+AVERAGE, ROWS = "dense/", "rows/"  # of weights, and of tables, which are brought up to date
+
+
+def show(path: str) -> str:
+    """A checkpoint's step, what has written it, and every tensor with its type, shape, size and
+    files.
+    """
+    found = reader.opened(path)
+    meta = found.meta
+    groups = {**found.groups, "shards": contents.stored(contents.pieces_in(found.folder))}
+    tensors = {
+        f"{group}/{name}": stored
+        for group, members in groups.items()
+        for name, stored in members.items()
+    }
+    files = sorted({file.name for stored in tensors.values() for file, _ in stored.pieces})
+    total = sum(stored.size for stored in tensors.values())
+    written = [f"{meta['ranks']} rank{'s' * (meta['ranks'] > 1)}"] if "ranks" in meta else []
+    written += [f"PyTorch {meta['torch']}"] if "torch" in meta else []
+    written += [" ".join(meta["code"].split())] if meta.get("code") else []
+    lines = [
+        f"{found.folder}: step {meta.get('step', 'unknown')}, {len(tensors)} tensors,"
+        f" {total:,} bytes in {len(files)} files",
+        *([f"written by {', '.join(written)}"] if written else []),
+        *_table({name: _row(stored) for name, stored in tensors.items()}),
+    ]
+    return "\n".join(lines)
+
+
+def verify(path: str) -> str:
+    """One line if every byte is as it was written; a ConfigError says which file is not."""
+
+    def read(folder: Path) -> str:
+        if problem := reader.verify(folder):
+            raise ConfigError(
+                f"checkpoint={path}: {folder.name} is damaged ({problem}); {reader.ANOTHER}"
+            )
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        return f"{folder}: whole, {len([*folder.iterdir()])} files, {size:,} bytes"
+
+    return reader.reading(Path(path), read)
+
+
+def diff(one: str, other: str) -> str:
+    """The first tensors that differ, and by how much."""
+    for path in (one, other):
+        if reader.is_weights(Path(path)):
+            raise ConfigError(f"{path}: a file of weights alone; give a run or a step_* folder")
+        reader.opened(path)  # refuses what is missing or cut short
+    found = same.compare_folders(*(reader.step_folder(Path(path)) for path in (one, other)))
+    if found["same"]:
+        return f"{SAME}: {found['count']} tensors, to the bit"
+    lines = [f"{found['differing']} of {found['count']} tensors differ"]
+    for tensor in found["tensors"]:
+        lines.append(f"{tensor['name']}: {_difference(tensor)}")
+    if found["differing"] > len(found["tensors"]):
+        lines.append("…")
+    return "\n".join(lines)
+
+
+def export(path: str, folder: Path) -> str:
+    """Writes the weights, or their averages if the run averaged, as one file that programs of the
+    Hugging Face ecosystem read; returns what was made in one line.
+    """
+    if os.path.lexists(folder):
+        raise ConfigError(f"{folder}: exists; give a folder that does not")
+    groups, meta = reader.load(path, ["model", "ema"])
+    if "model" not in groups:
+        raise ConfigError(f"checkpoint={path}: holds no model; {reader.ANOTHER}")
+    weights, average = dict(groups["model"]), groups.get("ema", {})
+    for name, tensor in average.items():
+        if name.startswith(AVERAGE):
+            weights[name.removeprefix(AVERAGE)] = tensor
+        elif name.startswith(ROWS):
+            table = name.removeprefix(ROWS)
+            missed = int(average["steps"]) - average[f"seen/{table}"]
+            weights[f"{table}.weights"] = _caught_up(
+                tensor, weights[f"{table}.weights"], missed, _rate(meta)
+            )
+    try:
+        folder.mkdir(parents=True)
+        tensorfiles.write(
+            folder / "model.safetensors", {name: Slice.whole(t) for name, t in weights.items()}
+        )
+        origin = {key: meta[key] for key in ("step", "config", "code") if key in meta}
+        write_whole(folder / "origin.json", json.dumps(origin, indent=1) + "\n")
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise ConfigError(
+            f"{folder}: cannot be written ({brief(error)}); give another folder"
+        ) from None
+    values = sum(tensor.numel() for tensor in weights.values())
+    return (
+        f"{folder}: {'averaged ' * bool(average)}weights of step {meta.get('step', 'unknown')},"
+        f" {len(weights)} tensors, {values:,} values"
+    )
+
+
+def _caught_up(rows: Tensor, weights: Tensor, missed: Tensor, rate: float) -> Tensor:
+    """Averages of rows up to now: weights have stood still for so many steps."""
+    towards = 1 - rate ** missed.double()
+    return rows + (weights.float() - rows) * towards.float()[:, None]
+
+
+def _rate(meta: dict[str, Any]) -> float:
+    return float(config_of(meta["config"])["ema_rate"])
+
+
+def _row(stored: Stored) -> tuple[str, ...]:
+    places = ", ".join(file.name for file, _ in stored.pieces[:3])
+    more = ", …" * (len(stored.pieces) > 3)
+    return stored.dtype, str(list(stored.shape)), f"{stored.size:,}", places + more
+
+
+def _table(rows: dict[str, tuple[str, ...]]) -> list[str]:
+    """Lines with columns of equal width; sizes stand right."""
+    cells = [(name, *row) for name, row in sorted(rows.items())]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(
+            text.rjust(width) if place == 3 else text.ljust(width)
+            for place, (text, width) in enumerate(zip(cell, widths, strict=True))
+        ).rstrip()
+        for cell in cells
+    ]
+
+
+def _difference(tensor: dict[str, Any]) -> str:
+    if "why" in tensor:
+        return str(tensor["why"])
+    if "of" not in tensor:
+        return f"shape {tensor['shape']}, other bits"
+    largest = "beyond all numbers" if tensor["largest"] is None else f"{tensor['largest']:.3g}"
+    return f"{tensor['count']:,} of {tensor['of']:,} values, by at most {largest}"
