@@ -4,6 +4,7 @@ it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
@@ -16,6 +17,8 @@ from utils.measure.report import Prediction, Report
 from utils.measure.scene import scene
 
 MOST_SHOWN = 8000  # characters of a continuation on the report page
+ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "'": "'", "x24": "$"}
+ESCAPE = re.compile(r"""\\(n|t|r|\\|"|'|x24)""")
 HELD_OUT = 64  # tokens of held-out text that are continued, where no prompt is given
 
 
@@ -32,12 +35,17 @@ def prompt_tokens(
     if tokenizer is None:
         return None
     if prompt is not None:
-        tokens = tokenizer.encode([prompt])[0].astype(np.int64)
+        tokens = tokenizer.encode([unescaped(prompt)])[0].astype(np.int64)
         return tokens if begin is None else np.concatenate([[begin], tokens])
     length = max(1, min(HELD_OUT, seq_len // 2))
     return next(
         (tokens[:length].astype(np.int64) for tokens in held_out if len(tokens) >= length), None
     )
+
+
+def unescaped(prompt: str) -> str:
+    r"""A prompt as the user means it: \n, \t, \r, \\, \" and \' as in Python, \x24 for a dollar."""
+    return ESCAPE.sub(lambda match: ESCAPED[match[1]], prompt)
 
 
 def prompt_set(

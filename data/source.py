@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from utils.checkpoint.registry import Registry
+from utils.command.instantiate import make
 from utils.errors import ConfigError
 from utils.measure.report import Evaluator
 from utils.spec import IGNORE, Spec
@@ -156,3 +157,9 @@ def combined_fingerprint(fingerprints: Sequence[str]) -> str:
     if len(fingerprints) == 1:
         return fingerprints[0]
     return hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()
+
+
+def source_of(config: Mapping[Any, Any]) -> Source:
+    """Makes the source of a run with this configuration."""
+    source: Source = make(config.get("data", {}), "data", RunSettings.of(config))
+    return source

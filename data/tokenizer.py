@@ -43,10 +43,16 @@ class Tokenizer(Protocol):
     begin: int | None  # the id that stands before each document
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text, without a begin token."""
+        """The ids of each text, without a begin token. Text is never read as special tokens: a
+        document that spells the begin token begins no other.
+        """
         ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
+
+    def published(self) -> str:
+        """The tokenizer.json that puts the begin token before a text, as evaluations do."""
+        ...
 
     @property
     def token_bytes(self) -> tuple[int, ...]:
@@ -66,6 +72,16 @@ class Bytes:
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(token for token in ids if token < 256).decode(errors="replace")
+
+    def published(self) -> str:
+        from tokenizers import Tokenizer as Library
+        from tokenizers import decoders, models, pre_tokenizers
+
+        library = Library(models.BPE({_letter(byte): byte for byte in range(256)}, []))
+        library.add_special_tokens([BEGINS[0]])
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        library.decoder = decoders.ByteLevel()
+        return _beginning_with(library, self.begin)
 
 
 class FromFile:
@@ -102,15 +118,25 @@ class FromFile:
             (found for name in names if (found := self._library.token_to_id(name)) is not None),
             None,
         )
+        if self.begin is not None:  # some files list it among their plain tokens
+            self._library.add_special_tokens([self._library.id_to_token(self.begin)])
+        self._library.encode_special_tokens = True  # as the text that they are
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [
-            np.array(encoding.ids, np.uint32)
-            for encoding in self._library.encode_batch_fast(list(texts), add_special_tokens=False)
-        ]
+        encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        found = [np.array(encoding.ids, np.uint32) for encoding in encodings]
+        if self.begin is None:
+            return found
+        # where whole words are tokens, the begin token may be one; no text of it is kept
+        return [ids[ids != self.begin] for ids in found]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._library.decode([token for token in ids if token < self.vocab_size])
+
+    def published(self) -> str:
+        from tokenizers import Tokenizer as Library
+
+        return _beginning_with(Library.from_str(self.content.decode()), self.begin)
 
     @cached_property
     def token_bytes(self) -> tuple[int, ...]:
@@ -135,6 +161,26 @@ class FromFile:
                     else len(token.replace("▁", " ").encode(errors="surrogatepass"))
                 )
         return tuple(sizes)
+
+
+def _letter(byte: int) -> str:
+    """The letter that stands for a byte in byte-level tokenizers: its own in Latin-1 if that can be
+    seen, else one from 256 on.
+    """
+    hidden = [*range(33), *range(127, 161), 173]
+    return chr(256 + hidden.index(byte) if byte in hidden else byte)
+
+
+def _beginning_with(library: Any, begin: int | None) -> str:
+    """The file of a tokenizer that puts this token before every text."""
+    from tokenizers.processors import TemplateProcessing
+
+    if begin is not None and library.encode("a").ids[:1] != [begin]:
+        token = library.id_to_token(begin)
+        library.post_processor = TemplateProcessing(
+            single=f"{token} $A", pair=f"{token} $A $B", special_tokens=[(token, begin)]
+        )
+    return str(library.to_str())
 
 
 def check_encodes(key: str, tokenizer: Tokenizer, texts: Iterable[str]) -> None:

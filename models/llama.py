@@ -3,6 +3,7 @@ config.json and safetensors files. A net of arch=gpt is a Llama, with arch.qkv_b
 arch.qk_norm a Qwen3.
 
 python -m models.llama CHECKPOINT FOLDER    writes a run's weights (its averages, if it has them)
+                                            and its tokenizer
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from models.language.gpt import Shape
 from models.layers import Scaling
 from utils.checkpoint import reader, tensorfiles
 from utils.checkpoint.tensorfiles import Unreadable
+from utils.command.instantiate import make
 from utils.errors import ConfigError, brief, exit_status, short
 from utils.files import read_text, write_whole
+from utils.spec import Spec
 
 # Our name of a tensor, and their names of its parts, which are stacked along the first dimension
 BLOCK = {
@@ -334,16 +337,46 @@ def export(*arguments: str) -> str:
         if averaged
         else groups["model"]
     )
+    spec, problem = _data_of(checkpoint)
     write(
         Path(folder),
         {name.removeprefix("model."): tensor for name, tensor in weights.items()},
         shape,
         config.data.seq_len,
+        spec.begin_token,
     )
+    if spec.tokenizer is not None:
+        _write_tokenizer(Path(folder), spec, config.data.seq_len)
     return (
         f"{folder}: {'averaged ' * averaged}weights of step {meta['step']},"
-        f" {sum(t.numel() for t in weights.values()):,} parameters"
+        f" {sum(t.numel() for t in weights.values()):,} parameters,"
+        f" {problem or 'with their tokenizer'}"
     )
+
+
+def _data_of(checkpoint: str) -> tuple[Spec, str]:
+    """Opens a run's data, which know the tokenizer; why there is none, if there is none."""
+    try:
+        # models import no data: the data are made by their name, as everywhere
+        source = make({"_target_": "data.source.source_of"}, "data", reader.config_in(checkpoint))
+    except ConfigError as error:
+        return Spec(), f"without a tokenizer ({error})"
+    spec: Spec = source.spec
+    return spec, "" if spec.tokenizer else f"without a tokenizer ({spec.name} names none)"
+
+
+def _write_tokenizer(folder: Path, spec: Spec, seq_len: int) -> None:
+    assert spec.tokenizer is not None
+    content = spec.tokenizer()
+    special = {token["id"]: token["content"] for token in json.loads(content)["added_tokens"]}
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": seq_len,
+        "clean_up_tokenization_spaces": False,
+        "bos_token": special.get(spec.begin_token),
+    }
+    write_whole(folder / "tokenizer.json", content)
+    write_whole(folder / "tokenizer_config.json", json.dumps(about, indent=2) + "\n")
 
 
 def main(arguments: list[str]) -> int:

@@ -32,5 +32,7 @@ class Spec:
     cuts: Mapping[str, Callable[[bytes, int], tuple[Sequence[int], int]]] = field(
         default_factory=dict, compare=False, repr=False
     )
+    # the tokenizer.json for others who use the net
+    tokenizer: Callable[[], str] | None = field(default=None, compare=False, repr=False)
     name: str = field(default="the data", compare=False)  # for people
     epoch: str = field(default="", compare=False)  # what an epoch visits of it, for people

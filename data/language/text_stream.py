@@ -185,7 +185,9 @@ class StreamSource(Source):
             tokenizer.vocab_size,
             self._length,
             token_bytes=tokenizer.token_bytes,
+            begin_token=tokenizer.begin,
             decode=tokenizer.decode,
+            tokenizer=tokenizer.published,
             fingerprint=f"sampled-{digest.hexdigest()}",
             name=self._texts.where.partition("=")[2],
         )

@@ -114,7 +114,9 @@ class TokenSource(Source):
             token_bytes=first.token_bytes,
             name=run.data_path or "Python's standard library",
             epoch=self._epoch(corpora, run.eval_interval or run.epochs),
+            begin_token=first.begin,
             decode=None if first.tokenizer is None else first.tokenizer.decode,
+            tokenizer=None if first.tokenizer is None else first.tokenizer.published,
         )
 
     @cached_property

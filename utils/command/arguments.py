@@ -8,11 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from utils.command.adopted import adopted
-from utils.command.keys import GROUPS, check_choice
+from utils.command.adopted import adopted, written
+from utils.command.keys import GROUPS, LITERAL, check_choice, everywhere, is_marked
 from utils.errors import ConfigError, short
 
 CHOSEN = (*GROUPS, "experiment")
+PLAIN = re.compile(r"[\w./-]*")  # as Hydra reads it: a number, null, a word
+QUOTED = re.compile(r"""(["'])((?:\\.|(?!\1)[^\\])*)\1""", re.DOTALL)
+ESCAPES = (("${", r"\x24{"), ("\n", r"\n"), ("\t", r"\t"), ("\r", r"\r"))
 NOTHING = ("null", "", "''", '""')
 OPTIONS = (
     "--",
@@ -69,6 +72,8 @@ def prepare(
             options.append(argument)
         elif override := _prepared(argument):
             overrides.append(override)
+    if not sweeps([*options, *overrides]):
+        overrides = [literal(override) for override in overrides]
     if config_in and not sweeps([*options, *overrides]):
         overrides = [*adopted(overrides, config_in), *overrides]
     if rank > 0:
@@ -139,6 +144,20 @@ def _prepared(argument: str) -> str:
     return (
         f"+{argument}" if argument.startswith("+") and not argument.startswith("++") else argument
     )
+
+
+def literal(override: str) -> str:
+    """Returns an override whose text Hydra leaves as it is, if its key takes texts.
+
+    Hydra removes quotes around all of it, as elsewhere. The run itself reads escapes; what a
+    configuration cannot hold becomes one, and `${`, which would begin an interpolation.
+    """
+    key, _, text = override.partition("=")
+    if PLAIN.fullmatch(text) or not is_marked(key.lstrip("+"), everywhere(), LITERAL):
+        return override
+    for plain, escape in ESCAPES:
+        text = text.replace(plain, escape)
+    return f"{key}={text if QUOTED.fullmatch(text) else written(text)}"
 
 
 def _check_sweep_folder(overrides: Sequence[str]) -> None:

@@ -14,7 +14,16 @@ from omegaconf import OmegaConf
 
 from utils.command import keys
 from utils.command.arguments import CHOSEN, WITH_VALUE
-from utils.command.keys import A_PATH, A_RUN, GROUPS, MAY_CHANGE, NAMES_PROJECT, SAME_RUN, Rules
+from utils.command.keys import (
+    A_PATH,
+    A_RUN,
+    GROUPS,
+    LITERAL,
+    MAY_CHANGE,
+    NAMES_PROJECT,
+    SAME_RUN,
+    Rules,
+)
 from utils.command.values import BOUNDS, leaves, type_names
 from utils.errors import ConfigError, short
 
@@ -38,6 +47,7 @@ MEANING = {
     A_RUN: "takes the folder of a run, or the arguments that make one: then it is made first",
     A_PATH: "must exist when the run starts",
     NAMES_PROJECT: "names the project, unless project_name does",
+    LITERAL: "is taken as it is written, but for \\n, \\t and \\\\",
 }
 
 

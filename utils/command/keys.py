@@ -27,12 +27,13 @@ from utils.files import ROOT
 
 CONF = ROOT / "conf"
 GROUPS = tuple(PACKAGES)
-MARKS = SAME_RUN, MAY_CHANGE, NAMES_PROJECT, A_RUN, A_PATH = (
+MARKS = SAME_RUN, MAY_CHANGE, NAMES_PROJECT, A_RUN, A_PATH, LITERAL = (
     "same run",
     "may change",
     "names the project",
     "a run",
     "a path",
+    "literal",
 )
 HOLDS = {
     "bool": bool,
