@@ -67,7 +67,9 @@ from utils.sweep.earlier import made_first
 
 @dataclass
 class Problem:
-    """What a run optimises, and where: built first, the same for every optimizer."""
+    """The data, the net, and the place where a run computes: built first, for every optimizer
+    alike.
+    """
 
     cfg: DictConfig
     dist: Dist

@@ -46,7 +46,7 @@ class Order:
         self._blocks: dict[int, np.ndarray] = {}
 
     def visits(self, start: int, stop: int) -> np.ndarray:
-        """What is visited at positions start … stop - 1."""
+        """Returns the items visited at positions start … stop - 1."""
         size = self._epochs_per_block * self.items
         blocks = range(start // size, (stop - 1) // size + 1)
         pieces = [
@@ -72,7 +72,7 @@ class Order:
 
 
 class Steps(Protocol):
-    """Where each step begins and ends, in positions, and which steps end an iteration."""
+    """The positions where each step begins and ends, and the steps that end an iteration."""
 
     @property
     def total(self) -> int:
@@ -87,7 +87,7 @@ class Steps(Protocol):
         ...
 
     def ends_iteration(self, done: int) -> bool:
-        """Whether an iteration is complete after `done` steps."""
+        """Returns whether an iteration is complete after `done` steps."""
         ...
 
 

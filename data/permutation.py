@@ -33,7 +33,9 @@ class Permutation:
         self._kept: tuple[int, np.ndarray] | None = None
 
     def visits(self, positions: np.ndarray) -> np.ndarray:
-        """What is visited at these positions, which count from the start of the run and ascend."""
+        """Returns the items visited at these positions, which are ascending and count from the
+        run's start.
+        """
         found = np.empty(len(positions), np.int64)
         epochs, places = np.divmod(positions.astype(np.int64), self.items)
         first = 0

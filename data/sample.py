@@ -1,4 +1,4 @@
-"""What a language model makes of a prompt: one example to continue, and the text that comes of
+"""A prompt as an evaluation set of one example, and the text with which a language model continues
 it.
 """
 

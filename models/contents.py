@@ -1,4 +1,4 @@
-"""What an objective holds: what trains, what is frozen, and what a checkpoint keeps of it."""
+"""Lists the parts of an objective: trained tensors, frozen parts, and what checkpoints store."""
 
 from __future__ import annotations
 

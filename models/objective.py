@@ -40,7 +40,7 @@ Carry = Any  # a dataclass, dict or tuple of tensors whose first dimension is th
 
 @dataclass(frozen=True)
 class Context:
-    """What a step may depend on besides its batch and carry."""
+    """All that a step may depend on besides its batch and carry."""
 
     progress: float  # the share of the run's steps that is done
     noise: Noise  # random numbers of this step, for the shards of this batch

@@ -1,5 +1,6 @@
-"""What PyTorch's optimizers remember, as tensors by the names of their parameters; hyper-parameters
-are the configuration's.
+"""The states of PyTorch's optimizers as tensors by the names of their parameters.
+
+Hyper-parameters are not among them: they are the configuration's.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Memory:
         return state
 
     def like(self, saved: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
-        """What a checkpoint must hold: all that is remembered after a step, and less only where
-        there may have been none.
+        """Returns names and shapes that a checkpoint must hold: the state after a step. Fewer may
+        be there only where no step was taken.
         """
         state = self.state()
         if (step == 0 or self._refusing) and saved.keys() == state.keys():
@@ -85,8 +86,8 @@ def _named(
 def _twins(
     optimizer: torch.optim.Optimizer, group: Mapping[str, Any], like: Tensor
 ) -> dict[str, Tensor]:
-    """What the optimizer keeps of one parameter: asked of a copy of it that takes a step with a
-    tiny one.
+    """Finds the state that an optimizer keeps for a parameter: steps a copy of it with a tiny
+    parameter.
     """
     # some take no steps there
     tiny = nn.Parameter(

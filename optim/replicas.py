@@ -46,9 +46,7 @@ def check_same(tensors: Mapping[str, Tensor], dist: Dist) -> None:
 
 
 def check_files(hashes: Mapping[str, str], dist: Dist) -> None:
-    """What every rank reads from files of its own must be the same. Keys name it in the user's
-    words.
-    """
+    """Raises unless every rank has read the same files. Keys name them in the user's words."""
     if differing := _first_difference(hashes, dist):
         what, ranks = differing
         raise ConfigError(

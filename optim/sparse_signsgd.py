@@ -19,7 +19,7 @@ UpdateHook = Callable[[str, Tensor, Tensor, Tensor], None]
 
 
 class Table(Protocol):
-    """What is asked of a table: its rows or a block of them, and the (ids, row gradients) of the
+    """The interface of a table: its rows or a block of them, and the (ids, row gradients) of the
     look-ups since the last `take`.
     """
 

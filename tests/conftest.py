@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def forks() -> Iterator[None]:
-    """What starts ranks in tests, as long as they last."""
+    """The process that starts ranks in tests, for as long as the tests last."""
     started = Forks()
     ranks.forks = started
     yield
@@ -105,7 +105,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 @pytest.fixture(scope="session")
 def undisturbed_pair(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    """What a run of two ranks is where nothing happens to it."""
+    """A run of two ranks to which nothing happens."""
     return train(tmp_path_factory.mktemp("undisturbed") / "run", *TROUBLED, ranks=2)
 
 

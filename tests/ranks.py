@@ -193,7 +193,7 @@ def assert_one_line(ranks: Sequence[Completed], line: str) -> None:
 
 
 def until(true: Callable[[], bool], within: float = 3) -> bool:
-    """Whether it comes true in time."""
+    """Returns whether a condition becomes true in time."""
     deadline = time.monotonic() + within
     while not true() and time.monotonic() < deadline:
         time.sleep(0.01)

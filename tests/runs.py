@@ -276,7 +276,7 @@ def seconds_since(done: list[Completed]) -> float:
 
 
 def digest(path: Path) -> str:
-    """What `python -m utils.checkpoint digest` prints."""
+    """Returns the output of `python -m utils.checkpoint digest`."""
     command = [sys.executable, "-m", "utils.checkpoint", "digest", str(path)]
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True

@@ -1,5 +1,5 @@
-"""What a user's terminal and shell may do to a run from outside: closed streams, and Ctrl-C before
-anything is loaded.
+"""Signals and streams from a terminal or shell: closed streams, and Ctrl-C before anything is
+loaded.
 """
 
 from __future__ import annotations

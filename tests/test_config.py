@@ -255,7 +255,7 @@ def test_every_experiment_runs_two_steps(name: str, tmp_path: Path) -> None:
 
 
 def in_config(path: str, cfg: DictConfig) -> bool:
-    """Whether the configuration has a key at this path."""
+    """Returns whether the configuration has a key at this path."""
     return path in dict(values.leaves(OmegaConf.to_container(cfg)))
 
 

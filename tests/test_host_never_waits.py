@@ -36,7 +36,7 @@ MIXING = [
 
 
 def on_cuda(test: Callable[..., None]) -> Callable[..., None]:
-    """Where there is a device."""
+    """Runs the test on a CUDA device if there is one."""
     return pytest.mark.cuda(
         pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")(test)
     )

@@ -70,7 +70,7 @@ def top(modules: set[str]) -> set[str]:
 
 
 def room_of(module: str) -> str:
-    """Where a module of ours lives: its package, or its room of utils."""
+    """Returns a module's package, or its room of utils."""
     first, _, rest = module.partition(".")
     room = f"utils.{rest.partition('.')[0]}"
     return room if first == "utils" and room in ROOMS else first

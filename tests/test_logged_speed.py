@@ -1,4 +1,4 @@
-"""What the rows about speed count."""
+"""The rows about speed count the right things."""
 
 from __future__ import annotations
 

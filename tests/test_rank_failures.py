@@ -1,4 +1,4 @@
-"""What goes wrong on one rank ends or stops all of them, within a known time, and the run can go on
+"""A failure of one rank ends or stops all ranks within a known time, and the run can go on
 afterwards.
 """
 

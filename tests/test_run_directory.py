@@ -1,4 +1,6 @@
-"""Who owns a run directory: starting beside a live run, evaluating it, and losing the directory."""
+"""Ownership of a run directory: starting beside a live run, evaluating it, and losing the
+directory.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ SMALL = [
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the runs of this process lie."""
+    """The folder with the runs of this process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hardware, "tune", lambda exact: None)
     return tmp_path / "runs" / "p"

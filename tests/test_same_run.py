@@ -44,7 +44,7 @@ def test_trm_is_the_same_run_at_any_number_of_ranks(
 
 
 def scenes(run: Result) -> dict[str, str]:
-    """What evaluations have left for the report page."""
+    """Returns the files that evaluations have left for the report page."""
     files = sorted((run.directory / "evaluations").rglob("*.scene.json"))
     return {str(file.relative_to(run.directory)): file.read_text() for file in files}
 
@@ -212,7 +212,7 @@ def test_multirun_under_torchrun_makes_one_directory_per_job(tmp_path: Path) -> 
 
 
 def test_every_rank_returns_rank_0s_metric(tmp_path: Path) -> None:
-    """What a sweeper gets; a rank's own suggestion (here another seed) gives way to rank 0's."""
+    """A sweeper gets it; a rank's own suggestion (here another seed) gives way to rank 0's."""
     overrides = [*TINY_TRM, *QUIET, "max_steps=3", f"checkpoint_path={tmp_path}/run"]
     code = (
         "import os, sys; from hydra import compose, initialize; import pretrain; from utils.command"

@@ -1,6 +1,4 @@
-"""Where a run begins: afresh, where it ended, or at what it is given; and what it does not do
-unasked.
-"""
+"""The start of a run: afresh, where it ended, or at a checkpoint; and what it must not do unasked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What objectives and ways to synchronise may ask of the loop, in real runs with those of
+"""All that objectives and ways to synchronise may ask of the loop, in real runs with those of
 ranks_unusual_objectives.py.
 """
 

@@ -1,4 +1,4 @@
-"""What data and models of latents must agree on."""
+"""Names that data and models of latents share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model must know of its data: shapes, sizes and names."""
+"""The facts about the data that a model needs: shapes, sizes and names."""
 
 from __future__ import annotations
 

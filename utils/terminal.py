@@ -9,7 +9,7 @@ CLEAR = "\r\x1b[K"  # to the beginning of the line, and nothing left of it
 
 
 def redrawable(stream: TextIO | None) -> bool:
-    """Whether a stream is a terminal that knows escape codes, as TERM says."""
+    """Returns whether a stream is a terminal that knows escape codes, as TERM says."""
     try:
         return (
             stream is not None

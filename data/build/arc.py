@@ -135,7 +135,7 @@ def _split(split: str, metadata: Metadata, part: Sequence[tuple[Variants, int]])
 
 
 def names(made: list[Variants], layout: str) -> list[str]:
-    """What each id stands for, as the published builder of this layout writes it."""
+    """Returns what each id stands for, as the published builder of this layout writes it."""
     written, _ = NAMES[layout]
     found = [BLANK]
     for one in made:

@@ -1,6 +1,4 @@
-"""What dataset builders share: one line for a wrong command, and puzzles written whole or not at
-all.
-"""
+"""Code that dataset builders share: one-line errors, and datasets written whole or not at all."""
 
 from __future__ import annotations
 

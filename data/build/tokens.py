@@ -221,7 +221,7 @@ def build(options: argparse.Namespace) -> str:
 
 
 def _check(options: argparse.Namespace, folder: Path) -> None:
-    """What can be known before the work starts."""
+    """Refuses what can be known to be wrong before the work starts."""
     if os.path.exists(folder) and not folder.is_dir():
         raise ConfigError(f"--output-dir {folder}: it is a file; choose another folder")
     if (
@@ -250,7 +250,7 @@ def _check(options: argparse.Namespace, folder: Path) -> None:
 
 
 def _place_tokenizer(options: argparse.Namespace, aside: Path, documents: Any) -> str:
-    """Where it is none of bytes, its file beside the shards; trained at most once."""
+    """Copies the tokenizer's file beside the shards, or trains one there once; bytes need none."""
     if options.tokenizer == "bytes":
         return "bytes"
     if not (aside / "tokenizer.json").is_file():
@@ -295,7 +295,7 @@ def _encode_all(
 def _describe(
     notes: list[dict[str, Any]], tokenizer: Tokenizer, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """What dataset.json says."""
+    """Returns the contents of dataset.json."""
     files = {file: count for note in notes for file, count in note["files"].items()}
     if not any(file.startswith("train") for file in files):
         where = options.hub or " ".join(options.input)

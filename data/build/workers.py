@@ -75,6 +75,6 @@ def show(text: str) -> None:
 
 
 def shown() -> None:
-    """What comes now begins a line of its own."""
+    """Starts a new line for the next message."""
     if sys.stderr.isatty():
         print(file=sys.stderr)

@@ -252,7 +252,7 @@ class _Stream:
         return self._rows
 
     def cursor(self, step: int) -> Cursor:
-        """Where that step goes on: a step may be loaded that is not trained yet."""
+        """Returns the position after that step. A step may be loaded that is not trained yet."""
         return self._cursors[step]
 
     def _here(self) -> Position:
@@ -301,7 +301,7 @@ def _position_of(documents: Documents) -> Position:
 def _position(
     where: str, opened: Callable[..., Documents], cursor: Mapping[str, Tensor]
 ) -> Position:
-    """Where a cursor stands; earlier checkpoints hold a state of `datasets` instead."""
+    """Returns the position in a cursor; earlier checkpoints hold a state of `datasets` instead."""
     if "state" not in cursor:
         return int(cursor["file"]), int(cursor["row"])
     begin = opened()

@@ -140,7 +140,7 @@ def open_corpus(
 
 
 def bin_header(tokens: int, dtype: Any) -> bytes:
-    """What a .bin file begins with."""
+    """Returns the header of a .bin file."""
     version = next(number for number, known in VERSIONS.items() if known == dtype)
     return np.array([MAGIC, version, tokens] + [0] * 253, "<i4").tobytes()
 
@@ -230,7 +230,7 @@ def _sample(path: Path, array: np.ndarray, files: int) -> Iterator[np.ndarray]:
 
 @dataclass(frozen=True)
 class _Said:
-    """What dataset.json says."""
+    """The contents of dataset.json."""
 
     vocab_size: int | None = None
     tokenizer: str | None = None

@@ -41,7 +41,7 @@ class Form:
 
     @property
     def end(self) -> str:
-        """What stands behind an answer."""
+        """The text that follows an answer."""
         return _unescaped(self.answer).partition("{answer}")[2]
 
     @property
@@ -65,7 +65,7 @@ def _unescaped(text: str) -> str:
 
 
 class Tokens:
-    """What one reader is shown."""
+    """The tokens that one reader sees."""
 
     def __init__(
         self, examples: Sequence[Example], texts: Sequence[str], form: Form, tokenizer: Tokenizer
@@ -121,7 +121,7 @@ def _decoded(text: bytes) -> str:
 
 @dataclass(frozen=True)
 class Limits:
-    """What an example may measure; `skip`: one that does not fit is left out, not refused."""
+    """Largest sizes of an example. With `skip`, larger ones are left out instead of refused."""
 
     context_bytes: int
     answer_tokens: int
@@ -213,7 +213,9 @@ class Examples:
         return {name: np.full((rows, width), EMPTY, np.int32) for name, width in shapes.items()}
 
     def longest_prompt(self, number: int) -> int:
-        """Of one reader: a begin token, the longest question, and room for an answer."""
+        """Returns the tokens of one reader's longest prompt: a begin token, the longest question,
+        and room for an answer.
+        """
         return 1 + self._tokens[number].questions.longest + self._limits.answer_tokens
 
     def _problems(self) -> list[str]:

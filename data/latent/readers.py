@@ -1,6 +1,4 @@
-"""What data must know of language models that read it: their tokenizers, and how much they read at
-once.
-"""
+"""Opens the tokenizers of the language models that read the data, and their context lengths."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def canvases(grid: np.ndarray, symmetry: np.ndarray, colours: np.ndarray) -> np.
 
 @dataclass(frozen=True)
 class Augmentations:
-    """What some puzzle ids stand for: which puzzle, under which symmetry and colour map."""
+    """The puzzle, symmetry and colour map of some puzzle ids."""
 
     names: list[str]  # of the puzzles, in the order of their ids
     puzzle: np.ndarray  # into names, by id

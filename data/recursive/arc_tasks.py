@@ -71,7 +71,7 @@ def read_tasks(inputs: list[tuple[str, str]]) -> list[Task]:
 
 
 def contents(pairs: list[Pair]) -> list[bytes]:
-    """What pairs hold, so that equal ones are found."""
+    """Returns a value that is equal for equal pairs."""
     return [b"".join(bytes(grid.shape) + grid.tobytes() for grid in pair) for pair in pairs]
 
 

@@ -1,4 +1,4 @@
-"""What a net makes of ARC's test pairs, by the votes of all augmentations of each puzzle."""
+"""Answers to ARC's test pairs, by a vote over all augmentations of each puzzle."""
 
 # N examples, K answers that differ
 
@@ -174,9 +174,9 @@ class Counting:
 
 
 class ArcVotes(Counting):
-    """What all answers to a pair come to, ranked by votes, then by mean confidence.
+    """Ranks all answers to a pair by votes, then by mean confidence.
 
-    With `pool` the last so many evaluations of a run vote together as well, this one among them.
+    With `pool`, the last evaluations of a run also vote together, this one included.
     """
 
     def __init__(self, pairs: ArcPairs, pool: int = 1) -> None:

@@ -23,7 +23,7 @@ MANY = 32  # goals in a board that is kept for sure
 
 @dataclass(frozen=True)
 class Reached:
-    """What a search from one cell has found; cells that it did not reach are as far as -1."""
+    """The distances found by a search from one cell; -1 for cells that it did not reach."""
 
     distance: list[int]
     parent: list[int]
@@ -70,8 +70,8 @@ def neighbours(side: int) -> list[list[int]]:
 
 @cache
 def turned(side: int) -> np.ndarray:
-    """Where each cell of a square's eight turns and reflections comes from (8, cells); the first is
-    the square as it is.
+    """Returns the source of each cell in a square's eight turns and reflections (8, cells); the
+    first is the square itself.
     """
     square = np.arange(side * side).reshape(side, side)
     return np.stack(
@@ -93,12 +93,12 @@ def _with_path(tokens: np.ndarray, path: list[int]) -> np.ndarray:
 
 
 def is_square(cells: int) -> bool:
-    """Whether so many cells make a square."""
+    """Returns whether a maze with this number of cells can be square."""
     return round(cells**0.5) ** 2 == cells
 
 
 def is_maze(inputs: np.ndarray, labels: np.ndarray) -> bool:
-    """Whether rows are mazes and their answers, and nothing else that has as many tokens."""
+    """Returns whether rows are mazes with their answers, and no other data with as many tokens."""
     if not len(inputs) or not is_square(inputs.shape[1]):
         return False
     ends = all(((inputs == end).sum(1) == 1).all() for end in (START, GOAL))
@@ -109,9 +109,7 @@ def is_maze(inputs: np.ndarray, labels: np.ndarray) -> bool:
 
 
 def leads(inputs: np.ndarray, answers: np.ndarray) -> np.ndarray:
-    """Whether each answer is its maze with a shortest path marked: any of them, and no cell beside
-    it.
-    """
+    """Returns whether each answer is its maze with one shortest path marked and nothing else."""
     kept = ((answers == inputs) | ((inputs == FREE) & (answers == PATH))).all(1)
     shortest = _steps(inputs, inputs != WALL)
     through = _steps(inputs, (answers == PATH) | (inputs == START) | (inputs == GOAL))

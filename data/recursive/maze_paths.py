@@ -1,4 +1,4 @@
-"""Whether answers to mazes are shortest paths: a maze often has several, of which its file names
+"""Checks that answers to mazes are shortest paths: a maze often has several, and its file names
 one.
 """
 

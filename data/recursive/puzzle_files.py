@@ -60,7 +60,7 @@ class PuzzleSet:
 
 @dataclass(frozen=True)
 class Metadata:
-    """What `dataset.json` says and we use."""
+    """The entries of `dataset.json` that we use."""
 
     pad_id: int
     ignore_label_id: int | None
@@ -132,7 +132,7 @@ def begin_digest(metadata: Metadata) -> Any:
 
 
 def digest_line(name: str, field: str, array: Any) -> bytes:
-    """What goes before an array's values."""
+    """Returns the line that is hashed before an array's values."""
     return f"{name} {field} {array.dtype.str} {array.shape}".encode()
 
 

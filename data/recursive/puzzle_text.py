@@ -41,7 +41,7 @@ def puzzle_text(
 
 
 def kind_of(inputs: np.ndarray, labels: np.ndarray, vocab_size: int) -> str:
-    """What puzzles these rows are, as far as that can be seen: the files do not say it."""
+    """Guesses the kind of puzzle from its rows, because the files do not name it."""
     side = round(inputs.shape[1] ** 0.5)
     if is_maze(inputs, labels):
         return "maze"
@@ -110,7 +110,7 @@ def _maze(cells: np.ndarray, side: int) -> list[str]:
 
 
 def _arc(tokens: np.ndarray) -> list[str]:
-    """What of a canvas is a grid, a digit for each colour."""
+    """Returns the grid on a canvas as text, a digit for each colour."""
     height, width = (int(side[0]) for side in sizes(tokens[None]))
     return [
         "".join(str(cell - FIRST) for cell in row)

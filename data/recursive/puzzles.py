@@ -259,7 +259,7 @@ def answering(
 
 
 def kind_of_set(split: PuzzleSplit, name: str) -> str:
-    """What puzzles a set holds, by some of its rows."""
+    """Guesses the kind of puzzles in a set from some of its rows."""
     return kind_of(
         sample(split.sets[name].inputs), sample(split.sets[name].labels), split.metadata.vocab_size
     )

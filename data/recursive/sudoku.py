@@ -63,7 +63,7 @@ def geometry(size: int) -> Geometry:
 
 
 def is_solved(boards: np.ndarray, size: int) -> np.ndarray:
-    """Whether each board holds every digit once in every row, column and box."""
+    """Returns whether each board holds every digit once in every row, column and box."""
     geo = geometry(size)
     bits = np.where(boards > 0, 1 << np.clip(boards.astype(np.int64) - 1, 0, 15), 0)
     return (np.bitwise_or.reduce(bits[:, geo.units], axis=2) == geo.full).all(axis=1)
@@ -122,7 +122,7 @@ def _one_round(masks: np.ndarray, geo: Geometry) -> tuple[np.ndarray, np.ndarray
 
 
 class Found(NamedTuple):
-    """What a search knows of each board."""
+    """The state of a search, for each board."""
 
     counts: np.ndarray  # how many solutions, up to the limit
     guesses: np.ndarray

@@ -85,8 +85,8 @@ def digit_permutations(size: int, count: int, rng: np.random.Generator) -> np.nd
 
 
 def cell_permutations(size: int, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Where each cell's content comes from (count, cells): bands and stacks, rows and columns in
-    them, transposition.
+    """Returns the source of each cell (count, cells): permutes bands and stacks, rows and columns
+    within them, and transposes.
     """
     height, width = BOXES[size]
     row = _line_permutations(size // height, height, count, rng)[:, :, None]

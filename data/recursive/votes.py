@@ -24,8 +24,8 @@ TOGETHER = 1 << 9  # examples counted at once
 
 @dataclass(frozen=True)
 class Symmetries:
-    """Where each cell of an image comes from, and what each token becomes; the first image is the
-    puzzle itself.
+    """The source of each cell of an image, and the token that replaces each token; the first image
+    is the puzzle itself.
     """
 
     cells_KL: np.ndarray

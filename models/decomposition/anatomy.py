@@ -1,4 +1,4 @@
-"""What evaluations find out about components: how often each is needed, and by what."""
+"""Measures in evaluations how often each component is needed, and by which inputs."""
 
 # N rows, C components of a matrix, K of all matrices, T of the inputs that need a component most
 

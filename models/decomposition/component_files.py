@@ -69,7 +69,7 @@ def export(*arguments: str) -> str:
 
 
 def _evaluated(run: Path, step: int) -> tuple[int, Path]:
-    """Where the last evaluation up to a step has left its table."""
+    """Returns the table that the last evaluation up to a step has written."""
     tables = {
         table: table.parents[1].name.removeprefix("step_")
         for table in sorted(run.glob(f"evaluations/step_*/*/{TABLE}"))

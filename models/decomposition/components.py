@@ -100,16 +100,16 @@ class Components(nn.Module):
         return (part.U.t(), part.V.t()) if turned else (part.V, part.U)
 
     def columns(self, number: int) -> slice:
-        """Where a matrix's components stand among all."""
+        """Returns the columns of a matrix's components among all."""
         return slice(number * self.C, (number + 1) * self.C)
 
     def outputs(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-        """What the target says, as logits where it predicts tokens."""
+        """Returns the target's outputs; logits where it predicts tokens."""
         net: Any = self.target.net
         return net.logits(net(x, documents)) if self.predicts_tokens else net(x)
 
     def watched(self, x: Tensor, documents: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
-        """What the target says, and what goes into each matrix."""
+        """Returns the target's outputs and the inputs of each matrix."""
         seen: dict[str, Tensor] = {}
 
         def watching(number: int, given: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class Components(nn.Module):
         masks: Mapping[int, Callable[[Tensor], Tensor]],
         documents: Tensor | None = None,
     ) -> Tensor:
-        """What the target says with something else in the place of these matrices."""
+        """Returns the target's outputs with these matrices replaced."""
         with replaced(
             self.seams, {self.names[number]: compute for number, compute in masks.items()}
         ):
@@ -164,7 +164,7 @@ class Components(nn.Module):
         return y if seam.bias is None else y + seam.bias.to(self.dtype)
 
     def as_it_is(self, number: int, x: Tensor) -> Tensor:
-        """What the target's own matrix makes of an input."""
+        """Applies the target's own matrix to an input."""
         module = self.seams[self.names[number]].module
         return type(module).forward(module, x)
 

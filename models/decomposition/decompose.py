@@ -129,9 +129,7 @@ class Decompose(Objective):
         optimizer.zero_grad()
 
     def initial_carry(self, batch: Batch) -> Carry:
-        """Where the adversary goes on, if it does not begin again in each step; negative: nowhere
-        yet.
-        """
+        """Returns the adversary's sources if they persist from step to step; negative: none yet."""
         if not (self.coefficients["adversarial"] and self.adversarial["persistent"]):
             return None
         positions = tuple(batch["inputs"].shape[1:]) if self.model.predicts_tokens else ()
@@ -174,8 +172,8 @@ class Decompose(Objective):
         )
 
     def predict(self, batch: Batch) -> Prediction:
-        """What is left of the net's answers with its components, with those that it needs, and with
-        these alone and whole.
+        """Compares the net's outputs with those of all its components, of the components scaled by
+        their gates, and of the live ones alone.
         """
         if not MEASURED & batch.keys():
             return Prediction({})
@@ -356,8 +354,8 @@ class Decompose(Objective):
 
 @dataclass(frozen=True)
 class _Rows:
-    """What is asked of masked nets: inputs, what the net said, gates; `taken`: which rows of the
-    batch these are, if not all.
+    """Inputs, the net's outputs and gates; `taken` lists these rows of the batch if they are not
+    all.
     """
 
     x: Tensor

@@ -25,8 +25,8 @@ def gate_matrices(gates: Mapping[str, np.ndarray]) -> dict[str, bytes]:
 
 
 def directions(parts: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, bytes]:
-    """What each feature's weights are, and what live components write: as arrows where there are
-    two numbers, else as rows.
+    """Draws each feature's weights and what live components write: as arrows in two dimensions,
+    else as rows.
     """
 
     def draw(axes: Any, name: str) -> None:

@@ -35,7 +35,7 @@ class Seam:
 
     @property
     def indexed(self) -> bool:
-        """Whether inputs are numbers of rows."""
+        """Returns whether inputs are row indices."""
         return isinstance(self.module, Embedding)
 
     def times(self, x: Tensor, matrix: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def ties(seams: list[Seam]) -> dict[int, tuple[int, bool]]:
 
 
 def _where(matrix: Tensor) -> tuple[int, int]:
-    """Where a matrix lies in memory; on the meta device, every `data_ptr` is 0."""
+    """Returns a matrix's storage address and offset; on the meta device every `data_ptr` is 0."""
     return matrix.untyped_storage()._cdata, int(matrix.storage_offset())
 
 

@@ -36,7 +36,7 @@ class Transposed(nn.Module):
 
 
 class Toy(nn.Module):
-    """What both have in common: features in, as many out, and what should come out."""
+    """The base of both toy models, which have as many outputs as input features."""
 
     def __init__(self, spec: Spec, forward_dtype: str, what: str) -> None:
         super().__init__()

@@ -295,7 +295,7 @@ class Prefix(nn.Module):
         return self.adapters[number](z_BMW.to(self.dtype), self.sizes[number])
 
     def scores(self, number: int, before: Before, said_BL: Tensor, answer_BA: Tensor) -> Tensor:
-        """What a model thinks of an answer; what it needs goes to where it lies, and its scores
+        """Returns a model's logits for an answer. Inputs are moved to the model's device, logits
         come back.
         """
         where = self.device_of(number)
@@ -305,7 +305,7 @@ class Prefix(nn.Module):
         return widen(found).to(answer_BA.device)
 
     def answers(self, number: int, before: Before, said_BL: Tensor, most: int) -> Tensor:
-        """What a model answers."""
+        """Returns a model's greedy answers."""
         where = self.device_of(number)
         return answers(self.net(number), _moved(before, where), said_BL.to(where), most).to(
             said_BL.device

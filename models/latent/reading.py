@@ -35,8 +35,8 @@ def begun(begin: int, like: Tensor) -> Tensor:
 
 
 def answer_logits(net: GPT, before: Before, said_BL: Tensor, answer_BA: Tensor) -> Tensor:
-    """Of each token of an answer the scores of all tokens in its place [B, A, V]; the model sees
-    what is said and the answer so far.
+    """Returns the logits for each token of an answer [B, A, V], given the prompt and the tokens
+    before it.
     """
     prefix, seen = before
     tokens_BL, lengths_B = joined(said_BL, answer_BA)

@@ -14,7 +14,7 @@ SCALE_BYTES = 2  # of each latent: a float16
 
 
 def sent(z_BMW: Tensor, way: str) -> Tensor:
-    """What arrives."""
+    """Returns the latents as they arrive."""
     if way == "float16":
         return z_BMW.half().to(z_BMW.dtype)
     most = LEVELS[way]

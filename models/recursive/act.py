@@ -28,7 +28,7 @@ from utils.spec import IGNORE
 
 @dataclass(frozen=True)
 class ActCarry:
-    """What each slot remembers from one step to the next."""
+    """The state that each slot keeps from one step to the next."""
 
     state: State
     steps: Tensor  # how many steps it has thought about its puzzle

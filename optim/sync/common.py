@@ -1,6 +1,4 @@
-"""What all ways to synchronise share: sums of statistics, the message that ends a step, and
-norms.
-"""
+"""Code that all ways to synchronise share: sums of statistics, the status message, and norms."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ class Common:
     magnitudes: list[Tensor]
 
     def begin(self, parameters: Mapping[str, nn.Parameter], dist: Dist) -> None:
-        """What is optimised, among whom."""
+        """Takes the parameters to optimise, and the group of ranks."""
         self.parameters, self.dist, self.magnitudes = dict(parameters), dist, []
         self._waited = Stopwatch(dist.device)
 
@@ -151,8 +149,8 @@ class Common:
         magnitudes: Sequence[Tensor],
         notices: Notices,
     ) -> Tensor:
-        """What a rank tells all others, to be summed: the weight, one number for each rank, and
-        what is sent along.
+        """Returns this rank's status message, to be summed over ranks: the weight, a flag for each
+        rank, and the notices.
         """
         status = torch.zeros(1 + self.dist.world_size + NOTICES, device=self.dist.device)
         status[0] = weight = self._total(weights)

@@ -46,7 +46,7 @@ class DDP(Common):
         self._missing = 0  # elements of gradients that have not left yet in this step
 
     def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
-        """What is returned calls the objective, from the first step on by way of DDP."""
+        """Returns a module that calls the objective through DDP, from the first step on."""
         self.begin({name: p for name, p in objective.named_parameters() if p.requires_grad}, dist)
         self._inside = LossInSight(objective)
         return Calling(
@@ -136,5 +136,5 @@ class Calling(nn.Module):
 
 
 def with_loss(loss: Tensor, out: Any) -> Any:
-    """What an objective returned, with this as its loss."""
+    """Returns a copy of an objective's output with another loss."""
     return replace(out, loss=loss)

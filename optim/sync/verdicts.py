@@ -17,13 +17,12 @@ LAG = {"cuda": 1}  # steps by which a device is behind its host
 
 
 class Verdicts:
-    """What became of the last steps. All ranks read the same verdicts at the same places, because
-    all have the same ones.
+    """The verdicts on the last steps. All ranks read the same verdicts at the same points.
 
-    On CUDA the verdict on a step is read in the next one. An update that should not have been made
-    is then already made: that is no harm to a run that ends for it, as long as everything that is
-    logged, evaluated or saved is settled first. Where such steps are skipped, nothing may have come
-    of them, and the host waits.
+    On CUDA the verdict on a step is read in the next one, when an update that should not have been
+    made is already made. This does no harm to a run that then ends, as long as every step is
+    settled before anything is logged, evaluated or saved. Where such steps are skipped, the host
+    waits.
     """
 
     def __init__(self, policy: str, device: torch.device) -> None:
@@ -34,12 +33,12 @@ class Verdicts:
 
     @property
     def settled(self) -> bool:
-        """Whether every step so far is known to be finite."""
+        """Returns whether every step so far is known to be finite."""
         return not self._open
 
     @property
     def noticed(self) -> bool:
-        """Whether somebody has sent something along that waits to be taken."""
+        """Returns whether a rank's notice is waiting to be taken."""
         return bool(self._notices)
 
     def add(self, step: int, read: Callable[[], Verdict]) -> None:

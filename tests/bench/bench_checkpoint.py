@@ -1,5 +1,5 @@
-"""What a checkpoint costs: how long training stands still, and how much slower it is while the disk
-is written.
+"""Measures the cost of a checkpoint: how long training stands still, and how much slower it is
+while the disk is written.
 """
 
 from __future__ import annotations

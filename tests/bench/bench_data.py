@@ -54,7 +54,7 @@ def medians(work: Callable[[], object], repeats: int = REPEATS) -> list[float]:
 
 
 def build(folder: Path) -> None:
-    """What the builder does once it has its boards: augment, fingerprint, write."""
+    """Does what a builder does once it has its boards: augment, fingerprint, write."""
     puzzles, answers = boards()
     split = sudoku_split("train", 9, puzzles, answers, AUGMENTATIONS, seed=0)
     write_dataset(folder, {"train": split}, ["<blank>"])

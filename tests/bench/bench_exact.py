@@ -1,4 +1,4 @@
-"""What `exact=true` costs: the demo's step, side by side with the fast path."""
+"""Measures the cost of `exact=true`: the demo's step, side by side with the fast path."""
 
 from __future__ import annotations
 

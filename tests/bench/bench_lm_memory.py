@@ -1,5 +1,5 @@
-"""What a language model's step takes at most: all logits at once or in pieces, activations kept or
-computed again.
+"""Measures the peak memory of a language model's step: logits whole or in pieces, activations kept
+or recomputed.
 
 python -m tests.bench.bench_lm_memory
 """

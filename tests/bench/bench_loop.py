@@ -1,5 +1,5 @@
-"""What the loop costs a language model: our step against the shortest PyTorch loop over the same
-net, optimizer and data, in turns.
+"""Measures the loop's overhead for a language model: our step against the shortest PyTorch loop
+over the same net, optimizer and data, in turns.
 
 python -m tests.bench.bench_loop
 """

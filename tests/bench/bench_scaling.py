@@ -83,7 +83,7 @@ def turn(dist: Dist, steps: Iterator[Callable[[], None]], number: int) -> tuple[
 
 
 def now(dist: Dist) -> float:
-    """When all that was launched is done."""
+    """Returns the time when all launched work is done."""
     if dist.device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -152,7 +152,7 @@ def watched(dist: Dist, alone: pretrain.Trainer, steps: Iterator[Callable[[], No
 
 
 def backend_speed(dist: Dist) -> dict[str, float]:
-    """What the ring's formula takes for what two ranks' messages need here."""
+    """Returns the ring's cost model for the messages of two ranks, measured here."""
     seconds = {}
     for size in (SMALL, LARGE):
         data = torch.zeros(size, device=dist.device)
@@ -167,7 +167,7 @@ def backend_speed(dist: Dist) -> dict[str, float]:
 
 
 def one_rank(net: str, rounds: int, larger: int) -> None:
-    """What rank 0 prints is JSON."""
+    """Measures as one rank; rank 0 prints JSON."""
     dist = distributed.start()
     hardware.tune()
     batch = NETS[net][1] * larger

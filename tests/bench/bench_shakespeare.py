@@ -33,7 +33,7 @@ ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def run(command: list[str], folder: Path) -> tuple[str, float]:
-    """What it prints, and how long it takes."""
+    """Returns a command's output and its duration."""
     start = time.perf_counter()
     done = subprocess.run(
         [sys.executable, *command], cwd=folder, env=ENV, capture_output=True, text=True, check=True

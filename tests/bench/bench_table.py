@@ -107,7 +107,7 @@ def measure(data: str, kinds: list[str]) -> None:
 
 
 def resident_mib() -> float:
-    """What the process has in memory now."""
+    """Returns the process's resident memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096 / 2**20
 

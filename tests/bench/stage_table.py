@@ -75,7 +75,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a finished run says of itself."""
+    """The results that a finished run reports."""
 
     samples_per_s: float
     epoch_s: float
@@ -112,7 +112,7 @@ def measured(folder: Path) -> Measured | None:
 
 
 def finished(folder: Path) -> bool:
-    """Whether a run has come to its end."""
+    """Returns whether a run has ended well."""
     return read_row(folder / "status.json").get("state") == "finished"
 
 

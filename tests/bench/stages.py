@@ -36,7 +36,7 @@ END_S = 60.0  # for ranks to save when they are stopped
 
 
 class Settings:
-    """What the variables say; a ConfigError where they cannot mean anything."""
+    """The settings from environment variables; raises ConfigError for values without meaning."""
 
     def __init__(self) -> None:
         env = os.environ
@@ -95,7 +95,7 @@ class Settings:
                 )
 
     def usual_ranks(self) -> list[int]:
-        """What the machine, or the job, has room for."""
+        """Returns the numbers of ranks that the machine or the job has room for."""
         most = torch.cuda.device_count() or 4
         if self.nodes is not None:
             most = int(os.environ.get("SLURM_NTASKS") or self.nodes)
@@ -117,7 +117,7 @@ def number(key: str, text: str, most: int) -> int:
 
 
 def command(stage: Stage) -> list[str]:
-    """What starts its ranks."""
+    """Returns the command that starts its ranks."""
     if stage.way == "one":
         return [sys.executable, "pretrain.py"]
     if stage.nodes is None:

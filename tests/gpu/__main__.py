@@ -19,9 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def bring_packages() -> None:
-    """What is not installed comes from wheels/, for this process and its children alone; what is
-    installed stays what it is.
-    """
+    """Adds missing packages from wheels/ to this process and its children; installed ones stay."""
     if importlib.util.find_spec("hydra"):
         return
     wheels, site = (
@@ -57,7 +55,7 @@ def bring_packages() -> None:
 
 
 def installed(wheel: Path) -> bool:
-    """Whether there is such a package, of any version."""
+    """Returns whether a package is installed, in any version."""
     try:
         return bool(importlib.metadata.distribution(wheel.name.partition("-")[0]))
     except importlib.metadata.PackageNotFoundError:

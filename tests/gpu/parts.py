@@ -180,7 +180,7 @@ def how_fast(results: Results) -> bool:
 
 
 def measured(arguments: list[str], within_s: float) -> dict | str:
-    """What tests.gpu.speed finds out, or the last line that it said instead."""
+    """Returns the results of tests.gpu.speed, or the last line that it printed instead."""
     if within_s < 20:
         return "no time was left; a rerun does it"
     with tempfile.TemporaryDirectory() as scratch:

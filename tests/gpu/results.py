@@ -1,6 +1,4 @@
-"""What `make gpu` has found so far: kept as JSON after every figure, shown as Markdown beside
-it.
-"""
+"""Results of `make gpu`: kept as JSON after every figure, shown as Markdown beside it."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ class Results:
         )
 
     def begin(self, section: str, head: str, afresh: bool = False) -> None:
-        """What stands above the entries of a section: prose, the first lines of a table. `afresh`:
-        without the entries so far.
+        """Writes the text above a section's entries: prose, the first lines of a table. `afresh`
+        drops the entries so far.
         """
         if afresh or section not in self._sections:
             self._sections[section] = {"entries": {}, "good": []}

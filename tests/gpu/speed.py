@@ -139,8 +139,8 @@ def place(file: str, line: int) -> str:
 def kernels(
     call: Callable[[], object], device: torch.device
 ) -> list[tuple[str, int, float, float]]:
-    """What took most of the device's time: name, calls, milliseconds and share of all; of a CPU,
-    its operations.
+    """Returns the kernels (on a CPU the operations) that took most time: name, calls, milliseconds,
+    share.
     """
     cuda = device.type == "cuda"
     with profile(

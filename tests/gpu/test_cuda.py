@@ -1,8 +1,8 @@
-"""What only a GPU can show: the same numbers as elsewhere, the same bits again, and every way to
-start and go on.
+"""Tests that need a GPU: the same numbers as elsewhere, the same bits again, and every way to start
+and resume.
 
-On a machine without one they are skipped, or run on the CPU where `REHEARSED_ON` says so: the same
-code, as far as it goes.
+Without a GPU they are skipped, or run on the CPU where `REHEARSED_ON` says so: the same code, as
+far as it goes.
 """
 
 from __future__ import annotations

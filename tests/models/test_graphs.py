@@ -15,8 +15,8 @@ from tests.models.recursive.test_act import batch_of, make, steps
 
 
 class Replayed:
-    """What torch.compile makes of a net with CUDA graphs: whatever it returned before a new round
-    is overwritten in it.
+    """A stand-in for a net compiled with CUDA graphs: each new round overwrites what it returned
+    before.
     """
 
     def __init__(self) -> None:

@@ -79,7 +79,7 @@ def folders(
     gpt_target: Path,
     reader_folders: list[str],
 ) -> dict[str, str]:
-    """What lines name in braces."""
+    """Replaces the names in braces."""
     folder = tmp_path_factory.mktemp("folders")
     for name in ("mnist", "texts"):
         (folder / name).mkdir()

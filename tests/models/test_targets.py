@@ -111,9 +111,7 @@ def test_texts_of_several_documents_keep_them_apart(gpt_target: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_recomputing_targets_are_taken_apart(tmp_path: Path) -> None:
-    """What saves memory in training would compute matrices again where nothing stands in their
-    places any more.
-    """
+    """Recomputing activations would compute matrices again after their replacements are gone."""
     run = train(
         tmp_path / "gpt", *TINY_GPT, "max_steps=2", "data.max_new_tokens=0", "arch.recompute=true"
     )

@@ -1,5 +1,5 @@
-"""What optimizers remember: by the names of parameters, and taken up without the compiler. With
-checkpoints: test_registry.
+"""Optimizer states are named by parameter and load without the compiler. For checkpoints see
+test_registry.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def missing() -> str:
 
 
 class Cluster:
-    """What tests ask of it."""
+    """The interface of a cluster for tests."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.logs = folder, folder / "logs"
@@ -106,7 +106,7 @@ class Cluster:
         return fields.get(what, "")
 
     def log(self, job: str) -> str:
-        """What a job has printed, in all its starts."""
+        """Returns all that a job has printed, in all its starts."""
         file = self.logs / f"{job}-4294967294.log"  # the number of no member of an array
         return file.read_text(errors="replace") if file.exists() else ""
 

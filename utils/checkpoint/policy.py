@@ -51,7 +51,7 @@ class Keeper:
             )
 
     def report(self) -> Notices:
-        """What this rank tells all others."""
+        """Returns this rank's notices to all others."""
         minutes = self._config.checkpoint_minutes
         due = (
             self._run.dist.is_main
@@ -72,7 +72,7 @@ class Keeper:
         return sums.signal(), bool(sums.save_is_due)
 
     def saves_now(self) -> bool:
-        """Whether the step count alone asks for a checkpoint."""
+        """Returns whether the step count alone asks for a checkpoint."""
         step, interval = self._saved.standing.step, self._config.checkpoint_interval
         return interval is not None and step > 0 and step % interval == 0
 
@@ -128,8 +128,8 @@ class Keeper:
         self._run.event("checkpoint", step, bytes=size, digest=sha256)
 
     def _is_best(self) -> bool:
-        """Whether this step is better than the best on the disk; one that could not be saved does
-        not count.
+        """Returns whether this step beats the best checkpoint on the disk; failed saves do not
+        count.
         """
         self._forget_lost_best()
         standing, metric = self._saved.standing, self._metric

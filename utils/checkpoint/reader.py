@@ -87,7 +87,7 @@ def files_of(folder: Path, groups: Collection[str]) -> list[Path]:
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself: its step, its groups, and what its writer added."""
+    """Returns a checkpoint's metadata: its step, its groups, and what its writer added."""
     return reading(path, lambda folder: _meta_in(folder, path))
 
 
@@ -136,7 +136,7 @@ def reading(path: Path, read: Callable[[Path], T]) -> T:
 
 
 def is_weights(path: Path) -> bool:
-    """Whether it is a file of weights alone, and not `latest` or `best`, which point to a
+    """Returns whether it is a file of weights alone, and not `latest` or `best`, which point to a
     checkpoint.
     """
     return os.path.isfile(path) and not pointed(path)
@@ -214,7 +214,7 @@ def newest_whole(
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """What the disk refuses is said of the path that the user gave."""
+    """Names the path that the user gave in errors of the disk."""
     try:
         yield
     except (OSError, Unreadable) as error:

@@ -1,6 +1,4 @@
-"""What a run saves: every part enters itself by a name, and the checkpoint code knows none of
-them.
-"""
+"""The parts that a run saves. Each enters itself by name; the checkpoint code knows no names."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ BLOCK = 1 << 26  # bytes on their way to a device
 
 @dataclass
 class Standing:
-    """Where a run stands."""
+    """The progress of a run."""
 
     step: int = 0
     evaluation_due: bool = False
@@ -47,7 +45,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Origin:
-    """What has written a checkpoint."""
+    """The run that has written a checkpoint."""
 
     config: str
     fingerprint: str  # of the data
@@ -75,7 +73,7 @@ class Origin:
         )
 
     def differences(self, meta: Mapping[str, Any]) -> list[str]:
-        """What to tell the user of a checkpoint that goes on here; of the step that it has."""
+        """Returns what to tell the user about a checkpoint that this run continues."""
         lines = []
         for what, now in (("threads", self.threads), ("torch", self.torch)):
             if meta.get(what, now) != now:

@@ -168,7 +168,7 @@ def _refuse(file: Path) -> None:
 
 
 def _looks_like_a_pickle(start: bytes) -> bool:
-    """Whether a file begins like a zip of torch.save or a bare pickle of any protocol."""
+    """Returns whether a file begins like a zip of torch.save or a bare pickle of any protocol."""
     if start[:4] == b"PK\3\4":
         return b"data.pkl" in start  # in the first name
     return (

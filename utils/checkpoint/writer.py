@@ -293,7 +293,7 @@ class Writer:
         return outcome
 
     def _receive(self, key: str) -> str | None:
-        """What another rank sent under this key; None if it takes too long."""
+        """Returns what another rank sent under this key; None if it takes too long."""
         # Polled, because a blocking get would keep the store from everyone else in this process.
         heard = _until(lambda: self._store.check([key]), lambda: self._patience_s)
         return self._store.get(key).decode() if heard else None
@@ -352,7 +352,7 @@ def _finish(save: _Save, files: Files) -> None:
 
 
 def _until(true: Callable[[], bool], patience_s: Callable[[], float]) -> bool:
-    """Whether a condition becomes true within a time, which may change meanwhile."""
+    """Returns whether a condition becomes true within a time, which may change meanwhile."""
     started = time.monotonic()
     while not true():
         if time.monotonic() - started > patience_s():

@@ -86,7 +86,7 @@ def prepare(
 
 
 def sweeps(arguments: Sequence[str]) -> bool:
-    """Whether the arguments ask for several jobs."""
+    """Returns whether the arguments ask for several jobs."""
     return bool(SWEEPS & {*arguments}) or any(
         argument.startswith("hydra.mode=") for argument in arguments
     )

@@ -190,7 +190,9 @@ def _report(error: BaseException, launch: Launch, watch: Watch | None) -> int:
 
 
 def _failure(error: BaseException, launch: Launch, alone: bool) -> Failure:
-    """What the user and other ranks learn of an error; `alone`: no other rank can explain it."""
+    """Returns what the user and other ranks learn of an error; `alone`: no other rank can explain
+    it.
+    """
     from utils.command.complaints import explain
 
     line = (
@@ -213,7 +215,7 @@ def _failure(error: BaseException, launch: Launch, alone: bool) -> Failure:
 
 
 def _is_collectives(error: BaseException) -> bool:
-    """Whether an error may be the consequence of another rank's end, by its type and text."""
+    """Returns whether an error may follow from another rank's end, by its type and text."""
     if "torch" not in sys.modules:
         return False
     from torch.distributed import DistError
@@ -309,7 +311,7 @@ def leave(code: int) -> NoReturn:
 
 
 def _scratch() -> str:
-    """Where Hydra writes on ranks other than 0."""
+    """Returns a folder for Hydra's files on ranks other than 0."""
     return f"{tempfile.gettempdir()}/lockstep-sweep-{os.getpid()}"
 
 

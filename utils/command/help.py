@@ -52,7 +52,7 @@ MEANING = {
 
 
 def asked(arguments: Sequence[str]) -> bool:
-    """Whether a command line asks for help."""
+    """Returns whether a command line asks for help."""
     return any(argument in WANTED for argument in arguments)
 
 
@@ -97,14 +97,14 @@ def _files(group: str, folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def _defaults() -> dict[str, str]:
-    """What `pretrain.yaml` chooses of each group."""
+    """Returns the choice that `pretrain.yaml` makes in each group."""
     entries = _defaults_list(keys.CONF / "pretrain.yaml")
     chosen = {group: name for entry in entries for group, name in _pairs(entry)}
     return {group: chosen[group] for group in GROUPS}
 
 
 def _chosen_by(experiments: Mapping[str, Path], name: str) -> dict[str, str]:
-    """What an experiment chooses of each group, by itself or through one that it builds on."""
+    """Returns an experiment's choices in each group, its own and those of files that it builds on."""
     chosen: dict[str, str] = {}
     for entry in _defaults_list(experiments[name]):
         if isinstance(entry, str) and entry in experiments:

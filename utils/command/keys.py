@@ -96,13 +96,15 @@ def run_values(config: Mapping[Any, Any], rules: Rules, *free: str) -> Plain:
 
 
 def _follows(path: str, values: Mapping[str, Any], rules: Rules) -> bool:
-    """Whether a key follows a root key: another choice's file may set a value of its own."""
+    """Returns whether a key follows a root key; the file of another choice may give it its own
+    value.
+    """
     followed = rules[path].follows if path in rules else ""
     return bool(followed) and values[path] == values.get(followed, values[path])
 
 
 def is_marked(path: str, rules: Rules, *marks: str) -> bool:
-    """Whether a key, or a section around it, has one of these marks."""
+    """Returns whether a key, or a section around it, has one of these marks."""
     parts = path.partition("[")[0].split(".")
     sections = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
     return any(rules[section].marks & {*marks} for section in sections if section in rules)

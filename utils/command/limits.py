@@ -25,7 +25,7 @@ MOST = 1e30  # of any number: float32 must hold it, and what optimizers make of 
 
 @dataclass(frozen=True)
 class SyncTraits:
-    """What a sync states about itself; see `optim/sync/base.py`."""
+    """The traits that a sync states about itself; see `optim/sync/base.py`."""
 
     name: str
     splits_weights: bool

@@ -30,7 +30,7 @@ INT64 = 2**63
 
 @dataclass(frozen=True)
 class Rule:
-    """What conf/ says of a key besides its default."""
+    """All that conf/ says of a key besides its default."""
 
     # types, and values that are right as they stand; none: the default's type
     holds: tuple[Any, ...] = ()
@@ -114,7 +114,7 @@ def leaves(value: Any, path: str = "", into_lists: bool = True) -> Iterator[tupl
 
 
 def is_interpolation(value: Any) -> bool:
-    """Whether a value stands for another one."""
+    """Returns whether a value is an interpolation."""
     return isinstance(value, str) and "${" in value
 
 

@@ -174,8 +174,8 @@ def _filled(layout: Layout, exact: bool) -> Layout:
 
 
 def advice(layout: Layout, recompute: bool) -> str:
-    """What would make the layout fit; empty if it does. `recompute`: whether the net could
-    recompute activations.
+    """Returns changes that would make the layout fit; empty if it fits. `recompute`: whether the
+    net could recompute activations.
     """
     needs, room = layout.needs, smallest(layout.cards).room
     if layout.fits:

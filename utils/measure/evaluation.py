@@ -27,7 +27,7 @@ FIRST = "first index"  # beside the names of metrics, which have no spaces
 
 
 class Means:
-    """What the objective measures. Sums stay apart by batch and are added in the order of the
+    """The means of the objective's metrics. Sums are kept by batch and added in the order of the
     examples.
 
     Batches are the same at any number of ranks, and so are the means, to the last bit.
@@ -65,7 +65,7 @@ class Means:
 
 
 class Evaluation:
-    """What the ranks find out about all sets of examples after a step."""
+    """The evaluation of all sets after a step, over all ranks."""
 
     def __init__(self, dist: Dist, step: int, folder: Folder, keep: Sequence[str] = ()) -> None:
         """Every rank writes the inputs and outputs named in `keep` into a file of its own."""
@@ -271,7 +271,9 @@ def check_names(config: Any, source: Any, objective: Any, to_batch: Callable[[An
 
 
 def _key(set_name: str, sets: Collection[str], metric: str) -> str:
-    """What a metric of a set is logged as: with the set's name where several sets have metrics."""
+    """Returns the name under which a set's metric is logged: with the set's name if several sets
+    have metrics.
+    """
     return f"eval/{set_name}/{metric}" if len(sets) > 1 else f"eval/{metric}"
 
 

@@ -1,4 +1,4 @@
-"""What the machine is and can do: peak speed, memory, the cost of a call."""
+"""The machine: peak speed, memory, the cost of a call."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def load(dist: Dist, dtype: torch.dtype, flops: float) -> dict[str, float]:
 
 
 def forward_dtype(device: torch.device) -> str:
-    """What `arch.forward_dtype=auto` stands for: bfloat16 if the machine has instructions for it,
-    else float32.
+    """Resolves `arch.forward_dtype=auto`: bfloat16 if the machine has instructions for it, else
+    float32.
     """
     if device.type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)

@@ -33,7 +33,9 @@ class Metric:
         return f"-{self.name}" if self.lower else self.name
 
     def improves(self, results: Mapping[str, float], best: float | None) -> bool:
-        """Whether a result is better than the best so far; one that is missing or NaN is not."""
+        """Returns whether a result is better than the best so far; one that is missing or NaN is
+        not.
+        """
         value = results.get(self.name, math.nan)
         if math.isnan(value):
             return False

@@ -1,6 +1,4 @@
-"""What evaluations hand on: predictions from an objective, rows from every rank, and a report of
-what they amount to.
-"""
+"""The contract of evaluations: predictions, the rows that ranks gather, and reports."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What evaluation learns of one batch."""
+    """The result of an objective on one evaluation batch."""
 
     metrics: MetricSums
     outputs: dict[str, Tensor] = field(default_factory=dict)  # one row per example; may be empty
@@ -27,7 +25,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Report:
-    """What one set of examples has shown."""
+    """The result of one evaluator on one set."""
 
     metrics: dict[str, float] = field(default_factory=dict)  # logged as `eval/name`, on every rank
     figures: dict[str, str] = field(default_factory=dict)  # SVG by name
@@ -51,8 +49,8 @@ class Evaluator(Protocol):
         ...
 
     def rows(self) -> dict[str, Tensor]:
-        """What this rank has found: tensors of one length, gathered to rank 0 with those of the
-        others; {} for nothing.
+        """Returns this rank's findings: tensors of one length, which are gathered to rank 0; {} for
+        none.
         """
         ...
 
@@ -65,9 +63,7 @@ class Evaluator(Protocol):
 
 @runtime_checkable
 class Recalls(Protocol):
-    """What an evaluator is that also counts what earlier evaluations of its set have left in
-    files.
-    """
+    """An evaluator that also counts files that earlier evaluations of its set have left."""
 
     def recall(self, step: int, earlier: Callable[[str, int], Sequence[Path]]) -> None:
         """On rank 0, before `report`: which step this is after, and where the last so many of a
@@ -77,7 +73,7 @@ class Recalls(Protocol):
 
 
 class Folder(Protocol):
-    """Where evaluations leave their files."""
+    """The folder for an evaluation's files."""
 
     @property
     def directory(self) -> Path: ...

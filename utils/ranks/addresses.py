@@ -22,8 +22,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def own_address(master: str) -> str:
-    """Where ranks on other hosts reach this one: the master's name if that is this host, else the
-    address that faces it.
+    """Returns this rank's address as other hosts reach it: the master's name if it is on that host,
+    else the address that faces it.
     """
     places = socket.getaddrinfo(master, 0, type=socket.SOCK_STREAM)
     if any(_is_own(str(place[0])) for *_, place in places):

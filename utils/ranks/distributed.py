@@ -288,7 +288,7 @@ def _enlist(watch: Watch) -> None:
 
 
 def current() -> Dist | None:
-    """What `start` returned, if this process has joined a group."""
+    """Returns the `Dist` that `start` returned, if this process has joined a group."""
     return _current
 
 

@@ -1,4 +1,4 @@
-"""What a rank reports when it cannot go on, and what all ranks hear about why the run ends."""
+"""The report of a rank that cannot go on, and the reason that all ranks hear when the run ends."""
 
 from __future__ import annotations
 

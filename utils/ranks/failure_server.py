@@ -34,7 +34,7 @@ INTRODUCTION = 1024  # bytes that are read from a connection before it says whic
 
 @dataclass
 class Peer:
-    """What the server knows about one rank."""
+    """The server's view of one rank."""
 
     rank: int = -1  # until it has introduced itself
     entered: int = 0  # waits for others, so far

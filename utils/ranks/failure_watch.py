@@ -36,7 +36,7 @@ HIDDEN = ("utils/ranks/failure_watch.py", "utils/ranks/distributed.py")
 
 
 class Watch:
-    """What the main thread sees of it; with `server` on rank 0."""
+    """The main thread's handle of the failure watch; on rank 0 it has the `server`."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class Watch:
         self._conclude(own or Failure(words), patient)
 
     def _speaks_for_its_host(self) -> bool:
-        """Whether this rank speaks for its host: the first to take a name does."""
+        """Returns whether this rank speaks for its host: the first to take a name does."""
         # the lowest first; it holds the name while it lingers
         time.sleep(min(self._launch.rank - 1, 5) * 0.2)
         self._name_taken = socket.socket(socket.AF_UNIX)
@@ -262,8 +262,8 @@ class Watch:
 
 
 def place(frame: FrameType | None) -> str:
-    """Where a thread is: its innermost line in this repository, and the line of pretrain.py that
-    led there.
+    """Returns the lines at which a thread is: its innermost line in this repository, and the line
+    of pretrain.py that led there.
     """
     inner = outer = nowhere = ""
     while frame is not None:

@@ -83,7 +83,7 @@ class Launch:
 
     @property
     def orphaned(self) -> bool:
-        """Whether the launcher has died, if it was this process's parent."""
+        """Returns whether the launcher has died, if it was this process's parent."""
         return self.launcher in PARENTS and os.getppid() != PARENT
 
 
@@ -194,12 +194,12 @@ def _local_size(name: str, env: Mapping[str, str]) -> int | None:
 
 
 def surely_on_one_host(env: Mapping[str, str], launch: Launch) -> bool:
-    """Whether the launcher itself says that all ranks run on this host."""
+    """Returns whether the launcher states that all ranks run on this host."""
     return _local_size(launch.launcher, env) == launch.world_size
 
 
 def on_one_host(env: Mapping[str, str], launch: Launch) -> bool:
-    """Whether all ranks run on this host, as far as the environment tells."""
+    """Returns whether all ranks run on this host, as far as the environment tells."""
     if launch.world_size == 1:
         return True
     local_size = _local_size(launch.launcher, env)

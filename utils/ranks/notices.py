@@ -1,4 +1,4 @@
-"""What ranks tell each other with the gradients of every step."""
+"""Notices that ranks send each other with the gradients of every step."""
 
 from __future__ import annotations
 

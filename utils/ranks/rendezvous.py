@@ -54,7 +54,7 @@ class Meeting:
         return c10d.PrefixStore(prefix, _client(self.host, self.port, self.launch, self.timeout_s))
 
     def gather(self, stage: str, own: str) -> list[str]:
-        """What every rank says at this stage. The watch ends a wait that is too long."""
+        """Returns the message of every rank at this stage. The watch ends waits that are too long."""
         self.store.set(f"{stage}/{self.launch.rank}", own)
         keys = [f"{stage}/{rank}" for rank in range(self.launch.world_size)]
         for _ in _waiting():
@@ -93,7 +93,7 @@ def meet(launch: Launch, timeout_s: float, enlist: Enlist) -> Meeting:
 
 
 def _uses_agents() -> bool:
-    """Whether torchrun hosts a store at MASTER_PORT."""
+    """Returns whether torchrun hosts a store at MASTER_PORT."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -171,9 +171,7 @@ def _own_store(
 
 
 def exchange(meeting: Meeting, own: Facts) -> list[Facts]:
-    """What every rank says about itself; an error on all ranks if one runs other code or another
-    PyTorch.
-    """
+    """Exchanges what every rank runs; all ranks raise if one runs other code or another PyTorch."""
     own = {**own, "host": socket.gethostname(), "torch": torch.__version__}
     with _meeting(meeting.launch):
         meeting.store.set(f"code/{meeting.launch.rank}", json.dumps(revision.code_hashes()))
@@ -190,7 +188,7 @@ def found_by_all(problem: str, launch: Launch) -> ConfigError | PeerError:
 
 
 def _difference(store: c10d.Store, facts: Sequence[Facts]) -> str:
-    """What the first rank that differs from rank 0 runs; empty if none does."""
+    """Returns what the first rank that differs from rank 0 runs; empty if none differs."""
     first = store.get("code/0")
     for rank, each in enumerate(facts):
         who = f"rank {rank} (host {each['host']}) runs"

@@ -245,7 +245,9 @@ def other_writer(directory: Path, remark: Callable[[str], None] = lambda text: N
 
 
 def _launch() -> dict[str, Any]:
-    """What stays the same when a launcher restarts its processes, and how often it has."""
+    """Returns what stays the same when a launcher restarts its processes, and the number of
+    restarts.
+    """
     parent, env = os.getppid(), os.environ
     return {
         "parent": parent,

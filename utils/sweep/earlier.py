@@ -73,7 +73,7 @@ def made_first(config: DictConfig, dist: Dist, run: Callable[[DictConfig], Any])
 
 
 def is_arguments(value: str) -> bool:
-    """Whether a value is the arguments of a run and not a path, not even a mistyped one."""
+    """Returns whether a value is the arguments of a run and not a path, not even a mistyped one."""
     return "=" in value and "/" not in value.partition("=")[0] and not os.path.exists(value)
 
 
@@ -98,7 +98,7 @@ def _resolved(path: str, value: str, config: DictConfig) -> DictConfig:
 
 
 def _finished(earlier: DictConfig, dist: Dist) -> bool:
-    """Whether this run exists and is finished, as rank 0 sees it."""
+    """Returns whether this run exists and is finished, as rank 0 sees it."""
     folder = Path(earlier.checkpoint_path)
     done = (
         state_of(folder) == "finished"
@@ -109,7 +109,7 @@ def _finished(earlier: DictConfig, dist: Dist) -> bool:
 
 
 def _is_of(folder: Path, earlier: DictConfig) -> bool:
-    """Whether the run in a folder has these values; if not, making it says what differs."""
+    """Returns whether the run in a folder has these values; if not, making it names the difference."""
     rules, now = everywhere(), OmegaConf.to_container(earlier)
     try:
         then = OmegaConf.to_container(OmegaConf.create(read_text(folder / "config.yaml")))

@@ -1,5 +1,4 @@
-"""Where a command line with -m goes: one process runs the whole sweep here, before anything slow is
-loaded.
+"""Runs a command line with -m: this process runs the whole sweep before anything slow is loaded.
 
 Importing it loads nothing slow either.
 """

@@ -74,7 +74,7 @@ class Job:
                     self.mine = path
 
     def told(self) -> dict[str, Any]:
-        """What status.json says since the job was started here."""
+        """Returns what status.json says since the job was started here."""
         return self._told(self.directory) if self.directory else {}
 
     def _told(self, directory: Path) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class Job:
         ]
 
     def returned(self, value: float | None, status: int = 0) -> JobReturn:
-        """What Hydra's sweepers receive."""
+        """Returns the value that Hydra's sweepers receive."""
         done = JobReturn(
             overrides=self.overrides, cfg=self.raw, hydra_cfg=self.composed, working_dir=os.getcwd()
         )

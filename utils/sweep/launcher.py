@@ -57,7 +57,7 @@ class Sweep:
 
     @property
     def alone(self) -> bool:
-        """Whether this is a single process, which starts others."""
+        """Returns whether this is a single process, which starts others."""
         return self.launch.world_size == 1
 
     def children(self, settings: DictConfig, at_once: int, device: str) -> Children:

@@ -226,7 +226,7 @@ class Trials(Sweeper):
         return job
 
     def _is_bad(self, job: Job) -> bool:
-        """Whether a run's evaluations so far suggest pruning it."""
+        """Returns whether a run's evaluations so far suggest pruning it."""
         result, trial = result_in(job.directory), self.trials[job.number]
         # nothing new, which the database need not be asked for
         if self.heard.get(job.number) == len(result.values):

@@ -1,4 +1,4 @@
-"""What a classifier takes for what, and the example that is shown."""
+"""The confusion table of a classifier, and the example that is shown."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_bytes(texts: Path, tmp_path
 
 
 def alive(group: int) -> bool:
-    """Whether any process of a group is left."""
+    """Returns whether any process of a group is left."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:

@@ -65,7 +65,7 @@ def ragged_groups(count: int, seed: int = 0) -> list[list[int]]:
 
 
 def shown(source: Source, set_name: str, example: Arrays, answer: np.ndarray) -> str:
-    """What an evaluation would say of a set with this first example and this answer to it."""
+    """Returns what an evaluation shows of a set with this first example and this answer to it."""
     text = ""
     for evaluator in source.evaluators(set_name):
         batch = {name: torch.from_numpy(np.stack([row, row])) for name, row in example.items()}

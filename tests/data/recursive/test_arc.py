@@ -114,8 +114,8 @@ def test_all_that_is_written_is_said_and_read(tmp_path: Path) -> None:
 def test_contents_never_occur_twice_and_what_there_is_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where two pairs are each other's images, some augmentations are equal but for the order of
-    the pairs.
+    """If two pairs are each other's images, some augmentations differ only in the order of the
+    pairs.
     """
     pair = {"input": [[1, 2]], "output": [[1]]}
     twin = {"input": [[2, 1]], "output": [[2]]}  # the same with its colours exchanged

@@ -53,7 +53,7 @@ def evaluated(
 
 
 def report_of(ranks: list[list[int]], unsolved: set[int], kind: str = "sudoku") -> Report:
-    """What rank 0 reports of these examples in batches of 3; even ones are solved early."""
+    """Returns rank 0's report of these examples in batches of 3; even ones are solved early."""
     gathered = []
     for examples in ranks:
         boards = Boards(kind)

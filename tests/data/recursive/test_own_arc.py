@@ -39,8 +39,8 @@ def split(folder: Path) -> PuzzleSplit:
 
 
 def asked(split: PuzzleSplit, name: str, task: OwnTask) -> tuple[np.ndarray, np.ndarray]:
-    """What the dataset has under the ids that a task's images have: inputs and right answers, in
-    the same order.
+    """Returns the dataset's inputs and right answers for the ids of a task's images, in the same
+    order.
     """
     puzzles = split.sets["all"]
     rows = task.read(np.arange(len(task)))["puzzle_identifiers"]

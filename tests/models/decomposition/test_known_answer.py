@@ -1,4 +1,4 @@
-"""What evaluations say of components, by values that can be worked out by hand."""
+"""Evaluations of components, against values worked out by hand."""
 
 from __future__ import annotations
 

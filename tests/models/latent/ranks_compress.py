@@ -1,8 +1,8 @@
-"""Whether a step and an evaluation find everything where it is, with frozen models on two devices;
-no GPU is needed.
+"""Checks that a step and an evaluation find all tensors on the right device, with frozen models on
+two; no GPU is needed.
 
-Fake tensors know where they are and refuse to meet others elsewhere. Their devices are of a kind
-that PyTorch keeps for outsiders; it is set up for a whole process, so this is one of its own:
+Fake tensors know their device and refuse to be combined with others. Their devices are of a kind
+that PyTorch reserves for extensions; it is set up for a whole process, so this is one of its own:
 `python -m tests.models.latent.ranks_compress MODEL MODEL`.
 """
 

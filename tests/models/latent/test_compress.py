@@ -322,7 +322,9 @@ def test_baselines_are_what_a_model_with_no_encoder_would_be_given(
 def test_an_example_is_judged_alike_in_every_batch(
     source: QASource, reader_folders: list[str]
 ) -> None:
-    """Whoever stands beside it, padding as well: so any number of ranks gives the same."""
+    """The other rows of a batch, padding included, do not matter, so any number of ranks gives the
+    same.
+    """
     objective = make(source, reader_folders)
     _, together = held_out(source, objective, [0, 1, 2, 3], padding=2)
     sums: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What is sent is what arrives, to the precision of its bytes."""
+"""Latents arrive as they were sent, to the precision of their bytes."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ def part(batch: dict[str, torch.Tensor], rows) -> dict[str, torch.Tensor]:
 
 
 def alone(model, puzzle: dict[str, torch.Tensor], hrm: bool):
-    """What one puzzle's answer is, told as the rule: think on until the net wants to halt and says
-    what it has said before.
+    """Returns one puzzle's answer by the rule: think until the net wants to halt and repeats its
+    answer.
     """
     state, said, step = model.fresh_state(*puzzle["inputs"].shape), None, 0
     for _ in range(STEPS):

@@ -49,7 +49,7 @@ def groups(value: float, rows: int = 40) -> dict[str, Group]:
 
 
 def as_it_is() -> Common:
-    """What a registry asks: no rank but this one, and nothing split."""
+    """Answers a registry for a single rank, with nothing split."""
     sync = Common()
     sync.begin({}, Dist())
     return sync

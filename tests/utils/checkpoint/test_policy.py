@@ -1,4 +1,4 @@
-"""What is saved when, and which checkpoint counts as the best."""
+"""When checkpoints are saved, and which one counts as the best."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FakeWriter:
 
 
 class KeptRun:
-    """What a keeper needs of a run, and the keeper."""
+    """The parts of a run that a keeper needs, and the keeper."""
 
     def __init__(self) -> None:
         dist = SimpleNamespace(is_main=True, all_gather_text=lambda text: [text])

@@ -1,5 +1,5 @@
-"""Where a run begins, asked of the functions that decide it: fallbacks, its own directory, and what
-it must not lose.
+"""The functions that decide where a run begins: fallbacks, its own directory, and what it must not
+lose.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def test_its_own_directory_before_the_first_checkpoint(run: Path, tmp_path: Path
 
 
 def test_the_same_command_goes_on_when_the_run_has_come_further(run: Path) -> None:
-    """What the command names is then an earlier step, or deleted."""
+    """The checkpoint that the command names is then an earlier step, or deleted."""
     named = str(run / "checkpoints" / "step_30")
     meta = found(run, resume=named).meta
     assert meta["resumed_from"] == named
@@ -367,9 +367,7 @@ def test_another_frozen_part_is_refused(evaluates: bool, run: Path) -> None:
 
 
 def test_an_evaluation_beside_a_live_run(run: Path) -> None:
-    """What it has found is deleted before it is read, twice; and an evaluation that will never fit
-    ends.
-    """
+    """Its checkpoint is deleted twice before it is read. An evaluation that can never fit ends."""
     changes: dict[str, Any] = {"eval_only": True, "checkpoint": str(run)}
 
     class Late(Unfit):

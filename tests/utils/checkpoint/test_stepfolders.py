@@ -1,5 +1,5 @@
-"""What is deleted and what is not, whatever else lies among the checkpoints; and readers beside a
-run that deletes.
+"""Files that are deleted and files that stay, whatever lies among the checkpoints; and readers
+beside a run that deletes.
 """
 
 from __future__ import annotations

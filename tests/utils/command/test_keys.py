@@ -1,6 +1,4 @@
-"""What the files of conf/ say of their keys is what counts: types, bounds, and what a key means to
-the run.
-"""
+"""The files of conf/ decide about their keys: types, bounds, and what a key means to the run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What each rank of the evaluation tests runs: `python -m tests.utils.measure.ranks_evaluation
-FOLDER CASE`, result in FOLDER/RANK.json.
+"""One rank of the evaluation tests: `python -m tests.utils.measure.ranks_evaluation FOLDER CASE`,
+result in FOLDER/RANK.json.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is chosen for which cards, and what is said of it."""
+"""The layout that is chosen for given cards, and the lines that explain it."""
 
 from __future__ import annotations
 

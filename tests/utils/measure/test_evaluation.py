@@ -126,7 +126,7 @@ def nothing(*_: Any) -> None:
 
 
 def folder(directory: Path, say: Callable[[str], None] = print) -> Any:
-    """Where nothing is written but outputs."""
+    """A folder in which only outputs are written."""
     return SimpleNamespace(directory=directory, say=say, write_report=nothing)
 
 

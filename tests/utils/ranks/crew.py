@@ -18,7 +18,7 @@ SCRIPT = str(Path(__file__).with_name("ranks_failure_watch.py"))
 
 
 def environment(size: int) -> dict[str, str]:
-    """What ranks are told, but for their numbers."""
+    """Returns the environment of ranks, except for their numbers."""
     kept = {
         key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)
     }
@@ -59,7 +59,7 @@ class Crew:
         return self.file(rank, "err").read_text()
 
     def errors(self) -> str:
-        """What the terminal of a user shows, but for the order."""
+        """Returns the lines that a user's terminal shows, in any order."""
         return "".join(self.err(rank) for rank in range(len(self.processes)))
 
     def until(self, text: str, ranks: range | None = None, limit: float = 30) -> None:

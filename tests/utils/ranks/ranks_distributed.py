@@ -1,6 +1,4 @@
-"""What each rank of the launcher tests runs: use every collective once and write down what came
-out.
-"""
+"""One rank of the launcher tests: uses every collective once and writes down the results."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ def error_of(call) -> str:
 
 
 def shared(dist: Dist) -> list[str]:
-    """What each rank puts into the store for helper threads."""
+    """Returns what each rank puts into the store for helper threads."""
     assert dist.store is not None
     dist.store.set(f"from/{dist.rank}", str(dist.rank))
     return [dist.store.get(f"from/{rank}").decode() for rank in range(dist.world_size)]

@@ -1,4 +1,4 @@
-"""What each rank of the tests of the failure watch runs: `ranks_failure_watch.py SCENARIO RANK`.
+"""One rank of the tests of the failure watch: `ranks_failure_watch.py SCENARIO RANK`.
 
 In most scenarios RANK does something that the others do not.
 """

@@ -1,4 +1,4 @@
-"""Whatever arrives at the failure server, it goes on, or the run ends with an error."""
+"""The failure server survives any message, or the run ends with an error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def connected(to: FailureServer) -> socket.socket:
 
 
 def ended(connection: socket.socket, within: float = 5) -> bool:
-    """Whether the other side has closed it."""
+    """Returns whether the other side has closed the connection."""
     connection.settimeout(within)
     try:
         while connection.recv(1 << 16):

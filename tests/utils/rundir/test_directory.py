@@ -249,7 +249,7 @@ def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 def test_what_is_no_file_holds_up_nothing(
     name: str, make: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    """Whoever opens a pipe waits for its other end."""
+    """Opening a pipe waits for its other end."""
     run = tmp_path / "x"
     run.mkdir()
     make(run / name)

@@ -1,6 +1,4 @@
-"""What evaluations leave in the run directory beside metrics: figures and files, by step and
-set.
-"""
+"""Files and figures that evaluations leave in the run directory, by step and set."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def teardown():
 
 
 class Fake:
-    """What the package was asked, as its process noted it."""
+    """The calls to the package, as its process noted them."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.file, self._set = folder / "calls", monkeypatch.setenv

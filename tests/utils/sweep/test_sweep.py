@@ -62,7 +62,7 @@ def summary(folder: Path) -> list[dict[str, str]]:
 
 
 def begun(folder: Path, runs: int) -> bool:
-    """Whether so many runs have taken steps."""
+    """Returns whether this number of runs have taken steps."""
     return until(
         lambda: (
             len(
