@@ -1,4 +1,4 @@
-"""The start of a run: afresh, where it ended, or at a checkpoint; and what it must not do unasked."""
+"""The start of a run: afresh, where it ended, at a checkpoint; and what it must not do unasked."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _defaults() -> dict[str, str]:
 
 
 def _chosen_by(experiments: Mapping[str, Path], name: str) -> dict[str, str]:
-    """Returns an experiment's choices in each group, its own and those of files that it builds on."""
+    """Returns an experiment's choices in each group, its own and those of files it builds on."""
     chosen: dict[str, str] = {}
     for entry in _defaults_list(experiments[name]):
         if isinstance(entry, str) and entry in experiments:

@@ -54,7 +54,9 @@ class Meeting:
         return c10d.PrefixStore(prefix, _client(self.host, self.port, self.launch, self.timeout_s))
 
     def gather(self, stage: str, own: str) -> list[str]:
-        """Returns the message of every rank at this stage. The watch ends waits that are too long."""
+        """Returns the message of every rank at this stage. The watch ends a wait that takes too
+        long.
+        """
         self.store.set(f"{stage}/{self.launch.rank}", own)
         keys = [f"{stage}/{rank}" for rank in range(self.launch.world_size)]
         for _ in _waiting():

@@ -109,7 +109,7 @@ def _finished(earlier: DictConfig, dist: Dist) -> bool:
 
 
 def _is_of(folder: Path, earlier: DictConfig) -> bool:
-    """Returns whether the run in a folder has these values; if not, making it names the difference."""
+    """Returns whether the run in a folder has these values; making it names any difference."""
     rules, now = everywhere(), OmegaConf.to_container(earlier)
     try:
         then = OmegaConf.to_container(OmegaConf.create(read_text(folder / "config.yaml")))

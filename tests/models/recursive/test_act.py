@@ -369,7 +369,7 @@ def test_one_start_is_enough_to_answer() -> None:
 
 
 def test_rotary_positions_of_a_grid() -> None:
-    """Attention between two cells depends only on the distances of their rows and of their columns."""
+    """Attention between two cells depends only on the distances of their rows and columns."""
     cos_sin = GridRotaryEmbedding(8, 2, 25, 100.0, torch.float64)()
     query, key = torch.randn(8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
     queries, keys = (rotate(x.expand(1, 1, 27, 8), cos_sin)[0, 0] for x in (query, key))
