@@ -36,15 +36,15 @@ class Permutation:
         """Returns the items visited at these positions, which are ascending and count from the
         run's start.
         """
-        found = np.empty(len(positions), np.int64)
+        items = np.empty(len(positions), np.int64)
         epochs, places = np.divmod(positions.astype(np.int64), self.items)
         first = 0
         while first < len(positions):  # mostly once
             epoch = int(epochs[first])
             stop = int(np.searchsorted(epochs, epoch, side="right"))
-            found[first:stop] = self._permuted(epoch, places[first:stop])
+            items[first:stop] = self._permuted(epoch, places[first:stop])
             first = stop
-        return found
+        return items
 
     def _permuted(self, epoch: int, places: np.ndarray) -> np.ndarray:
         if self._kept is None or self._kept[0] != epoch:
@@ -58,10 +58,10 @@ class Permutation:
             )
         if self.items <= DRAWN:
             return self._kept[1][places]
-        found = self._network(places.astype(np.uint64))
-        while len(outside := np.flatnonzero(found >= self.items)):
-            found[outside] = self._network(found[outside])
-        return found.astype(np.int64)
+        permuted = self._network(places.astype(np.uint64))
+        while len(outside := np.flatnonzero(permuted >= self.items)):
+            permuted[outside] = self._network(permuted[outside])
+        return permuted.astype(np.int64)
 
     def _network(self, places: np.ndarray) -> np.ndarray:
         assert self._kept is not None

@@ -115,7 +115,7 @@ class FromFile:
             raise ConfigError(f"{key}: {path} has no token {brief(begin)}; give one that it has")
         names = BEGINS if begin is None else (begin,)
         self.begin = next(
-            (found for name in names if (found := self._library.token_to_id(name)) is not None),
+            (number for name in names if (number := self._library.token_to_id(name)) is not None),
             None,
         )
         if self.begin is not None:  # some files list it among their plain tokens

@@ -137,15 +137,15 @@ def _split(split: str, metadata: Metadata, part: Sequence[tuple[Variants, int]])
 def names(made: list[Variants], layout: str) -> list[str]:
     """Returns what each id stands for, as the published builder of this layout writes it."""
     written, _ = NAMES[layout]
-    found = [BLANK]
+    names_by_id = [BLANK]
     for one in made:
         digits = (one.colours + ord("0")).tobytes().decode()
-        found.append(one.task.name)
-        found += [
+        names_by_id.append(one.task.name)
+        names_by_id += [
             written.format(one.task.name, one.symmetry[a], digits[10 * a : 10 * a + 10])
             for a in range(1, len(one))
         ]
-    return found
+    return names_by_id
 
 
 def _plain(pairs: list[Pair]) -> list[dict[str, Any]]:
@@ -157,11 +157,11 @@ def _some(made: list[Variants]) -> str:
 
 
 def _leaks(tasks: list[Task]) -> list[str]:
-    found, count, total = standing_in_training(tasks)
-    some = ", ".join(found[:5]) + (" …" if len(found) > 5 else "")
+    repeated, count, total = standing_in_training(tasks)
+    some = ", ".join(repeated[:5]) + (" …" if len(repeated) > 5 else "")
     return (
         [f"warning: {count} of {total} test pairs stand in the training set, too; tasks {some}"]
-        if found
+        if repeated
         else []
     )
 

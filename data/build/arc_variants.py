@@ -91,7 +91,7 @@ def colour_maps(numbers: np.ndarray, used: np.ndarray) -> np.ndarray:
 
 def images(grid: np.ndarray) -> list[np.ndarray]:
     """Tokens of a grid under every symmetry, end tokens behind its rows and columns."""
-    found = []
+    turned = []
     for swap, row_back, column_back in SYMMETRIES:
         image = grid[:: -1 if row_back else 1, :: -1 if column_back else 1]
         image = image.T if swap else image
@@ -99,8 +99,8 @@ def images(grid: np.ndarray) -> list[np.ndarray]:
         tokens[:-1, :-1] = image
         tokens[:-1, :-1] += FIRST
         tokens[-1, :-1] = tokens[:-1, -1] = END
-        found.append(tokens)
-    return found
+        turned.append(tokens)
+    return turned
 
 
 def hash_sums(imaged: list[tuple[list[np.ndarray], ...]]) -> np.ndarray:

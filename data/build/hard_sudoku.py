@@ -37,15 +37,15 @@ def hard_parts(
         show(f"{sum(len(one.puzzles) for one in made):,} of {sum(counts):,} boards")
     shown()
     whole = Hard(*(np.concatenate(parts) for parts in zip(*made, strict=True)))
-    found, different = len(whole.puzzles), len(np.unique(relabelled(whole.answers, SIZE), axis=0))
-    if found < sum(counts):
+    count, different = len(whole.puzzles), len(np.unique(relabelled(whole.answers, SIZE), axis=0))
+    if count < sum(counts):
         raise ConfigError(
-            f"--min-guesses {min_guesses}: only {found} of {sum(counts)} boards found; ask for"
+            f"--min-guesses {min_guesses}: only {count} of {sum(counts)} boards found; ask for"
             " fewer guesses"
         )
-    if different < found:
+    if different < count:
         raise ConfigError(
-            f"--seed {seed}: {found - different} of the {found} boards came twice; try another seed"
+            f"--seed {seed}: {count - different} of the {count} boards came twice; try another seed"
         )
     return [
         Hard(*parts)

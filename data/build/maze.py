@@ -92,7 +92,7 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
             f"--min-path {min_path}: a path in a maze of size {side} has 2 to {side * side} cells;"
             " choose one of these"
         )
-    found: dict[bytes, tuple[np.ndarray, np.ndarray]] = {}
+    kept: dict[bytes, tuple[np.ndarray, np.ndarray]] = {}
     tasks = (
         (side, min_path, options.unique, options.seed, range(start, start + CHUNKS))
         for start in count(0, CHUNKS)
@@ -100,20 +100,20 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
     with closing(in_order(generate, tasks, options.workers)) as chunks:
         for number, mazes in enumerate(chunks, start=1):
             for maze in mazes:
-                found.setdefault(min(image.tobytes() for image in images(maze[0][None])), maze)
+                kept.setdefault(min(image.tobytes() for image in images(maze[0][None])), maze)
             show(
-                f"{min(len(found), wanted):,} of {wanted:,} mazes, {number * CHUNKS * TOGETHER:,}"
+                f"{min(len(kept), wanted):,} of {wanted:,} mazes, {number * CHUNKS * TOGETHER:,}"
                 " boards tried"
             )
-            if len(found) >= wanted:
+            if len(kept) >= wanted:
                 break
-            if not found and number * CHUNKS * TOGETHER >= PATIENCE:
+            if not kept and number * CHUNKS * TOGETHER >= PATIENCE:
                 raise ConfigError(
                     f"--min-path {min_path}: none of {PATIENCE:,} boards of size {side} has a path"
                     " so long; ask for less"
                 )
     shown()
-    inputs, labels = (np.stack(part) for part in zip(*[*found.values()][:wanted], strict=True))
+    inputs, labels = (np.stack(part) for part in zip(*[*kept.values()][:wanted], strict=True))
     return {
         "train": (inputs[: options.train], labels[: options.train]),
         "test": (inputs[options.train :], labels[options.train :]),

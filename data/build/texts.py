@@ -14,27 +14,27 @@ Document = tuple[str, int]  # its text, and how much of the input it took
 
 def find_files(key: str, inputs: Sequence[str]) -> list[Path]:
     """All files below the inputs, by name; what begins with a dot is left out."""
-    found = []
+    paths = []
     for name in inputs:
         if os.path.isdir(name):
             for above, folders, files in os.walk(name):
                 folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
-                found += [Path(above, file) for file in sorted(files) if not file.startswith(".")]
+                paths += [Path(above, file) for file in sorted(files) if not file.startswith(".")]
         elif os.path.exists(name):
-            found.append(Path(name))
+            paths.append(Path(name))
         else:
             raise ConfigError(
                 f"{key} {name}: no such file or folder; give text, .jsonl or .parquet files, or a"
                 " folder of them"
             )
-    if not found:
+    if not paths:
         raise ConfigError(
             f"{key} {' '.join(inputs)}: holds no files; give text, .jsonl or .parquet files, or a"
             " folder of them"
         )
-    for path in found:
+    for path in paths:
         check_file(f"{key} {path}", path)
-    return found
+    return paths
 
 
 def read_files(paths: Sequence[Path], field: str) -> Iterator[Document]:

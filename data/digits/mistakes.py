@@ -21,18 +21,18 @@ class Mistakes:
     scalars: Sequence[str] = ()
 
     def __init__(self) -> None:
-        self._found: list[dict[str, Tensor]] = []
+        self._mistakes: list[dict[str, Tensor]] = []
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
         """Looks at a batch only while there is room: a rank meets its own examples in order."""
-        outputs, missing = prediction.outputs, SHOWN - len(self._found)
+        outputs, missing = prediction.outputs, SHOWN - len(self._mistakes)
         if not missing or not {"answer", "logits"} <= outputs.keys():
             return
         labels = batch["labels"][: len(indices)].cpu()
         answers = outputs["answer"][: len(indices)].cpu()
         for row in ((answers != labels) & (labels != IGNORE)).nonzero().flatten()[:missing]:
             share = outputs["logits"][row].cpu().double().softmax(-1)[answers[row]]
-            self._found.append(
+            self._mistakes.append(
                 {
                     "index": torch.tensor(int(indices[row])),
                     "image": batch["inputs"][row].cpu(),
@@ -43,9 +43,11 @@ class Mistakes:
             )
 
     def rows(self) -> dict[str, Tensor]:
-        found = self._found
+        mistakes = self._mistakes
         return (
-            {name: torch.stack([row[name] for row in found]) for name in found[0]} if found else {}
+            {name: torch.stack([row[name] for row in mistakes]) for name in mistakes[0]}
+            if mistakes
+            else {}
         )
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:

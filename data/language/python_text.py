@@ -69,12 +69,12 @@ def python_text(mebibytes: int) -> Corpus:
 
 
 def _names(folder: Path) -> list[str]:
-    found = []
+    names = []
     for above, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name not in WITHOUT]
-        found += [
+        names += [
             Path(above, name).relative_to(folder).as_posix()
             for name in files
             if name.endswith(".py")
         ]
-    return sorted(found)
+    return sorted(names)

@@ -224,8 +224,8 @@ def text_of(where: str, row: Any, field: Field) -> str:
 def _find(where: str, place: Path) -> list[Path]:
     if not os.path.exists(place):
         raise ConfigError(f"{where}: no such file or folder; give {_expected()}")
-    found = sorted(place.rglob("*")) if os.path.isdir(place) else [place]
-    paths = [path for path in found if path.suffix in SUFFIXES and not os.path.isdir(path)]
+    entries = sorted(place.rglob("*")) if os.path.isdir(place) else [place]
+    paths = [path for path in entries if path.suffix in SUFFIXES and not os.path.isdir(path)]
     if len({path.suffix for path in paths}) != 1:
         what = "files of several kinds" if paths else "holds no texts"
         raise ConfigError(f"{where}: {what}; give {_expected()}")

@@ -173,11 +173,11 @@ class StreamSource(Source):
 
     def _look(self, most: int) -> tuple[np.ndarray, Spec]:
         """The first `most` held-out tokens, and the spec, whose fingerprint they make."""
-        found: list[np.ndarray] = []
+        pieces: list[np.ndarray] = []
         documents = islice(Documents(self._texts), SCANNED)
-        while sum(map(len, found)) <= most and (together := list(islice(documents, TOGETHER))):
-            found += self._tokens_of(together, held_out=True)
-        tokens = np.concatenate([*found, np.empty(0, np.uint32)])[: most + 1]
+        while sum(map(len, pieces)) <= most and (together := list(islice(documents, TOGETHER))):
+            pieces += self._tokens_of(together, held_out=True)
+        tokens = np.concatenate([*pieces, np.empty(0, np.uint32)])[: most + 1]
         tokenizer = self._tokenizer
         about = f"{self._field.name} {self._share} {tokenizer.vocab_size}"
         digest = hashlib.sha256(about.encode() + tokens.tobytes())
@@ -270,8 +270,8 @@ class _Stream:
         while held < count:
             before = self._here()
             if texts := list(islice(self._texts, TOGETHER)):
-                if found := self._tokens_of(texts, held_out=False):
-                    tokens = np.concatenate(found)
+                if pieces := self._tokens_of(texts, held_out=False):
+                    tokens = np.concatenate(pieces)
                     self._pieces.append((before, tokens))
                     held += len(tokens)
                     self._since_begin += len(tokens)

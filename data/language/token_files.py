@@ -94,7 +94,7 @@ def open_corpus(
     }
     if lost := sorted(
         said.files.keys()
-        - {path.relative_to(folder).as_posix() for found in paths.values() for path in found}
+        - {path.relative_to(folder).as_posix() for split in paths.values() for path in split}
     ):
         raise ConfigError(
             f"{key}: dataset.json lists {brief(lost[0])}, which is not there; copy it again"
@@ -103,7 +103,7 @@ def open_corpus(
         raise ConfigError(
             f"{key}: the corpus is empty, its train files hold no tokens; build it again"
         )
-    if len({array.dtype for found in files.values() for array in found}) > 1:
+    if len({array.dtype for split in files.values() for array in split}) > 1:
         raise ConfigError(
             f"{key}: some files hold uint16 and some uint32; build all of them with one vocabulary"
         )
@@ -147,7 +147,7 @@ def bin_header(tokens: int, dtype: Any) -> bytes:
 
 def _find(key: str, folder: Path) -> dict[str, list[Path]]:
     """The files of each split, by name."""
-    found: dict[str, list[Path]] = {split: [] for split in SPLITS}
+    paths: dict[str, list[Path]] = {split: [] for split in SPLITS}
     try:
         here = sorted(path for path in folder.iterdir() if path.suffix in (".npy", ".bin"))
         inside = {
@@ -163,15 +163,15 @@ def _find(key: str, folder: Path) -> dict[str, list[Path]]:
                 f"{key}: {brief(path.name)} has neither train nor val in its name, or both; rename"
                 " it, or use folders"
             )
-        found[named[0]].append(path)
+        paths[named[0]].append(path)
     for split in SPLITS:
-        found[split] += [path for path in inside[split] if path.suffix in (".npy", ".bin")]
-    if not found["train"]:
+        paths[split] += [path for path in inside[split] if path.suffix in (".npy", ".bin")]
+    if not paths["train"]:
         raise ConfigError(
             f"{key}: no .npy or .bin file for training there; build them with python -m"
             f" data.build.tokens --output-dir {folder}"
         )
-    return found
+    return paths
 
 
 def _open(key: str, path: Path, name: str, listed: Mapping[str, int]) -> np.ndarray:

@@ -41,7 +41,7 @@ class Anatomy:
         }
         self._decode, self._kind = model.decode, "token" if model.predicts_tokens else "feature"
         self._step, self._earlier = 0, dict[int, dict[str, int]]()
-        self._found: dict[str, Tensor] = {}
+        self._totals: dict[str, Tensor] = {}
         self.scalars = [f"live/{name}" for name in self._names]
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
@@ -56,15 +56,15 @@ class Anatomy:
         # than the net
         if len(what):
             pieces = [
-                _found(gates[..., columns][counted], live[..., columns][counted], what, where)
+                _measured(gates[..., columns][counted], live[..., columns][counted], what, where)
                 for columns in self._columns
             ]
             new = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
-            self._found = _merged([self._found, new]) if self._found else new
+            self._totals = _merged([self._totals, new]) if self._totals else new
 
     def rows(self) -> dict[str, Tensor]:
         """One for each component: what this rank has seen of it."""
-        return self._found
+        return self._totals
 
     def recall(self, step: int, earlier: Callable[[str, int], Sequence[Path]]) -> None:
         """How many were alive then."""
@@ -91,8 +91,8 @@ class Anatomy:
             {name: tensor[start : start + count] for name, tensor in rows.items()}
             for start in range(0, len(rows["live"]), count)
         ]
-        found = _merged(parts)
-        share_K = found["live"] / found["rows"]
+        totals = _merged(parts)
+        share_K = totals["live"] / totals["rows"]
         alive = {
             name: int((share_K[columns] >= LIVE_SHARE).sum())
             for name, columns in zip(self._names, self._columns, strict=True)
@@ -101,11 +101,11 @@ class Anatomy:
         for name, (first, turned) in self._ties.items():
             matrices[name] |= {"tied_to": first, "transposed": turned}
         files: dict[str, str | bytes] = {
-            TABLE: self._table(found, share_K),
+            TABLE: self._table(totals, share_K),
             MATRICES: json.dumps(matrices, indent=1) + "\n",
         }
         by_matrix = {
-            name: found["histogram"][columns].sum(0).numpy()
+            name: totals["histogram"][columns].sum(0).numpy()
             for name, columns in zip(self._names, self._columns, strict=True)
         }
         shares = {
@@ -115,33 +115,33 @@ class Anatomy:
         files |= pictures.histograms(by_matrix, shares)
         over_time = dict(sorted({**self._earlier, self._step: alive}.items()))
         files |= pictures.over_time(over_time) | live_scene(over_time)
-        files |= components_scene(self._kind, self._most_needed(found, share_K))
+        files |= components_scene(self._kind, self._most_needed(totals, share_K))
         return Report(
             {f"live/{name}": float(number) for name, number in alive.items()}, files=files
         )
 
-    def _table(self, found: Mapping[str, Tensor], share_K: Tensor) -> str:
+    def _table(self, totals: Mapping[str, Tensor], share_K: Tensor) -> str:
         """A line for each component: how often it is needed, and by what most."""
         lines = [f"matrix\tcomponent\tlive\tmean gate\ttop {self._kind}s"]
-        mean_K = found["gate"] / found["rows"]
+        mean_K = totals["gate"] / totals["rows"]
         for name, columns in zip(self._names, self._columns, strict=True):
             for k in range(columns.start, columns.stop):
-                needed = zip(found["what"][k].tolist(), found["value"][k].tolist(), strict=True)
+                needed = zip(totals["what"][k].tolist(), totals["value"][k].tolist(), strict=True)
                 top = dict.fromkeys(self._shown(what) for what, value in needed if value > 0)
                 share, mean = f"{share_K[k]:.6f}", f"{mean_K[k]:.6f}"
                 lines.append("\t".join([name, str(k - columns.start), share, mean, " ".join(top)]))
         return "\n".join(lines) + "\n"
 
-    def _most_needed(self, found: Mapping[str, Tensor], share_K: Tensor) -> list[list[Any]]:
+    def _most_needed(self, totals: Mapping[str, Tensor], share_K: Tensor) -> list[list[Any]]:
         """The most needed components of each matrix, as rows of the report page's table."""
         rows: list[list[Any]] = []
         for name, columns in zip(self._names, self._columns, strict=True):
             order = share_K[columns].argsort(descending=True, stable=True)[:SHOWN]
             for c in order.tolist():
                 k = columns.start + c
-                needed = zip(found["what"][k].tolist(), found["value"][k].tolist(), strict=True)
+                needed = zip(totals["what"][k].tolist(), totals["value"][k].tolist(), strict=True)
                 top = dict.fromkeys(self._shown(what) for what, value in needed if value > 0)
-                mean = float(found["gate"][k] / found["rows"][k])
+                mean = float(totals["gate"][k] / totals["rows"][k])
                 rows.append([name, c, float(share_K[k]), mean, " ".join(top)])
         return [row for row in rows if row[2] >= LIVE_SHARE]
 
@@ -153,7 +153,9 @@ class Anatomy:
         )
 
 
-def _found(gates_NC: Tensor, live_NC: Tensor, what_N: Tensor, where_N: Tensor) -> dict[str, Tensor]:
+def _measured(
+    gates_NC: Tensor, live_NC: Tensor, what_N: Tensor, where_N: Tensor
+) -> dict[str, Tensor]:
     """Statistics of each component of a matrix over these rows."""
     bins_NC = (gates_NC.float() * BINS).long().clamp_(max=BINS - 1) + BINS * torch.arange(
         gates_NC.shape[1], device=gates_NC.device
@@ -162,7 +164,7 @@ def _found(gates_NC: Tensor, live_NC: Tensor, what_N: Tensor, where_N: Tensor) -
     ordered_NC = gates_NC.float().sort(dim=0, descending=True, stable=True)
     values_TC, rows_TC = ordered_NC.values[:TOP], ordered_NC.indices[:TOP]
     lacking = TOP - len(values_TC)
-    found = {
+    totals = {
         "live": live_NC.sum(0),
         "gate": gates_NC.double().sum(0),
         "rows": torch.full_like(live_NC[0], len(gates_NC), dtype=torch.long),
@@ -173,7 +175,7 @@ def _found(gates_NC: Tensor, live_NC: Tensor, what_N: Tensor, where_N: Tensor) -
         "what": F.pad(what_N[rows_TC].t().long(), (0, lacking)),
         "where": F.pad(where_N[rows_TC].t(), (0, lacking)),
     }
-    return {name: tensor.cpu() for name, tensor in found.items()}
+    return {name: tensor.cpu() for name, tensor in totals.items()}
 
 
 def _merged(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

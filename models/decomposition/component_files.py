@@ -44,8 +44,8 @@ def export(*arguments: str) -> str:
     saved = groups["model"] | {
         name.removeprefix("dense/"): tensor for name, tensor in groups.get("ema", {}).items()
     }
-    step, found = _evaluated(reader.step_folder(Path(checkpoint)).parents[1], int(meta["step"]))
-    matrices = read_row(found / MATRICES)
+    step, evaluated = _evaluated(reader.step_folder(Path(checkpoint)).parents[1], int(meta["step"]))
+    matrices = read_row(evaluated / MATRICES)
     weights: dict[str, Tensor] = {
         name.removeprefix("model."): saved[name].clone()
         for name in saved
@@ -61,15 +61,15 @@ def export(*arguments: str) -> str:
         }
     Path(folder).mkdir(parents=True, exist_ok=True)
     write_whole(Path(folder) / WEIGHTS, save(weights, {"format": "pt"}))
-    write_whole(Path(folder) / TABLE, read_text(found / TABLE))
+    write_whole(Path(folder) / TABLE, read_text(evaluated / TABLE))
     return (
         f"{folder}: components of {', '.join(matrices)} after step {meta['step']}; the table is of"
-        f" step {step}, set {found.name}"
+        f" step {step}, set {evaluated.name}"
     )
 
 
 def _evaluated(run: Path, step: int) -> tuple[int, Path]:
-    """Returns the table that the last evaluation up to a step has written."""
+    """Returns the step and folder of the last evaluation up to a step that wrote a table."""
     tables = {
         table: table.parents[1].name.removeprefix("step_")
         for table in sorted(run.glob(f"evaluations/step_*/*/{TABLE}"))

@@ -184,7 +184,7 @@ class Components(nn.Module):
 
 def chosen(patterns: Sequence[str], seams: Mapping[str, Seam]) -> list[Seam]:
     """Matrices whose whole names match, in the net's order; every pattern must match some."""
-    found = set()
+    matched = set()
     for pattern in patterns:
         try:
             matching = [name for name in seams if re.fullmatch(pattern, name)]
@@ -196,7 +196,7 @@ def chosen(patterns: Sequence[str], seams: Mapping[str, Seam]) -> list[Seam]:
             raise ConfigError(
                 f"arch.modules={pattern}: matches no matrix; there are {', '.join(list(seams)[:8])}"
             )
-        found.update(matching)
-    if not found:
+        matched.update(matching)
+    if not matched:
         raise ConfigError("arch.modules=[]: chooses no matrix; for example arch.modules=['.*']")
-    return [seam for name, seam in seams.items() if name in found]
+    return [seam for name, seam in seams.items() if name in matched]

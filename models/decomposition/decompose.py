@@ -198,11 +198,13 @@ class Decompose(Objective):
                 kept[next(answers)] = out
             return self._error(out, wanted)
 
-        found = dict(zip(ways, errors(self.model, x, documents, said, masks, measure), strict=True))
+        by_way = dict(
+            zip(ways, errors(self.model, x, documents, said, masks, measure), strict=True)
+        )
         total = counted.sum()
         metrics: dict[str, tuple[Tensor, Tensor]] = {
             f"{self.error_name}_{name}": ((error * counted).sum(), total)
-            for name, error in found.items()
+            for name, error in by_way.items()
         }
         metrics["l0"] = ((live.sum(-1) * counted).sum(), total)
         for number, name in enumerate(self.model.names):
@@ -286,13 +288,13 @@ class Decompose(Objective):
             carry = {"sources": worst.float()} if carry is not None else None
         alone = parts.pop("layerwise", None)
         together = joined(list(parts.values())) if parts else Masks(of.lower.unsqueeze(1)[:, :0])
-        found = iter(errors(self.model, of.x, of.documents, of.said, together, self._error, alone))
+        passes = iter(errors(self.model, of.x, of.documents, of.said, together, self._error, alone))
         terms = {
-            name: torch.stack([next(found).sum() for _ in range(asked[name])]).mean()
+            name: torch.stack([next(passes).sum() for _ in range(asked[name])]).mean()
             for name in parts
         }
         if alone is not None:
-            terms["layerwise"] = torch.stack([error.sum() for error in found]).mean()
+            terms["layerwise"] = torch.stack([error.sum() for error in passes]).mean()
         return terms, carry
 
     def _worst(self, of: _Rows, sources: Tensor, carry: Carry) -> Tensor:

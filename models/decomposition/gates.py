@@ -145,13 +145,13 @@ class VectorMLPGates(nn.Module):
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
         """From inputs [N, D] of each matrix to [N, K]."""
-        found = []
+        outputs = []
         for x_ND, inward, bias, outward_CH in zip(
             inputs, self.inward, self.inward_bias, self.outward, strict=True
         ):
             act_NCH = F.gelu(torch.addmm(bias, x_ND, inward)).unflatten(1, outward_CH.shape)
-            found.append((act_NCH * outward_CH).sum(-1))
-        return torch.cat(found, 1) + self.outward_bias_K
+            outputs.append((act_NCH * outward_CH).sum(-1))
+        return torch.cat(outputs, 1) + self.outward_bias_K
 
 
 class SharedMLPGates(nn.Module):

@@ -84,8 +84,10 @@ class KnownAnswer:
         self._live.append(live)
 
     def rows(self) -> dict[str, Tensor]:
-        found = {"feature": self._at, "gates": self._gates, "live": self._live}
-        return {name: torch.cat(pieces) for name, pieces in found.items()} if self._at else {}
+        pieces_by_name = {"feature": self._at, "gates": self._gates, "live": self._live}
+        return (
+            {name: torch.cat(pieces) for name, pieces in pieces_by_name.items()} if self._at else {}
+        )
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         if not rows:

@@ -103,8 +103,8 @@ def errors(
             model.masked(x, {number: partial(one, number) for number in numbers}, documents), said
         )
 
-    found = [of_pass(masks, taken, everywhere) for taken in range(masks.components.shape[1])]
-    return found + (
+    passes = [of_pass(masks, taken, everywhere) for taken in range(masks.components.shape[1])]
+    return passes + (
         [of_pass(one_by_one, 0, range(i, i + 1)) for i in everywhere]
         if one_by_one is not None
         else []

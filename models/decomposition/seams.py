@@ -58,14 +58,14 @@ def ties(seams: list[Seam]) -> dict[int, tuple[int, bool]]:
     Returns, by the later one's number, the number of the first that has them and whether the later
     one has them transposed.
     """
-    found: dict[int, tuple[int, bool]] = {}
+    tied: dict[int, tuple[int, bool]] = {}
     for later, seam in enumerate(seams):
         for first, other in enumerate(seams[:later]):
-            if first not in found and _where(seam.matrix) == _where(other.matrix):
+            if first not in tied and _where(seam.matrix) == _where(other.matrix):
                 same_order = seam.matrix.stride() == other.matrix.stride()
                 transposed = not same_order or seam.matrix.shape != other.matrix.shape
-                found[later] = (first, transposed)
-    return found
+                tied[later] = (first, transposed)
+    return tied
 
 
 def _where(matrix: Tensor) -> tuple[int, int]:

@@ -31,14 +31,14 @@ class ByStep:
         answer_BT = logits_BTV.argmax(-1)
         right_BT = self._counted_BT & (answer_BT == self._labels_BT)
         before_BT = right_BT if self._right_BT is None else self._right_BT
-        found = {
+        values = {
             "right": right_BT.sum(-1).int(),
             "fixed": (right_BT & ~before_BT).sum(-1).int(),
             "broken": (before_BT & ~right_BT).sum(-1).int(),
             "q_halt": q_halt_B,
             "halt_margin": margin_B,
         }
-        for name, value_B in found.items():
+        for name, value_B in values.items():
             self._by_step[name].append(value_B)
         self._right_BT = right_BT
         if len(self._by_step["right"]) in self._recorded:

@@ -87,7 +87,7 @@ def _scenes(sums: Mapping[str, Tensor], lines: Mapping[str, list[float]]) -> Fil
         ("wants to halt", "halting", "c2"),
     ]
     axis = {"label": "thinking step", "values": steps}
-    found = scene(
+    scenes = scene(
         "thinking_steps",
         "lines",
         "Accuracy by thinking step",
@@ -99,7 +99,7 @@ def _scenes(sums: Mapping[str, Tensor], lines: Mapping[str, list[float]]) -> Fil
             for label, name, colour in shares
         ],
     )
-    found |= scene(
+    scenes |= scene(
         "thinking_steps_cells",
         "bars",
         "Cells fixed and broken by step",
@@ -112,7 +112,7 @@ def _scenes(sums: Mapping[str, Tensor], lines: Mapping[str, list[float]]) -> Fil
             for name, colour in (("fixed", "good"), ("broken", "bad"))
         ],
     )
-    return found | scene(
+    return scenes | scene(
         "thinking_steps_halting",
         "bars",
         "Halting steps",

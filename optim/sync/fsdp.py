@@ -147,7 +147,7 @@ class FSDP(Common):
 
         known: dict[str, bool] = {}
 
-        def found(*given: Any) -> dict[str, Tensor]:
+        def sums(*given: Any) -> dict[str, Tensor]:
             if not known.get("empty"):  # for one batch, for all: then nothing need be fetched
                 result = self._without_gradients(statistics, *given)
                 known["empty"] = not result
@@ -156,7 +156,7 @@ class FSDP(Common):
 
         objective.forward = lambda *given: with_loss(*self._root(loss_in_sight, *given))
         objective.predict = lambda batch: self._without_gradients(predict, batch)
-        objective.statistics = found
+        objective.statistics = sums
         # some look at weights
         objective.evaluators = lambda row: self._without_gradients(evaluators, row)
 

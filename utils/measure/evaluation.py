@@ -200,12 +200,12 @@ class Evaluation:
         assert len({every[rank] for rank in having}) <= 1, (
             f"ranks {having} have rows of different names: {every}"
         )
-        found = {}
+        gathered = {}
         for name in every[having[0]].split("\n") if having else ():
             parts = self.dist.gather(rows.get(name, torch.empty(0)))
             if parts is not None:
-                found[name] = torch.cat([parts[rank] for rank in having])
-        return found
+                gathered[name] = torch.cat([parts[rank] for rank in having])
+        return gathered
 
     def _save(self, path: Path, kept: list[Batch]) -> None:
         """This rank's share of the kept inputs and outputs, with the index of every example; every

@@ -224,7 +224,7 @@ def _first_address(env: Mapping[str, str], launch: Launch) -> str | None:
     # so do the srun and mpirun in it. srun gives the address of that node to everything it starts,
     # MPICH's daemons included; Open MPI 4 gives the address at which mpirun listens.
     if launch.launcher == "openmpi" and (
-        found := re.search(r"tcp://([0-9.]+)", env.get("OMPI_MCA_orte_hnp_uri", ""))
+        uri := re.search(r"tcp://([0-9.]+)", env.get("OMPI_MCA_orte_hnp_uri", ""))
     ):
-        return found.group(1)
+        return uri.group(1)
     return env.get("SLURM_LAUNCH_NODE_IPADDR") or host

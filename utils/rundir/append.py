@@ -88,12 +88,12 @@ class AppendedFile:
 
 def steps_evaluated(path: Path) -> set[int]:
     """Returns the steps of metrics.jsonl that have an evaluation."""
-    found = set()
+    evaluated = set()
     for line in read_bytes(path).splitlines():
         if b'"eval/' in line:
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                found.add(int(json.loads(line)["step"]))
-    return found
+                evaluated.add(int(json.loads(line)["step"]))
+    return evaluated
 
 
 def keep_rows(file: Path, last: int, evaluation_due: bool) -> None:

@@ -53,16 +53,16 @@ def make_another(directory: Path) -> Path:
 def refuse_checkpoints(directory: Path) -> None:
     """Refuses a folder with checkpoints: an evaluation writes nothing beside a training."""
     try:
-        found = (
+        names = (
             [entry.name for entry in directory.iterdir() if OF_CHECKPOINTS.fullmatch(entry.name)]
             if directory.is_dir()
             else []
         )
     except OSError as error:
         raise not_made(directory, error) from None
-    if found:
+    if names:
         raise ConfigError(
-            f"checkpoint_path={directory}: holds checkpoints ({min(found)}), beside which an"
+            f"checkpoint_path={directory}: holds checkpoints ({min(names)}), beside which an"
             " evaluation writes nothing; give another folder, or leave checkpoint_path out"
         )
 
@@ -70,7 +70,7 @@ def refuse_checkpoints(directory: Path) -> None:
 def refuse_inside(directory: Path) -> None:
     """Refuses a folder within another run's checkpoints, which that run may delete."""
     for folder in [directory, *Path(os.path.abspath(directory)).parents][:4]:
-        if found := next(
+        if marker := next(
             (
                 name
                 for name in ("meta.json", "manifest.json", "latest")
@@ -79,7 +79,7 @@ def refuse_inside(directory: Path) -> None:
             "",
         ):
             raise ConfigError(
-                f"checkpoint_path={directory}: {folder} belongs to a run's checkpoints ({found});"
+                f"checkpoint_path={directory}: {folder} belongs to a run's checkpoints ({marker});"
                 " give the folder of a run"
             )
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,21 +41,25 @@ class Space:
         """A job with the first (0) or last (-1) of all values."""
         ends: dict[str, Any] = {}
         drawn: Mapping[str, Any] = self.distributions
-        for key, found in drawn.items():
-            values = found.choices if hasattr(found, "choices") else (found.low, found.high)
-            ends[key] = values[end]
+        for key, distribution in drawn.items():
+            if hasattr(distribution, "choices"):
+                ends[key] = distribution.choices[end]
+            else:
+                ends[key] = (distribution.low, distribution.high)[end]
         return self.overrides(ends)
 
     @property
     def size(self) -> float:
         """The number of different jobs."""
         size = 1.0
-        for found in self.distributions.values():
-            if hasattr(found, "choices"):
-                size *= len(found.choices)
-            elif not found.single():
-                step = found.step  # type: ignore[attr-defined]
-                size *= round((found.high - found.low) / step) + 1 if step else float("inf")  # type: ignore[attr-defined]
+        drawn: Mapping[str, Any] = self.distributions
+        for distribution in drawn.values():
+            if hasattr(distribution, "choices"):
+                size *= len(distribution.choices)
+            elif not distribution.single():
+                if not distribution.step:
+                    return math.inf
+                size *= round((distribution.high - distribution.low) / distribution.step) + 1
         return size
 
     def check_same(self, other: Mapping[str, BaseDistribution], where: str) -> None:
