@@ -108,7 +108,7 @@ class RunLength:
 
 
 class Source(Protocol):
-    """Where a run's examples come from: inherit it, and define `spec`, `length`, `train_batch`.
+    """The data of a run: inherit it, and define `spec`, `length` and `train_batch`.
 
     Every rank makes its own, from the `RunSettings` and the keys of its yaml file.
     """

@@ -16,8 +16,8 @@ class Split(Protocol):
 
 
 class WithTables:
-    """What checkpoints hold of parameters as `sync` says, and of tables and their averages as the
-    tables say.
+    """Makes checkpoints hold parameters as `sync` says, and tables and their averages whole, in the
+    same names and shapes.
     """
 
     def __init__(self, sync: Sync, tables: Mapping[str, object]) -> None:

@@ -1,6 +1,4 @@
-"""What a run needs from outside breaks while it trains: the disk, W&B, the files of its
-checkpoints.
-"""
+"""Failures outside a run while it trains: the disk, W&B, the files of its checkpoints."""
 
 from __future__ import annotations
 

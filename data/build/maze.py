@@ -42,7 +42,7 @@ IMAGES = 8  # turns and reflections of a square
 
 
 def fits(cells: int) -> bool:
-    """Whether a maze may have so many cells."""
+    """Returns whether a maze may have so many cells."""
     return cells > 1 and is_square(cells)
 
 

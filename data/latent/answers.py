@@ -1,7 +1,4 @@
-"""What language models have answered, against the right answers, as text: from latents, and from
-everything they are compared with. Above all with text of the same size: latents are of use where
-more questions are answered from them.
-"""
+"""Compares answers of language models with the right ones: from latents, and from all baselines."""
 
 from __future__ import annotations
 
@@ -95,7 +92,7 @@ class Answers:
             self._rows.setdefault(name, []).append(tensor)
 
     def text(self, decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> str:
-        """What stands before the end of an answer."""
+        """Returns the text before an answer's end."""
         return decode([token for token in ids if token >= 0]).partition(self._end)[0].strip()
 
     def rows(self) -> dict[str, Tensor]:
@@ -242,14 +239,14 @@ class Answers:
 
 
 def exact(said: str, right: Sequence[str]) -> float:
-    """Whether it is one of the right answers, but for case, punctuation, articles and spaces."""
+    """Returns whether it is one of the right answers, but for case, punctuation, articles and
+    spaces.
+    """
     return float(any(_plain(said) == _plain(answer) for answer in right))
 
 
 def f1(said: str, right: Sequence[str]) -> float:
-    """Of the words that are said and those of the right answer that comes nearest, how many are
-    shared.
-    """
+    """Returns the F1 score of the words shared with the closest right answer."""
     return max(_shared(_plain(said).split(), _plain(answer).split()) for answer in right)
 
 

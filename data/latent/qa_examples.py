@@ -46,7 +46,7 @@ class Form:
 
     @property
     def around(self) -> tuple[str, str]:
-        """What stands before a text and behind it."""
+        """Returns the form's text before and after a context."""
         before, _, behind = _unescaped(self.context).partition("{context}")
         return before, behind
 

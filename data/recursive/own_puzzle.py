@@ -54,7 +54,7 @@ COUNTED = {
 
 
 class Judged(NamedTuple):
-    """What is known of one answer."""
+    """The verdict on one answer."""
 
     verdict: str  # one of COUNTED
     text: str
@@ -138,7 +138,7 @@ def _searched(inputs: np.ndarray, deep: int, width: int) -> tuple[np.ndarray, np
 
 
 def solved_mazes(inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Whether a path leads through each maze, and a shortest one."""
+    """Returns whether a path leads through each maze, and a shortest one."""
     answers = [maze.solved(one) for one in inputs]
     unknown = np.full(inputs.shape[1], IGNORE)
     solutions = [unknown if one is None else one for one in answers]
@@ -205,7 +205,7 @@ JUDGES = {"sudoku": judged_board, "maze": judged_maze}
 
 
 def judged(puzzles: OwnPuzzles, place: int, answer: np.ndarray) -> Judged:
-    """What is to be said of the answer to one of the puzzles."""
+    """Returns the verdict on the answer to one of the puzzles."""
     counts, solutions = puzzles.solved
     judge = JUDGES[puzzles.kind]
     return judge(puzzles.inputs[place], answer, int(counts[place]), solutions[place])

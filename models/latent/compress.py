@@ -182,8 +182,8 @@ class Compress(Objective):
     def _ways(
         self, batch: Batch, number: int, latents: dict[str, Tensor], cuts: dict[str, Tensor]
     ) -> Iterator[tuple[str, Before, Tensor]]:
-        """What stands before the question, and the words from the begin token to the question's
-        end.
+        """Yields each way to answer: its name, the prefix before the question, and the tokens from
+        the begin token to the question's end.
         """
         question, text = self._question(batch, number), batch[f"context_{number}"]
         begin = question[:, :1]
@@ -197,7 +197,7 @@ class Compress(Objective):
     def _of_one(
         self, batch: Batch, number: int, logits: Tensor, answer: Tensor
     ) -> dict[str, Tensor]:
-        """What one model's answers cost, for each question."""
+        """Returns the loss terms of one model's answers, for each question."""
         wanted, counted = self.coefficients, answer >= 0
         surprise = _surprise(logits, answer)
         terms = {}
@@ -283,5 +283,5 @@ def _surprise(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
-    """Of each row, over what counts."""
+    """Returns the mean of each row over the entries that count."""
     return values.sum(1) / counted.sum(1).clamp_min(1)

@@ -16,7 +16,7 @@ from utils.ranks.notices import NONE, Notices
 
 @dataclass(frozen=True)
 class Verdict:
-    """What all ranks know after a reduction."""
+    """The result of a reduction, the same on all ranks."""
 
     weight: float  # the global loss weight that gradients were divided by
     finite: bool  # False: the step must not be taken
@@ -50,8 +50,9 @@ class Sync(Protocol):
     parameters: dict[str, nn.Parameter]
 
     def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
-        """Once, before anybody claims parameters. Training calls what this returns, and everybody
-        else the objective.
+        """Prepares the objective for this sync and returns the module that training calls.
+
+        Called once, before any optimizer is built. All else calls the objective itself.
         """
         ...
 

@@ -1,5 +1,5 @@
-"""What a checkpoint holds, whatever files its tensors lie in; and whether that is complete, which
-the manifest cannot tell.
+"""The contents of a checkpoint, in whatever files its tensors lie, and whether they are complete,
+which the manifest cannot tell.
 """
 
 from __future__ import annotations

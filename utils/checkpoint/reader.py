@@ -279,7 +279,7 @@ def _refusing(path: Path, fix: str = "") -> Iterator[None]:
 
 
 def _is_of(groups: Collection[str], shards: Collection[int], name: str) -> bool:
-    """Whether a file holds something of these groups or shards."""
+    """Returns whether a file holds something of these groups or shards."""
     if owned := contents.shards_of(name):
         return any(shard in owned for shard in shards)
     return contents.group_of(name) in groups

@@ -271,7 +271,7 @@ class Registry:
         }
 
     def _held(self, tensors: Tensors) -> Held:
-        """What this rank has to offer to a checkpoint."""
+        """Returns the tensors that this rank offers to a checkpoint."""
         held: Held = {}
         for name, tensor in tensors.items():
             rows = self._shares.rows(name, tensor.ndim)

@@ -1,4 +1,4 @@
-"""Where a run begins: afresh, where it ended, or at a named checkpoint."""
+"""Finds where a run begins: afresh, where it ended, or at a named checkpoint."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ELSEWHERE = "give another run_name (or checkpoint_path) to begin from there"
 
 @dataclass(frozen=True)
 class Start:
-    """What a run finds of itself."""
+    """The state of this run that is found on the disk."""
 
     # the checkpoint to go on from (of an evaluation: to evaluate, which may be a file); None: the
     # beginning
@@ -46,7 +46,7 @@ class Start:
         return self.meta.get("step", 0)
 
     def is_finished(self, total_steps: int) -> bool:
-        """Whether nothing is left to do, not even an evaluation."""
+        """Returns whether nothing is left to do, not even an evaluation."""
         return (
             self.continues
             and self.step == total_steps
@@ -163,7 +163,7 @@ def _decided(dist: Dist, decide: Callable[[], Start]) -> Start:
 def _opened(
     start: Start, saved: Registry, config: DictConfig, dist: Dist
 ) -> tuple[reader.Opened, str]:
-    """What a checkpoint holds for this rank, or why it does not fit."""
+    """Returns a checkpoint's content for this rank, or why it does not fit."""
     assert start.folder is not None
     found, problem = reader.Opened(start.folder, {}), ""
     with dist.agreed():
@@ -284,7 +284,7 @@ def _at(config: DictConfig, own: Path | None) -> Start | None:
 def _instead(
     start: Start, trouble: str, config: DictConfig, say: Callable[[str], None], tries: int
 ) -> Start:
-    """What to begin with in place of a whole checkpoint that does not fit."""
+    """Returns the start to use in place of a whole checkpoint that does not fit."""
     directory, name = Path(config.checkpoint_path), f"step_{start.step}"
     unfit = trouble if trouble.startswith(f"{name} is ") else f"{name} does not fit ({trouble})"
     if config.eval_only:

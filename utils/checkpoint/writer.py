@@ -170,7 +170,7 @@ class Writer:
     def _files_of(
         self, groups: Mapping[str, Mapping[str, Tensor | Slice]]
     ) -> dict[str, dict[str, Slice]]:
-        """What this rank writes, by the names of its files."""
+        """Returns what this rank writes, by the names of its files."""
         rank, ranks = self._dist.rank, self._dist.world_size
         shared = {
             f"{group}/{name}": Slice.whole(tensor)

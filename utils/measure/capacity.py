@@ -206,12 +206,12 @@ def settle(
     beginning: Callable[[range], tuple[Any, Any]],
     say: Callable[[str], None],
 ) -> None:
-    """What `plan` asks for: set what is chosen, on all ranks alike, and say why; of `plan=show`
-    that is all, and the run ends.
+    """Does what `plan` asks for: sets the chosen layout on all ranks alike, and says why. With
+    `plan=show` it prints the layout and ends the run.
 
-    `split`: whether the sync splits weights over ranks.
-    `objective`: on the device NOWHERE, as what its optimizers remember is; `beginning`: the first
-    batch of so many shards there.
+    `split`: whether the sync splits weights over ranks. `objective` is on the device NOWHERE, and
+    so are the tensors that its optimizers remember; `beginning` returns the first batch of a number
+    of shards there.
     """
     needs = count(objective, remembered.values(), cfg.ema, beginning)
     cards = cards_named(cfg.plan_cards) if cfg.plan_cards else cards_of(dist)

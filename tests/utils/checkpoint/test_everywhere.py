@@ -24,7 +24,7 @@ MODULE = "tests.utils.checkpoint.ranks_everywhere"
     ],
 )
 def test_one_digest(chain: tuple[int, ...], ways: list[str], tmp_path: Path) -> None:
-    """What one number of ranks has trained and saved goes through the hands of others."""
+    """A checkpoint of one number of ranks is continued and saved by others."""
     write_dataset(tmp_path / "data", ragged_groups(38))
     write_dataset(tmp_path / "data", ragged_groups(11), split="test")
     before, trained = "none", []

@@ -219,7 +219,7 @@ def test_a_folder_without_a_manifest_is_loaded_but_not_vouched_for(tmp_path: Pat
 
 
 def test_what_is_only_opened_is_not_hashed(tmp_path: Path) -> None:
-    """What is read is compared with the manifest, every byte."""
+    """All bytes that are read are compared with the manifest."""
     folder = alone(tmp_path, 3)
     for name in ("model.safetensors", "shards.0-7.safetensors"):
         content = (folder / name).read_bytes()

@@ -135,7 +135,7 @@ def test_what_fits_is_taken(optimizer: Callable[..., Any], steps: int, tmp_path:
 
 
 def test_nothing_is_copied_to_be_saved_or_loaded(tmp_path: Path) -> None:
-    """What a part offers is live, and what is read goes where it lives."""
+    """A part offers its live tensors, and reading writes into them."""
     tiny = TinyRun()
     groups, _, _ = tiny.saved.snapshot()
     offered = groups["model"]["weight"]

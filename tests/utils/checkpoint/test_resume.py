@@ -295,7 +295,7 @@ def test_what_differs_is_said_and_other_data_refused(run: Path) -> None:
 
 @dataclass
 class Ranks:
-    """What one rank sees of others that read the same checkpoint."""
+    """One rank's view of others that read the same checkpoint."""
 
     everyone: list[list[Any]]  # by message and rank
     world_size: int

@@ -1,4 +1,4 @@
-"""What evaluations have left in a run directory: scenes, pictures and other files."""
+"""Reads the files of evaluations in a run directory: scenes, pictures and others."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Maker:
         return False
 
     def _hear(self, process: subprocess.Popen[bytes], status: int) -> None:
-        """What a process that has ended says of its failure, in one line."""
+        """Returns the failure of a process that has ended, in one line."""
         assert process.stderr is not None
         with process.stderr as stream:
             lines = stream.read(1 << 16).decode(errors="replace").splitlines() if status else []

@@ -53,7 +53,7 @@ def render(payload: Mapping[str, Any], title: str) -> str:
 
 
 def shell_bytes() -> int:
-    """What a page weighs beside its payload."""
+    """Returns the size of a page without its payload."""
     names = ("report.css", "scenes.css", "report.js", "scenes.js")
     return len(PAGE) + sum(len(_part(name).encode()) for name in names)
 

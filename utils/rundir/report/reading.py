@@ -1,4 +1,4 @@
-"""What the page shows of a run directory. A file that is missing or damaged leaves a gap."""
+"""Reads what the page shows of a run directory. A file that is missing or damaged leaves a gap."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def flattened(value: Any, path: str = "", depth: int = 12) -> dict[str, str]:
 
 
 def read_events(directory: Path) -> list[Row]:
-    """What happened to the run, in the order in which it did; damaged lines are left out."""
+    """Returns the events of the run in their order, without damaged lines."""
     try:
         lines = read_bytes(directory / "events.jsonl", 1 << 28).splitlines()
     except (OSError, ValueError):
@@ -188,7 +188,9 @@ def headline(table: Table, metric: str) -> Payload | None:
 
 
 def expectation(given: Any, table: Table, metric: str) -> Payload | None:
-    """Where the recipe says a metric should be, and whether it is there; None without any."""
+    """Returns the range in which the recipe expects a metric, and whether it is there; None without
+    any.
+    """
     if not isinstance(given, dict) or not isinstance(given.get("at"), dict):
         return None
     name = str(given.get("metric") or metric.removeprefix("-"))
@@ -211,7 +213,7 @@ def expectation(given: Any, table: Table, metric: str) -> Payload | None:
 
 
 def marks(events: Sequence[Row], clock: Callable[[float], float], most: int) -> list[Payload]:
-    """What is marked on the axes, with a text each; of a step's checkpoints only the last."""
+    """Returns the marks on the axes with their texts; only the last of a step's checkpoints."""
     written = {event["step"]: event for event in events if event["event"] == "checkpoint"}
     found: list[Payload] = []
     ranks: Any = None

@@ -55,7 +55,7 @@ class Table:
 
 
 def read_tables(path: Path) -> tuple[Table, Table]:
-    """What training has logged, and evaluations."""
+    """Returns the tables that training and evaluations have logged."""
     data = _read(path)
     table = (_fast(data) if len(data) > MANY else None) or _from_rows(_parsed(data))
     order = np.argsort(table.steps, kind="stable")

@@ -1,4 +1,4 @@
-"""Whether two runs are the same to the bit, and where they first differ."""
+"""Finds whether two runs are the same to the bit, and where they first differ."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Piece = tuple[int, int, str, tuple[int, ...], tuple[Path, int, int]]
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where the bytes of a tensor lie: a file, where they begin in it, and how many."""
+    """The place of a tensor's bytes: a file, their offset in it, and their number."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -196,8 +196,8 @@ def _distance(one: Tensor, other: Tensor) -> dict[str, Any]:
 
 
 def tensors_in(folder: Path) -> dict[str, Tensor]:
-    """Where each tensor of a checkpoint lies, in whatever files; pieces of shards count as one
-    group. Empty where a file cannot be read.
+    """Returns the place of each tensor of a checkpoint; pieces of shards count as one group. Empty
+    if a file cannot be read.
     """
     pieces: dict[str, list[Piece]] = {}
     for file in sorted(folder.glob("[!.]*.safetensors")):

@@ -24,7 +24,7 @@ def is_sweep(folder: Path) -> bool:
 
 
 def read_sweep(folder: Path) -> dict[str, Any]:
-    """What the page shows of a sweep."""
+    """Returns what the page shows of a sweep."""
     try:
         rows = list(csv.DictReader(io.StringIO(read_text(folder / SUMMARY))))
     except (ValueError, csv.Error) as error:
