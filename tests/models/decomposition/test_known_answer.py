@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from models.decomposition import pictures
-from models.decomposition.anatomy import TOP, _found, _merged
+from models.decomposition.anatomy import TOP, _measured, _merged
 from models.decomposition.gates_scene import components_scene, gates_scene, live_scene
 from models.decomposition.known_answer import dense_error, identity_error, likeness, matched
 from tests.models.decomposition.test_components import changed, objective_on
@@ -57,9 +57,9 @@ def test_shares_of_rows_add_up_to_all_of_them() -> None:
     torch.manual_seed(0)
     gates, what = torch.rand(40, 3).round(decimals=1), torch.randint(0, 9, (40,))
     live, where = gates > 0.5, torch.arange(40)
-    whole = _found(gates, live, what, where)
+    whole = _measured(gates, live, what, where)
     shares = (slice(1, 40, 2), slice(0, 4, 2), slice(4, 40, 2))
-    parts = [_found(gates[rows], live[rows], what[rows], where[rows]) for rows in shares]
+    parts = [_measured(gates[rows], live[rows], what[rows], where[rows]) for rows in shares]
     merged = _merged(parts)
     assert torch.allclose(merged.pop("gate"), gates.double().sum(0))
     assert {name: tensor.tolist() for name, tensor in merged.items()} == {
