@@ -72,7 +72,8 @@ class Stored:
         shape = self.shape
         if shape and stop is not None:
             shape = (stop - first, *shape[1:])
-        out = torch.empty(shape, dtype=tensorfiles.dtype_of(self.dtype))
+        # a plan builds nets on the meta device, where nothing could be read
+        out = torch.empty(shape, dtype=tensorfiles.dtype_of(self.dtype), device="cpu")
         self.read_into(out, first)
         return out
 
