@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -18,6 +19,8 @@ from typing import Any, TypeVar
 from utils.errors import ConfigError
 
 T = TypeVar("T")
+PAUSE = 10.0  # seconds between two lines where there is no terminal
+_said_at = time.monotonic()  # what is done within a pause says nothing
 
 
 def in_order(
@@ -69,9 +72,13 @@ def _end_with_parent() -> None:
 
 
 def show(text: str) -> None:
-    """How far it is, on the terminal's last line."""
+    """How far it is: on the terminal's last line, or in a file now and then as a line."""
+    global _said_at
     if sys.stderr.isatty():
         print(f"\r{text} ", end="", file=sys.stderr, flush=True)
+    elif time.monotonic() - _said_at >= PAUSE:
+        _said_at = time.monotonic()
+        print(text, file=sys.stderr, flush=True)
 
 
 def shown() -> None:

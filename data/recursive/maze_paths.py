@@ -12,6 +12,7 @@ from torch import Tensor
 
 from data.recursive.maze import leads
 from data.source import Batch
+from utils.measure.metrics import shown
 from utils.measure.report import Prediction, Report
 
 
@@ -35,4 +36,7 @@ class MazePaths:
         return {"valid": torch.cat(self._found)} if self._found else {}
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:
-        return Report({"path_valid": float(rows["valid"].double().mean())} if rows else {})
+        if not rows:
+            return Report()
+        metrics = {"path_valid": float(rows["valid"].double().mean())}
+        return Report(metrics, line=shown(metrics))

@@ -77,13 +77,14 @@ class PuzzleSource(Source):
         data_paths: Sequence[str] | None = None,
         data_paths_test: Sequence[str] | None = None,
         embedded: Mapping[str, int] | None = None,
-        evaluators: Sequence[str | Mapping[str, str]] = (),
+        evaluators: Sequence[str | Mapping[str, str]] | None = None,
         puzzle: str | None = None,
         votes: int = 8,
         arc_pool: int = 1,
     ) -> None:
-        names = evaluator_names(evaluators)
+        names = evaluator_names(evaluators or ())
         chosen = [EVALUATORS[name] for name in names if name != VOTE]
+        by_data = evaluators is None
         train, test = open_datasets(
             run.data_path, data_paths, data_paths_test, embedded, run.eval_only
         )
@@ -124,8 +125,9 @@ class PuzzleSource(Source):
                 if len(self._eval_sets[key])
             }
         filled = {key: of for key, of in self._test.items() if len(self._eval_sets.get(key, ()))}
+        pool = 1 if run.eval_only else arc_pool
         self._chosen = {
-            key: [make(*of, 1 if run.eval_only else arc_pool) for make in chosen]
+            key: scored(*of, pool) if by_data else [make(*of, pool) for make in chosen]
             for key, of in filled.items()
         }
         self.spec = Spec(
@@ -256,6 +258,18 @@ def answering(
     kind = kind_of_set(first, known.sets[0])
     own = own_puzzles(given, kind, known.seq_len, known.blank_identifier_id)
     return lambda: [Answers(own, known.vocab_size), AnswersByStep(own)], own
+
+
+def scored(split: PuzzleSplit, name: str, pool: int) -> list[Callable[[], Evaluator]]:
+    """How a set is scored where the user does not say it: ARC's by votes, as TRM does, if all that
+    takes is there.
+    """
+    if (split.metadata.vocab_size, split.metadata.seq_len) != (VOCAB, CELLS):
+        return []
+    try:
+        return [EVALUATORS["arc"](split, name, pool)]
+    except ConfigError:  # built without names of puzzles, or another puzzle of the same shape
+        return []
 
 
 def kind_of_set(split: PuzzleSplit, name: str) -> str:

@@ -17,6 +17,7 @@ from data.recursive.maze import turned
 from data.recursive.sudoku_sets import cell_permutations, digit_permutations
 from data.source import IGNORE, Arrays, Batch, EvalSet
 from utils.errors import ConfigError
+from utils.measure.metrics import shown
 from utils.measure.report import Prediction, Report
 
 TOGETHER = 1 << 9  # examples counted at once
@@ -139,9 +140,10 @@ class Votes:
                 solved[way] += (
                     valid_E & ((answer_EL == labels_EL) | (labels_EL == IGNORE)).all(1)
                 ).sum()
-        return Report(
-            dict(zip(self.scalars, (solved / among).tolist(), strict=True)) if among else {}
-        )
+        if not among:
+            return Report()
+        metrics = dict(zip(self.scalars, (solved / among).tolist(), strict=True))
+        return Report(metrics, line=shown(metrics))
 
 
 def elected(answers_EKL: np.ndarray, sure_EK: np.ndarray) -> np.ndarray:

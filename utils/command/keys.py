@@ -40,6 +40,7 @@ HOLDS = {
     "int": int,
     "float": float,
     "str": str,
+    "list": list,
     "list of str": WORDS,
     "group": dict,
     "true": True,

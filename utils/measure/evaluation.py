@@ -17,7 +17,7 @@ from torch import Tensor
 from utils.errors import ConfigError, brief
 from utils.files import safe_name
 from utils.measure import scene
-from utils.measure.metrics import Metric, means, stack
+from utils.measure.metrics import Metric, means, shown, stack
 from utils.measure.report import Batch, Evaluator, Folder, Prediction, Recalls, Report
 from utils.ranks import signals
 from utils.ranks.distributed import Dist
@@ -150,7 +150,7 @@ class Evaluation:
         with self.dist.agreed():
             if self._means:
                 overall = self._overall()
-                self.summary = "  ".join(f"{name} {value:.4f}" for name, value in overall.items())
+                self.summary = "  ".join([shown(overall), *self._lines()])
                 self.text = "\n".join(
                     report.text
                     for reports in self._reports.values()
@@ -175,6 +175,19 @@ class Evaluation:
                     self._folder.write_report(self.step, set_name, figures, files)
         # a float comes back to the last bit, NaN too
         return json.loads(self.dist.broadcast_text(json.dumps(results)))
+
+    def _lines(self) -> list[str]:
+        """What evaluators add to the summary, with the set's name where several sets have some."""
+        lines = {
+            set_name: "  ".join(report.line for report in reports if report.line)
+            for set_name, reports in self._reports.items()
+        }
+        told = {set_name: line for set_name, line in lines.items() if line}
+        return (
+            [f"{name}: {line}" for name, line in told.items()]
+            if len(told) > 1
+            else [*told.values()]
+        )
 
     def _overall(self) -> dict[str, float]:
         """The mean of each metric over the sets that have it."""

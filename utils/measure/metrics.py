@@ -175,3 +175,8 @@ def wilson(successes: int, among: int) -> tuple[float, float]:
     centre = (share + spread / 2) / (1 + spread)
     half = Z / (1 + spread) * (share * (1 - share) / among + spread / (4 * among)) ** 0.5
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def shown(metrics: Mapping[str, float]) -> str:
+    """Metrics as the log has them."""
+    return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())

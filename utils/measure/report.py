@@ -32,6 +32,7 @@ class Report:
     # content by file name; the report page shows `*.scene.json` (utils/measure/scene.py)
     files: dict[str, str | bytes] = field(default_factory=dict)
     text: str = ""  # for people, where an evaluation ends the run
+    line: str = ""  # for people, behind the means in the log's line on every evaluation
 
 
 class Evaluator(Protocol):

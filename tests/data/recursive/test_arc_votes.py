@@ -5,10 +5,12 @@ whatever order.
 from __future__ import annotations
 
 import json
+import shutil
 from collections import defaultdict
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,6 +125,8 @@ def test_a_plain_reference_and_any_ranks_and_batches(folder: Path) -> None:
     given, q = answers(folder, 6)
     alone = voted(split, given, q, [np.arange(len(q))])
     assert alone.metrics == pytest.approx(reference(folder, given, q))
+    first, second = (alone.metrics[f"pass@{k}"] for k in (1, 2))
+    assert alone.line == f"pass@1 {first:.4f}  pass@2 {second:.4f}"
     assert set(alone.metrics) == set(ArcVotes(ArcPairs(split, "all")).scalars)
     assert len(set(alone.metrics.values())) > 6, "the answers are neither all right nor all wrong"
     tasks = json.loads((folder / "test_puzzles.json").read_text())
@@ -273,6 +277,25 @@ def test_both_ways_to_name_it_and_fresh_ones_each_time(name: list, folder: Path)
     )
     assert len(first) == len(second) == 1
     assert first[0] is not second[0]
+
+
+def test_arc_is_scored_unless_the_user_says_otherwise(folder: Path, tmp_path: Path) -> None:
+    """As in TRM, whose launch lines for ARC name no evaluator."""
+
+    def scores(data: Path, **more: Any) -> bool:
+        source = PuzzleSource(
+            seed=0, shards=1, global_batch_size=8, epochs=9, data_path=str(data), **more
+        )
+        return ArcVotes in [type(one) for one in source.evaluators("all")]
+
+    assert scores(folder)
+    assert not scores(folder, evaluators=[])
+    nameless = tmp_path / "set"
+    shutil.copytree(folder, nameless)
+    (nameless / "identifiers.json").unlink()
+    assert not scores(nameless)  # HRM's own builder writes no names
+    with pytest.raises(ConfigError, match=r"identifiers.json is missing"):
+        scores(nameless, evaluators=["arc"])
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from data.build import workers as progress
 from data.recursive import sudoku_hard
 from data.recursive.puzzles import PuzzleSource
 from data.recursive.sudoku import generate, is_solved, random_solutions, search, to_digits, to_masks
@@ -142,3 +143,19 @@ def test_a_search_that_takes_too_long_promises_nothing():
     assert (short.counts == 2).all()
     assert (short.guesses <= found.guesses).all()
     assert short.guesses.sum() < found.guesses.sum()
+
+
+def test_progress_is_told_without_a_terminal_too(capsys, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(progress, "_said_at", 100.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    for second in range(0, 31, 3):
+        clock[0] = 100.0 + second
+        progress.show(f"{second} of 30 boards")
+    progress.shown()
+    assert capsys.readouterr().err == "12 of 30 boards\n24 of 30 boards\n"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    progress.show("1 of 2")
+    progress.show("2 of 2")
+    progress.shown()
+    assert capsys.readouterr().err == "\r1 of 2 \r2 of 2 \n"

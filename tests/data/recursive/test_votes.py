@@ -118,9 +118,12 @@ def reported(
         )
         for name, rows in votes.rows().items():
             gathered[name].append(rows)
-    return (
-        Votes(asked, 6).report({name: torch.cat(rows) for name, rows in gathered.items()}).metrics
+    report = Votes(asked, 6).report({name: torch.cat(rows) for name, rows in gathered.items()})
+    exact, by_cell = (report.metrics[name] for name in Votes.scalars)
+    assert report.line == (
+        f"vote_exact_accuracy {exact:.4f}  vote_by_cell_exact_accuracy {by_cell:.4f}"
     )
+    return report.metrics
 
 
 def test_votes_are_counted_as_a_naive_count_has_it() -> None:

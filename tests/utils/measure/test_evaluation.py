@@ -193,6 +193,27 @@ def test_a_set_may_have_nothing_to_measure(tmp_path: Path) -> None:
     assert (alone.finish(), alone.text) == ({}, "once upon a time")
 
 
+class Adds(Says):
+    """Adds to the log's line."""
+
+    def __init__(self, line: str) -> None:
+        self._line = line
+
+    def report(self, rows: Mapping[str, Tensor]) -> Report:
+        return Report(line=self._line)
+
+
+def test_evaluators_add_to_the_line_of_each_evaluation() -> None:
+    evaluation = Evaluation(Dist(), 5, folder(Path()))
+    evaluation.run("a", examples(4), answered, [Adds("votes 0.5"), Says(), Adds("paths 0.7")])
+    evaluation.run("b", examples(2), answered)
+    evaluation.finish()
+    assert evaluation.summary == "accuracy 1.0000  votes 0.5  paths 0.7"
+    evaluation.run("b", examples(2), answered, [Adds("votes 0.6")])
+    evaluation.finish()
+    assert evaluation.summary == "accuracy 1.0000  a: votes 0.5  paths 0.7  b: votes 0.6"
+
+
 class Breaks(Says):
     """Cannot show what it has."""
 
