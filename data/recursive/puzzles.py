@@ -136,7 +136,9 @@ class PuzzleSource(Source):
             table_rows=sum(member.split.metadata.num_puzzle_identifiers for member in train),
             fingerprint=combined_fingerprint([member.split.fingerprint for member in train]),
             name=", ".join(
-                [run.data_path] if run.data_path is not None else data_paths or ["generated Sudoku"]
+                [run.data_path]
+                if run.data_path is not None
+                else data_paths or data_paths_test or ["generated Sudoku"]
             ),
         )
 

@@ -283,8 +283,14 @@ def test_arc_is_scored_unless_the_user_says_otherwise(folder: Path, tmp_path: Pa
     """As in TRM, whose launch lines for ARC name no evaluator."""
 
     def scores(data: Path, **more: Any) -> bool:
-        source = PuzzleSource(
-            seed=0, shards=1, global_batch_size=8, epochs=9, data_path=str(data), **more
+        source = opened(
+            PuzzleSource,
+            seed=0,
+            shards=1,
+            global_batch_size=8,
+            epochs=9,
+            data_path=str(data),
+            **more,
         )
         return ArcVotes in [type(one) for one in source.evaluators("all")]
 

@@ -62,6 +62,7 @@ def test_a_test_file_alone_can_be_evaluated(
         {"data_path": str(tmp_path), "data_paths_test": [str(out)]},
     ):
         source = opened(PuzzleSource, **COMMON, **given, eval_only=True)
+        assert "generated" not in source.spec.name
         assert (source.spec.vocab_size, source.spec.seq_len, source.spec.table_rows) == (8, 36, 1)
         assert source.train_batch(0, 0)["inputs"].shape == (2, 36)  # a look at what comes
         (examples,) = source.eval_sets().values()
