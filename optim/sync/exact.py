@@ -100,7 +100,8 @@ class ExactReducer(Reducer):
         return torch.cat(self.dist.all_gather(tree_sum(list(slices))))[:size]
 
     def _sum_over_ranks(self, bucket: Bucket) -> None:
-        bucket.flat.copy_(self._over_ranks(bucket.flat))
+        with self._waited.running():  # nothing else goes on meanwhile
+            bucket.flat.copy_(self._over_ranks(bucket.flat))
 
 
 def tree_sum(leaves: Sequence[Tensor]) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import time
 
 import pytest
 import torch
@@ -106,7 +107,9 @@ def gradients_equal_one_process(dist: Dist) -> None:
 
 
 def exact_gradients_have_the_bits_of_one_process(dist: Dist) -> None:
-    """Also those of weights that are no whole numbers, and after clipping."""
+    """Also those of weights that are no whole numbers, and after clipping; ranks that wait for the
+    last one say how long.
+    """
     bits = []
     for place in (ALONE, dist):
         net = build_net()
@@ -118,11 +121,15 @@ def exact_gradients_have_the_bits_of_one_process(dist: Dist) -> None:
             for shard in owned:
                 with reducer.backward(last=shard == owned[-1]):
                     shard_loss(net, step, shard).backward()
+            is_last = place.rank == place.world_size - 1
+            time.sleep(0.2 * (step == 0 and place is dist and is_last))
             verdict = reducer.finish(
                 [torch.tensor(0.1 * (shard + 1)) for shard in owned],
                 notices=Notices(sigterm=1.0, save_is_due=float(place.rank)),
             )()
             assert verdict.finite, verdict
+            if step == 0 and not is_last:
+                assert reducer.take_wait_s() > 0.1
             assert verdict.notices == Notices(
                 sigterm=place.world_size, save_is_due=sum(range(place.world_size))
             ), verdict

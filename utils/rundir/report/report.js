@@ -33,6 +33,7 @@ const lockstep = (() => {
   }
   function short(number, digits = 3) {
     const size = Math.abs(number);
+    if (size >= 1e15) return Number(number.toPrecision(digits)).toExponential().replace("e+", "e");
     for (const [unit, letter] of [
       [1e12, "T"],
       [1e9, "G"],
@@ -690,7 +691,8 @@ const lockstep = (() => {
     const show = (value) => valueOf(told.name, value);
     const name = words(told.name),
       label = `Held-out ${name}`;
-    if (told.last === null) return figure(label, "–", "not evaluated yet", null, true);
+    const yet = run.status.state === "running" ? " yet" : "";
+    if (told.last === null) return figure(label, "–", `not evaluated${yet}`, null, true);
     const notes = [];
     if (told.low !== null && told.high !== null)
       notes.push(
@@ -699,7 +701,7 @@ const lockstep = (() => {
     const at = `after step\u00a0${format(told.step)}`;
     notes.push(
       told.best === told.last
-        ? `${at}, the best of the run`
+        ? `${at}, the best ${yet ? "so far" : "of the run"}`
         : `${at}; best ${show(told.best)} after step\u00a0${format(told.best_step)}`,
     );
     return figure(
@@ -817,10 +819,13 @@ const lockstep = (() => {
         list.append(el("div", {}, el("dt", {}, name), el("dd", {}, ...value)));
     };
     const mono = (text, full) => text && el("code", { title: full || text }, text);
+    const ranks = run.starts
+      .map((each) => each.ranks)
+      .filter((count, i, all) => count && count !== all[i - 1]);
     if (start.ranks)
       add(
         "Ran on",
-        `${plural(start.ranks, "rank")} on ${(start.hosts || []).join(", ")}: ${start.device}, ${plural(start.threads, "thread")} of ${format(start.cores)}`,
+        `${ranks.map((count) => plural(count, "rank")).join(", then ")} on ${(start.hosts || []).join(", ")}: ${start.device}, ${plural(start.threads, "thread")} of ${format(start.cores)}`,
       );
     if (start.torch) add("Versions", `PyTorch ${start.torch}, Python ${start.python || "–"}`);
     const revision = code.revision || "";
@@ -866,7 +871,7 @@ const lockstep = (() => {
     add("Directory", mono(run.directory));
     const command = run.commands.continue;
     if (command) {
-      const ends = run.status.state === "finished";
+      const ends = ["finished", "running"].includes(run.status.state);
       add(
         ends ? "Command" : "To continue",
         el("span", { class: "command" }, mono(command), copyButton(command, "the command")),
@@ -902,7 +907,8 @@ const lockstep = (() => {
           el("span", { class: "over" }, `as of ${day(page.payload.made)}`),
       ),
       el("p", { class: "subtitle" }, subtitle(run)),
-      run.status.reason && el("p", { class: "reason" }, run.status.reason),
+      run.status.reason &&
+        el("p", { class: `reason ${STATES[run.status.state] || ""}` }, run.status.reason),
       numbers(run),
       facts(run),
     );
@@ -965,8 +971,8 @@ const lockstep = (() => {
       el(
         "h1",
         {},
-        names.join(" and ").length <= 60
-          ? names.join(" and ")
+        names.join(", ").length <= 60
+          ? `${names.slice(0, -1).join(", ")} and ${names[names.length - 1]}`
           : `${names[0]} and ${plural(names.length - 1, "other")}`,
       ),
       page.payload.same &&
@@ -1052,6 +1058,7 @@ const lockstep = (() => {
     return list.flatMap((run) =>
       run.marks.filter(told).map((mark) => ({
         ...mark,
+        text: several() ? `${run.name}: ${mark.text}` : mark.text,
         x: places(run, { step: [mark.step], seconds: [mark.seconds] })[0],
       })),
     );
@@ -1170,7 +1177,7 @@ const lockstep = (() => {
         if (!curve) return;
         const trained = member.kind === "train",
           many = curve.mean.length > 20,
-          smooth = trained && many && page.view.smooth > 0;
+          smooth = trained && many && page.view.smooth > 0 && member.name !== "train/lr";
         const kind = trained ? "training" : "held out",
           alike =
             group.members.length > 3 && group.members.every((each) => each.kind === member.kind);
@@ -1299,8 +1306,12 @@ const lockstep = (() => {
       : null;
   }
 
+  const MOST_CURVES = 24; // in a chart of several runs
   function curvesSection() {
-    const groups = groupsOfMetrics();
+    const all = groupsOfMetrics(),
+      fits = (group) => !several() || group.members.length * runs().length <= MOST_CURVES,
+      groups = all.filter((group) => group.judged || fits(group)),
+      left = all.filter((group) => !groups.includes(group));
     if (!groups.length)
       return section(
         "curves",
@@ -1358,6 +1369,12 @@ const lockstep = (() => {
       controls,
       legend,
       el("div", { class: "grid" }, groups.map(chartPanel)),
+      left.length > 0 &&
+        el(
+          "p",
+          { class: "about after" },
+          `Not shown, because of too many curves: ${left.map((group) => words(group.metric)).join(", ")}.`,
+        ),
     );
   }
 
@@ -1485,14 +1502,14 @@ const lockstep = (() => {
     const ranks = Object.keys(run.train.curves)
       .filter((name) => /^memory\/rank_\d+\/peak_bytes$/.test(name))
       .sort((a, b) => parseInt(a.slice(12), 10) - parseInt(b.slice(12), 10));
-    if (ranks.length)
-      return ranks.map((name, i) => [
-        name,
-        `rank ${parseInt(name.slice(12), 10)}`,
-        COLORS[i % 8],
-        i >= 8,
-      ]);
-    return [["memory/peak_bytes", "", COLORS[0]]];
+    if (!ranks.length) return [["memory/peak_bytes", "", COLORS[0]]];
+    // rank 0's is also logged without a number, as that of a rank that is alone
+    return ranks.map((name, i) => [
+      i ? name : "memory/peak_bytes",
+      `rank ${parseInt(name.slice(12), 10)}`,
+      COLORS[i % 8],
+      i >= 8,
+    ]);
   }
 
   function speedSection() {
@@ -1675,7 +1692,7 @@ const lockstep = (() => {
             ? "only digests are left"
             : each.same
               ? `${plural(each.count, "tensor")} compared`
-              : `${format(each.differing)} of ${plural(each.count, "tensor")}`,
+              : `${format(each.differing)} of ${plural(each.count, "tensor")} differ`,
       }));
     if (rows.length)
       parts.push(
@@ -1684,7 +1701,7 @@ const lockstep = (() => {
           table(
             [
               ["step", "Step"],
-              ["same", ""],
+              ["same", "Result"],
               ["a", `Digest · ${a.name}`],
               ["b", `Digest · ${b.name}`],
               ["tensors", "Tensors"],
@@ -1700,9 +1717,10 @@ const lockstep = (() => {
         largest: each.largest === undefined ? "–" : format(each.largest),
         count: each.count === undefined ? "–" : `${format(each.count)} of ${format(each.of)}`,
       }));
+      const shown = differing.length < same.first.differing ? `, the first ${differing.length}` : "";
       parts.push(
         panel(
-          el("h3", {}, `Tensors that differ at step ${format(same.first.step)}`),
+          el("h3", {}, `Tensors that differ at step ${format(same.first.step)}${shown}`),
           table(
             [
               ["name", "Tensor"],
@@ -2076,7 +2094,7 @@ const lockstep = (() => {
     );
   }
 
-  // a key's place on an axis: numbers by size, by their logarithm where they span two decades, words side by side
+  // a key's place on an axis: numbers by size, by their logarithm where they span a decade, words side by side
   function keyScale(values) {
     const numeric = values.map(Number),
       all = numeric.every((value, i) => Number.isFinite(value) && values[i] !== "");
@@ -2089,13 +2107,14 @@ const lockstep = (() => {
       };
     }
     const [low, high] = [Math.min(...numeric), Math.max(...numeric)],
-      log = low > 0 && high / low >= 50;
+      log = low > 0 && high / low >= 10;
     const go = (value) => (log ? Math.log(value) : Number(value));
     return {
       at: (value) => (high > low ? (go(value) - go(low)) / (go(high) - go(low)) : 0.5),
       low,
       high,
       log,
+      values: [...new Set(numeric)],
     };
   }
   function shade(sweep, done, job) {
@@ -2109,8 +2128,13 @@ const lockstep = (() => {
   function sweepParallel(sweep, metric, done) {
     if (sweep.keys.length < 2 || done.length < 2) return null;
     const axes = [
-      ...sweep.keys.map((key) => ({ title: key, get: (job) => job.keys[key] ?? "" })),
-      { title: metric, get: (job) => job.value },
+      ...sweep.keys.map((key) => ({ title: key, get: (job) => job.keys[key] ?? "", show: short })),
+      {
+        title: metric,
+        get: (job) => job.value,
+        show: isShare(sweep.metric) ? percent : short,
+        ends: true,
+      },
     ];
     for (const axis of axes) axis.scale = keyScale(done.map(axis.get));
     const place = el("div", { class: "chart" }),
@@ -2132,21 +2156,22 @@ const lockstep = (() => {
         tabindex: 0,
         "aria-label": "Parallel coordinates of all jobs",
       });
+      const labels = []; // above the lines
       axes.forEach((axis, i) => {
         root.append(
           svg("line", { class: "base", x1: x(i), x2: x(i), y1: top, y2: bottom }),
           svg("text", { x: x(i), y: 16, "text-anchor": "middle", class: "axis-title" }, axis.title),
         );
-        const label = (text, at) =>
-          root.append(svg("text", { x: x(i) + 7, y: at, class: "halo" }, text));
-        if (axis.scale.words)
-          axis.scale.words
-            .slice(0, 12)
-            .forEach((word) => label(word, bottom - axis.scale.at(word) * (bottom - top) + 4));
-        else {
-          label(short(axis.scale.high), top + 4);
-          label(short(axis.scale.low), bottom + 4);
-        }
+        const place = i ? { x: x(i) + 7 } : { x: x(i) - 7, "text-anchor": "end" };
+        const label = (value, text) => {
+          const y = bottom - axis.scale.at(value) * (bottom - top) + 4;
+          labels.push(svg("text", { ...place, y, class: "halo" }, text));
+        };
+        const { words, values, low, high } = axis.scale;
+        if (words) words.slice(0, 12).forEach((word) => label(word, word));
+        else
+          for (const value of axis.ends || values.length > 6 ? [low, high] : values)
+            label(value, axis.show(value));
       });
       const lines = done.map((job) => {
         const path = svg("path", {
@@ -2171,6 +2196,7 @@ const lockstep = (() => {
         }
       });
       root.prepend(...lines);
+      root.append(...labels);
       place.replaceChildren(root);
     };
     new ResizeObserver(() => {
@@ -2186,8 +2212,7 @@ const lockstep = (() => {
 
   function sweepScatter(sweep, metric, done) {
     if (!sweep.keys.length || done.length < 2) return null;
-    const place = el("div", {}),
-      told = el("p", { class: "over told", role: "status" });
+    const place = el("div", {});
     const draw = (key) => {
       const scale = keyScale(done.map((job) => job.keys[key] ?? "")),
         jobs = [...done].sort((a, b) => scale.at(a.keys[key] ?? "") - scale.at(b.keys[key] ?? ""));
@@ -2211,6 +2236,7 @@ const lockstep = (() => {
         xFormat: back,
         xValue: back,
         yFormat: (value) => valueOf(sweep.metric, value),
+        yTick: isShare(sweep.metric) ? percent : undefined,
         pad: true,
         xTicks: scale.words || new Set(x).size <= 8 ? () => [...new Set(x)] : undefined,
         series: jobs.map((job, i) => ({
@@ -2223,18 +2249,19 @@ const lockstep = (() => {
         })),
       });
     };
+    const keys = [...sweep.keys].sort((a, b) => (a === "seed") - (b === "seed"));
     const choice = el(
       "select",
       { onchange: (event) => draw(event.target.value) },
-      sweep.keys.map((key) => el("option", { value: key }, key)),
+      keys.map((key) => el("option", { value: key }, key)),
     );
-    page.later.push(() => draw(sweep.keys[0]));
+    page.later.push(() => draw(keys[0]));
     return section(
       "scatter",
       "One key",
       "",
       el("div", { class: "controls" }, el("label", {}, "Key", choice)),
-      panel(place, told),
+      panel(place),
     );
   }
 

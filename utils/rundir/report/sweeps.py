@@ -79,7 +79,8 @@ def _best_runs(folder: Path, jobs: Sequence[Mapping[str, Any]], lower: bool) -> 
     ranked.sort(key=lambda job: job["value"] if lower else -job["value"])
     runs = []
     for job in ranked[:MOST_CURVES]:
-        places = [base / job["directory"] for base in (Path(), ROOT, folder)]
+        bases = (Path(), ROOT, folder, *folder.absolute().parents)  # also of a copy elsewhere
+        places = [base / job["directory"] for base in bases]
         directory = next((place for place in places if place.is_dir()), None)
         if directory is not None:
             run = read_run(directory, room=0, together=MOST_CURVES)
