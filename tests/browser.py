@@ -26,6 +26,23 @@ FLAGS = [
 ]
 
 
+# texts of drawings that overlap, or that leave their drawing and so cannot be read
+UNREADABLE = """() => [...document.querySelectorAll("svg")].flatMap((svg) => {
+  const frame = svg.getBoundingClientRect(), found = [];
+  const boxes = [...svg.querySelectorAll("text")].map((text) =>
+    [text.textContent, text.getBoundingClientRect()]).filter(([, box]) => box.width);
+  boxes.forEach(([text, a], i) => {
+    if (a.left < frame.left - 2 || a.right > frame.right + 2) found.push(`${text} leaves`);
+    for (const [other, b] of boxes.slice(i + 1)) {
+      const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const tall = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+      if (wide > 1 && tall > 3) found.push(`${text} over ${other}`);
+    }
+  });
+  return found;
+})"""
+
+
 class Opened:
     """A page, and what went wrong in it."""
 
@@ -42,6 +59,14 @@ class Opened:
         self.page.goto(path.absolute().as_uri())
         self.page.wait_for_selector("footer")
         return self.page
+
+    def check(self, width: int) -> None:
+        """Nothing has gone wrong, every text can be read, and the page is as wide as the window."""
+        self.page.wait_for_timeout(300)  # drawings follow their panels
+        assert self.problems == []
+        assert self.page.locator(".scene, .empty", has_text="cannot be drawn").count() == 0
+        assert self.page.evaluate(UNREADABLE) == []
+        assert self.page.evaluate("document.documentElement.scrollWidth") <= width
 
     def _requested(self, request: Any) -> None:
         if not request.url.startswith(("file:", "data:")):
@@ -76,13 +101,13 @@ def opened(browser: Any, width: int = 1280, dark: bool = False) -> Iterator[Open
         page.close()
 
 
-def take_picture(run: Path, file: Path, height: int = 1180) -> None:
+def take_picture(browser: Any, run: Path, file: Path, height: int = 1180) -> None:
     """The top of a run's page and its model at work, side by side, in few colours."""
     from io import BytesIO
 
     from PIL import Image
 
-    with chromium() as browser, opened(browser, 1180) as window:
+    with opened(browser, 1180) as window:
         page = window.open(run / "report.html")
         page.set_viewport_size({"width": 1180, "height": height})
         page.wait_for_timeout(500)
@@ -98,4 +123,5 @@ def take_picture(run: Path, file: Path, height: int = 1180) -> None:
 
 
 if __name__ == "__main__":
-    take_picture(Path(sys.argv[1]), Path(sys.argv[2]))
+    with chromium() as launched:
+        take_picture(launched, Path(sys.argv[1]), Path(sys.argv[2]))

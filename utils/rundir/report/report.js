@@ -253,6 +253,12 @@ const lockstep = (() => {
       yFormat = options.yFormat || format,
       xFormat = options.xFormat || short;
     const margin = { left: 52, right: 14, top: 10, bottom: options.xLabel ? 40 : 24 };
+    const { y0, y1 } = scales(options, width, height, margin);
+    const yTicks = options.log
+      ? logTicks(y0, y1)
+      : (options.axisTicks || ticks)(y0, y1, Math.max(2, height / 44));
+    const yTexts = options.yTick ? yTicks.map((value) => options.yTick(value)) : shortest(yTicks);
+    margin.left = Math.max(52, 14 + 7 * Math.max(0, ...yTexts.map((text) => text.length)));
     const scale = scales(options, width, height, margin),
       right = width - margin.right,
       bottom = height - margin.bottom;
@@ -263,10 +269,6 @@ const lockstep = (() => {
       tabindex: 0,
       "aria-label": `${options.title || "chart"}; left and right arrows move along the curve`,
     });
-    const yTicks = options.log
-      ? logTicks(scale.y0, scale.y1)
-      : (options.axisTicks || ticks)(scale.y0, scale.y1, Math.max(2, height / 44));
-    const yTexts = options.yTick ? yTicks.map((value) => options.yTick(value)) : shortest(yTicks);
     for (const [i, value] of yTicks.entries()) {
       root.append(
         svg("line", {

@@ -579,7 +579,7 @@
         ? scene.series.slice(1).reduce((sum, one) => sum + (one.values[i] || 0), 0)
         : 0;
     const places = [...scene.x.values.keys()];
-    const most = Math.max(...places.map(up), 1e-12),
+    const most = Math.max(...places.map(up)) || 1, // an axis, also where there is nothing
       least = -Math.max(...places.map(down), 0);
     const y = (value) => margin.top + ((most - value) / (most - least)) * (bottom - margin.top);
     const wide = (width - margin.left - margin.right) / Math.max(1, count),
@@ -699,7 +699,7 @@
     const found = scene.series
       .flatMap((one) => one.high || one.values)
       .filter((value) => value !== null);
-    const most = scene.y.max || Math.max(...found, 1e-12);
+    const most = scene.y.max || Math.max(0, ...found) || 1;
     const x = (value) => left + (value / most) * (width - left - right);
     const root = svg("svg", {
       class: "bars",
@@ -725,7 +725,7 @@
         svg(
           "text",
           { class: "bar-name", x: left - 8, y: top + (row - 8) / 2 + 3, "text-anchor": "end" },
-          clipped(String(name), left / 6.4),
+          clipped(String(name), (left - 10) / 6.6),
           svg("title", {}, String(name)),
         ),
       );
@@ -820,7 +820,7 @@
     const counts = Boolean(panel.values);
     const values = counts ? panel.values : panel.levels.map(levels);
     const sums = values.map((row) => row.reduce((sum, value) => sum + Math.abs(value || 0), 0));
-    const most = scene.shares || !counts ? 1 : Math.max(...values.flat().map(Math.abs), 1e-12);
+    const most = scene.shares || !counts ? 1 : Math.max(0, ...values.flat().map(Math.abs)) || 1;
     const share = (r, c) =>
       scene.shares ? (values[r][c] || 0) / (sums[r] || 1) : (values[r][c] || 0) / most;
     const readout = el(
