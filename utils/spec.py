@@ -22,8 +22,8 @@ class Spec:
     token_bytes: tuple[int, ...] = ()  # of text behind each token, where that is known
     begin_token: int | None = None  # what stands before a text
     prompt_len: int = 0  # of the longest question with its begin token, and room for an answer
-    # language models that are shown the data, each in tokens of its own
-    readers: tuple[Spec, ...] = ()
+    # frozen language models that answer questions about the data, each in tokens of its own
+    language_models: tuple[Spec, ...] = ()
     fingerprint: str = ""
     # tokens as text
     decode: Callable[[Sequence[int]], str] | None = field(default=None, compare=False, repr=False)

@@ -16,7 +16,7 @@ import numpy as np
 from data.latent.answers import Answers
 from data.latent.qa_examples import Cuts, Examples, Form, Limits, WithOthers
 from data.latent.qa_files import Example, Sets, read_hub, read_path, split
-from data.latent.readers import open_reader
+from data.latent.language_models import open_model
 from data.latent.stories import make_stories
 from data.order import Order, cut_evenly, run_length, shard_rows
 from data.source import Arrays, EvalSet, RunLength, RunSettings, Source, Spec
@@ -107,16 +107,14 @@ class QASource(Source):
                 " their arguments"
             )
         self._run, self._form = run, Form(**form)
-        self._readers = [
-            open_reader(f"arch.models[{number}]", path) for number, path in enumerate(models)
+        self._models = [
+            open_model(f"arch.models[{number}]", path) for number, path in enumerate(models)
         ]
         sets = open_sets(run, hub, held_out, stories, skip)
         texts = [example.context for some in sets.values() for example in some]
-        for reader in self._readers:
-            check_encodes(reader.where, reader.tokenizer, texts)
-        self._sets = {
-            name: Examples(some, self._form, self._readers) for name, some in sets.items()
-        }
+        for model in self._models:
+            check_encodes(model.where, model.tokenizer, texts)
+        self._sets = {name: Examples(some, self._form, self._models) for name, some in sets.items()}
         longest = max(some.longest_answer for some in self._sets.values())
         limits = Limits(context_bytes, answer_tokens or max(1, longest), skip)
         for some in self._sets.values():
@@ -132,8 +130,8 @@ class QASource(Source):
             for some in self._sets.values()
             for each in some.examples
         ]
-        cuts = [Cuts(self._form, each.tokenizer) for each in self._readers]
-        readers = [
+        cuts = [Cuts(self._form, each.tokenizer) for each in self._models]
+        specs = [
             Spec(
                 vocab_size=each.vocab_size,
                 seq_len=each.seq_len,
@@ -144,11 +142,11 @@ class QASource(Source):
                 prompt_len=max(some.longest_prompt(number) for some in self._sets.values()),
                 cuts={"first": cuts[number].by_tokens, "cut": cuts[number].by_bytes},
             )
-            for number, each in enumerate(self._readers)
+            for number, each in enumerate(self._models)
         ]
         self.spec = Spec(
             seq_len=context_bytes,
-            readers=tuple(readers),
+            language_models=tuple(specs),
             name=(run.data_path or hub or "made-up stories")
             + ("" if answer_tokens else f", answers of up to {limits.answer_tokens} tokens"),
             fingerprint=hashlib.sha256(
@@ -175,7 +173,7 @@ class QASource(Source):
         return [
             Answers(
                 self._sets["test"].examples,
-                [each.tokenizer.decode for each in self._readers],
+                [each.tokenizer.decode for each in self._models],
                 self._form.end,
             )
         ]

@@ -9,7 +9,7 @@ import numpy as np
 
 from data.latent.qa_files import Example
 from data.latent.ragged import EMPTY, Ragged
-from data.latent.readers import Reader
+from data.latent.language_models import LanguageModel
 from data.source import Arrays
 from data.tokenizer import Tokenizer
 from utils.errors import ConfigError
@@ -65,7 +65,7 @@ def _unescaped(text: str) -> str:
 
 
 class Tokens:
-    """The tokens that one reader sees."""
+    """The tokens that one language model sees."""
 
     def __init__(
         self, examples: Sequence[Example], texts: Sequence[str], form: Form, tokenizer: Tokenizer
@@ -131,15 +131,17 @@ class Limits:
 class Examples:
     """A set of examples, read by index."""
 
-    def __init__(self, examples: Sequence[Example], form: Form, readers: Sequence[Reader]) -> None:
+    def __init__(
+        self, examples: Sequence[Example], form: Form, models: Sequence[LanguageModel]
+    ) -> None:
         texts = list(dict.fromkeys(example.context for example in examples))
         number = {text: number for number, text in enumerate(texts)}
         self._text_of = np.array([number[example.context] for example in examples], np.int64)
         self._bytes = Ragged(
             [np.frombuffer(text.encode(errors="surrogatepass"), np.uint8) for text in texts]
         )
-        self._tokens = [Tokens(examples, texts, form, reader.tokenizer) for reader in readers]
-        self._readers = readers
+        self._tokens = [Tokens(examples, texts, form, model.tokenizer) for model in models]
+        self._models = models
         self.examples = list(examples)
         self.longest_answer = max((tokens.answers.longest for tokens in self._tokens), default=0)
 
@@ -169,7 +171,7 @@ class Examples:
         return len(self._places)
 
     def read(self, indices: np.ndarray) -> Arrays:
-        """These examples: the bytes of their texts, and for each reader the tokens of texts,
+        """These examples: the bytes of their texts, and for each model the tokens of texts,
         questions and answers.
         """
         places = self._places[indices]
@@ -213,7 +215,7 @@ class Examples:
         return {name: np.full((rows, width), EMPTY, np.int32) for name, width in shapes.items()}
 
     def longest_prompt(self, number: int) -> int:
-        """Returns the tokens of one reader's longest prompt: a begin token, the longest question,
+        """Returns the tokens of one model's longest prompt: a begin token, the longest question,
         and room for an answer.
         """
         return 1 + self._tokens[number].questions.longest + self._limits.answer_tokens
@@ -232,7 +234,7 @@ class Examples:
             f"data.context_bytes={limits.context_bytes}: the longest text has {SIZE} bytes; give"
             f" {SIZE}",
         )
-        for reader, tokens in zip(self._readers, self._tokens, strict=True):
+        for model, tokens in zip(self._models, self._tokens, strict=True):
             mark(
                 tokens.answers.lengths,
                 limits.answer_tokens,
@@ -242,8 +244,8 @@ class Examples:
             texts = tokens.contexts.lengths[self._text_of]
             mark(
                 1 + texts + tokens.questions.lengths + limits.answer_tokens,
-                reader.seq_len,
-                f"{reader.where}: reads {reader.seq_len} tokens at once, but the longest text with"
+                model.seq_len,
+                f"{model.where}: reads {model.seq_len} tokens at once, but the longest text with"
                 f" its question and room for an answer has {SIZE}",
             )
         return found

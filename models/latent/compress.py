@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from models.latent import wire
 from models.latent.prefix import Prefix
-from models.latent.reading import NOTHING, Before, begun
+from models.latent.generation import NOTHING, Before, begun
 from models.layers import widen
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.errors import ConfigError
@@ -104,7 +104,7 @@ class Compress(Objective):
         terms: dict[str, Tensor] = {}
         right = []
         prefixes = []
-        for number in range(len(self.model.readers)):
+        for number in range(len(self.model.model_specs)):
             prefix, seen = self.model.adapted(number, heard)
             prefixes.append(prefix)
             answer = batch[f"answer_{number}"].flatten(0, 1)
@@ -119,12 +119,12 @@ class Compress(Objective):
             )
             for name, term in self._of_one(batch, number, logits, answer).items():
                 terms[name] = terms.get(name, 0) + (term.view(asked.shape) * asked).sum(1) / len(
-                    self.model.readers
+                    self.model.model_specs
                 )
             if self.coefficients["scale"]:
                 ratio = widen(prefix).square().mean((1, 2)).sqrt() / self.model.sizes[number]
                 terms["scale"] = terms.get("scale", 0) + (ratio - 1).square() * asked.sum(1) / len(
-                    self.model.readers
+                    self.model.model_specs
                 )
         if self.coefficients["gist"]:
             terms["gist"] = self._gist(z, batch["context"]) * asked.sum(1)
@@ -154,13 +154,13 @@ class Compress(Objective):
         latents = {"other": wire.sent(other, self.model.send), "mean": mean} | {
             way: wire.sent(z, way) for way in WIRES
         }
-        models = range(len(self.model.readers))
+        models = range(len(self.model.model_specs))
         cuts = {way: [self._cut(batch, number, way) for number in models] for way in CUTS}
         for number in models:
             answer = batch[f"answer_{number}"]
             shown = {way: cut[number][0] for way, cut in cuts.items()}
             for way, before, said in self._ways(batch, number, latents, shown):
-                outputs[f"answer/{way}/{number}"] = self.model.answers(
+                outputs[f"answer/{way}/{number}"] = self.model.generate(
                     number, before, said, answer.shape[1]
                 ).int()
             made = outputs[f"answer/{self.model.send}/{number}"]
@@ -230,7 +230,7 @@ class Compress(Objective):
         """A begin token and the question, one after the other of all texts."""
         question, begin = (
             batch[f"question_{number}"].flatten(0, -2),
-            self.model.readers[number].begin_token,
+            self.model.model_specs[number].begin_token,
         )
         assert begin is not None
         return torch.cat((begun(begin, question), question), 1)
@@ -239,7 +239,7 @@ class Compress(Objective):
         """A truncated text in a model's tokens, each row of its own length, and its bytes."""
         model, device = self.model, batch["context"].device
         most = {"first": model.places, "cut": model.sent_bytes}[way]
-        cut = model.readers[number].cuts[way]
+        cut = model.model_specs[number].cuts[way]
         found = [cut(text, most) for text in texts_of(batch["context"])]
         width = max(len(tokens) for tokens, _ in found)
         rows = [[*tokens, *[-1] * (width - len(tokens))] for tokens, _ in found]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from models import halves
 from models.latent import wire
-from models.latent.reading import Before, answer_logits, answers
+from models.latent.generation import Before, answer_logits, generate
 from models.layers import (
     Embedding,
     Linear,
@@ -145,11 +145,11 @@ class Adapter(nn.Module):
     """
 
     def __init__(
-        self, wire: int, latents: int, spread: int, width: int, reader: GPT, deep: bool
+        self, wire: int, latents: int, spread: int, width: int, net: GPT, deep: bool
     ) -> None:
         """`spread`: places in the prefix for each latent."""
         super().__init__()
-        shape = reader.shape
+        shape = net.shape
         self.places = nn.Parameter(torch.randn(latents * spread, width))
         self.enter, self.film = Linear(wire, spread * width), Linear(wire, 2 * width, bias=True)
         self.mlp_norm, self.norm = RMSNorm(width, EPS), RMSNorm(width, EPS)
@@ -215,29 +215,29 @@ class Prefix(nn.Module):
         forward_dtype: str = "float32",
     ) -> None:
         super().__init__()
-        if not spec.readers:
+        if not spec.language_models:
             raise ConfigError("arch=prefix needs questions about texts; use data=qa")
         asked = {f"encoder.{key}": value for key, value in encoder.items()}
         asked |= {"latents": latents, "wire": wire, "adapter_width": adapter_width}
         check_sizes(MOST, asked | {"spread": spread, "gist_width": gist_width})
         self.dtype = parse_dtype(forward_dtype)
-        self.latents, self.wire, self.places, self.positions, self.readers = (
+        self.latents, self.wire, self.places, self.positions, self.model_specs = (
             latents,
             wire,
             latents * spread,
             spec.seq_len,
-            spec.readers,
+            spec.language_models,
         )
         self.frozen = nn.ModuleList()
-        for number, (path, reader) in enumerate(zip(models, spec.readers, strict=True)):
+        for number, (path, model) in enumerate(zip(models, spec.language_models, strict=True)):
             key = f"arch.models[{number}]"
-            if reader.prompt_len + self.places > reader.seq_len:
+            if model.prompt_len + self.places > model.seq_len:
                 raise ConfigError(
                     f"arch.latents={latents}: with a question and room for an answer there are"
-                    f" {reader.prompt_len + self.places} places, and {key}={path} reads"
-                    f" {reader.seq_len}; give fewer, or another net"
+                    f" {model.prompt_len + self.places} places, and {key}={path} reads"
+                    f" {model.seq_len}; give fewer, or another net"
                 )
-            part = load(path, reader, forward_dtype, (GPT,), "only nets of arch=gpt answer", key)
+            part = load(path, model, forward_dtype, (GPT,), "only nets of arch=gpt answer", key)
             # they are read alone: what a pass would cast each time is kept so
             if self.dtype.itemsize == 2:
                 for parameter in part.parameters():
@@ -261,7 +261,7 @@ class Prefix(nn.Module):
 
     def spread_out(self, dist: Dist) -> None:
         """Moves each frozen model to its device. Called on all ranks together."""
-        devices, count = devices_of(dist, self.devices), len(self.readers)
+        devices, count = devices_of(dist, self.devices), len(self.model_specs)
         for number, frozen in enumerate(self.frozen):
             frozen.to(devices[home(number, count, len(devices))])
 
@@ -304,10 +304,10 @@ class Prefix(nn.Module):
         )
         return widen(found).to(answer_BA.device)
 
-    def answers(self, number: int, before: Before, said_BL: Tensor, most: int) -> Tensor:
+    def generate(self, number: int, before: Before, said_BL: Tensor, most: int) -> Tensor:
         """Returns a model's greedy answers."""
         where = self.device_of(number)
-        return answers(self.net(number), _moved(before, where), said_BL.to(where), most).to(
+        return generate(self.net(number), _moved(before, where), said_BL.to(where), most).to(
             said_BL.device
         )
 

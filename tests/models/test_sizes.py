@@ -28,7 +28,7 @@ PREFIX_KEYS = {
 
 
 def prefix(**changed: object) -> Prefix:
-    spec = Spec(seq_len=32, readers=(TEXT,))
+    spec = Spec(seq_len=32, language_models=(TEXT,))
     return Prefix(spec, **PREFIX_KEYS | changed)
 
 

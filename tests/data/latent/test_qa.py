@@ -20,7 +20,7 @@ from data.latent.qa_examples import Cuts, Examples, Form, Limits, WithOthers
 from data.latent.qa_files import Example, read_path, split
 from data.latent.qa_text import QAText
 from data.latent.ragged import EMPTY, Ragged
-from data.latent.readers import Reader
+from data.latent.language_models import LanguageModel
 from data.latent.stories import make_stories
 from data.source import RunSettings
 from data.tokenizer import Bytes
@@ -237,7 +237,7 @@ def examples(limits: Limits, seq_len: int = 99) -> Examples:
     return Examples(
         make_stories(0, 2, 1, 2)["train"],
         Form(**FORM),
-        [Reader("arch.models[0]=x", Bytes(), 256, seq_len, 257)] * 2,
+        [LanguageModel("arch.models[0]=x", Bytes(), 256, seq_len, 257)] * 2,
     ).fit(limits)
 
 
@@ -482,8 +482,8 @@ def test_tokens_made_of_the_texts_are_the_same_whenever_they_are_made() -> None:
 def test_answers_are_as_wide_as_the_longest_one_unless_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    reader = Reader("arch.models[0]=x", Bytes(), 256, 99, 257)
-    monkeypatch.setattr("data.latent.qa.open_reader", lambda key, path: reader)
+    reader = LanguageModel("arch.models[0]=x", Bytes(), 256, 99, 257)
+    monkeypatch.setattr("data.latent.qa.open_model", lambda key, path: reader)
     found = opened(QASource, **LENGTH, stories=STORIES, models=["x"])
     assert found.train_batch(0, 0)["answer_0"].shape[-1] == 3
     assert found.eval_sets()["test"].read(np.array([0]))["answer_0"].shape[-1] == 3

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data.latent.qa import QASource
-from data.latent.readers import open_reader
+from data.latent.language_models import open_model
 from data.stream import to_tensors
 from models.latent import wire
 from models.latent.compress import USUAL, Compress
 from models.latent.prefix import Prefix
-from models.latent.reading import NOTHING, answer_logits, answers
+from models.latent.generation import NOTHING, answer_logits, generate
 from models.objective import Context
 from tests.ranks import run_module, succeeded
 from tests.sources import opened
@@ -120,7 +120,7 @@ def test_each_loss_is_a_mean_over_examples_and_models(
     }
     for number in (0, 1):
         net, answer = objective.model.net(number), rows[f"answer_{number}"]
-        begin = torch.full((8, 1), source.spec.readers[number].begin_token)
+        begin = torch.full((8, 1), source.spec.language_models[number].begin_token)
         said = torch.cat((begin, rows[f"question_{number}"]), 1)
         prefix, seen = objective.model.adapted(number, z)
         prefixes.append(prefix)
@@ -274,7 +274,7 @@ def test_evaluations_answer_from_everything(source: QASource, reader_folders: li
     assert all(8 <= count <= 38 for count in sizes["first"])
     z = objective.model.encode(batch["other"])
     said = torch.cat(
-        (torch.full((4, 1), source.spec.readers[0].begin_token), batch["question_0"]), 1
+        (torch.full((4, 1), source.spec.language_models[0].begin_token), batch["question_0"]), 1
     )
     before = objective.model.adapted(0, wire.sent(z, "float16"))
     first = answer_logits(objective.model.net(0), before, said, batch["answer_0"])[:, 0].argmax(-1)
@@ -293,7 +293,7 @@ def test_baselines_are_what_a_model_with_no_encoder_would_be_given(
     objective = make(source, reader_folders, latents=2)
     objective.model.send = "int4"
     _, found = held_out(source, objective, [0, 1, 2, 3])
-    tokenizer = open_reader("arch.models[0]", reader_folders[number]).tokenizer
+    tokenizer = open_model("arch.models[0]", reader_folders[number]).tokenizer
     assert found.outputs["bytes/int4"].tolist() == [10] * 4
     assert found.outputs["bytes/cut"].tolist() == [10] * 4
     assert [WIRES[way] for way in found.outputs["wire"].tolist()] == ["int4"] * 4
@@ -306,7 +306,7 @@ def test_baselines_are_what_a_model_with_no_encoder_would_be_given(
             said = tokenizer.encode([text, example.question])
             whole = torch.tensor([[tokenizer.begin, *said[0], *said[1]]], dtype=torch.int32)
             with torch.no_grad():
-                wanted = answers(objective.model.net(number), NOTHING, whole, 4)[0]
+                wanted = generate(objective.model.net(number), NOTHING, whole, 4)[0]
             assert found.outputs[f"answer/{way}/{number}"][row].tolist() == wanted.tolist(), way
             if way == "cut" or number == 1:  # tokens of both models count, with equal weights
                 continue
@@ -314,7 +314,7 @@ def test_baselines_are_what_a_model_with_no_encoder_would_be_given(
                 min(
                     38, len(reader.decode(reader.cuts["first"](example.context.encode(), 4)[0])) - 1
                 )
-                for reader in source.spec.readers
+                for reader in source.spec.language_models
             ]
             assert found.outputs["bytes/first"][row] == sum(sizes) / 2
 

@@ -16,8 +16,8 @@ from utils.files import read_text
 
 
 @dataclass(frozen=True)
-class Reader:
-    """One model, as data knows it."""
+class LanguageModel:
+    """What the data must know of one model."""
 
     where: str  # for messages
     tokenizer: Tokenizer
@@ -26,8 +26,8 @@ class Reader:
     vocab_size: int
 
 
-def open_reader(key: str, path: str) -> Reader:
-    """The folder of a run of `arch=gpt`, or one with a Llama model and its tokenizer."""
+def open_model(key: str, path: str) -> LanguageModel:
+    """Opens the folder of a run of `arch=gpt`, or of a published model with its tokenizer."""
     where = f"{key}={path}"
     folder = Path(path)
     if os.path.isfile(folder / "config.json"):
@@ -56,7 +56,7 @@ def open_reader(key: str, path: str) -> Reader:
             f"{where}: its tokenizer has no token that stands before a text; give a model that"
             " has one"
         )
-    return Reader(where, tokenizer, tokenizer.begin, seq_len, size)
+    return LanguageModel(where, tokenizer, tokenizer.begin, seq_len, size)
 
 
 def _published(where: str, folder: Path) -> tuple[Tokenizer, int, int]:

@@ -54,7 +54,7 @@ def answer_logits(net: GPT, before: Before, said_BL: Tensor, answer_BA: Tensor) 
     )
 
 
-def answers(net: GPT, before: Before, said_BL: Tensor, most: int) -> Tensor:
+def generate(net: GPT, before: Before, said_BL: Tensor, most: int) -> Tensor:
     """The likeliest token, again and again [B, most]."""
     prefix, seen = before
     tokens_BL, lengths_B = joined(said_BL, at_end=True)

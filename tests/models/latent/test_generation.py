@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.language.gpt import GPT
-from models.latent.reading import NOTHING, answer_logits, answers, begun, joined
+from models.latent.generation import NOTHING, answer_logits, generate, begun, joined
 from models.layers import Past
 from utils.spec import Spec
 
@@ -67,8 +67,8 @@ def test_the_embeddings_of_a_text_as_prefix_are_the_text() -> None:
     )
     whole = torch.cat((text, padded(SAID, 7)), 1)
     assert (
-        answers(reader, before, padded(SAID, 7), 5).tolist()
-        == answers(reader, NOTHING, whole, 5).tolist()
+        generate(reader, before, padded(SAID, 7), 5).tolist()
+        == generate(reader, NOTHING, whole, 5).tolist()
     )
 
 
@@ -91,8 +91,8 @@ def test_layers_see_what_a_deep_prefix_has() -> None:
     kept = [Past(layer.key, layer.value) for layer in seen]
     whole = torch.cat((text, padded(SAID, 7)), 1)
     assert (
-        answers(reader, (None, kept), padded(SAID, 7), 5).tolist()
-        == answers(reader, NOTHING, whole, 5).tolist()
+        generate(reader, (None, kept), padded(SAID, 7), 5).tolist()
+        == generate(reader, NOTHING, whole, 5).tolist()
     )
     assert kept[0].length == 3, "answering leaves it as it is"
 
@@ -101,7 +101,7 @@ def test_layers_see_what_a_deep_prefix_has() -> None:
 def test_answers_are_the_likeliest_tokens_of_each_row_by_itself(prefix: bool) -> None:
     reader = net()
     before = (torch.randn(4, 3, 16, dtype=torch.float64), []) if prefix else NOTHING
-    made = answers(reader, before, padded(SAID, 9), 6)
+    made = generate(reader, before, padded(SAID, 9), 6)
     for row, said in enumerate(SAID):
         tokens = list(said)
         for _ in range(6):
