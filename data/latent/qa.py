@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from data.latent.answers import Answers
+from data.latent.language_models import open_model
 from data.latent.qa_examples import Cuts, Examples, Form, Limits, WithOthers
 from data.latent.qa_files import Example, Sets, read_hub, read_path, split
-from data.latent.language_models import open_model
 from data.latent.stories import make_stories
 from data.order import Order, cut_evenly, run_length, shard_rows
 from data.source import Arrays, EvalSet, RunLength, RunSettings, Source, Spec

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from data.latent.language_models import LanguageModel
 from data.latent.qa_files import Example
 from data.latent.ragged import EMPTY, Ragged
-from data.latent.language_models import LanguageModel
 from data.source import Arrays
 from data.tokenizer import Tokenizer
 from utils.errors import ConfigError

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.latent import wire
-from models.latent.prefix import Prefix
 from models.latent.generation import NOTHING, Before, begun
+from models.latent.prefix import Prefix
 from models.layers import widen
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.errors import ConfigError

@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from data.latent.answers import LABEL, Answers, deflated, exact, f1
+from data.latent.language_models import LanguageModel
 from data.latent.qa import QASource, open_sets
 from data.latent.qa_examples import Cuts, Examples, Form, Limits, WithOthers
 from data.latent.qa_files import Example, read_path, split
 from data.latent.qa_text import QAText
 from data.latent.ragged import EMPTY, Ragged
-from data.latent.language_models import LanguageModel
 from data.latent.stories import make_stories
 from data.source import RunSettings
 from data.tokenizer import Bytes

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.latent.qa import QASource
 from data.latent.language_models import open_model
+from data.latent.qa import QASource
 from data.stream import to_tensors
 from models.latent import wire
 from models.latent.compress import USUAL, Compress
-from models.latent.prefix import Prefix
 from models.latent.generation import NOTHING, answer_logits, generate
+from models.latent.prefix import Prefix
 from models.objective import Context
 from tests.ranks import run_module, succeeded
 from tests.sources import opened

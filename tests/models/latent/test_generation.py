@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.language.gpt import GPT
-from models.latent.generation import NOTHING, answer_logits, generate, begun, joined
+from models.latent.generation import NOTHING, answer_logits, begun, generate, joined
 from models.layers import Past
 from utils.spec import Spec
 
