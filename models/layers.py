@@ -228,6 +228,9 @@ class Attention(nn.Module):
         if norm_weights and norm_eps is not None:
             self.q_norm = RMSNorm(self.head_width, norm_eps)
             self.k_norm = RMSNorm(self.head_width, norm_eps)
+        # outputs of a fused matrix that stand for matrices of their own, in their order
+        queries, keys = heads * self.head_width, self.kv_heads * self.head_width
+        self.fused = {"qkv_proj": {"q_proj": queries, "k_proj": keys, "v_proj": keys}}
 
     def forward(
         self,
@@ -306,6 +309,7 @@ class SwiGLU(nn.Module):
         self.norm_eps = norm_eps
         self.gate_up_proj = Linear(width, 2 * hidden)
         self.down_proj = Linear(hidden, width)
+        self.fused = {"gate_up_proj": {"gate_proj": hidden, "up_proj": hidden}}
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)

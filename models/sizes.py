@@ -22,6 +22,12 @@ def check_sizes(most: Mapping[str, int], values: Mapping[str, float | None]) -> 
             raise ConfigError(f"arch.{key}={value}: must be at most {bound}")
 
 
+def check_count(key: str, value: object, most: int) -> None:
+    """Raises ConfigError unless a value under `arch` is a whole number from 1 to `most`."""
+    if type(value) is not int or not 1 <= value <= most:
+        raise ConfigError(f"arch.{key}={value}: must be a whole number from 1 to {most}")
+
+
 def check_memory(weights: int) -> None:
     """Raises ConfigError if so many weights do not fit into this machine's memory.
 

@@ -1,6 +1,7 @@
-"""Measures in evaluations how often each component is needed, and by which inputs."""
+"""What evaluations find out about components: how often each is needed, and by what."""
 
-# N rows, C components of a matrix, K of all matrices, T of the inputs that need a component most
+# B batch, L positions, N rows, C components of a matrix, K of all matrices, T of the inputs that
+# need a component most, X places of a context
 
 from __future__ import annotations
 
@@ -14,32 +15,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.decomposition import pictures
+from models.decomposition import page, pictures
 from models.decomposition.component_files import MATRICES, TABLE
 from models.decomposition.components import Components
 from models.decomposition.gates_scene import components_scene, live_scene
+from models.decomposition.portrait import portraits
 from utils.files import read_row
 from utils.measure.report import Batch, Prediction, Report
 
+PAGE = "components.html"
 TOP, BINS = 8, 20
 SHOWN = 8  # components of a matrix in the report page's table
+BEFORE, AFTER = 10, 4  # tokens of a context besides the one that needs the component
+MOST_CONTEXTS = 100_000  # components, of more of which contexts would take too much memory
+IN_TABLE = 3  # contexts of a component
 LIVE_SHARE = 1e-3  # of rows, in which a component must be needed to be one of the living
 MOST = 1000  # evaluations before
 
 
 class Anatomy:
-    """Counts over a set of examples."""
+    """Counts over a set of examples, and the inputs that open each gate most."""
 
     def __init__(self, model: Components) -> None:
-        self._names, self._columns = (
-            model.names,
-            [model.columns(number) for number in range(len(model.names))],
-        )
+        numbers = range(len(model.names))
+        self._names, self._columns = model.names, [model.columns(number) for number in numbers]
         self._ties = {
             model.names[later]: (model.names[first], turned)
             for later, (first, turned) in model.ties.items()
         }
         self._decode, self._kind = model.decode, "token" if model.predicts_tokens else "feature"
+        has_contexts = model.predicts_tokens and model.total <= MOST_CONTEXTS
+        self._before, self._after = (BEFORE, AFTER) if has_contexts else (0, 0)
+        self._norms_K = torch.cat([_norms(*model.factors(number)) for number in numbers])
+        self._portraits = {} if model.predicts_tokens else portraits(model)
         self._step, self._earlier = 0, dict[int, dict[str, int]]()
         self._totals: dict[str, Tensor] = {}
         self.scalars = [f"live/{name}" for name in self._names]
@@ -48,19 +56,28 @@ class Anatomy:
         gates, live, counted = (
             prediction.outputs[name][: len(indices)] for name in ("gates", "live", "counted")
         )
-        what = batch["inputs"][: len(indices)]
-        what = (what if self._kind == "token" else what.abs().argmax(-1))[counted]
+        inputs = batch["inputs"][: len(indices)]
+        what_BL = inputs if self._kind == "token" else inputs.abs().argmax(-1)
+        if what_BL.ndim == 1:  # toy models have no positions
+            what_BL, counted = what_BL.unsqueeze(1), counted.unsqueeze(1)
+            gates, live = gates.unsqueeze(1), live.unsqueeze(1)
         where = torch.from_numpy(indices).to(gates.device)
-        where = where.view(-1, *[1] * (counted.ndim - 1)).expand_as(counted)[counted]
+        places = counted.nonzero()
+        if not len(places):
+            return
         # matrix by matrix: of large nets, numbers of all components at once would take more memory
         # than the net
-        if len(what):
-            pieces = [
-                _measured(gates[..., columns][counted], live[..., columns][counted], what, where)
-                for columns in self._columns
-            ]
-            new = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
-            self._totals = _merged([self._totals, new]) if self._totals else new
+        pieces = [
+            _measured(gates[..., columns], live[..., columns], what_BL, where, places, self._around)
+            for columns in self._columns
+        ]
+        new = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+        self._totals = _merged([self._totals, new]) if self._totals else new
+
+    @property
+    def _around(self) -> tuple[int, int]:
+        """How many places before and after a token belong to its context."""
+        return self._before, self._after
 
     def rows(self) -> dict[str, Tensor]:
         """One for each component: what this rank has seen of it."""
@@ -117,20 +134,51 @@ class Anatomy:
         files |= pictures.over_time(over_time) | live_scene(over_time)
         files |= components_scene(self._kind, self._most_needed(totals, share_K))
         return Report(
-            {f"live/{name}": float(number) for name, number in alive.items()}, files=files
+            {f"live/{name}": float(number) for name, number in alive.items()},
+            files=files,
+            pages={PAGE: self._page(totals, share_K)},
         )
 
     def _table(self, totals: Mapping[str, Tensor], share_K: Tensor) -> str:
-        """A line for each component: how often it is needed, and by what most."""
-        lines = [f"matrix\tcomponent\tlive\tmean gate\ttop {self._kind}s"]
+        """A line for each component: how often it is needed, and by what most; nothing of those
+        that no input needs.
+        """
+        token = self._kind == "token"
+        head = ["matrix", "component", "live", "mean gate", f"top {self._kind}s"]
+        lines = ["\t".join([*head, *(["contexts"] if token else [])])]
         mean_K = totals["gate"] / totals["rows"]
         for name, columns in zip(self._names, self._columns, strict=True):
             for k in range(columns.start, columns.stop):
-                needed = zip(totals["what"][k].tolist(), totals["value"][k].tolist(), strict=True)
-                top = dict.fromkeys(self._shown(what) for what, value in needed if value > 0)
                 share, mean = f"{share_K[k]:.6f}", f"{mean_K[k]:.6f}"
-                lines.append("\t".join([name, str(k - columns.start), share, mean, " ".join(top)]))
+                top = ", ".join(f"{what} {value:.2f}" for what, value in self._top(totals, k))
+                line = [name, str(k - columns.start), share, mean, top]
+                lines.append("\t".join([*line, *([self._contexts(totals, k)] if token else [])]))
         return "\n".join(lines) + "\n"
+
+    def _top(self, totals: Mapping[str, Tensor], k: int) -> list[tuple[str, float]]:
+        """The inputs that need a component most, each with its highest gate; none if it is dead."""
+        if not totals["live"][k]:
+            return []
+        top: dict[str, float] = {}
+        for what, value in zip(
+            totals["what"][k].tolist(), totals["value"][k].tolist(), strict=True
+        ):
+            if value > 0:
+                top.setdefault(self._shown(what), value)
+        return list(top.items())
+
+    def _contexts(self, totals: Mapping[str, Tensor], k: int) -> str:
+        """The contexts that need a component most, as JSON strings with the token in [[ ]]."""
+        if not totals["live"][k]:
+            return ""
+        written, at = [], self._before
+        for tokens, value in zip(totals["around"][k].tolist(), totals["value"][k], strict=True):
+            if value > 0:
+                parts = tokens[:at], tokens[at : at + 1], tokens[at + 1 :]
+                texts = [self._text([token for token in part if token >= 0]) for part in parts]
+                context = "{}[[{}]]{}".format(*texts)
+                written.append(json.dumps(context, ensure_ascii=False))
+        return ", ".join(written[:IN_TABLE])
 
     def _most_needed(self, totals: Mapping[str, Tensor], share_K: Tensor) -> list[list[Any]]:
         """The most needed components of each matrix, as rows of the report page's table."""
@@ -139,11 +187,65 @@ class Anatomy:
             order = share_K[columns].argsort(descending=True, stable=True)[:SHOWN]
             for c in order.tolist():
                 k = columns.start + c
-                needed = zip(totals["what"][k].tolist(), totals["value"][k].tolist(), strict=True)
-                top = dict.fromkeys(self._shown(what) for what, value in needed if value > 0)
+                top = " ".join(what for what, _ in self._top(totals, k))
                 mean = float(totals["gate"][k] / totals["rows"][k])
-                rows.append([name, c, float(share_K[k]), mean, " ".join(top)])
+                rows.append([name, c, float(share_K[k]), mean, top])
         return [row for row in rows if row[2] >= LIVE_SHARE]
+
+    def _page(self, totals: Mapping[str, Tensor], share_K: Tensor) -> str:
+        """components.html."""
+        matrices = []
+        for name, columns in zip(self._names, self._columns, strict=True):
+            order = share_K[columns].argsort(descending=True, stable=True)
+            order = order[share_K[columns][order] > 0]
+            dead = columns.stop - columns.start - len(order)
+            matrices.append(
+                {
+                    "name": name,
+                    "summary": f"{dead + len(order)} components; no input needs {dead} of them.",
+                    "components": [
+                        self._component(totals, columns.start + c, c, float(share_K[columns][c]))
+                        for c in order.tolist()
+                    ],
+                    **self._portraits.get(name, {}),
+                }
+            )
+        texts = {token: self._text([token]) for token in _used(totals["around"])}
+        return page.draw(f"Components after step {self._step}", self._kind, matrices, texts)
+
+    def _component(
+        self, totals: Mapping[str, Tensor], k: int, number: int, share: float
+    ) -> dict[str, Any]:
+        """A component as the page shows it."""
+        contexts = []
+        of_component = (totals[name][k].tolist() for name in ("value", "around", "gates_around"))
+        for value, tokens, gates in zip(*of_component, strict=True):
+            there = [place for place, token in enumerate(tokens) if token >= 0]
+            if value > 0:
+                contexts.append(
+                    {
+                        "gate": round(value, 4),
+                        "at": there.index(self._before),
+                        "tokens": [tokens[place] for place in there],
+                        "gates": [gates[place] for place in there],
+                    }
+                )
+        if self._kind == "feature":  # of each feature the highest gate
+            contexts = list({each["tokens"][0]: each for each in reversed(contexts)}.values())[::-1]
+        return {
+            "number": number,
+            "live": round(share, 6),
+            "mean": round(float(totals["gate"][k] / totals["rows"][k]), 6),
+            "norm": round(float(self._norms_K[k]), 5),
+            "histogram": totals["histogram"][k].tolist(),
+            "contexts": contexts,
+        }
+
+    def _text(self, tokens: list[int]) -> str:
+        """Tokens as text, or the number of a feature."""
+        if self._decode is None or not tokens:
+            return " ".join(map(str, tokens))
+        return self._decode(tokens)
 
     def _shown(self, what: int) -> str:
         return (
@@ -153,17 +255,37 @@ class Anatomy:
         )
 
 
+def _norms(V: Tensor, U: Tensor) -> Tensor:
+    """The norm of each component: of the outer product of its factors."""
+    return (V.detach().norm(dim=0) * U.detach().norm(dim=1)).cpu()
+
+
+def _used(around: Tensor) -> list[int]:
+    """The tokens that contexts have."""
+    return [token for token in around.unique().tolist() if token >= 0]
+
+
 def _measured(
-    gates_NC: Tensor, live_NC: Tensor, what_N: Tensor, where_N: Tensor
+    gates_BLC: Tensor,
+    live_BLC: Tensor,
+    what_BL: Tensor,
+    where_B: Tensor,
+    places_N2: Tensor,
+    around: tuple[int, int],
 ) -> dict[str, Tensor]:
-    """Statistics of each component of a matrix over these rows."""
+    """Statistics of each component of a matrix over these places: example, position."""
+    example_N, position_N = places_N2.unbind(1)
+    gates_NC, live_NC = gates_BLC[example_N, position_N], live_BLC[example_N, position_N]
     bins_NC = (gates_NC.float() * BINS).long().clamp_(max=BINS - 1) + BINS * torch.arange(
         gates_NC.shape[1], device=gates_NC.device
     )
     # of equals the first, as in `_merged`
     ordered_NC = gates_NC.float().sort(dim=0, descending=True, stable=True)
-    values_TC, rows_TC = ordered_NC.values[:TOP], ordered_NC.indices[:TOP]
-    lacking = TOP - len(values_TC)
+    values_CT, rows_CT = ordered_NC.values[:TOP].t(), ordered_NC.indices[:TOP].t()
+    missing = TOP - values_CT.shape[1]
+    tokens_CTX, gates_CTX = _contexts_of(
+        gates_BLC, what_BL, example_N[rows_CT], position_N[rows_CT], around
+    )
     totals = {
         "live": live_NC.sum(0),
         "gate": gates_NC.double().sum(0),
@@ -171,11 +293,33 @@ def _measured(
         "histogram": (
             torch.bincount(bins_NC.flatten(), minlength=BINS * gates_NC.shape[1]).view(-1, BINS)
         ),
-        "value": F.pad(values_TC.t(), (0, lacking), value=-1),
-        "what": F.pad(what_N[rows_TC].t().long(), (0, lacking)),
-        "where": F.pad(where_N[rows_TC].t(), (0, lacking)),
+        "value": F.pad(values_CT, (0, missing), value=-1),
+        "what": F.pad(what_BL[example_N, position_N][rows_CT].long(), (0, missing)),
+        "where": F.pad(where_B[example_N][rows_CT], (0, missing)),
+        "around": F.pad(tokens_CTX.int(), (0, 0, 0, missing), value=-1),
+        "gates_around": F.pad(gates_CTX, (0, 0, 0, missing)),
     }
     return {name: tensor.cpu() for name, tensor in totals.items()}
+
+
+def _contexts_of(
+    gates_BLC: Tensor,
+    what_BL: Tensor,
+    example_CT: Tensor,
+    position_CT: Tensor,
+    around: tuple[int, int],
+) -> tuple[Tensor, Tensor]:
+    """The tokens around each place, -1 beyond a text's ends, and the component's gates there in
+    hundredths.
+    """
+    offsets_X = torch.arange(-around[0], around[1] + 1, device=what_BL.device)
+    places_CTX = position_CT.unsqueeze(-1) + offsets_X
+    inside_CTX = (places_CTX >= 0) & (places_CTX < what_BL.shape[1])
+    places_CTX, example_CT1 = places_CTX.clamp(0, what_BL.shape[1] - 1), example_CT.unsqueeze(-1)
+    tokens_CTX = what_BL[example_CT1, places_CTX].masked_fill(~inside_CTX, -1)
+    component_C11 = torch.arange(gates_BLC.shape[-1], device=what_BL.device)[:, None, None]
+    gates_CTX = gates_BLC[example_CT1, places_CTX, component_C11].float()
+    return tokens_CTX, (100 * gates_CTX).round().to(torch.uint8).masked_fill(~inside_CTX, 0)
 
 
 def _merged(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -186,15 +330,14 @@ def _merged(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         name: torch.stack([part[name] for part in parts]).sum(0)
         for name in ("live", "gate", "rows", "histogram")
     }
-    value, what, where = (
-        torch.cat([part[name] for part in parts], 1) for name in ("value", "what", "where")
-    )
+    value, where = (torch.cat([part[name] for part in parts], 1) for name in ("value", "where"))
     first = where.argsort(dim=1, stable=True)
     order = first.gather(1, value.gather(1, first).argsort(dim=1, descending=True, stable=True))[
         :, :TOP
     ]
-    return sums | {
-        "value": value.gather(1, order),
-        "what": what.gather(1, order),
-        "where": where.gather(1, order),
+    rows = torch.arange(len(order)).unsqueeze(1)
+    top = {
+        name: torch.cat([part[name] for part in parts], 1)[rows, order]
+        for name in ("value", "what", "where", "around", "gates_around")
     }
+    return sums | top

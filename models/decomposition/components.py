@@ -1,26 +1,29 @@
-"""A frozen net whose matrices are each a sum of rank-one components, of which few are needed for an
-input.
+"""A frozen net whose matrices are sums of rank-one components, few of which each input needs.
 
 Stochastic Parameter Decomposition: Bushnaq, Braun, Sharkey 2025 (arXiv 2506.20790).
 """
 
 # B batch, P passes, N rows, C components of a matrix, K of all matrices, S matrices
 
+# A setting of each matrix: one value for all, or values by patterns of names, of which the first
+# that matches counts
+
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from models.decomposition.gates import make_gates
+from models.decomposition.gates import KINDS, make_gates
 from models.decomposition.seams import Seam, replaced, seams_of, ties
 from models.decomposition.toy import Toy
 from models.layers import parse_dtype, widen
-from models.sizes import check_memory, check_sizes
+from models.sizes import check_count, check_memory
 from models.targets import GPT, load
 from utils.errors import ConfigError
 from utils.spec import Spec
@@ -54,7 +57,7 @@ class Components(nn.Module):
         spec: Spec,
         target: str | None,
         modules: Sequence[str],
-        C: int,
+        C: int | Mapping[str, int],
         gates: Mapping[str, Any],
         forward_dtype: str = "float32",
     ) -> None:
@@ -71,26 +74,38 @@ class Components(nn.Module):
         self.seams = {seam.name: seam for seam in chosen(modules, seams_of(self.target.net))}
         self.names, seams = list(self.seams), list(self.seams.values())
         self.ties = ties(seams)
-        shapes = [seam.matrix.shape for seam in seams]
-        own = {
-            name: shape
-            for number, (name, shape) in enumerate(zip(self.names, shapes, strict=True))
+        self.counts = by_pattern("arch.C", C, self.names)
+        for count in self.counts:
+            check_count("C", count, MOST_COMPONENTS)
+        for number, (first, _) in self.ties.items():
+            if self.counts[number] != self.counts[first]:
+                raise ConfigError(
+                    f"arch.C={C}: gives {self.names[first]} {self.counts[first]} components and"
+                    f" {self.names[number]} {self.counts[number]}, which share their weights; give"
+                    " both as many"
+                )
+        sizes = {
+            name: (*seam.matrix.shape, count)
+            for number, (name, seam, count) in enumerate(
+                zip(self.names, seams, self.counts, strict=True)
+            )
             if number not in self.ties
         }
-        check_sizes({"C": MOST_COMPONENTS}, {"C": C})
-        check_memory(C * sum(rows + columns for rows, columns in own.values()))
+        check_memory(sum(count * (rows + columns) for rows, columns, count in sizes.values()))
         self.parts = nn.ModuleDict(
-            {name.replace(".", "-"): Part(shape[0], shape[1], C) for name, shape in own.items()}
+            {name.replace(".", "-"): Part(*size) for name, size in sizes.items()}
         )
-        indexed = [seam.name for seam in seams if seam.indexed]
-        self.C = C
-        self.gates = make_gates(
-            gates["kind"], [C] * len(seams), [shape[0] for shape in shapes], gates["width"], indexed
-        )
+        self.offsets = list(accumulate(self.counts, initial=0))
+        kinds = by_pattern("arch.gates.kind", gates["kind"], self.names)
+        hidden = by_pattern("arch.gates.width", gates["width"], self.names)
+        self.gates = make_gates(kinds, hidden, self.counts, seams)
+        self._reads_inner = [KINDS[kind].reads_inner for kind in kinds]
 
     @property
     def predicts_tokens(self) -> bool:
-        """Else it is a toy model: examples without positions, and no answer but numbers."""
+        """Whether it is a language model; a toy model has examples without positions, and answers
+        with numbers.
+        """
         return isinstance(self.target.net, GPT)
 
     def factors(self, number: int) -> tuple[Tensor, Tensor]:
@@ -100,21 +115,33 @@ class Components(nn.Module):
         return (part.U.t(), part.V.t()) if turned else (part.V, part.U)
 
     def columns(self, number: int) -> slice:
-        """Returns the columns of a matrix's components among all."""
-        return slice(number * self.C, (number + 1) * self.C)
+        """The places of a matrix's components among those of all."""
+        return slice(self.offsets[number], self.offsets[number + 1])
+
+    @property
+    def total(self) -> int:
+        """The number of components of all matrices."""
+        return self.offsets[-1]
+
+    def for_each_component(self, by_matrix: Tensor) -> Tensor:
+        """Repeats numbers [..., S] of matrices for each of their components [..., K]."""
+        if len(set(self.counts)) == 1:
+            return by_matrix.repeat_interleave(self.counts[0], -1)
+        counts = torch.tensor(self.counts, device=by_matrix.device)
+        return by_matrix.repeat_interleave(counts, -1, output_size=self.total)
 
     def outputs(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Returns the target's outputs; logits where it predicts tokens."""
+        """The target's outputs: logits where it predicts tokens."""
         net: Any = self.target.net
         return net.logits(net(x, documents)) if self.predicts_tokens else net(x)
 
     def watched(self, x: Tensor, documents: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
-        """Returns the target's outputs and the inputs of each matrix."""
+        """The target's outputs, and the input of each matrix."""
         seen: dict[str, Tensor] = {}
 
         def watching(number: int, given: Tensor) -> Tensor:
             seen[self.names[number]] = given
-            return self.as_it_is(number, given)
+            return self.original(number, given)
 
         with torch.no_grad():
             out = self.masked(
@@ -126,11 +153,10 @@ class Components(nn.Module):
 
     def gate(self, inputs: Sequence[Tensor]) -> Tensor:
         """The gate of each component [..., K] before clamping to 0…1; float32 or wider."""
-        read = (
-            [self._inner(number, x) for number, x in enumerate(inputs)]
-            if self.gates.reads_inner
-            else inputs
-        )
+        read = [
+            self._inner(number, x) if inner else x
+            for number, (x, inner) in enumerate(zip(inputs, self._reads_inner, strict=True))
+        ]
         return self.gates([widen(x).flatten(0, -2) for x in read]).unflatten(0, read[0].shape[:-1])
 
     def masked(
@@ -139,15 +165,15 @@ class Components(nn.Module):
         masks: Mapping[int, Callable[[Tensor], Tensor]],
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Returns the target's outputs with these matrices replaced."""
+        """The target's outputs with other computations instead of these matrices."""
         with replaced(
             self.seams, {self.names[number]: compute for number, compute in masks.items()}
         ):
             return self.outputs(x, documents)
 
     def summed(self, number: int, x: Tensor, mask: Mask) -> Tensor:
-        """An input times the masked sum of a matrix's components, and times its share of what they
-        do not add up to.
+        """Multiplies an input by the masked sum of a matrix's components, and by the masked rest of
+        the matrix, which they do not add up to.
         """
         seam, U = self.seams[self.names[number]], self.factors(number)[1].to(self.dtype)
         inner, m = self._inner(number, x), mask.components.to(self.dtype)
@@ -163,13 +189,12 @@ class Components(nn.Module):
             )
         return y if seam.bias is None else y + seam.bias.to(self.dtype)
 
-    def as_it_is(self, number: int, x: Tensor) -> Tensor:
-        """Applies the target's own matrix to an input."""
-        module = self.seams[self.names[number]].module
-        return type(module).forward(module, x)
+    def original(self, number: int, x: Tensor) -> Tensor:
+        """Multiplies an input by the target's own matrix."""
+        return self.seams[self.names[number]].original(x)
 
     def _inner(self, number: int, x: Tensor) -> Tensor:
-        """How much of each component an input has."""
+        """The activation of each component: an input times V."""
         return self.seams[self.names[number]].times(x, self.factors(number)[0].to(self.dtype))
 
     def differences(self) -> list[Tensor]:
@@ -183,20 +208,60 @@ class Components(nn.Module):
 
 
 def chosen(patterns: Sequence[str], seams: Mapping[str, Seam]) -> list[Seam]:
-    """Matrices whose whole names match, in the net's order; every pattern must match some."""
-    matched = set()
+    """Returns the matrices whose whole names match a pattern, in the net's order.
+
+    Every pattern must match some. One that matches a fused matrix chooses it, and not its parts.
+    """
+    pattern_of: dict[str, str] = {}  # the pattern that has chosen each
     for pattern in patterns:
-        try:
-            matching = [name for name in seams if re.fullmatch(pattern, name)]
-        except re.error as error:
+        matching = matches("arch.modules", pattern, seams)
+        if not matching:
+            listed = ", ".join(list(seams)[:8])
+            raise ConfigError(f"arch.modules={pattern}: matches no matrix; there are {listed}")
+        whole = {seams[name].module for name in matching if seams[name].part is None}
+        pattern_of |= {
+            name: pattern
+            for name in matching
+            if seams[name].part is None or seams[name].module not in whole
+        }
+    if not pattern_of:
+        raise ConfigError("arch.modules=[]: chooses no matrix; for example arch.modules=['.*']")
+    seams = {name: seam for name, seam in seams.items() if name in pattern_of}
+    fused = {seam.module: name for name, seam in seams.items() if seam.part is None}
+    for name, seam in seams.items():
+        if seam.part is not None and seam.module in fused:
+            whole_name = fused[seam.module]
             raise ConfigError(
-                f"arch.modules={pattern}: not a regular expression ({error}); correct it"
-            ) from None
+                f"arch.modules={pattern_of[name]}: chooses {name}, a part of {whole_name}, which"
+                f" {pattern_of[whole_name]} chooses; name one of the two"
+            )
+    return list(seams.values())
+
+
+def by_pattern(key: str, setting: Any, names: Sequence[str]) -> list[Any]:
+    """Returns the setting of each name: `setting`, or its value for the first matching pattern."""
+    if not isinstance(setting, Mapping):
+        return [setting] * len(names)
+    values: dict[str, Any] = {}
+    for pattern, value in setting.items():
+        matching = matches(key, pattern, names)
         if not matching:
             raise ConfigError(
-                f"arch.modules={pattern}: matches no matrix; there are {', '.join(list(seams)[:8])}"
+                f"{key}={pattern}: matches none of the chosen matrices, {', '.join(names[:8])}"
             )
-        matched.update(matching)
-    if not matched:
-        raise ConfigError("arch.modules=[]: chooses no matrix; for example arch.modules=['.*']")
-    return [seam for name, seam in seams.items() if name in matched]
+        values = dict.fromkeys(matching, value) | values
+    if missing := [name for name in names if name not in values]:
+        raise ConfigError(
+            f"{key}={dict(setting)}: has no pattern for {missing[0]}; add .* as the last one"
+        )
+    return [values[name] for name in names]
+
+
+def matches(key: str, pattern: Any, names: Iterable[str]) -> list[str]:
+    """Returns the names that a regular expression matches as a whole."""
+    try:
+        return [name for name in names if re.fullmatch(str(pattern), name)]
+    except re.error as error:
+        raise ConfigError(
+            f"{key}={pattern}: not a regular expression ({error}); correct it"
+        ) from None

@@ -233,7 +233,7 @@ class Decompose(Objective):
     @property
     def _width(self) -> int:
         """How many numbers a mask is drawn from."""
-        return len(self.model.names) * (self.model.C + self.whole)
+        return self.model.total + self.whole * len(self.model.names)
 
     def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         inputs = batch["inputs"]

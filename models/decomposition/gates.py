@@ -7,13 +7,15 @@ between 0 and 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.decomposition.seams import Seam
+from models.sizes import check_count
 from utils.errors import ConfigError
 
 SLOPE = 0.01  # of the leaky parts
@@ -113,6 +115,7 @@ class MLPGates(nn.Module):
 
     def __init__(self, components: Sequence[int], widths: Sequence[int], hidden: int) -> None:
         super().__init__()
+        self.counts = list(components)
         total = sum(components)
         self.inward_KH = nn.Parameter(torch.randn(total, hidden) * 2**0.5)
         self.inward_bias_KH = nn.Parameter(torch.zeros(total, hidden))
@@ -133,6 +136,7 @@ class VectorMLPGates(nn.Module):
 
     def __init__(self, components: Sequence[int], widths: Sequence[int], hidden: int) -> None:
         super().__init__()
+        self.counts = list(components)
         pairs = list(zip(components, widths, strict=True))
         self.inward = nn.ParameterList(
             nn.Parameter(torch.randn(d, c * hidden) * (2 / d) ** 0.5) for c, d in pairs
@@ -161,6 +165,7 @@ class SharedMLPGates(nn.Module):
 
     def __init__(self, components: Sequence[int], widths: Sequence[int], hidden: int) -> None:
         super().__init__()
+        self.counts = list(components)
         pairs = list(zip(components, widths, strict=True))
         self.inward = nn.ParameterList(
             nn.Parameter(torch.randn(d, hidden) * (2 / d) ** 0.5) for _, d in pairs
@@ -192,19 +197,48 @@ KINDS: dict[str, type[Gates]] = {
     "vector_mlp": VectorMLPGates,
     "shared_mlp": SharedMLPGates,
 }
+MOST_HIDDEN = 65536
+
+
+class MixedGates(nn.Module):
+    """Gates whose kind or width differs between matrices: those alike are computed together."""
+
+    def __init__(self, alike: Mapping[tuple[str, int], Sequence[int]], made: list[Gates]) -> None:
+        """`alike` lists the numbers of the matrices that each of `made` is for."""
+        super().__init__()
+        self._numbers = list(alike.values())
+        self.alike = nn.ModuleList(made)
+
+    def forward(self, read: Sequence[Tensor]) -> Tensor:
+        """Returns [N, K] from what the gates of each matrix read [N, C or D]."""
+        of_matrix: dict[int, Tensor] = {}
+        for numbers, gates in zip(self._numbers, self.alike, strict=True):
+            together_NK = gates([read[number] for number in numbers])
+            of_matrix |= zip(numbers, together_NK.split(gates.counts, 1), strict=True)
+        return torch.cat([of_matrix[number] for number in range(len(read))], 1)
 
 
 def make_gates(
-    kind: str, components: Sequence[int], widths: Sequence[int], hidden: int, indexed: Sequence[str]
-) -> Gates:
-    """Gates for matrices with so many components and inputs so wide; `indexed`: the names of
-    embeddings, which have no input.
-    """
-    if kind not in KINDS:
-        raise ConfigError(f"arch.gates.kind={kind}: choose one of {', '.join(KINDS)}")
-    if indexed and not KINDS[kind].reads_inner:
-        raise ConfigError(
-            f"arch.gates.kind={kind}: reads what goes into matrices, and {indexed[0]} is an"
-            " embedding; use mlp"
+    kinds: Sequence[str], hidden: Sequence[int], components: Sequence[int], seams: Sequence[Seam]
+) -> Gates | MixedGates:
+    """Makes gates, given the kind, hidden width, number of components and seam of each matrix."""
+    alike: dict[tuple[str, int], list[int]] = {}
+    for number, (kind, width, seam) in enumerate(zip(kinds, hidden, seams, strict=True)):
+        if kind not in KINDS:
+            raise ConfigError(f"arch.gates.kind={kind}: choose one of {', '.join(KINDS)}")
+        check_count("gates.width", width, MOST_HIDDEN)
+        if seam.indexed and not KINDS[kind].reads_inner:
+            raise ConfigError(
+                f"arch.gates.kind={kind}: reads the input of matrices, and {seam.name} is an"
+                " embedding, which has none; use mlp"
+            )
+        alike.setdefault((kind, width), []).append(number)
+    made = [
+        KINDS[kind](
+            [components[number] for number in numbers],
+            [len(seams[number].matrix) for number in numbers],
+            width,
         )
-    return KINDS[kind](components, widths, hidden)
+        for (kind, width), numbers in alike.items()
+    ]
+    return made[0] if len(made) == 1 else MixedGates(alike, made)

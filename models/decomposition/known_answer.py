@@ -1,5 +1,5 @@
-"""Toy models have a right answer: each feature a component of its own, in the direction of the
-weights that the net has for it.
+"""Compares a decomposition of a toy model with its known answer: each feature has a component of
+its own, in the direction of the net's weights for it.
 """
 
 # N features, C components of a matrix, D numbers that a feature is read from or written to
@@ -24,8 +24,8 @@ TOLERANCE = 0.1  # how far a gate may be from 0 or 1
 
 
 class KnownAnswer:
-    """Looks at gates of examples that have one feature alone, and compares live components with the
-    weights of each feature.
+    """Checks the gates of examples with a single feature, and compares live components with each
+    feature's weights.
     """
 
     def __init__(self, model: Components, known: Mapping[str, Any]) -> None:
@@ -42,7 +42,7 @@ class KnownAnswer:
             for key in ("identity", "dense")
         )
         self._count: int = known["components"]
-        self._parts = [_by_feature(model, number) for number in range(len(model.names))]
+        self._parts = [by_feature(model, number) for number in range(len(model.names))]
         self._at: list[Tensor] = []
         self._gates: list[Tensor] = []
         self._live: list[Tensor] = []
@@ -97,7 +97,7 @@ class KnownAnswer:
         metrics: dict[str, float] = {}
         shown: dict[str, np.ndarray] = {}
         orders: dict[str, np.ndarray] = {}  # the component in each column of `shown`
-        planes: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        planes: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         for name, columns, part in zip(self._names, self._columns, self._parts, strict=True):
             gates_NC, alive = gates[:, columns], live[:, columns].any(0)
             features, own = matched(gates_NC)
@@ -115,13 +115,34 @@ class KnownAnswer:
                         weights_ND, read_NC[:, alive], written_CD[alive]
                     ).items()
                 }
-                planes[name] = weights_ND, written_CD[alive]
+                towards_CD = towards_features(read_NC, written_CD)
+                planes[name] = weights_ND, towards_CD[alive], np.flatnonzero(alive)
         files: dict[str, str | bytes] = {
-            **pictures.gate_matrices(shown),
+            **pictures.gate_matrices(shown, orders),
             **gates_scene(shown, orders),
             **pictures.directions(planes),
         }
-        return Report(metrics, files=files)
+        counts = {
+            name: int(live[:, columns].any(0).sum())
+            for name, columns in zip(self._names, self._columns, strict=True)
+        }
+        return Report(metrics, files=files, text=verdict(counts, metrics))
+
+
+def verdict(live: Mapping[str, int], metrics: Mapping[str, float]) -> str:
+    """One line: the live components and errors of each matrix, and whether these are the known
+    answer.
+    """
+    parts, errors = [], []
+    for name, count in live.items():
+        part = f"{name} {count} live component{'s' * (count != 1)}"
+        for what in ("identity_error", "dense_error"):
+            if (error := metrics.get(f"{what}/{name}")) is not None:
+                part += f", {what.replace('_', ' ')} {error:.0f}"
+                errors.append(error)
+        parts.append(part)
+    found = {True: "found", False: "NOT found"}[not any(errors)] if errors else "none is given"
+    return f"known answer: {found} ({'; '.join(parts)})"
 
 
 def matched(gates_NC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -178,9 +199,19 @@ def likeness(
     return {"mmcs": float(cosines_NC[each, best_N].mean()), "ml2r": float(ratios_N.mean())}
 
 
-def _by_feature(model: Components, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """A matrix with a row for each feature, and of each component how it reads features and what it
-    writes (or the other way round).
+def towards_features(read_NC: np.ndarray, written_CD: np.ndarray) -> np.ndarray:
+    """The direction in which each component writes for the feature that it reads most.
+
+    A component's factors have no sign of their own: both may be negative.
+    """
+    most_C = np.abs(read_NC).argmax(0)
+    sign_C = np.sign(read_NC[most_C, np.arange(read_NC.shape[1])])
+    return written_CD * np.where(sign_C == 0, 1, sign_C)[:, None]
+
+
+def by_feature(model: Components, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Returns a matrix with a row for each feature, how each component reads features, and what it
+    writes (or the other way round); None if neither side has features.
     """
     net: Any = model.target.net
     matrix = model.seams[model.names[number]].matrix

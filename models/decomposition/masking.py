@@ -54,9 +54,8 @@ def routed(masks: Masks, model: Components, noise: Noise, batch: int, rows: Tens
         masks.components.dtype
     )
     whole = 1 - masked  # all of the components, and all that they do not add up to
-    components = masked.repeat_interleave(model.C, -1) * masks.components + whole.repeat_interleave(
-        model.C, -1
-    )
+    kept = model.for_each_component(masked) * masks.components
+    components = kept + model.for_each_component(whole)
     return Masks(components, whole if masks.rest is None else masked * masks.rest + whole)
 
 
@@ -137,7 +136,7 @@ def _at_once(
             given if same else torch.cat((given[:Q], given[Q + number : Q + number + 1])),
             mask,
         )
-        others = model.as_it_is(number, given if same else given[Q:])  # of which one is thrown away
+        others = model.original(number, given if same else given[Q:])  # one of them is not used
         others = others.expand(S, *others.shape[1:])
         return torch.cat((y[:Q], others[:number], y[Q:], others[number + 1 :]))
 

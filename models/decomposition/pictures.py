@@ -2,83 +2,137 @@
 none.
 """
 
+# N features, C components of a matrix, D numbers that they write
+
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from utils.measure.png import panels
 
+MOST_NUMBERS = 24  # numbers of components at an axis that can be read
 
-def gate_matrices(gates: Mapping[str, np.ndarray]) -> dict[str, bytes]:
-    """The gates of each matrix by feature (rows) and component (columns), in matched order."""
+
+def gate_matrices(
+    gates: Mapping[str, np.ndarray], components: Mapping[str, np.ndarray]
+) -> dict[str, bytes]:
+    """The gates of each matrix by feature (rows) and component (columns).
+
+    `components` has the number of the component in each column.
+    """
 
     def draw(axes: Any, name: str) -> None:
         # behind these, all are closed or it is no identity
         shown = gates[name][:, : 2 * len(gates[name])]
-        axes.imshow(shown, vmin=0, vmax=1, cmap="Blues", aspect="auto", interpolation="nearest")
-        axes.set(title=name, xlabel="component", ylabel="feature")
+        image = axes.imshow(
+            shown, vmin=0, vmax=1, cmap="Blues", aspect="auto", interpolation="nearest"
+        )
+        axes.set(title=name, xlabel="component, by its number", ylabel="feature")
+        number_axis(axes.set_xticks, components[name][: shown.shape[1]])
+        number_axis(axes.set_yticks, range(len(shown)), most=12)
+        axes.tick_params(axis="x", labelsize=8, labelrotation=90 if shown.shape[1] > 12 else 0)
+        axes.figure.colorbar(image, ax=axes, label="gate", pad=0.03)
 
-    return panels("gates.png", list(gates), draw)
+    return panels("gates.png", list(gates), draw, width=4.6)
 
 
-def directions(parts: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, bytes]:
-    """Draws each feature's weights and what live components write: as arrows in two dimensions,
-    else as rows.
+def number_axis(
+    set_ticks: Any, numbers: Sequence[int] | np.ndarray, most: int = MOST_NUMBERS
+) -> None:
+    """Labels places 0, 1, 2 … with whole numbers, as many as there is room for."""
+    step = -(-len(numbers) // most)
+    places = range(0, len(numbers), step)
+    set_ticks(list(places), [str(numbers[place]) for place in places])
+
+
+def directions(
+    parts: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]],
+) -> dict[str, bytes]:
+    """The weights of each feature, and the directions in which live components write: as arrows
+    where there are two numbers, else as rows.
+
+    `parts` has of each matrix the weights [N, D], what live components write [C, D], and their
+    numbers.
     """
 
     def draw(axes: Any, name: str) -> None:
-        weights, written = parts[name]
+        weights, written, numbers = parts[name]
         if weights.shape[1] == 2:
-            unit = written / np.linalg.norm(written, axis=1, keepdims=True).clip(1e-12)
-            for x, y in unit:
-                axes.plot([0, 1.2 * x], [0, 1.2 * y], color="tab:orange", linewidth=3, alpha=0.6)
-            for x, y in weights:
-                axes.annotate(
-                    "", (x, y), (0, 0), arrowprops={"arrowstyle": "->", "color": "tab:blue"}
-                )
-            axes.set(
-                xlim=(-1.4, 1.4),
-                ylim=(-1.4, 1.4),
-                aspect="equal",
-                title=f"{name}: weights, components",
-            )
+            _draw_arrows(axes, weights, written, numbers)
         else:
-            scaled = [
-                rows / np.abs(rows).max(1, keepdims=True).clip(1e-12) for rows in (weights, written)
-            ]
-            axes.imshow(
-                np.concatenate(scaled),
-                cmap="RdBu",
-                vmin=-1,
-                vmax=1,
-                aspect="auto",
-                interpolation="nearest",
-            )
-            axes.axhline(len(weights) - 0.5, color="black")
-            axes.set(title=f"{name}: weights, below them components", xlabel="number")
+            _draw_rows(axes, weights, written, numbers)
+        axes.set_title(name)
 
-    return panels("directions.png", list(parts), draw)
+    return panels("directions.png", list(parts), draw, width=4.6)
+
+
+def _draw_arrows(axes: Any, weights: np.ndarray, written: np.ndarray, numbers: np.ndarray) -> None:
+    reach = max(1e-12, float(np.linalg.norm(weights, axis=1).max()))
+    unit = written / np.linalg.norm(written, axis=1, keepdims=True).clip(1e-12)
+    for number, (x, y) in zip(numbers, 1.15 * reach * unit, strict=True):
+        axes.plot([0, x], [0, y], color="tab:orange", linewidth=4, alpha=0.6)
+        axes.text(1.12 * x, 1.12 * y, str(number), ha="center", va="center", color="tab:orange")
+    for x, y in weights:
+        arrow = {"arrowstyle": "->", "color": "tab:blue"}
+        axes.annotate("", (x, y), (0, 0), arrowprops=arrow)
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color="tab:blue", label="weights of a feature"),
+        Line2D([], [], color="tab:orange", linewidth=4, alpha=0.6, label="live component"),
+    ]
+    # below the arrows, where none of them ends
+    axes.legend(handles=handles, loc="lower center", ncols=2, fontsize=8, frameon=False)
+    edge = 1.5 * reach
+    axes.set_ylim(-1.25 * edge, edge)
+    axes.set_aspect("equal", adjustable="datalim")
+
+
+def _draw_rows(axes: Any, weights: np.ndarray, written: np.ndarray, numbers: np.ndarray) -> None:
+    scaled = [rows / np.abs(rows).max(1, keepdims=True).clip(1e-12) for rows in (weights, written)]
+    image = axes.imshow(
+        np.concatenate(scaled), cmap="RdBu", vmin=-1, vmax=1, aspect="auto", interpolation="nearest"
+    )
+    axes.axhline(len(weights) - 0.5, color="black")
+    labels = [f"f{feature}" for feature in range(len(weights))] + [f"c{each}" for each in numbers]
+    step = -(-len(labels) // MOST_NUMBERS)
+    axes.set_yticks(range(0, len(labels), step), labels[::step], fontsize=6)
+    axes.set(
+        xlabel="number, as a share of its row's largest", ylabel="features (f), live components (c)"
+    )
+    axes.figure.colorbar(image, ax=axes, pad=0.03)
 
 
 def histograms(
     gates: Mapping[str, np.ndarray], shares: Mapping[str, np.ndarray]
 ) -> dict[str, bytes]:
-    """For each matrix, a histogram of its gates, and how often each component is needed, the most
-    needed first.
+    """For each matrix, a histogram of its gates, and the share of inputs that need each component,
+    the most needed first. Components that no input needs have no point.
     """
 
     def opened(axes: Any, name: str) -> None:
         edges = np.linspace(0, 1, len(gates[name]) + 1)
         axes.stairs(gates[name] + 1, edges, fill=True)
-        axes.set(title=name, xlabel="gate", ylabel="how often", yscale="log", ylim=(1, None))
+        axes.set(title=name, xlabel="gate", ylabel="count", yscale="log", ylim=(1, None))
         axes.minorticks_off()
 
     def needed(axes: Any, name: str) -> None:
-        axes.plot(np.sort(shares[name])[::-1].clip(1e-6), drawstyle="steps-mid")
-        axes.set(title=name, xlabel="component", ylabel="share of inputs", yscale="log")
+        ordered = np.sort(shares[name])[::-1]
+        some = ordered[ordered > 0]
+        axes.plot(range(1, len(some) + 1), some, marker=".", drawstyle="steps-mid")
+        never = len(ordered) - len(some)
+        axes.set(
+            title=f"{name}: {never} of {len(ordered)} never needed",
+            xlabel="components, the most needed first",
+            ylabel="share of inputs",
+            yscale="log",
+        )
+        lowest = some[-1] if len(some) else 1e-3
+        axes.set(xlim=(0.5, max(5, len(some)) + 0.5), ylim=(min(1e-3, lowest / 2), 1.5))
+        whole_numbers(axes.xaxis)
         axes.minorticks_off()
 
     return panels("histograms.png", list(gates), opened) | panels(
@@ -86,12 +140,22 @@ def histograms(
     )
 
 
+def whole_numbers(axis: Any) -> None:
+    """Puts ticks at whole numbers alone."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+
+
 def over_time(counts: Mapping[int, Mapping[str, int]]) -> dict[str, bytes]:
     """How many components were live after each of these steps."""
     names = list(next(iter(counts.values())))
 
     def draw(axes: Any, name: str) -> None:
-        axes.plot(list(counts), [live[name] for live in counts.values()], marker=".")
-        axes.set(title=name, xlabel="step", ylabel="live components", ylim=(0, None))
+        live = [each[name] for each in counts.values()]
+        axes.plot(list(counts), live, marker=".")
+        # room above the highest point
+        axes.set(title=name, xlabel="step", ylabel="live components", ylim=(0, 1.1 * max(*live, 1)))
+        whole_numbers(axes.yaxis)
 
     return panels("live.png", names, draw)

@@ -1,12 +1,14 @@
-"""Places in a frozen net where something else may compute in a matrix's place."""
+"""Matrices of a frozen net, each of which can be replaced by something else that computes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -15,23 +17,29 @@ from models.layers import Embedding, Linear
 
 # A matrix is W [inputs, outputs], as it is multiplied from the right
 
+Compute = Callable[[Tensor], Tensor]
+
 
 @dataclass(frozen=True)
 class Seam:
-    """One matrix of a net, by the name of its module."""
+    """One matrix of a net, by the name of its module; or some outputs of a fused matrix, by the
+    name that a module of their own would have.
+    """
 
     name: str
     module: Any
+    part: tuple[int, int] | None = None  # the first of these outputs, and the one after the last
 
     @property
     def matrix(self) -> Tensor:
         if isinstance(self.module, Transposed):
             return self.module.matrix
-        return self.module.embedding_weight if self.indexed else self.module.weight.t()
+        return self.module.embedding_weight if self.indexed else self._own(self.module.weight).t()
 
     @property
     def bias(self) -> Tensor | None:
-        return getattr(self.module, "bias", None)
+        bias = getattr(self.module, "bias", None)
+        return None if bias is None else self._own(bias)
 
     @property
     def indexed(self) -> bool:
@@ -39,17 +47,37 @@ class Seam:
         return isinstance(self.module, Embedding)
 
     def times(self, x: Tensor, matrix: Tensor) -> Tensor:
-        """An input times a matrix with as many rows as this one."""
+        """Multiplies an input by a matrix with as many rows as this one."""
         return F.embedding(x, matrix) if self.indexed else x @ matrix
+
+    def original(self, x: Tensor) -> Tensor:
+        """Computes what the net's own matrix computes, whatever has replaced it."""
+        if self.part is None:
+            return type(self.module).forward(self.module, x)
+        bias = self.bias
+        return F.linear(
+            x, self._own(self.module.weight).to(x.dtype), None if bias is None else bias.to(x.dtype)
+        )
+
+    def _own(self, rows: Tensor) -> Tensor:
+        return rows if self.part is None else rows[slice(*self.part)]
 
 
 def seams_of(net: nn.Module) -> dict[str, Seam]:
-    """All there are, by name."""
-    return {
-        name: Seam(name, module)
-        for name, module in net.named_modules()
-        if isinstance(module, Linear | Embedding | Transposed)
-    }
+    """Finds all matrices, by name; the parts of a fused one follow it."""
+    seams: dict[str, Seam] = {}
+    parts: dict[str, Mapping[str, int]] = {}  # widths by name, by the name of the fused module
+    for name, module in net.named_modules():
+        above = f"{name}." if name else ""
+        parts |= {f"{above}{own}": widths for own, widths in getattr(module, "fused", {}).items()}
+        if isinstance(module, Linear | Embedding | Transposed):
+            seams[name] = Seam(name, module)
+            first = 0
+            for part, width in parts.get(name, {}).items():
+                whole = ".".join([*name.split(".")[:-1], part])
+                seams[whole] = Seam(whole, module, (first, first + width))
+                first += width
+    return seams
 
 
 def ties(seams: list[Seam]) -> dict[int, tuple[int, bool]]:
@@ -74,14 +102,36 @@ def _where(matrix: Tensor) -> tuple[int, int]:
 
 
 @contextmanager
-def replaced(
-    seams: Mapping[str, Seam], instead: Mapping[str, Callable[[Tensor], Tensor]]
-) -> Iterator[None]:
-    """Within it these compute in the place of the modules."""
+def replaced(seams: Mapping[str, Seam], instead: Mapping[str, Compute]) -> Iterator[None]:
+    """Lets these compute instead of the matrices of these names, as long as it lasts."""
+    fused: dict[Any, list[tuple[Seam, Compute]]] = {}
     try:
         for name, compute in instead.items():
-            seams[name].module.forward = compute
+            seam = seams[name]
+            if seam.part is None:
+                seam.module.forward = compute
+            else:
+                fused.setdefault(seam.module, []).append((seam, compute))
+        for module, parts in fused.items():
+            module.forward = partial(_in_parts, module, parts)
         yield
     finally:
         for name in instead:
             seams[name].module.__dict__.pop("forward", None)
+
+
+def _in_parts(module: Any, parts: list[tuple[Seam, Compute]], x: Tensor) -> Tensor:
+    """Computes a fused matrix part by part; outputs without a replacement come from its own
+    weights.
+    """
+    pieces, done = [], 0
+    for seam, compute in sorted(parts, key=lambda each: each[0].part or (0, 0)):
+        first, end = seam.part or (0, 0)
+        if first > done:
+            pieces.append(Seam("", module, (done, first)).original(x))
+        pieces.append(compute(x))
+        done = end
+    if done < len(module.weight):
+        pieces.append(Seam("", module, (done, len(module.weight))).original(x))
+    shape = torch.broadcast_shapes(*(piece.shape[:-1] for piece in pieces))
+    return torch.cat([piece.expand(*shape, -1) for piece in pieces], -1)

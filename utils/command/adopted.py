@@ -16,9 +16,6 @@ CHOICES = {"experiment", "arch", "data", "optim"}
 STANDARD = "allreduce"
 # an evaluation lies beside it, and repeats its last one
 OF_THE_RUN = {"run_name", "project_name", "eval_batch_size"}
-# what Hydra's grammar takes for the word that it is
-KEY = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)
-WORDS = {"true", "false", "null", "nan", "inf"}
 
 
 def adopted(overrides: Sequence[str], config_in: Callable[[str], Mapping[Any, Any]]) -> list[str]:
@@ -64,11 +61,11 @@ def adopted(overrides: Sequence[str], config_in: Callable[[str], Mapping[Any, An
 def _value(override: str) -> Any:
     """The value as Hydra parses it; None where Hydra will refuse it."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
+    from hydra.errors import HydraException
 
     try:
         return OverridesParser.create().parse_override(override).value()
-    except OverrideParseException:
+    except HydraException:
         return None
 
 
@@ -85,18 +82,13 @@ def _at(path: str, config: Mapping[Any, Any], otherwise: Any) -> Any:
 def written(value: Any, where: str = "") -> str:
     """Writes a value in Hydra's override grammar."""
     if isinstance(value, Mapping):
-        if odd := [
-            key
-            for key in value
-            if not (isinstance(key, str) and KEY.fullmatch(key) and key.lower() not in WORDS)
-        ]:
+        if odd := [key for key in value if not _is_written(key)]:
             raise ConfigError(
                 f"{where} has the key {short(odd[0])}, which no argument can hold; give arch and"
                 " data, and their keys"
             )
-        return (
-            "{" + ",".join(f"{key}:{written(inner, where)}" for key, inner in value.items()) + "}"
-        )
+        inside = [f"{plain_key(key)}:{written(inner, where)}" for key, inner in value.items()]
+        return "{" + ",".join(inside) + "}"
     if isinstance(value, list):
         return "[" + ",".join(written(inner, where) for inner in value) + "]"
     if isinstance(value, str):
@@ -104,3 +96,13 @@ def written(value: Any, where: str = "") -> str:
 
         return QuotedString(value, Quote.single).with_quotes()
     return {"None": "null", "True": "true", "False": "false"}.get(repr(value), repr(value))
+
+
+def plain_key(key: str) -> str:
+    """Writes the key of a mapping without quotes, which Hydra's grammar does not take there."""
+    return re.sub(r"[()\[\]{}:=, ]|\\(?=[()\[\]{}:=, \\]|$)", r"\\\g<0>", key)
+
+
+def _is_written(key: Any) -> bool:
+    """Whether a key is read as it stands from an argument."""
+    return isinstance(key, str) and _value(f"k={{{plain_key(key)}:0}}") == {key: 0}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from utils.command.adopted import adopted, written
+from utils.command.adopted import adopted, plain_key, written
 from utils.command.keys import GROUPS, LITERAL, check_choice, everywhere, is_marked
 from utils.errors import ConfigError, short
 
@@ -34,6 +34,8 @@ OPTIONS = (
     "--info",
 )
 SWEEPS, SWEEP_DIR = {"-m", "--multirun"}, "runs/multirun"  # the folder as conf/pretrain.yaml has it
+# a key in quotes within a mapping, as in {'.*mlp.*': 64}
+QUOTED_KEY = re.compile(r"""([{,]\s*)(['"])([^'"]+)\2(\s*:)""")
 WITH_VALUE = (
     "--config-path",
     "-cp",
@@ -141,6 +143,8 @@ def _prepared(argument: str) -> str:
         ):
             check_choice(key, choice if of_many is None else of_many)
         return argument.lstrip("+")
+    if choice.startswith("{"):
+        argument = QUOTED_KEY.sub(lambda found: found[1] + plain_key(found[3]) + found[4], argument)
     return (
         f"+{argument}" if argument.startswith("+") and not argument.startswith("++") else argument
     )

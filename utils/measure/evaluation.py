@@ -173,6 +173,8 @@ class Evaluation:
                 files, room = scene.within(_merged(report.files for report in reports), room)
                 if figures or files:
                     self._folder.write_report(self.step, set_name, figures, files)
+                for name, content in _merged(report.pages for report in reports).items():
+                    self._folder.write_page(name, content)
         # a float comes back to the last bit, NaN too
         return json.loads(self.dist.broadcast_text(json.dumps(results)))
 

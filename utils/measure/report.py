@@ -31,6 +31,8 @@ class Report:
     figures: dict[str, str] = field(default_factory=dict)  # SVG by name
     # content by file name; the report page shows `*.scene.json` (utils/measure/scene.py)
     files: dict[str, str | bytes] = field(default_factory=dict)
+    # pages at the top of the run's directory, by file name, in place of earlier ones
+    pages: dict[str, str] = field(default_factory=dict)
     text: str = ""  # for people, where an evaluation ends the run
     line: str = ""  # for people, behind the means in the log's line on every evaluation
 
@@ -85,6 +87,10 @@ class Folder(Protocol):
         self, step: int, set_name: str, figures: Mapping[str, str], files: Mapping[str, str | bytes]
     ) -> None:
         """Figures and files of a step and a set, by name."""
+        ...
+
+    def write_page(self, name: str, content: str) -> None:
+        """A page at the top of the run's directory, in place of an earlier one."""
         ...
 
     def earlier_files(self, step: int, set_name: str, name: str, most: int) -> Sequence[Path]:

@@ -33,6 +33,7 @@ FINISH_S = 30.0
 # run that is killed
 HURRY_S = 3.0
 POLL_S = 0.5
+MOST_PICTURES = 20  # of an evaluation
 # Nothing of W&B's own on the terminal, no capture of code or console, no system metrics; errors are
 # not reported to W&B's makers, which would hold up the end where no network is.
 QUIET = {
@@ -178,7 +179,7 @@ def main() -> None:
             what, last = "could not log", False
             while not last:
                 last = ended.wait(POLL_S)
-                copy(rows, run)
+                copy(rows, run, Path(given["dir"]))
         what = "could not finish"
         run.finish(exit_code=status[0])
     except Exception as error:
@@ -221,16 +222,29 @@ def begin(given: Mapping[str, Any]) -> Any:
     return wandb.init(mode="offline", config=config, resume="allow", **named)
 
 
-def copy(rows: BinaryIO, run: Any) -> None:
+def copy(rows: BinaryIO, run: Any, directory: Path) -> None:
     """Logs the new complete lines. W&B keeps the steps it saw before a run was continued."""
     place, data = rows.tell(), rows.read()
     whole = data[: data.rfind(b"\n") + 1]  # a full disk takes half a line, which is taken back
     rows.seek(place + len(whole))
     for row in map(json.loads, whole.splitlines()):
         step, _ = row.pop("step"), row.pop("time")
-        run.log(
-            {name: math.nan if value is None else value for name, value in row.items()}, step=step
-        )
+        values = {name: math.nan if value is None else value for name, value in row.items()}
+        # an evaluation's pictures are written before its row
+        if any(name.startswith("eval/") for name in values):
+            values |= pictures(directory / "evaluations" / f"step_{step}")
+        run.log(values, step=step)
+
+
+def pictures(folder: Path) -> dict[str, Any]:
+    """The PNG files of an evaluation, by set and name; a file that cannot be read is left out."""
+    import wandb
+
+    found = {}
+    for file in sorted(folder.glob("*/*.png"))[:MOST_PICTURES]:
+        with suppress(OSError, ValueError):
+            found[f"pictures/{file.parent.name}/{file.stem}"] = wandb.Image(str(file))
+    return found
 
 
 if __name__ == "__main__":

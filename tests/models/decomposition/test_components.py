@@ -390,7 +390,7 @@ def test_what_cannot_be_is_refused_in_one_line(
 def test_gates_that_read_inputs_refuse_embeddings(gpt_target: Path, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match="shared_mlp: reads what goes into matrices, and embed_tokens is an embedding",
+        match="shared_mlp: reads the input of matrices, and embed_tokens is an embedding",
     ):
         objective_on(
             gpt_target, tmp_path, "arch.modules=[embed_tokens]", "arch.gates.kind=shared_mlp"

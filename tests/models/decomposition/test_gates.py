@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,8 @@ from torch.testing import assert_close
 
 from models.decomposition import gates
 from models.decomposition.gates import ScalarMLPs, lower_leaky, make_gates, upper_leaky
+from models.decomposition.seams import Seam
+from models.layers import Embedding, Linear
 from utils.errors import ConfigError
 
 
@@ -41,7 +45,10 @@ def test_each_kind_is_mlps_by_themselves() -> None:
         [torch.randn(7, size) for size in sizes],
         [torch.randn(7, width) for width in widths],
     )
-    made = {kind: make_gates(kind, sizes, widths, hidden, []) for kind in gates.KINDS}
+    seams = [Seam(str(width), Linear(width, 3)) for width in widths]
+    made: dict[str, Any] = {
+        kind: make_gates([kind] * 2, [hidden] * 2, sizes, seams) for kind in gates.KINDS
+    }
     for net in made.values():
         for parameter in net.parameters():
             torch.nn.init.normal_(parameter)
@@ -84,6 +91,6 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"arch\.gates\.kind=cnn: choose one of mlp, vector_mlp, shared_mlp"
     ):
-        make_gates("cnn", [1], [1], 1, [])
-    with pytest.raises(ConfigError, match="embed_tokens is an embedding; use mlp"):
-        make_gates("shared_mlp", [1], [1], 1, ["embed_tokens"])
+        make_gates(["cnn"], [1], [1], [Seam("W", Linear(1, 1))])
+    with pytest.raises(ConfigError, match="embed_tokens is an embedding, which has none; use mlp"):
+        make_gates(["shared_mlp"], [1], [1], [Seam("embed_tokens", Embedding(2, 1, 1.0))])

@@ -1,20 +1,32 @@
-"""Evaluations of components, against values worked out by hand."""
+"""What evaluations say of components, by values that can be worked out by hand."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
-from models.decomposition import pictures
+from models.decomposition import page, pictures
 from models.decomposition.anatomy import TOP, _measured, _merged
 from models.decomposition.gates_scene import components_scene, gates_scene, live_scene
-from models.decomposition.known_answer import dense_error, identity_error, likeness, matched
+from models.decomposition.known_answer import (
+    dense_error,
+    identity_error,
+    likeness,
+    matched,
+    towards_features,
+    verdict,
+)
+from models.decomposition.portrait import attributions
 from tests.models.decomposition.test_components import changed, objective_on
 from utils.errors import ConfigError
+from utils.measure.report import Report
 from utils.measure.scene import MOST
 
 
@@ -55,39 +67,177 @@ def test_likeness_is_of_direction_and_length() -> None:
 
 def test_shares_of_rows_add_up_to_all_of_them() -> None:
     torch.manual_seed(0)
-    gates, what = torch.rand(40, 3).round(decimals=1), torch.randint(0, 9, (40,))
+    gates, what = torch.rand(40, 1, 3).round(decimals=1), torch.randint(0, 9, (40, 1))
     live, where = gates > 0.5, torch.arange(40)
-    whole = _measured(gates, live, what, where)
-    shares = (slice(1, 40, 2), slice(0, 4, 2), slice(4, 40, 2))
-    parts = [_measured(gates[rows], live[rows], what[rows], where[rows]) for rows in shares]
+
+    def found(rows: slice) -> dict[str, torch.Tensor]:
+        part = live[rows], what[rows], where[rows]
+        return _measured(gates[rows], *part, torch.ones_like(part[1]).nonzero(), (0, 0))
+
+    whole = found(slice(None))
+    parts = [found(rows) for rows in (slice(1, 40, 2), slice(0, 4, 2), slice(4, 40, 2))]
     merged = _merged(parts)
-    assert torch.allclose(merged.pop("gate"), gates.double().sum(0))
+    assert torch.allclose(merged.pop("gate"), gates.double().sum((0, 1)))
     assert {name: tensor.tolist() for name, tensor in merged.items()} == {
         name: whole[name].tolist() for name in merged
     }
-    assert merged["live"].tolist() == live.sum(0).tolist()
+    assert merged["live"].tolist() == live.sum((0, 1)).tolist()
     assert merged["histogram"].sum(1).tolist() == [40] * 3
     for c in range(3):
-        first = sorted(range(40), key=lambda n: (-float(gates[n, c]), n))[:TOP]
+        first = sorted(range(40), key=lambda n: (-float(gates[n, 0, c]), n))[:TOP]
         assert merged["where"][c].tolist() == first, "the most needed, and of equals the first"
-        assert merged["what"][c].tolist() == what[first].tolist()
+        assert merged["what"][c].tolist() == what[first, 0].tolist()
+
+
+def test_contexts_are_the_tokens_around_with_their_gates() -> None:
+    tokens = torch.tensor([[10, 11, 12], [20, 21, 22]])
+    gates = torch.tensor([[0.1, 0.2, 0.3], [0.9, 0.5, 0.0]]).unsqueeze(-1)
+    counted = torch.tensor([[True, True, True], [True, False, True]])
+    found = _measured(gates, gates > 0.1, tokens, torch.tensor([4, 5]), counted.nonzero(), (1, 1))
+    assert found["what"][0, :5].tolist() == [20, 12, 11, 10, 22]
+    assert found["where"][0, :5].tolist() == [5, 4, 4, 4, 5]
+    assert found["around"][0, :3].tolist() == [[-1, 20, 21], [11, 12, -1], [10, 11, 12]]
+    assert found["gates_around"][0, :3].tolist() == [[0, 90, 50], [20, 30, 0], [10, 20, 30]]
+    assert found["value"][0, 5:].tolist() == [-1] * (TOP - 5)
+    assert found["around"][0, 5:].tolist() == [[-1] * 3] * (TOP - 5)
+
+
+def anatomy_on(objective: Any, batch: dict[str, Any]) -> Report:
+    """What an evaluation of these examples reports."""
+    (anatomy,) = objective.evaluators(batch)
+    with torch.no_grad():
+        anatomy.add(np.arange(len(batch["inputs"])), batch, objective.predict(batch))
+    return anatomy.report(anatomy.rows())
+
+
+def on_page(report: Report) -> dict[str, Any]:
+    """What components.html shows, as data."""
+    (page,) = report.pages.values()
+    assert not re.search(r"""(src|href)\s*=\s*["']?\w*:?//""", page), "it needs a network"
+    return json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+
+
+def test_a_toy_models_page_and_table(tms_target: Path, tmp_path: Path) -> None:
+    objective, _, _ = objective_on(tms_target, tmp_path)
+    with torch.no_grad():  # component 1 is needed by what reads it, 4 by nothing
+        objective.model.gates.outward_bias_K[:] = 0.5
+        objective.model.gates.outward_KH[:] = 0
+        objective.model.gates.outward_bias_K[[4, 10]] = -1e9
+    rows = torch.eye(5, dtype=torch.float64) * 0.75
+    report = anatomy_on(objective, {"inputs": rows, "counts": torch.ones(5)})
+    table = str(report.files["components.tsv"]).splitlines()
+    assert table[1].split("\t") == [
+        "linear1",
+        "0",
+        "1.000000",
+        "0.500000",
+        "0 0.50, 1 0.50, 2 0.50, 3 0.50, 4 0.50",
+    ]
+    assert table[5].split("\t") == ["linear1", "4", "0.000000", "0.000000", ""]
+    first, second = on_page(report)["matrices"]
+    assert [each["number"] for each in first["components"]] == [0, 1, 2, 3, 5]
+    assert first["summary"] == "6 components; no input needs 1 of them."
+    V, U = (factor.detach() for factor in objective.model.factors(0))
+    norms = [float((V[:, c : c + 1] @ U[c : c + 1]).norm()) for c in (0, 5)]
+    assert [first["components"][at]["norm"] for at in (0, 4)] == pytest.approx(norms, abs=1e-5)
+    assert first["gates"]["values"][0] == [0.5] * 5
+    assert first["directions"]["numbers"] == [0, 1, 2, 3, 5]
+    assert second["attributions"]["columns"] == ["c0", "c1", "c2", "c3", "c5"]
+
+
+def test_attributions_are_products_of_factors(tms_target: Path, tmp_path: Path) -> None:
+    objective, _, _ = objective_on(tms_target, tmp_path)
+    model, x = objective.model, torch.rand(7, 5, dtype=torch.float64)
+    (V1, U1), (V2, _) = model.factors(0), model.factors(1)
+    expected = (x @ V1).abs().mean(0) * (U1 @ V2).t().abs()  # nothing but a product lies between
+    assert_close(attributions(model, 1, x, [2, 0]), expected.detach()[[2, 0]])
+
+
+def test_a_language_models_page_fits_into_its_size(
+    gpt_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective, batch, _ = objective_on(gpt_target, tmp_path, r"arch.modules=['layers\..*']")
+    report = anatomy_on(objective, batch)
+    data = on_page(report)
+    assert [matrix["name"] for matrix in data["matrices"]] == objective.model.names
+    components = [each for matrix in data["matrices"] for each in matrix["components"]]
+    for context in components[0]["contexts"]:
+        assert context["gate"] == pytest.approx(context["gates"][context["at"]] / 100, abs=0.006)
+    lines = [line.split("\t") for line in str(report.files["components.tsv"]).splitlines()]
+    assert lines[0] == ["matrix", "component", "live", "mean gate", "top tokens", "contexts"]
+    dead = [line for line in lines[1:] if float(line[2]) == 0]
+    assert all(line[4:] == ["", ""] for line in dead)
+    needed = next(line for line in lines[1:] if float(line[2]) > 0)
+    assert re.match(r'".+" [01]\.\d\d', needed[4])
+    assert re.match(r'".*\[\[.+\]\].*"', needed[5])
+    assert all(each["live"] > 0 for each in components)
+    monkeypatch.setattr(page, "MOST", 14_000)
+    small = anatomy_on(objective, batch)
+    assert len(small.pages["components.html"]) <= 14_000
+    fewer = [each for matrix in on_page(small)["matrices"] for each in matrix["components"]]
+    assert 0 < len(fewer) <= len(components)
+
+
+def axes_of(monkeypatch: pytest.MonkeyPatch, *drawing: Any) -> dict[str, Any]:
+    """The axes of each panel of a picture, by its name."""
+    from matplotlib.figure import Figure
+
+    drawn: dict[str, Any] = {}
+
+    def panels(file: str, names: list[str], draw: Any, **ignored: Any) -> dict[str, bytes]:
+        for name in names:
+            drawn[f"{file}/{name}"] = Figure().add_subplot()
+            draw(drawn[f"{file}/{name}"], name)
+        return {}
+
+    monkeypatch.setattr(pictures, "panels", panels)
+    drawing[0](*drawing[1:])
+    return drawn
 
 
 def test_live_components_are_drawn_at_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = {}
+    counts = {10: {"a": 5, "b": 1}, 25: {"a": 3, "b": 2}}
+    drawn = axes_of(monkeypatch, pictures.over_time, counts)
+    for name, live in (("a", [5, 3]), ("b", [1, 2])):
+        (line,) = drawn[f"live.png/{name}"].lines
+        assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([10, 25], live)
+        assert drawn[f"live.png/{name}"].get_ylim()[1] > max(live), "the top is cut"
 
-    class Axes:
-        def plot(self, x: list, y: list, marker: str) -> None:
-            drawn[len(drawn)] = (x, y)
 
-        def set(self, **keys: object) -> None:
-            pass
+def test_components_that_nothing_needs_have_no_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = {"W": np.array([0.0, 0.25, 0.0, 1e-7])}
+    drawn = axes_of(monkeypatch, pictures.histograms, {"W": np.array([3, 0, 1])}, shares)
+    (line,) = drawn["needed.png/W"].lines
+    assert line.get_ydata().tolist() == [0.25, 1e-7]
+    assert drawn["needed.png/W"].get_title() == "W: 2 of 4 never needed"
 
-    monkeypatch.setattr(
-        pictures, "panels", lambda file, names, draw: [draw(Axes(), name) for name in names]
+
+def test_columns_of_gates_have_the_numbers_of_their_components(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gates = {"W": np.array([[1.0, 0, 0, 0, 0], [0, 1, 0, 0, 0]])}
+    orders = {"W": np.array([4, 2, 0, 1, 3])}
+    axes = axes_of(monkeypatch, pictures.gate_matrices, gates, orders)["gates.png/W"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["4", "2", "0", "1"]
+    assert len(axes.figure.axes) == 2, "a colour bar"
+
+
+def test_directions_are_those_of_the_feature_that_is_read() -> None:
+    read = np.array([[-2.0, 0.1], [0.5, 0.4]])  # the first component reads feature 0 negated
+    written = np.array([[1.0, -3], [2, 2]])
+    assert towards_features(read, written).tolist() == [[-1, 3], [2, 2]]
+
+
+def test_the_last_line_says_whether_the_answer_is_the_known_one() -> None:
+    live = {"W": 5, "U": 1}
+    assert verdict(live, {"identity_error/W": 0.0, "dense_error/U": 0.0}) == (
+        "known answer: found (W 5 live components, identity error 0; U 1 live component, dense"
+        " error 0)"
     )
-    pictures.over_time({10: {"a": 5, "b": 1}, 25: {"a": 3, "b": 2}})
-    assert drawn == {0: ([10, 25], [5, 3]), 1: ([10, 25], [1, 2])}
+    assert verdict(live, {"identity_error/W": 3.0}).startswith(
+        "known answer: NOT found (W 5 live components, identity error 3; U 1"
+    )
+    assert verdict(live, {"mmcs/W": 1.0}).startswith("known answer: none is given (W 5 live")
 
 
 def test_a_set_of_single_features_has_other_metrics(tms_target: Path, tmp_path: Path) -> None:

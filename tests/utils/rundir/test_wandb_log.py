@@ -360,9 +360,32 @@ def test_half_a_line_is_not_read(tmp_path: Path) -> None:
     ):
         for text, expected in (('{"step": 1, "time": 0}\n{"st', [1]), ("", [1])):
             writer.write(text.encode())
-            wandb_log.copy(reader, Sink())
+            wandb_log.copy(reader, Sink(), tmp_path)
             assert logged == expected
         writer.truncate(writer.seek(-4, os.SEEK_END))
         writer.write(b'{"step": 2, "time": 0}\n')
-        wandb_log.copy(reader, Sink())
+        wandb_log.copy(reader, Sink(), tmp_path)
     assert logged == [1, 2]
+
+
+def test_pictures_of_an_evaluation_go_with_its_row(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    from PIL import Image
+
+    logged: list[tuple[int, dict]] = []
+
+    class Sink:
+        def log(self, metrics: dict, step: int) -> None:
+            logged.append((step, metrics))
+
+    folder = tmp_path / "evaluations" / "step_4" / "val"
+    folder.mkdir(parents=True)
+    Image.new("RGB", (2, 2)).save(folder / "gates.png")
+    rows = [{"step": 4, "time": 0, "train/loss": 1.0}, {"step": 4, "time": 0, "eval/l0": 2.0}]
+    (tmp_path / "rows").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with open(tmp_path / "rows", "rb", buffering=0) as reader:
+        wandb_log.copy(reader, Sink(), tmp_path)
+    assert [(step, [*metrics]) for step, metrics in logged] == [
+        (4, ["train/loss"]),
+        (4, ["eval/l0", "pictures/val/gates"]),
+    ]

@@ -1,0 +1,219 @@
+"""Matrices as targets: parts of fused ones against an unfused twin, and settings by name."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from models.decomposition import components
+from models.decomposition.components import Components, Mask, by_pattern
+from models.decomposition.decompose import Decompose
+from models.decomposition.gates import KINDS, MixedGates, make_gates
+from models.decomposition.masking import Masks, errors, routed
+from models.decomposition.seams import Seam, seams_of
+from models.layers import Attention, Linear, SwiGLU
+from tests.models.decomposition.test_components import changed, objective_on, with_gradients
+from utils.errors import ConfigError
+from utils.noise import Noise
+
+SINGLE = r"arch.modules=['.*\.[qkvo]_proj','.*\.(gate|up|down)_proj']"
+PARTS = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
+NAMES = [
+    f"layers.{layer}.{room}.{name}"
+    for layer in range(2)
+    for room, names in zip(("self_attn", "mlp"), PARTS, strict=True)
+    for name in names
+]
+
+
+class Joined(nn.Module):
+    """Several matrices whose outputs stand behind each other."""
+
+    def __init__(self, parts: list[Linear]) -> None:
+        super().__init__()
+        self._parts = (parts,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self._parts[0]], -1)
+
+
+def unfused(net: nn.Module) -> nn.Module:
+    """A copy of a net in which every part of a fused matrix is a module of its own."""
+    twin = deepcopy(net)
+    for module in list(twin.modules()):
+        if not isinstance(module, Attention | SwiGLU):
+            continue
+        ((name, widths),) = module.fused.items()
+        weight, parts = getattr(module, name).weight, []
+        for part, rows in zip(widths, weight.split(list(widths.values())), strict=True):
+            linear = Linear(weight.shape[1], len(rows)).to(weight.dtype).requires_grad_(False)
+            linear.weight.data = rows.clone()
+            parts.append(linear)
+            setattr(module, part, linear)
+        delattr(module, name)
+        setattr(module, name, Joined(parts))
+        del module.fused
+    return twin
+
+
+def twin_of(objective: Decompose, monkeypatch: pytest.MonkeyPatch, **keys: Any) -> Components:
+    """The same components of the unfused twin of an objective's target."""
+    model, target = objective.model, nn.Module()
+    target.net = unfused(model.target.net)
+    monkeypatch.setattr(components, "load", lambda *ignored: target)
+    spec: Any = type("Spec", (), {"decode": None})
+    made = Components(
+        spec,
+        "twin",
+        [r"layers\..*"],
+        C=6,
+        gates={"kind": "mlp", "width": 16},
+        forward_dtype="float64",
+        **keys,
+    ).double()
+    made.load_state_dict(
+        {name: tensor for name, tensor in model.state_dict().items() if "target" not in name},
+        strict=False,
+    )
+    return made
+
+
+def test_parts_of_fused_matrices_are_those_of_an_unfused_twin(
+    gpt_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective, batch, ctx = objective_on(gpt_target, tmp_path, SINGLE)
+    assert objective.model.names == NAMES
+    twin = twin_of(objective, monkeypatch)
+    assert sorted(twin.names) == sorted(NAMES)
+    order = [twin.names.index(name) for name in NAMES]
+    tokens = batch["inputs"]
+    (said, inputs), (others, seen) = objective.model.watched(tokens), twin.watched(tokens)
+    assert_close(said, others)
+    assert_close(inputs, [seen[number] for number in order])
+    assert_close(said, objective.model.outputs(tokens))
+    for chosen in ([0], [1, 2], [3, 4], [5], list(range(14))):
+        masks = {
+            n: Mask(*(torch.rand(len(tokens), 16, size).double() for size in (6, 1)))
+            for n in chosen
+        }
+        found = [
+            model.masked(
+                tokens, {place(n): partial(model.summed, place(n), mask=masks[n]) for n in chosen}
+            )
+            for model, place in ((objective.model, int), (twin, order.__getitem__))
+        ]
+        assert_close(found[0], found[1])
+        assert (found[0] - said).abs().max() > 1e-3
+    plain = with_gradients(
+        changed(objective, layerwise=0.0, stochastic=0.0, subset=1.0), batch, ctx
+    )
+    assert all(torch.isfinite(grad).all() for grad in plain[1].values())
+    assert len([name for name in plain[1] if name.startswith("model.parts")]) == 2 * 14
+
+
+def test_a_fused_matrix_stays_one_target_where_a_pattern_matches_it(
+    gpt_target: Path, tmp_path: Path
+) -> None:
+    objective, _, _ = objective_on(gpt_target, tmp_path, r"arch.modules=['layers\..*']")
+    assert [name.rpartition(".")[2] for name in objective.model.names[:4]] == [
+        "qkv_proj",
+        "o_proj",
+        "gate_up_proj",
+        "down_proj",
+    ]
+    with pytest.raises(
+        ConfigError, match=r"q_proj'?: chooses layers\.0\.self_attn\.q_proj, a part"
+    ):
+        objective_on(gpt_target, tmp_path, r"arch.modules=['layers\..*','.*\.q_proj']")
+
+
+def test_settings_by_pattern_take_the_first_that_matches() -> None:
+    names = ["layers.0.mlp.up_proj", "layers.0.self_attn.q_proj", "layers.1.mlp.up_proj"]
+    assert by_pattern("arch.C", 7, names) == [7, 7, 7]
+    assert by_pattern("arch.C", {r".*\.1\..*": 3, ".*mlp.*": 64, ".*": 32}, names) == [64, 32, 3]
+    with pytest.raises(ConfigError, match=r"has no pattern for layers\.0\.self_attn\.q_proj; add"):
+        by_pattern("arch.C", {".*mlp.*": 64}, names)
+    with pytest.raises(ConfigError, match=r"arch\.C=embed: matches none of the chosen matrices"):
+        by_pattern("arch.C", {"embed": 64, ".*": 1}, names)
+    with pytest.raises(ConfigError, match="not a regular expression"):
+        by_pattern("arch.C", {"(": 64}, names)
+
+
+def test_matrices_have_as_many_components_as_their_patterns_say(
+    gpt_target: Path, tmp_path: Path
+) -> None:
+    """Against as many for all, of which some are nothing."""
+    one = r"arch.modules=['layers\.0\..*']"
+    wide, batch, ctx = objective_on(gpt_target, tmp_path / "wide", one)
+    few, _, _ = objective_on(
+        gpt_target, tmp_path / "few", one, r"arch.C={'.*\.o_proj':2,'.*mlp.*':4,'.*':6}"
+    )
+    assert few.model.counts == [6, 2, 4, 4]
+    assert [few.model.columns(n) for n in (1, 3)] == [slice(6, 8), slice(12, 16)]
+    kept = torch.cat([torch.arange(6 * n, 6 * n + c) for n, c in enumerate(few.model.counts)])
+    with torch.no_grad():
+        for number, count in enumerate(few.model.counts):
+            name = few.model.names[number].replace(".", "-")
+            ours: Any = few.model.parts[name]
+            theirs: Any = wide.model.parts[name]
+            theirs.V[:, count:] = 0
+            ours.V.copy_(theirs.V[:, :count])
+            ours.U.copy_(theirs.U[:count])
+        for p, q in zip(few.model.gates.parameters(), wide.model.gates.parameters(), strict=True):
+            p.copy_(q[kept])
+    tokens = batch["inputs"]
+    inputs = few.model.watched(tokens)[1]
+    assert_close(few.model.gate(inputs), wide.model.gate(inputs)[..., kept])
+    masks = torch.rand(len(tokens), 2, 16, 24).double(), torch.rand(len(tokens), 2, 16, 4).double()
+    found = []
+    for objective, components_ in ((few, masks[0][..., kept]), (wide, masks[0])):
+        chosen = routed(Masks(components_, masks[1]), objective.model, Noise(0, 0, [0]), 1, None)
+        said = objective.model.outputs(tokens)
+        args = objective.model, tokens, None, said, chosen, objective._error
+        found.append(errors(*args))
+    assert_close(found[0], found[1])
+    loss, gradients = with_gradients(few, batch, ctx)
+    assert torch.isfinite(loss)
+    assert all(gradient.abs().sum() > 0 for gradient in gradients.values())
+
+
+def test_gates_of_several_kinds_are_those_of_each_kind() -> None:
+    torch.manual_seed(0)
+    seams = [Seam(str(n), Linear(4 + n, 3)) for n in range(4)]
+    kinds, hidden, counts = ["mlp", "shared_mlp", "mlp", "vector_mlp"], [5, 5, 7, 5], [2, 3, 2, 4]
+    gates = make_gates(kinds, hidden, counts, seams)
+    assert isinstance(gates, MixedGates)
+    read = [
+        torch.randn(6, c if kind == "mlp" else 4 + n)
+        for n, (kind, c) in enumerate(zip(kinds, counts, strict=True))
+    ]
+    alone = []
+    for n, each in enumerate(gates.alike):
+        same = KINDS[kinds[n]]([counts[n]], [4 + n], hidden[n])
+        same.load_state_dict(each.state_dict())
+        alone.append(same([read[n]]))
+    assert_close(gates(read), torch.cat(alone, 1))
+    assert not isinstance(make_gates(["mlp"] * 4, [5] * 4, counts, seams), MixedGates)
+    with pytest.raises(ConfigError, match=r"gates\.width=0: must be a whole number from 1"):
+        make_gates(["mlp"] * 4, [0] * 4, counts, seams)
+
+
+def test_every_linear_map_has_its_name() -> None:
+    attention = Attention(8, 4, kv_heads=2)
+    attention.qkv_proj.bias = nn.Parameter(torch.randn(16))
+    found = seams_of(nn.ModuleDict({"a": attention}))
+    assert [*found] == ["a.qkv_proj", "a.q_proj", "a.k_proj", "a.v_proj", "a.o_proj"]
+    assert [found[f"a.{n}_proj"].part for n in "qkv"] == [(0, 8), (8, 12), (12, 16)]
+    x = torch.randn(3, 8)
+    key = found["a.k_proj"]
+    assert_close(key.original(x), attention.qkv_proj(x)[:, 8:12])
+    assert_close(x @ key.matrix + key.bias, attention.qkv_proj(x)[:, 8:12])
+    assert_close(F.linear(x, key.matrix.t(), key.bias), key.original(x))
