@@ -1,4 +1,4 @@
-"""The contract of everything that keeps ranks in step: who adds up gradients, and how."""
+"""The contract of a way to synchronise: it sums gradients over ranks."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ class Verdict:
 
 
 class Sync(Protocol):
-    """One step is `zero`, `sums`, then `backward` around each micro-batch, `finish`, and perhaps
-    `clip`.
+    """Keeps ranks in step.
 
-    Every rank calls all of them in this order. A configuration names a builder in this package,
-    which gets its keys; `wrap` follows.
+    A step calls `zero`, `sums`, `backward` around each micro-batch, `finish`, and `clip` if
+    gradients are clipped, on all ranks in this order.
+
+    A configuration names a class or function of this package, which is called with its keys; then
+    the run calls `wrap`.
     """
 
     # The choice of `sync=` that builds it. A class that `_target_` names writes both as literals:
@@ -57,18 +59,20 @@ class Sync(Protocol):
         ...
 
     def zero(self) -> None:
-        """Start a step: no gradients yet, wherever old ones were."""
+        """Begins a step: clears all gradients."""
         ...
 
     def sums(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Statistics of this rank's micro-batches, summed over them and over all ranks; free when
-        there are none.
+        """Returns an objective's statistics, summed over micro-batches and ranks.
+
+        Communicates nothing if there are none.
         """
         ...
 
     def backward(self, last: bool) -> AbstractContextManager[None]:
-        """Around the forward and the backward of one micro-batch; `last` says that no other follows
-        in this step.
+        """Returns a context for the forward and backward pass of one micro-batch.
+
+        `last` says that it is the last one of the step.
         """
         ...
 
@@ -79,20 +83,22 @@ class Sync(Protocol):
         notices: Notices = NONE,
         late: bool = False,
     ) -> Callable[[], Verdict]:
-        """Gradients become global sums over the global weight. What is returned waits for the
-        device, and tells how it went.
+        """Divides the gradients, summed over ranks, by the global weight.
+
+        Returns a function that waits for the device and returns the verdict.
 
         Args:
-            weights: what each micro-batch of this rank counts for.
+            weights: the loss weight of each micro-batch of this rank.
             checked: more of this rank's gradients that must be finite, such as table rows.
-            notices: what this rank tells all others, to be summed over ranks as well.
+            notices: this rank's notices to all others, summed over ranks as well.
             late: the verdict is read once the next step has begun, which overwrites the gradients.
         """
         ...
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scale all gradients to a global norm of at most `max_norm`; the norm before, still on the
-        device.
+        """Scales all gradients to a global norm of at most `max_norm`.
+
+        Returns the norm before, still on the device.
         """
         ...
 
@@ -103,5 +109,5 @@ class Sync(Protocol):
         ...
 
     def take_wait_s(self) -> float:
-        """Seconds spent waiting for other ranks' gradients since the last reading."""
+        """Returns the seconds spent waiting for other ranks' gradients since the last call."""
         ...

@@ -1,6 +1,4 @@
-"""Verdicts are read when they are there, so that the host does not wait for a step that it has only
-just launched.
-"""
+"""Reads verdicts on steps late, so that the host does not wait for a step that it just launched."""
 
 from __future__ import annotations
 
@@ -42,12 +40,14 @@ class Verdicts:
         return bool(self._notices)
 
     def add(self, step: int, read: Callable[[], Verdict]) -> None:
-        """The newest step."""
+        """Adds the newest step; `read` waits for its verdict."""
         self._open.append((step, read))
 
     def settle(self, behind: int = 0) -> str:
-        """Read the verdicts on all steps but the last `behind`; ends the run, or returns why the
-        newest step must be skipped.
+        """Reads the verdicts on all steps but the last `behind`.
+
+        Raises an error that ends the run, or returns why the newest step must be skipped; empty if
+        it need not be.
         """
         while len(self._open) > behind:
             step, read = self._open.popleft()
@@ -64,8 +64,6 @@ class Verdicts:
         return ""
 
     def take_notices(self) -> Notices:
-        """The sums over ranks of what they sent along with the steps that were settled since the
-        last call.
-        """
+        """Returns the notices that all ranks sent with the steps settled since the last call."""
         taken, self._notices = self._notices, NONE
         return taken
