@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models.decomposition.gates import KINDS, make_gates
+from models.decomposition.gates import KINDS, SIGMOIDS, make_gates
 from models.decomposition.seams import Seam, replaced, seams_of, ties
 from models.decomposition.toy import Toy
 from models.layers import parse_dtype, widen
@@ -99,6 +99,10 @@ class Components(nn.Module):
         kinds = by_pattern("arch.gates.kind", gates["kind"], self.names)
         hidden = by_pattern("arch.gates.width", gates["width"], self.names)
         self.gates = make_gates(kinds, hidden, self.counts, seams)
+        sigmoid = gates.get("sigmoid", "leaky_hard")
+        if sigmoid not in SIGMOIDS:
+            raise ConfigError(f"arch.gates.sigmoid={sigmoid}: choose one of {', '.join(SIGMOIDS)}")
+        self.lower, self.upper = SIGMOIDS[sigmoid]
         self._reads_inner = [KINDS[kind].reads_inner for kind in kinds]
 
     @property

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from models.decomposition.anatomy import Anatomy
 from models.decomposition.components import Components
-from models.decomposition.gates import lower_leaky, upper_leaky
 from models.decomposition.known_answer import KnownAnswer
 from models.decomposition.masking import Masks, errors, joined, routed
 from models.layers import widen
@@ -34,7 +33,8 @@ from utils.ranks import signals
 from utils.ranks.distributed import Dist
 from utils.spec import IGNORE
 
-LOSSES = ("stochastic", "layerwise", "subset", "adversarial")  # of what masked nets say
+DRAWN = ("stochastic", "layerwise", "subset", "adversarial")  # losses of nets masked at random
+LOSSES = (*DRAWN, "unmasked", "masked")  # all that ask for the same answers
 EPS = 1e-12
 # What says which rows of a batch count; without either, as with prompts, there is nothing to
 # measure
@@ -70,6 +70,10 @@ class Decompose(Objective):
         warmup_lr: float,
         live_above: float,
         known: Mapping[str, Any],
+        unmasked: float = 0.0,
+        masked: float = 0.0,
+        sampling: str = "continuous",
+        p_until: float = 1.0,
     ) -> None:
         super().__init__(model)
         self.coefficients = {
@@ -78,6 +82,8 @@ class Decompose(Objective):
             "layerwise": layerwise,
             "subset": subset,
             "adversarial": adversarial["coefficient"],
+            "unmasked": unmasked,
+            "masked": masked,
             "minimality": minimality,
         }
         if not any(self.coefficients[name] for name in LOSSES):
@@ -103,7 +109,16 @@ class Decompose(Objective):
             samples,
             whole,
         )
-        self.p, self.p_end, self.p_from = p, p if p_end is None else p_end, p_from
+        self.p, self.p_end = p, p if p_end is None else p_end
+        self.p_from, self.p_until = p_from, p_until
+        if p_until < p_from:
+            raise ConfigError(
+                f"arch.loss.p_until={p_until}: ends before arch.loss.p_from={p_from}; give a share"
+                " of the run that is not less"
+            )
+        if sampling not in ("continuous", "binomial"):
+            raise ConfigError(f"arch.loss.sampling={sampling}: choose continuous or binomial")
+        self.binomial = sampling == "binomial"
         self.warmup_steps, self.warmup_lr, self.live_above, self.known = (
             warmup_steps,
             warmup_lr,
@@ -153,7 +168,7 @@ class Decompose(Objective):
             x, said, inputs = x[taken], said[taken], [each[taken] for each in inputs]
         gates = self.model.gate(inputs)
         lower, rows = (
-            lower_leaky(gates),
+            self.model.lower(gates),
             batch["inputs"].numel() if self.model.predicts_tokens else len(batch["inputs"]),
         )
         terms, carry = self._reconstruction(
@@ -179,7 +194,7 @@ class Decompose(Objective):
             return Prediction({})
         x, documents = self._inputs(batch)
         said, inputs = self.model.watched(x, documents)
-        said, gates = widen(said), lower_leaky(self.model.gate(inputs))
+        said, gates = widen(said), self.model.lower(self.model.gate(inputs))
         live = gates > self.live_above
         if "single" in batch:
             return Prediction({}, {"gates": gates, "live": live})
@@ -270,7 +285,7 @@ class Decompose(Objective):
         """The losses that ask masked nets for the same answers, each with draws of its own."""
         asked = {
             name: self.samples if name == "stochastic" else 1
-            for name in LOSSES
+            for name in DRAWN
             if self.coefficients[name]
         }
         sources = noise.uniform("masks", of.shape(sum(asked.values()), self._width), of.taken).to(
@@ -278,8 +293,15 @@ class Decompose(Objective):
         )
         drawn = zip(asked, sources.split(list(asked.values()), dim=1), strict=True)
         parts = {
-            name: Masks.between(of.lower, each) for name, each in drawn if name != "adversarial"
+            name: Masks.between(of.lower, self._sampled(each))
+            for name, each in drawn
+            if name != "adversarial"
         }
+        # the components alone, without what they do not add up to
+        if self.coefficients["unmasked"]:
+            parts["unmasked"] = Masks(torch.ones_like(of.lower).unsqueeze(1))
+        if self.coefficients["masked"]:
+            parts["masked"] = Masks(of.lower.unsqueeze(1))
         if "subset" in parts:
             parts["subset"] = routed(parts["subset"], self.model, noise, of.batch, of.taken)
         if "adversarial" in asked:
@@ -290,12 +312,21 @@ class Decompose(Objective):
         together = joined(list(parts.values())) if parts else Masks(of.lower.unsqueeze(1)[:, :0])
         passes = iter(errors(self.model, of.x, of.documents, of.said, together, self._error, alone))
         terms = {
-            name: torch.stack([next(passes).sum() for _ in range(asked[name])]).mean()
+            name: torch.stack([next(passes).sum() for _ in range(asked.get(name, 1))]).mean()
             for name in parts
         }
         if alone is not None:
             terms["layerwise"] = torch.stack([error.sum() for error in passes]).mean()
         return terms, carry
+
+    def _sampled(self, sources: Tensor) -> Tensor:
+        """Uniform draws as they are, or as ones and zeros for components; the rest of a matrix
+        keeps a uniform one.
+        """
+        if not self.binomial:
+            return sources
+        components, rest = sources.split([self.model.total, self._width - self.model.total], -1)
+        return torch.cat([(components >= 0.5).to(sources.dtype), rest], -1)
 
     def _worst(self, of: _Rows, sources: Tensor, carry: Carry) -> Tensor:
         """Masks that the net suffers most from, by ascent along the signs of gradients from where
@@ -336,8 +367,9 @@ class Decompose(Objective):
 
     def _importance(self, gates: Tensor, times: Tensor | None, ctx: Context) -> Tensor:
         """The importance loss of each component [K], summed over rows."""
-        done = min(1.0, max(0.0, (ctx.progress - self.p_from) / max(EPS, 1 - self.p_from)))
-        p, gates = self.p + (self.p_end - self.p) * done, upper_leaky(gates).flatten(0, -2)
+        length = max(EPS, self.p_until - self.p_from)
+        done = min(1.0, max(0.0, (ctx.progress - self.p_from) / length))
+        p, gates = self.p + (self.p_end - self.p) * done, self.model.upper(gates).flatten(0, -2)
         gates = gates if p == 1 else (gates + EPS).pow(p)
         return gates.sum(0) if times is None else times @ gates
 

@@ -7,7 +7,7 @@ between 0 and 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from models.sizes import check_count
 from utils.errors import ConfigError
 
 SLOPE = 0.01  # of the leaky parts
+SHARPNESS = 10.0  # of the corners of `swish_hard`
 CHUNK = 1 << 17  # hidden numbers at once: they stay in the processor's cache
 KEPT_PIECES = 8
 
@@ -50,6 +51,32 @@ def upper_leaky(x: Tensor) -> Tensor:
     should close.
     """
     return torch.where(x > 1, 1 + SLOPE * (x - 1), x.clamp(0, 1))
+
+
+def swish_hard(x: Tensor) -> Tensor:
+    """A hard sigmoid with round corners, made of swish functions; just below 0 it is negative."""
+    return 1 - x + (x - 1) * torch.sigmoid(SHARPNESS * (1 - x)) + x * torch.sigmoid(SHARPNESS * x)
+
+
+def swish_cost(x: Tensor) -> Tensor:
+    """`swish_hard`, never negative, as powers of it are taken."""
+    return swish_hard(x).clamp_min(0)
+
+
+def hard(x: Tensor) -> Tensor:
+    """Held between 0 and 1, without gradients beyond."""
+    return x.clamp(0, 1)
+
+
+# What makes masks of gates, and what counts as their cost
+SIGMOIDS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "leaky_hard": (lower_leaky, upper_leaky),
+    "hard": (hard, hard),
+    "normal": (torch.sigmoid, torch.sigmoid),
+    "upper_leaky_hard": (upper_leaky, upper_leaky),
+    "lower_leaky_hard": (lower_leaky, lower_leaky),
+    "swish_hard": (swish_hard, swish_cost),
+}
 
 
 class ScalarMLPs(torch.autograd.Function):

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from models.decomposition.components import Components, Mask
-from models.decomposition.gates import lower_leaky
 from models.decomposition.known_answer import by_feature, matched, towards_features
 
 MOST_ROWS, MOST_COLUMNS = 50, 60
@@ -28,7 +27,7 @@ def portraits(model: Components) -> dict[str, dict[str, Any]]:
     """
     net: Any = model.target.net
     singles_NN = SINGLE * torch.eye(net.features, dtype=model.dtype, device=_device(model))
-    gates_NK = lower_leaky(model.gate(model.watched(singles_NN)[1])).detach()
+    gates_NK = model.lower(model.gate(model.watched(singles_NN)[1])).detach()
     live_K = (gates_NK > OPEN).any(0)
     made: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(model.names):

@@ -259,6 +259,53 @@ def test_p_changes_over_the_run(tms_target: Path, tmp_path: Path) -> None:
         assert_close(found, (upper + 1e-12).pow(p).sum(0))
 
 
+def test_the_change_of_p_may_end_before_the_run(tms_target: Path, tmp_path: Path) -> None:
+    objective, _, ctx = objective_on(tms_target, tmp_path)
+    objective = changed(objective, p=2.0, p_end=1.0, p_from=0.2, p_until=0.6)
+    raw = torch.tensor([[0.5, 2.0]], dtype=torch.float64)
+    for progress, p in ((0.2, 2.0), (0.3, 1.75), (0.6, 1.0), (0.9, 1.0)):
+        importance_K = objective._importance(raw, None, Context(progress, ctx.noise))
+        assert importance_K.tolist() == pytest.approx([0.5**p, 1.01**p])
+
+
+def test_components_alone_must_give_the_same_answers(tms_target: Path, tmp_path: Path) -> None:
+    objective, batch, ctx = objective_on(tms_target, tmp_path)
+    only = {"stochastic": 0.0, "layerwise": 0.0, "faithfulness": 0.0, "minimality": 0.0}
+    alone = changed(objective, **only, unmasked=2.0, masked=3.0)
+    loss, gradients = with_gradients(alone, batch, ctx)
+    model, net, x = objective.model, objective.model.target.net, batch["inputs"].double()
+    W, b = net.linear1.weight.t(), net.linear2.bias
+    (V1, U1), (V2, U2) = model.factors(0), model.factors(1)
+    raw = model.gate([x, x @ W])
+    g = raw.clamp(0, 1)
+    said = torch.relu(x @ W @ W.t() + b)
+
+    def error(first: Any, second: Any) -> Tensor:
+        out = torch.relu((((x @ V1) * first) @ U1 @ V2 * second) @ U2 + b)
+        return (out - said).square().mean(-1).sum()
+
+    expected = 2 * error(1, 1) + 3 * error(g[:, :6], g[:, 6:])
+    assert_close(loss, expected.detach(), rtol=1e-9, atol=1e-12)
+    objective.zero_grad()
+    expected.backward()
+    assert model.parts["linear1"].V.grad is not None
+    inside = bool(((raw > 0) & (raw < 1)).all())
+    if inside:
+        assert_close(gradients["model.parts.linear1.V"], model.parts["linear1"].V.grad)
+    both = changed(objective, unmasked=2.0)(batch, None, ctx).metrics
+    assert_close(both["unmasked"][0], error(1, 1).detach(), rtol=1e-9, atol=1e-12)
+    assert_close(both["stochastic"], changed(objective)(batch, None, ctx).metrics["stochastic"])
+
+
+def test_masks_may_be_one_of_two_values(tms_target: Path, tmp_path: Path) -> None:
+    objective, _, _ = objective_on(tms_target, tmp_path)
+    objective = changed(objective, sampling="binomial")
+    sources = torch.tensor([0.1, 0.5, 0.9, 0.49, 0, 1, 0.2, 0.7, 0.3, 0.6, 0.5, 0.4, 0.25, 0.75])
+    ones = [0, 1, 1, 0, 0, 1, 0, 1, 0, 1, 1, 0]
+    # the last two are for what components do not add up to
+    assert objective._sampled(sources).tolist() == [*ones, 0.25, 0.75]
+
+
 def test_the_adversary_does_more_harm_than_chance_and_may_go_on(
     tms_target: Path, tmp_path: Path
 ) -> None:
@@ -365,8 +412,10 @@ REFUSED = [
     (["arch.modules=[]"], r"arch\.modules=\[\]: chooses no matrix"),
     (
         ["arch.loss.stochastic=0", "arch.loss.layerwise=0"],
-        "all of stochastic, layerwise, subset, adversarial are 0",
+        "all of stochastic, layerwise, subset, adversarial, unmasked, masked are 0",
     ),
+    (["arch.gates.sigmoid=soft"], r"arch\.gates\.sigmoid=soft: (must be|choose one of)"),
+    (["arch.loss.p_from=0.5", "arch.loss.p_until=0.4"], "p_until=0.4: ends before"),
     (["arch.loss.reconstruction=kl"], "kl: compares what is thought likely"),
     (
         ["arch.loss.known.identity=[x]"],

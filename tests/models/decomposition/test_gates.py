@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from models.decomposition import gates
-from models.decomposition.gates import ScalarMLPs, lower_leaky, make_gates, upper_leaky
+from models.decomposition.gates import SIGMOIDS, ScalarMLPs, lower_leaky, make_gates, upper_leaky
 from models.decomposition.seams import Seam
 from models.layers import Embedding, Linear
 from utils.errors import ConfigError
@@ -85,6 +85,27 @@ def test_leaks() -> None:
     assert_close(y, torch.tensor([0.0, 0.0, 0.5, 1.01]))
     y.sum().backward()
     assert_close(x.grad, torch.tensor([0.0, 0.0, 1.0, 0.01]))
+
+
+def test_other_sigmoids() -> None:
+    x = torch.tensor([-1.0, 0.0, 0.5, 2.0], dtype=torch.float64, requires_grad=True)
+    expected = {
+        "leaky_hard": ([0, 0, 0.5, 1], [0, 0, 0.5, 1.01]),
+        "hard": ([0, 0, 0.5, 1], [0, 0, 0.5, 1]),
+        "normal": ([0.26894142, 0.5, 0.62245933, 0.88079708],) * 2,
+        "upper_leaky_hard": ([0, 0, 0.5, 1.01],) * 2,
+        "lower_leaky_hard": ([0, 0, 0.5, 1],) * 2,
+        # at 0: 1 - σ(10); at 2: 2σ(20) - 1 + σ(-10)
+        "swish_hard": ([-4.54e-5, 4.54e-5, 0.5, 1.0000454], [0, 4.54e-5, 0.5, 1.0000454]),
+    }
+    assert expected.keys() == SIGMOIDS.keys()
+    for name, values in expected.items():
+        for sigmoid, wanted in zip(SIGMOIDS[name], values, strict=True):
+            wanted_N = torch.tensor(wanted, dtype=torch.float64)
+            assert_close(sigmoid(x.detach()), wanted_N, atol=1e-7, rtol=0, msg=name)
+    SIGMOIDS["hard"][0](x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [0, 1, 1, 0]
 
 
 def test_what_cannot_be_is_refused() -> None:
