@@ -17,7 +17,7 @@ import numpy as np
 from utils.errors import ConfigError, brief, short
 from utils.files import read_bytes
 
-LARGEST_FILE = 1 << 28
+LARGEST_FILE, LARGEST_VOCABULARY = 1 << 28, 1 << 24
 PROBED = 16  # texts
 # how tokenizers call what stands before a document, the first of these that one has
 BEGINS = (
@@ -111,6 +111,11 @@ class FromFile:
         )
         if not self.vocab_size:
             raise ConfigError(f"{key}: {path} knows no tokens; train it first")
+        if self.vocab_size > LARGEST_VOCABULARY:
+            raise ConfigError(
+                f"{key}: {path} has a token of id {self.vocab_size - 1}, and ids must be less than"
+                f" {LARGEST_VOCABULARY}; correct it"
+            )
         if begin is not None and self._library.token_to_id(begin) is None:
             raise ConfigError(f"{key}: {path} has no token {brief(begin)}; give one that it has")
         names = BEGINS if begin is None else (begin,)

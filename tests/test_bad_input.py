@@ -65,6 +65,10 @@ QUICK: list[Row] = [
         "plan_cards=8x80: says for which GPUs plan=show plans; add it, or remove plan_cards",
     ),
     (
+        ["plan=show", "plan_cards=0x80"],
+        "plan_cards=0x80: write numbers of GPUs and their GiB, as 8x80, or 2x80+24",
+    ),
+    (
         ["exact=true", "sync=ddp"],
         "exact=true: sync=ddp adds gradients in an order of its own; use sync=allreduce",
     ),
@@ -310,6 +314,10 @@ QUICK: list[Row] = [
     (["arch.rope_theta=0"], "arch.rope_theta=0.0: must be more than 0"),
     # paths, which are looked at before anything slow is loaded
     (["data_path=nowhere"], "data_path=nowhere: no such file or folder", 2),
+    (
+        ["data_path=~/mine"],
+        "data_path=~/mine: the shell has left the ~ as it is; write data_path=$HOME/mine",
+    ),
     (["data_paths=[/,nowhere]"], "data_paths[1]=nowhere: no such file or folder"),
     (["resume=nowhere"], "resume=nowhere: no such file or folder"),
     (["eval_only=true", "checkpoint=nowhere"], "checkpoint=nowhere: no such file or folder"),
@@ -374,8 +382,8 @@ SLOW: list[Row] = [
     (
         ["data=qa"],
         (
-            "arch.models=[]: names no net that answers; give folders of runs of arch=gpt, or their"
-            " arguments"
+            "arch.models=[]: names no net that answers; use arch=prefix, and give folders of runs"
+            " of arch=gpt, or their arguments"
         ),
     ),
     (

@@ -23,14 +23,13 @@ from typing import Any
 import numpy as np
 
 from data.npy import open_array
-from data.tokenizer import Tokenizer, load
+from data.tokenizer import LARGEST_VOCABULARY, Tokenizer, load
 from utils.errors import ConfigError, brief, short
 from utils.files import open_plain, read_bytes
 
 MAGIC, HEADER = 20240520, 1024
 VERSIONS: dict[int, type[np.unsignedinteger]] = {1: np.uint16, 2: np.uint32}
 SPLITS = ("train", "val")
-LARGEST_VOCABULARY = 1 << 24
 LARGEST_JSON = 1 << 26
 LONGEST_TOKEN = 1 << 20  # bytes of text
 # blocks of so many tokens are looked at when a corpus is opened, all of them where there are no

@@ -103,8 +103,8 @@ class QASource(Source):
     ) -> None:
         if not models:
             raise ConfigError(
-                "arch.models=[]: names no net that answers; give folders of runs of arch=gpt, or"
-                " their arguments"
+                "arch.models=[]: names no net that answers; use arch=prefix, and give folders of"
+                " runs of arch=gpt, or their arguments"
             )
         self._run, self._form = run, Form(**form)
         self._models = [

@@ -87,14 +87,14 @@ def read_hub(name: str) -> Sets:
 
 def split(examples: Sequence[Example], held_out: float) -> Sets:
     """Hold out texts by their content, so that no text is on both sides; of two texts or more,
-    at least one is on each side.
+    at least one is on each side. One text alone is for training.
     """
     sets: Sets = {"train": [], "test": []}
     places = {example.context: _place(example.context) for example in examples}
     tested = {context for context, place in places.items() if place < held_out}
-    if len(places) > 1 and held_out:
+    if held_out:
         in_order = sorted(places, key=places.__getitem__)
-        tested = (tested | {in_order[0]}) - {in_order[-1]}
+        tested = (tested | {*in_order[:1]}) - {*in_order[-1:]}
     for example in examples:
         sets["test" if example.context in tested else "train"].append(example)
     return sets

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from math import comb
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,8 @@ BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3), 16: (4, 4)}  # size: rows and columns 
 DIGITS = "0123456789ABCDEFG"  # as a board is written, by their values
 # boards searched together: bounds memory, and makes the search go deep before it goes wide
 WIDTH = 4096
+SOLVED = {4: 288, 6: 28_200_960}  # different solved boards
+MOST = 10**7  # boards of one dataset, before augmentation
 ROUNDS = 30  # attempts to find enough boards before giving up
 SPARE = 3  # solved boards for each puzzle that has to be hard: most puzzles of size 9 are not
 FOR_EVER = 1 << 60
@@ -238,6 +241,11 @@ def generate(
         raise ConfigError(
             f"train={counts[0]} test={counts[-1]}: each part needs at least one board"
         )
+    if sum(counts) > (most := most_puzzles(size, blanks)):
+        raise ConfigError(
+            f"train={counts[0]} test={counts[-1]}: at most {most:,} different {size}x{size} puzzles"
+            f" with blanks={blanks} can be made; ask for fewer"
+        )
     rng = np.random.default_rng([seed, size, blanks])
     solved = _distinct_solutions(size, sum(counts) * (SPARE if min_guesses else 1), rng)
     if len(solved) < len(counts):
@@ -248,6 +256,11 @@ def generate(
         _puzzles(pool, count, size, blanks, min_guesses, rng)
         for pool, count in zip(pools, counts, strict=True)
     ]
+
+
+def most_puzzles(size: int, blanks: int) -> int:
+    """How many different puzzles there can be at most, and that are worth waiting for."""
+    return min(SOLVED.get(size, MOST) * comb(size * size, blanks), MOST)
 
 
 def _distinct_solutions(size: int, wanted: int, rng: np.random.Generator) -> np.ndarray:

@@ -230,6 +230,9 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.serve:
         return serve(*asked.serve)
+    for option, folder in (("--hrm", asked.hrm), ("--trm", asked.trm)):
+        if folder and not Path(folder, "models", "losses.py").is_file():
+            parser.error(f"{option} {folder}: no checkout of the published code; clone it there")
     print("| net | way | ms per step | times as fast as the first |\n|---|---|---|---|")
     for net in NETS:
         compare(net, asked.hrm if net == "hrm" else asked.trm)

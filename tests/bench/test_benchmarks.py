@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import bench_checkpoint
+from tests.bench import bench_checkpoint, bench_step
 from tests.ranks import ROOT
 
 NAMES = sorted(path.stem for path in (ROOT / "tests" / "bench").glob("bench_*.py"))
@@ -125,6 +125,15 @@ def test_what_a_benchmark_lacks_is_named(
     monkeypatch.setattr(sys, "argv", [name])
     importlib.import_module(f"tests.bench.{name}").main()
     assert capsys.readouterr().out.startswith("skipped: give ")
+
+
+def test_a_folder_without_published_code_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench_step", "--trm", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        bench_step.main()
+    assert f"--trm {tmp_path}: no checkout of the published code" in capsys.readouterr().err
 
 
 def test_saves_are_measured_in_a_folder_that_git_ignores(

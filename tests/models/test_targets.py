@@ -4,6 +4,7 @@ Llama model.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,19 @@ def test_a_folder_with_a_llama_model_is_the_net_that_it_was_written_from(
     # written in float32
     assert_close(outputs(theirs, batch), outputs(ours, batch), rtol=1e-4, atol=1e-5)
     assert "model.target" in theirs.frozen()
+
+
+def test_a_target_that_is_not_as_it_was_written_is_refused(
+    tms_target: Path, tmp_path: Path
+) -> None:
+    """One bit of a weight, which safetensors does not notice."""
+    shutil.copytree(tms_target, tmp_path / "target")
+    for file in (tmp_path / "target").glob("checkpoints/step_*/model.safetensors"):
+        content = bytearray(file.read_bytes())
+        content[-2] ^= 1
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"^arch\.target=.*: step_\d+ is damaged \(model\.safe"):
+        objective_on(tmp_path / "target", tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -231,7 +231,7 @@ def _deleted_while_read(path: Path) -> ConfigError:
 
 
 def _meta_in(folder: Path, path: Path) -> dict[str, Any]:
-    _refuse_damaged(folder, path, "meta.json".__eq__)
+    refuse_damaged(folder, path, "meta.json".__eq__)
     try:
         meta = metas.read(folder)
         if (folder / MANIFEST).exists():  # a run has written it, and all that it writes
@@ -254,7 +254,7 @@ def _open(
         with _refusing(path, f"; {ANOTHER}"):
             meta = _meta_in(folder, path)
             groups = [group for group in meta["groups"] if only is None or group in only]
-            _refuse_damaged(folder, path, partial(_is_of, groups, shards), hashed)
+            refuse_damaged(folder, path, partial(_is_of, groups, shards), hashed)
             tensors = {
                 group: _plain(contents.stored_in(folder, group), path, folder) for group in groups
             }
@@ -333,9 +333,10 @@ def _plain(tensors: Tensors, path: Path, place: Path) -> Tensors:
     return plain
 
 
-def _refuse_damaged(
+def refuse_damaged(
     folder: Path, path: Path, wanted: Callable[[str], bool], hashed: bool = True
 ) -> None:
+    """Raises ConfigError for the first of the wanted files that is not as it was written."""
     if not (folder / MANIFEST).exists():
         # an older checkpoint, or one made by hand: readable, but nothing says what it should be
         return

@@ -38,6 +38,11 @@ def explain(error: BaseException) -> str:
             " key=[a,b]"
         )
     if isinstance(error, OverrideParseException):
+        key, _, value = error.override.partition("=")
+        if value.startswith("~"):
+            return (
+                f"{error.override}: the shell has left the ~ as it is; write {key}=$HOME{value[1:]}"
+            )
         return (
             f"{error.override}: cannot be read; write key=value, with quotes around special"
             " characters: 'key=\"a,b\"'"

@@ -17,6 +17,7 @@ from utils.command.keys import A_PATH, Rules
 from utils.command.moved import current_name
 from utils.command.values import Rule, leaves
 from utils.errors import ConfigError, brief, short
+from utils.gpus import gib_of_each
 from utils.ranks.launchers import Launch
 
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -76,6 +77,8 @@ def check_combinations(config: DictConfig, launch: Launch) -> None:
             f"plan_cards={config.plan_cards}: says for which GPUs plan=show plans; add it, or"
             " remove plan_cards"
         )
+    if config.plan_cards is not None:
+        gib_of_each(config.plan_cards)
     if config.plan and isinstance(micro, int):
         raise ConfigError(
             f"micro_batch_size={micro}: is what plan={config.plan} is to find; remove one of them"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from utils.errors import ConfigError, short
+from utils.gpus import gib_of_each
 from utils.measure.hardware import WITHOUT_BFLOAT16
 from utils.ranks.distributed import Dist
 
@@ -76,18 +76,7 @@ def cards_of(dist: Dist) -> list[Card]:
 
 def cards_named(text: str) -> list[Card]:
     """Parses `8x80` or `2x80+24`: GPUs of so many GiB."""
-    match = re.fullmatch(r"(\d{1,4}x)?\d+(\.\d+)?(\+(\d{1,4}x)?\d+(\.\d+)?)*", text)
-    counted = [part.rpartition("x") for part in text.split("+")] if match else []
-    cards = [
-        Card("GPU", int(float(memory) * GIB))
-        for count, _, memory in counted
-        for _ in range(int(count or 1))
-    ]
-    if not cards or not all(card.bytes for card in cards):
-        raise ConfigError(
-            f"plan_cards={short(text)}: write numbers of GPUs and their GiB, as 8x80, or 2x80+24"
-        )
-    return cards
+    return [Card("GPU", int(gib * GIB)) for gib in gib_of_each(text)]
 
 
 def gib(count: float) -> str:

@@ -106,6 +106,8 @@ def detect(env: Mapping[str, str]) -> Launch:
                 f"{family.rank}={rank} is outside 0..{world_size - 1} ({size_key}={world_size});"
                 " unset both or correct them"
             )
+        if world_size > 1:
+            _given_port(env)  # known now, before anything slow is loaded
         return Launch(name, rank, world_size, _local_rank(name, env, rank, world_size))
     return Launch()
 
@@ -121,9 +123,7 @@ def master_address(env: Mapping[str, str], launch: Launch, parent: int) -> tuple
             f"MASTER_ADDR is not set and {launch.launcher} on several hosts does not tell it;"
             " export MASTER_ADDR=<host of rank 0>"
         )
-    if env.get("MASTER_PORT"):
-        if not 0 < (port := _integer(env, "MASTER_PORT")) < 1 << 16:
-            raise ConfigError(f"MASTER_PORT={port} is no port; export one from 1024 to 65535")
+    if port := _given_port(env):
         return address, port
     job = next((env[key] for key in JOB_NAMES.get(launch.launcher, ()) if env.get(key)), None)
     if launch.launcher == "srun":
@@ -132,6 +132,14 @@ def master_address(env: Mapping[str, str], launch: Launch, parent: int) -> tuple
     if job is None and one_host and not env.get("MASTER_ADDR"):
         job = str(parent)  # one process started all ranks of this host
     return address, DEFAULT_PORT if job is None else FIRST_PORT + zlib.crc32(job.encode()) % PORTS
+
+
+def _given_port(env: Mapping[str, str]) -> int | None:
+    if not env.get("MASTER_PORT"):
+        return None
+    if not 0 < (port := _integer(env, "MASTER_PORT")) < 1 << 16:
+        raise ConfigError(f"MASTER_PORT={port} is no port; export one from 1024 to 65535")
+    return port
 
 
 def first_host(nodelist: str) -> str:

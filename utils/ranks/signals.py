@@ -1,4 +1,5 @@
-"""Requests to stop: SIGTERM, SIGUSR1 and Ctrl-C set a flag that the run reads between steps.
+"""Requests to stop: SIGTERM, SIGUSR1, Ctrl-C and a closed terminal set a flag that the run reads
+between steps.
 
 Python runs a handler between two bytecodes of the main thread, which may be blocked for minutes in
 a collective. So the handlers here do nothing: the interpreter writes the number of each signal into
@@ -20,6 +21,8 @@ from typing import NoReturn
 from utils.terminal import CLEAR, redrawable
 
 STATUS: dict[int, int] = {signal.SIGTERM: 143, signal.SIGUSR1: 138, signal.SIGINT: 130}
+# what else is heard, and what it counts as: a terminal that is closed asks to stop
+ALIKE: dict[int, int] = {signal.SIGHUP: signal.SIGTERM}
 # if ranks get different signals, all follow the first in this order
 ORDER = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SAME_PRESS_S = 1.0  # under torchrun one Ctrl-C comes twice: from the terminal and from torchrun
@@ -49,11 +52,13 @@ def install(rank: int = 0, closing: Callable[[int, str], bool] | None = None) ->
         return
     _state.installed = True
     # a signal that arrives before everything is in place could be lost
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, STATUS)
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, (*STATUS, *ALIKE))
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    for signum in STATUS:
+    for signum in (*STATUS, *ALIKE):
+        if signum in ALIKE and signal.getsignal(signum) is signal.SIG_IGN:
+            continue  # started by nohup
         signal.signal(signum, _nothing)
         signal.siginterrupt(signum, False)  # libraries in C need not be ready for interrupted calls
     os.register_at_fork(after_in_child=_detach)
@@ -95,7 +100,7 @@ def chosen(sums: Sequence[float]) -> int:
 
 def quiet_worker() -> None:
     """Called in a worker process, which leaves signals to the main process."""
-    for signum in STATUS:
+    for signum in (*STATUS, *ALIKE):
         signal.signal(signum, signal.SIG_IGN)
     _detach()
 
@@ -124,8 +129,8 @@ def end_now(status: int, words: Callable[[], None] = lambda: None) -> NoReturn:
 
 def _listen(pipe: int) -> None:
     while True:
-        for signum in os.read(pipe, 64):
-            if signum in STATUS:
+        for number in os.read(pipe, 64):
+            if (signum := ALIKE.get(number, number)) in STATUS:
                 _heard(signum)
 
 

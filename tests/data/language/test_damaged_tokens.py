@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from data.language.token_files import BLOCK, MAGIC, SAMPLED, bin_header
+from data.tokenizer import LARGEST_VOCABULARY, FromFile
 from tests.data.language.token_helpers import VOCAB, source, write_bin, write_corpus, write_npy
 from tests.ranks import assert_one_line, run_line
 from utils.errors import ConfigError
@@ -192,6 +193,18 @@ def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
         ConfigError, match=r"tokenizer.json is no tokenizer \(.*\); give a tokenizer.json that"
     ):
         source(tmp_path)
+
+
+def test_a_tokenizer_with_a_huge_id_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    vocab = {"a": 0, "b": LARGEST_VOCABULARY}
+    path.write_text(
+        json.dumps(
+            {"version": "1.0", "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "a"}}
+        )
+    )
+    with pytest.raises(ConfigError, match=r"has a token of id 16777216, and ids must be less"):
+        FromFile("data.tokenizer=x", path)
 
 
 def test_windows_that_no_file_holds(tmp_path: Path) -> None:

@@ -86,6 +86,14 @@ def test_generated_puzzles_are_unique_disjoint_and_have_their_blanks(size, blank
     assert not is_solved(broken, size).any()
 
 
+@pytest.mark.parametrize("train", [4601, 10**9])
+def test_more_puzzles_than_there_can_be_are_refused_at_once(train: int) -> None:
+    with pytest.raises(ConfigError, match=f"^train={train} test=8: at most 4,608 different 4x4"):
+        generate(4, (train, 8), blanks=1, seed=0)
+    with pytest.raises(ConfigError, match="at most 10,000,000 different 9x9 puzzles"):
+        generate(9, (10**8, 8), blanks=50, seed=0)
+
+
 def test_more_puzzles_than_solved_boards_are_still_distinct_and_disjoint():
     (train, train_answers), (test, test_answers) = generate(4, (700, 100), 8, seed=0)
     assert len({board.tobytes() for board in np.concatenate([train, test])}) == 800

@@ -155,6 +155,7 @@ def test_detect(env: dict[str, str], expected: Launch) -> None:
         (plain(4, 4, 0), "RANK=4 is outside 0..3"),
         ({**plain(0, 2, 0), "WORLD_SIZE": "two"}, "WORLD_SIZE='two' is not a whole number"),
         ({**STEP, "SLURM_PROCID": "-1"}, "SLURM_PROCID=-1 is outside 0..7"),
+        ({**plain(1, 2, 1), "MASTER_PORT": "70000"}, "MASTER_PORT=70000 is no port"),
     ],
 )
 def test_detect_names_what_is_wrong(env: dict[str, str], message: str) -> None:

@@ -91,6 +91,19 @@ def test_later_it_asks_though_the_main_thread_is_in_c_and_as_often_as_one_likes(
         assert end(process) == (7, f"asked {int(signum)}\n", ""), "the first one counts"
 
 
+def test_a_terminal_that_is_closed_asks_to_stop_unless_nohup_says_not() -> None:
+    with listener("signals.defer()" + REPORT.format(seconds=0.2)) as process:
+        send(process, signal.SIGHUP)
+        assert end(process) == (7, f"asked {int(signal.SIGTERM)}\n", "")
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # children inherit it
+    try:
+        with listener() as process:
+            send(process, signal.SIGHUP, signal.SIGUSR1)
+            assert end(process, 3)[0] == 138
+    finally:
+        signal.signal(signal.SIGHUP, former)
+
+
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_ctrl_c_asks_once_and_ends_the_second_time(rank: int) -> None:
     asks = "Ctrl-C: saving, then stopping; again to stop at once\n"
