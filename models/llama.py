@@ -63,6 +63,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen2": {"num_key_value_heads": 32},
     "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
 }
+COUNTS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
 # Options that our net does not have, and the value that turns each off
 NEUTRAL: dict[str, Any] = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
 UNUSED = re.compile(r".*rotary_emb\.inv_freq|lm_head\.weight")  # older files hold these, too
@@ -95,6 +96,12 @@ def arch_of(config: Mapping[str, Any]) -> dict[str, Any]:
             f" {', '.join(KINDS)} can be read"
         )
     given = KINDS[kind] | dict(config)
+    for key in COUNTS:
+        if type(given[key]) is not int or given[key] < 1:
+            raise ConfigError(
+                f"config.json has {key}={brief(given[key])}; it must be a whole number of at least"
+                " 1"
+            )
     rope = _rope_of(given)
     _check_neutral(kind, given, rope)
     width, heads = given["hidden_size"], given["num_attention_heads"]
@@ -307,9 +314,14 @@ def write(
             part: rows.contiguous() for part, rows in zip(their_names(name), parts, strict=True)
         }
     config = config_of(shape, len(weights["embed_tokens.embedding_weight"]), seq_len, begin)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "model.safetensors", save(theirs, {"format": "pt"}))
-    write_whole(folder / "config.json", json.dumps(config, indent=2) + "\n")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "model.safetensors", save(theirs, {"format": "pt"}))
+        write_whole(folder / "config.json", json.dumps(config, indent=2) + "\n")
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}: cannot be written ({brief(error)}); give another folder"
+        ) from None
 
 
 def export(*arguments: str) -> str:

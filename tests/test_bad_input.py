@@ -288,6 +288,10 @@ QUICK: list[Row] = [
         ["hydra.launcher._target_=os.system", "-m", "seed=0,1"],
         "hydra.launcher._target_=os.system: Hydra would run that",
     ),
+    (
+        ["hydra/sweeper=optuna", "-m", "seed=0,1", "hydra.sweeper.trials=0"],
+        "error: hydra.sweeper.trials=0: must be at least 1",
+    ),
     (["hydra/launcher=nope", "-m"], "hydra/launcher=nope: unknown; choose one of"),
     (["arch=null,trm", "-m"], "arch=null: unknown; choose one of"),
     (

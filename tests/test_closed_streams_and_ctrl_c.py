@@ -75,6 +75,14 @@ def test_help_that_nobody_reads_to_its_end_is_no_error() -> None:
     assert done.stderr == ""
 
 
+def test_help_to_a_full_disk_is_one_line() -> None:
+    done = shell(f"{shlex.quote(sys.executable)} pretrain.py --help > /dev/full")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: the output cannot be written (No space left on device); make room for it\n"
+    )
+
+
 def test_signals_are_heard_before_anything_slow_is_loaded() -> None:
     body = [
         ast.unparse(node)

@@ -60,9 +60,16 @@ def exit_status(
         print("\ninterrupted", file=sys.stderr)
         return 130
     except expected as error:
-        print(error, file=sys.stderr)
+        print(_line_of(error), file=sys.stderr)
         return 2
     return 0
+
+
+def _line_of(error: Exception) -> str:
+    if not isinstance(error, OSError) or isinstance(error, ConfigError):
+        return str(error)
+    path = error.filename2 or error.filename
+    return f"{path}: cannot be used ({brief(error)})" if path else brief(error)
 
 
 def brief(thing: object) -> str:

@@ -206,6 +206,24 @@ def test_a_net_that_is_of_two_kinds_cannot_be_exported() -> None:
         llama.config_of(shape, 23, 64, None)
 
 
+@pytest.mark.parametrize("key", llama.COUNTS)
+@pytest.mark.parametrize("value", [0, -1, "16", 1.5, None, True, [1]])
+def test_counts_of_a_config_are_whole_numbers(key: str, value: Any) -> None:
+    shape = Shape(num_layers=1, hidden_size=16, num_heads=4)
+    config = llama.config_of(shape, 23, 64, None)
+    assert llama.arch_of(config)["num_layers"] == 1
+    with pytest.raises(ConfigError, match=rf"^config.json has {key}=.*; it must be a whole number"):
+        llama.arch_of(config | {key: value})
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    net = GPT(Spec(vocab_size=8, seq_len=8), num_layers=1, hidden_size=16, num_heads=2)
+    for folder in (tmp_path / "file", tmp_path / "file" / "inside"):
+        with pytest.raises(ConfigError, match=rf"^{folder}: cannot be written \(.*\); give anot"):
+            llama.write(folder, net.state_dict(), net.shape, 8)
+
+
 def test_the_data_s_vocabulary_is_named_where_it_is_another(tmp_path: Path) -> None:
     keys = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "forward_dtype": "float32"}
     net = GPT(Spec(vocab_size=256, seq_len=8), **keys)

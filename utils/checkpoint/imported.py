@@ -114,11 +114,11 @@ def _write(weights: dict[str, Tensor], source: Path, folder: Path) -> None:
         tensorfiles.read(file)  # a dtype that can be written and not be read
         (aside / "meta.json").write_text(json.dumps({"groups": [GROUP]}) + "\n")
         aside.rename(folder)
-    except OSError as error:
-        raise ConfigError(
-            f"{folder}: cannot be written ({brief(error)}); give another folder"
-        ) from None
     except Exception as error:  # safetensors refuses in many ways
+        if isinstance(error, OSError) or "I/O error" in str(error):
+            raise ConfigError(
+                f"{folder}: cannot be written ({brief(error)}); give another folder"
+            ) from None
         raise ConfigError(
             f"{source}: cannot be written as safetensors ({brief(error)}); convert it to plain"
             " tensors first"

@@ -17,6 +17,8 @@ def explain(error: BaseException) -> str:
 
     if not isinstance(error, HydraException | OmegaConfBaseException):
         return ""
+    if isinstance(error.__cause__, ConfigError):  # of a sweeper of ours, which Hydra has made
+        return str(error.__cause__)
     text = str(error)
     if match := re.search(r"Could not find '([\w/]+)/([^'/]*)'", text):
         group, name = match.groups()
@@ -69,6 +71,8 @@ def blame(error: Exception, arguments: Sequence[str]) -> str:
         return line
     if isinstance(error, OSError):
         path = str(error.filename or "")
+        if not path:
+            return f"the output cannot be written ({error.strerror or error}); make room for it"
         given = next(
             (
                 argument

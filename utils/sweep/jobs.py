@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobRuntime, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -127,13 +128,12 @@ def prepare(
 ) -> Job:
     """Composes and checks a job, and names its run."""
     composed = context.config_loader.load_sweep_config(master, list(overrides))
-    # what is swept stands there with all its values
-    shared = {*_plain(master.hydra.overrides.task)}
+    fixed = fixed_keys(_plain(master.hydra.overrides.task))
     with open_dict(composed):
         composed.hydra.job.id = composed.hydra.job.num = number - 1
         # names that are cut show what is swept
         composed.hydra.overrides.task = sorted(
-            composed.hydra.overrides.task, key=shared.__contains__
+            composed.hydra.overrides.task, key=lambda override: key_of(override) in fixed
         )
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(composed)
@@ -149,6 +149,12 @@ def prepare(
         return Job(number, list(overrides), composed, raw, config, error)
     finally:
         HydraConfig.instance().cfg = before
+
+
+def fixed_keys(overrides: Sequence[str]) -> set[str]:
+    """The keys of a sweep's overrides that have one value, however it is written."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return {key_of(one.input_line or "") for one in parsed if not one.is_sweep_override()}
 
 
 def _plain(overrides: Any) -> list[str]:

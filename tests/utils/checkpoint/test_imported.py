@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from tests.models.recursive.test_act import make
 from utils.checkpoint.__main__ import main
@@ -105,6 +106,22 @@ def test_nothing_else_is_read(
     assert error.startswith(f"step_1: {problem}")
     assert error.count("\n") == 1
     assert sorted(os.listdir()) == ["step_1"], "nothing ran, and nothing is left"
+
+
+def test_a_full_disk_is_no_fault_of_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    torch.save({"a": torch.ones(1)}, tmp_path / "step_1")
+    assert main(["import", str(tmp_path / "step_1"), str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert (
+        said
+        == f"{tmp_path}/out: cannot be written (No space left on device); give another folder\n"
+    )
 
 
 def test_what_is_no_such_file_is_said(

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from tests.browser import chromium, opened
 from tests.runs import TINY_TRM, train
+from utils.errors import ConfigError
 from utils.rundir.report.__main__ import MOST_BYTES, draw, main, read
 from utils.rundir.report.page import escaped
 from utils.rundir.report.reading import read_run
@@ -142,6 +143,12 @@ def test_damaged_files_make_a_page_all_the_same(content: bytes, tmp_path: Path) 
     (scenes / "x.scene.json").write_bytes(content)
     draw([tmp_path], None)
     assert "payload" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("output", ["", "nowhere/page.html"])
+def test_a_page_that_cannot_be_written_is_one_line(output: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r": cannot be written \(.*\); give another place with"):
+        draw([written(tmp_path / "run", [], [])], str(tmp_path / output))
 
 
 def test_curves_keep_extremes(tmp_path: Path) -> None:

@@ -78,6 +78,10 @@ def draw(directories: list[Path], output: str | None) -> str:
     try:
         write_whole(aside, render(payload, title))
         os.replace(aside, path)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be written ({brief(error)}); give another place with --output"
+        ) from None
     finally:
         aside.unlink(missing_ok=True)
     return "\n".join([*verdicts(payload), f"report: {path}"])
