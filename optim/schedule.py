@@ -26,12 +26,14 @@ class Constant:
 @dataclass(frozen=True)
 class WarmupCosine:
     """HRM's: linear warm-up, then half a cosine down to `min_ratio` of the base rate at the last
-    step.
+    step. With `decay_share` the base rate stays (WSD, Hu et al. 2024, arXiv 2404.06395) until that
+    share of the steps is left, and falls in a line.
     """
 
     total_steps: int
     warmup_steps: int
     min_ratio: float
+    decay_share: float | None = None
 
     def __post_init__(self) -> None:
         if self.warmup_steps < 0:
@@ -44,10 +46,19 @@ class WarmupCosine:
                 f"lr_min_ratio={self.min_ratio}: the last rate is a share of the first; choose 0"
                 " to 1"
             )
+        if self.decay_share is not None and not 0 < self.decay_share <= 1:
+            raise ConfigError(
+                f"lr_decay_share={self.decay_share}: is a share of the steps; choose more than 0,"
+                " and at most 1"
+            )
 
     def __call__(self, step: int) -> float:
         if step < self.warmup_steps:
             return step / max(1, self.warmup_steps)
+        if self.decay_share is not None:
+            falls = min(self.decay_share * self.total_steps, self.total_steps - self.warmup_steps)
+            left = (self.total_steps - step) / max(1, falls)
+            return self.min_ratio + (1 - self.min_ratio) * min(1.0, max(0.0, left))
         progress = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
         return self.min_ratio + max(
             0.0, (1 - self.min_ratio) * 0.5 * (1 + math.cos(math.pi * progress))

@@ -24,14 +24,19 @@ from utils.spec import IGNORE
 
 
 class CausalLM(Objective):
-    """Sums the cross entropy over tokens. Bits per byte compare nets with different tokenizers."""
+    """Sums the cross entropy over tokens. Bits per byte compare nets with different tokenizers.
+
+    With `z_loss`, training also keeps the softmax's denominators near 1, so that logits do not
+    drift (Chowdhery et al. 2022, section 5); evaluations do not count it.
+    """
 
     costs = frozenset({"loss", "bpb"})
     model: GPT
     bytes_V: Tensor
 
-    def __init__(self, model: GPT, chunk_tokens: int | None = None) -> None:
+    def __init__(self, model: GPT, chunk_tokens: int | None = None, z_loss: float = 0.0) -> None:
         super().__init__(model)
+        self.z_loss = z_loss
         if chunk_tokens is not None and chunk_tokens < 1:
             raise ConfigError(
                 f"arch.loss.chunk_tokens={chunk_tokens}: must be at least 1; null computes all"
@@ -98,13 +103,17 @@ class CausalLM(Objective):
         labels_BL = batch["labels"].long()
         counted_BL = labels_BL != IGNORE
         hidden_BLD = self.model(batch["inputs"], batch.get("documents"))
-        loss = self._summed(hidden_BLD.flatten(0, 1), labels_BL.flatten())
+        summed = self._summed(hidden_BLD.flatten(0, 1), labels_BL.flatten())
+        nats = summed[0] if self.z_loss else summed
         weight = counted_BL.sum()
-        metrics = {"loss": (loss.detach(), weight)}
+        metrics = {"loss": (nats.detach(), weight)}
         if len(self.bytes_V):
             bytes_BL = self.bytes_V[labels_BL.clamp_min(0)] * counted_BL
-            metrics["bpb"] = (loss.detach() / math.log(2), bytes_BL.sum())
-        return loss, weight, metrics
+            metrics["bpb"] = (nats.detach() / math.log(2), bytes_BL.sum())
+        if not self.z_loss:
+            return nats, weight, metrics
+        metrics["log_z2"] = (summed[1].detach(), weight)
+        return nats + self.z_loss * summed[1], weight, metrics
 
     def _summed(self, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
         """Sums piece by piece, so that the logits of all tokens never exist at once."""
@@ -117,12 +126,16 @@ class CausalLM(Objective):
             checkpoint(self._piece, *piece, use_reentrant=False, preserve_rng_state=False)
             for piece in pieces
         ]
-        return torch.stack(sums).sum()
+        return torch.stack(sums).sum(0)
 
     def _cross_entropy(self, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
-        return F.cross_entropy(
-            self.model.logits(hidden_ND), labels_N, ignore_index=IGNORE, reduction="sum"
-        )
+        """Returns the sum; with a z-loss also that of the squared logs of the denominators."""
+        logits_NV = self.model.logits(hidden_ND)
+        nats = F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORE, reduction="sum")
+        if not self.z_loss:
+            return nats
+        squares_N = logits_NV.logsumexp(-1).square()
+        return torch.stack((nats, squares_N.where(labels_N != IGNORE, 0.0).sum()))
 
 
 def _chosen(

@@ -102,3 +102,14 @@ def test_a_schedule_of_epochs_needs_epochs():
     assert build_schedule(
         decay | {"steps_per_epoch": 3}, total_steps=12, steps_per_epoch=None
     ) == StepDecay(3, 1, 0.7)
+
+
+def test_a_rate_that_stays_and_then_falls() -> None:
+    schedule = WarmupCosine(total_steps=100, warmup_steps=10, min_ratio=0.1, decay_share=0.2)
+    assert [schedule(step) for step in (5, 10, 50, 80)] == [0.5, 1.0, 1.0, 1.0]
+    assert [schedule(step) for step in (90, 100)] == pytest.approx([0.55, 0.1])
+    late = WarmupCosine(100, 90, 0.0, 0.2)
+    assert [late(step) for step in (90, 95)] == [1.0, 0.5], "it falls after the warm-up"
+    for share in (0.0, 1.5):
+        with pytest.raises(ConfigError, match=rf"^lr_decay_share={share}: is a share"):
+            WarmupCosine(100, 10, 0.0, share)

@@ -37,6 +37,7 @@ class Needs:
     attends: bool = False  # whether the net has attention
     # of what is frozen, those parts that may lie on devices of their own
     models: Sequence[int] = ()
+    parameters: int = 0  # how many numbers train
 
     def state(self, ranks: int, split: bool) -> int:
         """Bytes that stay from step to step on one of so many ranks; `split`: ranks share what
@@ -284,10 +285,11 @@ def table(
         if layout.split and layout.ranks > 1
         else ""
     )
+    of_parameters = f"of {needs.parameters:,} parameters{parted and f', {parted}'}"
     kernels = ("one kernel" if fused else "few kernels") + " for all weights" if card.is_gpu else ""
     joined = "what a compiler joins needs less" if card.is_gpu else ""
     state = {
-        "weights": (needs.trained, parted),
+        "weights": (needs.trained, of_parameters),
         "gradients": (needs.gradients, ""),
         "optimizer": (needs.remembered, kernels),
         "averages": (needs.averaged, ""),
@@ -393,4 +395,5 @@ def count(
         each=two.peak - one.peak,
         attends=one.attends,
         models=[footprint.size(part.parameters()) for part in objective.movable()],
+        parameters=sum(parameter.numel() for parameter in trained),
     )

@@ -123,6 +123,22 @@ def test_pieces_and_recomputation_change_nothing(keys: dict) -> None:
         )
 
 
+@pytest.mark.parametrize("chunk", [None, 7])
+def test_a_z_loss_is_added_in_training_and_counts_in_no_evaluation(chunk: int | None) -> None:
+    batch, plain, other = batch_of(4), make(), make()
+    batch["labels"][0, :5] = IGNORE
+    other.chunk_tokens, other.z_loss = chunk, 0.01
+    without, out = plain(batch, None, NOTHING), other(batch, None, NOTHING)
+    logs = torch.logsumexp(scores(plain, batch), -1)[batch["labels"] != IGNORE]
+    torch.testing.assert_close(out.loss, without.loss + 0.01 * logs.square().sum())
+    torch.testing.assert_close(other.predict(batch).metrics["loss"][0], without.loss.detach())
+    out.loss.backward()
+    without.loss.backward()
+    torch.testing.assert_close(out.metrics["log_z2"], (logs.square().sum(), without.weight))
+    first, second = (each.model.lm_head.weight.grad for each in (plain, other))
+    assert not torch.allclose(first, second), "it pulls at the logits"
+
+
 def test_options_do_what_they_say() -> None:
     batch = batch_of(4)
     assert scores(make(logit_cap=1.0), batch).abs().max() <= 1 < scores(make(), batch).abs().max()

@@ -28,6 +28,7 @@ def needs(state: float, first: float, each: float, largest: float = 0) -> Needs:
         largest=int(largest * GIB),
         first=int(first * GIB),
         each=int(each * GIB),
+        parameters=1_234_567,
     )
 
 
@@ -207,6 +208,7 @@ def test_the_table_says_how_much_and_why() -> None:
         "of 64 examples a step, in 2 on each rank; 20 at once would need 23.0 GiB"
         in lines["micro_batch_size"]
     )
+    assert "of 1,234,567 parameters" in lines["weights"]
     assert lines["optimizer"].split()[2:] == [
         "5.0",
         "GiB",
