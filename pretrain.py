@@ -56,6 +56,7 @@ from utils.measure import capacity, hardware
 from utils.measure.evaluation import Evaluation, check_names
 from utils.measure.metrics import Clock, Meter, Metric
 from utils.measure.micro_batch import shards_at_once
+from utils.measure.profile import traced
 from utils.measure.report import Prediction
 from utils.noise import Noise
 from utils.ranks import distributed, signals
@@ -348,7 +349,11 @@ def train(trainer: Trainer) -> None:
     pins_memory = trainer.dist.device.type == "cuda"
     stream = ShardStream(trainer.source, trainer.parts, standing.step, length.total_steps)
     trainer.objective.train()
-    with closing(train_loader(stream, cfg.num_workers, pins_memory)) as loader:
+    traces = cfg.profile_steps if trainer.dist.is_main else None
+    with (
+        closing(train_loader(stream, cfg.num_workers, pins_memory)) as loader,
+        traced(traces, trainer.run.directory, trainer.run.say) as step_is_done,
+    ):
         # what was left to do when the run was interrupted
         sums = trainer.dist.sums(trainer.keeper.report().numbers())
         after_step(trainer, Notices.from_numbers(sums))
@@ -358,6 +363,7 @@ def train(trainer: Trainer) -> None:
                 _, parts = next(loader)
             train_step(trainer, parts)
             standing.step += 1
+            step_is_done()
             clock.tick(length.examples_per_update)
             logs = standing.step % cfg.log_interval == 0 or standing.step == length.total_steps
             standing.evaluation_due = length.evaluates_after(standing.step)

@@ -101,11 +101,12 @@ def test_recipes_generate_the_same_text_in_transformers(recipe: str, tmp_path: P
         f"experiment={recipe}",
         f"data_path={tmp_path}/data",
         "arch.num_layers=2",
+        "arch.hidden_size=48",
         "arch.forward_dtype=float32",
         "max_steps=60",
         "tokens_per_update=null",
         "global_batch_size=16",
-        "data.seq_len=64",
+        "data.seq_len=48",
         "data.val_tokens=500",
         "eval_every_steps=null",
     )

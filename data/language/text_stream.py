@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.language.choices import choice_sets
 from data.language.text_files import Documents, Field, HubTexts, TextFiles
 from data.language.token_files import Corpus
 from data.language.tokens import sequences, whole_steps
@@ -58,6 +59,7 @@ class StreamSource(Source):
         seq_len: int = 256,
         val_share: float = 0.05,
         val_tokens: int = 1 << 16,
+        choices: str | None = None,
         prompt: str | None = None,
         max_new_tokens: int = 0,
         temperature: float = 1.0,
@@ -109,6 +111,7 @@ class StreamSource(Source):
         self._eval_sets: dict[str, EvalSet] = {}
         if not (run.eval_only and prompt is not None):
             self._eval_sets["val"] = HeldOut(known, seq_len, val_tokens)
+        self._eval_sets |= choice_sets(choices, known.where, self._tokenizer, seq_len)
         tokens = prompt_tokens(prompt, self._tokenizer, self._tokenizer.begin, [held_out], seq_len)
         if tokens is not None and max_new_tokens:
             self._eval_sets["sample"] = prompt_set(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data.language.choices import choice_sets
 from data.language.mixture import Mixture
 from data.language.packing import PackedWindows
 from data.language.python_text import python_text
@@ -50,6 +51,7 @@ class TokenSource(Source):
         vocab_size: int | None = None,
         begin_token: int | None = None,
         val_tokens: int | None = 1 << 20,
+        choices: str | None = None,
         prompt: str | None = None,
         max_new_tokens: int = 0,
         temperature: float = 1.0,
@@ -95,6 +97,7 @@ class TokenSource(Source):
                 self._eval_sets[f"val-{name}" if mix else "val"] = HeldOut(
                     corpus, seq_len, most, self._begin
                 )
+        self._eval_sets |= choice_sets(choices, first.where, first.tokenizer, seq_len)
         if prompt is not None and first.tokenizer is None:
             raise ConfigError(
                 f"data.prompt={prompt}: {first.where}: no tokenizer stands in dataset.json; name"
