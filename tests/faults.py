@@ -2,14 +2,15 @@
 
 `python -m tests.faults WHAT@WHERE RANK WHEN key=value …`
 
-WHAT: raise, raise-stuck (with a W&B that does not end), hang, kill, nan, full or readonly (the disk
-that FAULT_DISK names), flip (a file reads differently), wandb (its process is killed), suspend (for
-10 s), a signal such as SIGTERM, several (SIGINT+pause+SIGINT), or `launcher:SIGTERM` for a signal
-to the launcher.
+WHAT: raise, raise-stuck (with a W&B that does not end), hang, kill, kill-now, nan, full or readonly
+(the disk that FAULT_DISK names), flip (a file reads differently), wandb (its process is killed),
+suspend (for 10 s), a signal such as SIGTERM, several (SIGINT+pause+SIGINT), or `launcher:SIGTERM`
+for a signal to the launcher.
 
 WHERE: objective (a training step), predict (an evaluation batch), data (the source's constructor),
 worker (a batch in a loader process), callback (a hook of the sparse optimizer), save (the thread
-that writes a checkpoint), read (a file of a checkpoint that is hashed).
+that writes a checkpoint), reported (there, when a rank's files are on the disk), published (on rank
+0, when everyone's are), read (a file of a checkpoint that is hashed).
 
 RANK is a number or `all`. WHEN counts calls in this process from 0: `7`, `1-2`, or `3-` for all
 from there. A torchrun restart has no fault, unless RANK is `random`: then WHEN is a seed, and each
@@ -56,6 +57,8 @@ PLACES: dict[str, tuple[Any, str]] = {
     "worker": (PuzzleSource, "train_batch"),
     "callback": (sparse_signsgd.SparseSignSGD, "_update"),
     "save": (writer, "_write"),
+    "reported": (writer.Writer, "_follow"),
+    "published": (writer, "_publish"),
     "read": (manifest, "open_plain"),
 }
 OTHERS = {"arch=gpt": CausalLM, "experiment=tms_5_2": Decompose, "arch=prefix": Compress}
@@ -144,6 +147,8 @@ def go_wrong(what: str, delay: float) -> None:
     elif what == "raise-stuck":  # and W&B does not come to an end
         wandb_log.Tracker.close = lambda *_, **__: time.sleep(60)  # type: ignore[method-assign]
         raise ZeroDivisionError("a planted error")
+    elif what == "kill-now":
+        os.kill(os.getpid(), signal.SIGKILL)
     elif what == "kill":  # a moment later, wherever the process then is
         threading.Timer(delay, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
     elif what == "full":

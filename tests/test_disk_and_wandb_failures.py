@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -118,6 +119,23 @@ def test_damage_to_any_file_is_named_and_the_one_before_is_taken(
         assert found == folder / "step_20"
         assert len(said) == 1
         assert f"step_23 is damaged ({name}" in said[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "rank"), [("reported", 1), ("published", 0)])
+def test_a_rank_is_killed_between_its_files_and_the_rename(
+    where: str, rank: int, undisturbed_pair: Result, tmp_path: Path
+) -> None:
+    """The second checkpoint does not come to be, and the run goes on from the first."""
+    run = tmp_path / "run"
+    done = faulty(run, f"kill-now@{where}", rank, 1, *TROUBLED, ranks=2)
+    assert done[rank].returncode == -signal.SIGKILL
+    names = {path.name for path in (run / "checkpoints").iterdir()}
+    assert {"latest", "step_5"} <= names
+    assert any(name.startswith(".step_10.writing") for name in names)
+    assert reader.newest_whole(run / "checkpoints", pytest.fail) == run / "checkpoints" / "step_5"
+    goes_on(run, undisturbed_pair)
+    assert not [*(run / "checkpoints").glob(".*")]
 
 
 @pytest.mark.slow

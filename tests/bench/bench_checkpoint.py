@@ -1,19 +1,25 @@
-"""Measures the cost of a checkpoint: how long training stands still, and how much slower it is
-while the disk is written.
+"""Measures the cost of a checkpoint: how long training stands still, how much slower it is while
+the disk is written, and what saving and resuming take at several numbers of ranks, beside torch's
+own checkpoints and another checkout: `python -m tests.bench.bench_checkpoint [FOLDER]`.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import torch
 
+from tests.ranks import ROOT, free_port, run_as, succeeded
 from utils.checkpoint.writer import Writer
 from utils.ranks.distributed import Dist
 
+RANKS, WIDTH = (1, 2, 4), 384  # of a GPT of 12 layers: with AdamW and averages, 620 MiB
 WEIGHTS, GROUPS, SAVES = 27_275_266, 4, 4  # HRM's parameters; the model, two moments, the average
 
 
@@ -61,6 +67,70 @@ def main() -> None:
             *(statistics.median(column) for column in zip(*rows[1:], strict=True))
         )
     )
+    by_ranks(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+
+
+def by_ranks(before: Path | None) -> None:
+    """Saves and resumes of this checkout, of the one `before`, and of torch.distributed.checkpoint,
+    one after the other at each number of ranks.
+    """
+    ways = {"before": before} if before is not None else {}
+    ways |= {"now": ROOT}
+    print(
+        "\n| ranks | | stands still, s | published, s | most memory of a save, MiB | files"
+        " | resumed, s | memory beyond what is kept, MiB |\n|---|---|---|---|---|---|---|---|"
+    )
+    for ranks in RANKS:
+        with tempfile.TemporaryDirectory(dir="runs") as scratch:
+            raw = written_s(Path(scratch))
+        for name, checkout in [*ways.items(), ("torch", None)]:
+            suffix = "_dcp" if checkout is None else ""
+            with tempfile.TemporaryDirectory(dir="runs") as scratch:
+                folder = Path(scratch).resolve()
+                saved = rows(ranks, f"save{suffix}", folder, checkout or ROOT)
+                files = [f.stat().st_size for f in folder.glob("**/*") if f.is_file()]
+                loaded = rows(ranks, f"load{suffix}", folder, checkout or ROOT)
+            beyond = max(row["peak"] - max(row["kept"], 0) for row in loaded)
+            peaks = " ".join(f"{row['peak']:.0f}" for row in saved)
+            print(
+                f"| {ranks} | {name} | {most(saved, 'stall'):.2f} | {most(saved, 's'):.2f}"
+                f" | {peaks} | {len(files)}, {sum(files) / 2**20:.0f} MiB"
+                f" | {most(loaded, 's'):.2f} | {beyond:.0f} |",
+                flush=True,
+            )
+        print(
+            f"| {ranks} | as many bytes, by one process, fsync | | {raw:.2f} | | | | |", flush=True
+        )
+
+
+def rows(ranks: int, role: str, folder: Path, checkout: Path) -> list[dict[str, float]]:
+    """What the ranks of one job have measured."""
+    script = Path(__file__).with_name("checkpoint_rank.py")
+    common = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    common |= {"WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(checkout)}
+    envs = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    arguments = ["-W", "ignore", str(script), role, str(folder), str(WIDTH)]
+    done = succeeded(run_as(envs, arguments, timeout=900, cwd=checkout))
+    (line,) = [line for line in done[0].stdout.splitlines() if line.startswith("ROW ")]
+    return json.loads(line.removeprefix("ROW "))
+
+
+def most(measured: list[dict[str, float]], what: str) -> float:
+    """Of the rank that takes longest."""
+    return max(row[what] for row in measured)
+
+
+def written_s(folder: Path) -> float:
+    """Seconds to write as many bytes to the disk as a checkpoint has."""
+    layer = 12 * WIDTH * WIDTH
+    size = 4 * 4 * (50304 * WIDTH + 12 * layer)
+    chunk, started = os.urandom(1 << 24), time.perf_counter()
+    with open(folder / "raw", "wb", buffering=0) as stream:
+        for _ in range(-(-size // len(chunk))):
+            stream.write(chunk)
+        os.fsync(stream.fileno())
+    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

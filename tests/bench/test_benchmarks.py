@@ -136,13 +136,22 @@ def test_a_folder_without_published_code_is_named(
     assert f"--trm {tmp_path}: no checkout of the published code" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("ranks", [(), pytest.param((2,), marks=pytest.mark.slow)])
 def test_saves_are_measured_in_a_folder_that_git_ignores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ranks: tuple[int, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bench_checkpoint, "WEIGHTS", 1000)
     monkeypatch.setattr(bench_checkpoint, "SAVES", 2)
+    monkeypatch.setattr(bench_checkpoint, "WIDTH", 1)
+    monkeypatch.setattr(bench_checkpoint, "RANKS", ranks)
+    monkeypatch.setattr(sys, "argv", ["bench_checkpoint"])
     bench_checkpoint.main()
-    assert "|" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    named = [line.split("|")[2].strip() for line in lines if line.startswith("| 2 |")]
+    assert named == ["now", "torch", "one process writes as much"][: 3 * len(ranks)]
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
     assert not any((tmp_path / "runs").iterdir())

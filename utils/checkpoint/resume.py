@@ -103,7 +103,7 @@ def take_up(
     """Loads what the run begins with, the same on all ranks.
 
     A checkpoint that is damaged or does not fit is named, and the one before it is tried. Each rank
-    reads what it keeps, and nothing of it before all ranks know that all of it is whole.
+    reads what it keeps, once all ranks know that all of it is whole.
     """
     dist, tries = run.dist, reader.TRIES
     while start.folder is not None:
@@ -114,8 +114,8 @@ def take_up(
             files = saved.files(found.groups, found.shards)
             problem = damage_seen_by_any(found, files, dist)
         if not problem:
-            with dist.agreed():
-                saved.load(found.groups, found.shards)
+            problem = _first(_read(found, saved, dist), dist)
+        if not problem:
             saved.standing.load(start.meta)
             for line in saved.origin().differences(start.meta):
                 run.say(line)
@@ -176,6 +176,18 @@ def _opened(
     return found, problem
 
 
+def _read(found: reader.Opened, saved: Registry, dist: Dist) -> str:
+    """Loads this rank's part; empty unless a run that goes on has deleted the checkpoint
+    meanwhile.
+    """
+    with dist.agreed():
+        try:
+            saved.load(found.groups, found.shards)
+        except OSError as error:
+            return f"cannot be read: {brief(error)}"
+    return ""
+
+
 def _first(problem: str, dist: Dist) -> str:
     """The first problem that any rank has, the same on all."""
     return next(filter(None, dist.all_gather_text(problem)), "")
@@ -201,14 +213,14 @@ def damage_seen_by_any(found: reader.Opened, names: Collection[str], dist: Dist)
                 hashed[name] = str(manifest.entry_of(found.folder / name)["sha256"])
             except OSError as error:
                 hashed[name] = f"cannot be read ({brief(error)})"
+    claims = [*enumerate(theirs for _, theirs in everyone), *enumerate(_exchanged(hashed, dist))]
     expected: dict[str, str] = {}
-    for values in [theirs for _, theirs in everyone] + (others := _exchanged(hashed, dist)):
-        expected = {name: value for name, value in values.items() if value} | expected
-    for rank, values in [*enumerate(theirs for _, theirs in everyone), *enumerate(others)]:
+    for rank, values in claims:
         for name, value in values.items():
-            if value and value != expected[name]:
-                why = value if "(" in value else "sha256 differs"
+            unread = " " in value
+            if unread or (value and value != expected.setdefault(name, value)):
                 where = f" on rank {rank}" if dist.world_size > 1 else ""
+                why = value if unread else "sha256 differs"
                 return f"{found.folder.name} is damaged ({name}: {why}{where})"
     return ""
 

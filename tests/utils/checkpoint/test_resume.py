@@ -394,6 +394,24 @@ def test_an_evaluation_beside_a_live_run(run: Path) -> None:
     )
 
 
+def test_what_is_deleted_while_it_is_taken_is_read_again(run: Path) -> None:
+    """Beside a live run, after the files were hashed."""
+    changes: dict[str, Any] = {"eval_only": True, "checkpoint": str(run)}
+
+    class Late(Unfit):
+        def load(self, groups: Mapping[str, Saved], shards: Mapping[int, Saved]) -> None:
+            if self.asked == [30]:
+                alone(run / "checkpoints", 31, keep=1)
+            super().load(groups, shards)
+            for group in groups.values():
+                for stored in group.values():
+                    stored.read()
+
+    saved = Late()
+    taken_up(found(run.parent / "other", **changes), saved, run.parent / "other", **changes)
+    assert (saved.asked, saved.standing.step) == ([30, 31], 31)
+
+
 def test_an_evaluation_reads_no_more_than_weights(run: Path, tmp_path: Path) -> None:
     """The rest of the checkpoint may be damaged; the weights may not; and a file of weights will
     do.
