@@ -5,12 +5,21 @@ what evaluations leave.
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from data.latent.answers import LABEL
-from tests.ranks import run_ranks
+from data.latent.qa_files import read_path, split
+from data.latent.qa_text import QAText
+from data.source import RunSettings
+from data.tokenizer import FromFile
+from tests.documented import commands
+from tests.ranks import ROOT, run_line, run_ranks, succeeded
 from tests.runs import (
     FLOAT32,
     QUIET,
@@ -130,6 +139,67 @@ def test_exact_runs_are_equal_to_the_bit_and_go_on_at_other_ranks(
     again = train(tmp_path / "run", *arguments, ranks=2)
     assert digest(again.directory) == digest(one.directory)
     assert learned(again) == learned(one)
+
+
+def own_question_lines() -> list[list[str]]:
+    """Those in the README that train a model, publish it, and train latents for it."""
+    lines = commands(ROOT / "models/latent/README.md")
+    return [
+        list(each.words[1:]) for each in lines if re.search("run_name=reader|llama-r", str(each))
+    ]
+
+
+def test_the_example_holds_thirty_questions_and_its_model_is_published_with_its_tokens() -> None:
+    first, _, last = own_question_lines()
+    path = "data/latent/questions.json"
+    assert f"data_path={path}" in first
+    assert f"data_path={path}" in last
+    examples = read_path(str(ROOT / path))["train"]
+    assert len(examples) == 30
+    assert all(each.answers[0] in each.context for each in examples)
+    assert all(split(examples, 0.1).values())
+    source = QAText(
+        RunSettings(global_batch_size=4, epochs=1, data_path=str(ROOT / path)),
+        tokenizer="bpe:400",
+        seq_len=192,
+        form={"context": " {context}\n", "question": " {question}", "answer": "{answer}\n"},
+        stories={},
+    )
+    assert source.spec.tokenizer is not None
+    published = FromFile("", "", content=source.spec.tokenizer().encode())
+    assert published.begin == source.tokenizer.begin == source.spec.begin_token
+    for each in examples:
+        assert published.encode([each.context])[0].tolist() == (
+            source.tokenizer.encode([each.context])[0].tolist()
+        )
+
+
+@slow
+@pytest.mark.timeout(600)
+def test_a_published_folder_and_a_file_of_ones_own_give_the_table(tmp_path: Path) -> None:
+    """The README's lines as they stand, with fewer steps."""
+    (tmp_path / "pretrain.py").symlink_to(ROOT / "pretrain.py")
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    first, export, last = own_question_lines()
+    short = ["max_steps=6", "eval_every_steps=6", "wandb.mode=disabled"]
+    for line in (first, last):
+        if line is last:
+            subprocess.run(
+                [sys.executable, *export],
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                check=True,
+                timeout=60,
+            )
+        done = succeeded(run_line([*line[1:], *short], tmp_path, limit_s=250))
+    assert {file.name for file in (tmp_path / "llama-reader").iterdir()} >= {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    }
+    assert json.loads((tmp_path / "llama-reader/config.json").read_text())["model_type"] == "llama"
+    assert "answers to 3 questions, from" in done[0].stdout
+    assert "its first bytes, as many as the latents        40" in done[0].stdout
 
 
 @slow

@@ -77,7 +77,9 @@ class QAText(Source):
         self.spec = Spec(
             vocab_size=self.tokenizer.vocab_size,
             seq_len=seq_len,
+            begin_token=self.tokenizer.begin,
             decode=self.tokenizer.decode,
+            tokenizer=self.tokenizer.published,
             name=run.data_path or hub or "made-up stories",
             fingerprint=hashlib.sha256(repr(content).encode(errors="surrogatepass")).hexdigest(),
         )
