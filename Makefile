@@ -8,14 +8,16 @@ PY := .venv/bin/python
 train: .venv/ready
 	$(PY) pretrain.py experiment=demo
 
-# Two test processes with one thread each: with more, they would wait for each other in every matrix product.
+# Two test processes with one thread each: with more, they would wait for each other in every matrix
+# product.
 test: .venv/ready
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-all: .venv/ready
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not slurm'
 
-# Starts a private Slurm with two nodes on this machine; needs root and Debian's slurmctld slurmd slurm-client munge.
+# Starts a private Slurm with two nodes on this machine; needs root and Debian's slurmctld slurmd
+# slurm-client munge.
 test-slurm: .venv/ready
 	$(PY) -m pytest -rs -m slurm tests/slurm
 
@@ -29,33 +31,44 @@ format: .venv/ready
 	$(PY) -m ruff format .
 
 bench: .venv/ready
-	@failed=; for file in tests/bench/bench_*.py; do name=$${file%.py}; name=$${name//\//.}; echo; echo "== $$name"; \
-	$(PY) -m $$name || failed="$$failed $$name"; done; test -z "$$failed" || { echo; echo "failed:$$failed"; exit 1; }
+	@failed=; \
+	for file in tests/bench/bench_*.py; do \
+		name=$${file%.py}; name=$${name//\//.}; \
+		echo; echo "== $$name"; \
+		$(PY) -m $$name || failed="$$failed $$name"; \
+	done; \
+	test -z "$$failed" || { echo; echo "failed:$$failed"; exit 1; }
 
-# Trains a digit net as one process, then on ranks; DATA=FOLDER for MNIST. See docs/synchronising.md.
+# Trains a digit net as one process, then on ranks; DATA=FOLDER for MNIST. See
+# docs/synchronising.md.
 stages: .venv/ready
 	$(PY) -m tests.bench.stages
 
-# On a GPU machine: tests, speed, training, with the Python that has torch there. See docs/hardware.md.
+# On a GPU machine: tests, speed, training, with the Python that has torch there. See
+# docs/hardware.md.
 gpu:
 	$(if $(filter command,$(firstword $(origin PYTHON))),$(PYTHON),$(if $(wildcard $(PY)),$(PY),$(PYTHON))) -m tests.gpu
 
-# Fills wheels/ for `make gpu` on a machine without a network: the lock file, except packages that come with torch,
-# serve development, or are too large (datasets takes pyarrow and pandas from the machine). Python 3.12, x86-64 Linux.
-LEFT_OUT := torch|playwright|greenlet|filelock|sympy|mpmath|networkx|Jinja2|MarkupSafe|numpy|pandas|pyarrow|scipy|scikit-learn|joblib|threadpoolctl|narwhals|\
-transformers|regex|rich|typer|shellingham|markdown-it-py|mdurl|annotated-doc|mypy|mypy_extensions|librt|ast_serialize|pathspec|ruff|pytest-xdist|execnet|\
-optuna|alembic|colorlog|Mako|SQLAlchemy|matplotlib|contourpy|cycler|fonttools|kiwisolver|pillow|pyparsing
+# Fills wheels/ for `make gpu` on a machine without a network: the lock file, except packages that
+# come with torch, serve development, or are too large (datasets takes pyarrow and pandas from the
+# machine). Python 3.12, x86-64 Linux.
+LEFT_OUT := torch playwright greenlet filelock sympy mpmath networkx Jinja2 MarkupSafe numpy pandas \
+	pyarrow scipy scikit-learn joblib threadpoolctl narwhals transformers regex rich typer \
+	shellingham markdown-it-py mdurl annotated-doc mypy mypy_extensions librt ast_serialize \
+	pathspec ruff pytest-xdist execnet optuna alembic colorlog Mako SQLAlchemy matplotlib \
+	contourpy cycler fonttools kiwisolver pillow pyparsing
 LINUX := $(addprefix --platform manylinux,_2_28_x86_64 _2_27_x86_64 _2_17_x86_64 2014_x86_64 1_x86_64)
 wheels: .venv/ready
 	rm -rf wheels
 	$(PY) -m pip wheel --quiet --no-deps --wheel-dir wheels $$(grep '^antlr4' requirements.lock)
 	$(PY) -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 --implementation cp $(LINUX) --dest wheels \
-		$$(grep -vE '^($(subst | ,|,$(LEFT_OUT))|antlr4-python3-runtime)==' requirements.lock)
+		$$(grep -vE '^($(subst $() ,|,$(strip $(LEFT_OUT)))|antlr4-python3-runtime)==' requirements.lock)
 	du -sh wheels; test $$(du -sm wheels | cut -f1) -le 64
 
 # torch goes first and alone, so that no other package pulls in a second build of it.
 .venv/ready: requirements.lock
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; run make PYTHON=python3.12")'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed," \
+		f" this is {sys.version.split()[0]}; run make PYTHON=python3.12")'
 	test -x $(PY) || $(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.lock

@@ -1,12 +1,16 @@
 #!/bin/bash
-# One long run as N jobs that follow each other, for a Slurm that never queues a job again. Each job continues where the one
-# before it was interrupted; when the run finishes, fails or is cancelled, the remaining jobs are cancelled.
+# One long run as N jobs that follow each other, for a Slurm that never queues a job again. Each job
+# continues where the one before it was interrupted; when the run finishes, fails or is cancelled,
+# the remaining jobs are cancelled.
 #   launch/chain.sh 5 -N2 --ntasks-per-node=8 --gpus-per-node=8 -t 4:00:00 launch/run.slurm arch=trm data_path=… epochs=50000
 # Arguments behind the number go to sbatch.
 set -eu
 number=${1:?how many jobs? launch/chain.sh 5 -N2 … launch/run.slurm …}
 shift
-[[ $number =~ ^[1-9][0-9]*$ ]] || { echo "$number: must be a number of jobs; launch/chain.sh 5 …" >&2; exit 2; }
+[[ $number =~ ^[1-9][0-9]*$ ]] || {
+  echo "$number: must be a number of jobs; launch/chain.sh 5 …" >&2
+  exit 2
+}
 (($#)) || { echo "give what follows sbatch; launch/chain.sh 5 -N2 launch/run.slurm …" >&2; exit 2; }
 
 CHAIN=lockstep-chain-$(date +%m%d-%H%M%S)-$$ # the name by which the jobs find each other

@@ -1,10 +1,12 @@
 #!/bin/bash
-# One run on hosts that come and go. Start the store on a host that stays, then this script on each host, at any time:
+# One run on hosts that come and go. Start the store on a host that stays, then this script on each
+# host, at any time:
 #   launch/elastic.sh store                                                        # prints the STORE to give
 #   STORE=host0:29400 launch/elastic.sh arch=trm data_path=… epochs=50000          # on each host
-# All arguments go to pretrain.py. Variables: STORE; RANKS (per host: its GPUs, or 1); NODES (64: hosts at most); RUN
-# (lockstep: a name for each run that shares a store); RESTARTS (20: how many failures a host's ranks survive); WAIT_S (10: how
-# long a start waits for more hosts); PORT (29400: the store's); PYTHON (.venv/bin/python).
+# All arguments go to pretrain.py. Variables: STORE; RANKS (per host: its GPUs, or 1); NODES (64:
+# hosts at most); RUN (lockstep: a name for each run that shares a store); RESTARTS (20: how many
+# failures a host's ranks survive); WAIT_S (10: how long a start waits for more hosts); PORT (29400:
+# the store's); PYTHON (.venv/bin/python).
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 PYTHON=${PYTHON:-$root/.venv/bin/python}
@@ -25,7 +27,10 @@ for signum in (signal.SIGINT, signal.SIGTERM):
 signal.pause()' "$PORT"
 fi
 
-[[ ${STORE:-} =~ ^.+:[0-9]+$ ]] || { echo "STORE=${STORE:-}: must be HOST:PORT, as launch/elastic.sh store prints it" >&2; exit 2; }
+[[ ${STORE:-} =~ ^.+:[0-9]+$ ]] || {
+  echo "STORE=${STORE:-}: must be HOST:PORT, as launch/elastic.sh store prints it" >&2
+  exit 2
+}
 if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
   gpus=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .)
 else

@@ -1,16 +1,20 @@
-# Shared by the batch scripts, which source it. `to_its_end COMMAND …` runs a command, forwards signals to it, and queues the
-# job again if the run was interrupted and has made progress. Variables: PYTHON (.venv/bin/python), CHAIN (set by chain.sh).
+# Shared by the batch scripts, which source it. `to_its_end COMMAND …` runs a command, forwards
+# signals to it, and queues the job again if the run was interrupted and has made progress.
+# Variables: PYTHON (.venv/bin/python), CHAIN (set by chain.sh).
 # shellcheck shell=bash
 PYTHON=${PYTHON:-.venv/bin/python}
-[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK # srun no longer takes it from sbatch
+# srun no longer takes it from sbatch
+[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job=${job:-$SLURM_JOB_ID}
-export LOCKSTEP_STATUS=$PWD/.lockstep-$job.json # torchrun and mpirun lose exit statuses, so the run writes how it ended
+# torchrun and mpirun lose exit statuses, so the run writes how it ended
+export LOCKSTEP_STATUS=$PWD/.lockstep-$job.json
 
 # Prints one field of what Slurm knows about this job.
 field() { scontrol --oneliner show job "$job" | grep -o " $1=[^ ]*" | cut -d= -f2; }
 
-# The environment has the size that sbatch asked for; `scontrol update` may have changed it before this start.
+# The environment has the size that sbatch asked for; `scontrol update` may have changed it before
+# this start.
 fit_allocation() {
   local tasks
   [ -n "${SLURM_NTASKS:-}" ] || return 0
@@ -28,7 +32,8 @@ to_its_end() {
   trap 'kill -TERM $command 2>/dev/null' TERM # save and stop
   "$@" & # in the background: bash handles a signal only while it waits
   command=$!
-  while wait $command; status=$?; kill -0 $command 2>/dev/null; do :; done # each signal interrupts `wait`
+  # each signal interrupts `wait`
+  while wait $command; status=$?; kill -0 $command 2>/dev/null; do :; done
   wait $command; late=$?
   [ $late = 127 ] || status=$late # it ended between a signal and `kill -0`
   trap '' USR1
@@ -69,5 +74,6 @@ queued_already() { local restarts; restarts=$(field Restarts); [ "${restarts:-0}
 
 asks_for_more() { grep -q '"state": "requeue"' "$LOCKSTEP_STATUS" 2>/dev/null; }
 
-# A run that was still starting comes back, too; and where a site sends SIGTERM, so does one that stopped.
+# A run that was still starting comes back, too; and where a site sends SIGTERM, so does one that
+# stopped.
 preempted() { [[ $(field PreemptTime) == [0-9]* ]]; }

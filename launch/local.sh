@@ -2,8 +2,8 @@
 # One run on this machine: one rank per GPU, or RANKS of them.
 #   launch/local.sh experiment=demo
 #   RANKS=4 RESTARTS=3 launch/local.sh arch=trm data_path=… epochs=50000
-# All arguments go to pretrain.py. Variables: RANKS, RESTARTS (0: how often torchrun restarts the ranks), PYTHON
-# (.venv/bin/python).
+# All arguments go to pretrain.py. Variables: RANKS, RESTARTS (0: how often torchrun restarts the
+# ranks), PYTHON (.venv/bin/python).
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 PYTHON=${PYTHON:-$root/.venv/bin/python}
@@ -13,8 +13,14 @@ else
   gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU')
 fi
 ranks=${RANKS:-$((gpus > 0 ? gpus : 1))}
-[[ $ranks =~ ^[1-9][0-9]*$ ]] || { echo "RANKS=$ranks: must be a number of processes; for example RANKS=2" >&2; exit 2; }
-[[ ${RESTARTS:-0} =~ ^[0-9]+$ ]] || { echo "RESTARTS=$RESTARTS: must be a number; for example RESTARTS=3" >&2; exit 2; }
+[[ $ranks =~ ^[1-9][0-9]*$ ]] || {
+  echo "RANKS=$ranks: must be a number of processes; for example RANKS=2" >&2
+  exit 2
+}
+[[ ${RESTARTS:-0} =~ ^[0-9]+$ ]] || {
+  echo "RESTARTS=$RESTARTS: must be a number; for example RESTARTS=3" >&2
+  exit 2
+}
 cores=$(nproc)
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > ranks ? cores / ranks : 1))}
 
