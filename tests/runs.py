@@ -298,7 +298,7 @@ def assert_same_run(one: Result, other: Result, atol: float = 1e-6) -> None:
     for group in ("model", "ema"):
         if (one.directory / "checkpoints" / "latest").exists() and group in _groups(one):
             mine, theirs = one.weights(group), other.weights(group)
-            assert list(mine) == list(theirs)
+            assert mine.keys() == theirs.keys()
             for name in mine:
                 torch.testing.assert_close(
                     mine[name],

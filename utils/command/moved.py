@@ -54,7 +54,8 @@ def up_to_date(config: Any) -> Any:
         config["data"] = {
             key: value
             for key, value in data.items()
-            if key not in REPEATED or value != config.get(key, value)
+            # a run writes plain values there; whatever else it is must meet the checks that follow
+            if key not in REPEATED or isinstance(value, dict) or value != config.get(key, value)
         }
     return config
 

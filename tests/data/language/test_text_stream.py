@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,35 @@ def registry(made: StreamSource) -> Registry:
     return saved
 
 
+@dataclass
+class Kept:
+    """A tensor of a checkpoint that lies in memory instead of a file."""
+
+    tensor: torch.Tensor
+
+    @property
+    def meta(self) -> torch.Tensor:
+        return self.tensor.to("meta")
+
+    def read(self) -> torch.Tensor:
+        return self.tensor.clone()
+
+
+def within_text(cursor: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A cursor under the names that a checkpoint has for it."""
+    return {f"text/{name}": tensor for name, tensor in cursor.items()}
+
+
+def go_on(saved: Registry, shards: Mapping[int, Mapping[str, torch.Tensor]], step: int) -> None:
+    """Restores these tensors of each shard, as from a checkpoint of this step."""
+    kept = {
+        shard: {name: Kept(tensor) for name, tensor in tensors.items()}
+        for shard, tensors in shards.items()
+    }
+    saved.check({}, kept, step)
+    saved.load({}, kept)
+
+
 # a stream of 4 is read through after 80 steps or so
 @pytest.mark.parametrize("step", [1, 7, 90, 171])
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -118,12 +149,8 @@ def test_it_goes_on_exactly_also_on_other_ranks(folder: Path, step: int, ahead: 
     later = source(folder)
     later_saved = registry(later)
     later.train_batch(0, 1)  # a run looks at the first step before it is restored
-    text = {
-        shard: {f"text/{name}": tensor for name, tensor in cursors[shard].items()}
-        for shard in (1, 2)
-    }
-    later_saved.check({}, text, step)
-    later_saved.load({}, text)
+    text = {shard: within_text(cursors[shard]) for shard in (1, 2)}
+    go_on(later_saved, text, step)
     for shard in (1, 2):
         assert np.array_equal(
             read(later, shard, range(step, step + 20)),
@@ -140,21 +167,13 @@ def test_before_the_first_step_there_is_no_cursor(folder: Path) -> None:
     saved = registry(made)
     first = made.train_batch(0, 0)
     assert made._cursors() == {}
-    saved.check({}, {0: {}}, 0)
-    saved.load({}, {0: {}})
+    go_on(saved, {0: {}}, 0)
     assert np.array_equal(made.train_batch(0, 0)["inputs"], first["inputs"])
     with pytest.raises(ConfigError, match="text"):
         saved.check({}, {0: {}}, 3)
     for name, tensor in (("used", torch.zeros(3)), ("row", torch.zeros(3))):
         with pytest.raises(ConfigError, match=f"text: {name} has shape"):
-            saved.check(
-                {},
-                {
-                    0: {f"text/{key}": value for key, value in made._streams[0].cursor(0).items()}
-                    | {f"text/{name}": tensor}
-                },
-                3,
-            )
+            go_on(saved, {0: within_text(made._streams[0].cursor(0)) | {f"text/{name}": tensor}}, 3)
 
 
 def test_what_cannot_be_streamed_is_one_line(folder: Path, tmp_path: Path) -> None:
@@ -271,9 +290,7 @@ def test_a_run_in_parts_has_the_cursors_of_an_undisturbed_one(
         for given in (cursor, old):
             later = source(folder, seq_len=8)
             saved = registry(later)
-            tensors = {shard: {f"text/{name}": tensor for name, tensor in given.items()}}
-            saved.check({}, tensors, step)
-            saved.load({}, tensors)
+            go_on(saved, {shard: within_text(given)}, step)
             for now in range(step, 20):
                 assert np.array_equal(later.train_batch(now, shard)["inputs"], rows[now])
             assert later._streams[shard].cursor(20) == cursors[20]

@@ -97,7 +97,7 @@ class Rows:
             metrics,
             {"picture": f"<svg>{len(index)}</svg>"},
             {"rows.bin": bytes([len(index)])},
-            f"{len(index)} rows",
+            text=f"{len(index)} rows",
         )
 
 
