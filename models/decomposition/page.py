@@ -74,8 +74,9 @@ function context(of) {
   const line = make("div", "", "context");
   line.append(make("i", of.gate.toFixed(2)));
   of.tokens.forEach((token, at) => {
-    const node = make(at === of.at ? "b" : "span", data.tokens[token]);
-    node.style.background = shade(of.gates[at] / 100);
+    const text = data.tokens[token].replaceAll("\\n", "↵");  // a context stays on its line
+    const node = make(at === of.at ? "b" : "span", text);
+    node.style.background = shade(0.0075 * of.gates[at]);
     node.title = "gate " + (of.gates[at] / 100).toFixed(2);
     line.append(node);
   });
