@@ -2,7 +2,7 @@
 # One run under Open MPI or MPICH, on this machine, on several hosts, or on the nodes of a job's
 # allocation.
 #   RANKS=4 launch/mpirun.sh experiment=demo
-#   RANKS=16 HOSTS=node1:8,node2:8 launch/mpirun.sh arch=trm data_path=… epochs=50000
+#   RANKS=16 HOSTS=node1:8,node2:8 launch/mpirun.sh arch=trm data_path=… epochs=50000 shards=16
 # All arguments go to pretrain.py, which all hosts must see at the same path. Variables: RANKS (1),
 # HOSTS, MPIRUN (mpirun), OMP_NUM_THREADS (1), MASTER_ADDR (an address of the first host, if it
 # cannot be derived), PYTHON (.venv/bin/python).

@@ -188,11 +188,15 @@ def paired(words: list[str]) -> list[str]:
 
 def check_mpi(arguments: list[str], command: Command) -> None:
     if "pretrain.py" in arguments:  # else inline code that shows an option
-        check_pretrain(arguments[arguments.index("pretrain.py") + 1 :])
+        at = arguments.index("pretrain.py")
+        options = dict(word.partition("=")[::2] for word in paired(arguments[:at]))
+        ranks = int(options.get("-np") or options.get("-n") or 1)
+        check_pretrain(arguments[at + 1 :], ranks)
 
 
-def check_script(script: str, arguments: list[str], command: Command) -> None:
+def check_script(script: str, arguments: list[str], command: Command, ranks: int = 1) -> None:
     """A script in launch/: its variables are in its text, its arguments are pretrain.py's."""
+    ranks = int(dict(command.variables).get("RANKS", ranks))
     text = (ROOT / script).read_text() + (ROOT / "launch" / "job.sh").read_text()
     for name, _ in command.variables:
         assert name in text + (ROOT / "tests/bench/stages.py").read_text(), f"{name}: not used"
@@ -204,7 +208,7 @@ def check_script(script: str, arguments: list[str], command: Command) -> None:
     elif script == "launch/stages.slurm" or arguments == ["store"]:
         assert script in ("launch/stages.slurm", "launch/elastic.sh")
     else:
-        check_pretrain(arguments)
+        check_pretrain(arguments, ranks)
 
 
 def check_sbatch(arguments: list[str], command: Command) -> None:
@@ -214,7 +218,20 @@ def check_sbatch(arguments: list[str], command: Command) -> None:
     named = {match[0] if match[0][:2] == "--" else match[0][:2] for match in options if match}
     assert named <= SBATCH, f"unknown options {named - SBATCH}"
     if scripts:  # else inline code that shows an option
-        check_script(arguments[scripts[0]], arguments[scripts[0] + 1 :], command)
+        script = arguments[scripts[0]]
+        check_script(script, arguments[scripts[0] + 1 :], command, ranks_of_job(before))
+
+
+def ranks_of_job(options: list[str]) -> int:
+    """The processes of a Slurm job by its size; on GPUs, torchrun starts one for each."""
+    given = " ".join(options)
+    size = {
+        name: int(match[1])
+        for name in ("-N", "--ntasks-per-node=", "--gpus-per-node=")
+        if (match := re.search(rf"{name}(\d+)", given))
+    }
+    per_node = size.get("--ntasks-per-node=") or size.get("--gpus-per-node=") or 1
+    return size.get("-N", 1) * per_node
 
 
 def check_make(arguments: list[str], command: Command) -> None:
@@ -282,7 +299,15 @@ def test_the_readme_is_short() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["python pretrain.py lrr=1", "make tset", "python -m data.build.sudoku --sise 9", "frob x"],
+    [
+        "python pretrain.py lrr=1",
+        "make tset",
+        "python -m data.build.sudoku --sise 9",
+        "frob x",
+        "mpirun -np 16 python pretrain.py experiment=demo",
+        "sbatch -N2 --ntasks-per-node=8 launch/run.slurm experiment=demo",
+        "sbatch -N2 --gpus-per-node=8 launch/torchrun.slurm experiment=demo",
+    ],
 )
 def test_wrong_commands_are_found(line: str) -> None:
     with pytest.raises((*WRONG, KeyError)):
