@@ -21,6 +21,7 @@ ROOT_KEYS = {
     "lr": 1e-2,
     "lr_min_ratio": 0.1,
     "lr_warmup_steps": 5,
+    "lr_decay_share": None,
     "beta1": 0.9,
     "beta2": 0.95,
     "weight_decay": 0.1,
