@@ -17,7 +17,7 @@ from utils.files import read_text
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """What the data must know of one model."""
+    """The facts about one model that the data needs."""
 
     where: str  # for messages
     tokenizer: Tokenizer

@@ -107,7 +107,7 @@ class Components(nn.Module):
 
     @property
     def predicts_tokens(self) -> bool:
-        """Whether it is a language model; a toy model has examples without positions, and answers
+        """True for a language model. A toy model has examples without positions, and answers
         with numbers.
         """
         return isinstance(self.target.net, GPT)

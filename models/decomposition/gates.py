@@ -68,7 +68,7 @@ def hard(x: Tensor) -> Tensor:
     return x.clamp(0, 1)
 
 
-# What makes masks of gates, and what counts as their cost
+# Functions that turn gate scores into masks, and into what a gate costs
 SIGMOIDS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "leaky_hard": (lower_leaky, upper_leaky),
     "hard": (hard, hard),
