@@ -1,6 +1,6 @@
 """Measures the cost of a checkpoint: how long training stands still, how much slower it is while
 the disk is written, and what saving and resuming take at several numbers of ranks, beside torch's
-own checkpoints and another checkout: `python -m tests.bench.bench_checkpoint [FOLDER]`.
+own checkpoints and another checkout: `python -m tests.bench.bench_checkpoint [FOLDER [WIDTH]]`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from tests.ranks import ROOT, free_port, run_as, succeeded
 from utils.checkpoint.writer import Writer
 from utils.ranks.distributed import Dist
 
-RANKS, WIDTH = (1, 2, 4), 384  # of a GPT of 12 layers: with AdamW and averages, 620 MiB
+RANKS = 1, 2, 4
+WIDTH = int(sys.argv[2]) if len(sys.argv) > 2 else 384  # of 12 layers; 640: 1.4 GiB of state
 WEIGHTS, GROUPS, SAVES = 27_275_266, 4, 4  # HRM's parameters; the model, two moments, the average
 
 
