@@ -39,7 +39,7 @@ DTYPES = {
     "F8_E8M0": "float8_e8m0fnu",
 }
 KINDS = {name: kind for kind, name in DTYPES.items()}
-CHUNK = 1 << 23  # bytes written and hashed at once
+CHUNK = 1 << 22  # written, then hashed from the cache; smaller ones ask for the interpreter often
 START = 512  # bytes by which a pickle is known
 OLD_PICKLE = re.compile(rb"c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n|\([dl]p[0-9]+\n|[\]})]q.", re.DOTALL)
 
@@ -136,9 +136,10 @@ def write(file: Path, slices: Mapping[str, Slice]) -> dict[str, int | str]:
     with open(file, "wb", buffering=0) as stream:
         head = memoryview(len(text).to_bytes(8, "little") + text)
         for content in (head, *map(content_of, tensors)):
-            total.update(content)
             while content:
-                content = content[stream.write(content[:CHUNK]) :]
+                written = stream.write(content[:CHUNK])
+                total.update(content[:written])
+                content = content[written:]
         os.fsync(stream.fileno())
     return {"bytes": 8 + len(text) + end, "sha256": total.hexdigest()}
 
