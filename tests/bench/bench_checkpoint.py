@@ -20,7 +20,7 @@ from utils.checkpoint.writer import Writer
 from utils.ranks.distributed import Dist
 
 RANKS = 1, 2, 4
-WIDTH = int(sys.argv[2]) if len(sys.argv) > 2 else 384  # of 12 layers; 640: 1.4 GiB of state
+WIDTH = 384  # of 12 layers; 640: 1.4 GiB of state
 WEIGHTS, GROUPS, SAVES = 27_275_266, 4, 4  # HRM's parameters; the model, two moments, the average
 
 
@@ -68,10 +68,11 @@ def main() -> None:
             *(statistics.median(column) for column in zip(*rows[1:], strict=True))
         )
     )
-    by_ranks(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+    before = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    by_ranks(before, int(sys.argv[2]) if len(sys.argv) > 2 else WIDTH)
 
 
-def by_ranks(before: Path | None) -> None:
+def by_ranks(before: Path | None, width: int) -> None:
     """Saves and resumes of this checkout, of the one `before`, and of torch.distributed.checkpoint,
     one after the other at each number of ranks.
     """
@@ -83,14 +84,14 @@ def by_ranks(before: Path | None) -> None:
     )
     for ranks in RANKS:
         with tempfile.TemporaryDirectory(dir="runs") as scratch:
-            raw = written_s(Path(scratch))
+            raw = written_s(Path(scratch), width)
         for name, checkout in [*ways.items(), ("torch", None)]:
             suffix = "_dcp" if checkout is None else ""
             with tempfile.TemporaryDirectory(dir="runs") as scratch:
                 folder = Path(scratch).resolve()
-                saved = rows(ranks, f"save{suffix}", folder, checkout or ROOT)
+                saved = rows(ranks, f"save{suffix}", folder, checkout or ROOT, width)
                 files = [f.stat().st_size for f in folder.glob("**/*") if f.is_file()]
-                loaded = rows(ranks, f"load{suffix}", folder, checkout or ROOT)
+                loaded = rows(ranks, f"load{suffix}", folder, checkout or ROOT, width)
             beyond = max(row["peak"] - max(row["kept"], 0) for row in loaded)
             peaks = " ".join(f"{row['peak']:.0f}" for row in saved)
             print(
@@ -104,14 +105,14 @@ def by_ranks(before: Path | None) -> None:
         )
 
 
-def rows(ranks: int, role: str, folder: Path, checkout: Path) -> list[dict[str, float]]:
+def rows(ranks: int, role: str, folder: Path, checkout: Path, width: int) -> list[dict[str, float]]:
     """What the ranks of one job have measured."""
     script = Path(__file__).with_name("checkpoint_rank.py")
     common = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     common |= {"WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(checkout)}
     envs = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-    arguments = ["-W", "ignore", str(script), role, str(folder), str(WIDTH)]
+    arguments = ["-W", "ignore", str(script), role, str(folder), str(width)]
     done = succeeded(run_as(envs, arguments, timeout=900, cwd=checkout))
     (line,) = [line for line in done[0].stdout.splitlines() if line.startswith("ROW ")]
     return json.loads(line.removeprefix("ROW "))
@@ -122,10 +123,10 @@ def most(measured: list[dict[str, float]], what: str) -> float:
     return max(row[what] for row in measured)
 
 
-def written_s(folder: Path) -> float:
+def written_s(folder: Path, width: int) -> float:
     """Seconds to write as many bytes to the disk as a checkpoint has."""
-    layer = 12 * WIDTH * WIDTH
-    size = 4 * 4 * (50304 * WIDTH + 12 * layer)
+    layer = 12 * width * width
+    size = 4 * 4 * (50304 * width + 12 * layer)
     chunk, started = os.urandom(1 << 24), time.perf_counter()
     with open(folder / "raw", "wb", buffering=0) as stream:
         for _ in range(-(-size // len(chunk))):

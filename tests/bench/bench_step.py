@@ -1,5 +1,5 @@
 """A training step's forward and backward on one CPU thread, in float32 and bfloat16; with checkouts
-of the published code, beside it.
+of the published code, beside it in both, as its nets run in bfloat16 unless told otherwise.
 
 `python -m tests.bench.bench_step --hrm FOLDER --trm FOLDER` (they want einops and pydantic). Every
 way is a process of its own, and steps are taken in turn, so that whatever else the machine does
@@ -61,7 +61,13 @@ NETS: dict[str, dict[str, Any]] = {
 DATA = {net: (36, 8, 32) if net == "demo" else (81, 11, 16) for net in NETS}
 ROUNDS = {"demo": 25}  # of all others 5
 # the last with arch.mlp_multiple=64
-WAYS = ["published float32", "ours float32", "ours bfloat16", "ours bfloat16 64"]
+WAYS = [
+    "published float32",
+    "published bfloat16",
+    "ours float32",
+    "ours bfloat16",
+    "ours bfloat16 64",
+]
 
 
 def ours(net: str, dtype: str, multiple: int) -> Callable[[], None]:
@@ -96,7 +102,7 @@ def ours(net: str, dtype: str, multiple: int) -> Callable[[], None]:
     return step
 
 
-def published(net: str, folder: str) -> Callable[[], None]:
+def published(net: str, dtype: str, folder: str) -> Callable[[], None]:
     import torch.nn.functional as F
 
     def attend(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
@@ -119,7 +125,7 @@ def published(net: str, folder: str) -> Callable[[], None]:
         "seq_len": tokens,
         "vocab_size": vocabulary,
         "num_puzzle_identifiers": 1,
-        "forward_dtype": "float32",
+        "forward_dtype": dtype,
     }
     head, batch = (
         ACTLossHead(Net({**NETS[net], **spec}), "stablemax_cross_entropy").train(),
@@ -171,7 +177,7 @@ def serve(net: str, way: str, folder: str) -> None:
     torch.manual_seed(0)
     whose, dtype, *multiple = way.split()
     step = (
-        published(net, folder)
+        published(net, dtype, folder)
         if whose == "published"
         else ours(net, dtype, int(multiple[0] if multiple else 256))
     )
@@ -218,8 +224,14 @@ def compare(net: str, folder: str) -> None:
     for process in processes:
         process.communicate()
     medians = [statistics.median(column) for column in zip(*rounds, strict=True)]
-    for way, median in zip(ways, medians, strict=True):
-        print(f"| {net} | {way} | {median * 1e3:.0f} | {medians[0] / median:.2f} |", flush=True)
+    by_way = dict(zip(ways, medians, strict=True))
+    for way, median in by_way.items():
+        same = by_way.get(f"published {way.split()[1]}", median)
+        print(
+            f"| {net} | {way} | {median * 1e3:.0f} | {medians[0] / median:.2f} |"
+            f" {same / median:.2f} |",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -233,7 +245,10 @@ def main() -> None:
     for option, folder in (("--hrm", asked.hrm), ("--trm", asked.trm)):
         if folder and not Path(folder, "models", "losses.py").is_file():
             parser.error(f"{option} {folder}: no checkout of the published code; clone it there")
-    print("| net | way | ms per step | times as fast as the first |\n|---|---|---|---|")
+    print(
+        "| net | way | ms per step | times as fast as the first | as the published code in the same"
+        " dtype |\n|---|---|---|---|---|"
+    )
     for net in NETS:
         compare(net, asked.hrm if net == "hrm" else asked.trm)
 

@@ -22,6 +22,8 @@ PUBLISHED = {
     "trm": ("models/recursive_reasoning/trm.py", "TinyRecursiveReasoningModel_ACTV1"),
 }
 NET = """
+import sys
+
 import torch
 from models.common import SIZE
 from utils.functions import NAME
@@ -29,6 +31,7 @@ from utils.functions import NAME
 class {name}(torch.nn.Module):
     def __init__(self, config):
         super().__init__()
+        print(config["forward_dtype"], file=sys.stderr)
         self.weight = torch.nn.Parameter(torch.ones(SIZE))
 """
 HEAD = """
@@ -91,8 +94,10 @@ def test_a_benchmark_as_documented_starts(command: str) -> None:
         assert "Error" not in errors, errors
 
 
-@pytest.mark.parametrize("net", PUBLISHED)
-def test_published_code_wins_over_our_packages_of_these_names(net: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("net", "dtype"), [("hrm", "float32"), ("trm", "bfloat16")])
+def test_published_code_wins_over_our_packages_of_these_names(
+    net: str, dtype: str, tmp_path: Path
+) -> None:
     file, name = PUBLISHED[net]
     for path, text in {
         file: NET.format(name=name),
@@ -102,7 +107,8 @@ def test_published_code_wins_over_our_packages_of_these_names(net: str, tmp_path
     }.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    served = [net, "published float32", str(tmp_path)]
+    served = [net, f"published {dtype}", str(tmp_path)]
+    assert served[1] in bench_step.WAYS
     done = subprocess.run(
         [sys.executable, "-m", "tests.bench.bench_step", "--serve", *served],
         cwd=ROOT,
@@ -113,6 +119,7 @@ def test_published_code_wins_over_our_packages_of_these_names(net: str, tmp_path
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == dtype
     ready, *seconds = done.stdout.splitlines()
     assert ready == "ready"
     assert len([float(each) for each in seconds]) == 2
