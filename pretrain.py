@@ -19,7 +19,7 @@ from utils.command import cli
 from utils.sweep import entry
 
 if __name__ == "__main__":
-    # what is wrong with the command line is said before anything slow is loaded
+    # reports a wrong command line before anything slow is imported
     cli.check(sys.argv, reader.config_in, entry.sweep)
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ from models.objective import Batch, Context, Objective, make_objective, to_devic
 from optim.ema import EMA
 from optim.groups import build_dense, build_sparse
 from optim.memory import Memory
-from optim.replicas import check_files, check_same, same_everywhere
+from optim.replicas import broadcast_from_rank_0, check_files, check_same
 from optim.schedule import Schedule, build_schedule, set_lr
 from optim.sparse_signsgd import SparseSignSGD
 from optim.split_tables import WithTables
@@ -46,9 +46,9 @@ from optim.sync.base import Sync
 from optim.sync.verdicts import Verdicts
 from utils.checkpoint import resume
 from utils.checkpoint.carries import Carries
-from utils.checkpoint.init_from import begin_with
-from utils.checkpoint.policy import Keeper
-from utils.checkpoint.registry import Origin, Registry, Standing
+from utils.checkpoint.init_from import initial_weights
+from utils.checkpoint.policy import Checkpointer
+from utils.checkpoint.registry import Origin, Registry, RunState
 from utils.command import config
 from utils.command.instantiate import make
 from utils.command.limits import check_passes
@@ -63,14 +63,12 @@ from utils.ranks import distributed, signals
 from utils.ranks.distributed import Dist
 from utils.ranks.notices import Notices
 from utils.rundir.directory import RunDirectory
-from utils.sweep.earlier import made_first
+from utils.sweep.earlier import with_earlier_runs_made
 
 
 @dataclass
 class Problem:
-    """The data, the net, and the place where a run computes: built first, for every optimizer
-    alike.
-    """
+    """The data, the net and the ranks of a run: all that is built before the optimizers."""
 
     cfg: DictConfig
     dist: Dist
@@ -94,37 +92,37 @@ class Problem:
 class Trainer(Problem):
     """The parts of one run.
 
-    Every rank has its own `dist`, its own shards, and hence its own `parts`, `carries` and sums in
-    `meter`. It reads data and measures speed by itself, and only rank 0 writes to `run`. Where
-    `sync` or a table splits weights, a rank holds its share of `sync.parameters`, `dense`, `sparse`
-    and `ema`. All else is equal on all ranks at every step.
+    Every rank has its own `dist`, its own shards, and hence its own `shard_groups`, `carries` and
+    sums in `meter`. It reads data and measures speed by itself, and only rank 0 writes to `run`.
+    Where `sync` or a table splits weights, a rank holds its share of `sync.parameters`, `dense`,
+    `sparse` and `ema`. All else is equal on all ranks at every step.
     """
 
-    parts: list[range]  # this rank's shards, cut into micro-batches
-    carries: Carries  # what each micro-batch remembers from step to step
+    shard_groups: list[range]  # this rank's shards, one group for each micro-batch
+    carries: Carries  # state that slots keep from step to step
     meter: Meter
-    verdicts: Verdicts  # on steps that the device may not have finished
+    verdicts: Verdicts  # whether recent steps were finite; read late on CUDA
     sparse: list[SparseSignSGD]
     dense: list[torch.optim.Optimizer]
     schedule: Schedule
     ema: EMA | None
-    headline: Metric  # what the run is judged by, by its name in evaluations
+    headline: Metric  # tells the best checkpoint, by its name in evaluations
     flops_per_example: int = 0
     saved: Registry = field(init=False)  # what checkpoints hold
-    keeper: Keeper = field(init=False)  # decides when they are written
+    checkpointer: Checkpointer = field(init=False)  # decides when they are written
 
     @property
     def total_steps(self) -> int:
         return self.source.length.total_steps
 
     @property
-    def standing(self) -> Standing:
-        return self.saved.standing
+    def run_state(self) -> RunState:
+        return self.saved.run_state
 
     @property
     def step(self) -> int:
         """How many steps are done."""
-        return self.standing.step
+        return self.run_state.step
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -140,10 +138,10 @@ main = partial(cli.main, app)
 
 
 def pretrain(cfg: DictConfig) -> float | None:
-    """Does one run. Returns the objective metric on every rank, for sweepers."""
+    """Trains or evaluates one run. Returns the objective metric on every rank, for sweepers."""
     dist = distributed.start(cfg.device, cfg.backend, cfg.timeout_s)
     signals.defer()
-    cfg = made_first(config.publish(cfg, dist), dist, pretrain)
+    cfg = with_earlier_runs_made(config.publish(cfg, dist), dist, pretrain)
     hardware.tune(cfg.exact)
     with RunDirectory(Path(cfg.checkpoint_path), dist, cfg.eval_only) as run, cli.reporting():
         start = resume.find(cfg, dist, run.say)
@@ -151,14 +149,14 @@ def pretrain(cfg: DictConfig) -> float | None:
         problem = build_problem(cfg, dist, run, start)
         with dist.agreed():
             trainer = build_trainer(problem)
-        start = resume.take_up(start, trainer.saved, cfg, run, trainer.total_steps)
+        start = resume.restore(start, trainer.saved, cfg, run, trainer.total_steps)
         check_names(cfg, problem.source, problem.objective, partial(to_batch, device=dist.device))
         train_or_evaluate(trainer, start)
-        return trainer.standing.results.get(trainer.headline.name)
+        return trainer.run_state.results.get(trainer.headline.name)
 
 
 def train_or_evaluate(trainer: Trainer, start: resume.Start) -> None:
-    """Does what is left to do of the run."""
+    """Does what is left of the run, which may be nothing."""
     cfg, run = trainer.cfg, trainer.run
     if start.is_finished(trainer.total_steps):
         run.confirm_finished(trainer.step)
@@ -172,17 +170,17 @@ def train_or_evaluate(trainer: Trainer, start: resume.Start) -> None:
         if stop := evaluate(trainer):
             run.stop(stop, trainer.step, "an evaluation saves nothing")
     else:
-        judged_by = trainer.objective.judged_by
+        judging_metric = trainer.objective.judging_metric
         saved_step = start.step if start.continues else -1
-        trainer.keeper = Keeper(cfg, run, trainer.saved, judged_by, saved_step)
-        # an error is reported before the keeper waits for what is being written
-        with trainer.keeper, cli.reporting():
+        trainer.checkpointer = Checkpointer(cfg, run, trainer.saved, judging_metric, saved_step)
+        # an error is reported before the checkpointer waits for what is being written
+        with trainer.checkpointer, cli.reporting():
             train(trainer)
     run.finish(trainer.step)
 
 
 def open_directory(trainer: Trainer, start: resume.Start) -> None:
-    """Opens the run's directory and log. Comes last: it moves a former run aside."""
+    """Opens the run's directory and log. Called last, because it moves an earlier run aside."""
     cfg, run, objective = trainer.cfg, trainer.run, trainer.objective
     # programs that compare runs learn here which metric counts
     text = OmegaConf.to_yaml({**cfg, "objective_metric": str(trainer.headline)})
@@ -204,7 +202,7 @@ def open_directory(trainer: Trainer, start: resume.Start) -> None:
         "examples_per_step": trainer.source.length.examples_per_update,
         "tokens_per_example": trainer.source.spec.seq_len,
     }
-    run.begin(text, wandb, saved_step, trainer.standing.evaluation_due, facts, cfg.report)
+    run.begin(text, wandb, saved_step, trainer.run_state.evaluation_due, facts, cfg.report)
     run.say(f"{cfg.run_name}: {size:,} parameters, {trainer.total_steps:,} steps on {data}")
     if trainer.source.spec.epoch:
         run.say(trainer.source.spec.epoch)
@@ -223,11 +221,11 @@ def build_problem(cfg: DictConfig, dist: Dist, run: RunDirectory, start: resume.
     with dist.agreed():
         objective = make_objective(cfg.arch, cfg.seed, source.spec)
         if cfg.init_from and dist.is_main and start.folder is None:
-            objective.load_saved(begin_with(cfg.init_from, "model", objective, run.say))
+            objective.load_saved(initial_weights(cfg.init_from, "model", objective, run.say))
     objective.move_to_devices(dist)
     frozen = objective.frozen().items()
     check_files({f"{part['path']}: {name}": part["sha256"] for name, part in frozen}, dist)
-    same_everywhere(objective.shared(), dist)
+    broadcast_from_rank_0(objective.shared(), dist)
     if start.folder is None and not cfg.eval_only:
         owned = dist.owned_shards(cfg.shards)
         objective.prepare(dist, source, Noise(cfg.seed, 0, owned, dist.device))
@@ -238,12 +236,12 @@ def build_problem(cfg: DictConfig, dist: Dist, run: RunDirectory, start: resume.
 def fit_to_memory(
     cfg: DictConfig, dist: Dist, run: RunDirectory, source: Source, sync: Sync
 ) -> None:
-    """Does what `plan` asks for, with a net that has shapes and no memory."""
+    """Applies `plan`: chooses a layout that fits, by a net on the meta device."""
     net = make_objective(cfg.arch, cfg.seed, source.spec, capacity.NOWHERE)
-    remembered = Memory(build_dense(cfg.optim.dense, net.trained())).like({}, 1)
+    optimizer_state = Memory(build_dense(cfg.optim.dense, net.trained())).like({}, 1)
     first = partial(first_batch, cfg, source, capacity.NOWHERE)
     length, split = source.length, sync.splits_weights
-    capacity.settle(cfg, dist, length, split, net, remembered, first, run.say)
+    capacity.apply_plan(cfg, dist, length, split, net, optimizer_state, first, run.say)
 
 
 def to_batch(rows: Arrays, device: torch.device) -> Batch:
@@ -263,15 +261,15 @@ def build_trainer(problem: Problem) -> Trainer:
     cfg, dist, source, objective = problem.cfg, problem.dist, problem.source, problem.objective
     parameters, tables = problem.sync.parameters, objective.tables()
     check_passes(cfg, dist.world_size, problem.shard_size)
-    parts = micro_batches(problem)
+    shard_groups = group_shards(problem)
     ema = EMA(parameters, tables if cfg.ema_tables else {}, cfg.ema_rate) if cfg.ema else None
     hooks = [ema.before_rows_change] if ema is not None else []
     most_rows = problem.shard_size * len(dist.owned_shards(cfg.shards, rank=0))
     first_shard = partial(first_batch, cfg, source, dist.device, problem.owned[:1])
     trainer = Trainer(
         **vars(problem),
-        parts=parts,
-        carries=Carries(parts, lambda: objective.initial_carry(first_shard()[0])),
+        shard_groups=shard_groups,
+        carries=Carries(shard_groups, lambda: objective.initial_carry(first_shard()[0])),
         meter=Meter(cfg.shards),
         verdicts=Verdicts(cfg.on_nonfinite, dist.device),
         sparse=build_sparse(cfg.optim.get("sparse"), tables, most_rows, dist, hooks),
@@ -280,7 +278,7 @@ def build_trainer(problem: Problem) -> Trainer:
             cfg.optim.schedule, source.length.total_steps, source.length.steps_per_epoch
         ),
         ema=ema,
-        headline=objective.judged_by(cfg.objective_metric),
+        headline=objective.judging_metric(cfg.objective_metric),
     )
     if hardware.peak_flops(dist.device, objective.model.dtype):
         trainer.flops_per_example = objective.flops_per_example(*first_shard())
@@ -290,8 +288,8 @@ def build_trainer(problem: Problem) -> Trainer:
     return trainer
 
 
-def micro_batches(problem: Problem) -> list[range]:
-    """Cuts this rank's shards into parts that go through the device one by one."""
+def group_shards(problem: Problem) -> list[range]:
+    """Groups this rank's shards into micro-batches, which the device computes one after another."""
     owned, device = problem.owned, problem.dist.device
 
     def rehearse(shards: int) -> None:
@@ -310,7 +308,7 @@ def micro_batches(problem: Problem) -> list[range]:
 
 
 def register_parts(trainer: Trainer) -> Registry:
-    """Enters every part's share of a checkpoint; for an evaluation, only the weights."""
+    """Registers the state that checkpoints hold; for an evaluation, only the weights."""
     cfg, objective, ema = trainer.cfg, trainer.objective, trainer.ema
     shares = WithTables(trainer.sync, objective.tables())
     saved = Registry(partial(origin_of, trainer), shares)
@@ -326,13 +324,13 @@ def register_parts(trainer: Trainer) -> Registry:
     sums_of_owned = partial(meter.state, trainer.owned)
     load_sums = partial(meter.load, device=trainer.dist.device)
     saved.add_by_shard("meter", sums_of_owned, load_sums, meter.like)
-    trainer.source.enter(saved)
+    trainer.source.register_state(saved)
     return saved
 
 
 def origin_of(trainer: Trainer) -> Origin:
-    """Says in a checkpoint what wrote it."""
-    assert trainer.verdicts.settled, "a step that may not be finite must not be saved"
+    """Returns what a checkpoint records about the run that writes it."""
+    assert trainer.verdicts.all_checked, "a step that may not be finite must not be saved"
     base_lr = trainer.dense[-1].param_groups[0]["base_lr"]
     return Origin.here(
         OmegaConf.to_yaml(trainer.cfg),
@@ -344,10 +342,10 @@ def origin_of(trainer: Trainer) -> Origin:
 
 
 def train(trainer: Trainer) -> None:
-    """Takes steps; after each one logs, evaluates, decides and saves as due."""
-    cfg, standing, length = trainer.cfg, trainer.standing, trainer.source.length
+    """Takes steps; after each one logs, evaluates and saves as due."""
+    cfg, run_state, length = trainer.cfg, trainer.run_state, trainer.source.length
     pins_memory = trainer.dist.device.type == "cuda"
-    stream = ShardStream(trainer.source, trainer.parts, standing.step, length.total_steps)
+    stream = ShardStream(trainer.source, trainer.shard_groups, run_state.step, length.total_steps)
     trainer.objective.train()
     traces = cfg.profile_steps if trainer.dist.is_main else None
     with (
@@ -355,58 +353,59 @@ def train(trainer: Trainer) -> None:
         traced(traces, trainer.run.directory, trainer.run.say) as step_is_done,
     ):
         # what was left to do when the run was interrupted
-        sums = trainer.dist.sums(trainer.keeper.report().numbers())
+        sums = trainer.dist.sums(trainer.checkpointer.notices().numbers())
         after_step(trainer, Notices.from_numbers(sums))
         clock = Clock()
-        while standing.step < length.total_steps:
+        while run_state.step < length.total_steps:
             with clock.waiting():
-                _, parts = next(loader)
-            train_step(trainer, parts)
-            standing.step += 1
+                _, micro_batches = next(loader)
+            train_step(trainer, micro_batches)
+            run_state.step += 1
             step_is_done()
             clock.tick(length.examples_per_update)
-            logs = standing.step % cfg.log_interval == 0 or standing.step == length.total_steps
-            standing.evaluation_due = length.evaluates_after(standing.step)
-            pauses = logs or standing.evaluation_due or trainer.keeper.saves_now()
-            if pauses or trainer.verdicts.noticed:
-                trainer.verdicts.settle()  # nothing is shown or saved that is not finite
+            logs = run_state.step % cfg.log_interval == 0 or run_state.step == length.total_steps
+            run_state.evaluation_due = length.evaluates_after(run_state.step)
+            pauses = logs or run_state.evaluation_due or trainer.checkpointer.saves_now()
+            if pauses or trainer.verdicts.has_notices:
+                trainer.verdicts.check()  # nothing is shown or saved that is not finite
             if logs:
                 log(trainer, clock)
                 clock = Clock()
             if after_step(trainer, trainer.verdicts.take_notices()):
                 clock = Clock()
-        trainer.keeper.wait_until_saved()
+        trainer.checkpointer.wait_until_saved()
 
 
-def train_step(trainer: Trainer, parts: list[dict]) -> None:
-    """Sums statistics over the whole batch, then gradients; divides once, then updates."""
+def train_step(trainer: Trainer, micro_batches: list[Batch]) -> None:
+    """Takes one step: sums gradients over micro-batches and ranks, divides once, then updates."""
     cfg, objective, sync, verdicts = trainer.cfg, trainer.objective, trainer.sync, trainer.verdicts
     device, progress = trainer.dist.device, trainer.step / trainer.total_steps
     sync.zero()
-    seen = []
-    for i, (shards, part) in enumerate(zip(trainer.parts, parts, strict=True)):
-        batch = to_device(part, device)
+    inputs = []
+    for i, (shards, rows) in enumerate(zip(trainer.shard_groups, micro_batches, strict=True)):
+        batch = to_device(rows, device)
         carry = trainer.carries.get(i, partial(objective.initial_carry, batch))
         noise = Noise(cfg.seed, trainer.step, shards, device)
-        seen.append((batch, carry, Context(progress, noise)))
-    objective.look_ahead([(batch, carry) for batch, carry, _ in seen])
+        inputs.append((batch, carry, Context(progress, noise)))
+    objective.look_ahead([(batch, carry) for batch, carry, _ in inputs])
     with torch.no_grad():
-        totals = sync.sums([objective.statistics(*part) for part in seen])
+        totals = sync.sum_statistics([objective.statistics(*each) for each in inputs])
 
     outs = []
-    for i, (batch, carry, context) in enumerate(seen):
-        with sync.backward(last=i == len(seen) - 1):
+    for i, (batch, carry, context) in enumerate(inputs):
+        with sync.backward(last=i == len(inputs) - 1):
             outs.append(trainer.wrapped(batch, carry, replace(context, totals=totals)))
             outs[-1].loss.backward()
     weights = [out.weight for out in outs]
-    rows = [grad for optimizer in trainer.sparse for grad in optimizer.local_grads()]
-    verdict = sync.finish(weights, rows, trainer.keeper.report(), verdicts.lag > 0)
+    row_grads = [grad for optimizer in trainer.sparse for grad in optimizer.local_grads()]
+    notices = trainer.checkpointer.notices()
+    read_verdict = sync.finish(weights, row_grads, notices, late=verdicts.lag > 0)
 
-    verdicts.add(trainer.step + 1, verdict)
-    if reason := verdicts.settle(verdicts.lag):
+    verdicts.add(trainer.step + 1, read_verdict)
+    if reason := verdicts.check(except_last=verdicts.lag):
         skip(trainer, reason)
         return
-    for shards, out in zip(trainer.parts, outs, strict=True):
+    for shards, out in zip(trainer.shard_groups, outs, strict=True):
         trainer.meter.add({**out.metrics, "loss": (out.loss, out.weight)}, shards[0])
     if cfg.grad_clip is not None:
         sync.clip(cfg.grad_clip)
@@ -419,11 +418,11 @@ def train_step(trainer: Trainer, parts: list[dict]) -> None:
 
 
 def skip(trainer: Trainer, reason: str) -> None:
-    """Leaves the weights as they are; every rank knows, and does the same."""
+    """Skips a step whose gradients are not finite: the weights stay. All ranks do the same."""
     for optimizer in trainer.sparse:
-        optimizer.zero_grad()  # forgets the step's look-ups
-    # fresh carries: the same ones would fail again, as the weights stay
-    trainer.carries.put([None] * len(trainer.parts))
+        optimizer.zero_grad()  # drops the step's look-ups
+    # unchanged weights and carries would fail again, so slots start afresh
+    trainer.carries.put([None] * len(trainer.shard_groups))
     trainer.run.event("skipped", trainer.step + 1, reason=reason)
     trainer.run.say(f"skipped step {trainer.step + 1}: {reason}")
 
@@ -436,7 +435,7 @@ def log(trainer: Trainer, clock: Clock) -> None:
     row["train/lr"] = trainer.dense[-1].param_groups[0]["lr"]
     if (steps_per_epoch := trainer.source.length.steps_per_epoch) is not None:
         row["epoch"] = trainer.step / steps_per_epoch
-    waited_s, stalled_s = trainer.sync.take_wait_s(), trainer.keeper.take_stall_s()
+    waited_s, stalled_s = trainer.sync.take_wait_s(), trainer.checkpointer.take_stall_s()
     row |= clock.speeds(max(1, spec.seq_len), waited_s, stalled_s)
     speed = row["speed/examples_per_s"]
     row |= hardware.load(trainer.dist, objective.model.dtype, trainer.flops_per_example * speed)
@@ -447,24 +446,25 @@ def log(trainer: Trainer, clock: Clock) -> None:
     )
 
 
-def after_step(trainer: Trainer, reports: Notices) -> bool:
-    """Evaluates, decides, saves and perhaps ends, by the sums of all ranks' reports.
+def after_step(trainer: Trainer, notices: Notices) -> bool:
+    """Evaluates, saves and stops as due, and as the sums of all ranks' notices ask for.
 
     Returns whether it evaluated.
     """
-    cfg, standing, keeper = trainer.cfg, trainer.standing, trainer.keeper
-    stop, wanted = keeper.decide(reports)
-    evaluated = standing.evaluation_due and not stop
+    cfg, run_state, checkpointer = trainer.cfg, trainer.run_state, trainer.checkpointer
+    stop, wanted = checkpointer.decide(notices)
+    evaluated = run_state.evaluation_due and not stop
     if evaluated:
-        if standing.step == trainer.total_steps:
-            keeper.save_unsaved()  # an evaluation that fails must not lose the trained weights
+        if run_state.step == trainer.total_steps:
+            # an evaluation that fails must not lose the trained weights
+            checkpointer.save_unsaved()
         stop = evaluate(trainer)
-        wanted = wanted or cfg.checkpoint_every_eval or standing.step == trainer.total_steps
-    keeper.save_if(wanted, bool(stop), evaluated and not stop)
+        wanted = wanted or cfg.checkpoint_every_eval or run_state.step == trainer.total_steps
+    checkpointer.save_if(wanted, bool(stop), evaluated and not stop)
     if stop:
-        keeper.wait_until_saved()
+        checkpointer.wait_until_saved()
         without = " without resume=false" if cfg.resume is False else ""
-        trainer.run.stop(stop, standing.step, f"the same command{without} goes on from there")
+        trainer.run.stop(stop, run_state.step, f"the same command{without} goes on from there")
     return evaluated
 
 
@@ -473,10 +473,10 @@ def evaluate(trainer: Trainer) -> int:
 
     Returns the signal that cut it short, or 0.
     """
-    cfg, dist, source, standing = trainer.cfg, trainer.dist, trainer.source, trainer.standing
+    cfg, dist, source, run_state = trainer.cfg, trainer.dist, trainer.source, trainer.run_state
     objective = trainer.objective
     size = cfg.eval_batch_size or min(1024, max(1, source.length.examples_per_update // 8))
-    evaluation = Evaluation(dist, standing.step, trainer.run, cfg.eval_save_outputs)
+    evaluation = Evaluation(dist, run_state.step, trainer.run, cfg.eval_save_outputs)
     averages = trainer.ema.applied() if trainer.ema is not None else nullcontext()
     clock = Clock()
 
@@ -493,13 +493,13 @@ def evaluate(trainer: Trainer) -> int:
                     return stop
     finally:
         objective.train()
-    standing.evaluation_due, standing.results = False, evaluation.finish()
-    if standing.results:
-        trainer.run.log(standing.step, standing.results)
-        trainer.run.say(f"step {standing.step}, held out: {evaluation.summary}")
-        trainer.run.event("evaluated", standing.step, seconds=round(clock.seconds, 3))
+    run_state.evaluation_due, run_state.results = False, evaluation.finish()
+    if run_state.results:
+        trainer.run.log(run_state.step, run_state.results)
+        trainer.run.say(f"step {run_state.step}, held out: {evaluation.summary}")
+        trainer.run.event("evaluated", run_state.step, seconds=round(clock.seconds, 3))
         trainer.run.draw_report()
-    if evaluation.text and (cfg.eval_only or standing.step == trainer.total_steps):
+    if evaluation.text and (cfg.eval_only or run_state.step == trainer.total_steps):
         trainer.run.say(evaluation.text)
     return 0
 

@@ -123,8 +123,8 @@ class Source(Protocol):
     def train_batch(self, step: int, shard: int) -> Arrays:
         """Returns the rows of one shard of one step; steps count from 0.
 
-        A function of the seed, the step and the shard alone. Called on the rank that owns the
-        shard, in a worker process if the run has any.
+        A function of the seed, the step and the shard alone (`register_state` has the exception).
+        Called on the rank that owns the shard, in a worker process if the run has any.
         """
         ...
 
@@ -139,11 +139,17 @@ class Source(Protocol):
         """
         return ()
 
-    def enter(self, saved: Registry) -> None:
-        """Enters what checkpoints must hold of this source, such as a stream's cursors.
+    def register_state(self, saved: Registry) -> None:
+        """Registers state that checkpoints must hold, for data that can only be read forwards.
+
+        Such a stream is the one exception to the rule that a batch depends on the seed, the step
+        and the shard alone: it also depends on how far the shard has been read. So the source keeps
+        a cursor for each shard, registers it by `saved.add_by_shard`, and is asked for each shard's
+        steps in order, from the step of the restored cursor on. Cursors belong to shards, so the
+        batches are the same at any number of ranks.
 
         Called once, before a checkpoint is restored and before worker processes start. Default:
-        nothing, because batches that are functions of the step need no memory.
+        registers nothing.
         """
         return None
 

@@ -38,31 +38,36 @@ CAUSES = {
 
 
 class ShardStream(Dataset):
-    """Steps start_step … stop_step - 1 of a rank; `parts` are its shards, grouped into
-    micro-batches.
+    """The batches of one rank in steps start_step … stop_step - 1.
+
+    `shard_groups` are the rank's shards, one group for each micro-batch.
     """
 
     def __init__(
-        self, source: Source, parts: Sequence[Sequence[int]], start_step: int, stop_step: int
+        self,
+        source: Source,
+        shard_groups: Sequence[Sequence[int]],
+        start_step: int,
+        stop_step: int,
     ) -> None:
         self._source = source
-        self._parts = [list(part) for part in parts]
+        self._shard_groups = [list(shards) for shards in shard_groups]
         self.steps = range(start_step, stop_step)
 
     def __getitem__(self, step: int) -> Batch | Exception:
-        """A step's examples, all shards one behind the other; or an error of one line, which the
-        loader would make a page of.
+        """Returns a step's examples, shard after shard, or the error that ends the run.
+
+        The error is returned because the loader would add a page of traceback to a raised one.
         """
+        shards = [shard for group in self._shard_groups for shard in group]
         try:
-            batch = to_tensors(
-                [self._source.train_batch(step, shard) for part in self._parts for shard in part]
-            )
+            batch = to_tensors([self._source.train_batch(step, shard) for shard in shards])
         except ConfigError as error:
             return LocalError(str(error))
         if get_worker_info() is None:
             return batch
-        # a thread of the loader's would share the memory later, and where there is none, lose the
-        # batch
+        # shared here: the loader's own thread would do it later, and lose the batch without an
+        # error where shared memory is full
         try:
             return {name: tensor.share_memory_() for name, tensor in batch.items()}
         except RuntimeError as error:
@@ -71,22 +76,22 @@ class ShardStream(Dataset):
             return _no_room(error)
 
     def cut(self, batch: Batch) -> list[Batch]:
-        """A step's micro-batches."""
-        if len(self._parts) == 1:
+        """Cuts a step's examples into its micro-batches."""
+        if len(self._shard_groups) == 1:
             return [batch]
-        shards = sum(len(part) for part in self._parts)
-        micro_batches: list[Batch] = [{} for _ in self._parts]
+        shards = sum(len(group) for group in self._shard_groups)
+        micro_batches: list[Batch] = [{} for _ in self._shard_groups]
         for name, tensor in batch.items():
-            sizes = [len(tensor) // shards * len(part) for part in self._parts]
+            sizes = [len(tensor) // shards * len(group) for group in self._shard_groups]
             for micro_batch, rows in zip(micro_batches, tensor.split(sizes), strict=True):
-                # memory of its own: where a tensor begins may decide in which order a kernel adds
-                # (not that of a GPU, which copies it)
+                # cloned: a tensor's alignment may decide in which order a CPU kernel adds (pinned
+                # memory is copied to a GPU anyway)
                 micro_batch[name] = rows if rows.is_pinned() else rows.clone()
         return micro_batches
 
 
 def to_tensors(pieces: Sequence[Arrays]) -> Batch:
-    """Arrays, one after the other, as one batch of tensors."""
+    """Concatenates arrays into one batch of tensors."""
     if len(pieces) == 1:
         return {
             name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in pieces[0].items()
@@ -100,8 +105,8 @@ def to_tensors(pieces: Sequence[Arrays]) -> Batch:
 def train_loader(
     stream: ShardStream, workers: int = 1, pin_memory: bool = False
 ) -> Generator[tuple[int, list[Batch]], None, None]:
-    """Each step and its micro-batches, prefetched by `workers` processes (0: none), from the first
-    step until `close()`.
+    """Yields each step and its micro-batches, prefetched by `workers` processes (0: none), until
+    the last step or `close()`.
     """
     batches = _start(stream, workers, pin_memory)
     processes = batches._workers if workers else []
@@ -114,8 +119,8 @@ def train_loader(
 
 
 def _start(stream: ShardStream, workers: int, pin_memory: bool) -> Any:
-    """PyTorch's iterator. Ours to handle are signals: its own handler raises wherever the main
-    thread is when a worker dies.
+    """Starts PyTorch's loader, and puts back the handler of SIGCHLD: PyTorch's own raises wherever
+    the main thread is when a worker dies.
     """
     loader: DataLoader = DataLoader(
         stream,
@@ -132,8 +137,8 @@ def _start(stream: ShardStream, workers: int, pin_memory: bool) -> Any:
     before = signal.getsignal(signal.SIGCHLD)
     try:
         if workers:
-            # queues have such locks, in shared memory; a loader that fails to make one leaves a
-            # traceback behind
+            # a trial: the loader's queues need such locks in shared memory, and a loader that
+            # fails to make one prints a traceback
             multiprocessing.Lock()
         return iter(loader)
     except OSError as error:
@@ -144,12 +149,12 @@ def _start(stream: ShardStream, workers: int, pin_memory: bool) -> Any:
 
 
 def _next(batches: Any, processes: Sequence[Any]) -> Batch:
-    """The next step, or the error that ends the run."""
+    """Returns the next step's batch, or raises the error that ends the run."""
     _check_alive(processes)
     try:
         batch = next(batches)
     except (RuntimeError, OSError, EOFError) as error:
-        # what a dead worker had sent may go with it, which shows as any of these
+        # a worker that dies may take along what it had sent, which shows as any of these errors
         alive = {process.sentinel: process for process in processes if process.exitcode is None}
         for sentinel in wait(list(alive), DEATH_S):
             alive[sentinel].join(DEATH_S)
@@ -200,12 +205,12 @@ def _unchanged(item: Any) -> Any:
 def eval_batches(
     eval_set: EvalSet, batch_size: int, rank: int = 0, world_size: int = 1
 ) -> Iterator[tuple[np.ndarray, Batch]]:
-    """This rank's batches: indices of examples, tensors. Boundaries are the same at any number of
-    ranks, and all batches of one size.
+    """Yields this rank's batches of an evaluation set, each as indices of examples and tensors.
 
-    All ranks have equally many: the last may be padding alone, with no indices.
+    Batches are the same at any number of ranks, and all have one size. Every rank yields equally
+    many: its last may be padding alone, with no indices.
     """
-    # more rows than there are examples would be nothing but padding
+    # a batch larger than the set would only add padding
     batch_size = max(1, min(batch_size, len(eval_set)))
     total = -(-len(eval_set) // batch_size)
     for first in range(0, total, world_size):
@@ -214,7 +219,7 @@ def eval_batches(
         try:
             pieces = [eval_set.read(indices)] if len(indices) else []
         except ConfigError as error:
-            raise LocalError(str(error)) from None  # of a file that this rank alone has read so far
+            raise LocalError(str(error)) from None  # other ranks read other rows of the file
         if len(indices) < batch_size:
             pieces.append(eval_set.padding(batch_size - len(indices)))
         yield indices, to_tensors(pieces)

@@ -95,15 +95,15 @@ class Objective(
         """
         raise NotImplementedError
 
-    def judged_by(self, asked: str | None) -> Metric:
+    def judging_metric(self, asked: str | None) -> Metric:
         """Returns the metric of evaluations that tells the best checkpoint: `asked`, or the
         headline.
         """
         if not asked:
-            return Metric(f"eval/{self.headline.name}", self.headline.lower)
+            return Metric(f"eval/{self.headline.name}", self.headline.lower_is_better)
         metric = Metric.parse(asked)
-        own = {*self.costs, *([self.headline.name] if self.headline.lower else [])}
-        return Metric(metric.name, metric.lower or metric.name.rpartition("/")[2] in own)
+        own = {*self.costs, *([self.headline.name] if self.headline.lower_is_better else [])}
+        return Metric(metric.name, metric.lower_is_better or metric.name.rpartition("/")[2] in own)
 
     def rehearse(self, batch: Batch, ctx: Context, keep: bool = False) -> None:
         """Does one forward and backward pass that leaves no trace, with `keep` only gradients.

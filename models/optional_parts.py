@@ -67,7 +67,7 @@ class NeedsTotals:
 
 
 class LooksAhead:
-    def look_ahead(self, parts: Sequence[tuple[Batch, Carry]], alone: bool = False) -> None:
+    def look_ahead(self, micro_batches: Sequence[tuple[Batch, Carry]], alone: bool = False) -> None:
         """Fetches what the forward passes of a step need from other ranks.
 
         Called on all ranks together, before the passes of each step, with the batch and the carry

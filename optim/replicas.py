@@ -1,4 +1,4 @@
-"""All ranks start from the same bits, and can prove it."""
+"""Gives all ranks the same initial weights, and checks that they are the same."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from utils.ranks.distributed import Dist
 
 
 @torch.no_grad()
-def same_everywhere(tensors: Mapping[str, Tensor], dist: Dist) -> None:
-    """Give every rank rank 0's parameters and buffers, then compare what arrived."""
+def broadcast_from_rank_0(tensors: Mapping[str, Tensor], dist: Dist) -> None:
+    """Broadcasts parameters and buffers from rank 0, then checks that all ranks hold the same."""
     if dist.world_size == 1:
         return
     _check_layout(tensors, dist)
@@ -29,9 +29,7 @@ def same_everywhere(tensors: Mapping[str, Tensor], dist: Dist) -> None:
 
 @torch.no_grad()
 def check_same(tensors: Mapping[str, Tensor], dist: Dist) -> None:
-    """Raise on every rank when some tensor's bits differ between ranks, naming the first one and
-    the ranks.
-    """
+    """Raises on every rank if a tensor's bits differ between ranks; names it and the ranks."""
     if dist.world_size == 1:
         return
     _check_layout(tensors, dist)

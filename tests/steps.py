@@ -19,14 +19,14 @@ def trainer_on(dist: Dist, folder: Path, *arguments: str) -> pretrain.Trainer:
     cfg = resolved(*arguments, *QUIET, f"checkpoint_path={folder}")
     run = RunDirectory(folder, dist)
     trainer = pretrain.build_trainer(pretrain.build_problem(cfg, dist, run, Start()))
-    trainer.keeper = SimpleNamespace(report=lambda: NONE)  # type: ignore[assignment]
+    trainer.checkpointer = SimpleNamespace(notices=lambda: NONE)  # type: ignore[assignment]
     trainer.objective.train()
     return trainer
 
 
 def steps_of(trainer: pretrain.Trainer, number: int) -> Iterator[Callable[[], None]]:
     """Steps to be taken, one by one."""
-    stream = ShardStream(trainer.source, trainer.parts, trainer.step, number)
-    for _, parts in train_loader(stream, 0, trainer.dist.device.type == "cuda"):
-        yield lambda given=parts: pretrain.train_step(trainer, given)  # type: ignore[misc]
-        trainer.standing.step += 1
+    stream = ShardStream(trainer.source, trainer.shard_groups, trainer.step, number)
+    for _, micro_batches in train_loader(stream, 0, trainer.dist.device.type == "cuda"):
+        yield lambda given=micro_batches: pretrain.train_step(trainer, given)  # type: ignore[misc]
+        trainer.run_state.step += 1

@@ -90,7 +90,7 @@ def test_a_step_asks_the_device_nothing(
 ) -> None:
     trainer = far(*arguments)
     for take in steps_of(trainer, 3):
-        assert trainer.verdicts.settled is (trainer.step == 0), (
+        assert trainer.verdicts.all_checked is (trainer.step == 0), (
             "the newest step's verdict is not read yet"
         )
         with Blocking(), FromTheHost():
@@ -144,5 +144,5 @@ def test_a_step_on_cuda_does_not_wait(arguments: list[str], tmp_path: Path) -> N
             take()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert not trainer.verdicts.settled
-    trainer.verdicts.settle()
+    assert not trainer.verdicts.all_checked
+    trainer.verdicts.check()

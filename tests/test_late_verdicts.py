@@ -29,7 +29,7 @@ from tests.runs import (
     learned,
     resolved,
 )
-from utils.checkpoint.policy import Keeper
+from utils.checkpoint.policy import Checkpointer
 from utils.errors import RunError
 from utils.ranks.notices import Notices
 
@@ -107,11 +107,13 @@ def test_a_stop_is_not_decided_on_a_step_that_is_not_finite(
     alone: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Heard in step 6, where all ranks know of it after step 7."""
-    report, steps = Keeper.report, iter(range(10**9))
+    notices, steps = Checkpointer.notices, iter(range(10**9))
     asked = Notices(sigterm=1.0)
     # 0 is before the first step
     monkeypatch.setattr(
-        Keeper, "report", lambda keeper: asked if next(steps) == 6 else report(keeper)
+        Checkpointer,
+        "notices",
+        lambda checkpointer: asked if next(steps) == 6 else notices(checkpointer),
     )
     late, said = alone("late", 1, range(7, 8), "eval_every_steps=null")
     assert said.startswith("on_nonfinite=raise: step 7: ")

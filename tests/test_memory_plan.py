@@ -116,7 +116,7 @@ def test_a_planned_run_is_the_run_of_that_micro_batch_size(
     monkeypatch.setattr(capacity, "choose", on_a_card_for_three_shards)
     trainer = trainer_on(ALONE, tmp_path, *TINY_GPT, "data.seq_len=512", "plan=auto")
     assert (trainer.cfg.plan, trainer.cfg.micro_batch_size) == (False, 9)
-    assert [len(part) for part in trainer.parts] == [3, 3, 2]
+    assert [len(shards) for shards in trainer.shard_groups] == [3, 3, 2]
 
 
 @pytest.mark.slow

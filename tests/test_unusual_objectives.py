@@ -264,10 +264,10 @@ def test_a_source_enters_where_its_shards_go_on(
 ) -> None:
     taken: dict[int, Mapping[str, Tensor]] = {}
 
-    def enter(self: ImageSource, saved: Registry) -> None:
+    def register_state(self: ImageSource, saved: Registry) -> None:
         def cursors() -> dict[int, dict[str, Tensor]]:
             return {
-                shard: {"row": torch.tensor([100 * shard + saved.standing.step])}
+                shard: {"row": torch.tensor([100 * shard + saved.run_state.step])}
                 for shard in range(8)
             }
 
@@ -278,7 +278,7 @@ def test_a_source_enters_where_its_shards_go_on(
             lambda shard, step: {"row": torch.zeros(1, dtype=torch.int64)},
         )
 
-    monkeypatch.setattr(ImageSource, "enter", enter)
+    monkeypatch.setattr(ImageSource, "register_state", register_state)
     alone("prepared", tmp_path / "run", "max_steps=3")
     assert not taken
     alone("prepared", tmp_path / "run", "max_steps=5")

@@ -126,18 +126,18 @@ class StreamSource(Source):
         )
 
     def train_batch(self, step: int, shard: int) -> Arrays:
-        """The rows of a shard in the next step, in the last one again, or in step 0."""
+        """Returns the rows of a shard in the next step, in the last one again, or in step 0."""
         if shard not in self._streams:
             self._streams[shard] = self._stream(shard)
         stream = self._streams[shard]
         if step == 0 and stream.step > 1:
-            # a run looks at the first step's shapes before it is restored
+            # the run looks at the first step's shapes before it restores the cursors
             stream = self._stream(shard)
         return batch_of(stream.rows(step), None)
 
-    def enter(self, saved: Registry) -> None:
-        """Save a cursor for each shard."""
-        self._done = lambda: saved.standing.step
+    def register_state(self, saved: Registry) -> None:
+        """Registers a cursor for each shard."""
+        self._done = lambda: saved.run_state.step
         saved.add_by_shard("text", self._cursors, self._go_on, _like)
 
     def _cursors(self) -> dict[int, Cursor]:

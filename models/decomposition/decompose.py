@@ -102,7 +102,7 @@ class Decompose(Objective):
             )
         self.kl = model.predicts_tokens if reconstruction == "auto" else reconstruction == "kl"
         self.error_name = "kl" if self.kl else "mse"
-        self.headline = Metric(f"{self.error_name}_rounded", lower=True)
+        self.headline = Metric(f"{self.error_name}_rounded", lower_is_better=True)
         self.adversarial, self.frequency, self.samples, self.whole = (
             adversarial,
             frequency,

@@ -16,7 +16,7 @@ from utils.measure.report import Prediction
 class Regress(Objective):
     """Sums over examples the mean square of what is wrong with their numbers."""
 
-    headline = Metric("loss", lower=True)
+    headline = Metric("loss", lower_is_better=True)
     model: Toy
 
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:

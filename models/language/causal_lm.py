@@ -42,7 +42,7 @@ class CausalLM(Objective):
                 f"arch.loss.chunk_tokens={chunk_tokens}: must be at least 1; null computes all"
                 " logits at once"
             )
-        self.headline = Metric("bpb" if model.token_bytes else "loss", lower=True)
+        self.headline = Metric("bpb" if model.token_bytes else "loss", lower_is_better=True)
         self.chunk_tokens = chunk_tokens
         self.register_buffer(
             "bytes_V", torch.tensor(model.token_bytes, dtype=torch.int64), persistent=False

@@ -60,13 +60,15 @@ class ActObjective(Objective):
             batch,
         )
 
-    def look_ahead(self, parts: Sequence[tuple[Batch, ActCarry]], alone: bool = False) -> None:
+    def look_ahead(
+        self, micro_batches: Sequence[tuple[Batch, ActCarry]], alone: bool = False
+    ) -> None:
         """Fetches rows of the puzzle table that lie on other ranks."""
         for table in self.tables().values():
             if not table.split:
                 continue
             needed = ("labels", "puzzle_identifiers")
-            refilled = [_refilled(carry, batch, needed) for batch, carry in parts]
+            refilled = [_refilled(carry, batch, needed) for batch, carry in micro_batches]
             table.look_ahead([self._trainable_ids(puzzles) for puzzles in refilled], alone)
 
     def forward(self, batch: Batch, carry: ActCarry, ctx: Context) -> StepOut:

@@ -16,17 +16,17 @@ from utils.ranks.notices import NONE, Notices
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a reduction, the same on all ranks."""
+    """Whether a step's gradients are finite, and what came with them; the same on all ranks."""
 
     weight: float  # the global loss weight that gradients were divided by
-    finite: bool  # False: the step must not be taken
-    ranks: list[int]  # whose own gradients (dense or checked) or weight were not finite
-    parameter: str | None  # the first one, in the net's order, whose summed gradient is not finite
+    finite: bool  # if False, the weights must not be updated
+    ranks: list[int]  # ranks whose own gradients (dense or checked) or weight were not finite
+    parameter: str | None  # the first parameter whose summed gradient is not finite
     notices: Notices = NONE  # summed over ranks
 
     @property
     def problem(self) -> str:
-        """For people: what is not finite, and whose fault it is."""
+        """Says which gradient is not finite, and on which ranks."""
         whose = ", ".join(map(str, self.ranks)) or "none alone (the sum overflowed)"
         return (
             f"the gradient is not finite, first seen in {self.parameter or 'a sparse table'} and on"
@@ -37,8 +37,8 @@ class Verdict:
 class Sync(Protocol):
     """Keeps ranks in step.
 
-    A step calls `zero`, `sums`, `backward` around each micro-batch, `finish`, and `clip` if
-    gradients are clipped, on all ranks in this order.
+    In each step, all ranks call `zero`, `sum_statistics`, `backward` around each micro-batch,
+    `finish`, and `clip` if gradients are clipped, in this order.
 
     A configuration names a class or function of this package, which is called with its keys; then
     the run calls `wrap`.
@@ -62,8 +62,8 @@ class Sync(Protocol):
         """Begins a step: clears all gradients."""
         ...
 
-    def sums(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Returns an objective's statistics, summed over micro-batches and ranks.
+    def sum_statistics(self, statistics: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Sums an objective's statistics, given for each micro-batch, over these and over ranks.
 
         Communicates nothing if there are none.
         """
@@ -96,15 +96,18 @@ class Sync(Protocol):
         ...
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scales all gradients to a global norm of at most `max_norm`.
+        """Scales all dense gradients to a global norm of at most `max_norm`.
 
-        Returns the norm before, still on the device.
+        Gradients of table rows are not scaled: their optimizer uses only signs. Returns the norm
+        before scaling, still on the device.
         """
         ...
 
     def rows(self, name: str, ndim: int) -> Rows | None:
-        """Which rows this rank holds of what a checkpoint has whole: of a parameter, an average or
-        an optimizer's memory, by its name there. None: all of it, as every rank does.
+        """Returns which rows of a tensor this rank holds, or None if every rank holds all of it.
+
+        Called for parameters, averages and optimizer states, which a checkpoint stores whole;
+        `name` is the tensor's name there.
         """
         ...
 

@@ -48,30 +48,27 @@ class Common:
         for parameter in self.parameters.values():
             parameter.grad = None
 
-    def sums(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Statistics over all micro-batches and ranks: one message, and none when there are no
-        statistics.
-        """
-        if not any(parts):
+    def sum_statistics(self, statistics: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Sums statistics over micro-batches and ranks, with one message if there are any."""
+        if not any(statistics):
             return {}
-        names = sorted(parts[0])
-        assert all(sorted(part) == names for part in parts), (
+        like = statistics[0]
+        names = sorted(like)
+        assert all(sorted(each) == names for each in statistics), (
             "statistics must have the same names in every micro-batch"
         )
-        rows = [
-            torch.cat(
-                [
-                    part[name].detach().to(self.dist.device, torch.float64).flatten()
-                    for name in names
-                ]
-            )
-            for part in parts
-        ]
+
+        def in_one_row(named: Mapping[str, Tensor]) -> Tensor:
+            values = [named[name].detach() for name in names]
+            wide = [value.to(self.dist.device, torch.float64).flatten() for value in values]
+            return torch.cat(wide)
+
+        rows = [in_one_row(each) for each in statistics]
         with self._waited.running():
-            total = self._over_ranks(self._over_parts(rows))
-        pieces = total.split([parts[0][name].numel() for name in names])
+            total = self._over_ranks(self._over_micro_batches(rows))
+        pieces = total.split([like[name].numel() for name in names])
         return {
-            name: piece.view_as(parts[0][name]).to(parts[0][name].dtype)
+            name: piece.view_as(like[name]).to(like[name].dtype)
             for name, piece in zip(names, pieces, strict=True)
         }
 
@@ -100,8 +97,8 @@ class Common:
         return lambda: self._verdict_on(read)
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scale all gradients to a global norm of at most `max_norm`; the norm before, still on the
-        device.
+        """Scales all dense gradients to a global norm of at most `max_norm`; returns the norm
+        before, still on the device.
         """
         grads = self._grads()
         # in float32 at least: norms are sums of squares, and half precision would overflow
@@ -136,8 +133,8 @@ class Common:
     def _total(self, weights: Sequence[Tensor | float]) -> Tensor:
         return torch.as_tensor(sum(weights), dtype=torch.float32, device=self.dist.device)
 
-    def _over_parts(self, parts: Sequence[Tensor]) -> Tensor:
-        return torch.stack(list(parts)).sum(0)
+    def _over_micro_batches(self, rows: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(rows)).sum(0)
 
     def _over_ranks(self, tensor: Tensor) -> Tensor:
         self.dist.all_reduce(tensor)

@@ -87,8 +87,8 @@ class ExactReducer(Reducer):
             ]
         )
 
-    def _over_parts(self, parts: Sequence[Tensor]) -> Tensor:
-        return tree_sum(parts)
+    def _over_micro_batches(self, rows: Sequence[Tensor]) -> Tensor:
+        return tree_sum(rows)
 
     def _over_ranks(self, tensor: Tensor) -> Tensor:
         """Each rank adds up one slice of all ranks' sums, and the slices are shared: the traffic of

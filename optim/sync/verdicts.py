@@ -17,40 +17,40 @@ LAG = {"cuda": 1}  # steps by which a device is behind its host
 class Verdicts:
     """The verdicts on the last steps. All ranks read the same verdicts at the same points.
 
-    On CUDA the verdict on a step is read in the next one, when an update that should not have been
-    made is already made. This does no harm to a run that then ends, as long as every step is
-    settled before anything is logged, evaluated or saved. Where such steps are skipped, the host
-    waits.
+    On CUDA a step's verdict is read during the next step, after its update was made even if it
+    should not have been. That does no harm if the run then ends and every verdict is read before
+    anything is logged, evaluated or saved. With `on_nonfinite=skip` the run goes on, so the host
+    waits for each step's verdict.
     """
 
     def __init__(self, policy: str, device: torch.device) -> None:
         self.lag = LAG.get(device.type, 0) if policy == "raise" else 0
         self._policy = policy
-        self._open: deque[tuple[int, Callable[[], Verdict]]] = deque()
+        self._unread: deque[tuple[int, Callable[[], Verdict]]] = deque()
         self._notices = NONE
 
     @property
-    def settled(self) -> bool:
-        """Returns whether every step so far is known to be finite."""
-        return not self._open
+    def all_checked(self) -> bool:
+        """Whether the verdict on every step so far has been read."""
+        return not self._unread
 
     @property
-    def noticed(self) -> bool:
-        """Returns whether a rank's notice is waiting to be taken."""
+    def has_notices(self) -> bool:
+        """Whether any rank has sent a notice since the last `take_notices`."""
         return bool(self._notices)
 
     def add(self, step: int, read: Callable[[], Verdict]) -> None:
         """Adds the newest step; `read` waits for its verdict."""
-        self._open.append((step, read))
+        self._unread.append((step, read))
 
-    def settle(self, behind: int = 0) -> str:
-        """Reads the verdicts on all steps but the last `behind`.
+    def check(self, except_last: int = 0) -> str:
+        """Reads the verdicts on all steps except the last few.
 
-        Raises an error that ends the run, or returns why the newest step must be skipped; empty if
-        it need not be.
+        Returns why the newest step must be skipped, or an empty string; with `on_nonfinite=raise`,
+        raises the error that ends the run instead.
         """
-        while len(self._open) > behind:
-            step, read = self._open.popleft()
+        while len(self._unread) > except_last:
+            step, read = self._unread.popleft()
             verdict = read()
             self._notices += verdict.notices
             if verdict.finite:
@@ -64,6 +64,6 @@ class Verdicts:
         return ""
 
     def take_notices(self) -> Notices:
-        """Returns the notices that all ranks sent with the steps settled since the last call."""
-        taken, self._notices = self._notices, NONE
-        return taken
+        """Returns the notices that ranks sent with the steps checked since the last call."""
+        notices, self._notices = self._notices, NONE
+        return notices

@@ -121,7 +121,7 @@ def save(folder: Path, width: int, dist: Dist) -> dict[str, float]:
     writer = Writer(folder / "run" / "checkpoints", dist, print, keep=1)
     rows = []
     for step in range(1, SAVES + 1):
-        state.registry.standing.step = step
+        state.registry.run_state.step = step
 
         def saved(step: int = step) -> None:
             shards = {shard: {} for shard in dist.owned_shards(SHARDS)}
@@ -177,10 +177,10 @@ def load(folder: Path, width: int, dist: Dist) -> dict[str, float]:
 
     def resumed() -> None:
         start = resume.find(config, dist, print)
-        resume.take_up(start, state.registry, config, run, 99)
+        resume.restore(start, state.registry, config, run, 99)
 
     row = watched(resumed)
-    assert state.registry.standing.step == SAVES
+    assert state.registry.run_state.step == SAVES
     return row
 
 

@@ -139,7 +139,7 @@ def test_forward_and_predict_make_an_objective() -> None:
     objective.rehearse(batch, context, keep=True)
     assert all(parameter.grad is not None for parameter in objective.parameters())
     assert objective.flops_per_example(batch, context) == 2 * 3 * 2 * 2  # backward to weights alone
-    assert str(objective.judged_by(None)) == "eval/accuracy"
+    assert str(objective.judging_metric(None)) == "eval/accuracy"
     assert objective.saved().keys() == {"model.weight", "model.bias"}
     assert objective.initial_carry(batch) is None
     assert not objective.statistics(batch, None, context)
@@ -201,6 +201,6 @@ def test_every_net_takes_steps_in_each_precision(
         trainer = trainer_on(ALONE, tmp_path / dtype, *line)
         for step in steps_of(trainer, 2):
             step()
-        trainer.verdicts.settle()
+        trainer.verdicts.check()
         means = trainer.meter.read(trainer.dist)
         assert torch.isfinite(torch.tensor(means["loss"])), dtype

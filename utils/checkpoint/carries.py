@@ -15,27 +15,26 @@ from utils.checkpoint import nested
 class Carries:
     """The carries of one rank's micro-batches; only the objective knows what a carry contains."""
 
-    def __init__(self, parts: Sequence[Sequence[int]], beginning: Callable[[], Any]) -> None:
-        """`beginning` makes the fresh carry of one shard, which restored carries must match."""
-        self._parts = parts
+    def __init__(self, shard_groups: Sequence[Sequence[int]], fresh: Callable[[], Any]) -> None:
+        """`shard_groups` are this rank's shards, one group for each micro-batch.
+
+        `fresh` makes the initial carry of one shard, which restored carries must match.
+        """
+        self._shard_groups = shard_groups
         self._fresh = functools.cache(
-            lambda: {
-                name: tensor.to("meta") for name, tensor in nested.flatten(beginning()).items()
-            }
+            lambda: {name: tensor.to("meta") for name, tensor in nested.flatten(fresh()).items()}
         )
-        self._carries: list[Any] = [None] * len(parts)
+        self._carries: list[Any] = [None] * len(shard_groups)
         # what a checkpoint held, until the first step asks for it
         self._saved: Mapping[int, Mapping[str, Tensor]] = {}
 
-    def get(self, part: int, fresh: Callable[[], Any]) -> Any:
-        """The carry of a micro-batch; `fresh` makes one for the first step."""
-        if self._carries[part] is not None:
-            return self._carries[part]
-        carry, saved = (
-            fresh(),
-            [self._saved[shard] for shard in self._parts[part] if self._saved.get(shard)],
-        )
-        if len(saved) < len(self._parts[part]):
+    def get(self, number: int, fresh: Callable[[], Any]) -> Any:
+        """Returns the carry of a micro-batch, by its number; `fresh` makes its first one."""
+        if self._carries[number] is not None:
+            return self._carries[number]
+        carry, shards = fresh(), self._shard_groups[number]
+        saved = [self._saved[shard] for shard in shards if self._saved.get(shard)]
+        if len(saved) < len(shards):
             return carry
         return nested.rebuild(
             carry, {name: torch.cat([shard[name] for shard in saved]) for name in saved[0]}
@@ -46,22 +45,25 @@ class Carries:
         self._carries, self._saved = list(carries), {}
 
     def state(self) -> dict[int, dict[str, Tensor]]:
-        """Every shard's carry, for a checkpoint; before the first step, what was restored."""
-        shares = {shard: dict(self._saved.get(shard, {})) for part in self._parts for shard in part}
-        for part, carry in zip(self._parts, self._carries, strict=True):
+        """Returns every shard's carry for a checkpoint; before the first step, the restored one."""
+        by_shard = {
+            shard: dict(self._saved.get(shard, {}))
+            for group in self._shard_groups
+            for shard in group
+        }
+        for shards, carry in zip(self._shard_groups, self._carries, strict=True):
             if carry is not None:
-                shares |= {
-                    shard: nested.flatten(piece)
-                    for shard, piece in zip(part, nested.split(carry, len(part)), strict=True)
-                }
-        return shares
+                pieces = nested.split(carry, len(shards))
+                for shard, piece in zip(shards, pieces, strict=True):
+                    by_shard[shard] = nested.flatten(piece)
+        return by_shard
 
     def like(self, saved: Mapping[str, Tensor], step: int) -> Mapping[str, Tensor]:
-        """The shapes that a shard's saved carry must have: a fresh carry's, or none if nothing was
-        saved.
+        """Returns the shapes that a shard's saved carry must have: those of a fresh carry, or none
+        if nothing was saved.
         """
         return self._fresh() if saved else {}
 
     def load(self, saved: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Restores saved carries, however they were cut into micro-batches."""
-        self._carries, self._saved = [None] * len(self._parts), saved
+        self._carries, self._saved = [None] * len(self._shard_groups), saved

@@ -21,9 +21,10 @@ class HasWeights(Protocol):
 
 
 @said_of("init_from")
-def begin_with(path: str, group: str, objective: HasWeights, say: Callable[[str], None]) -> Tensors:
-    """Reads the weights in a file, a checkpoint's group or a published folder, as the objective
-    expects them.
+def initial_weights(
+    path: str, group: str, objective: HasWeights, say: Callable[[str], None]
+) -> Tensors:
+    """Reads initial weights from a file, a checkpoint's group or a published folder.
 
     If a puzzle table has another number of rows here, every row begins as the mean row.
     """

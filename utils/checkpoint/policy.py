@@ -22,7 +22,7 @@ DIGEST_BYTES, EXACT_BYTES = 64 << 20, 1 << 30
 FAILED_SAVES = 3  # in a row: then the run could not be continued, and stops
 
 
-class Keeper:
+class Checkpointer:
     """Saves a run by steps, by the clock, when it is better than before, and when it is asked to
     stop.
     """
@@ -32,14 +32,14 @@ class Keeper:
         config: DictConfig,
         run: RunDirectory,
         saved: Registry,
-        judged_by: Callable[[str | None], Metric],
+        judging_metric: Callable[[str | None], Metric],
         saved_step: int,
     ) -> None:
-        """`judged_by` makes a metric of what `objective_metric`, or a checkpoint, names."""
-        self._config, self._run, self._saved, self._judged_by = config, run, saved, judged_by
+        """`judging_metric` makes a metric of what `objective_metric`, or a checkpoint, names."""
+        self._config, self._run, self._saved, self._judged_by = config, run, saved, judging_metric
         folder = run.directory / "checkpoints"
         self._writer = Writer(folder, run.dist, run.say, config.keep, self._record)
-        self._metric = judged_by(config.objective_metric)
+        self._metric = judging_metric(config.objective_metric)
         self._saved_step, self._saved_at = saved_step, time.monotonic()
         self._best_before: float | None = None
         self._best_step = -1
@@ -47,10 +47,10 @@ class Keeper:
         if config.objective_metric:  # the user may not think of a sign
             run.say(
                 "the best checkpoint is the one with the"
-                f" {'lowest' if self._metric.lower else 'highest'} {self._metric.name}"
+                f" {'lowest' if self._metric.lower_is_better else 'highest'} {self._metric.name}"
             )
 
-    def report(self) -> Notices:
+    def notices(self) -> Notices:
         """Returns this rank's notices to all others."""
         minutes = self._config.checkpoint_minutes
         due = (
@@ -73,7 +73,7 @@ class Keeper:
 
     def saves_now(self) -> bool:
         """Returns whether the step count alone asks for a checkpoint."""
-        step, interval = self._saved.standing.step, self._config.checkpoint_interval
+        step, interval = self._saved.run_state.step, self._config.checkpoint_interval
         return interval is not None and step > 0 and step % interval == 0
 
     def save_if(self, wanted: bool, stopping: bool, evaluated: bool) -> None:
@@ -84,18 +84,18 @@ class Keeper:
         if (
             wanted
             or better
-            or (self._saved.standing.step != self._saved_step and (stopping or self.saves_now()))
+            or (self._saved.run_state.step != self._saved_step and (stopping or self.saves_now()))
         ):
             self._save(better)
 
     def save_unsaved(self) -> None:
         """Saves unless this step is saved: whatever follows then cannot lose it."""
-        if self._saved.standing.step != self._saved_step:
+        if self._saved.run_state.step != self._saved_step:
             self._save(better=False)
 
     def wait_until_saved(self) -> None:
         """Waits until the last checkpoint is on the disk; a run must not end without it."""
-        step = self._saved.standing.step
+        step = self._saved.run_state.step
         for _ in range(FAILED_SAVES):
             # Asked of every rank: rank 0 hosts the store that the others hear by, and must not
             # leave before they have.
@@ -107,7 +107,7 @@ class Keeper:
             self._save(self._best_step == step)
         self._give_up(f"step {step} could not be saved ({problem})")
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> Checkpointer:
         return self
 
     def __exit__(
@@ -132,25 +132,25 @@ class Keeper:
         count.
         """
         self._forget_lost_best()
-        standing, metric = self._saved.standing, self._metric
+        run_state, metric = self._saved.run_state, self._metric
         # a checkpoint of older code has the name alone
-        before = standing.best if self._judged_by(standing.best_of) == metric else None
-        if not metric.improves(standing.results, before):
+        before = run_state.best if self._judged_by(run_state.best_of) == metric else None
+        if not metric.improves(run_state.results, before):
             return False
-        self._best_before, self._best_step = before, standing.step
-        standing.best, standing.best_of = standing.results[metric.name], str(metric)
+        self._best_before, self._best_step = before, run_state.step
+        run_state.best, run_state.best_of = run_state.results[metric.name], str(metric)
         return True
 
     def _forget_lost_best(self) -> None:
         self._writer.wait()
         if self._writer.best_failed:
-            self._saved.standing.best, self._writer.best_failed = self._best_before, False
+            self._saved.run_state.best, self._writer.best_failed = self._best_before, False
 
     def _save(self, better: bool) -> None:
         if not better:
             self._forget_lost_best()
-        self._writer.save(self._saved.standing.step, *self._saved.snapshot(), better)
-        self._saved_step, self._saved_at = self._saved.standing.step, time.monotonic()
+        self._writer.save(self._saved.run_state.step, *self._saved.snapshot(), better)
+        self._saved_step, self._saved_at = self._saved.run_state.step, time.monotonic()
 
     def _give_up(self, why: str) -> None:
         there = (

@@ -26,7 +26,7 @@ BLOCK = 1 << 26  # bytes on their way to a device
 
 
 @dataclass
-class Standing:
+class RunState:
     """The progress of a run."""
 
     step: int = 0
@@ -167,7 +167,7 @@ class Registry:
     """The parts of a run that checkpoints hold, where it stands, and what writes it."""
 
     def __init__(self, origin: Callable[[], Origin], shares: Shares) -> None:
-        self.standing, self.origin = Standing(), origin
+        self.run_state, self.origin = RunState(), origin
         self._shares = shares
         self._shared: dict[str, _Part[Tensors]] = {}
         self._by_shard: dict[str, _Part[ByShard]] = {}
@@ -221,7 +221,7 @@ class Registry:
                     {f"{name}/{key}": tensor for key, tensor in tensors.items()}
                 )
         groups = {name: self._held(part.state()) for name, part in self._shared.items()}
-        return groups, shards, asdict(self.standing) | asdict(self.origin())
+        return groups, shards, asdict(self.run_state) | asdict(self.origin())
 
     def check(self, groups: Mapping[str, Saved], shards: Mapping[int, Saved], step: int) -> None:
         """A ConfigError unless every part can take its share of a checkpoint; nothing is read

@@ -97,13 +97,13 @@ def fix_arithmetic(config: DictConfig, start: Start, dist: Dist) -> None:
         config.arch.forward_dtype = dist.broadcast_text(best) if then == "auto" else then
 
 
-def take_up(
+def restore(
     start: Start, saved: Registry, config: DictConfig, run: RunDirectory, total_steps: int
 ) -> Start:
-    """Loads what the run begins with, the same on all ranks.
+    """Restores the checkpoint that the run starts from, the same one on all ranks.
 
-    A checkpoint that is damaged or does not fit is named, and the one before it is tried. Each rank
-    reads what it keeps, once all ranks know that all of it is whole.
+    If it is damaged or does not fit, says so and tries the one before it. Each rank reads only what
+    it keeps, after all ranks have found their files undamaged.
     """
     dist, tries = run.dist, reader.TRIES
     while start.folder is not None:
@@ -116,7 +116,7 @@ def take_up(
         if not problem:
             problem = _first(_read(found, saved, dist), dist)
         if not problem:
-            saved.standing.load(start.meta)
+            saved.run_state.load(start.meta)
             for line in saved.origin().differences(start.meta):
                 run.say(line)
             break

@@ -197,7 +197,7 @@ def advice(layout: Layout, recompute: bool) -> str:
     return f"arch.recompute=true, or {more}" if recompute else more
 
 
-def settle(
+def apply_plan(
     cfg: Any,
     dist: Dist,
     length: Any,
@@ -207,8 +207,8 @@ def settle(
     beginning: Callable[[range], tuple[Any, Any]],
     say: Callable[[str], None],
 ) -> None:
-    """Does what `plan` asks for: sets the chosen layout on all ranks alike, and says why. With
-    `plan=show` it prints the layout and ends the run.
+    """Applies `plan`: sets the chosen layout on all ranks alike, and says why. With `plan=show`,
+    prints the layout and ends the run.
 
     `split`: whether the sync splits weights over ranks. `objective` is on the device NOWHERE, and
     so are the tensors that its optimizers remember; `beginning` returns the first batch of a number

@@ -22,7 +22,7 @@ class Metric:
     """A metric that runs and checkpoints are judged by; written with a minus if lower is better."""
 
     name: str
-    lower: bool = False
+    lower_is_better: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Metric:
@@ -30,7 +30,7 @@ class Metric:
         return cls(text.removeprefix("-"), text.startswith("-"))
 
     def __str__(self) -> str:
-        return f"-{self.name}" if self.lower else self.name
+        return f"-{self.name}" if self.lower_is_better else self.name
 
     def improves(self, results: Mapping[str, float], best: float | None) -> bool:
         """Returns whether a result is better than the best so far; one that is missing or NaN is
@@ -39,7 +39,7 @@ class Metric:
         value = results.get(self.name, math.nan)
         if math.isnan(value):
             return False
-        return best is None or (value < best if self.lower else value > best)
+        return best is None or (value < best if self.lower_is_better else value > best)
 
 
 def stack(sums: MetricSums) -> torch.Tensor:

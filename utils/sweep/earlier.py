@@ -46,9 +46,12 @@ HANDED_ON = (
 )
 
 
-def made_first(config: DictConfig, dist: Dist, run: Callable[[DictConfig], Any]) -> DictConfig:
-    """Returns the configuration with paths only; `run` makes the missing runs. Called on all ranks
-    together.
+def with_earlier_runs_made(
+    config: DictConfig, dist: Dist, run: Callable[[DictConfig], Any]
+) -> DictConfig:
+    """Makes the runs that a configuration needs, and returns it with their paths.
+
+    `run` trains a run that is missing. Called on all ranks together.
     """
     plain: Any = OmegaConf.to_container(config)
     perhaps = [

@@ -24,7 +24,7 @@ class Result:
     """The result of one run; empty if it has none."""
 
     metric: str = ""  # what it is judged by
-    lower: bool = False  # less of it is better
+    lower_is_better: bool = False
     values: tuple[tuple[int, float], ...] = ()  # of evaluations, with their steps
     step: int | None = None
     seconds: float = 0.0  # of training, in all its starts
@@ -36,7 +36,9 @@ class Result:
     @property
     def best(self) -> float | None:
         return (
-            (min if self.lower else max)(value for _, value in self.values) if self.values else None
+            (min if self.lower_is_better else max)(value for _, value in self.values)
+            if self.values
+            else None
         )
 
 
@@ -64,7 +66,7 @@ def state_in(directory: Path | None) -> str:
 @lru_cache(maxsize=4096)
 def _read(path: Path, metric: str, changed: int, size: int) -> Result:
     """Reads a file, again only if it has changed."""
-    name, lower = metric.removeprefix("-"), metric.startswith("-")
+    name, lower_is_better = metric.removeprefix("-"), metric.startswith("-")
     try:
         rows = [row for row in map(_row, read_bytes(path, LONGEST).splitlines()) if row]
     except (OSError, ValueError):
@@ -82,7 +84,7 @@ def _read(path: Path, metric: str, changed: int, size: int) -> Result:
         (ms / 1000 * (step - former) for (step, ms), former in zip(trained, before, strict=False)),
         0.0,
     )
-    return Result(name, lower, values, rows[-1]["step"] if rows else None, seconds)
+    return Result(name, lower_is_better, values, rows[-1]["step"] if rows else None, seconds)
 
 
 def _row(line: bytes) -> Mapping[str, Any]:

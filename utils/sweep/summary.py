@@ -109,7 +109,7 @@ def table(rows: Sequence[Row]) -> str:
         value = row.result.last
         return (
             value is None,
-            0.0 if value is None else value if row.result.lower else -value,
+            0.0 if value is None else value if row.result.lower_is_better else -value,
             row.job.number,
         )
 

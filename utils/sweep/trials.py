@@ -235,7 +235,7 @@ class Trials(Sweeper):
         known = self.study.get_trials(deepcopy=False)[trial.number].intermediate_values
         new = [(step, value) for step, value in result.values if step not in known]
         for step, value in new:
-            trial.report(_cost(value, result.lower), step)
+            trial.report(_cost(value, result.lower_is_better), step)
         if not (new and self.keys["prune"] and trial.should_prune()):
             return False
         self.pruned.add(job.number)
@@ -250,7 +250,7 @@ class Trials(Sweeper):
             self.whole.known[job.number], status = PRUNED, 0
             self.study.tell(trial, state=TrialState.PRUNED)
         elif status == 0 and result.last is not None:
-            self.study.tell(trial, _cost(result.last, result.lower))
+            self.study.tell(trial, _cost(result.last, result.lower_is_better))
         elif not status:
             signals.say(
                 f"error: {job.name}: its run has no {result.metric or 'metric'}, by which trials"
@@ -260,9 +260,9 @@ class Trials(Sweeper):
         self.whole.ended(job, status)
 
 
-def _cost(value: float, lower: bool) -> float:
+def _cost(value: float, lower_is_better: bool) -> float:
     """The value as the study stores it: lower is better."""
-    return value if lower else -value
+    return value if lower_is_better else -value
 
 
 def _optuna() -> Any:

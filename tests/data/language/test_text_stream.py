@@ -102,7 +102,7 @@ def test_a_dataset_that_datasets_reads_gives_the_same_windows(folder: Path) -> N
 
 def registry(made: StreamSource) -> Registry:
     saved = Registry(None, as_it_is())  # type: ignore[arg-type]
-    made.enter(saved)
+    made.register_state(saved)
     return saved
 
 
@@ -144,7 +144,7 @@ def test_it_goes_on_exactly_also_on_other_ranks(folder: Path, step: int, ahead: 
     saved = registry(made)
     for shard in range(4):
         read(made, shard, range(step + ahead))
-    saved.standing.step = step
+    saved.run_state.step = step
     cursors = made._cursors()
     later = source(folder)
     later_saved = registry(later)

@@ -235,7 +235,7 @@ def test_impossible_sizes_are_named(keys: dict, key: str) -> None:
 def test_the_objective_knows_which_way_its_metrics_are_better() -> None:
     objective = make("trm")
     asked = {
-        text: objective.judged_by(text)
+        text: objective.judging_metric(text)
         for text in ("", "eval/lm_loss", "eval/all/q_halt_loss", "eval/steps", "-eval/steps")
     }
     assert {text: str(metric) for text, metric in asked.items()} == {
@@ -249,9 +249,11 @@ def test_the_objective_knows_which_way_its_metrics_are_better() -> None:
 
 def test_a_headline_of_which_less_is_better_keeps_its_sign_however_it_is_named() -> None:
     objective = make("trm")
-    objective.headline = Metric("kl", lower=True)
-    assert {str(objective.judged_by(text)) for text in ("", "eval/kl", "-eval/kl")} == {"-eval/kl"}
-    assert str(objective.judged_by("eval/all/kl")) == "-eval/all/kl"
+    objective.headline = Metric("kl", lower_is_better=True)
+    assert {str(objective.judging_metric(text)) for text in ("", "eval/kl", "-eval/kl")} == {
+        "-eval/kl"
+    }
+    assert str(objective.judging_metric("eval/all/kl")) == "-eval/all/kl"
 
 
 def test_the_gated_product_may_be_normed() -> None:

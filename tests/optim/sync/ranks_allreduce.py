@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from models.sparse_embedding import ShardedEmbedding, SparseEmbedding
-from optim.replicas import check_same, same_everywhere
+from optim.replicas import broadcast_from_rank_0, check_same
 from optim.sparse_signsgd import SparseSignSGD
 from optim.sync.allreduce import Reducer
 from optim.sync.exact import ExactReducer
@@ -154,7 +154,7 @@ def statistics_are_totals(dist: Dist) -> None:
 
     owned, alone = dist.owned_shards(SHARDS), ExactReducer(SHARDS)
     alone.wrap(build_net(), ALONE)
-    expected = alone.sums([found(shard) for shard in range(SHARDS)])
+    expected = alone.sum_statistics([found(shard) for shard in range(SHARDS)])
     in_order = sum(found(shard)["values"] for shard in range(SHARDS))
     assert not torch.equal(expected["values"], in_order), (
         "the values must be such that the order matters"
@@ -164,7 +164,7 @@ def statistics_are_totals(dist: Dist) -> None:
         if isinstance(reducer, ExactReducer) and SHARDS % dist.world_size:
             continue
         reducer.wrap(build_net(), dist)
-        got = reducer.sums([found(shard) for shard in owned])
+        got = reducer.sum_statistics([found(shard) for shard in owned])
         assert {name: total.dtype for name, total in got.items()} == {
             "values": torch.float64,
             "count": torch.int64,
@@ -176,7 +176,7 @@ def statistics_are_totals(dist: Dist) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(distributed.c10d, "all_reduce", None)
             patch.setattr(distributed.c10d, "all_gather", None)
-            assert reducer.sums([{} for _ in owned]) == {}
+            assert reducer.sum_statistics([{} for _ in owned]) == {}
 
 
 def uneven_participation(dist: Dist) -> None:
@@ -329,7 +329,7 @@ def replicas_are_made_and_compared(dist: Dist) -> None:
         "empty": torch.zeros(0, 3),
     }
     expect(RuntimeError, "matrix differs between ranks: rank 1", lambda: check_same(tensors, dist))
-    same_everywhere(tensors, dist)
+    broadcast_from_rank_0(tensors, dist)
     everyone = dist.all_gather(tensors["transposed"])
     assert all(torch.equal(other, everyone[0]) for other in everyone)
     assert tensors["scalar"] == 0
@@ -341,7 +341,7 @@ def replicas_are_made_and_compared(dist: Dist) -> None:
         f"odd half differs between ranks: rank {last} from rank 0",
         lambda: check_same(tensors, dist),
     )
-    same_everywhere(tensors, dist)
+    broadcast_from_rank_0(tensors, dist)
     if dist.rank == 1:  # only exchanged: a plain sum of the bits would not notice
         tensors["matrix"][[0, 200]] = tensors["matrix"][[200, 0]]
     expect(
@@ -354,7 +354,7 @@ def replicas_are_made_and_compared(dist: Dist) -> None:
     expect(
         RuntimeError,
         r"rank 0 has matrix \(300, 70\).*rank 1 has matrix \(2,\)",
-        lambda: same_everywhere(tensors, dist),
+        lambda: broadcast_from_rank_0(tensors, dist),
     )
 
 

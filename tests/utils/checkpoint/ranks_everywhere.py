@@ -35,14 +35,14 @@ def main(data: str, folder: Path, before: str, *ways: str) -> None:
         if before == "none":
             for take in steps_of(trainer, 3):
                 take()
-            trainer.verdicts.settle()
+            trainer.verdicts.check()
         else:  # another way each time
             other = ways[(number + 1) % len(ways)]
             found = folder / f"{other}-{before}" / "checkpoints" / "step_3"
             start = Start(found, meta=reader.read_meta(found))
-            resume.take_up(start, trainer.saved, trainer.cfg, trainer.run, 9)
+            resume.restore(start, trainer.saved, trainer.cfg, trainer.run, 9)
         one = Writer(place / "checkpoints", dist, print)
-        one.save(trainer.standing.step, *trainer.saved.snapshot())
+        one.save(trainer.run_state.step, *trainer.saved.snapshot())
         assert one.wait() == ""
         one.close()
     dist.barrier()

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from tests.models.recursive.test_act import make
 from utils.checkpoint.__main__ import main
-from utils.checkpoint.init_from import begin_with
+from utils.checkpoint.init_from import initial_weights
 from utils.checkpoint.reader import load
 
 
@@ -51,7 +51,7 @@ def test_published_weights_become_a_checkpoint(
         for name, value in weights.items()
     )
     objective = make("trm")
-    objective.load_saved(begin_with(str(tmp_path / "out"), "model", objective, print))
+    objective.load_saved(initial_weights(str(tmp_path / "out"), "model", objective, print))
     assert all(
         torch.equal(value, weights[name].to(value.dtype))
         for name, value in objective.saved().items()

@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 
 from utils.checkpoint import policy
-from utils.checkpoint.policy import Keeper
-from utils.checkpoint.registry import Standing
+from utils.checkpoint.policy import Checkpointer
+from utils.checkpoint.registry import RunState
 from utils.errors import RunError
 from utils.measure.metrics import Metric
 
-LOSS, ACCURACY = Metric("eval/lm_loss", lower=True), Metric("eval/accuracy")
+LOSS, ACCURACY = Metric("eval/lm_loss", lower_is_better=True), Metric("eval/accuracy")
 
 
 class FakeWriter:
@@ -43,7 +43,7 @@ class FakeWriter:
 
 
 class KeptRun:
-    """The parts of a run that a keeper needs, and the keeper."""
+    """The parts of a run that a checkpointer needs, and the checkpointer."""
 
     def __init__(self) -> None:
         dist = SimpleNamespace(is_main=True, all_gather_text=lambda text: [text])
@@ -53,22 +53,24 @@ class KeptRun:
         self.run: Any = SimpleNamespace(
             directory=Path("runs/x"), say=print, lost=lambda: "", dist=dist
         )
-        self.saved: Any = SimpleNamespace(standing=Standing(), snapshot=lambda: ())
+        self.saved: Any = SimpleNamespace(run_state=RunState(), snapshot=lambda: ())
         self.metric = ACCURACY
-        self.keeper: Any = Keeper(cast(Any, cfg), self.run, self.saved, self.judged_by, -1)
+        self.checkpointer: Any = Checkpointer(
+            cast(Any, cfg), self.run, self.saved, self.judging_metric, -1
+        )
 
-    def judged_by(self, asked: str | None) -> Metric:
+    def judging_metric(self, asked: str | None) -> Metric:
         return (
             self.metric if not asked else Metric.parse(asked) if asked != "eval/lm_loss" else LOSS
         )
 
     def judge(self, metric: Metric) -> None:
         """As a run that was started again with another `objective_metric`."""
-        self.metric = self.keeper._metric = metric
+        self.metric = self.checkpointer._metric = metric
 
     @property
-    def standing(self) -> Standing:
-        return self.saved.standing
+    def run_state(self) -> RunState:
+        return self.saved.run_state
 
 
 @pytest.fixture
@@ -78,12 +80,12 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> KeptRun:
 
 
 def evaluated(kept: KeptRun, step: int, value: float, wanted: bool = False) -> None:
-    kept.standing.step, kept.standing.results = step, {kept.metric.name: value}
-    kept.keeper.save_if(wanted, stopping=False, evaluated=True)
+    kept.run_state.step, kept.run_state.results = step, {kept.metric.name: value}
+    kept.checkpointer.save_if(wanted, stopping=False, evaluated=True)
 
 
 def saved(kept: KeptRun) -> list[tuple[int, bool]]:
-    return kept.keeper._writer.saved
+    return kept.checkpointer._writer.saved
 
 
 def test_the_best_is_saved_and_others_only_when_wanted(kept: KeptRun) -> None:
@@ -91,55 +93,55 @@ def test_the_best_is_saved_and_others_only_when_wanted(kept: KeptRun) -> None:
         evaluated(kept, step, value)
     evaluated(kept, 4, 0.1, wanted=True)
     assert saved(kept) == [(1, True), (3, True), (4, False)]
-    assert (kept.standing.best, kept.standing.best_of) == (0.6, "eval/accuracy")
+    assert (kept.run_state.best, kept.run_state.best_of) == (0.6, "eval/accuracy")
 
 
 def test_a_best_that_could_not_be_saved_does_not_count(kept: KeptRun) -> None:
     evaluated(kept, 1, 0.5)
-    kept.keeper._writer.fail = 1
+    kept.checkpointer._writer.fail = 1
     evaluated(kept, 2, 0.9)
     evaluated(kept, 3, 0.7)
     assert saved(kept) == [(1, True), (2, True), (3, True)]
-    assert kept.standing.best == 0.7
+    assert kept.run_state.best == 0.7
     evaluated(kept, 4, 0.6, wanted=True)
     assert saved(kept)[-1] == (4, False)
 
 
 def test_what_a_later_checkpoint_says_is_the_best_is_on_the_disk(kept: KeptRun) -> None:
     evaluated(kept, 1, 0.5)
-    kept.keeper._writer.fail = 1
+    kept.checkpointer._writer.fail = 1
     evaluated(kept, 2, 0.9)
-    kept.standing.step = 3
-    kept.keeper.save_if(wanted=True, stopping=False, evaluated=False)
-    assert kept.standing.best == 0.5
+    kept.run_state.step = 3
+    kept.checkpointer.save_if(wanted=True, stopping=False, evaluated=False)
+    assert kept.run_state.best == 0.5
 
 
 def test_the_last_one_is_tried_again_as_the_best(kept: KeptRun) -> None:
-    kept.keeper._writer.fail = 2
+    kept.checkpointer._writer.fail = 2
     evaluated(kept, 5, 0.9)
-    kept.keeper.wait_until_saved()
+    kept.checkpointer.wait_until_saved()
     assert saved(kept) == [(5, True)] * 3
-    assert kept.standing.best == 0.9
-    kept.keeper._writer.fail = 9
+    assert kept.run_state.best == 0.9
+    kept.checkpointer._writer.fail = 9
     evaluated(kept, 6, 0.95)
     with pytest.raises(
         RunError,
         match=r"step 6 could not be saved \(rank 0: No space left on device\); make room there",
     ):
-        kept.keeper.wait_until_saved()
+        kept.checkpointer.wait_until_saved()
 
 
 def test_a_directory_that_is_gone_ends_the_run_without_another_try(kept: KeptRun) -> None:
-    quiet = kept.keeper.report()
+    quiet = kept.checkpointer.notices()
     assert not quiet
-    assert kept.keeper.decide(quiet) == (0, False)
-    kept.keeper._writer.fail = 9
+    assert kept.checkpointer.decide(quiet) == (0, False)
+    kept.checkpointer._writer.fail = 9
     evaluated(kept, 7, 0.9)
     kept.run.lost = lambda: "it is gone"
     with pytest.raises(RunError, match=r"^it is gone$"):
-        kept.keeper.decide(kept.keeper.report())
+        kept.checkpointer.decide(kept.checkpointer.notices())
     with pytest.raises(RunError, match=r"^it is gone$"):
-        kept.keeper.wait_until_saved()
+        kept.checkpointer.wait_until_saved()
     assert saved(kept) == [(7, True)]
 
 
@@ -153,7 +155,7 @@ def test_another_metric_is_not_compared_with_the_old_ones_value(kept: KeptRun) -
 
 
 def test_another_direction_is_another_measure(kept: KeptRun) -> None:
-    kept.judge(Metric("eval/kl", lower=True))
+    kept.judge(Metric("eval/kl", lower_is_better=True))
     evaluated(kept, 1, 3.0)
     kept.judge(Metric("eval/kl"))
     evaluated(kept, 2, 2.0)
@@ -164,7 +166,7 @@ def test_another_direction_is_another_measure(kept: KeptRun) -> None:
 def test_the_best_of_older_code_counts_on(kept: KeptRun) -> None:
     """It wrote the name alone, and knew which way a loss is better."""
     kept.judge(LOSS)
-    kept.standing.best, kept.standing.best_of = 1.0, "eval/lm_loss"
+    kept.run_state.best, kept.run_state.best_of = 1.0, "eval/lm_loss"
     evaluated(kept, 1, 2.0)
     evaluated(kept, 2, 0.5)
     assert saved(kept) == [(2, True)]

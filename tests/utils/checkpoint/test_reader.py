@@ -17,7 +17,7 @@ from torch import nn
 
 from tests.utils.checkpoint.helpers import META, SHARDS, alone, declare, groups, shard_state
 from utils.checkpoint import manifest, reader
-from utils.checkpoint.init_from import begin_with
+from utils.checkpoint.init_from import initial_weights
 from utils.checkpoint.registry import Tensors
 from utils.errors import ConfigError
 
@@ -303,7 +303,7 @@ def test_weights_to_begin_with_must_fit(tmp_path: Path) -> None:
 
     def taken(tensors: dict[str, torch.Tensor]) -> Tensors:
         save_file(tensors, path)
-        return begin_with(path, "model", own, pytest.fail)
+        return initial_weights(path, "model", own, pytest.fail)
 
     assert torch.equal(taken(good)["weight"], torch.ones(2, 3))
     assert taken({**good, "bias": torch.zeros(2).half()}).keys() == good.keys()

@@ -56,7 +56,7 @@ class TinyRun:
         )
 
         def origin() -> Origin:
-            lr = 0.5 * self.schedule(self.saved.standing.step)
+            lr = 0.5 * self.schedule(self.saved.run_state.step)
             return Origin.here("shards: 2\n", "x", None, lr, {})
 
         self.saved = Registry(origin, as_it_is())
@@ -92,11 +92,11 @@ class TinyRun:
                 [{name: torch.cat([tensor + 1, tensor + 2]) for name, tensor in CARRY.items()}]
             )
             self.meter.add({"loss": (torch.tensor(1.0), torch.tensor(2.0))})
-            self.saved.standing.step += 1
+            self.saved.run_state.step += 1
         writer = Writer(directory, Dist(), pytest.fail)
-        writer.save(self.saved.standing.step, *self.saved.snapshot())
+        writer.save(self.saved.run_state.step, *self.saved.snapshot())
         assert writer.wait() == ""
-        return directory / f"step_{self.saved.standing.step}"
+        return directory / f"step_{self.saved.run_state.step}"
 
     def restored(self, folder: Path) -> list[str]:
         """Goes on from a checkpoint; what is said of it."""
@@ -104,7 +104,7 @@ class TinyRun:
         found = reader.opened(folder, self.saved.names, range(0 if self.evaluates else 2))
         self.saved.check(found.groups, found.shards, meta["step"])
         self.saved.load(found.groups, found.shards)
-        self.saved.standing.load(meta)
+        self.saved.run_state.load(meta)
         return self.saved.origin().differences(meta)
 
 
@@ -118,7 +118,7 @@ def test_what_fits_is_taken(optimizer: Callable[..., Any], steps: int, tmp_path:
         again.saved.snapshot(),
     )
     assert meta_again == meta
-    assert again.saved.standing.step == steps
+    assert again.saved.run_state.step == steps
     for one, two in zip(
         [*groups.values(), *shards.values()],
         [*groups_again.values(), *shards_again.values()],
@@ -148,13 +148,13 @@ def test_nothing_is_copied_to_be_saved_or_loaded(tmp_path: Path) -> None:
 
 def test_nothing_to_remember_where_all_steps_were_refused(tmp_path: Path) -> None:
     tiny = TinyRun(adamw)
-    tiny.saved.standing.step = 7
+    tiny.saved.run_state.step = 7
     folder = tiny.trained(tmp_path, 0)
     with pytest.raises(ConfigError, match=r"^optimizer: 0/weight/step is missing from it"):
         TinyRun(adamw).restored(folder)
     again = TinyRun(adamw, refusing=True)
     again.restored(folder)
-    assert again.saved.standing.step == 7
+    assert again.saved.run_state.step == 7
 
 
 def test_a_carry_may_go_on_in_another_precision(tmp_path: Path) -> None:
@@ -271,7 +271,12 @@ def refused(tiny: TinyRun, folder: Path, problem: str) -> None:
     assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
     assert torch.equal(tiny.net.weight, before)
-    state = tiny.saved.standing.step, tiny.ema.steps, tiny.meter.state([0]), tiny.carries.state()[0]
+    state = (
+        tiny.saved.run_state.step,
+        tiny.ema.steps,
+        tiny.meter.state([0]),
+        tiny.carries.state()[0],
+    )
     assert state == (0, 0, {0: {}}, {})
 
 

@@ -222,7 +222,7 @@ def taken_up(
     start: Start, saved: Registry, directory: Path, said: list[str] | None = None, **changes: Any
 ) -> Start:
     run: Any = SimpleNamespace(say=pytest.fail if said is None else said.append, dist=Dist())
-    return resume.take_up(start, saved, config(directory, **changes), run, 99)
+    return resume.restore(start, saved, config(directory, **changes), run, 99)
 
 
 def test_what_does_not_fit_is_named_and_the_one_before_taken(run: Path) -> None:
@@ -231,7 +231,7 @@ def test_what_does_not_fit_is_named_and_the_one_before_taken(run: Path) -> None:
     (run / "checkpoints" / "step_30" / "ema.safetensors").unlink()
     saved = Unfit(40)
     start = taken_up(found(run), saved, run, said)
-    assert (start.step, start.continues, saved.standing.step, saved.asked) == (
+    assert (start.step, start.continues, saved.run_state.step, saved.asked) == (
         20,
         True,
         20,
@@ -253,7 +253,7 @@ def test_where_none_fits_the_run_is_not_begun_again_unasked(run: Path) -> None:
         == f"checkpoint_path={run}: no checkpoint there fits (step_20: model: weight is missing"
         " from it); add resume=false to move all that aside and begin again"
     )
-    assert (saved.asked, saved.taken, saved.standing.step) == ([30, 20], {}, 0)
+    assert (saved.asked, saved.taken, saved.run_state.step) == ([30, 20], {}, 0)
 
 
 def test_what_resume_names_and_does_not_fit_is_refused(run: Path) -> None:
@@ -275,7 +275,7 @@ def test_what_is_deleted_before_it_is_taken_is_read_again(run: Path) -> None:
     start = found(other, resume=str(run))
     alone(run / "checkpoints", 50, keep=1)
     assert taken_up(start, saved, other, resume=str(run)).step == 50
-    assert (saved.standing.step, saved.asked) == (50, [50])
+    assert (saved.run_state.step, saved.asked) == (50, [50])
 
 
 def test_what_differs_is_said_and_other_data_refused(run: Path) -> None:
@@ -383,7 +383,7 @@ def test_an_evaluation_beside_a_live_run(run: Path) -> None:
     start = found(run.parent / "other", **changes)
     assert (start.continues, start.meta) == (False, {"step": 30})
     taken_up(start, saved, run.parent / "other", **changes)
-    assert (saved.asked, saved.standing.step) == ([30, 31, 32], 32)
+    assert (saved.asked, saved.run_state.step) == ([30, 31, 32], 32)
     with pytest.raises(
         ConfigError,
         match=rf"^checkpoint={run}/checkpoints/step_32: model: weight is missing from it$",
@@ -409,7 +409,7 @@ def test_what_is_deleted_while_it_is_taken_is_read_again(run: Path) -> None:
 
     saved = Late()
     taken_up(found(run.parent / "other", **changes), saved, run.parent / "other", **changes)
-    assert (saved.asked, saved.standing.step) == ([30, 31], 31)
+    assert (saved.asked, saved.run_state.step) == ([30, 31], 31)
 
 
 def test_an_evaluation_reads_no_more_than_weights(run: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def first(config: DictConfig, made: list[DictConfig], busy: int = 0) -> DictConf
         )
 
     with initialize_config_dir(str(keys.CONF), version_base="1.3"):
-        return earlier.made_first(config, Dist(), run)
+        return earlier.with_earlier_runs_made(config, Dist(), run)
 
 
 def test_it_is_made_once_for_what_it_is(tmp_path: Path) -> None:
