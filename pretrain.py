@@ -37,11 +37,11 @@ from data.stream import ShardStream, eval_batches, to_tensors, train_loader
 from models.objective import Batch, Context, Objective, make_objective, to_device
 from optim.ema import EMA
 from optim.groups import build_dense, build_sparse
-from optim.memory import Memory
+from optim.optimizer_state import OptimizerState
 from optim.replicas import broadcast_from_rank_0, check_files, check_same
 from optim.schedule import Schedule, build_schedule, set_lr
 from optim.sparse_signsgd import SparseSignSGD
-from optim.split_tables import WithTables
+from optim.split_tables import RowRangesOfTables
 from optim.sync.base import Sync
 from optim.sync.verdicts import Verdicts
 from utils.checkpoint import resume
@@ -238,7 +238,7 @@ def fit_to_memory(
 ) -> None:
     """Applies `plan`: chooses a layout that fits, by a net on the meta device."""
     net = make_objective(cfg.arch, cfg.seed, source.spec, capacity.NOWHERE)
-    optimizer_state = Memory(build_dense(cfg.optim.dense, net.trained())).like({}, 1)
+    optimizer_state = OptimizerState(build_dense(cfg.optim.dense, net.trained())).like({}, 1)
     first = partial(first_batch, cfg, source, capacity.NOWHERE)
     length, split = source.length, sync.splits_weights
     capacity.apply_plan(cfg, dist, length, split, net, optimizer_state, first, run.say)
@@ -310,15 +310,15 @@ def group_shards(problem: Problem) -> list[range]:
 def register_parts(trainer: Trainer) -> Registry:
     """Registers the state that checkpoints hold; for an evaluation, only the weights."""
     cfg, objective, ema = trainer.cfg, trainer.objective, trainer.ema
-    shares = WithTables(trainer.sync, objective.tables())
-    saved = Registry(partial(origin_of, trainer), shares)
+    row_ranges = RowRangesOfTables(trainer.sync, objective.tables())
+    saved = Registry(partial(origin_of, trainer), row_ranges)
     saved.add("model", objective.saved, objective.load_saved, any_precision=cfg.eval_only)
     if ema is not None:
         saved.add("ema", ema.state, ema.load, otherwise="use ema=false")
     if cfg.eval_only:
         return saved
-    memory = Memory(trainer.dense, refusing=cfg.on_nonfinite == "skip")
-    saved.add("optimizer", memory.state, memory.load, memory.like)
+    optimizer_state = OptimizerState(trainer.dense, skips=cfg.on_nonfinite == "skip")
+    saved.add("optimizer", optimizer_state.state, optimizer_state.load, optimizer_state.like)
     carries, meter = trainer.carries, trainer.meter
     saved.add_by_shard("carry", carries.state, carries.load, carries.like, any_precision=True)
     sums_of_owned = partial(meter.state, trainer.owned)

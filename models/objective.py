@@ -119,7 +119,7 @@ class Objective(
         finally:
             self.zero_grad(set_to_none=not keep)
             for table in self.tables().values():
-                table.take()
+                table.take_row_grads()
 
     def flops_per_example(self, batch: Batch, ctx: Context) -> int:
         """Returns the operations of one example's forward and backward pass.

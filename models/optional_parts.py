@@ -94,7 +94,7 @@ class MovesToDevices(Contents):
         `dist.device`.
         """
         for table in self.tables().values():
-            table.share_out(dist)
+            table.split_over_ranks(dist)
         with dist.agreed():
             self.to(dist.device)
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.checkpoint.slices import Rows
+from utils.checkpoint.slices import RowRange
 from utils.ranks.distributed import Dist
 
 
@@ -22,7 +22,7 @@ class SparseEmbedding(nn.Module):
     of a step at once, whatever the number of micro-batches.
     """
 
-    split = False  # whether a rank holds only its own block of the rows
+    split = False  # whether each rank holds only a block of the rows
     weights: Tensor
 
     def __init__(self, rows: int, width: int) -> None:
@@ -37,25 +37,27 @@ class SparseEmbedding(nn.Module):
             self._looked_up.append((ids_B.detach(), rows_BD))
         return rows_BD
 
-    def peek(self) -> list[tuple[Tensor, Tensor]]:
-        """Returns (ids, row gradients) of every look-up since the last `take`."""
+    def row_grads(self) -> list[tuple[Tensor, Tensor]]:
+        """Returns (ids, row gradients) of every look-up since the last `take_row_grads`."""
         return [
             (ids, rows.grad if rows.grad is not None else torch.zeros_like(rows))
             for ids, rows in self._looked_up
         ]
 
-    def take(self) -> list[tuple[Tensor, Tensor]]:
-        """Returns what `peek` does, and forgets it: the next step begins."""
-        looked_up = self.peek()
+    def take_row_grads(self) -> list[tuple[Tensor, Tensor]]:
+        """Returns what `row_grads` returns, and drops it to begin the next step."""
+        looked_up = self.row_grads()
         self._looked_up = []
         return looked_up
 
-    def share_out(self, dist: Dist) -> None:
-        """Splits the table over ranks, if its kind is split. Called once, on all ranks together."""
+    def split_over_ranks(self, dist: Dist) -> None:
+        """Splits the table over ranks. Called once, on all ranks together. Default: keeps the whole
+        table on every rank.
+        """
 
     def look_ahead(self, ids: Sequence[Tensor], alone: bool = False) -> None:
         """Fetches the rows of a step's look-ups, given in their order, from the ranks that own
-        them. Called on all ranks together, unless `alone`. A whole table has them already.
+        them. Called on all ranks together, unless `alone`. Default: does nothing.
         """
 
     def local_rows(self, ids_N: Tensor) -> Tensor:
@@ -66,12 +68,12 @@ class SparseEmbedding(nn.Module):
         return self.weights[ids_B]
 
 
-class ShardedEmbedding(SparseEmbedding):
-    """A table of which every rank holds one block of rows, and fetches the others it needs.
+class SplitEmbedding(SparseEmbedding):
+    """A table of which every rank holds one block of rows, and fetches the other rows it needs.
 
-    Each rank asks every owner for as many rows as any rank may need, and takes those it asked for:
-    all messages have one size, and no host waits for its device to learn how many rows an owner
-    has. Beside the messages of dense gradients, they are small.
+    Every rank sends its ids to all ranks and gets one row for each id from each of them, of which
+    it keeps the owner's. So all messages have the same size, and no host waits for its device to
+    learn how many rows an owner has. The messages are small beside those of dense gradients.
     """
 
     split = True
@@ -80,12 +82,12 @@ class ShardedEmbedding(SparseEmbedding):
         super().__init__(rows, width)
         self.rows = rows
         self._dist = Dist()
-        self._room = 0  # most rows that a rank needs in a step
+        self._capacity = 0  # the most rows that any rank looks up in a step
         self._ahead: list[Tensor] = []
 
-    def share_out(self, dist: Dist) -> None:
-        """Keeps this rank's block of rank 0's table. All blocks have one length, the last is padded
-        with zeros.
+    def split_over_ranks(self, dist: Dist) -> None:
+        """Keeps this rank's block of rank 0's table. All blocks have the same length: the last one
+        is padded with zeros.
 
         Called once, on all ranks together, and before anything refers to `weights`.
         """
@@ -99,27 +101,27 @@ class ShardedEmbedding(SparseEmbedding):
             if rank == dist.rank:
                 self.weights = block
 
-    def block(self) -> Rows:
-        """Returns which rows this rank's block holds, without padding."""
+    def owned_rows(self) -> RowRange:
+        """Returns which rows this rank holds, without padding."""
         first = min(self._dist.rank * len(self.weights), self.rows)
-        return Rows(first, min(first + len(self.weights), self.rows), self.rows)
+        return RowRange(first, min(first + len(self.weights), self.rows), self.rows)
 
     def look_ahead(self, ids: Sequence[Tensor], alone: bool = False) -> None:
-        """Fetches the rows of a step's look-ups; `alone`, zeros take their place."""
+        """Fetches the rows of a step's look-ups; with `alone`, zeros take their place."""
         ids_N = torch.cat([part.flatten() for part in ids]).clamp_min(0).long()
         if alone:
             rows_ND = self.weights.new_zeros(len(ids_N), self.weights.shape[1])
         else:
-            if not self._room:
+            if not self._capacity:
                 own = torch.tensor([len(ids_N)], device=self.weights.device)
-                self._room = int(max(self._dist.all_gather(own)))
-            rows_ND = self._fetch(ids_N, self._room)
+                self._capacity = int(max(self._dist.all_gather(own)))
+            rows_ND = self._fetch(ids_N, self._capacity)
         self._ahead = list(rows_ND.split([part.numel() for part in ids]))
 
-    def take(self) -> list[tuple[Tensor, Tensor]]:
-        """Also forgets rows that were fetched and not looked up."""
+    def take_row_grads(self) -> list[tuple[Tensor, Tensor]]:
+        """Also drops rows that were fetched and not looked up."""
         self._ahead = []
-        return super().take()
+        return super().take_row_grads()
 
     def local_rows(self, ids_N: Tensor) -> Tensor:
         rows_N = ids_N - self._dist.rank * len(self.weights)
@@ -133,11 +135,13 @@ class ShardedEmbedding(SparseEmbedding):
         assert self._ahead, "look_ahead comes before the passes of a step"
         return self._ahead.pop(0)
 
-    def _fetch(self, ids_N: Tensor, room: int) -> Tensor:
-        wanted_N = F.pad(ids_N, (0, room - len(ids_N)))
+    def _fetch(self, ids_N: Tensor, capacity: int) -> Tensor:
+        wanted_N = F.pad(ids_N, (0, capacity - len(ids_N)))
         size, first = len(self.weights), self._dist.rank * len(self.weights)
         asked_RN = torch.stack(self._dist.all_gather(wanted_N))
-        # for rows of other ranks, any row will do: nobody takes the answer
+        # an id of another owner gets any row: its reader ignores the answer
         answers_RND = self.weights[(asked_RN - first).clamp(0, size - 1)]
         got_RND = self._dist.all_to_all(answers_RND.flatten(0, 1)).view_as(answers_RND)
-        return got_RND[wanted_N // size, torch.arange(room, device=wanted_N.device)][: len(ids_N)]
+        return got_RND[wanted_N // size, torch.arange(capacity, device=wanted_N.device)][
+            : len(ids_N)
+        ]

@@ -21,9 +21,8 @@ class HasWeights(Protocol):
 
 
 class EMA:
-    """Averages in float32. A table's row is brought up to date only when it is about to change or
-    to be read: between two changes its weights stand still, and n steps towards the same value are
-    one step by `rate ** n`.
+    """Averages in float32. A table's row is brought up to date only before it changes or is read:
+    between two changes its weights are constant, so n updates are one update with `rate ** n`.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class EMA:
             name: table.weights.detach().float().clone() for name, table in self._tables.items()
         }
         self._powers = {name: _powers_of(rate, rows.device) for name, rows in self._rows.items()}
-        # The step up to which each row's average is true.
+        # the step up to which each row's average is up to date
         self._seen = {
             name: torch.zeros(len(rows), dtype=torch.int32, device=rows.device)
             for name, rows in self._rows.items()
@@ -52,7 +51,7 @@ class EMA:
 
     @torch.no_grad()
     def update(self) -> None:
-        """After each step: the averages move towards the new weights."""
+        """Moves the averages towards the new weights. Called after each step."""
         assert not self._applied, "the net holds averages now; a step would train them"
         self.steps += 1
         if self._dense:
@@ -63,25 +62,27 @@ class EMA:
             )
 
     @torch.no_grad()
-    def before_rows_change(self, name: str, weights: Tensor, ids: Tensor, some: Tensor) -> None:
-        """Hook for the sparse optimizer: bring these rows' averages up to date with the weights
-        they had until now, if `some` do change.
+    def before_rows_change(
+        self, name: str, weights: Tensor, ids: Tensor, any_change: Tensor
+    ) -> None:
+        """Brings the averages of rows up to date before their weights change, unless `any_change`
+        is false. A hook of the sparse optimizer.
         """
         if name not in self._rows:
             return
         rows, seen = (
             tensor.index_select(0, ids) for tensor in (self._rows[name], self._seen[name])
         )
-        steps = torch.where(some, self.steps, seen)
+        steps = torch.where(any_change, self.steps, seen)
         self._rows[name].index_copy_(
-            0, ids, self._caught_up(name, rows, weights.index_select(0, ids), steps - seen)
+            0, ids, self._catch_up_rows(name, rows, weights.index_select(0, ids), steps - seen)
         )
         self._seen[name].index_copy_(0, ids, steps)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside, the net computes with the averages; after it, the weights are back bit by bit,
-        whatever happened.
+        """A context in which the net computes with the averages. Leaving it restores the weights
+        bit by bit, also after an error.
         """
         assert not self._applied, "applied() does not nest"
         saved = {name: p.detach().clone() for name, p in self._parameters.items()}
@@ -97,9 +98,7 @@ class EMA:
             self._applied = False
 
     def state(self) -> dict[str, Tensor]:
-        """All that `load` needs, for a checkpoint; the tensors are live, so save them before the
-        next step.
-        """
+        """Returns the tensors that a checkpoint holds; the next step changes them in place."""
         state = {"steps": torch.tensor(self.steps)}
         for kind, tensors in self._kinds().items():
             state |= {f"{kind}/{name}": tensor for name, tensor in tensors.items()}
@@ -107,7 +106,7 @@ class EMA:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a saved `state()`."""
+        """Restores a saved `state`."""
         wrong = sorted(set(state) ^ set(self.state()))
         if wrong:
             raise ConfigError(
@@ -122,23 +121,23 @@ class EMA:
     def _kinds(self) -> dict[str, dict[str, Tensor]]:
         return {"dense": self._dense, "rows": self._rows, "seen": self._seen}
 
-    def _caught_up(self, name: str, rows: Tensor, weights: Tensor, missed: Tensor) -> Tensor:
-        # Not by `pow` and `lerp`, which may round a row by where it stands among others: a rank may
-        # hold a part of the table.
+    def _catch_up_rows(self, name: str, rows: Tensor, weights: Tensor, missed: Tensor) -> Tensor:
+        # `pow` and `lerp` may round a row differently by its position in the tensor, and a rank may
+        # hold only a part of the table
         low, middle, high = (
-            powers[(missed >> place) % DIGIT] for place, powers in self._powers[name].items()
+            powers[(missed >> shift) % DIGIT] for shift, powers in self._powers[name].items()
         )
         towards = (1 - low * middle * high).float()[:, None]
         return rows + (weights.float() - rows) * towards
 
     @torch.no_grad()
     def _catch_up(self) -> None:
-        """Bring all rows up to date."""
+        """Brings all rows up to date."""
         for name, table in self._tables.items():
             for block in _blocks(len(table.weights)):
                 rows = self._rows[name][block]
                 rows.copy_(
-                    self._caught_up(
+                    self._catch_up_rows(
                         name, rows, table.weights[block], self.steps - self._seen[name][block]
                     )
                 )
@@ -160,14 +159,12 @@ class EMA:
 
 
 def _powers_of(rate: float, device: torch.device) -> dict[int, Tensor]:
-    """Powers for each digit of an exponent, by the place of its lowest bit."""
-    by_place = {
-        place: [rate ** (digit << place) for digit in range(DIGIT)] for place in (0, 11, 22)
-    }
-    return {
-        place: torch.tensor(powers, dtype=torch.float64, device=device)
-        for place, powers in by_place.items()
-    }
+    """Returns a table of powers for each digit of an exponent, by the digit's lowest bit."""
+    tables = {}
+    for shift in (0, 11, 22):
+        powers = [rate ** (digit << shift) for digit in range(DIGIT)]
+        tables[shift] = torch.tensor(powers, dtype=torch.float64, device=device)
+    return tables
 
 
 def _blocks(rows: int) -> Iterator[slice]:

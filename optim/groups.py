@@ -1,4 +1,4 @@
-"""Parameter groups: ordered patterns claim every parameter for exactly one optimizer."""
+"""Builds optimizers: ordered patterns assign every parameter to exactly one of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _spare_the_compiler()
 def build_dense(
     config: Sequence[Mapping[str, Any]], parameters: Mapping[str, nn.Parameter]
 ) -> list[torch.optim.Optimizer]:
-    """One optimizer per entry of `optim.dense`, over the parameters that its pattern claims."""
+    """Builds one optimizer per entry of `optim.dense`, for the parameters its pattern claims."""
     entries = plain(config)
     if not isinstance(entries, list):
         raise ConfigError(
@@ -50,9 +50,9 @@ def build_dense(
                 f"optim.dense[{number}].match={short(entry['match'])}: must be a regular expression"
                 " in quotes, as '.*'"
             )
-    claims = claimed([entry["match"] for entry in entries], parameters)
+    claimed = claims([entry["match"] for entry in entries], parameters)
     optimizers = []
-    for number, (entry, names) in enumerate(zip(entries, claims, strict=True)):
+    for number, (entry, names) in enumerate(zip(entries, claimed, strict=True)):
         # Named parameters: the optimizer keeps the names, so that checkpoints can be matched by
         # name.
         named = [(name, parameters[name]) for name in names]
@@ -69,7 +69,7 @@ def build_sparse(
     dist: Dist,
     before_update: Sequence[UpdateHook] = (),
 ) -> list[SparseSignSGD]:
-    """The optimizer of the sparse tables; none when the net has no table."""
+    """Builds the optimizer of the sparse tables, if the net has any."""
     if not tables:
         return []
     optimizer = _with_base_lr(
@@ -79,10 +79,10 @@ def build_sparse(
     return [optimizer]
 
 
-def claimed(patterns: Sequence[str], names: Iterable[str]) -> list[list[str]]:
-    """For each pattern the names it claims: the first pattern that matches a whole name has it."""
+def claims(patterns: Sequence[str], names: Iterable[str]) -> list[list[str]]:
+    """Returns the names that each pattern claims: the first that matches a whole name."""
     compiled = [_compiled(number, pattern) for number, pattern in enumerate(patterns)]
-    claims: list[list[str]] = [[] for _ in patterns]
+    claimed: list[list[str]] = [[] for _ in patterns]
     names = list(names)
     for name in names:
         owner = next(
@@ -93,8 +93,8 @@ def claimed(patterns: Sequence[str], names: Iterable[str]) -> list[list[str]]:
                 f"optim.dense: no pattern matches parameter {name}; add an entry, for example"
                 " match: '.*' as the last one"
             )
-        claims[owner].append(name)
-    for number, (pattern, claim) in enumerate(zip(compiled, claims, strict=True)):
+        claimed[owner].append(name)
+    for number, (pattern, claim) in enumerate(zip(compiled, claimed, strict=True)):
         if not claim:
             late = any(pattern.fullmatch(name) for name in names)
             why = (
@@ -103,7 +103,7 @@ def claimed(patterns: Sequence[str], names: Iterable[str]) -> list[list[str]]:
                 else f"matches no parameter; names look like {names[:1]}"
             )
             raise ConfigError(f"optim.dense[{number}].match={pattern.pattern}: {why} or remove it")
-    return claims
+    return claimed
 
 
 def _compiled(number: int, pattern: str) -> re.Pattern[str]:
@@ -116,7 +116,7 @@ def _compiled(number: int, pattern: str) -> re.Pattern[str]:
 
 
 def _with_base_lr(optimizer: Any) -> Any:
-    """Remember the rate that schedules scale."""
+    """Keeps the initial rate, which schedules scale, in each group."""
     for group in optimizer.param_groups:
         group["base_lr"] = group["lr"]
     return optimizer

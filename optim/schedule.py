@@ -24,10 +24,12 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class WarmupCosine:
-    """HRM's: linear warm-up, then half a cosine down to `min_ratio` of the base rate at the last
-    step. With `decay_share` the base rate stays (WSD, Hu et al. 2024, arXiv 2404.06395) until that
-    share of the steps is left, and falls in a line.
+class WarmupDecay:
+    """Linear warm-up to the base rate, then decay to `min_ratio` of it at the last step.
+
+    By default, the decay is half a cosine that starts right after the warm-up, as in HRM. With
+    `decay_share`, the base rate stays until only that share of the steps is left, and then decays
+    linearly (WSD, Hu et al. 2024, arXiv 2404.06395).
     """
 
     total_steps: int
@@ -56,8 +58,9 @@ class WarmupCosine:
         if step < self.warmup_steps:
             return step / max(1, self.warmup_steps)
         if self.decay_share is not None:
-            falls = min(self.decay_share * self.total_steps, self.total_steps - self.warmup_steps)
-            left = (self.total_steps - step) / max(1, falls)
+            after_warmup = self.total_steps - self.warmup_steps
+            decay_steps = min(self.decay_share * self.total_steps, after_warmup)
+            left = (self.total_steps - step) / max(1, decay_steps)
             return self.min_ratio + (1 - self.min_ratio) * min(1.0, max(0.0, left))
         progress = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
         return self.min_ratio + max(
@@ -67,7 +70,7 @@ class WarmupCosine:
 
 @dataclass(frozen=True)
 class StepDecay:
-    """Multiplied by `gamma` every so many epochs; the first epoch runs at the base rate."""
+    """Multiplies the rate by `gamma` after every `every_epochs` epochs."""
 
     steps_per_epoch: float  # a batch may straddle two epochs
     every_epochs: int
@@ -91,24 +94,32 @@ class StepDecay:
 def build_schedule(
     config: Mapping[str, Any], total_steps: int, steps_per_epoch: float | None
 ) -> Schedule:
-    """The configured schedule, given of the run's length what its constructor takes."""
-    taken = parameters_of(config, "optim.schedule")
-    if steps_per_epoch is None and "steps_per_epoch" in taken and "steps_per_epoch" not in config:
+    """Builds the configured schedule, with those facts of the run's length that it takes."""
+    parameters = parameters_of(config, "optim.schedule")
+    if (
+        steps_per_epoch is None
+        and "steps_per_epoch" in parameters
+        and "steps_per_epoch" not in config
+    ):
         target = config["_target_"]
         raise ConfigError(
             f"optim.schedule._target_={target}: counts epochs, and this data has none; try"
-            " optim.schedule.WarmupCosine"
+            " optim.schedule.WarmupDecay"
         )
     known = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
     return make(
         config,
         "optim.schedule",
-        **{name: value for name, value in known.items() if name in taken and name not in config},
+        **{
+            name: value
+            for name, value in known.items()
+            if name in parameters and name not in config
+        },
     )
 
 
 def set_lr(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
-    """Put every group at `factor` times the rate it was built with."""
+    """Sets every group's rate to `factor` times the rate it was built with."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor

@@ -1,5 +1,5 @@
-"""Sign-SGD on tables of which a step touches few rows: the cost follows the batch, not the
-table.
+"""Sign-SGD for tables of which a step touches few rows: its cost grows with the batch, not with
+the table.
 """
 
 from __future__ import annotations
@@ -13,30 +13,29 @@ from torch import Tensor
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 
-# N rows that a step may look up (the capacities of all ranks), C capacity, W width
-# name, weights, numbers of rows, and whether each of them changes
+# N rows that a step may look up (all ranks' capacities together), W width
+
+# called with a table's name, its weights, row numbers, and whether any of these rows changes
 UpdateHook = Callable[[str, Tensor, Tensor, Tensor], None]
 
 
 class Table(Protocol):
-    """The interface of a table: its rows or a block of them, and the (ids, row gradients) of the
-    look-ups since the last `take`.
-    """
+    """What this optimizer needs of a table; see `models/sparse_embedding.py`."""
 
     weights: Tensor
 
     def local_rows(self, ids_N: Tensor) -> Tensor: ...
-    def peek(self) -> list[tuple[Tensor, Tensor]]: ...
-    def take(self) -> list[tuple[Tensor, Tensor]]: ...
+    def row_grads(self) -> list[tuple[Tensor, Tensor]]: ...
+    def take_row_grads(self) -> list[tuple[Tensor, Tensor]]: ...
 
 
 class SparseSignSGD(torch.optim.Optimizer):
-    """Gathers the step's rows from all ranks, sums duplicates once, decays and steps every row that
-    was looked up.
+    """Gathers the step's row gradients from all ranks, sums those of the same row, then decays and
+    steps every row that was looked up.
 
-    Row order is rank by rank and, within a rank, micro-batch by micro-batch: ranks own contiguous
-    shards, so it is the order of the global batch at any world size, and sums added in that order
-    come out the same.
+    Gradients are gathered rank by rank and, within a rank, micro-batch by micro-batch. As ranks own
+    contiguous shards, this is the order of the global batch at any world size, so the sums have the
+    same bits.
     """
 
     def __init__(
@@ -59,26 +58,26 @@ class SparseSignSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Every rank must call it, even one that looked nothing up: each table is one
+        """Called on every rank, even on one that looked nothing up: each table takes one
         collective.
         """
-        assert closure is None, "row gradients are taken once, there is nothing to evaluate again"
+        assert closure is None, "row gradients are taken once; a closure cannot be evaluated again"
         group = self.param_groups[0]
         for name, table in self.tables.items():
-            ids_N, grads_NW = self._gathered(name, table)
+            ids_N, grads_NW = self._gather(name, table)
             rows_N, sums_NW = sum_duplicates(table.local_rows(ids_N), grads_NW)
             self._update(name, table.weights, rows_N, sums_NW, group["lr"], group["weight_decay"])
 
     def local_grads(self) -> list[Tensor]:
-        """This rank's row gradients of the step so far, to be checked for values that are not
+        """Returns this rank's row gradients of the step, to be checked for values that are not
         finite.
         """
-        return [grads for table in self.tables.values() for _, grads in table.peek()]
+        return [grads for table in self.tables.values() for _, grads in table.row_grads()]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the look-ups, as after a refused step."""
+        """Drops the look-ups of a step that is skipped."""
         for table in self.tables.values():
-            table.take()
+            table.take_row_grads()
 
     def _update(
         self,
@@ -89,29 +88,26 @@ class SparseSignSGD(torch.optim.Optimizer):
         lr: float,
         weight_decay: float,
     ) -> None:
-        # where nobody looked anything up, row 0 is written as it was
-        some, ids_N = ids_N[-1:] >= 0, ids_N.clamp_min(0)
+        # if no rank looked anything up, row 0 is rewritten unchanged
+        any_change, ids_N = ids_N[-1:] >= 0, ids_N.clamp_min(0)
         for hook in self.before_update:
-            hook(name, weights, ids_N, some)
+            hook(name, weights, ids_N, any_change)
         rows_NW = weights.index_select(0, ids_N)
         # sign() discards scale, so neither the number of ranks nor the loss weight has to be
         # divided out
         moved_NW = (rows_NW * (1 - lr * weight_decay)).add_(
             sums_NW.sign_().to(weights.dtype), alpha=-lr
         )
-        # copies whole rows, some of them several times; `weights[ids]` is several times slower on a
-        # large table
-        weights.index_copy_(0, ids_N, torch.where(some[:, None], moved_NW, rows_NW))
+        # ids may repeat, with equal rows; `weights[ids] = …` is several times slower
+        weights.index_copy_(0, ids_N, torch.where(any_change[:, None], moved_NW, rows_NW))
 
-    def _gathered(self, name: str, table: Table) -> tuple[Tensor, Tensor]:
-        """All ranks' ids and row gradients, by one collective; an id below 0 stands where no row
-        was looked up.
+    def _gather(self, name: str, table: Table) -> tuple[Tensor, Tensor]:
+        """Gathers all ranks' ids and row gradients by one collective; unused rows have id -1.
 
-        A rank sends as many rows as it has room for, each one's id and the bits of its gradient:
-        nobody need ask the device how many there are. Everything travels as integers, so that no
-        NaN's bits are rewritten on the way.
+        Every rank sends as many rows as its capacity, so no host asks its device for their number.
+        Gradients travel as integers, because a backend may change the bits of a NaN.
         """
-        looked_up = table.take()
+        looked_up = table.take_row_grads()
         width = table.weights.shape[1]
         counts = [ids.numel() for ids, _ in looked_up]
         if sum(counts) > self.capacity:
@@ -123,28 +119,28 @@ class SparseSignSGD(torch.optim.Optimizer):
             self.capacity, 1 + width, dtype=torch.int32, device=table.weights.device
         )
         payload[sum(counts) :, 0] = -1
-        places = payload[: sum(counts)].split(counts) if counts else ()
-        for place, (ids, grads) in zip(places, looked_up, strict=True):
-            place[:, 0] = ids.flatten()
-            place[:, 1:] = grads.reshape(-1, width).float().view(torch.int32)
+        blocks = payload[: sum(counts)].split(counts) if counts else ()
+        for block, (ids, grads) in zip(blocks, looked_up, strict=True):
+            block[:, 0] = ids.flatten()
+            block[:, 1:] = grads.reshape(-1, width).float().view(torch.int32)
         rows = torch.cat(self.dist.all_gather(payload))
         return rows[:, 0].long(), rows[:, 1:].contiguous().view(torch.float32)
 
 
 def sum_duplicates(ids_N: Tensor, grads_NW: Tensor) -> tuple[Tensor, Tensor]:
-    """The ids, ascending, each as often as it came, and with each the sum of its gradients, always
-    added in row order.
+    """Returns the ids in ascending order, duplicates included, and for each the sum of all
+    gradients with its id, added in row order.
 
-    The number of rows stays: how many ids differ, the device alone knows. Rows with an id below 0
-    become further ones of the last id.
+    The number of rows stays the same, because only the device knows how many ids differ. Rows with
+    a negative id become duplicates of the last id.
 
-    A stable sort brings the rows of an id together in their order and the segments are added one by
-    one. Scattered adds (`index_add_`) would meet in any order on CUDA, and replicas whose sums
-    differ in the last bit can differ in sign.
+    A stable sort brings the rows of an id together, and each segment is added in order.
+    `index_add_` would add in any order on CUDA, and two ranks whose sums differ in the last bit can
+    differ in sign.
     """
     ids_N, order_N = torch.sort(ids_N, stable=True)
     first_N = torch.searchsorted(ids_N, ids_N)  # the first row of the same id
-    # whole numbers: in any order the same
+    # integers: the sum is the same in any order
     lengths_N = torch.zeros_like(first_N).scatter_add_(0, first_N, torch.ones_like(first_N))
     sums_NW = torch.segment_reduce(
         grads_NW.index_select(0, order_N), "sum", lengths=lengths_N, unsafe=True

@@ -1,4 +1,4 @@
-"""Which rows of parameters and of tables a rank holds."""
+"""Tells which rows of parameters and tables this rank holds, for checkpoints."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ from collections.abc import Mapping
 from typing import Protocol, TypeGuard
 
 from optim.sync.base import Sync
-from utils.checkpoint.slices import Rows
+from utils.checkpoint.slices import RowRange
 
 
-class Split(Protocol):
+class SplitTable(Protocol):
     """A table of which every rank holds a block of rows."""
 
-    def block(self) -> Rows: ...
+    def owned_rows(self) -> RowRange: ...
 
 
-class WithTables:
-    """Makes checkpoints hold parameters as `sync` says, and tables and their averages whole, in the
-    same names and shapes.
+class RowRangesOfTables:
+    """Asks split tables for the rows of tables and their averages, and `sync` for all others.
+
+    So checkpoints hold whole tensors, whatever is split in the run that writes them.
     """
 
     def __init__(self, sync: Sync, tables: Mapping[str, object]) -> None:
         self._sync = sync
         self._tables = {name: table for name, table in tables.items() if _is_split(table)}
 
-    def rows(self, name: str, ndim: int) -> Rows | None:
-        """Weights have a table's name, averages contain it."""
+    def row_range(self, name: str, ndim: int) -> RowRange | None:
+        # a table's weights are saved as `name.weights`, its averages as `rows/name`
         table = self._tables.get(name.rpartition("/")[2].removesuffix(".weights"))
-        return self._sync.rows(name, ndim) if table is None else table.block()
+        return self._sync.row_range(name, ndim) if table is None else table.owned_rows()
 
 
-def _is_split(table: object) -> TypeGuard[Split]:
-    return hasattr(table, "block")
+def _is_split(table: object) -> TypeGuard[SplitTable]:
+    return hasattr(table, "owned_rows")

@@ -14,7 +14,7 @@ import torch
 import pretrain
 from data.source import RunSettings
 from optim.groups import build_dense
-from optim.memory import Memory
+from optim.optimizer_state import OptimizerState
 from tests.ranks import run_ranks, succeeded
 from tests.runs import QUIET, TINY_CNN, TINY_GPT, TINY_PREFIX, TINY_TRM, resolved
 from tests.steps import steps_of, trainer_on
@@ -79,7 +79,7 @@ def test_what_is_counted_without_numbers_is_what_a_pass_takes(
     def counted(device: torch.device, step: bool) -> capacity.Needs:
         objective = pretrain.make_objective(cfg.arch, 0, source.spec, device)
         optimizers = build_dense(cfg.optim.dense, objective.trained())
-        memory = Memory(optimizers)
+        memory = OptimizerState(optimizers)
         if step:
             for parameter in objective.trained().values():
                 parameter.grad = torch.zeros_like(parameter)
@@ -182,7 +182,7 @@ def test_a_gpu_takes_about_what_was_counted(tmp_path: Path) -> None:
     counted = trainer_on(Dist(device=device), tmp_path, *arguments, "plan=auto")
     assert counted.cfg.micro_batch_size == 24
     nowhere = pretrain.make_objective(trainer.cfg.arch, 0, trainer.source.spec, capacity.NOWHERE)
-    known = Memory(build_dense(trainer.cfg.optim.dense, nowhere.trained())).like({}, 1)
+    known = OptimizerState(build_dense(trainer.cfg.optim.dense, nowhere.trained())).like({}, 1)
     needs = capacity.count(
         nowhere,
         known.values(),

@@ -26,7 +26,7 @@ from models.layers import (
     parse_dtype,
 )
 from models.sizes import LAYERS, WIDTH, check_sizes
-from models.sparse_embedding import ShardedEmbedding, SparseEmbedding
+from models.sparse_embedding import SparseEmbedding, SplitEmbedding
 from utils.errors import ConfigError
 from utils.spec import Spec
 
@@ -155,7 +155,7 @@ class Inner(nn.Module):
             self.q_head.weight.zero_()
             self.q_head.bias.fill_(-5.0)  # type: ignore[union-attr]
         if sizes.puzzle_emb_ndim:
-            table = ShardedEmbedding if sizes.puzzle_emb_sharded else SparseEmbedding
+            table = SplitEmbedding if sizes.puzzle_emb_sharded else SparseEmbedding
             self.puzzle_emb = table(max(1, spec.table_rows), sizes.puzzle_emb_ndim)
         if sizes.pos_encodings in ROPES:
             self.rotary_emb = ROPES[sizes.pos_encodings](

@@ -1,8 +1,7 @@
-"""Manual all-reduce of gradients: flat buckets, sent while the last backward of a step still runs.
+"""All-reduces gradients in flat buckets, while the last backward pass of a step still runs.
 
-Every `p.grad` is a view into a bucket from its first arrival in a step on. Buckets leave in one
-fixed order on all ranks, and a parameter without a gradient is a zero in its bucket, so ranks can
-never disagree about what is next.
+Once autograd has made a gradient, `p.grad` is a view into a bucket. All ranks send buckets in the
+same fixed order, with zeros for parameters without a gradient, so their messages always match.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from utils.ranks.distributed import Dist
 from utils.ranks.notices import NONE, NOTICES, Notices
 from utils.transfer import to_host
 
-LARGE = 1 << 14  # elements from which moving a gradient costs more than calling the mover
+LARGE = 1 << 14  # elements from which copying a gradient costs more than the call
 
 
 def build(bucket_mb: float, exact: bool, shards: int) -> Sync:
@@ -44,14 +43,14 @@ class Reducer(Common):
             raise ConfigError(f"sync.bucket_mb={bucket_mb}: a bucket holds something; try 16")
         self.buckets: list[Bucket] = []
         self._bucket_mb = bucket_mb
-        self._home: dict[str, Bucket] = {}
-        # names in the order of the first step's backward; None once that is fixed
+        self._bucket_of: dict[str, Bucket] = {}  # by parameter
+        # parameters in the order in which the first step's backward reaches them; None once fixed
         self._arrivals: dict[str, None] | None = {}
         self._sending = False
-        self._next = 0  # the bucket whose turn it is
+        self._next = 0  # the number of the next bucket to send
 
     def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
-        """Lay out buckets for what trains; the objective is called as it is."""
+        """Lays out buckets for the trainable parameters. Returns the objective itself."""
         self.begin({name: p for name, p in objective.named_parameters() if p.requires_grad}, dist)
         self._lay_out(reversed(self.parameters))
         self._prepare()
@@ -59,13 +58,13 @@ class Reducer(Common):
         return objective
 
     def zero(self) -> None:
-        """Start a step: no gradients yet, wherever old ones were."""
+        """Begins a step: clears all gradients."""
         self._next = 0
         for bucket in self.buckets:
             bucket.reset()
 
     def backward(self, last: bool) -> AbstractContextManager[None]:
-        """During the last micro-batch buckets leave as soon as they are complete."""
+        """Returns a context in which complete buckets are sent at once, if `last`."""
         return self._overlapping() if last else nullcontext()
 
     @contextmanager
@@ -83,9 +82,7 @@ class Reducer(Common):
         notices: Notices = NONE,
         late: bool = False,
     ) -> Callable[[], Verdict]:
-        """Send what remains, and divide what comes back; on CUDA the host launches this and goes
-        on.
-        """
+        """Sends the remaining buckets and divides the sums. On CUDA the host does not wait."""
         with self.dist.waiting():
             self._send_rest(weights, checked, notices)
             with self._waited.running():
@@ -100,26 +97,20 @@ class Reducer(Common):
         with self.dist.waiting():
             total, magnitudes, noticed, finite = self._split_status(status())
         bad = [rank for rank, share in enumerate(magnitudes) if not math.isfinite(share)]
-        # Shares of what the dtype holds bound the sums, so the gradients need be looked at only
-        # next to an overflow.
+        # magnitudes bound the sums, so gradients are inspected only near an overflow
         if not bad and math.isfinite(total) and sum(magnitudes) <= 0.99:
             return Verdict(total, True, [], None, noticed)
         names = [name for bucket in self.buckets for name in bucket.views]
-        known = dict(
-            zip(
-                names,
-                finite or torch.cat([bucket.finite() for bucket in self.buckets]).tolist(),
-                strict=True,
-            )
-        )
-        first = next((name for name in self.parameters if not known[name]), None)
+        flags = finite or torch.cat([bucket.finite() for bucket in self.buckets]).tolist()
+        is_finite = dict(zip(names, flags, strict=True))
+        first = next((name for name in self.parameters if not is_finite[name]), None)
         return Verdict(
             total, not bad and math.isfinite(total) and first is None, bad, first, noticed
         )
 
     def _prepare(self) -> None:
         for name, parameter in self.parameters.items():
-            parameter.register_post_accumulate_grad_hook(self._arrival(name))
+            parameter.register_post_accumulate_grad_hook(self._hook_for(name))
 
     def _grads(self) -> list[Tensor]:
         return [bucket.grads for bucket in self.buckets]
@@ -128,9 +119,9 @@ class Reducer(Common):
         bucket.send(self.dist)
 
     def _lay_out(self, order: Iterable[str]) -> None:
-        """Make buckets of the parameters in this order."""
-        # The status (weight, one number per rank, notices) rides at the end of the last message
-        # instead of costing its own.
+        """Makes buckets of the parameters in this order."""
+        # the status (weight, one number per rank, notices) is sent with the last bucket, which
+        # saves a message
         ordered = {name: self.parameters[name] for name in order}
         self.buckets = fill_buckets(
             ordered,
@@ -138,39 +129,39 @@ class Reducer(Common):
             tail=1 + self.dist.world_size + NOTICES,
             device=self.dist.device,
         )
-        self._home = {name: bucket for bucket in self.buckets for name in bucket.parameters}
+        self._bucket_of = {name: bucket for bucket in self.buckets for name in bucket.parameters}
 
     def _fix_order(self) -> None:
-        """Before anything is first sent: buckets in the order in which rank 0's backward filled
-        them.
+        """Lays out buckets again, in the order in which rank 0's first backward pass reached the
+        parameters.
 
         The order in which a net registers its parameters says little, and a bucket that completes
-        last holds up all others. Nothing leaves before this, so every step, also the first one
-        after a resume, adds in the same layout.
+        late holds up all others. Called before anything is sent, so that every step, also the first
+        one after a resume, adds in the same layout.
         """
         arrived = list(self._arrivals or ())
         rest = [name for name in reversed(self.parameters) if name not in set(arrived)]
-        self._lay_out(
-            self.dist.broadcast_text("\n".join(arrived + rest)).split("\n")
-            if self.parameters
-            else []
-        )
+        if self.parameters:
+            self._lay_out(self.dist.broadcast_text("\n".join(arrived + rest)).split("\n"))
+        else:
+            self._lay_out([])
         self._arrivals = None
 
-    def _arrival(self, name: str) -> Callable[[Tensor], None]:
-        def arrived(parameter: Tensor) -> None:
+    def _hook_for(self, name: str) -> Callable[[Tensor], None]:
+        def on_gradient(parameter: Tensor) -> None:
             if self._arrivals is not None:
-                self._arrivals.pop(name, None)  # of several micro-batches the last one counts
+                self._arrivals.pop(name, None)  # the last micro-batch counts
                 self._arrivals[name] = None
                 return
-            bucket = self._home[name]
+            bucket = self._bucket_of[name]
             if bucket.sent:
                 raise RuntimeError(
                     f"a gradient of {name} arrived after its bucket was sent; only the last"
                     " backward of a step is last=True"
                 )
             if not self._sending or parameter.numel() >= LARGE:
-                # at once, while it is in the cache; small ones wait for each other to save calls
+                # large gradients at once, while they are in the cache; small ones together, to
+                # save calls
                 bucket.move_in([name])
             if not self._sending:
                 return
@@ -178,10 +169,10 @@ class Reducer(Common):
             if not bucket.missing:
                 self._send_complete()
 
-        return arrived
+        return on_gradient
 
     def _send_complete(self) -> None:
-        """Send complete buckets in turn; the last one waits for the status it carries."""
+        """Sends complete buckets in order, except the last one, which waits for the status."""
         while self._next < len(self.buckets) - 1 and not self.buckets[self._next].missing:
             self._send(self.buckets[self._next])
 

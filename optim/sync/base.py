@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from utils.checkpoint.slices import Rows
+from utils.checkpoint.slices import RowRange
 from utils.ranks.distributed import Dist
 from utils.ranks.notices import NONE, Notices
 
@@ -103,7 +103,7 @@ class Sync(Protocol):
         """
         ...
 
-    def rows(self, name: str, ndim: int) -> Rows | None:
+    def row_range(self, name: str, ndim: int) -> RowRange | None:
         """Returns which rows of a tensor this rank holds, or None if every rank holds all of it.
 
         Called for parameters, averages and optimizer states, which a checkpoint stores whole;

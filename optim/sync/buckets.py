@@ -1,4 +1,4 @@
-"""Flat buffers in which gradients live, so that many small tensors travel as few large messages."""
+"""Flat buffers for gradients, so that many small tensors are sent as few large messages."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ ALIGN = 16  # elements between which gradients start: vectorised kernels want al
 
 
 class Bucket:
-    """Some parameters' gradients in one flat tensor, perhaps with a tail of other numbers that
-    travels along.
-    """
+    """The gradients of some parameters in one flat tensor. A tail of other numbers may follow."""
 
     def __init__(
         self,
@@ -40,19 +38,17 @@ class Bucket:
         self._work: c10d.Work | None = None
 
     def reset(self) -> None:
-        """Start a step: no gradients yet, and each is expected once more before the bucket may
-        leave.
-        """
+        """Begins a step: drops all gradients, and waits for each of them again."""
         self.missing = set(self.parameters)
         self.sent = False
         for p in self.parameters.values():
             p.grad = None
 
     def move_in(self, names: Iterable[str]) -> None:
-        """Bring gradients that autograd has made into their places; from then on it adds to them
-        there.
+        """Copies gradients that autograd has made into the bucket, where autograd adds to them from
+        then on.
 
-        One copy is less memory traffic than the alternative, filling with zeros and adding to them.
+        One copy takes less memory traffic than zeroing the bucket and adding to it.
         """
         outside = [
             (p, p.grad, view)
@@ -63,33 +59,33 @@ class Bucket:
         if made:
             torch._foreach_copy_([view for view, _ in made], [grad for _, grad in made])
         for p, grad, view in outside:
-            # a gradient that nobody made is a zero
+            # a parameter without a gradient counts as zero
             p.grad = view if grad is not None else view.zero_()
 
     def close(self) -> None:
-        """Nothing more will arrive. What is inside now tells whose fault a bad sum is."""
+        """Completes the bucket, and records this rank's largest gradient: it tells later which rank
+        made a sum that is not finite.
+        """
         self.move_in(self.parameters)
         self.magnitude = magnitude(self.grads)
 
     def finite(self) -> Tensor:
-        """For every parameter, in the order of `views`, 1 if its gradient is finite and 0 if
-        not.
-        """
+        """Returns 1 for each finite gradient, else 0, in the order of `views`."""
         return finite([*self.views.values()]) if self.views else self.tail.new_zeros(0)
 
     def fill(self, grads: Tensor) -> None:
-        """Take finished gradients in, laid out as `grads` is, for the parameters to have."""
+        """Sets the parameters' gradients from a flat tensor with the layout of `grads`."""
         self.grads.copy_(grads)
         for name, p in self.parameters.items():
             p.grad = self.views[name]
 
     def send(self, dist: Dist) -> None:
-        """Start summing over ranks."""
+        """Starts the sum over ranks."""
         self._work = dist.all_reduce(self.flat, async_op=True)
         self.sent = True
 
     def wait(self) -> None:
-        """Until the sums are here (on CUDA: until the stream will see them)."""
+        """Waits for the sums; on CUDA, makes the current stream wait."""
         if self._work is not None:
             self._work.wait()
             self._work = None
@@ -98,8 +94,8 @@ class Bucket:
 def fill_buckets(
     parameters: Mapping[str, nn.Parameter], bucket_mb: float, tail: int, device: torch.device
 ) -> list[Bucket]:
-    """Buckets in the order of the parameters, one dtype each, the last one of float32 and with the
-    tail.
+    """Makes buckets in the order of the parameters, each with one dtype. The last one is float32
+    and has the tail.
     """
     full: list[dict[str, nn.Parameter]] = []
     filling: dict[torch.dtype, dict[str, nn.Parameter]] = {}
@@ -118,11 +114,11 @@ def fill_buckets(
 
 
 def magnitude(tensor: Tensor) -> Tensor:
-    """Largest absolute value as a share of what the dtype can hold: inf or NaN exactly if some
-    element is.
+    """Returns the largest absolute value as a fraction of the dtype's maximum.
 
-    One pass without a temporary, unlike `isfinite().all()`, and a bound: sums of shares below 1
-    cannot overflow.
+    It is inf or NaN exactly if an element is. Unlike `isfinite().all()`, it takes one pass without
+    a temporary, and it is a bound: if the ranks' fractions add up to less than 1, their sum cannot
+    overflow.
     """
     if not tensor.numel():
         return tensor.new_zeros((), dtype=torch.float32)
@@ -131,17 +127,13 @@ def magnitude(tensor: Tensor) -> Tensor:
 
 
 def finite(grads: Sequence[Tensor]) -> Tensor:
-    """For every gradient 1 if it is finite, as an empty one is, and 0 if not."""
-    some = [grad for grad in grads if grad.numel()]
-    # on CUDA one launch, and it keeps NaN
-    largest = torch._foreach_norm(some, float("inf")) if some else ()
-    empty = largest[0].new_zeros(()) if largest else torch.zeros((), device=grads[0].device)
-    by_place = iter(largest)
-    return (
-        torch.stack([next(by_place) if grad.numel() else empty for grad in grads])
-        .isfinite()
-        .float()
-    )
+    """Returns 1 for each gradient that is finite or empty, else 0."""
+    filled = [grad for grad in grads if grad.numel()]
+    # one launch on CUDA, and it keeps NaN
+    largest = iter(torch._foreach_norm(filled, float("inf")) if filled else ())
+    zero = filled[0].new_zeros(()) if filled else torch.zeros((), device=grads[0].device)
+    norms = [next(largest) if grad.numel() else zero for grad in grads]
+    return torch.stack(norms).isfinite().float()
 
 
 def inverse_weight(weight: Tensor) -> Tensor:
@@ -150,12 +142,10 @@ def inverse_weight(weight: Tensor) -> Tensor:
 
 
 def scale(grads: Iterable[Tensor], factor: Tensor) -> None:
-    """Multiply by a number that only the device knows; in half precision the number itself would
-    lose too much.
-    """
+    """Multiplies gradients in place by a number on the device, in at least float32."""
     for grad in grads:
         wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
-        grad.copy_(wide.mul_(factor.to(wide.dtype)))  # nothing to copy where it was wide enough
+        grad.copy_(wide.mul_(factor.to(wide.dtype)))  # copies nothing if `wide` is `grad`
 
 
 def _bytes(bucket: Mapping[str, nn.Parameter]) -> int:

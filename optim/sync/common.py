@@ -1,4 +1,4 @@
-"""Code that all ways to synchronise share: sums of statistics, the status message, and norms."""
+"""The base of all syncs: sums of statistics, the status message, and norms."""
 
 from __future__ import annotations
 
@@ -11,39 +11,36 @@ from torch import Tensor, nn
 from optim.stopwatch import Stopwatch
 from optim.sync.base import Verdict
 from optim.sync.buckets import finite, inverse_weight, magnitude, scale
-from utils.checkpoint.slices import Rows
+from utils.checkpoint.slices import RowRange
 from utils.ranks.distributed import Dist
 from utils.ranks.notices import NONE, NOTICES, Notices
 from utils.transfer import to_device, to_host
 
 
 class Common:
-    """Every rank holds whole tensors, and PyTorch has added up their gradients by the end of the
-    last backward.
-
-    Ways that do either otherwise say so by overriding.
+    """Assumes that every rank holds whole tensors, and that PyTorch has summed their gradients by
+    the end of the last backward pass. Syncs that differ override methods.
     """
 
     name: str
     splits_weights = False
     parameters: dict[str, nn.Parameter]
     dist: Dist
-    # of what this rank has added to the sums, as shares of what its type holds
-    magnitudes: list[Tensor]
+    magnitudes: list[Tensor]  # `magnitude` of what this rank has added to the sums
 
     def begin(self, parameters: Mapping[str, nn.Parameter], dist: Dist) -> None:
-        """Takes the parameters to optimise, and the group of ranks."""
+        """Sets the parameters to optimise and the ranks. Called by `wrap`."""
         self.parameters, self.dist, self.magnitudes = dict(parameters), dist, []
         self._waited = Stopwatch(dist.device)
 
     def take_wait_s(self) -> float:
-        """Seconds from the end of backward until everything was reduced, and for statistics, since
-        the last reading.
+        """Returns the seconds since the last call that passed between the end of backward and the
+        end of the reduction, and for statistics.
         """
         return self._waited.read()
 
     def zero(self) -> None:
-        """Start a step: no gradients yet, wherever old ones were."""
+        """Begins a step: clears all gradients."""
         self.magnitudes = []
         for parameter in self.parameters.values():
             parameter.grad = None
@@ -79,8 +76,8 @@ class Common:
         notices: Notices = NONE,
         late: bool = False,
     ) -> Callable[[], Verdict]:
-        """Tell all ranks what each knows of its share, and divide; on CUDA the host launches this
-        and goes on.
+        """Sums the status message over ranks and divides the gradients. On CUDA the host does not
+        wait.
         """
         self._collect()
         grads = self._grads()
@@ -101,7 +98,7 @@ class Common:
         before, still on the device.
         """
         grads = self._grads()
-        # in float32 at least: norms are sums of squares, and half precision would overflow
+        # at least float32, because sums of squares overflow in half precision
         wide = [
             torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32))
             for g in grads
@@ -112,12 +109,12 @@ class Common:
             grad.mul_(factor)
         return norm
 
-    def rows(self, name: str, ndim: int) -> Rows | None:
-        """None: every rank holds all of it."""
+    def row_range(self, name: str, ndim: int) -> RowRange | None:
+        """Returns None: every rank holds all rows."""
         return None
 
     def _collect(self) -> None:
-        """Gradients where optimizers look for them; one that nobody made is a zero."""
+        """Gives every parameter a gradient, zero if it has none."""
         for parameter in self.parameters.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -146,13 +143,13 @@ class Common:
         magnitudes: Sequence[Tensor],
         notices: Notices,
     ) -> Tensor:
-        """Returns this rank's status message, to be summed over ranks: the weight, a flag for each
-        rank, and the notices.
+        """Returns this rank's status message, to be summed over ranks.
+
+        It holds the weight, a slot with each rank's largest gradient, and the notices.
         """
         status = torch.zeros(1 + self.dist.world_size + NOTICES, device=self.dist.device)
         status[0] = weight = self._total(weights)
-        # max() keeps NaN; a weight that is not finite makes 0 * weight NaN and finite ones change
-        # nothing
+        # max() keeps NaN, and 0 * weight is NaN if the weight is not finite
         status[1 + self.dist.rank] = (
             torch.stack([torch.zeros_like(weight), *magnitudes]).max() + 0 * weight
         )
@@ -163,7 +160,7 @@ class Common:
     def _split_status(
         self, status: Sequence[float]
     ) -> tuple[float, list[float], Notices, list[float]]:
-        """The weight, the ranks' numbers, what was sent along, and what else came."""
+        """Splits a summed status into weight, magnitudes by rank, notices, and the rest."""
         ranks, end = self.dist.world_size, 1 + self.dist.world_size + NOTICES
         return (
             status[0],

@@ -23,9 +23,7 @@ from utils.ranks.notices import NONE, Notices
 
 
 class DDP(Common):
-    """Around the training pass of an objective. Buffers, and with them sparse tables, are nobody's
-    business here.
-    """
+    """Wraps the training pass of an objective. Does not sync buffers, and so no sparse tables."""
 
     name = "ddp"
 
@@ -43,7 +41,7 @@ class DDP(Common):
             static_graph,
         )
         self._net: DistributedDataParallel | None = None
-        self._missing = 0  # elements of gradients that have not left yet in this step
+        self._missing = 0  # elements of gradients that are not sent yet in this step
 
     def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
         """Returns a module that calls the objective through DDP, from the first step on."""
@@ -55,11 +53,11 @@ class DDP(Common):
 
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
-        """DDP reads in its forward whether it is to reduce, so `no_sync` stands around that,
-        too.
+        """A context for the passes of a micro-batch. DDP decides in forward whether it reduces, so
+        `no_sync` must contain forward too.
         """
-        # Not in `wrap`: rehearsals would set off its hooks. A static graph is learned from a pass
-        # that is reduced.
+        # not built in `wrap`, because rehearsals would trigger its hooks; a static graph is learned
+        # from a pass that reduces
         if self._net is None and (last or not self._static):
             self._net = self._wrapped()
         self._missing = sum(p.numel() for p in self.parameters.values())
@@ -74,7 +72,9 @@ class DDP(Common):
         notices: Notices = NONE,
         late: bool = False,
     ) -> Callable[[], Verdict]:
-        """Every bucket must have left: DDP itself would say so in the next step, in a page."""
+        """Divides, after a check that DDP has sent every gradient. DDP's own error would come in
+        the next step, and fill a page.
+        """
         if self._missing and not self._finds_unused:
             raise RunError(
                 "sync.find_unused_parameters=false: the last micro-batch of a step left parameters"
@@ -84,12 +84,9 @@ class DDP(Common):
 
     def _wrapped(self) -> DistributedDataParallel:
         known = inspect.signature(DistributedDataParallel).parameters
-        # before 2.13
-        apart: dict[str, Any] = {
-            (
-                "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-            ): False
-        }
+        # `broadcast_buffers` before PyTorch 2.13
+        new = "forward_sync_buffers"
+        buffers: dict[str, Any] = {new if new in known else "broadcast_buffers": False}
         net = DistributedDataParallel(
             self._inside,
             process_group=distributed.group(self.dist),
@@ -97,17 +94,15 @@ class DDP(Common):
             gradient_as_bucket_view=True,
             find_unused_parameters=self._finds_unused,
             static_graph=self._static,
-            init_sync=False,
-            **apart,  # all ranks have the same ones
+            init_sync=False,  # all ranks have the same weights already
+            **buffers,
         )
-        # its annotations, were there any, must be no strings
+        # a lambda, because DDP checks annotations and rejects those that are strings
         net.register_comm_hook(None, lambda state, bucket: self._sum(bucket))
         return net
 
     def _sum(self, bucket: c10d.GradBucket) -> torch.futures.Future[Tensor]:
-        """In place of a mean over ranks, which would have to be undone; on the way it is noted what
-        this rank adds.
-        """
+        """Sums a bucket over ranks, in place of DDP's mean, and notes this rank's magnitude."""
         flat = bucket.buffer()
         self.magnitudes.append(magnitude(flat))
         self._missing -= sum(gradient.numel() for gradient in bucket.gradients())
@@ -116,7 +111,7 @@ class DDP(Common):
 
 
 class LossInSight(nn.Module):
-    """Wrappers look for the loss in tuples, and not inside of what objectives return."""
+    """Returns the loss beside an objective's output: DDP looks for tensors in tuples only."""
 
     def __init__(self, objective: nn.Module) -> None:
         super().__init__()
@@ -128,7 +123,7 @@ class LossInSight(nn.Module):
 
 
 class Calling(nn.Module):
-    """A function as a module."""
+    """Makes a function callable as a module."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()

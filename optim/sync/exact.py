@@ -1,5 +1,5 @@
-"""Gradients with the same bits at 1, 2, 4 … ranks that divide the shards: shard by shard, added in
-one fixed binary tree.
+"""Gradients with the same bits at 1, 2, 4 … ranks that divide the shards: computed shard by shard,
+and added in one fixed binary tree.
 """
 
 from __future__ import annotations
@@ -18,36 +18,35 @@ from utils.ranks.notices import NONE, Notices
 
 
 class ExactReducer(Reducer):
-    """Every backward is one shard's; nothing overlaps, because a shard's sum must be finished
-    before it is added.
+    """Computes one shard per backward pass, and sends nothing before the last one is done.
 
-    The tree halves the shards again and again. With a power of two of ranks that divides the
-    shards, a rank's block is one of its branches: the rank adds up the branch, and the ranks' sums
-    meet in the branches above.
+    The tree halves the shards recursively. If the number of ranks is a power of two that divides
+    the shards, a rank's shards form one branch: the rank adds up its branch, and the upper part of
+    the tree adds up the ranks' sums.
     """
 
     def __init__(self, shards: int, bucket_mb: float = 16.0) -> None:
         super().__init__(bucket_mb)
         self._shards = shards
-        # sums that wait for their neighbour, each as one tensor per bucket
+        # sums of complete branches that wait for their neighbour, each with one tensor per bucket
         self._branches: list[list[Tensor]] = []
         self._shards_done = 0
 
     def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
-        """As in the fast path; the tree is that of this many ranks."""
+        """Lays out buckets, and the rank's branch of the tree."""
         assert self._shards % dist.world_size == 0, "refused by the configuration"
         assert dist.world_size & (dist.world_size - 1) == 0, "refused by the configuration"
         self._merges = merges_after_each(self._shards // dist.world_size)
         return super().wrap(objective, dist)
 
     def zero(self) -> None:
-        """Start a step."""
+        """Begins a step: clears all gradients."""
         super().zero()
         self._branches, self._shards_done = [], 0
 
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
-        """One shard's gradients are put aside, and added to those they meet in the tree."""
+        """A context for one shard's passes: its gradients are copied, and added up in the tree."""
         yield
         leaf = []
         for bucket in self.buckets:
@@ -67,7 +66,7 @@ class ExactReducer(Reducer):
         notices: Notices = NONE,
         late: bool = False,
     ) -> Callable[[], Verdict]:
-        """As in the fast path, over the tree."""
+        """Sums this rank's branch over ranks, and divides."""
         assert len(self._branches) == 1, (
             f"{self._shards_done} of {len(self._merges)} shards were seen"
         )
@@ -76,7 +75,7 @@ class ExactReducer(Reducer):
         return super().finish(weights, checked, notices, late)
 
     def _prepare(self) -> None:
-        # the order of buckets is the net's own: there is no sending to be in time for
+        # buckets keep the net's order: nothing is sent early
         self._arrivals = None
 
     def _total(self, weights: Sequence[Tensor | float]) -> Tensor:
@@ -91,8 +90,8 @@ class ExactReducer(Reducer):
         return tree_sum(rows)
 
     def _over_ranks(self, tensor: Tensor) -> Tensor:
-        """Each rank adds up one slice of all ranks' sums, and the slices are shared: the traffic of
-        an ordinary all-reduce.
+        """Adds up the ranks' tensors in the tree. Each rank adds one slice and gathers the others,
+        which is the traffic of an ordinary all-reduce.
         """
         ranks, size = self.dist.world_size, tensor.numel()
         padded = torch.nn.functional.pad(tensor, (0, -size % ranks))
@@ -100,12 +99,12 @@ class ExactReducer(Reducer):
         return torch.cat(self.dist.all_gather(tree_sum(list(slices))))[:size]
 
     def _sum_over_ranks(self, bucket: Bucket) -> None:
-        with self._waited.running():  # nothing else goes on meanwhile
+        with self._waited.running():
             bucket.flat.copy_(self._over_ranks(bucket.flat))
 
 
 def tree_sum(leaves: Sequence[Tensor]) -> Tensor:
-    """The sum, halving the leaves again and again."""
+    """Returns the sum of the leaves, added in a binary tree that halves them recursively."""
     if len(leaves) == 1:
         return leaves[0]
     middle = len(leaves) // 2
@@ -113,9 +112,7 @@ def tree_sum(leaves: Sequence[Tensor]) -> Tensor:
 
 
 def merges_after_each(leaves: int) -> list[int]:
-    """How many branches of the tree are complete after each leaf, taken in order: what may be added
-    up on the way.
-    """
+    """Returns, for each leaf in order, how many additions of the tree can follow it."""
     if leaves == 1:
         return [0]
     middle = leaves // 2

@@ -1,9 +1,8 @@
-"""PyTorch's fully_shard (FSDP2): every rank keeps a share of each parameter, and has it whole only
-while it is needed.
+"""PyTorch's fully_shard (FSDP2): every rank keeps a share of each parameter, and gathers the whole
+parameter only while it is needed.
 
-What is optimised, averaged and remembered are plain tensors, each a rank's share of a parameter:
-optimizers meet no DTensor. A share is what `Tensor.chunk` gives along the first dimension, so it
-may be empty.
+Optimizers and averages get plain tensors, each a rank's share of a parameter, and no DTensor. A
+share is what `Tensor.chunk` returns along the first dimension, so it may be empty.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from optim.sync.buckets import magnitude
 from optim.sync.common import Common
 from optim.sync.ddp import with_loss
-from utils.checkpoint.slices import Rows
+from utils.checkpoint.slices import RowRange
 from utils.errors import ConfigError
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
 
 
 class FSDP(Common):
-    """Every block of the net by itself, and the rest once around; every call of the objective that
-    needs weights goes through that.
+    """Shards every block of the net by itself, and all other parameters as one outer unit. Calls of
+    the objective that need weights go through the outer unit.
     """
 
     name = "fsdp"
@@ -39,9 +38,7 @@ class FSDP(Common):
         self._reshards = reshard_after_forward
 
     def wrap(self, objective: Any, dist: Dist) -> nn.Module:
-        """The objective itself, whose calls find whole weights from now on; its parameters are
-        split.
-        """
+        """Splits the parameters. Returns the objective, whose methods gather them from now on."""
         trained = [p for p in objective.parameters() if p.requires_grad]
         if len(kinds := {p.dtype for p in trained}) > 1 or any(p.ndim == 0 for p in trained):
             raise ConfigError(
@@ -55,7 +52,7 @@ class FSDP(Common):
             fully_shard(
                 block, mesh=self._mesh, reshard_after_forward=self._reshards, ignored_params=frozen
             )
-        # What is around is needed again at once
+        # the outer unit's weights are needed again at once
         self._root: Any = fully_shard(
             root, mesh=self._mesh, reshard_after_forward=False, ignored_params=frozen
         )
@@ -66,7 +63,7 @@ class FSDP(Common):
             unit.set_custom_reduce_scatter(Summing(self._note))
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
-        # tied ones have several names
+        # tied parameters have several names
         self._split: dict[str, Any] = {
             name: p
             for name, p in objective.named_parameters(remove_duplicate=False)
@@ -83,7 +80,7 @@ class FSDP(Common):
         return objective
 
     def zero(self) -> None:
-        """Start a step."""
+        """Begins a step: clears all gradients."""
         super().zero()
         self._own_magnitude.zero_()
         for parameter in self._split.values():
@@ -91,8 +88,8 @@ class FSDP(Common):
 
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
-        """Gradients are summed whole on each rank until the last micro-batch; what stands around
-        the blocks stays whole as well.
+        """A context for the passes of a micro-batch. Gradients are accumulated whole on each rank
+        until the last one, and the outer unit stays gathered.
         """
         self._root.set_requires_gradient_sync(last)
         self._root.set_is_last_backward(last)
@@ -101,22 +98,22 @@ class FSDP(Common):
         with self.dist.waiting():  # every pass is full of messages
             yield
 
-    def rows(self, name: str, ndim: int) -> Rows | None:
-        """A share is what `Tensor.chunk` gives. Weights have a parameter's name, averages and
-        memories contain it; counters are no shares.
+    def row_range(self, name: str, ndim: int) -> RowRange | None:
+        """Returns the rows of this rank's share. `name` contains the name of a parameter, for an
+        average or an optimizer's state too; counters (`ndim` 0) are not split.
         """
-        parts = [part for part in name.split("/") if part in self._split] if ndim else []
-        if not parts:
+        owners = [self._split[part] for part in name.split("/") if part in self._split]
+        if not owners or not ndim:
             return None
-        owner = self._split[parts[0]]
+        owner = owners[0]
         first = min(self.dist.rank * -(-len(owner) // self.dist.world_size), len(owner))
-        return Rows(first, first + len(owner.to_local()), len(owner))
+        return RowRange(first, first + len(owner.to_local()), len(owner))
 
     def _collect(self) -> None:
         for name, share in self.parameters.items():
             grad = self._split[name].grad
             share.grad = torch.zeros_like(share) if grad is None else grad.to_local()
-        # one rank alone sends nothing
+        # a single rank sends nothing, so `_note` is not called
         self.magnitudes = (
             [self._own_magnitude]
             if self.dist.world_size > 1
@@ -133,7 +130,7 @@ class FSDP(Common):
         torch.maximum(self._own_magnitude, magnitude(added), out=self._own_magnitude)
 
     def _route(self, objective: Any) -> None:
-        """Have calls from outside go through what is sharded once around."""
+        """Makes calls of the objective go through the outer unit, whose hooks gather weights."""
         forward, predict, statistics, evaluators = (
             objective.forward,
             objective.predict,
@@ -148,20 +145,20 @@ class FSDP(Common):
         known: dict[str, bool] = {}
 
         def sums(*given: Any) -> dict[str, Tensor]:
-            if not known.get("empty"):  # for one batch, for all: then nothing need be fetched
-                result = self._without_gradients(statistics, *given)
-                known["empty"] = not result
-                return result
-            return {}
+            if known.get("empty"):  # then they are for every batch: gather nothing
+                return {}
+            result = self._without_gradients(statistics, *given)
+            known["empty"] = not result
+            return result
 
         objective.forward = lambda *given: with_loss(*self._root(loss_in_sight, *given))
         objective.predict = lambda batch: self._without_gradients(predict, batch)
         objective.statistics = sums
-        # some look at weights
+        # some read weights
         objective.evaluators = lambda row: self._without_gradients(evaluators, row)
 
     def _without_gradients(self, call: Callable[..., Any], *given: Any) -> Any:
-        """No backward follows that would let the weights go."""
+        """Calls through the outer unit, then releases weights, as no backward pass does it."""
         with self.dist.waiting():
             result = self._root(call, *given)
         for unit in self._units:
@@ -170,7 +167,9 @@ class FSDP(Common):
 
 
 class Calls(nn.Module):
-    """Calls of an objective as passes of one module, around which hooks stand."""
+    """The outer unit: makes each call of an objective a forward pass of this module, which has
+    FSDP's hooks.
+    """
 
     def __init__(self, objective: nn.Module) -> None:
         super().__init__()
@@ -181,15 +180,15 @@ class Calls(nn.Module):
 
 
 class Summing:
-    """A reduce-scatter that adds up, whatever it is asked for, and shows what this rank adds."""
+    """A reduce-scatter that always sums, and calls `note` with what this rank adds."""
 
     def __init__(self, note: Callable[[Tensor], None]) -> None:
         self._note = note
-        # the newer name, without a warning, is there from PyTorch 2.13 on
+        # PyTorch 2.13 warns about the older name
         self._reduce = getattr(c10d, "reduce_scatter_single", None) or c10d.reduce_scatter_tensor
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for what comes and goes."""
+        """Returns an uninitialised buffer."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(

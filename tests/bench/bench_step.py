@@ -97,7 +97,7 @@ def ours(net: str, dtype: str, multiple: int) -> Callable[[], None]:
         out.loss.backward()
         carry = out.carry
         for table in objective.tables().values():
-            table.take()
+            table.take_row_grads()
 
     return step
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from optim.builtin import adamw
 from optim.ema import EMA
-from optim.memory import Memory
+from optim.optimizer_state import OptimizerState
 from optim.sync.common import Common
 from utils.checkpoint import reader, resume
 from utils.checkpoint.registry import Origin, Registry
@@ -59,7 +59,7 @@ class State:
         self.registry = Registry(
             lambda: Origin(f"shards: {SHARDS}\n", "x", None, 0.1, {}, "", "2", 1), sync
         )
-        memory = Memory([self.optimizer])
+        memory = OptimizerState([self.optimizer])
         self.registry.add("model", lambda: dict(self.weights), self._load)
         self.registry.add("ema", self.ema.state, self.ema.load)
         self.registry.add("optimizer", memory.state, memory.load, memory.like)

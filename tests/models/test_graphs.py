@@ -60,7 +60,7 @@ def trained(objective: ActObjective) -> list[Tensor]:
         outs = steps(objective, [batch_of(8, seed) for seed in range(step + 1)])
         outs[-1].loss.backward()
     predicted = objective.predict(batch_of(8)).outputs["logits"].detach().clone()
-    rows = [grad for _, grad in objective.model.inner.puzzle_emb.peek()]
+    rows = [grad for _, grad in objective.model.inner.puzzle_emb.row_grads()]
     return [*(p.grad for p in objective.parameters()), *rows, *outs[-1].carry.state, predicted]
 
 

@@ -115,10 +115,10 @@ def test_looking_does_not_change_what_follows():
 def test_no_more_rows_are_visited_than_a_step_may_touch(monkeypatch):
     net, table, optimizer, ema = make()
     visited = []
-    original = EMA._caught_up
+    original = EMA._catch_up_rows
     monkeypatch.setattr(
         EMA,
-        "_caught_up",
+        "_catch_up_rows",
         lambda self, rows, *rest: visited.append(len(rows)) or original(self, rows, *rest),
     )
     list(train(net, table, optimizer, ema, 10))

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from models.sparse_embedding import SparseEmbedding
-from optim.groups import build_dense, build_sparse, claimed
+from optim.groups import build_dense, build_sparse, claims
 from optim.schedule import build_schedule
 from tests.ranks import ROOT
 from utils.errors import ConfigError
@@ -111,7 +111,7 @@ def test_norms_and_biases_do_not_decay_where_matrices_alone_do():
 
 
 def test_first_pattern_wins():
-    assert claimed(["a.*", r".*\.bias", ".*"], ["a.weight", "a.bias", "b.bias", "c"]) == [
+    assert claims(["a.*", r".*\.bias", ".*"], ["a.weight", "a.bias", "b.bias", "c"]) == [
         ["a.weight", "a.bias"],
         ["b.bias"],
         ["c"],

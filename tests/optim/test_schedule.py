@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from optim.schedule import Constant, StepDecay, WarmupCosine, build_schedule, set_lr
+from optim.schedule import Constant, StepDecay, WarmupDecay, build_schedule, set_lr
 from utils.errors import ConfigError
 
 
 def test_warm_up_then_cosine_down_to_the_ratio():
-    schedule = WarmupCosine(total_steps=110, warmup_steps=10, min_ratio=0.1)
+    schedule = WarmupDecay(total_steps=110, warmup_steps=10, min_ratio=0.1)
     assert schedule(1) == pytest.approx(0.1)
     assert schedule(9) == pytest.approx(0.9)
     assert schedule(10) == pytest.approx(1.0)
@@ -21,7 +21,7 @@ def test_warm_up_then_cosine_down_to_the_ratio():
 
 
 def test_ratio_one_and_no_warm_up_is_constant():
-    assert {WarmupCosine(100, 0, 1.0)(step) for step in range(1, 101)} == {1.0}
+    assert {WarmupDecay(100, 0, 1.0)(step) for step in range(1, 101)} == {1.0}
     assert {Constant()(step) for step in range(1, 101)} == {1.0}
 
 
@@ -33,8 +33,8 @@ def test_step_decay_starts_with_the_first_step_of_an_epoch():
 
 
 def test_built_from_config_with_what_each_takes():
-    cosine = {"_target_": "optim.schedule.WarmupCosine", "warmup_steps": 2, "min_ratio": 0.0}
-    assert build_schedule(cosine, total_steps=12, steps_per_epoch=4) == WarmupCosine(12, 2, 0.0)
+    cosine = {"_target_": "optim.schedule.WarmupDecay", "warmup_steps": 2, "min_ratio": 0.0}
+    assert build_schedule(cosine, total_steps=12, steps_per_epoch=4) == WarmupDecay(12, 2, 0.0)
     decay = {"_target_": "optim.schedule.StepDecay", "every_epochs": 1, "gamma": 0.7}
     assert build_schedule(decay, total_steps=12, steps_per_epoch=4) == StepDecay(4, 1, 0.7)
     assert (
@@ -47,15 +47,15 @@ def test_built_from_config_with_what_each_takes():
     ("config", "message"),
     [
         (
-            {"_target_": "optim.schedule.WarmupCosine", "warmup_steps": 2},
+            {"_target_": "optim.schedule.WarmupDecay", "warmup_steps": 2},
             "optim.schedule: .*missing.*min_ratio.*it takes total_steps",
         ),
         (
-            {"_target_": "optim.schedule.WarmupCosine", "warmup_steps": -2, "min_ratio": 0.1},
+            {"_target_": "optim.schedule.WarmupDecay", "warmup_steps": -2, "min_ratio": 0.1},
             "^lr_warmup_steps=-2",
         ),
         (
-            {"_target_": "optim.schedule.WarmupCosine", "warmup_steps": 2, "min_ratio": 1.1},
+            {"_target_": "optim.schedule.WarmupDecay", "warmup_steps": 2, "min_ratio": 1.1},
             "^lr_min_ratio=1.1",
         ),
         (
@@ -105,11 +105,11 @@ def test_a_schedule_of_epochs_needs_epochs():
 
 
 def test_a_rate_that_stays_and_then_falls() -> None:
-    schedule = WarmupCosine(total_steps=100, warmup_steps=10, min_ratio=0.1, decay_share=0.2)
+    schedule = WarmupDecay(total_steps=100, warmup_steps=10, min_ratio=0.1, decay_share=0.2)
     assert [schedule(step) for step in (5, 10, 50, 80)] == [0.5, 1.0, 1.0, 1.0]
     assert [schedule(step) for step in (90, 100)] == pytest.approx([0.55, 0.1])
-    late = WarmupCosine(100, 90, 0.0, 0.2)
+    late = WarmupDecay(100, 90, 0.0, 0.2)
     assert [late(step) for step in (90, 95)] == [1.0, 0.5], "it falls after the warm-up"
     for share in (0.0, 1.5):
         with pytest.raises(ConfigError, match=rf"^lr_decay_share={share}: is a share"):
-            WarmupCosine(100, 10, 0.0, share)
+            WarmupDecay(100, 10, 0.0, share)

@@ -57,7 +57,7 @@ def test_no_active_row_and_no_look_up_change_nothing():
     table(torch.full((5,), -1)).sum().backward()
     optimizer.step()
     assert torch.equal(table.weights, before)
-    assert table.take() == [], "the look-ups of the step are used up"
+    assert table.take_row_grads() == [], "the look-ups of the step are used up"
 
 
 def test_look_up_without_backward_counts_as_zero_gradient():

@@ -98,7 +98,7 @@ def export(path: str, folder: Path) -> str:
         elif name.startswith(ROWS):
             table = name.removeprefix(ROWS)
             missed = int(average["steps"]) - average[f"seen/{table}"]
-            weights[f"{table}.weights"] = _caught_up(
+            weights[f"{table}.weights"] = _catch_up_rows(
                 tensor, weights[f"{table}.weights"], missed, _rate(meta)
             )
     try:
@@ -120,7 +120,7 @@ def export(path: str, folder: Path) -> str:
     )
 
 
-def _caught_up(rows: Tensor, weights: Tensor, missed: Tensor, rate: float) -> Tensor:
+def _catch_up_rows(rows: Tensor, weights: Tensor, missed: Tensor, rate: float) -> Tensor:
     """Averages of rows up to now: weights have stood still for so many steps."""
     towards = 1 - rate ** missed.double()
     return rows + (weights.float() - rows) * towards.float()[:, None]

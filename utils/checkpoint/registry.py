@@ -1,4 +1,4 @@
-"""The parts that a run saves. Each enters itself by name; the checkpoint code knows no names."""
+"""The parts that a run saves. Each is registered by name; the checkpoint code knows no names."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from utils import revision
 from utils.checkpoint.contents import Stored
-from utils.checkpoint.slices import Rows, Slice
+from utils.checkpoint.slices import RowRange, Slice
 from utils.errors import ConfigError
 
 Tensors = Mapping[str, Tensor]
 ByShard = Mapping[int, Tensors]
-Held = dict[str, Tensor | Slice]  # whole, as every rank has it, or this rank's rows
+Offered = dict[str, Tensor | Slice]  # a whole tensor, equal on all ranks, or this rank's rows
 Like = Callable[[Tensors, int], Tensors]
 # parts that are loaded from files of their own: `path` and `sha256` of each
 FrozenFiles = Mapping[str, Mapping[str, str]]
@@ -32,12 +32,12 @@ class RunState:
     step: int = 0
     evaluation_due: bool = False
     results: dict[str, float] = field(default_factory=dict)  # of the last evaluation
-    best: float | None = None  # value of the metric that the run is judged by, and which that is
+    best: float | None = None  # the best value of the metric `best_of`
     best_of: str = ""
-    resumed_from: str = ""  # what `resume` named, once that is behind the run
+    resumed_from: str = ""  # the checkpoint that `resume` named, once the run has started from it
 
     def load(self, meta: Mapping[str, Any]) -> None:
-        """Go on from where a checkpoint says, as far as it does."""
+        """Takes the fields that a checkpoint's metadata has."""
         for each in fields(self):
             if each.name in meta:
                 setattr(self, each.name, meta[each.name])
@@ -45,12 +45,12 @@ class RunState:
 
 @dataclass(frozen=True)
 class Origin:
-    """The run that has written a checkpoint."""
+    """Describes the run that writes a checkpoint."""
 
     config: str
     fingerprint: str  # of the data
     wandb_id: str | None
-    lr: float  # of the step that was taken last, as the schedule has it for the run's length
+    lr: float  # the schedule's rate at the last step
     frozen: FrozenFiles
     code: str
     torch: str
@@ -60,7 +60,7 @@ class Origin:
     def here(
         cls, config: str, fingerprint: str, wandb_id: str | None, lr: float, frozen: FrozenFiles
     ) -> Origin:
-        """As this process writes it."""
+        """Adds what this process knows: the code's revision, PyTorch's version, and threads."""
         return cls(
             config,
             fingerprint,
@@ -73,7 +73,9 @@ class Origin:
         )
 
     def differences(self, meta: Mapping[str, Any]) -> list[str]:
-        """Returns what to tell the user about a checkpoint that this run continues."""
+        """Returns what to tell the user when this run continues a checkpoint: one line for each
+        difference that can change results.
+        """
         lines = []
         for what, now in (("threads", self.threads), ("torch", self.torch)):
             if meta.get(what, now) != now:
@@ -111,17 +113,19 @@ class _Part(Generic[S]):
         check_alike(self.like(tensors, step), tensors, what, self.any_precision)
 
 
-class Shares(Protocol):
+class RowRanges(Protocol):
     """Knows which rows of a tensor this rank holds: see `optim/sync/base.py`."""
 
-    def rows(self, name: str, ndim: int) -> Rows | None: ...
+    def row_range(self, name: str, ndim: int) -> RowRange | None: ...
 
 
-class Own(Tensors):
-    """This rank's rows of what a checkpoint holds of one part, read when they are asked for."""
+class RowsOfRank(Tensors):
+    """The tensors of one part of a checkpoint, each cut to this rank's rows. Lazy: reads a tensor
+    when it is accessed.
+    """
 
-    def __init__(self, saved: Mapping[str, Stored], shares: Shares) -> None:
-        self._saved, self._shares = saved, shares
+    def __init__(self, saved: Mapping[str, Stored], row_ranges: RowRanges) -> None:
+        self._saved, self._row_ranges = saved, row_ranges
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._saved)
@@ -133,11 +137,11 @@ class Own(Tensors):
         return self._saved[name].read(*self._range(name))
 
     def read_into(self, name: str, tensor: Tensor) -> None:
-        """Reads into a live tensor, by blocks where that is elsewhere or of another type."""
+        """Reads into a live tensor, block by block if device or dtype differ."""
         saved, (first, stop) = self._saved[name], self._range(name)
         live = _local(tensor)
         if live.ndim:
-            live[stop - first :].zero_()  # of a block that has more room than rows
+            live[stop - first :].zero_()  # padding of the last rank's block
             live = live[: stop - first]
         if live.is_cpu and live.is_contiguous() and live.dtype == saved.meta.dtype:
             saved.read_into(live, first)
@@ -159,16 +163,16 @@ class Own(Tensors):
 
     def _range(self, name: str) -> tuple[int, int]:
         shape = self._saved[name].shape
-        rows = self._shares.rows(name, len(shape))
+        rows = self._row_ranges.row_range(name, len(shape))
         return rows[:2] if rows else (0, shape[0] if shape else 1)
 
 
 class Registry:
-    """The parts of a run that checkpoints hold, where it stands, and what writes it."""
+    """The parts of a run that checkpoints hold, its progress, and what describes its code."""
 
-    def __init__(self, origin: Callable[[], Origin], shares: Shares) -> None:
+    def __init__(self, origin: Callable[[], Origin], row_ranges: RowRanges) -> None:
         self.run_state, self.origin = RunState(), origin
-        self._shares = shares
+        self._row_ranges = row_ranges
         self._shared: dict[str, _Part[Tensors]] = {}
         self._by_shard: dict[str, _Part[ByShard]] = {}
 
@@ -181,11 +185,16 @@ class Registry:
         any_precision: bool = False,
         otherwise: str = "use a checkpoint of this command",
     ) -> None:
-        """Enter what all ranks have the same of, or their shares of it.
+        """Registers a part that all ranks share: equal on all, or split by rows.
 
-        `state` gives live tensors. `like` makes, of what a checkpoint of some step holds, what it
-        must be like in names, shapes and types: what `state` gives now, if nothing is said.
-        `otherwise`: what the user can do where a checkpoint has no such part.
+        Args:
+            name: the part's name in checkpoints.
+            state: returns its live tensors.
+            load: restores them; gets this rank's rows of a saved `state`.
+            like: called with a checkpoint's tensors and step; returns the names, shapes and types
+                that they must have. Default: those of `state` now.
+            any_precision: whether floats of other types are accepted.
+            otherwise: what the error tells the user to do if a checkpoint lacks this part.
         """
         own = like or (lambda saved, step: state())
         self._shared[name] = _Part(
@@ -200,19 +209,20 @@ class Registry:
         like: Like,
         any_precision: bool = False,
     ) -> None:
-        """Enter what belongs to shards, of which every rank has its own; `like` is asked of each
-        shard.
+        """Registers state that belongs to shards; each rank has that of its own shards.
+
+        `state` returns it by shard, `load` gets it by shard, and `like` is called for each shard.
         """
         self._by_shard[name] = _Part(state, load, like, any_precision)
 
     @property
     def names(self) -> list[str]:
-        """The parts that all ranks share, in the order in which they were entered."""
+        """The parts that all ranks share, in the order of their registration."""
         return list(self._shared)
 
-    def snapshot(self) -> tuple[dict[str, Held], dict[int, dict[str, Tensor]], dict[str, Any]]:
-        """All that makes a run go on as if nothing had happened: what ranks share, what this rank's
-        shards have, and what is JSON.
+    def snapshot(self) -> tuple[dict[str, Offered], dict[int, dict[str, Tensor]], dict[str, Any]]:
+        """Returns all that a run needs to continue bit by bit: the shared parts, the state of this
+        rank's shards, and values for JSON.
         """
         shards: dict[int, dict[str, Tensor]] = {}
         for name, part in self._by_shard.items():
@@ -220,13 +230,11 @@ class Registry:
                 shards.setdefault(shard, {}).update(
                     {f"{name}/{key}": tensor for key, tensor in tensors.items()}
                 )
-        groups = {name: self._held(part.state()) for name, part in self._shared.items()}
+        groups = {name: self._offered(part.state()) for name, part in self._shared.items()}
         return groups, shards, asdict(self.run_state) | asdict(self.origin())
 
     def check(self, groups: Mapping[str, Saved], shards: Mapping[int, Saved], step: int) -> None:
-        """A ConfigError unless every part can take its share of a checkpoint; nothing is read
-        yet.
-        """
+        """Raises ConfigError unless every part can load a checkpoint. Reads no tensors yet."""
         for name, part in self._shared.items():
             if name not in groups:
                 raise ConfigError(f"it holds no {name}; {part.otherwise}")
@@ -243,16 +251,16 @@ class Registry:
                     )
 
     def files(self, groups: Mapping[str, Saved], shards: Mapping[int, Saved]) -> set[str]:
-        """The files of a checkpoint that `load` reads on this rank."""
-        every = [Own(groups[name], self._shares).files() for name in self._shared]
+        """Returns the files of a checkpoint that `load` reads on this rank."""
+        every = [RowsOfRank(groups[name], self._row_ranges).files() for name in self._shared]
         for saved in shards.values():
             every += [{file.name for file, _ in stored.pieces} for stored in saved.values()]
         return set().union(*every)
 
     def load(self, groups: Mapping[str, Saved], shards: Mapping[int, Saved]) -> None:
-        """Go on from what has been checked."""
+        """Restores all parts from a checkpoint that `check` has accepted."""
         for name, part in self._shared.items():
-            part.load(Own(groups[name], self._shares))
+            part.load(RowsOfRank(groups[name], self._row_ranges))
         read = {
             shard: {name: stored.read() for name, stored in saved.items()}
             for shard, saved in shards.items()
@@ -261,30 +269,29 @@ class Registry:
             owned.load({shard: _within(name, tensors) for shard, tensors in read.items()})
 
     def _whole(self, tensors: Tensors) -> Tensors:
-        """In the shapes that a checkpoint has."""
-        rows = {name: self._shares.rows(name, tensor.ndim) for name, tensor in tensors.items()}
-        return {
-            name: torch.empty(rows_.of, *tensor.shape[1:], dtype=tensor.dtype, device="meta")
-            if (rows_ := rows[name])
-            else tensor
-            for name, tensor in tensors.items()
-        }
-
-    def _held(self, tensors: Tensors) -> Held:
-        """Returns the tensors that this rank offers to a checkpoint."""
-        held: Held = {}
+        """Gives tensors the shapes that they have in a checkpoint."""
+        whole = dict(tensors)
         for name, tensor in tensors.items():
-            rows = self._shares.rows(name, tensor.ndim)
+            if rows := self._row_ranges.row_range(name, tensor.ndim):
+                shape = (rows.of, *tensor.shape[1:])
+                whole[name] = torch.empty(shape, dtype=tensor.dtype, device="meta")
+        return whole
+
+    def _offered(self, tensors: Tensors) -> Offered:
+        """Returns the tensors, or this rank's rows of them, that a checkpoint may take."""
+        offered: Offered = {}
+        for name, tensor in tensors.items():
+            rows = self._row_ranges.row_range(name, tensor.ndim)
             if rows is None or rows.of == 0:
-                held[name] = _local(tensor)
+                offered[name] = _local(tensor)
             elif rows.stop > rows.first:
                 block = _local(tensor)[: rows.stop - rows.first]
-                held[name] = Slice(block, rows.first, rows.of)
-        return held
+                offered[name] = Slice(block, rows.first, rows.of)
+        return offered
 
 
 def _local(tensor: Any) -> Tensor:
-    """A tensor's content on this rank, without what PyTorch knows of other ranks."""
+    """Returns this rank's part of a DTensor as a plain tensor; other tensors as they are."""
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
 
 
@@ -293,8 +300,8 @@ def _shapes(saved: Saved) -> Tensors:
 
 
 def check_alike(own: Tensors, saved: Tensors, what: str, any_precision: bool = False) -> None:
-    """A ConfigError unless names, shapes and types are the same; with any precision, floats may be
-    of another type.
+    """Raises ConfigError unless names, shapes and types are equal; with `any_precision`, types of
+    floats may differ.
     """
     fix = "use the arch and data of the run that wrote it"
     for key in own:
@@ -317,7 +324,7 @@ def check_alike(own: Tensors, saved: Tensors, what: str, any_precision: bool = F
 
 
 def _within(name: str, tensors: Tensors) -> dict[str, Tensor]:
-    """The tensors of one part, by their own names."""
+    """Returns the tensors of one part, without its name in front."""
     return {
         key.removeprefix(f"{name}/"): tensor
         for key, tensor in tensors.items()

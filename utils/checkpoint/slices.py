@@ -1,4 +1,4 @@
-"""Rows of tensors: which of them a rank holds, and which of them it writes."""
+"""Ranges of rows of tensors: which ones a rank holds, and which ones it writes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Rows(NamedTuple):
-    """Rows of a whole tensor."""
+class RowRange(NamedTuple):
+    """The rows first … stop - 1 of a tensor that has `of` rows on all ranks together."""
 
     first: int
     stop: int
-    of: int  # how many it has
+    of: int
 
 
 class Slice(NamedTuple):
-    """Rows of a whole tensor, and their content."""
+    """Some rows of a tensor: their content, the number of the first, and of all rows."""
 
     tensor: Tensor
     first: int
@@ -29,14 +29,14 @@ class Slice(NamedTuple):
         return cls(tensor, 0, len(tensor) if tensor.ndim else 1)
 
 
-def dealt(slices: Mapping[str, Slice], parts: int) -> list[dict[str, Slice]]:
+def deal(slices: Mapping[str, Slice], parts: int) -> list[dict[str, Slice]]:
     """Cuts tensors, laid end to end, into parts of nearly equal bytes, between rows.
 
     A row belongs to the part in which its first byte lies.
     """
     total = sum(piece.tensor.nbytes for piece in slices.values())
     ends = [total * (part + 1) // parts for part in range(parts - 1)]
-    found: list[dict[str, Slice]] = [{} for _ in range(parts)]
+    dealt: list[dict[str, Slice]] = [{} for _ in range(parts)]
     at = 0
     for name, (tensor, first, of) in slices.items():
         rows = len(tensor) if tensor.ndim else 1
@@ -45,13 +45,13 @@ def dealt(slices: Mapping[str, Slice], parts: int) -> list[dict[str, Slice]]:
         for part in range(parts):
             start, stop = cuts[part : part + 2]
             if stop - start == rows > 0:
-                found[part][name] = Slice(tensor, first, of)
+                dealt[part][name] = Slice(tensor, first, of)
             elif stop > start:
-                found[part][name] = Slice(tensor[start:stop], first + start, of)
+                dealt[part][name] = Slice(tensor[start:stop], first + start, of)
         if not rows:
-            found[0][name] = Slice(tensor, first, of)
+            dealt[0][name] = Slice(tensor, first, of)
         at += tensor.nbytes
-    return found
+    return dealt
 
 
 def _rows_before(bytes_: int, size: int, rows: int) -> int:

@@ -23,7 +23,7 @@ import torch.distributed as c10d
 from torch import Tensor
 
 from utils.checkpoint.manifest import MANIFEST, entry_of, text_of
-from utils.checkpoint.slices import Slice, dealt
+from utils.checkpoint.slices import Slice, deal
 from utils.checkpoint.stepfolders import Retention, pointed, remove, replaced
 from utils.checkpoint.tensorfiles import write
 from utils.errors import ConfigError, brief
@@ -178,13 +178,13 @@ class Writer:
             for name, tensor in tensors.items()
             if not isinstance(tensor, Slice)
         }
-        mine = dealt(shared, ranks)[rank]
+        mine = deal(shared, ranks)[rank]
         files: dict[str, dict[str, Slice]] = {}
         for group, tensors in groups.items():
             own = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Slice)}
             own |= {name: mine[f"{group}/{name}"] for name in tensors if f"{group}/{name}" in mine}
             size = sum(piece.tensor.nbytes for piece in own.values())
-            parts = dealt(own, max(1, -(-size // FILE_BYTES)))
+            parts = deal(own, max(1, -(-size // FILE_BYTES)))
             if len(parts) > 1:
                 files |= {f"{group}.{rank}-{number}": p for number, p in enumerate(parts) if p}
             elif own or (rank == 0 and not tensors):  # a group without tensors is a file, too

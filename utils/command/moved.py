@@ -28,6 +28,7 @@ MOVED = {
     # single names, whose modules are still there or moved earlier
     "optim.exact.build_reducer": "optim.sync.allreduce.build",
     "optim.sync.exact.build_reducer": "optim.sync.allreduce.build",
+    "optim.schedule.WarmupCosine": "optim.schedule.WarmupDecay",
 }
 
 # keys of `data` that repeated those of the run, before sources got them as `RunSettings`

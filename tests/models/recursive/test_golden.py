@@ -114,7 +114,9 @@ def six_steps(recorded: Recording) -> None:
         if step == 0:
             for key, parameter in objective.named_parameters():
                 recorded.close(f"step0/grad/{key}", parameter.grad, 1e-6)
-            recorded.close("step0/grad/puzzle_rows", next(iter(tables.values())).peek()[0][1], 1e-6)
+            recorded.close(
+                "step0/grad/puzzle_rows", next(iter(tables.values())).row_grads()[0][1], 1e-6
+            )
         sign.step()
         adam.step()
         adam.zero_grad()

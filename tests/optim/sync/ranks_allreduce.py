@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.sparse_embedding import ShardedEmbedding, SparseEmbedding
+from models.sparse_embedding import SparseEmbedding, SplitEmbedding
 from optim.replicas import broadcast_from_rank_0, check_same
 from optim.sparse_signsgd import SparseSignSGD
 from optim.sync.allreduce import Reducer
@@ -287,7 +287,7 @@ def sparse_tables_become_the_same(dist: Dist, kind: type[SparseEmbedding]) -> st
     torch.manual_seed(dist.rank)  # ranks must not need the same generator state
     table = kind(50, 4)
     table.weights += torch.linspace(-1, 1, 200).view(50, 4)
-    table.share_out(dist)
+    table.split_over_ranks(dist)
     optimizer = SparseSignSGD({"rows": table}, SHARDS * 4, dist, lr=0.1, weight_decay=0.5)
     for step in range(6):
         looked_up = []
@@ -375,7 +375,7 @@ def main() -> None:
         clipping_is_identical(dist)
         replaced_gradients_are_taken(dist)
         replicas_are_made_and_compared(dist)
-        for kind in (SparseEmbedding, ShardedEmbedding):
+        for kind in (SparseEmbedding, SplitEmbedding):
             print("table", sparse_tables_become_the_same(dist, kind))
         print("alone", sparse_tables_become_the_same(ALONE, SparseEmbedding))
     finally:

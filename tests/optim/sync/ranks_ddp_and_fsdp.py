@@ -21,7 +21,7 @@ from models.language.gpt import GPT
 from models.objective import Context, Objective, StepOut
 from optim.builtin import adamw
 from optim.ema import EMA
-from optim.memory import Memory
+from optim.optimizer_state import OptimizerState
 from optim.sync.allreduce import Reducer
 from optim.sync.base import Sync, Verdict
 from optim.sync.ddp import DDP
@@ -76,7 +76,7 @@ class Run:
         self.wrapped = self.sync.wrap(self.objective, self.dist)
         named = list(self.sync.parameters.items())
         self.optimizer = adamw(named, lr=0.05, matrices_only=True, fused=True)
-        self.ema, self.memory = EMA(self.sync.parameters, {}, 0.5), Memory([self.optimizer])
+        self.ema, self.memory = EMA(self.sync.parameters, {}, 0.5), OptimizerState([self.optimizer])
 
     def step(self, number: int, parts: int, max_norm: float = 0.5) -> None:
         owned = list(self.dist.owned_shards(SHARDS))
@@ -111,7 +111,7 @@ class Run:
         for group, tensors in state.items():
             for name, tensor in tensors.items():
                 own = local(tensor).clone()
-                shared = self.sync.rows(name, own.ndim) is None
+                shared = self.sync.row_range(name, own.ndim) is None
                 parts = [own] if shared else self.dist.gather(own)
                 if parts is not None:
                     whole[f"{group}/{name}"] = torch.cat(parts) if len(parts) > 1 else own

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from tests.utils.checkpoint.helpers import alone, declare, groups, together
 from tests.utils.checkpoint.ranks_writer import value_of
 from utils.checkpoint import reader, tensorfiles, writer
-from utils.checkpoint.slices import Slice, dealt
+from utils.checkpoint.slices import Slice, deal
 from utils.checkpoint.tensorfiles import Unreadable
 from utils.errors import ConfigError
 
@@ -183,7 +183,7 @@ def test_tensors_are_dealt_evenly_and_wholly(parts: int) -> None:
         "last": torch.empty(0),
     }
     total = sum(tensor.nbytes for tensor in tensors.values())
-    found = dealt({name: Slice.whole(tensor) for name, tensor in tensors.items()}, parts)
+    found = deal({name: Slice.whole(tensor) for name, tensor in tensors.items()}, parts)
     assert len(found) == parts
     for name, tensor in tensors.items():
         pieces = [part[name] for part in found if name in part]

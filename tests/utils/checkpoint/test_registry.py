@@ -18,8 +18,8 @@ from torch import nn
 from optim.adam_atan2 import AdamATan2
 from optim.builtin import adadelta, adamw, muon, sgd
 from optim.ema import EMA
-from optim.memory import Memory
-from optim.schedule import WarmupCosine, set_lr
+from optim.optimizer_state import OptimizerState
+from optim.schedule import WarmupDecay, set_lr
 from tests.utils.checkpoint.helpers import as_it_is, declare
 from utils.checkpoint import reader
 from utils.checkpoint.carries import Carries
@@ -42,13 +42,13 @@ class TinyRun:
         self,
         optimizer: Callable[..., Any] = AdamATan2,
         total_steps: int = 100,
-        refusing: bool = False,
+        skips: bool = False,
         evaluates: bool = False,
     ):
         self.net = nn.Linear(3, 2, bias=False)
         self.dense = optimizer([("weight", self.net.weight)], lr=0.5)
         self.dense.param_groups[0]["base_lr"] = 0.5
-        self.schedule = WarmupCosine(total_steps, 0, 0.1)
+        self.schedule = WarmupDecay(total_steps, 0, 0.1)
         self.ema, self.meter, self.carries = (
             EMA({"weight": self.net.weight}, {}, 0.9),
             Meter(2),
@@ -66,7 +66,7 @@ class TinyRun:
         )
         self.saved.add("ema", self.ema.state, self.ema.load, otherwise="use ema=false")
         if not evaluates:
-            memory = Memory([self.dense], refusing)
+            memory = OptimizerState([self.dense], skips)
             self.saved.add("optimizer", memory.state, memory.load, memory.like)
             self.saved.add_by_shard(
                 "carry",
@@ -152,7 +152,7 @@ def test_nothing_to_remember_where_all_steps_were_refused(tmp_path: Path) -> Non
     folder = tiny.trained(tmp_path, 0)
     with pytest.raises(ConfigError, match=r"^optimizer: 0/weight/step is missing from it"):
         TinyRun(adamw).restored(folder)
-    again = TinyRun(adamw, refusing=True)
+    again = TinyRun(adamw, skips=True)
     again.restored(folder)
     assert again.saved.run_state.step == 7
 
