@@ -1,12 +1,13 @@
 """A dataset, a net, an optimizer and a sync are each one file and one yaml, with nothing to edit.
 
 A copy of the repository gets one of each. They train together on two ranks, and the tests that look
-at all files and all configurations pass there.
+at all files and all configurations pass there. So do the examples of the guides.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 from tests import ranks
 from tests.ranks import LAUNCHER_PREFIXES, ROOT, run_ranks, succeeded
-from tests.runs import QUIET, Result, train
+from tests.runs import QUIET, TINY_GPT, Result, train
 
 DATA = '''
 """Rows of bits; the label is their parity."""
@@ -177,6 +178,16 @@ ADDED = {
         max_steps: 2
     """,
 }
+# A guide's examples follow the names of their files; and what trains them
+BLOCK = re.compile(
+    r"`([\w/]+\.(?:py|yaml))`[^\n]*\n(?:[^\n`]*\n)?\n```(?:python|yaml)\n(.*?)```", re.DOTALL
+)
+SHORT = ["epochs=null", "eval_interval=null", "max_steps=2", "global_batch_size=16"]
+GUIDES = {
+    "data/README.md": ["data=bars", "arch=cnn", "optim=adamw", *SHORT],
+    "models/README.md": ["arch=mine", "data=digits", "optim=adamw", *SHORT],
+    "docs/adding-an-objective.md": ["arch=focal", *TINY_GPT[1:], *SHORT],
+}
 LOOK_AT_ALL = [  # the tests that list files or choices
     *("tests/test_layout.py", "tests/test_bad_input.py", "tests/optim/test_groups.py"),
     *("tests/test_config.py::test_every_experiment_runs_two_steps[parity]",),
@@ -220,6 +231,27 @@ def test_no_test_has_a_list_that_must_be_edited(extended: Path) -> None:
         command, cwd=extended, env=env, capture_output=True, text=True, timeout=400, check=False
     )
     assert done.returncode == 0, done.stdout[-4000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guide", GUIDES)
+def test_the_examples_of_a_guide_train_on_two_ranks(
+    guide: str, extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = dict(BLOCK.findall((ROOT / guide).read_text()))
+    assert {Path(name).suffix for name in examples} == {".py", ".yaml"}
+    for name, text in examples.items():
+        assert not (ROOT / name).exists()
+        (extended / name).write_text(text)
+    monkeypatch.setattr(ranks, "forks", None)
+    losses = {}
+    for number in (1, 2):
+        arguments = [*GUIDES[guide], *QUIET, f"checkpoint_path={tmp_path}/{number}"]
+        arguments += ["arch.forward_dtype=float64", "num_workers=0"]
+        succeeded(run_ranks(number, [str(extended / "pretrain.py"), *arguments], cwd=tmp_path))
+        losses[number] = Result(tmp_path / str(number)).series("train/loss")
+    assert len(losses[1]) == 2
+    assert losses[2] == pytest.approx(losses[1], abs=1e-6)
 
 
 def test_a_yaml_outside_the_repository_is_a_choice(tmp_path: Path) -> None:

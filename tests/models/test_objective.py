@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from models import optional_parts
+from models.language.causal_lm import CausalLM
+from models.language.gpt import GPT
 from models.layers import DTYPES, RotaryEmbedding
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from tests.data.digits.test_images import write_idx
@@ -159,6 +161,24 @@ def test_the_guide_s_example_is_a_net_and_an_objective() -> None:
     assert all(parameter.grad is not None for parameter in objective.parameters())
     right, count = objective.predict(batch).metrics["accuracy"]
     assert 0 <= right <= count == 3
+
+
+def test_the_guide_s_objective_counts_well_predicted_tokens_less() -> None:
+    guide = (ROOT / "docs" / "adding-an-objective.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    example: dict[str, Any] = {}
+    exec(compile(code, "docs/adding-an-objective.md", "exec"), example)
+    net = GPT(Spec(vocab_size=8, seq_len=4), num_layers=1, hidden_size=8, num_heads=2)
+    batch = {"inputs": torch.randint(0, 8, (2, 4)), "labels": torch.randint(0, 8, (2, 4))}
+    batch["labels"][0, 1] = -100
+    context = Context(0.0, Noise(0, 0, range(1)))
+    plain, same, focal = CausalLM(net), example["Focal"](net, gamma=0.0), example["Focal"](net)
+    torch.testing.assert_close(same(batch, None, context).loss, plain(batch, None, context).loss)
+    assert 0 < focal(batch, None, context).loss < plain(batch, None, context).loss
+    assert focal(batch, None, context).weight == 7
+    assert focal.predict(batch).metrics == plain.predict(batch).metrics
+    focal.rehearse(batch, context, keep=True)
+    assert all(parameter.grad is not None for parameter in focal.parameters())
 
 
 def test_the_core_of_the_contract_is_small_and_each_part_is_described() -> None:

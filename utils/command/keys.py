@@ -210,10 +210,33 @@ def _choices() -> dict[str, Rules]:
     return rules
 
 
-def read(file: Path, group: str = "") -> tuple[Any, Rules]:
+def read(file: Path, group: str = "", above: Sequence[Path] = ()) -> tuple[Any, Rules]:
     """The defaults in a file and the rules of its keys: below its group, or at the root if its
     package is _global_.
+
+    An option also has the keys of those that it builds on; `above` are the files that build on it.
     """
+    if file in above:
+        raise ConfigError(f"{file}: builds on itself; remove that from its defaults")
+    config, rules, bases = _read(file, group)
+    for base in bases:
+        defaults, inherited = read(base, group, (*above, file))
+        config = OmegaConf.merge(defaults, config)
+        rules = inherited | {
+            path: _inheriting(rule, inherited.get(path, rule)) for path, rule in rules.items()
+        }
+    return config, rules
+
+
+def _inheriting(rule: Rule, base: Rule) -> Rule:
+    """The rule of a key with another default here: that of its base, unless brackets say more."""
+    if rule.holds or rule.bounds or rule.marks or rule.divides:
+        return rule
+    return replace(base, follows=rule.follows, about=rule.about or base.about)
+
+
+def _read(file: Path, group: str) -> tuple[Any, Rules, list[Path]]:
+    """The defaults and rules of a file alone, and the options that it builds on, the last first."""
     text = file.read_text(encoding="utf-8")
     config: Any = OmegaConf.create(text)
     if not isinstance(config, DictConfig):
@@ -237,8 +260,8 @@ def read(file: Path, group: str = "") -> tuple[Any, Rules]:
             f"{file}, line {stray}: these brackets stand behind no key; put them behind the one"
             " that they are about"
         )
-    for key in ("defaults", "hydra"):
-        config.pop(key, None)
+    bases = _bases(config.pop("defaults", None) or (), file, group)
+    config.pop("hydra", None)
     if group and not GLOBAL.match(text):
         config, rules = (
             OmegaConf.create({group: config}),
@@ -247,7 +270,17 @@ def read(file: Path, group: str = "") -> tuple[Any, Rules]:
     for path, default in leaves(OmegaConf.to_container(config)):
         follows = FOLLOWING.fullmatch(str(default))
         rules[path] = replace(rules.get(path, Rule()), follows=follows[1] if follows else "")
-    return config, rules
+    return config, rules, bases
+
+
+def _bases(entries: Iterable[Any], file: Path, group: str) -> list[Path]:
+    """The options that a file's defaults name, the last first: in conf/, as in Hydra, else beside
+    the file.
+    """
+    names = [f"{entry}.yaml" for entry in entries if isinstance(entry, str)]
+    places = [(CONF / group / name, file.with_name(name)) for name in reversed(names)]
+    found = [next(filter(Path.is_file, paths), None) for paths in places]
+    return [path for path in found if path is not None]
 
 
 def _keys(
@@ -319,7 +352,7 @@ def _rule(path: str, default: Any, brackets: re.Match[str] | None) -> Rule:
         )
     if bounds and not {int, float} & {*holds, type(default)}:
         raise ConfigError(f"{path}: bounds are for numbers; write for example [int, >= 1]")
-    right = (*holds, *([None] if default is None else []))
+    right = (*holds, *([None] if default is None and None not in holds else []))
     rule = Rule(right, tuple(bounds), frozenset(marks), divides)
     if not is_interpolation(default):
         checked(path, default, default, rule)

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tests.ranks import ROOT, assert_one_line, run_line
 from tests.runs import resolved
-from utils.command import keys
+from utils.command import help, keys
 from utils.command.keys import GROUPS, MAY_CHANGE, SAME_RUN
 from utils.errors import ConfigError
 
@@ -66,6 +66,26 @@ def test_a_new_key_takes_one_line_of_one_file(file: str, key: str, conf: Path) -
     assert not re.search(r"same run|how long|>= 2", OmegaConf.to_yaml(made)), (
         "what is said of a key is no key"
     )
+
+
+def test_an_option_builds_on_another(conf: Path) -> None:
+    guide = (ROOT / "docs" / "adding-an-objective.md").read_text()
+    (focal,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    file = conf / "arch" / "focal.yaml"
+    file.write_text(focal.replace("focal.Focal", "causal_lm.CausalLM") + "num_layers: 3\n")
+    made = resolved("experiment=lm", "arch=focal", "arch.loss.gamma=2")
+    assert (made.arch.loss.gamma, made.arch.loss.chunk_tokens) == (2.0, 4096)
+    assert resolved("data=tokens", "arch=focal").arch.num_layers == 3
+    assert refused("arch=focal", "arch.loss.gamma=-1") == "arch.loss.gamma=-1.0: must be at least 0"
+    assert refused("arch=focal", "arch.num_layers=0") == "arch.num_layers=0: must be at least 1"
+    assert refused("arch=focal", "arch.kv_heads=x") == (
+        "arch.kv_heads=x: must be a whole number or null"
+    )
+    assert "arch.loss.gamma=1.0  (arch=focal)" in help.answer(["--help", "arch.loss.gamma"])
+    assert "at least 1" in help.answer(["arch=focal", "--help", "arch.num_layers"]).split("\n\n")[0]
+    file.write_text(focal.replace("- gpt", "- focal"))
+    with pytest.raises(ConfigError, match="builds on itself; remove that from its defaults"):
+        keys.read(file, "arch")
 
 
 def test_what_a_mark_means_to_the_run(conf: Path) -> None:
