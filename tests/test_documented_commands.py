@@ -48,6 +48,7 @@ ELSEWHERE = {
 PLACEHOLDERS = {
     **{f"{group}=mine": "" for group in ("arch", "data", "optim", "sync", "experiment")},
     "data=bars": "",  # data/README.md shows how to add it: tests/data/test_guide.py
+    "arch=bigram": "",  # so does models/language/README.md
     "arch=focal": "",  # docs/adding-an-objective.md shows how to add it: tests/test_extending.py
     "[RUN": "RUN",
     "…]": "",

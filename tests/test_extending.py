@@ -183,10 +183,12 @@ BLOCK = re.compile(
     r"`([\w/]+\.(?:py|yaml))`[^\n]*\n(?:[^\n`]*\n)?\n```(?:python|yaml)\n(.*?)```", re.DOTALL
 )
 SHORT = ["epochs=null", "eval_interval=null", "max_steps=2", "global_batch_size=16"]
+SMALL_TEXT = [word for word in TINY_GPT if word.startswith("data.")]
 GUIDES = {
     "data/README.md": ["data=bars", "arch=cnn", "optim=adamw", *SHORT],
     "models/README.md": ["arch=mine", "data=digits", "optim=adamw", *SHORT],
     "docs/adding-an-objective.md": ["arch=focal", *TINY_GPT[1:], *SHORT],
+    "models/language/README.md": ["arch=bigram", "data=tokens", *SMALL_TEXT, "optim=adamw", *SHORT],
 }
 LOOK_AT_ALL = [  # the tests that list files or choices
     *("tests/test_layout.py", "tests/test_bad_input.py", "tests/optim/test_groups.py"),
