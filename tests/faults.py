@@ -85,8 +85,7 @@ def main() -> None:
     if "FAULT_LATE" in os.environ:
         verdicts.LAG["cpu"] = 1
     sys.argv = ["pretrain.py", *arguments]
-    cli.check(sys.argv, reader.config_in, entry.sweep)
-    pretrain.main()
+    pretrain.main(cli.check(sys.argv, reader.config_in, entry.sweep))
 
 
 def plant(what: str, where: str, moments: Container[int], delay: float = 0.0) -> None:

@@ -94,14 +94,15 @@ def test_signals_are_heard_before_anything_slow_is_loaded() -> None:
         "from utils.command import cli",
         "from utils.sweep import entry",
     ]
-    call = "cli.check(sys.argv, reader.config_in, entry.sweep)"
-    assert body[:8] == [
+    call = "checked = cli.check(sys.argv, reader.config_in, entry.sweep)"
+    assert body[:9] == [
         "from __future__ import annotations",
         "from utils.ranks import interrupt",
         "if __name__ == '__main__':\n    interrupt.end_quietly()",
+        "import gc",
         "import sys",
         *ours,
-        f"if __name__ == '__main__':\n    {call}",
+        f"if __name__ == '__main__':\n    gc.disable()\n    {call}",
     ]
     slow = "sorted({'hydra', 'omegaconf', 'yaml', 'torch', 'numpy'} & sys.modules.keys())"
     code = "\n".join(["import os, sys", body[1], *ours, "from utils.ranks import signals"])

@@ -170,8 +170,7 @@ def main() -> None:
     file, *arguments = sys.argv[1:]
     pretrain.train_step = Measured(pretrain.train_step, Path(file))
     sys.argv = ["pretrain.py", *arguments]
-    cli.check(sys.argv, reader.config_in, entry.sweep)
-    pretrain.main()
+    pretrain.main(cli.check(sys.argv, reader.config_in, entry.sweep))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from utils.errors import ConfigError, LocalError, PeerError, RankError, RunError, Stopped, visible
 from utils.ranks import same_host, signals
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from utils.ranks.failure_watch import Watch
+
+T = TypeVar("T")
 
 BAD_INPUT, INTERRUPTED = 2, 130
 REPORTED = "exit_status"  # an error has it once it has been reported
@@ -39,15 +41,17 @@ def check(
     arguments: list[str],
     config_in: Callable[[str], Mapping[Any, Any]],
     sweep: Callable[[Sequence[str], Launch], None],
-) -> None:
+) -> DictConfig | None:
     """Answers `--help`, or ends with one line of error, before anything slow is loaded.
 
+    Returns the configuration of a single run, or None where `hydra.main` has to compose it again.
     Leaves `arguments` as Hydra can read them. `config_in` reads the configuration in a checkpoint,
     for evaluations. `sweep` runs several jobs, if that takes processes alone.
     """
     with _ending_here():
         from utils.command import help as help_text
         from utils.command.arguments import prepare, refuse_usage, sweeps
+        from utils.command.composing import composed
 
         launch = detect(os.environ)
         if help_text.asked(arguments[1:]):
@@ -61,14 +65,21 @@ def check(
         os.environ["HYDRA_FULL_ERROR"] = "1"
         if sweeps(arguments):
             sweep(arguments[1:], launch)
-            return  # its jobs are looked at one by one
+            return None  # its jobs are looked at one by one
+
+        def looked_at(cfg: DictConfig) -> DictConfig:
+            if on_one_host(os.environ, launch):  # other hosts may see other disks
+                look_at_paths(cfg)
+            return cfg
+
+        if (raw := composed(arguments[1:])) is not None:
+            return run_job(raw, looked_at)
         import hydra
 
         from utils.command.config import CONF
 
         def stop(cfg: DictConfig) -> NoReturn:
-            if on_one_host(os.environ, launch):  # other hosts may see other disks
-                look_at_paths(cfg)
+            looked_at(cfg)
             raise _Checked
 
         job = partial(run_job, run=stop)
@@ -76,24 +87,26 @@ def check(
         try:
             hydra.main(config_path=str(CONF), config_name="pretrain", version_base="1.3")(job)()
         except _Checked:
-            return
+            return None
         leave(0)  # it has answered
 
 
-def main(hydra_app: Callable[[], Any]) -> NoReturn:
-    """Runs the Hydra application, then ends the program."""
+def main(program: Callable[[], Any]) -> NoReturn:
+    """Runs the program, then ends the process."""
     with _ending_here():
-        hydra_app()
+        program()
     leave(0)
 
 
-def run_job(raw: DictConfig, run: Callable[[DictConfig], float | None]) -> float | None:
-    """Resolves what Hydra composed and runs it.
+def run_job(raw: DictConfig, run: Callable[[DictConfig], T]) -> T:
+    """Resolves what Hydra composed and runs it."""
+    return run_checked(lambda: run(resolved(raw)))
 
-    Ends the program on errors itself, because Hydra would add a line of its own.
-    """
+
+def run_checked(job: Callable[[], T]) -> T:
+    """Runs a job, and ends the program on errors itself: Hydra would add a line of its own."""
     try:
-        return run(resolved(raw))
+        return job()
     except Exception as error:
         raise SystemExit(report(error, detect(os.environ))) from None
 

@@ -5,6 +5,7 @@ one line.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -106,15 +107,21 @@ def _definition(key: str, target: Any) -> tuple[str, ast.ClassDef | ast.Function
             f"{where}: not found; it takes the form {package}.module.Name, with a module of this"
             " repository"
         )
-    defined = {
-        node.name: node
-        for node in ast.parse(file.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef | ast.FunctionDef)
-    }
+    defined = _defined(file.read_text(encoding="utf-8"))
     if name not in defined:  # our modules import others, and their names must not leak
         known = ", ".join(sorted(other for other in defined if not other.startswith("_")))
         raise ConfigError(f"{where}: not found; {module} defines {known}")
     return module, defined[name]
+
+
+@functools.cache
+def _defined(source: str) -> dict[str, ast.ClassDef | ast.FunctionDef]:
+    """The classes and functions of a module by name."""
+    return {
+        node.name: node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef)
+    }
 
 
 def parameters_of(config: Any, key: str) -> Mapping[str, inspect.Parameter]:

@@ -7,7 +7,9 @@ command line and a run's files never see them: a table beside the keys would its
 
 from __future__ import annotations
 
+import functools
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -193,7 +194,10 @@ def check_choice(group: str, choice: Any) -> None:
 
 def files(group: str) -> dict[str, Path]:
     """The options of a group. As in Hydra, conf/ comes before what --config-dir adds."""
-    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
+    # what is not loaded has added nothing, and `--help` does without it
+    hydra = sys.modules.get("hydra.core.hydra_config")
+    ready = hydra is not None and hydra.HydraConfig.initialized()
+    sources = hydra.HydraConfig.get().runtime.config_sources if hydra is not None and ready else []
     added = [Path(source.path) for source in sources if source.provider == "command-line"]
     return {
         path.stem: path for folder in (*added, CONF) for path in (folder / group).glob("*.yaml")
@@ -238,6 +242,13 @@ def _inheriting(rule: Rule, base: Rule) -> Rule:
 def _read(file: Path, group: str) -> tuple[Any, Rules, list[Path]]:
     """The defaults and rules of a file alone, and the options that it builds on, the last first."""
     text = file.read_text(encoding="utf-8")
+    # the same for all who ask, and nobody changes it: a start reads most files three times
+    config, rules, entries = _parsed(text, file, group)
+    return config, rules, _bases(entries, file, group)
+
+
+@functools.cache
+def _parsed(text: str, file: Path, group: str) -> tuple[Any, Rules, Sequence[Any]]:
     config: Any = OmegaConf.create(text)
     if not isinstance(config, DictConfig):
         raise ConfigError(f"{file}: holds a list; write keys with their defaults")
@@ -260,7 +271,7 @@ def _read(file: Path, group: str) -> tuple[Any, Rules, list[Path]]:
             f"{file}, line {stray}: these brackets stand behind no key; put them behind the one"
             " that they are about"
         )
-    bases = _bases(config.pop("defaults", None) or (), file, group)
+    entries = config.pop("defaults", None) or ()
     config.pop("hydra", None)
     if group and not GLOBAL.match(text):
         config, rules = (
@@ -270,7 +281,7 @@ def _read(file: Path, group: str) -> tuple[Any, Rules, list[Path]]:
     for path, default in leaves(OmegaConf.to_container(config)):
         follows = FOLLOWING.fullmatch(str(default))
         rules[path] = replace(rules.get(path, Rule()), follows=follows[1] if follows else "")
-    return config, rules, bases
+    return config, rules, entries
 
 
 def _bases(entries: Iterable[Any], file: Path, group: str) -> list[Path]:

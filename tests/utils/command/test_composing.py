@@ -1,0 +1,102 @@
+"""A single run's configuration is composed once, and is the one that `hydra.main` composes."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+import pretrain
+from tests.ranks import ROOT
+from utils.command import cli, keys
+from utils.command.composing import composed
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    before = HydraConfig.instance().cfg
+    yield
+    HydraConfig.instance().cfg = before
+    GlobalHydra.instance().clear()
+
+
+def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *(["-c", code] if code else []), *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_it_is_what_hydra_composes() -> None:
+    arguments = ["experiment=demo", "lr=2e-3", "arch.loss.loss_type=softmax_cross_entropy"]
+    raw = composed(arguments)
+    assert raw is not None
+    assert HydraConfig.get().runtime.choices.experiment == "demo"
+    text = OmegaConf.to_yaml(OmegaConf.masked_copy(raw, [key for key in raw if key != "hydra"]))
+    assert text.strip() == run("", "pretrain.py", "--cfg", "job", *arguments).stdout.strip()
+    raw.project_name = "${hydra:job.name}"  # a file may say so
+    assert cli.resolved(raw).project_name == "pretrain"
+
+
+def test_a_mistake_is_told_after_one_composition() -> None:
+    code = (
+        "import runpy, sys\n"
+        "from hydra._internal.hydra import Hydra\n"
+        "compose = Hydra.compose_config\n"
+        "def counted(*args, **kwargs):\n"
+        "    print('composes', flush=True)\n"
+        "    return compose(*args, **kwargs)\n"
+        "Hydra.compose_config = counted\n"
+        "sys.argv = ['pretrain.py', 'lrr=1']\n"
+        "runpy.run_path('pretrain.py', run_name='__main__')"
+    )
+    done = run(code)
+    assert (done.returncode, done.stdout) == (2, "composes\n"), done.stderr
+
+
+def test_the_program_runs_what_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing composes it a second time."""
+    seen: list[object] = []
+    monkeypatch.setattr(pretrain, "pretrain", seen.append)
+    monkeypatch.setattr(pretrain, "app", lambda: seen.append("hydra"))
+    monkeypatch.setattr(cli, "main", lambda program: program())
+    checked = OmegaConf.create({"seed": 0})
+    pretrain.main(checked)
+    pretrain.main()
+    gc.unfreeze()
+    assert seen == [checked, "hydra"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--cfg", "job"], ["hydra.run.dir=x"], ["hydra/launcher=basic"], ["++hydra.verbose=true"]],
+)
+def test_what_asks_hydra_for_more_is_left_to_it(arguments: list[str]) -> None:
+    assert composed(arguments) is None
+    assert not GlobalHydra.instance().is_initialized()
+
+
+def test_where_a_sweep_would_write_is_nothing_to_a_single_run() -> None:
+    assert composed(["hydra.sweep.dir=/tmp/x"]) is not None
+
+
+@pytest.mark.parametrize(
+    "asked", ["mode: MULTIRUN", "job: {env_set: {A: b}}", "run: {dir: x}", "output_subdir: .hydra"]
+)
+def test_a_file_may_ask_hydra_for_more(
+    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(keys.CONF, tmp_path / "conf")
+    recipe = f"# @package _global_\nhydra:\n  {asked}\n"
+    (tmp_path / "conf" / "experiment" / "mine.yaml").write_text(recipe)
+    monkeypatch.setattr(keys, "CONF", tmp_path / "conf")
+    assert composed(["seed=1"]) is not None
+    GlobalHydra.instance().clear()
+    assert composed(["experiment=mine"]) is None
+    assert not GlobalHydra.instance().is_initialized()
