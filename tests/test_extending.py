@@ -94,48 +94,19 @@ class Classify(Objective):
         loss = F.cross_entropy(logits, labels, reduction="sum", ignore_index=-100)
         return loss, count, {"accuracy": (right, count)}
 '''
-OPTIMIZER = '''
-"""Signs of gradients, as an optimizer of dense weights."""
-
-import torch
-
-
-class SignDescent(torch.optim.Optimizer):
-    def __init__(self, params, lr):
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.sub_(p.grad.sign(), alpha=group["lr"])
-'''
-SYNC = '''
-"""One all-reduce for each parameter, after the last backward."""
-
-from contextlib import nullcontext
-
-from optim.sync.buckets import magnitude
-from optim.sync.common import Common
+# A guide's examples follow the names of their files
+BLOCK = re.compile(
+    r"`([\w/]+\.(?:py|yaml))`[^\n]*\n(?:[^\n`]*\n)?\n```(?:python|yaml)\n(.*?)```", re.DOTALL
+)
 
 
-class OneByOne(Common):
-    name = "one_by_one"
+def examples(guide: str) -> dict[str, str]:
+    return dict(BLOCK.findall((ROOT / guide).read_text()))
 
-    def wrap(self, objective, dist):
-        self.begin({name: p for name, p in objective.named_parameters() if p.requires_grad}, dist)
-        return objective
 
-    def backward(self, last):
-        return nullcontext()
-
-    def _collect(self):
-        super()._collect()
-        for grad in self._grads():
-            self.magnitudes.append(magnitude(grad))
-            self.dist.all_reduce(grad)
-'''
 ADDED = {
+    **examples("optim/README.md"),
+    **examples("optim/sync/README.md"),
     "data/parity.py": DATA,
     "conf/data/parity.yaml": """
         # Rows of bits and their parity.
@@ -149,19 +120,6 @@ ADDED = {
         loss: {_target_: models.perceptron.Classify}
         width: 16  # [>= 1]
         forward_dtype: float32
-    """,
-    "optim/sign_descent.py": OPTIMIZER,
-    "conf/optim/sign_descent.yaml": """
-        # Signs of gradients.
-        dense:
-          - match: ".*"
-            optimizer: {_target_: optim.sign_descent.SignDescent, lr: "${lr}"}
-        schedule: {_target_: optim.schedule.Constant}
-    """,
-    "optim/sync/one_by_one.py": SYNC,
-    "conf/sync/one_by_one.yaml": """
-        # One all-reduce for each parameter.
-        _target_: optim.sync.one_by_one.OneByOne
     """,
     "conf/experiment/parity.yaml": """
         # @package _global_
@@ -178,10 +136,7 @@ ADDED = {
         max_steps: 2
     """,
 }
-# A guide's examples follow the names of their files; and what trains them
-BLOCK = re.compile(
-    r"`([\w/]+\.(?:py|yaml))`[^\n]*\n(?:[^\n`]*\n)?\n```(?:python|yaml)\n(.*?)```", re.DOTALL
-)
+# Guides, and the arguments that train their examples
 SHORT = ["epochs=null", "eval_interval=null", "max_steps=2", "global_batch_size=16"]
 SMALL_TEXT = [word for word in TINY_GPT if word.startswith("data.")]
 GUIDES = {
@@ -240,9 +195,9 @@ def test_no_test_has_a_list_that_must_be_edited(extended: Path) -> None:
 def test_the_examples_of_a_guide_train_on_two_ranks(
     guide: str, extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    examples = dict(BLOCK.findall((ROOT / guide).read_text()))
-    assert {Path(name).suffix for name in examples} == {".py", ".yaml"}
-    for name, text in examples.items():
+    files = examples(guide)
+    assert {Path(name).suffix for name in files} == {".py", ".yaml"}
+    for name, text in files.items():
         assert not (ROOT / name).exists()
         (extended / name).write_text(text)
     monkeypatch.setattr(ranks, "forks", None)
