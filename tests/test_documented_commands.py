@@ -49,6 +49,7 @@ PLACEHOLDERS = {
     **{f"{group}=mine": "" for group in ("arch", "data", "optim", "sync", "experiment")},
     "data=bars": "",  # data/README.md shows how to add it: tests/data/test_guide.py
     "arch=bigram": "",  # so does models/language/README.md
+    "arch=whole": "",  # and models/recursive/README.md
     "optim=sign_descent": "",  # and optim/README.md
     "sync=one_by_one": "",  # and optim/sync/README.md
     "arch=focal": "",  # docs/adding-an-objective.md shows how to add it: tests/test_extending.py

@@ -139,10 +139,12 @@ ADDED = {
 # Guides, and the arguments that train their examples
 SHORT = ["epochs=null", "eval_interval=null", "max_steps=2", "global_batch_size=16"]
 SMALL_TEXT = [word for word in TINY_GPT if word.startswith("data.")]
+BOARDS = ["data.embedded.train=16", "data.embedded.test=8", "arch.H_cycles=2"]
 GUIDES = {
     "data/README.md": ["data=bars", "arch=cnn", "optim=adamw", *SHORT],
     "models/README.md": ["arch=mine", "data=digits", "optim=adamw", *SHORT],
     "docs/adding-an-objective.md": ["arch=focal", *TINY_GPT[1:], *SHORT],
+    "models/recursive/README.md": ["experiment=demo", "arch=whole", *BOARDS, *SHORT],
     "models/language/README.md": ["arch=bigram", "data=tokens", *SMALL_TEXT, "optim=adamw", *SHORT],
 }
 LOOK_AT_ALL = [  # the tests that list files or choices
