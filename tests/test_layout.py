@@ -102,7 +102,9 @@ def test_each_folder_lists_its_files(folder: str) -> None:
     index = "\n".join(table for table in tables if table.startswith("| file |"))
     rows = re.findall(r"^\| `([\w.]+)` \| (.*) \|$", index, re.MULTILINE)
     files = {
-        path.name for path in (ROOT / folder).iterdir() if path.suffix in (".py", ".sh", ".slurm")
+        path.name
+        for path in (ROOT / folder).iterdir()
+        if path.suffix in (".py", ".c", ".sh", ".slurm")
     } - {"__init__.py"}
     listed = [name for name, _ in rows]
     assert len(set(listed)) == len(listed)

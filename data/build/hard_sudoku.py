@@ -4,13 +4,19 @@ are.
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 
 from data.build.workers import in_order, show, shown
+from data.recursive import sudoku_native
 from data.recursive.sudoku_hard import BOARDS, Hard, hard_boards, relabelled
 from utils.errors import ConfigError
 
 SIZE = 9  # smaller boards hardly need search, larger ones take too long
+SLOWER = (
+    "no C compiler works here (cc, or what CC names): the same boards take several times as long"
+)
 
 
 def hard_parts(
@@ -25,6 +31,8 @@ def hard_parts(
         )
     if min_guesses < 1:
         raise ConfigError(f"--min-guesses {min_guesses}: a hard board takes at least one; try 20")
+    if sudoku_native.loaded() is None:
+        print(SLOWER, file=sys.stderr, flush=True)
     wanted = [min(BOARDS, count - first) for count in counts for first in range(0, count, BOARDS)]
     made: list[Hard] = []
     show(f"0 of {sum(counts):,} boards")

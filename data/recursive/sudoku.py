@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data.recursive import sudoku_native
 from utils.errors import ConfigError
 
 BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3), 16: (4, 4)}  # size: rows and columns of a box
@@ -142,6 +143,13 @@ def search(
     `limit` is what is said of it.
     """
     geo = geometry(size)
+    if native := sudoku_native.loaded():
+        return Found(*sudoku_native.search(native, masks, geo.units, limit, most_guesses, width))
+    return _searched(masks, geo, limit, most_guesses, width)
+
+
+def _searched(masks: np.ndarray, geo: Geometry, limit: int, most_guesses: int, width: int) -> Found:
+    """The same without a compiler; sudoku.c takes the same steps."""
     counts, guesses = np.zeros((2, masks.shape[1]), np.int64)
     solutions = np.zeros_like(masks)
     stack, owners = masks.copy(), np.arange(masks.shape[1])
