@@ -71,8 +71,7 @@ NOT_RUN = {
     r"data/latent/questions\.json": "tests/test_latent.py",
     r"models\.llama": "tests/models tests/test_latent.py",
     r"data_path=squad": "tests/data/latent/test_qa.py",
-    r"=mine": "tests/test_extending.py",
-    r"data=bars": "tests/data/test_guide.py",
+    r"=(mine|bars|bigram|focal|whole|sign_descent|one_by_one)\b": "tests/test_extending.py",
     r"-m pytest|=K\b|--max-restarts|python pretrain\.py$": "is no run, or stands for others",
 }
 TRAINING = [
