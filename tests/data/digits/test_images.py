@@ -1,11 +1,13 @@
 import gzip
 import hashlib
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data.digits.images import IDX_FILES, ImageSource, enlarge
+from data.digits import images
+from data.digits.images import IDX_FILES, ImageSource, enlarge, small_digits
 from data.source import IGNORE
 from data.stream import eval_batches
 from tests.data.recursive.helpers import shown
@@ -256,3 +258,21 @@ def test_no_digits_are_named(tmp_path: Path) -> None:
         digits(tmp_path)
     with pytest.raises(ConfigError, match="no train-images-idx3-ubyte"):
         digits(Path("x" * 300))
+
+
+def test_digits_are_read_without_importing_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)  # importing it would fail
+    (inputs, labels), (_, held_out) = small_digits()
+    assert inputs.shape == (1437, 28, 28)
+    assert sorted({*labels.tolist(), *held_out.tolist()}) == list(range(10))
+
+
+@pytest.mark.slow
+def test_digits_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the file, the package is asked."""
+    read = small_digits()
+    monkeypatch.setattr(images, "find_spec", lambda name: None)
+    for part, other in zip(read, small_digits(), strict=True):
+        for array, theirs in zip(part, other, strict=True):
+            assert array.dtype == theirs.dtype
+            assert np.array_equal(array, theirs)
