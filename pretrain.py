@@ -45,8 +45,7 @@ from optim.replicas import broadcast_from_rank_0, check_files, check_same
 from optim.schedule import Schedule, build_schedule, set_lr
 from optim.sparse_signsgd import SparseSignSGD
 from optim.split_tables import RowRangesOfTables
-from optim.sync.base import Sync
-from optim.sync.verdicts import Verdicts
+from optim.sync.base import Sync, Verdicts
 from utils.checkpoint import resume
 from utils.checkpoint.carries import Carries
 from utils.checkpoint.init_from import initial_weights

@@ -1,9 +1,9 @@
 """Which examples a step visits: shuffled epochs cut into steps, as pure functions of the step.
 
-An epoch visits every item once in shuffled order; `eval_interval` epochs, one after the other, make
-an iteration. Steps are packed over the whole iteration, across its epochs; what is left at its end
-is dropped. Without a number of epochs the run is one iteration that never ends. A *position* counts
-visits from the start of the run: item `position % items` of epoch `position // items`.
+An epoch visits every item once, in shuffled order. `eval_interval` epochs make an iteration. Steps
+are packed across the epochs of an iteration, and visits left at its end are dropped. Without a
+number of epochs, the run is one endless iteration. A *position* counts visits from the start of the
+run: position p is visit `p % items` of epoch `p // items`.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import numpy as np
 from data.source import RunLength
 from utils.errors import ConfigError
 
-# small epochs are drawn many at a time: a generator costs more than a shuffle of ten items
+# items drawn at a time: making a generator costs more than shuffling a small epoch
 BLOCK = 4096
 KEPT_BLOCKS = 4
-SCANNED = 1 << 16  # visits looked at together while ragged steps are counted
+SCANNED = 1 << 16  # visits at a time while ragged steps are counted
 
 
-def generator(seed: int, stream: str, *place: int) -> np.random.Generator:
-    """The random numbers of one place in one stream; nothing else draws from them."""
-    return np.random.default_rng([seed, zlib.crc32(stream.encode()), *place])
+def generator(seed: int, stream: str, *key: int) -> np.random.Generator:
+    """Returns a generator for one stream and key, such as a step. Each pair is used only once."""
+    return np.random.default_rng([seed, zlib.crc32(stream.encode()), *key])
 
 
 class Order:
-    """Epoch after epoch, each item once, shuffled; an item stands for `count` numbers from `first`,
-    one picked per visit.
+    """Shuffled epochs. Item i stands for the numbers first[i] … first[i] + count[i] - 1, of which
+    each visit draws one; without `count`, for first[i] alone.
     """
 
     def __init__(self, seed: int, first: np.ndarray, count: np.ndarray | None = None) -> None:
@@ -76,14 +76,14 @@ class Steps(Protocol):
 
     @property
     def total(self) -> int:
-        """In all epochs; 0 where no number of epochs is given."""
+        """The steps of all epochs, or 0 without a number of epochs."""
         ...
 
     @property
     def per_epoch(self) -> float: ...
 
     def span(self, step: int) -> tuple[int, int]:
-        """The positions a step takes, from and to; goes on for ever."""
+        """Returns the first position of a step and the one after its last. Steps never end."""
         ...
 
     def ends_iteration(self, done: int) -> bool:
@@ -92,9 +92,7 @@ class Steps(Protocol):
 
 
 class UniformSteps:
-    """Every visit brings the same number of examples: positions are arithmetic, nothing is
-    stored.
-    """
+    """Steps of visits that all have the same number of examples: positions are computed."""
 
     def __init__(
         self, items: int, visits_per_step: int, epochs: int | None, interval: int | None
@@ -102,7 +100,7 @@ class UniformSteps:
         self._visits = items * (interval or 1)
         self._width = visits_per_step
         self._steps = self._visits // visits_per_step if interval else None
-        # visits of an iteration that fill no step
+        # visits at the end of an iteration that do not fill a step
         self.left_out = self._visits - self._steps * visits_per_step if self._steps else 0
         self.total = (
             self._steps * (epochs // interval) if epochs and interval and self._steps else 0
@@ -112,8 +110,8 @@ class UniformSteps:
         )
 
     def span(self, step: int) -> tuple[int, int]:
-        iteration, place = divmod(step, self._steps) if self._steps else (0, step)
-        start = iteration * self._visits + place * self._width
+        iteration, within = divmod(step, self._steps) if self._steps else (0, step)
+        start = iteration * self._visits + within * self._width
         return start, start + self._width
 
     def ends_iteration(self, done: int) -> bool:
@@ -121,8 +119,8 @@ class UniformSteps:
 
 
 class RaggedSteps:
-    """Visits of different sizes: iterations are scanned once, when first asked about; kept are the
-    cuts between steps.
+    """Steps of visits with different numbers of examples. Scans each iteration once, when it is
+    first needed, and keeps where its steps begin.
     """
 
     def __init__(
@@ -130,13 +128,12 @@ class RaggedSteps:
     ) -> None:
         self._order, self._sizes, self._batch = order, sizes, batch
         self._endless = interval is None
-        # of the iteration that never ends, pieces are scanned; each begins where the last whole
-        # step of the one before has ended
+        # an endless iteration is scanned in pieces, each from the end of the last whole step on
         self._interval = interval or 1 + batch // order.items
         self._epochs, self._iterations = epochs, (epochs or 0) // self._interval
-        # per iteration: where its steps begin, and where the last one ends
+        # for each iteration: the positions where its steps begin, and where the last one ends
         self._cuts: list[np.ndarray] = []
-        self._ends = [0]  # steps up to the end of each iteration scanned so far
+        self._ends = [0]  # the number of steps up to the end of each scanned iteration
 
     @property
     def total(self) -> int:
@@ -194,21 +191,21 @@ class RaggedSteps:
 def cut_steps(
     order: Order, sizes: np.ndarray, batch: int, epochs: int | None, eval_interval: int | None
 ) -> Steps:
-    """Cut `epochs` epochs of an order into steps of `batch` examples; `sizes` holds the examples of
-    whatever may be visited.
+    """Cuts an order into steps of `batch` examples. `sizes` has the number of examples of each
+    number that may be visited.
     """
     size = int(sizes[0])
     if (sizes == size).all():
         return cut_evenly(order.items, batch, epochs, eval_interval, size)
     steps = RaggedSteps(order, sizes, batch, epochs, _interval(batch, epochs, eval_interval))
-    steps.span(0)  # says at once when the data is too small
+    steps.span(0)  # raises at once if the data is too small
     return steps
 
 
 def cut_evenly(
     items: int, batch: int, epochs: int | None, eval_interval: int | None, size: int = 1
 ) -> UniformSteps:
-    """The same of items that all have `size` examples."""
+    """Cuts an order whose items all have `size` examples into steps of `batch` examples."""
     interval = _interval(batch, epochs, eval_interval)
     if interval is not None and items * interval * size < batch:
         raise too_small(batch, items * interval * size, interval)
@@ -216,7 +213,7 @@ def cut_evenly(
 
 
 def _interval(batch: int, epochs: int | None, eval_interval: int | None) -> int | None:
-    """Epochs in an iteration."""
+    """Returns the epochs in an iteration, or None if it is endless."""
     interval = epochs if eval_interval is None else eval_interval
     _check_positive(epochs=epochs, eval_interval=interval, global_batch_size=batch)
     if epochs is not None and interval is not None and epochs % interval:
@@ -232,7 +229,9 @@ def _interval(batch: int, epochs: int | None, eval_interval: int | None) -> int 
 def run_length(
     steps: Steps, batch: int, max_steps: int | None, eval_every_steps: int | None
 ) -> RunLength:
-    """`max_steps` steps, or all epochs; evaluates after each iteration and every so many steps."""
+    """Returns the length of a run of `max_steps` steps, or of all epochs. It evaluates after each
+    iteration, and every `eval_every_steps` steps.
+    """
     _check_positive(max_steps=max_steps, eval_every_steps=eval_every_steps)
     total = max_steps or steps.total
     return RunLength(
@@ -255,7 +254,7 @@ def _check_positive(**counts: int | None) -> None:
 
 
 def too_small(batch: int, examples: int, interval: int) -> ConfigError:
-    """The error for an iteration that does not fill a single batch."""
+    """Returns the error for an iteration that does not fill a single batch."""
     if not examples:
         return ConfigError(
             f"global_batch_size={batch}: the training data holds no examples; build the dataset"
@@ -270,6 +269,6 @@ def too_small(batch: int, examples: int, interval: int) -> ConfigError:
 
 
 def shard_rows(rows: Sequence | np.ndarray, shard: int, shards: int):
-    """One shard of a global batch: equal contiguous pieces."""
+    """Returns one shard of a global batch: one of `shards` equal, contiguous pieces."""
     size = len(rows) // shards
     return rows[shard * size : (shard + 1) * size]

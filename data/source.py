@@ -9,18 +9,16 @@ from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from utils.checkpoint.registry import Registry
 from utils.command.instantiate import make
 from utils.errors import ConfigError
-from utils.measure.report import Evaluator
+from utils.measure.report import Batch, Evaluator
 from utils.spec import IGNORE, Spec
 
 __all__ = ["IGNORE", "Arrays", "Batch", "EvalSet", "OneExample", "RunSettings", "Source", "Spec"]
 
 Arrays = dict[str, np.ndarray]
-Batch = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +63,7 @@ class EvalSet(Protocol):
 
 
 class OneExample:
-    """An evaluation set of one example without labels, which is there to be answered and not to be
-    measured.
-    """
+    """An evaluation set of one example without labels: it is answered, and not measured."""
 
     def __init__(self, **row: Any) -> None:
         self._row = row
@@ -81,13 +77,13 @@ class OneExample:
         }
 
     def padding(self, rows: int) -> Arrays:
-        """The example again: ranks without it take as long as the one that has it."""
+        """Repeats the example, so that ranks without it take as long as the one that has it."""
         return self.read(np.zeros(rows, np.int64))
 
 
 @dataclass(frozen=True)
 class RunLength:
-    """How long a run is, and when it is evaluated."""
+    """How many steps a run takes, and when it is evaluated."""
 
     total_steps: int
     examples_per_update: int
@@ -117,7 +113,7 @@ class Source(Protocol):
 
     @cached_property
     def length(self) -> RunLength:
-        """Read on all ranks at once, because counting the steps of ragged epochs takes seconds."""
+        """How long the run is. Read on all ranks at the same time, as counting may take seconds."""
         raise NotImplementedError
 
     def train_batch(self, step: int, shard: int) -> Arrays:

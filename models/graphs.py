@@ -20,9 +20,7 @@ def keep_what_outlives_a_replay(objective: Any) -> None:
     """
     begin_round = torch.compiler.cudagraph_mark_step_begin
     objective.register_forward_pre_hook(lambda *_: begin_round())
-    objective.register_forward_hook(
-        lambda module, given, out: replace(out, carry=_copied(out.carry))
-    )
+    objective.register_forward_hook(lambda module, given, out: replace(out, carry=_copy(out.carry)))
     for table in objective.tables().values():
         table.register_forward_hook(lambda module, given, rows: _with_a_gradient_of_its_own(rows))
     predict = objective.predict
@@ -45,6 +43,6 @@ def _with_a_gradient_of_its_own(rows: Tensor) -> None:
         rows.register_post_accumulate_grad_hook(copy_gradient)
 
 
-def _copied(carry: Any) -> Any:
+def _copy(carry: Any) -> Any:
     copies = {name: tensor.clone() for name, tensor in nested.flatten(carry).items()}
     return nested.rebuild(carry, copies)

@@ -108,15 +108,15 @@ class Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_K: Tensor, cos_K: Tensor, sin_K: Tensor) -> Tensor:
         ctx.save_for_backward(cos_K, sin_K)
-        return _turned(x_K, cos_K, sin_K, 1)
+        return _turn(x_K, cos_K, sin_K, 1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         cos_K, sin_K = ctx.saved_tensors
-        return _turned(grad, cos_K, sin_K, -1), None, None
+        return _turn(grad, cos_K, sin_K, -1), None, None
 
 
-def _turned(x_K: Tensor, cos_K: Tensor, sin_K: Tensor, direction: int) -> Tensor:
+def _turn(x_K: Tensor, cos_K: Tensor, sin_K: Tensor, direction: int) -> Tensor:
     (cos, _), (sin, _) = cos_K.chunk(2, dim=-1), sin_K.chunk(2, dim=-1)  # both halves are alike
     first, second = x_K.float().chunk(2, dim=-1)
     turned = torch.empty_like(x_K)

@@ -118,7 +118,7 @@ class Scaling:
     high_freq_factor: float
     original_max_position_embeddings: float
 
-    def slowed(self, rates_K: Tensor) -> Tensor:
+    def slow_down(self, rates_K: Tensor) -> Tensor:
         """Returns by how much each pair of numbers turns from one position to the next."""
         turns_K = self.original_max_position_embeddings / (2 * math.pi) * rates_K
         between = self.high_freq_factor - self.low_freq_factor
@@ -187,7 +187,7 @@ class GridRotaryEmbedding(RotaryEmbedding):
 def _turns(positions_L: Tensor, pairs: int, theta: float, scaling: Scaling | None = None) -> Tensor:
     exponents = torch.arange(0, 2 * pairs, 2, dtype=positions_L.dtype) / (2 * pairs)
     rates_K = 1.0 / theta**exponents
-    return torch.outer(positions_L, rates_K if scaling is None else scaling.slowed(rates_K))
+    return torch.outer(positions_L, rates_K if scaling is None else scaling.slow_down(rates_K))
 
 
 ROPES = {"rope": RotaryEmbedding, "rope2d": GridRotaryEmbedding}
@@ -251,7 +251,7 @@ class Attention(nn.Module):
         if self.norm_eps is not None and not self.norm_weights:
             query, key = rms_norm(query, self.norm_eps), rms_norm(key, self.norm_eps)
         if past is not None:
-            key, value = past.extended(key, value)
+            key, value = past.extend(key, value)
         shared_keys = self.kv_heads < self.heads
         if isinstance(mask, list):
             mixed_BHLK = halves.attention_within(query, key, value, mask, shared_keys)
@@ -276,13 +276,13 @@ class Past:
             return Past()
         return Past(self.key.to(device), self.value.to(device))
 
-    def repeated(self, times: int) -> Past:
+    def repeat(self, times: int) -> Past:
         """Repeats each row so many times."""
         if self.key is None or self.value is None:
             return Past()
         return Past(self.key.repeat_interleave(times, 0), self.value.repeat_interleave(times, 0))
 
-    def extended(self, key_BHLK: Tensor, value_BHLK: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, key_BHLK: Tensor, value_BHLK: Tensor) -> tuple[Tensor, Tensor]:
         """Appends keys and values of further positions, and returns those of all."""
         if self.key is not None and self.value is not None:
             key_BHLK = torch.cat((self.key, key_BHLK), 2)

@@ -1,8 +1,8 @@
-"""The contract of everything that is optimised: sums out, never means.
+"""The contract of objectives: a net with a loss. They return sums, never means.
 
-An objective wraps a net and defines `forward` and `predict`. All else has a default: the rest of
-the core stands in `Objective`, the optional parts in models/optional_parts.py, and what is found in
-the net's modules in models/contents.py. models/README.md has a complete example.
+An objective wraps a net and defines `forward` and `predict`. All other methods have defaults:
+`Objective` has the core, models/optional_parts.py the rest. models/README.md has a complete
+example.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ from utils import transfer
 from utils.command.instantiate import make
 from utils.measure.hardware import count_flops
 from utils.measure.metrics import Metric, MetricSums
-from utils.measure.report import Prediction
+from utils.measure.report import Batch, Prediction
 from utils.noise import Noise
 from utils.spec import Spec
 
-Batch = dict[str, Tensor]
 Carry = Any  # a dataclass, dict or tuple of tensors whose first dimension is the slot
 
 
@@ -96,9 +95,7 @@ class Objective(
         raise NotImplementedError
 
     def judging_metric(self, asked: str | None) -> Metric:
-        """Returns the metric of evaluations that tells the best checkpoint: `asked`, or the
-        headline.
-        """
+        """Returns the metric that tells the best checkpoint: `asked`, by default the headline."""
         if not asked:
             return Metric(f"eval/{self.headline.name}", self.headline.lower_is_better)
         metric = Metric.parse(asked)
@@ -106,9 +103,10 @@ class Objective(
         return Metric(metric.name, metric.lower_is_better or metric.name.rpartition("/")[2] in own)
 
     def rehearse(self, batch: Batch, ctx: Context, keep: bool = False) -> None:
-        """Does one forward and backward pass that leaves no trace, with `keep` only gradients.
+        """Runs one forward and backward pass on this rank alone, for measuring memory or FLOPs.
 
-        Other ranks do not take part. The pass is one of the last step, when nets are deepest.
+        It changes nothing, except that `keep` leaves gradients. The pass has the `progress` of the
+        last step, when nets are deepest.
         """
         try:
             carry = self.initial_carry(batch)
@@ -122,10 +120,10 @@ class Objective(
                 table.take_row_grads()
 
     def flops_per_example(self, batch: Batch, ctx: Context) -> int:
-        """Returns the operations of one example's forward and backward pass.
+        """Returns the FLOPs of one example's forward and backward pass.
 
-        Called once on each rank of a device whose peak is known, with a first batch. Default:
-        counts a rehearsal.
+        Called once on each rank whose device has a known peak, with a first batch. Default: counts
+        those of `rehearse`.
         """
         return count_flops(lambda: self.rehearse(batch, ctx)) // len(next(iter(batch.values())))
 
@@ -142,5 +140,5 @@ def make_objective(
 
 
 def to_device(batch: dict[str, Tensor], device: torch.device) -> Batch:
-    """Moves a batch, without waiting for the device."""
+    """Moves a batch to a device, without waiting for it."""
     return {name: transfer.to_device(tensor, device) for name, tensor in batch.items()}

@@ -95,7 +95,7 @@ def _weights_of_run(wide: bool, key: str, files: Sequence[Path]) -> Tensors:
     `wide`.
     """
     with said_of(key):
-        groups = reader.opened(files[0].parent, ["model", "ema"]).groups
+        groups = reader.open_checkpoint(files[0].parent, ["model", "ema"]).groups
     averages = {
         name.removeprefix("dense/"): stored for name, stored in groups.get("ema", {}).items()
     }

@@ -42,7 +42,7 @@ from models.language.causal_lm import CausalLM
 from models.latent.compress import Compress
 from models.recursive.act import ActObjective
 from optim import sparse_signsgd
-from optim.sync import verdicts
+from optim.sync import base
 from utils.checkpoint import manifest, reader, resume, writer
 from utils.command import cli
 from utils.ranks import signals
@@ -83,7 +83,7 @@ def main() -> None:
         first, dash, last = when.partition("-")
         plant(what, where, range(int(first), int(last or 10**9 if dash else first) + 1))
     if "FAULT_LATE" in os.environ:
-        verdicts.LAG["cpu"] = 1
+        base.LAG["cpu"] = 1
     sys.argv = ["pretrain.py", *arguments]
     pretrain.main(cli.check(sys.argv, reader.config_in, entry.sweep))
 

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pretrain
-from optim.sync import verdicts
+from optim.sync import base
 from tests.runs import FLOAT32, TINY_TRM
 from tests.steps import steps_of, trainer_on
 from utils.ranks.distributed import Dist
@@ -69,7 +69,7 @@ def far(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., pretra
     """A trainer on a device that is a step behind and cannot be asked."""
     # a weight, one rank's magnitude, no notice, finite gradients
     status = [1.0] + [0.0] * (1 + NOTICES) + [1.0] * 1000
-    monkeypatch.setitem(verdicts.LAG, "meta", 1)
+    monkeypatch.setitem(base.LAG, "meta", 1)
     monkeypatch.setattr(
         "optim.sync.allreduce.to_host", lambda tensor: lambda: status[: len(tensor)]
     )

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 import pretrain
 from models.recursive.act import ActObjective
-from optim.sync import verdicts
-from optim.sync.verdicts import Verdicts
+from optim.sync import base
+from optim.sync.base import Verdicts
 from tests.runs import (
     INTERRUPTED,
     QUIET,
@@ -63,7 +63,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Train]:
                 out.loss.register_hook(lambda grad: grad * float("nan"))
             return out
 
-        monkeypatch.setitem(verdicts.LAG, "cpu", lag)
+        monkeypatch.setitem(base.LAG, "cpu", lag)
         monkeypatch.setattr(ActObjective, "forward", faulty_forward)
         ended = ""
         try:

@@ -1,8 +1,7 @@
 """Random numbers as a pure function of (seed, step, shard, stream name), the same on every device.
 
-PyTorch's own generators give other numbers on CUDA than on a CPU. Here a counter is hashed instead:
-the n-th number of a shard's stream is a hash of n and the stream's key, in 32-bit integer
-arithmetic that is exact everywhere.
+PyTorch's generators draw other numbers on CUDA than on a CPU. Here, the n-th number of a shard's
+stream is a hash of n and the stream's key, in 32-bit integer arithmetic, which is exact everywhere.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from utils.transfer import to_device
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise of some shards at one step; the first dimension of a shape runs over their slots in
-    order.
+    """The random numbers of some shards at one step. The first dimension of a shape runs over the
+    shards' slots in order.
     """
 
     seed: int
@@ -32,9 +31,9 @@ class Noise:
     def uniform(
         self, stream: str, shape: Sequence[int], rows: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Uniform in [0, 1), in steps of 2⁻²⁴ so that every value is exact in float32.
+        """Draws uniformly from [0, 1), in multiples of 2⁻²⁴, which float32 holds exactly.
 
-        With `rows`, only for the slots with these numbers.
+        With `rows`, draws only the numbers of these slots.
         """
         return (
             self._bits(stream, shape, rows)
@@ -45,7 +44,7 @@ class Noise:
         )
 
     def integers(self, stream: str, shape: Sequence[int], low: int, high: int) -> torch.Tensor:
-        """Whole numbers in [low, high)."""
+        """Draws integers from [low, high)."""
         assert 0 < high - low < 2**24, (
             f"[{low}, {high}) is empty or too wide to be drawn evenly from 31 bits"
         )
@@ -58,7 +57,7 @@ class Noise:
         )
 
     def normal(self, stream: str, shape: Sequence[int]) -> torch.Tensor:
-        """Standard normal; equal across devices up to the rounding of log and cos."""
+        """Draws standard normal numbers. Devices differ only in how they round log and cos."""
         # 1 - u is never 0
         radius = (1 - self.uniform(f"{stream}/radius", shape)).log_().mul_(-2).sqrt_()
         return radius.mul_(self.uniform(f"{stream}/angle", shape).mul_(2 * math.pi).cos_())
@@ -82,8 +81,7 @@ class Noise:
                 each, dtype=torch.int32, device=self.device
             )
             before, after = keys[rows // slots].split(1, dim=1)
-        # Keyed before and after the first round: streams whose first keys are close still share no
-        # stretch.
+        # two keys, so that streams whose first keys are close do not share a sequence
         bits = _mix_(counter + before).bitwise_xor_(after)
         return _mix_(bits).view(shape[0] if rows is None else len(rows), *shape[1:])
 
@@ -96,11 +94,11 @@ class Noise:
 
 
 def _mix_(x: torch.Tensor) -> torch.Tensor:
-    """A bijection of the 32-bit integers in which every bit depends on every other (MurmurHash3's
-    finaliser), in place.
+    """Hashes 32-bit integers in place, by MurmurHash3's finaliser: a bijection in which every bit
+    depends on every other.
     """
     for shift, factor in ((16, -2048144789), (13, -1028477387), (16, None)):
-        # The mask makes PyTorch's arithmetic shift of signed integers a logical one.
+        # the mask makes PyTorch's arithmetic shift a logical one
         x.bitwise_xor_((x >> shift).bitwise_and_((1 << (32 - shift)) - 1))
         if factor is not None:
             x.mul_(factor)

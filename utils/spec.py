@@ -14,25 +14,24 @@ class Spec:
 
     vocab_size: int = 0
     seq_len: int = 0
-    # how many identifiers examples may have, each with a row of its own in a table
-    table_rows: int = 0
+    table_rows: int = 0  # the number of puzzle identifiers, each with a row in the sparse table
     num_classes: int = 0
-    num_features: int = 0  # numbers of an example
+    num_features: int = 0  # the length of an example that is a vector
     image_shape: tuple[int, ...] = ()
-    token_bytes: tuple[int, ...] = ()  # of text behind each token, where that is known
-    begin_token: int | None = None  # what stands before a text
-    prompt_len: int = 0  # of the longest question with its begin token, and room for an answer
-    # frozen language models that answer questions about the data, each in tokens of its own
+    token_bytes: tuple[int, ...] = ()  # the bytes of text of each token, if known
+    begin_token: int | None = None  # the token before a text
+    prompt_len: int = 0  # tokens of the longest question with its begin token and an answer
+    # of the frozen language models that answer questions about the data, each with its own tokens
     language_models: tuple[Spec, ...] = ()
     fingerprint: str = ""
-    # tokens as text
+    # turns tokens into text
     decode: Callable[[Sequence[int]], str] | None = field(default=None, compare=False, repr=False)
-    # how this model would be shown a truncated text, by the kind of cut: a text and the number of
-    # tokens or bytes to keep give the tokens, and the bytes of text in them
+    # truncates texts for a baseline, by the kind of cut: called with a text and the tokens or bytes
+    # to keep, returns the model's tokens, and how many bytes of text they hold
     cuts: Mapping[str, Callable[[bytes, int], tuple[Sequence[int], int]]] = field(
         default_factory=dict, compare=False, repr=False
     )
-    # the tokenizer.json for others who use the net
+    # returns the tokenizer.json to publish with the net
     tokenizer: Callable[[], str] | None = field(default=None, compare=False, repr=False)
-    name: str = field(default="the data", compare=False)  # for people
-    epoch: str = field(default="", compare=False)  # what an epoch visits of it, for people
+    name: str = field(default="the data", compare=False)  # shown to the user
+    epoch: str = field(default="", compare=False)  # what an epoch visits, shown to the user

@@ -1,4 +1,4 @@
-"""Copies between host and device without waiting, and from what was saved into what lives."""
+"""Copies between host and device without waiting, and from saved tensors into live ones."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copies a tensor from pinned memory: from ordinary memory, the host would wait for all work so
-    far.
+    """Copies a tensor to a device by way of pinned memory: from other memory, the host would wait
+    for all work on the device.
     """
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def to_host(tensor: Tensor) -> Callable[[], list[float]]:
-    """Start to copy a few numbers. What is returned gives them, and waits for the copy, not for
-    what the device was given since.
+    """Starts to copy a few numbers. Returns a function that waits for this copy alone, and returns
+    the numbers.
     """
     copy = tensor.to("cpu", non_blocking=True, copy=True)  # into pinned memory
     if not tensor.is_cuda:
@@ -34,8 +34,8 @@ def to_host(tensor: Tensor) -> Callable[[], list[float]]:
 
 @torch.no_grad()
 def fill(tensor: Tensor, saved: Mapping[str, Tensor], name: str) -> None:
-    """Copies a saved tensor into a live one. What a checkpoint holds goes there directly: there is
-    never a second copy of it.
+    """Copies a saved tensor into a live one. Reads those of a checkpoint directly into it, without
+    a second copy in memory.
     """
     read_into = getattr(saved, "read_into", None)
     if read_into is not None:

@@ -82,9 +82,11 @@ def colour_maps(numbers: np.ndarray, used: np.ndarray) -> np.ndarray:
     maps = np.zeros((len(numbers), COLOURS), np.uint8)
     row = np.arange(len(numbers))
     for colour in used:
-        numbers, place = np.divmod(numbers, left.shape[1])
-        maps[:, colour] = left[row, place]
-        left = left[np.arange(left.shape[1]) != place[:, None]].reshape(len(row), left.shape[1] - 1)
+        numbers, column = np.divmod(numbers, left.shape[1])
+        maps[:, colour] = left[row, column]
+        left = left[np.arange(left.shape[1]) != column[:, None]].reshape(
+            len(row), left.shape[1] - 1
+        )
     maps[:, np.setdiff1d(np.arange(1, COLOURS), used)] = left
     return maps
 
@@ -116,8 +118,8 @@ def hash_sums(imaged: list[tuple[list[np.ndarray], ...]]) -> np.ndarray:
                 weights.append(CELL_HASH[:, side, :height, :width].reshape(2, -1))
                 sizes.append(image.size)
     turns, pairs = len(SYMMETRIES), len(imaged)
-    place = np.tile(np.arange(turns) * pairs, 2) + np.arange(pairs)[:, None]
-    bins = np.repeat(place.ravel() * VOCAB, sizes) + np.concatenate(tokens)
+    first = np.tile(np.arange(turns) * pairs, 2) + np.arange(pairs)[:, None]
+    bins = np.repeat(first.ravel() * VOCAB, sizes) + np.concatenate(tokens)
     each = [np.bincount(bins, by, turns * pairs * VOCAB) for by in np.concatenate(weights, 1)]
     return np.stack(each).reshape(2, turns, pairs, VOCAB)[..., FIRST:].astype(np.uint64)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from data.build.workers import in_order, show, shown
 from data.recursive import sudoku_native
-from data.recursive.sudoku_hard import BOARDS, Hard, hard_boards, relabelled
+from data.recursive.sudoku_hard import BOARDS, Hard, hard_boards, relabel_digits
 from utils.errors import ConfigError
 
 SIZE = 9  # smaller boards hardly need search, larger ones take too long
@@ -45,7 +45,10 @@ def hard_parts(
         show(f"{sum(len(one.puzzles) for one in made):,} of {sum(counts):,} boards")
     shown()
     whole = Hard(*(np.concatenate(parts) for parts in zip(*made, strict=True)))
-    count, different = len(whole.puzzles), len(np.unique(relabelled(whole.answers, SIZE), axis=0))
+    count, different = (
+        len(whole.puzzles),
+        len(np.unique(relabel_digits(whole.answers, SIZE), axis=0)),
+    )
     if count < sum(counts):
         raise ConfigError(
             f"--min-guesses {min_guesses}: only {count} of {sum(counts)} boards found; ask for"

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from data.build.common import Parser, check_output, write_dataset
-from data.build.rows import Boards, answered, check, codes, collect, converted, repeats
+from data.build.rows import Boards, check, codes, collect, convert, repeats, solve_unanswered
 from data.build.workers import in_order, show, shown
 from data.recursive.maze import (
     CHARACTERS,
@@ -29,9 +29,9 @@ from data.recursive.maze import (
     generate,
     is_square,
     leads,
-    turned,
+    square_symmetries,
 )
-from data.recursive.own_puzzle import solved_mazes
+from data.recursive.own_puzzle import solve_mazes
 from data.recursive.puzzle_files import Metadata, PuzzleSplit, plain_split
 from data.recursive.tables import Row
 from utils.errors import ConfigError, exit_status
@@ -62,7 +62,7 @@ def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Bo
     )
     for token, name in ((START, "S"), (GOAL, "G")):
         check(file, lines, (inputs == token).sum(1) == 1, f"has a question without one {name}")
-    labels = answered(file, lines, inputs, labels, answers, solved_mazes)
+    labels = solve_unanswered(file, lines, inputs, labels, answers, solve_mazes)
     check(
         file,
         lines,
@@ -74,7 +74,7 @@ def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Bo
 
 def images(grids: np.ndarray) -> np.ndarray:
     """Every square (N, cells) followed by its turns and reflections."""
-    return grids[:, turned(round(grids.shape[1] ** 0.5))].reshape(-1, grids.shape[1])
+    return grids[:, square_symmetries(round(grids.shape[1] ** 0.5))].reshape(-1, grids.shape[1])
 
 
 def make(options: argparse.Namespace) -> dict[str, Boards]:
@@ -135,7 +135,7 @@ def build(options: argparse.Namespace) -> str:
     check_output(folder)
     if options.seed < 0:
         raise ConfigError(f"--seed {options.seed}: must not be negative; try {-options.seed}")
-    boards = make(options) if options.size is not None else converted(options, parse_rows, fits)
+    boards = make(options) if options.size is not None else convert(options, parse_rows, fits)
     mazes, again = {name: len(inputs) for name, (inputs, _) in boards.items()}, repeats(boards)
     if options.augment and "train" in boards:
         boards["train"] = images(boards["train"][0]), images(boards["train"][1])

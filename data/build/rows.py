@@ -19,18 +19,18 @@ from utils.errors import ConfigError, brief
 COLUMNS = ("question", "answer", "rating")
 SPLITS = ("train", "test")
 
-TOGETHER = 1024  # puzzles solved between two looks at how far it is
+TOGETHER = 1024  # puzzles to solve between two updates of the progress line
 
 Boards = tuple[np.ndarray, np.ndarray]  # puzzles and answers
-# of a file's name, its rows and the least rating
+# called with a file's name, its rows and the lowest rating to keep
 Parse = Callable[[str, Iterable[Row], int | None], Boards]
 
 
-def converted(
+def convert(
     options: argparse.Namespace, parse: Parse, fits: Callable[[int], object]
 ) -> dict[str, Boards]:
-    """The splits as they are published: training puzzles are subsampled, and some of them held out
-    where that is asked for. A test file may stand alone.
+    """Returns the published splits. If asked, subsamples training puzzles, and holds some out to
+    test on. A test file may come without a training file.
     """
 
     def read(split: str, without: str = "") -> Boards:
@@ -144,11 +144,11 @@ def read_hub(name: str, split: str) -> Iterator[Row]:
         ) from None
     for start in range(0, len(rows), 10_000):
         part = rows[start : start + 10_000]
-        for place, (question, answer, rating) in enumerate(
+        for row, (question, answer, rating) in enumerate(
             zip(*(part[column] for column in COLUMNS), strict=True)
         ):
             # as lines of a CSV file, below its header
-            yield start + place + 2, question or "", answer or "", rating or ""
+            yield start + row + 2, question or "", answer or "", rating or ""
 
 
 def collect(
@@ -196,7 +196,7 @@ def collect(
     return lines, questions, answers
 
 
-def answered(
+def solve_unanswered(
     file: str,
     lines: list[int],
     inputs: np.ndarray,
@@ -204,23 +204,24 @@ def answered(
     answers: list[str],
     solve: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
 ) -> np.ndarray:
-    """The labels; where an answer is empty, the solver's. A question must have one solution, so
-    far as the solver knows.
+    """Returns the labels, with the solver's answers where the file has none.
+
+    Raises ConfigError for a puzzle without an answer if the solver does not find exactly one.
     """
     empty = np.array([not answer for answer in answers])
     if not empty.any():
         return labels
-    places, labels = np.flatnonzero(empty), labels.copy()
-    for start in range(0, len(places), TOGETHER):
-        some = places[start : start + TOGETHER]
-        show(f"{start:,} of {len(places):,} puzzles without an answer are solved")
+    rows, labels = np.flatnonzero(empty), labels.copy()
+    for start in range(0, len(rows), TOGETHER):
+        some = rows[start : start + TOGETHER]
+        show(f"{start:,} of {len(rows):,} puzzles without an answer are solved")
         counts, labels[some] = solve(inputs[some])
         for wrong, problem in (
             (counts == 0, "has no answer, and no solution"),
             (counts > 1, "has no answer, and several solutions"),
             (counts < 0, "has no answer, and is too hard for the solver"),
         ):
-            check(file, [lines[place] for place in some], ~wrong, problem)
+            check(file, [lines[row] for row in some], ~wrong, problem)
     shown()
     return labels
 

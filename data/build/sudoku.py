@@ -19,8 +19,8 @@ import numpy as np
 from data.build.common import Parser, check_output, write_dataset
 from data.build.hard_sudoku import SIZE as HARD_SIZE
 from data.build.hard_sudoku import hard_parts
-from data.build.rows import Boards, answered, check, codes, collect, converted, repeats
-from data.recursive.own_puzzle import solved_boards
+from data.build.rows import Boards, check, codes, collect, convert, repeats, solve_unanswered
+from data.recursive.own_puzzle import solve_boards
 from data.recursive.sudoku import BOXES, DIGITS, generate, is_solved
 from data.recursive.sudoku_sets import BLANK, sudoku_split
 from data.recursive.tables import Row
@@ -45,7 +45,7 @@ def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Bo
         ((puzzles <= size) & (solutions <= size)).all(axis=1),
         f"has characters other than 1 to {DIGITS[size]}, 0 and .",
     )
-    solutions = answered(file, lines, puzzles, solutions, answers, solved)
+    solutions = solve_unanswered(file, lines, puzzles, solutions, answers, solve)
     check(file, lines, is_solved(solutions, size), "has an answer that is no solved board")
     check(
         file,
@@ -65,9 +65,9 @@ def _digits(boards: list[str]) -> np.ndarray:
     return digits[codes(boards)]
 
 
-def solved(puzzles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def solve(puzzles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """How many solutions boards of digits have, and one of them; zeros where there is none."""
-    counts, solutions = solved_boards(puzzles.astype(np.int64) + BLANK)
+    counts, solutions = solve_boards(puzzles.astype(np.int64) + BLANK)
     return counts, np.where(counts[:, None] > 0, solutions - BLANK, 0)
 
 
@@ -79,7 +79,7 @@ def build(options: argparse.Namespace) -> str:
         raise ConfigError(f"--seed {options.seed}: must not be negative; try {-options.seed}")
     ratings = None
     if options.input_dir or options.hub:
-        boards = converted(options, parse_rows, SIZES.get)
+        boards = convert(options, parse_rows, SIZES.get)
         size = SIZES[boards["test"][0].shape[1]]
     elif options.hard:
         if options.size != HARD_SIZE or options.blanks is not None:

@@ -47,8 +47,10 @@ class FeatureSource(Source):
         self.length = RunLength.in_steps(run)
         # the held-out examples are one draw more of the same, so they belong to the seed as the
         # boards of a generated puzzle do
-        self._eval_sets = {"features": Rows(self._draw(held_out, "held out"))} if held_out else {}
-        self._single = Rows(np.eye(num_features, dtype=np.float32) * single, single=True)
+        self._eval_sets = (
+            {"features": FeatureSet(self._draw(held_out, "held out"))} if held_out else {}
+        )
+        self._single = FeatureSet(np.eye(num_features, dtype=np.float32) * single, single=True)
         what = f"{num_features} {probability!r} {low!r} {high!r} {held_out} {run.seed}"
         self.spec = Spec(
             num_features=num_features,
@@ -62,20 +64,20 @@ class FeatureSource(Source):
             self._drawn = step, self._draw(self._run.global_batch_size, "features", step)
         return {"inputs": shard_rows(self._drawn[1], shard, self._run.shards)}
 
-    def eval_sets(self) -> Mapping[str, Rows]:
+    def eval_sets(self) -> Mapping[str, FeatureSet]:
         return {**self._eval_sets, "single": self._single}
 
-    def _draw(self, rows: int, stream: str, *place: int) -> np.ndarray:
-        draws = generator(self._run.seed, stream, *place).random(
+    def _draw(self, rows: int, stream: str, *key: int) -> np.ndarray:
+        draws = generator(self._run.seed, stream, *key).random(
             (2, rows, self._count), dtype=np.float32
         )
         values = draws[1] * np.float32(self._high - self._low) + np.float32(self._low)
         return np.where(draws[0] < self._probability, values, np.float32(0))
 
 
-class Rows:
-    """Examples read by index. Of a `single` set each has one feature alone: there is something to
-    see in it, and no mean to take.
+class FeatureSet:
+    """Examples read by index. In a `single` set, each has one feature alone: nothing is measured on
+    it, it only shows which components each feature needs.
     """
 
     def __init__(self, inputs: np.ndarray, single: bool = False) -> None:

@@ -64,17 +64,17 @@ def _exact(key: str, weight: object) -> Fraction:
 
 
 def _schedule(counts: list[int]) -> list[int]:
-    """The corpus visited at each place of a period: of those that may come, the one due first."""
+    """Returns the corpus for each position of a period: of those allowed, the one due first."""
     period, visits = sum(counts), []
-    # by the place from which it may come: whose visit, and which
+    # by the position from which it may come: whose visit, and which
     waiting = [(0, number, 0) for number in range(len(counts))]
-    due: list[tuple[int, int, int]] = []  # by the last place at which it may come
-    for place in range(period):
-        while waiting and waiting[0][0] <= place:
+    due: list[tuple[int, int, int]] = []  # by the last position at which it may come
+    for position in range(period):
+        while waiting and waiting[0][0] <= position:
             _, number, visit = heapq.heappop(waiting)
             heapq.heappush(due, (-(-(visit + 1) * period // counts[number]) - 1, number, visit))
         last, number, visit = heapq.heappop(due)
-        assert place <= last
+        assert position <= last
         visits.append(number)
         heapq.heappush(waiting, ((visit + 1) * period // counts[number], number, visit + 1))
     return visits

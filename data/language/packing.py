@@ -49,19 +49,19 @@ class PackedWindows:
         documents = np.zeros_like(inputs)
         holes = []
         for row, window in enumerate(windows.tolist()):
-            place = 0
+            filled = 0
             for number, (file, start, length) in enumerate(self._pieces(window), 1):
-                stop = place + length
+                stop = filled + length
                 tokens = self._files[file][start : start + length + 1]
-                inputs[row, place:stop], labels[row, place:stop] = tokens[:-1], tokens[1:]
-                documents[row, place:stop] = number
-                place = stop
-            holes.append(place)
+                inputs[row, filled:stop], labels[row, filled:stop] = tokens[:-1], tokens[1:]
+                documents[row, filled:stop] = number
+                filled = stop
+            holes.append(filled)
         # only some blocks of a file are looked at when it is opened
         if max(read.view(np.uint32).max(initial=0) for read in (inputs, labels)) >= self._vocab:
             self._check(windows)
-        for row, place in enumerate(holes):
-            labels[row, place:] = IGNORE
+        for row, filled in enumerate(holes):
+            labels[row, filled:] = IGNORE
         return {"inputs": inputs, "labels": labels, "documents": documents}
 
     def _pieces(self, window: int) -> Iterator[tuple[int, int, int]]:

@@ -221,10 +221,10 @@ def text_of(where: str, row: Any, field: Field) -> str:
     return row[field.name] or ""
 
 
-def _find(where: str, place: Path) -> list[Path]:
-    if not os.path.exists(place):
+def _find(where: str, path: Path) -> list[Path]:
+    if not os.path.exists(path):
         raise ConfigError(f"{where}: no such file or folder; give {_expected()}")
-    entries = sorted(place.rglob("*")) if os.path.isdir(place) else [place]
+    entries = sorted(path.rglob("*")) if os.path.isdir(path) else [path]
     paths = [path for path in entries if path.suffix in SUFFIXES and not os.path.isdir(path)]
     if len({path.suffix for path in paths}) != 1:
         what = "files of several kinds" if paths else "holds no texts"

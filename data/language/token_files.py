@@ -253,10 +253,10 @@ def _read_json(key: str, path: Path) -> _Said:
         sizes, files = content.get("token_bytes") or [], content.get("files") or {}
         if not isinstance(sizes, list):
             raise ValueError(f"token_bytes={short(sizes)} is not a list of whole numbers")
-        for place, count in enumerate(sizes):
+        for index, count in enumerate(sizes):
             if type(count) is not int or not 0 <= count <= LONGEST_TOKEN:
                 raise ValueError(
-                    f"token_bytes[{place}]={short(count)} is not a whole number in"
+                    f"token_bytes[{index}]={short(count)} is not a whole number in"
                     f" 0 … {LONGEST_TOKEN}"
                 )
         if sizes and len(sizes) != size:

@@ -128,14 +128,14 @@ class TokenSource(Source):
 
     def train_batch(self, step: int, shard: int) -> Arrays:
         """The rows of one shard of one step."""
-        block, place = divmod(step, self._together)
+        block, within = divmod(step, self._together)
         if self._drawn is None or self._drawn[0] != block:
             self._drawn = (
                 block,
                 *self._draw(range(block * self._together, (block + 1) * self._together)),
             )
         which, windows = (
-            shard_rows(drawn[place * self._batch :][: self._batch], shard, self._shards)
+            shard_rows(drawn[within * self._batch :][: self._batch], shard, self._shards)
             for drawn in self._drawn[1:]
         )
         if len(self._windows) == 1:

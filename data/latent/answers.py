@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.latent.answers_scene import baselines_scene, questions_scene, shortened
+from data.latent.answers_scene import baselines_scene, questions_scene, shorten
 from data.latent.qa_files import Example
 from data.sample import shown
 from data.source import Batch
@@ -59,7 +59,7 @@ class Answers:
         self.scalars = [
             *(f"{kind}/{column}" for kind in ("exact", "f1") for column in self._columns),
             *(f"bytes/{way}" for way in ANSWER_INPUTS),
-            "bytes/deflated",
+            "bytes/deflated_size",
             "information",
         ]
         self._rows: dict[str, list[Tensor]] = {}
@@ -83,8 +83,8 @@ class Answers:
             found[f"f1/{column}"] = torch.tensor([f1(*pair) for pair in pairs], dtype=torch.float64)
             found[f"answer/{column}"] = ids
         examples = [self._examples[index] for index in indices.tolist()]
-        found["bytes/deflated"] = torch.tensor(
-            [deflated(each.context) for each in examples], dtype=torch.float64
+        found["bytes/deflated_size"] = torch.tensor(
+            [deflated_size(each.context) for each in examples], dtype=torch.float64
         )
         found["information"] = torch.tensor([each.bits for each in examples], dtype=torch.float64)
         found["wire"] = prediction.outputs["wire"][: len(indices)].cpu()
@@ -128,7 +128,7 @@ class Answers:
             FILE: json.dumps(metrics) + "\n",
             "answers.txt": text + "\n",
             **baselines_scene(shares, len(order), len(self._decode), NAMES, headline),
-            **questions_scene([self._shown(rows, place) for place in order[:SHOWN].tolist()]),
+            **questions_scene([self._shown(rows, index) for index in order[:SHOWN].tolist()]),
         }
         return Report(
             metrics,
@@ -165,7 +165,7 @@ class Answers:
             )
             lines.append(f"{NAMES[way]:<{LABEL}}{metrics[f'bytes/{way}']:>{BYTES}.0f}{cells}")
         deflate = "the whole text, compressed with deflate"
-        lines.append(f"{deflate:<{LABEL}}{metrics['bytes/deflated']:>{BYTES}.0f}")
+        lines.append(f"{deflate:<{LABEL}}{metrics['bytes/deflated_size']:>{BYTES}.0f}")
         if bits := metrics["information"]:
             held = f"what the text really holds, {bits:.0f} bits"
             lines.append(f"{held:<{LABEL}}{bits / 8:>{BYTES}.0f}")
@@ -174,26 +174,26 @@ class Answers:
     def _some(self, rows: Mapping[str, Tensor], order: Tensor, way: str) -> str:
         """A few questions with the answers from latents as they are sent."""
         lines = []
-        for place in order[:SHOWN].tolist():
-            example = self._examples[int(rows["index"][place])]
+        for index in order[:SHOWN].tolist():
+            example = self._examples[int(rows["index"][index])]
             said = [
-                self.text(decode, rows[f"answer/{way}/{number}"][place].tolist())
+                self.text(decode, rows[f"answer/{way}/{number}"][index].tolist())
                 for number, decode in enumerate(self._decode)
             ]
             lines.append(f"\n{example.question} {example.answers[0]}; answered: {', '.join(said)}")
         return shown("".join(lines))
 
-    def _shown(self, rows: Mapping[str, Tensor], place: int) -> dict[str, Any]:
+    def _shown(self, rows: Mapping[str, Tensor], index: int) -> dict[str, Any]:
         """A question with all answers to it, for the report page."""
-        example = self._examples[int(rows["index"][place])]
+        example = self._examples[int(rows["index"][index])]
         answers = []
         for column in self._columns:
             way, _, number = column.rpartition("/")
-            said = self.text(self._decode[int(number)], rows[f"answer/{column}"][place].tolist())
-            right = bool(rows[f"exact/{column}"][place])
+            said = self.text(self._decode[int(number)], rows[f"answer/{column}"][index].tolist())
+            right = bool(rows[f"exact/{column}"][index])
             answers.append({"from": NAMES[way], "model": int(number), "said": said, "right": right})
         return {
-            "context": shortened(example.context),
+            "context": shorten(example.context),
             "question": example.question,
             "wanted": list(example.answers[:3]),
             "answers": answers,
@@ -250,8 +250,8 @@ def f1(said: str, right: Sequence[str]) -> float:
     return max(_shared(_plain(said).split(), _plain(answer).split()) for answer in right)
 
 
-def deflated(text: str) -> int:
-    """The bytes of a text that is compressed alone, as gzip does without its header."""
+def deflated_size(text: str) -> int:
+    """Returns the size of a text compressed by deflate, which is gzip without its header."""
     return len(zlib.compress(text.encode(errors="surrogatepass"), 9, wbits=-15))
 
 

@@ -56,6 +56,6 @@ def questions_scene(items: Sequence[Mapping[str, Any]]) -> Files:
     )
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """As much of a text as the page shows."""
     return text if len(text) <= CONTEXT else text[:CONTEXT] + "…"

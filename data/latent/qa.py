@@ -48,7 +48,7 @@ def open_sets(
         where, sets = f"data.hub={hub}", read_hub(hub)
     else:
         where, sets = "data.stories", make_stories(run.seed, **stories, all_words=all_words)
-    sets = {name: answered(examples, skip) for name, examples in sets.items()}
+    sets = {name: with_answers(examples, skip) for name, examples in sets.items()}
     if not any(sets.values()):
         raise ConfigError(f"{where}: holds no question with an answer; give one or more")
     if not sets["test"]:
@@ -68,8 +68,8 @@ def open_sets(
     return sets
 
 
-def answered(examples: Sequence[Example], skip: bool) -> list[Example]:
-    """The examples that have an answer; one without is refused unless `skip`."""
+def with_answers(examples: Sequence[Example], skip: bool) -> list[Example]:
+    """Returns the examples that have an answer. Raises ConfigError for others, unless `skip`."""
     found = [example for example in examples if example.answers and example.answers[0]]
     if len(found) < len(examples) and not skip:
         kept = {id(example) for example in found}

@@ -149,8 +149,8 @@ class Examples:
         """Leave out what does not fit, or refuse it; called once, before anything is read."""
         self._limits = limits
         problems = self._problems()
-        first = next((place for place, problem in enumerate(problems) if problem), None)
-        fitting = [place for place, problem in enumerate(problems) if not problem]
+        first = next((index for index, problem in enumerate(problems) if problem), None)
+        fitting = [index for index, problem in enumerate(problems) if not problem]
         if first is not None and not (limits.skip and fitting):
             skip = (
                 "data.skip=true leaves none of them"
@@ -159,7 +159,7 @@ class Examples:
             )
             raise ConfigError(f"{problems[first]} ({self.examples[first].where}); {skip}")
         self._places = np.array(fitting, np.int64)
-        self.examples = [self.examples[place] for place in fitting]
+        self.examples = [self.examples[index] for index in fitting]
         return self
 
     def first(self, most: int | None) -> Examples:
@@ -222,11 +222,11 @@ class Examples:
 
     def _problems(self) -> list[str]:
         """Why each example does not fit, as a message; empty where it does."""
-        limits, found = self._limits, [""] * len(self._text_of)
+        limits, problems = self._limits, [""] * len(self._text_of)
 
         def mark(sizes: np.ndarray, most: int, message: str) -> None:
-            for place in np.flatnonzero(sizes > most).tolist():
-                found[place] = found[place] or message.replace(SIZE, str(sizes.max()))
+            for text in np.flatnonzero(sizes > most).tolist():
+                problems[text] = problems[text] or message.replace(SIZE, str(sizes.max()))
 
         mark(
             self._bytes.lengths[self._text_of],
@@ -248,7 +248,7 @@ class Examples:
                 f"{model.where}: reads {model.seq_len} tokens at once, but the longest text with"
                 f" its question and room for an answer has {SIZE}",
             )
-        return found
+        return problems
 
 
 class WithOthers:

@@ -113,16 +113,16 @@ class Texts:
     ) -> None:
         self._width = seq_len
         about: dict[str, list[int]] = {}
-        for place, example in enumerate(examples):
-            about.setdefault(example.context, []).append(place)
+        for index, example in enumerate(examples):
+            about.setdefault(example.context, []).append(index)
         tokens = Tokens(examples, list(about), form, tokenizer)
         inputs, labels = [], []
         longest, where = 0, ""  # of those that are too long
-        for text, places in enumerate(about.values()):
+        for text, members in enumerate(about.values()):
             said = [
                 piece
-                for place in places
-                for piece in (tokens.questions.row(place), tokens.answers.row(place))
+                for index in members
+                for piece in (tokens.questions.row(index), tokens.answers.row(index))
             ]
             pieces = [np.array([tokenizer.begin], np.int32), tokens.contexts.row(text), *said]
             row = np.concatenate(pieces)
@@ -133,7 +133,7 @@ class Texts:
                     np.where(np.repeat(counted, [len(piece) for piece in pieces]), row, IGNORE)[1:]
                 )
             elif len(row) - 1 > longest:
-                longest, where = len(row) - 1, examples[places[0]].where
+                longest, where = len(row) - 1, examples[members[0]].where
         if longest and not (skip and inputs):
             done = (
                 ", or add data.skip=true, which leaves such texts out"

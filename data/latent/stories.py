@@ -53,7 +53,7 @@ def make_stories(
             chosen = list(zip(_some(draw, keys, some), _some(draw, values, some), strict=True))
             text = " ".join(f"{WHAT}{key}{value}" for key, value in chosen)
             asked = [
-                chosen[place] for place in draw.permutation(some)[: 1 if name == "test" else some]
+                chosen[index] for index in draw.permutation(some)[: 1 if name == "test" else some]
             ]
             sets[name] += [
                 Example(
@@ -66,7 +66,7 @@ def make_stories(
 
 def information(facts: int) -> float:
     """The bits that tell one text from all others of so many facts, of all keys and values."""
-    return sum(math.log2((len(KEYS) - place) * (len(VALUES) - place)) for place in range(facts))
+    return sum(math.log2((len(KEYS) - fact) * (len(VALUES) - fact)) for fact in range(facts))
 
 
 def _words(words: tuple[str, ...], held_out: bool, everything: bool) -> list[str]:
@@ -78,4 +78,4 @@ def _words(words: tuple[str, ...], held_out: bool, everything: bool) -> list[str
 
 
 def _some(draw: np.random.Generator, of: list[str], count: int) -> list[str]:
-    return [of[place] for place in draw.choice(len(of), count, replace=False)]
+    return [of[index] for index in draw.choice(len(of), count, replace=False)]

@@ -173,13 +173,13 @@ def read_augmentations(key: str, folder: Path, ids: np.ndarray) -> Augmentations
     puzzle, symmetry = np.empty(len(ids), np.int32), np.zeros(len(ids), np.uint8)
     colours = np.tile(np.arange(COLOURS, dtype=np.uint8), (len(ids), 1))
     original = np.ones(len(ids), bool)
-    for place, one in enumerate(ids):
+    for index, one in enumerate(ids):
         name = known[one]
         if match := pattern.fullmatch(name) if pattern else None:
             name = match[1]
-            colours[place] = list(map(int, match[3]))
-            symmetry[place], original[place] = int(match[2]), False
-        puzzle[place] = names.setdefault(name, len(names))
+            colours[index] = list(map(int, match[3]))
+            symmetry[index], original[index] = int(match[2]), False
+        puzzle[index] = names.setdefault(name, len(names))
     wrong = (np.sort(colours, 1) != np.arange(COLOURS)).any(1)
     if wrong.any():
         raise ConfigError(

@@ -20,10 +20,10 @@ CAPTION = (
 def in_turn(solved: Sequence[bool], most: int = SHOWN) -> list[int]:
     """The first of each sort, in turn, so that a short list has both."""
     sorts = [
-        [place for place, each in enumerate(solved) if each == sort][:most]
+        [index for index, each in enumerate(solved) if each == sort][:most]
         for sort in (True, False)
     ]
-    return [one for place in range(most) for sort in sorts for one in sort[place : place + 1]]
+    return [one for index in range(most) for sort in sorts for one in sort[index : index + 1]]
 
 
 def arc_scene(pairs: Sequence[Mapping[str, Any]]) -> Files:

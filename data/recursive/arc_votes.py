@@ -199,7 +199,7 @@ class ArcVotes(Counting):
         """
         if not rows:
             return Report()
-        counted = counted_once([{name: tensor.numpy() for name, tensor in rows.items()}])
+        counted = merge_counts([{name: tensor.numpy() for name, tensor in rows.items()}])
         metrics, submission = self._judged(counted)
         files: dict[str, str | bytes] = {"submission.json": submission, **self._scene(counted)}
         said = "  ".join(f"pass@{k} {metrics[f'pass@{k}']:.4f}" for k in PASSES)
@@ -208,7 +208,7 @@ class ArcVotes(Counting):
         if self._pool > 1:
             together = counted
             for file in self._earlier:
-                together = counted_once([together, self._read(file)])
+                together = merge_counts([together, self._read(file)])
             pooled, files[f"{POOLED}submission.json"] = self._judged(together)
             metrics |= {f"{POOLED}{name}": value for name, value in pooled.items()}
             np.savez_compressed(written := BytesIO(), of=self._pairs.fingerprint, **counted)  # type: ignore[arg-type]
@@ -217,8 +217,8 @@ class ArcVotes(Counting):
 
     def _scene(self, counted: Mapping[str, np.ndarray]) -> Files:
         """Some pairs with their best answers, for the report page."""
-        pair, key, _, place = ranked(counted)
-        best = place < ATTEMPTS
+        pair, key, _, nth = rank_answers(counted)
+        best = nth < ATTEMPTS
         solved = np.zeros(len(self._pairs.truth), bool)
         solved[pair[best & (key == self._pairs.truth[pair])]] = True
         asked = np.unique(pair)
@@ -251,11 +251,11 @@ class ArcVotes(Counting):
 
     def _judged(self, counted: Mapping[str, np.ndarray]) -> tuple[dict[str, float], str]:
         """Metrics, and a submission."""
-        pair, key, grid, place = ranked(counted)
+        pair, key, grid, nth = rank_answers(counted)
         truth, ends = self._pairs.truth, self._pairs.ends
         found = np.full(len(truth), np.iinfo(np.int64).max)
         right = key == truth[pair]
-        found[pair[right]] = place[right]
+        found[pair[right]] = nth[right]
         metrics: dict[str, float] = {}
         for k in PASSES:
             solved = found < k
@@ -266,7 +266,7 @@ class ArcVotes(Counting):
                 for of, mean in zip(("", "pair_", "whole_"), means, strict=True)
             }
         attempts: list[list] = [[] for _ in truth]
-        for row in np.flatnonzero(place < ATTEMPTS):
+        for row in np.flatnonzero(nth < ATTEMPTS):
             attempts[pair[row]].append(plain(grid[row]))
         return metrics, json.dumps(self._submission(attempts))
 
@@ -289,7 +289,7 @@ class ArcVotes(Counting):
 def best_answers(counted: Mapping[str, np.ndarray], pair: int) -> tuple[list[dict[str, Any]], int]:
     """A pair's best answers as the report page shows them, and the votes for all its answers."""
     own = {name: counted[name][counted["pair"] == pair] for name in NAMES}
-    _, keys_of, grids, _ = ranked(own)
+    _, keys_of, grids, _ = rank_answers(own)
     answers = []
     for key, grid in zip(keys_of[:ATTEMPTS], grids[:ATTEMPTS], strict=True):
         votes, sure = (int(own[name][own["key"] == key][0]) for name in ("votes", "confidence"))
@@ -297,9 +297,9 @@ def best_answers(counted: Mapping[str, np.ndarray], pair: int) -> tuple[list[dic
     return answers, int(own["votes"].sum())
 
 
-def counted_once(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Everybody's answers as one, each pair's in the order of their keys: who had one first does
-    not matter.
+def merge_counts(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Merges counts of answers. Those of a pair come in the order of their keys, so the order of
+    `parts` does not matter.
     """
     rows = {name: np.concatenate([part[name] for part in parts]) for name in NAMES}
     order = np.lexsort((rows["key"], rows["pair"]))
@@ -317,18 +317,19 @@ def counted_once(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndar
     )
 
 
-def ranked(
+def rank_answers(
     counted: Mapping[str, np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The pair, the key and a copy of each answer, the best of a pair first, and its place there;
-    equal ones stay as they are.
+    """Sorts the answers of each pair, the best first; equal ones keep their order.
+
+    Returns each answer's pair, key, grid and number within its pair.
     """
     pair, key, votes, confidence, grid = (counted[name] for name in NAMES)
     order = np.lexsort((-(confidence / votes), -votes, pair))
     pair = pair[order]
     begins = np.flatnonzero(np.r_[True, np.diff(pair) != 0])
-    place = np.arange(len(pair)) - np.repeat(begins, np.diff(np.r_[begins, len(pair)]))
-    return pair, key[order], grid[order], place
+    nth = np.arange(len(pair)) - np.repeat(begins, np.diff(np.r_[begins, len(pair)]))
+    return pair, key[order], grid[order], nth
 
 
 def plain(packed: np.ndarray) -> list[list[int]]:

@@ -82,9 +82,9 @@ class Boards:
         # taken in turn, so that a large board leaves room for one of each
         mixed = [
             row
-            for place in range(SHOWN)
+            for index in range(SHOWN)
             for solved in (True, False)
-            for row in chosen[solved][place : place + 1]
+            for row in chosen[solved][index : index + 1]
         ]
 
         def made(some: Sequence[int]) -> Files:

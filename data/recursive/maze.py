@@ -69,7 +69,7 @@ def neighbours(side: int) -> list[list[int]]:
 
 
 @cache
-def turned(side: int) -> np.ndarray:
+def square_symmetries(side: int) -> np.ndarray:
     """Returns the source of each cell in a square's eight turns and reflections (8, cells); the
     first is the square itself.
     """
@@ -79,8 +79,8 @@ def turned(side: int) -> np.ndarray:
     ).reshape(8, -1)
 
 
-def solved(tokens: np.ndarray) -> np.ndarray | None:
-    """The maze with a shortest path in it; None where none leads to the goal."""
+def solve(tokens: np.ndarray) -> np.ndarray | None:
+    """Returns the maze with a shortest path in it, or None if no path leads to the goal."""
     found = search(tokens, int((tokens == START).argmax()))
     goal = int((tokens == GOAL).argmax())
     return None if found.distance[goal] < 0 else _with_path(tokens, found.path_to(goal))

@@ -17,7 +17,7 @@ from torch import Tensor
 from data.recursive.arc import CELLS, PAD, canvases, read_augmentations
 from data.recursive.arc_scene import arc_scene, shown_pair
 from data.recursive.arc_tasks import grid_of, list_of, object_of
-from data.recursive.arc_votes import ONE, Counting, best_answers, counted_once, plain, ranked
+from data.recursive.arc_votes import ONE, Counting, best_answers, merge_counts, plain, rank_answers
 from data.recursive.own_text import read_text
 from data.recursive.puzzle_pool import Member
 from data.recursive.puzzle_text import columns
@@ -112,14 +112,14 @@ class ArcAnswer(Counting):
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         if not rows:
             return Report()
-        counted = counted_once([{name: tensor.numpy() for name, tensor in rows.items()}])
-        pair, key, grid, place = ranked(counted)
+        counted = merge_counts([{name: tensor.numpy() for name, tensor in rows.items()}])
+        pair, key, grid, nth = rank_answers(counted)
         lines: list[str] = []
         answers, shown_pairs = [], []
         for number, (given, truth) in enumerate(
             zip(self._task.grids, self._task.truth, strict=True)
         ):
-            best = np.flatnonzero((pair == number) & (place == 0))[0]
+            best = np.flatnonzero((pair == number) & (nth == 0))[0]
             same = np.flatnonzero((counted["pair"] == number) & (counted["key"] == key[best]))[0]
             votes, answer = int(counted["votes"][same]), plain(grid[best])
             answers.append(answer)

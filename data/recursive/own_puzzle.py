@@ -82,12 +82,12 @@ class OwnPuzzles:
         }
 
     def padding(self, rows: int) -> Arrays:
-        """The first one again: ranks without a puzzle take as long as those that have one."""
+        """Repeats the first puzzle, so that ranks without one take as long as the others."""
         return self.read(np.zeros(rows, np.int64))
 
     @cached_property
-    def solved(self) -> tuple[np.ndarray, np.ndarray]:
-        """How many solutions each has (2: more than one, -1: nobody knows), and one of them."""
+    def solutions(self) -> tuple[np.ndarray, np.ndarray]:
+        """How many solutions each puzzle has (2: more than one, -1: not known), and one of them."""
         return SOLVERS[self.kind](self.inputs)
 
 
@@ -112,7 +112,7 @@ KINDS: dict[
 ] = {"sudoku": (sudoku_puzzles, sudoku_tokens), "maze": (maze_puzzles, maze_tokens)}
 
 
-def solved_boards(inputs: np.ndarray, deep: int = DEEP) -> tuple[np.ndarray, np.ndarray]:
+def solve_boards(inputs: np.ndarray, deep: int = DEEP) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of solutions of Sudoku boards, -1 where a search takes too long, and one
     solution each.
     """
@@ -122,11 +122,11 @@ def solved_boards(inputs: np.ndarray, deep: int = DEEP) -> tuple[np.ndarray, np.
         left = np.flatnonzero(counts < 0)
         for start in range(0, len(left), width):
             some = left[start : start + width]
-            counts[some], solutions[some] = _searched(inputs[some], deep, width)
+            counts[some], solutions[some] = _search_boards(inputs[some], deep, width)
     return counts, solutions
 
 
-def _searched(inputs: np.ndarray, deep: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+def _search_boards(inputs: np.ndarray, deep: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     size = round(inputs.shape[1] ** 0.5)
     masks = to_masks(inputs - BLANK, size)
     found = search(masks, size, limit=2, most_guesses=deep, width=width)
@@ -137,20 +137,18 @@ def _searched(inputs: np.ndarray, deep: int, width: int) -> tuple[np.ndarray, np
     return counts, solutions
 
 
-def solved_mazes(inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def solve_mazes(inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns whether a path leads through each maze, and a shortest one."""
-    answers = [maze.solved(one) for one in inputs]
+    answers = [maze.solve(one) for one in inputs]
     unknown = np.full(inputs.shape[1], IGNORE)
     solutions = [unknown if one is None else one for one in answers]
     return np.array([one is not None for one in answers], np.int64), np.stack(solutions)
 
 
-SOLVERS = {"sudoku": solved_boards, "maze": solved_mazes}
+SOLVERS = {"sudoku": solve_boards, "maze": solve_mazes}
 
 
-def judged_board(
-    inputs: np.ndarray, answer: np.ndarray, count: int, solution: np.ndarray
-) -> Judged:
+def judge_board(inputs: np.ndarray, answer: np.ndarray, count: int, solution: np.ndarray) -> Judged:
     """By the solution, where there is one alone; else by clues and rules."""
     size = round(len(inputs) ** 0.5)
     changed = (inputs > BLANK) & (answer != inputs)
@@ -186,7 +184,7 @@ def _against_rules(answer: np.ndarray, size: int) -> np.ndarray:
     return wrong
 
 
-def judged_maze(inputs: np.ndarray, answer: np.ndarray, count: int, solution: np.ndarray) -> Judged:
+def judge_maze(inputs: np.ndarray, answer: np.ndarray, count: int, solution: np.ndarray) -> Judged:
     """Any shortest path is right; wrong are cells that were no free ones and are now others."""
     wrong = (answer != inputs) & ~((inputs == maze.FREE) & (answer == maze.PATH))
     if count == 0:
@@ -201,14 +199,14 @@ def judged_maze(inputs: np.ndarray, answer: np.ndarray, count: int, solution: np
     return Judged(WRONG, text, wrong)
 
 
-JUDGES = {"sudoku": judged_board, "maze": judged_maze}
+JUDGES = {"sudoku": judge_board, "maze": judge_maze}
 
 
-def judged(puzzles: OwnPuzzles, place: int, answer: np.ndarray) -> Judged:
+def judge_own(puzzles: OwnPuzzles, index: int, answer: np.ndarray) -> Judged:
     """Returns the verdict on the answer to one of the puzzles."""
-    counts, solutions = puzzles.solved
+    counts, solutions = puzzles.solutions
     judge = JUDGES[puzzles.kind]
-    return judge(puzzles.inputs[place], answer, int(counts[place]), solutions[place])
+    return judge(puzzles.inputs[index], answer, int(counts[index]), solutions[index])
 
 
 class _Keeping:
@@ -247,7 +245,7 @@ class Answers(_Keeping):
         order = rows["index"].argsort()
         answers = rows["answer"][order].numpy()
         sure = rows["q_halt_logits"][order].double().sigmoid() if "q_halt_logits" in rows else None
-        said = [judged(self._puzzles, place, answer) for place, answer in enumerate(answers)]
+        said = [judge_own(self._puzzles, index, answer) for index, answer in enumerate(answers)]
         confidences = [""] * len(answers) if sure is None else [f"{one:.1%}" for one in sure]
         if len(answers) == 1:
             text = "\n".join(self._drawn(0, answers[0], said[0], confidences[0]))
@@ -257,27 +255,27 @@ class Answers(_Keeping):
         if repeated := len(answers) - len(np.unique(self._puzzles.inputs, axis=0)):
             told.append(f"{repeated:,} of them repeated")
         lines = [f"{len(said):,} puzzles: {', '.join(told)}; answers.csv has them all"]
-        if others := [place for place, one in enumerate(said) if one.verdict != RIGHT]:
+        if others := [index for index, one in enumerate(said) if one.verdict != RIGHT]:
             first = others[0]
             lines.append(f"line {self._puzzles.lines[first]}:")
             lines += self._drawn(first, answers[first], said[first], confidences[first])
         table = self._table(answers, [one.verdict for one in said], confidences)
         return Report(text="\n".join(lines), files={"answers.csv": table})
 
-    def _drawn(self, place: int, answer: np.ndarray, said: Judged, sure: str) -> list[str]:
+    def _drawn(self, index: int, answer: np.ndarray, said: Judged, sure: str) -> list[str]:
         puzzles = self._puzzles
-        lines = drawn(puzzles.kind, puzzles.inputs[place], answer, said.wrong, self._vocab_size)
+        lines = drawn(puzzles.kind, puzzles.inputs[index], answer, said.wrong, self._vocab_size)
         return [*lines, said.text, *([f"confidence {sure}"] if sure else [])]
 
     def _table(self, answers: np.ndarray, verdicts: list[str], confidences: list[str]) -> str:
         written, kind = StringIO(), self._puzzles.kind
         table = csv.writer(written, lineterminator="\n")
         table.writerow(["line", "question", "answer", "verdict", "confidence"])
-        for place, answer in enumerate(answers):
-            question = characters(kind, self._puzzles.inputs[place])
+        for index, answer in enumerate(answers):
+            question = characters(kind, self._puzzles.inputs[index])
             shown = characters(kind, answer)
-            line = self._puzzles.lines[place]
-            table.writerow([line, question, shown, verdicts[place], confidences[place]])
+            line = self._puzzles.lines[index]
+            table.writerow([line, question, shown, verdicts[index], confidences[index]])
         return written.getvalue()
 
 
@@ -297,8 +295,8 @@ class AnswersByStep(_Keeping):
         order = rows["index"].argsort()
         sorted_rows = {name: tensor[order] for name, tensor in rows.items()}
         answers = sorted_rows["answer"].numpy()
-        said = [judged(self._puzzles, place, answer) for place, answer in enumerate(answers)]
-        counts, solutions = self._puzzles.solved
+        said = [judge_own(self._puzzles, index, answer) for index, answer in enumerate(answers)]
+        counts, solutions = self._puzzles.solutions
         # a right answer need not be the solution that was found; nobody knows the right cells where
         # there are several
         right = np.array([one.verdict in (RIGHT, SEVERAL) for one in said])

@@ -1,5 +1,5 @@
-"""Several puzzle datasets as one: their folders opened, rows, puzzles and groups numbered through,
-ids kept apart.
+"""Joins puzzle datasets into one: numbers rows, puzzles and groups consecutively, and keeps puzzle
+ids apart.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from utils.errors import ConfigError
 
 @dataclass(frozen=True)
 class Member:
-    """One dataset's split, and what sets it apart from the others."""
+    """One dataset's split, with its offset and prefix in the pool."""
 
     split: PuzzleSplit
     id_offset: int = 0  # added to its puzzle ids
     prefix: str = ""  # put before the names of its sets
 
 
-class Rows:
+class PuzzleRows:
     """The examples of several sets as one table."""
 
     def __init__(self, sets: list[tuple[PuzzleSplit, str]]) -> None:
@@ -38,7 +38,7 @@ class Rows:
         return int(self._ends[-1])
 
     def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and labels of these rows, ignored labels as IGNORE."""
+        """Returns inputs and labels of these rows. Labels to ignore become IGNORE."""
         if len(self._sets) == 1:
             return self._read_set(0, rows)
         inputs, labels = np.empty((2, len(rows), self._sets[0][0].metadata.seq_len), np.int32)
@@ -55,7 +55,7 @@ class Rows:
         inputs = split.sets[name].inputs.take(rows, axis=0)
         raw = split.sets[name].labels.take(rows, axis=0)
         vocab_size, ignored = split.metadata.vocab_size, split.metadata.ignored
-        # opening a dataset may look at a sample of it; a token that no embedding has would end in a
+        # opening a dataset may check only a sample, and a token without an embedding would end in a
         # device fault
         check_values(f"{split.where}/{name}__inputs.npy", inputs, vocab_size)
         check_values(f"{split.where}/{name}__labels.npy", raw, vocab_size, ignored)
@@ -66,7 +66,7 @@ class Rows:
 
 
 class Pool:
-    """The groups and puzzles of several sets, numbered through."""
+    """The groups and puzzles of several sets, with consecutive numbers."""
 
     def __init__(self, members: list[Member]) -> None:
         sets = [one for member in members for one in member.split.sets.values()]
@@ -107,11 +107,9 @@ def open_datasets(
     embedded: Mapping[str, int] | None,
     eval_only: bool = False,
 ) -> tuple[list[Member], list[Member]]:
-    """The training and the test splits the user's keys name; the embedded Sudoku where they name
-    none.
+    """Opens the training and test splits that the user's keys name, or the embedded Sudoku.
 
-    An evaluation needs no training split: where there is none, the test split says what the
-    examples are like.
+    An evaluation needs no training split: without one, the test split tells shapes and kinds.
     """
     if data_path is not None and data_paths:
         raise ConfigError(
@@ -202,10 +200,10 @@ def _open_test(
     prefixes = _prefixes(found) if len(test_paths or paths) > 1 else [""] * len(found)
     real = [os.path.realpath(path) for path in paths]
     members = []
-    for place, (path, prefix, split) in enumerate(zip(found, prefixes, splits, strict=True)):
+    for index, (path, prefix, split) in enumerate(zip(found, prefixes, splits, strict=True)):
         named = f"{key}={path}"
         _check_seq_len(named, split, train)
-        owner = real.index(os.path.realpath(path)) if os.path.realpath(path) in real else place
+        owner = real.index(os.path.realpath(path)) if os.path.realpath(path) in real else index
         if owner >= len(train):
             raise ConfigError(
                 f"{named}: has no training folder in its place; give as many data_paths as"

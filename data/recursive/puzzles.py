@@ -22,7 +22,7 @@ from data.recursive.own_arc import ArcAnswer, OwnTask
 from data.recursive.own_puzzle import Answers, AnswersByStep, own_puzzles
 from data.recursive.own_text import KEY
 from data.recursive.puzzle_files import PuzzleSplit, sample
-from data.recursive.puzzle_pool import Member, Pool, Rows, max_vocab, open_datasets
+from data.recursive.puzzle_pool import Member, Pool, PuzzleRows, max_vocab, open_datasets
 from data.recursive.puzzle_text import kind_of, puzzle_text
 from data.recursive.votes import Votes, VoteSet, symmetries
 from data.source import (
@@ -38,8 +38,8 @@ from data.source import (
 from utils.errors import ConfigError, short
 from utils.measure.report import Evaluator
 
-# Of a split, a set and the evaluations that vote together: what makes a fresh evaluator, for each
-# evaluation one
+# By name: called with a split, a set's name and how many evaluations vote together; returns what
+# makes a fresh evaluator for each evaluation
 EVALUATORS: dict[str, Callable[[PuzzleSplit, str, int], Callable[[], Evaluator]]] = {
     "arc": lambda split, name, pool: partial(ArcVotes, ArcPairs(split, name), pool),
 }
@@ -48,8 +48,8 @@ SPELT_OUT = {"arc@ARC": "arc"}  # as TRM's own configuration names them
 
 
 def evaluator_names(given: Sequence[str | Mapping[str, str]]) -> list[str]:
-    """Those of the key `evaluators`: words, or groups of a name as TRM has them."""
-    found = [
+    """Returns the names in the key `evaluators`: words, or mappings with a `name`, as in TRM."""
+    names = [
         (
             SPELT_OUT.get(str(one["name"]), "")
             if isinstance(one, Mapping) and one.keys() == {"name"}
@@ -58,13 +58,13 @@ def evaluator_names(given: Sequence[str | Mapping[str, str]]) -> list[str]:
         for one in given
     ]
     known = [*EVALUATORS, VOTE]
-    for name, one in zip(found, given, strict=True):
+    for name, one in zip(names, given, strict=True):
         if not isinstance(name, str) or name not in known:
             raise ConfigError(
                 f"evaluators=[{short(one)}]: unknown; choose from {', '.join(known)}, or use"
                 " evaluators=[]"
             )
-    return list(dict.fromkeys(found))  # type: ignore[arg-type]
+    return list(dict.fromkeys(names))  # type: ignore[arg-type]
 
 
 class PuzzleSource(Source):
@@ -89,14 +89,16 @@ class PuzzleSource(Source):
             run.data_path, data_paths, data_paths_test, embedded, run.eval_only
         )
         self._run = run
-        self._rows = Rows([(member.split, name) for member in train for name in member.split.sets])
+        self._rows = PuzzleRows(
+            [(member.split, name) for member in train for name in member.split.sets]
+        )
         self._pool = Pool(train)
         self._single = bool((self._pool.size == 1).all())
         self._order = Order(run.seed, self._pool.group_first, self._pool.group_size)
         self._steps = cut_steps(
             self._order, self._pool.size, run.global_batch_size, run.epochs, run.eval_interval
         )
-        # the last step's rows and ids, for its other shards
+        # rows and ids of the last step, which its other shards need too
         self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
         self._test = {
             member.prefix + name: (member.split, name)
@@ -108,7 +110,7 @@ class PuzzleSource(Source):
             for member in test
             for name in member.split.sets
         }
-        # what shows the answer to the user's own puzzle
+        # makes the evaluators that show answers to the user's own puzzles
         self._own: Callable[[], list[Evaluator]] | None = None
         if puzzle is not None:
             if not run.eval_only:
@@ -116,7 +118,7 @@ class PuzzleSource(Source):
                     f"{KEY}={short(puzzle)}: a trained model answers it; add eval_only=true and"
                     " checkpoint="
                 )
-            self._own, example = answering(puzzle, train, votes)
+            self._own, example = own_examples(puzzle, train, votes)
             self._eval_sets = {"puzzle": example}
         elif VOTE in names:
             self._eval_sets |= {
@@ -127,7 +129,7 @@ class PuzzleSource(Source):
         filled = {key: of for key, of in self._test.items() if len(self._eval_sets.get(key, ()))}
         pool = 1 if run.eval_only else arc_pool
         self._chosen = {
-            key: scored(*of, pool) if by_data else [make(*of, pool) for make in chosen]
+            key: scorers_of(*of, pool) if by_data else [make(*of, pool) for make in chosen]
             for key, of in filled.items()
         }
         self.spec = Spec(
@@ -148,7 +150,7 @@ class PuzzleSource(Source):
         return run_length(self._steps, run.global_batch_size, run.max_steps, run.eval_every_steps)
 
     def train_batch(self, step: int, shard: int) -> Arrays:
-        """The rows of one shard of one step."""
+        """Returns the rows of one shard of one step."""
         if self._drawn is None or self._drawn[0] != step:
             self._drawn = (step, *self._draw(step))
         _, rows, ids = self._drawn
@@ -177,7 +179,7 @@ class PuzzleSource(Source):
         return [*shown, *chosen, *boards, *([MazePaths()] if kind == "maze" else [])]
 
     def _asked(self, key: str, votes: int) -> VoteSet:
-        """Images of every example of a set."""
+        """Returns a set with symmetric images of every example, which vote on its answer."""
         split, name = self._test[key]
         kind, metadata = kind_of_set(split, name), split.metadata
         return VoteSet(
@@ -189,7 +191,7 @@ class PuzzleSource(Source):
         return puzzle_text(example["inputs"], example["labels"], answer, self.spec.vocab_size)
 
     def _draw(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and puzzle ids of a global batch."""
+        """Returns the rows and the puzzle ids of a global batch."""
         puzzles = self._order.visits(*self._steps.span(step))
         ids = self._pool.identifier[puzzles]
         first = self._pool.first[puzzles]
@@ -203,25 +205,25 @@ class PuzzleSource(Source):
 def pack(
     first: np.ndarray, size: np.ndarray, batch: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Puzzles' rows, in random order within each; the last puzzle fills the batch. Also whose each
-    row is.
+    """Packs puzzles into a batch. Returns the rows, shuffled within each puzzle, and the puzzle of
+    each row. Only as many rows of the last puzzle are drawn as fit.
     """
     whole, left = size[:-1], batch - int(size[:-1].sum())
     owner = np.repeat(np.arange(len(size)), np.append(whole, left))
     inside = owner[: batch - left]
-    place = np.arange(batch - left) - np.repeat(np.cumsum(whole) - whole, whole)
+    within = np.arange(batch - left) - np.repeat(np.cumsum(whole) - whole, whole)
     shuffled = np.lexsort((rng.random(batch - left), inside))  # sorts by puzzle, then at random
-    # the last puzzle may be much larger than what is left: drawn without shuffling all of it
+    # the last puzzle may be much larger than what is left, so it is not shuffled as a whole
     last = first[-1] + rng.choice(size[-1], left, replace=False)
-    return np.concatenate([(first[inside] + place)[shuffled], last]), owner
+    return np.concatenate([(first[inside] + within)[shuffled], last]), owner
 
 
 class PuzzleEvalSet:
-    """One test set, read by example."""
+    """One test set of puzzles."""
 
     def __init__(self, member: Member, name: str) -> None:
         puzzle_set = member.split.sets[name]
-        self._rows = Rows([(member.split, name)])
+        self._rows = PuzzleRows([(member.split, name)])
         self._metadata = member.split.metadata
         self._indices = puzzle_set.puzzle_indices.astype(np.int64)
         self._identifiers = (
@@ -246,11 +248,11 @@ class PuzzleEvalSet:
         }
 
 
-def answering(
+def own_examples(
     given: str, train: Sequence[Member], images: int
 ) -> tuple[Callable[[], list[Evaluator]], EvalSet]:
-    """The user's own puzzles, of the kind that the data holds, and what makes evaluators of the
-    answers.
+    """Returns a function that makes evaluators for the user's own puzzles, and these puzzles as an
+    evaluation set. They must be of the kind that the data holds.
     """
     first = train[0].split
     known = first.metadata
@@ -262,9 +264,9 @@ def answering(
     return lambda: [Answers(own, known.vocab_size), AnswersByStep(own)], own
 
 
-def scored(split: PuzzleSplit, name: str, pool: int) -> list[Callable[[], Evaluator]]:
-    """How a set is scored where the user does not say it: ARC's by votes, as TRM does, if all that
-    takes is there.
+def scorers_of(split: PuzzleSplit, name: str, pool: int) -> list[Callable[[], Evaluator]]:
+    """Returns the evaluators of a set if the user names none: votes for ARC, as in TRM, if the
+    dataset has what they need.
     """
     if (split.metadata.vocab_size, split.metadata.seq_len) != (VOCAB, CELLS):
         return []

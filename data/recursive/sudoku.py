@@ -112,8 +112,8 @@ def _one_round(masks: np.ndarray, geo: Geometry) -> tuple[np.ndarray, np.ndarray
     seen = taken[row] | taken[column] | taken[box]
     masks = np.where(fixed, masks, masks & ~seen)
     once, more = np.zeros_like(taken), np.zeros_like(taken)
-    for place in range(geo.size):
-        member = masks[geo.units[:, place]]
+    for cell in range(geo.size):
+        member = masks[geo.units[:, cell]]
         more |= once & member
         once |= member
     consistent &= (once == geo.full).all(axis=0)  # every digit still has a place in every unit

@@ -132,12 +132,12 @@ class Walks:
         """For each puzzle, the image of median difficulty: at least half of the images take as many
         guesses.
         """
-        place = np.argsort(self.guesses[rows], axis=1, kind="stable")[:, IMAGES // 2]
-        image = self.images[rows, place]
+        middle = np.argsort(self.guesses[rows], axis=1, kind="stable")[:, IMAGES // 2]
+        image = self.images[rows, middle]
         given, answers = (
             np.take_along_axis(one[rows], image, axis=1) for one in (self.given, self.answers)
         )
-        return Hard(np.where(given, answers, np.uint8(0)), answers, self.guesses[rows, place])
+        return Hard(np.where(given, answers, np.uint8(0)), answers, self.guesses[rows, middle])
 
 
 def hard_boards(size: int, count: int, min_guesses: int, seed: int, job: int) -> Hard:
@@ -160,7 +160,7 @@ def hard_boards(size: int, count: int, min_guesses: int, seed: int, job: int) ->
     return Hard(*(np.concatenate(parts)[:count] for parts in zip(*made, strict=True)))
 
 
-def relabelled(answers: np.ndarray, size: int) -> np.ndarray:
+def relabel_digits(answers: np.ndarray, size: int) -> np.ndarray:
     """Solved boards with the digits of the first row in order: equal where boards differ by their
     digits' names alone.
     """

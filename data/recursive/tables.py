@@ -23,7 +23,7 @@ class Table(NamedTuple):
     separator: str
     fields: int
     header: bool
-    question: int  # the places of the columns
+    question: int  # the indices of the columns
     answer: int | None
     rating: int | None
 
@@ -62,7 +62,7 @@ def table_of(first: str, fits: Callable[[str], object]) -> Table | None:
     except csv.Error:
         return None
     names = [field.strip().lower() for field in fields]
-    known = {name: place for place, name in reversed([*enumerate(names)])}
+    known = {name: index for index, name in reversed([*enumerate(names)])}
 
     def place_of(choices: Iterable[str]) -> int | None:
         return next((known[name] for name in choices if name in known), None)
@@ -71,7 +71,7 @@ def table_of(first: str, fits: Callable[[str], object]) -> Table | None:
     if question is not None:
         columns = question, place_of(ANSWERS), place_of([RATING])
         return Table(separator, len(fields), True, *columns)
-    fitting = [place for place, field in enumerate(fields) if fits(field)]
+    fitting = [index for index, field in enumerate(fields) if fits(field)]
     if not fitting:
         return None
     beside = fitting[1] if len(fitting) > 1 else None

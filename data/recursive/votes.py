@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.recursive.maze import turned
+from data.recursive.maze import square_symmetries
 from data.recursive.sudoku_sets import cell_permutations, digit_permutations
 from data.source import IGNORE, Arrays, Batch, EvalSet
 from utils.errors import ConfigError
@@ -36,18 +36,18 @@ class Symmetries:
         return len(self.cells_KL)
 
     def image(self, rows: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """Each row as the image of that number."""
+        """Returns each row's image by the symmetry of that number."""
         moved = np.take_along_axis(rows, self.cells_KL[which], 1)
         return np.take_along_axis(self.tokens_KV[which], moved, 1)
 
     def original(self, rows: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """Each image as the puzzle that it is of."""
+        """Undoes `image`."""
         named = np.take_along_axis(self.tokens_KV.argsort(1)[which], rows, 1)
         return np.take_along_axis(named, self.cells_KL.argsort(1)[which], 1)
 
 
 def symmetries(kind: str, seq_len: int, vocab_size: int, images: int, seed: int) -> Symmetries:
-    """Those of Sudoku are drawn among all, mazes have eight."""
+    """Returns symmetries of a kind of puzzles: drawn at random for Sudoku, all eight for mazes."""
     side, tokens = round(seq_len**0.5), np.tile(np.arange(vocab_size), (images, 1))
     if kind == "sudoku":
         rng = np.random.default_rng([seed, images])
@@ -61,7 +61,7 @@ def symmetries(kind: str, seq_len: int, vocab_size: int, images: int, seed: int)
         )
     if images > 8:
         raise ConfigError(f"data.votes={images}: a maze has 8 images; use at most 8")
-    return Symmetries(turned(side)[:images], tokens)
+    return Symmetries(square_symmetries(side)[:images], tokens)
 
 
 class VoteSet:
@@ -133,7 +133,7 @@ class Votes:
             among += int(valid_E.sum())
             for way, answer_EL in enumerate(
                 (
-                    elected(answers_EKL[part], sure_EK[part]),
+                    elect(answers_EKL[part], sure_EK[part]),
                     by_cell(answers_EKL[part], self._vocab_size),
                 )
             ):
@@ -146,13 +146,13 @@ class Votes:
         return Report(metrics, line=shown(metrics))
 
 
-def elected(answers_EKL: np.ndarray, sure_EK: np.ndarray) -> np.ndarray:
-    """The answer for which the images that gave it are surest together; of equals the first."""
+def elect(answers_EKL: np.ndarray, sure_EK: np.ndarray) -> np.ndarray:
+    """Returns the answer with the largest sum of its images' confidence; the first of equals."""
     alike_EKK = (answers_EKL[:, :, None] == answers_EKL[:, None]).all(-1)
     best_E = (alike_EKK * sure_EK[:, None]).sum(-1).argmax(1)
     return answers_EKL[np.arange(len(best_E)), best_E]
 
 
 def by_cell(answers_EKL: np.ndarray, vocab_size: int) -> np.ndarray:
-    """In each cell what most images say; of equals the first token."""
+    """Returns the majority token of each cell; the first of equals."""
     return np.stack([(answers_EKL == token).sum(1) for token in range(vocab_size)], -1).argmax(-1)

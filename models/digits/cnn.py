@@ -1,5 +1,7 @@
 """The classic digit classifier: two convolutions, two linear layers."""
 
+# B batch, 1 channel, H height, W width
+
 from __future__ import annotations
 
 import torch.nn.functional as F
@@ -11,8 +13,8 @@ from utils.spec import Spec
 
 
 class CNN(nn.Module):
-    """conv32 – conv64 – pool – fc128 – fc. Scaled dropout masks are passed in, so that they depend
-    on step and shard alone.
+    """conv32 – conv64 – pool – fc128 – fc. The objective passes in scaled dropout masks, so that
+    they depend on step and shard alone.
     """
 
     dropout_widths = (9216, 128)

@@ -57,12 +57,12 @@ class CausalLM(Objective):
         one of several endings, if it has some.
         """
         if "continuation" in batch:
-            return Prediction({}, {"continuation": self.continued(batch)})
+            return Prediction({}, {"continuation": self.continue_prompt(batch)})
         if "ending_bytes" in batch:
-            return self.chosen(batch)
+            return self.choose_ending(batch)
         return Prediction(self._score(batch)[2])
 
-    def chosen(self, batch: Batch) -> Prediction:
+    def choose_ending(self, batch: Batch) -> Prediction:
         """Takes the likeliest ending of each question, and the likeliest per byte."""
         labels_BCL, bytes_BC = batch["labels"].long(), batch["ending_bytes"]
         logs_BC = -self._nats_of_rows(batch["inputs"].flatten(0, 1), labels_BCL.flatten(0, 1))
@@ -87,7 +87,7 @@ class CausalLM(Objective):
             sums.append(nats.sum(1))
         return torch.cat(sums)
 
-    def continued(self, batch: Batch) -> Tensor:
+    def continue_prompt(self, batch: Batch) -> Tensor:
         """Continues a prompt token by token.
 
         Takes the likeliest token at temperature 0, else draws one of the `top_k` likeliest (0: of
@@ -104,7 +104,7 @@ class CausalLM(Objective):
                 past = [Past() for _ in self.model.blocks]
                 new = tokens_BL if not made else tokens_BL[:, -max(1, room // 2) :]
             logits_BV = self.model.next_logits(new, past)
-            new = _chosen(logits_BV, batch["temperature"], batch["top_k"], draw)
+            new = _draw_tokens(logits_BV, batch["temperature"], batch["top_k"], draw)
             tokens_BL = torch.cat((tokens_BL, new), 1)
             made.append(new)
         return torch.cat(made, 1).int() if made else batch["continuation"]
@@ -132,7 +132,7 @@ class CausalLM(Objective):
         labels_BL = batch["labels"].long()
         counted_BL = labels_BL != IGNORE
         hidden_BLD = self.model(batch["inputs"], batch.get("documents"))
-        summed = self._summed(hidden_BLD.flatten(0, 1), labels_BL.flatten())
+        summed = self._sum_cross_entropy(hidden_BLD.flatten(0, 1), labels_BL.flatten())
         nats = summed[0] if self.z_loss else summed
         weight = counted_BL.sum()
         metrics = {"loss": (nats.detach(), weight)}
@@ -144,7 +144,7 @@ class CausalLM(Objective):
         metrics["log_z2"] = (summed[1].detach(), weight)
         return nats + self.z_loss * summed[1], weight, metrics
 
-    def _summed(self, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
+    def _sum_cross_entropy(self, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
         """Sums piece by piece, so that the logits of all tokens never exist at once."""
         if self.chunk_tokens is None or len(labels_N) <= self.chunk_tokens:
             return self._piece(hidden_ND, labels_N)
@@ -167,7 +167,7 @@ class CausalLM(Objective):
         return torch.stack((nats, squares_N.where(labels_N != IGNORE, 0.0).sum()))
 
 
-def _chosen(
+def _draw_tokens(
     logits_BV: Tensor, temperature_B: Tensor, top_k_B: Tensor, draw: torch.Generator
 ) -> Tensor:
     """Draws one token for each row, on the CPU: the same one for every device that logits are on.

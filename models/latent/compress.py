@@ -1,6 +1,4 @@
-"""Few latents in place of a text: frozen models are to answer questions about it as if they had
-read it.
-"""
+"""Trains latents that stand for a text, so that frozen models answer questions about it."""
 
 # B batch, L positions, M latents, W numbers of each, A tokens of an answer, V vocabulary
 
@@ -17,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.latent import wire
-from models.latent.generation import NOTHING, Before, begun
+from models.latent.generation import NOTHING, Before, begin_tokens
 from models.latent.prefix import Prefix
 from models.layers import widen
 from models.objective import Batch, Carry, Context, Objective, StepOut
@@ -90,7 +88,7 @@ class Compress(Objective):
         return list(self.model.frozen)
 
     def prepare(self, dist: Dist, source: Any, noise: Noise) -> None:
-        """Texts whose latents tell nothing of any other."""
+        """Keeps some training texts: the mean of their latents is a baseline of evaluations."""
         rows = [
             source.train_batch(step, 0)["context"]
             for step in range(-(-USUAL // len(source.train_batch(0, 0)["context"])))
@@ -98,19 +96,19 @@ class Compress(Objective):
         self.usual.copy_(torch.from_numpy(np.concatenate(rows)[:USUAL]))
 
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
-        z = self.model.arriving(self.model.encode(batch["context"]))
+        z = self.model.transmit(self.model.encode(batch["context"]))
         asked = (batch["answer_0"] >= 0).any(-1)  # B, Q: of each text so many questions
-        heard = z if ctx.progress >= self.alone else z.detach()
+        z_for_models = z if ctx.progress >= self.alone else z.detach()  # at first, the gist alone
         terms: dict[str, Tensor] = {}
         right = []
         prefixes = []
         for number in range(len(self.model.model_specs)):
-            prefix, seen = self.model.adapted(number, heard)
+            prefix, seen = self.model.adapt(number, z_for_models)
             prefixes.append(prefix)
             answer = batch[f"answer_{number}"].flatten(0, 1)
             logits = self.model.scores(
                 number,
-                _repeated((prefix, seen), asked.shape[1]),
+                _repeat((prefix, seen), asked.shape[1]),
                 self._question(batch, number),
                 answer,
             )
@@ -167,7 +165,7 @@ class Compress(Objective):
             exact.append(((made == answer) | (answer < 0)).all(1) & counted)
             logits = self.model.scores(
                 number,
-                self.model.adapted(number, latents[self.model.send]),
+                self.model.adapt(number, latents[self.model.send]),
                 self._question(batch, number),
                 answer,
             )
@@ -189,7 +187,7 @@ class Compress(Objective):
         begin = question[:, :1]
         for way in ANSWER_INPUTS:
             if way in latents:
-                yield way, self.model.adapted(number, latents[way]), question
+                yield way, self.model.adapt(number, latents[way]), question
             else:
                 shown = cuts | {"text": text, "nothing": text[:, :0]}
                 yield way, NOTHING, torch.cat((begin, shown[way], question[:, 1:]), 1)
@@ -227,13 +225,13 @@ class Compress(Objective):
         return _mean(_surprise(widen(self.model.gist(z)), context), context >= 0)
 
     def _question(self, batch: Batch, number: int) -> Tensor:
-        """A begin token and the question, one after the other of all texts."""
+        """Returns the questions about all texts as rows, each after a begin token."""
         question, begin = (
             batch[f"question_{number}"].flatten(0, -2),
             self.model.model_specs[number].begin_token,
         )
         assert begin is not None
-        return torch.cat((begun(begin, question), question), 1)
+        return torch.cat((begin_tokens(begin, question), question), 1)
 
     def _cut(self, batch: Batch, number: int, way: str) -> tuple[Tensor, Tensor]:
         """A truncated text in a model's tokens, each row of its own length, and its bytes."""
@@ -267,10 +265,10 @@ def texts_of(context_BL: Tensor) -> list[bytes]:
     return [bytes(byte for byte in row if byte >= 0) for row in context_BL.tolist()]
 
 
-def _repeated(before: Before, times: int) -> Before:
-    """For each question of a text."""
+def _repeat(before: Before, times: int) -> Before:
+    """Repeats each text's prefix for each of its questions."""
     prefix, seen = before
-    again = [layer.repeated(times) for layer in seen]
+    again = [layer.repeat(times) for layer in seen]
     return None if prefix is None else prefix.repeat_interleave(times, 0), again
 
 

@@ -1,4 +1,4 @@
-"""How a frozen language model reads what stands before a question, and answers."""
+"""Makes a frozen language model answer a question after a prefix of vectors or a text."""
 
 # B batch, L positions, D width, V vocabulary, A tokens of an answer, P places of a prefix
 
@@ -12,16 +12,15 @@ from torch import Tensor
 from models.layers import Past
 from models.targets import GPT
 
-# a prefix of the stream [B, P, D], and what layers have seen; both may be missing
+# vectors before the tokens [B, P, D], and the keys and values of each layer; both may be missing
 Before = tuple[Tensor | None, Sequence[Past]]
 NOTHING: Before = (None, ())
 
 
-def joined(*parts_BL: Tensor, at_end: bool = False) -> tuple[Tensor, Tensor]:
-    """Rows of which each part has its own length (behind its end are negative numbers), one part
-    behind the other, and how long they are.
+def concatenate_ragged(*parts_BL: Tensor, at_end: bool = False) -> tuple[Tensor, Tensor]:
+    """Concatenates parts, each padded by negative numbers, row by row without the padding between.
 
-    What is missing stands behind the rows, or before them, if they are to meet `at_end`.
+    Returns the rows, padded on the right (or with `at_end` on the left), and their lengths.
     """
     tokens_BL = torch.cat(parts_BL, 1)
     there_BL = tokens_BL >= 0
@@ -29,8 +28,8 @@ def joined(*parts_BL: Tensor, at_end: bool = False) -> tuple[Tensor, Tensor]:
     return tokens_BL.gather(1, order_BL), there_BL.sum(1)
 
 
-def begun(begin: int, like: Tensor) -> Tensor:
-    """A begin token for every row."""
+def begin_tokens(begin: int, like: Tensor) -> Tensor:
+    """Returns a column with the begin token for every row of `like`."""
     return torch.full((len(like), 1), begin, dtype=like.dtype, device=like.device)
 
 
@@ -39,7 +38,7 @@ def answer_logits(net: GPT, before: Before, said_BL: Tensor, answer_BA: Tensor) 
     before it.
     """
     prefix, seen = before
-    tokens_BL, lengths_B = joined(said_BL, answer_BA)
+    tokens_BL, lengths_B = concatenate_ragged(said_BL, answer_BA)
     x_BLD = net.embed(tokens_BL.clamp_min(0))
     first = 0
     if prefix is not None:
@@ -55,9 +54,9 @@ def answer_logits(net: GPT, before: Before, said_BL: Tensor, answer_BA: Tensor) 
 
 
 def generate(net: GPT, before: Before, said_BL: Tensor, most: int) -> Tensor:
-    """The likeliest token, again and again [B, most]."""
+    """Returns a greedy continuation [B, most]."""
     prefix, seen = before
-    tokens_BL, lengths_B = joined(said_BL, at_end=True)
+    tokens_BL, lengths_B = concatenate_ragged(said_BL, at_end=True)
     x_BLD, there_BL = net.embed(tokens_BL.clamp_min(0)), tokens_BL >= 0
     first = 0
     if prefix is not None:

@@ -284,13 +284,13 @@ class Prefix(nn.Module):
         """A text's latents."""
         return self.encoder(context_BL)
 
-    def arriving(self, z_BMW: Tensor) -> Tensor:
+    def transmit(self, z_BMW: Tensor) -> Tensor:
         """Latents as they arrive; what rounds them is nothing to the gradient, which it would
         end.
         """
         return z_BMW + (wire.sent(z_BMW, self.send) - z_BMW).detach()
 
-    def adapted(self, number: int, z_BMW: Tensor) -> tuple[Tensor, list[Past]]:
+    def adapt(self, number: int, z_BMW: Tensor) -> tuple[Tensor, list[Past]]:
         """Latents as a model's prefix, and as what its layers have seen."""
         return self.adapters[number](z_BMW.to(self.dtype), self.sizes[number])
 

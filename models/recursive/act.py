@@ -1,6 +1,6 @@
 """Adaptive computation time: each slot of the batch thinks about its puzzle until it halts."""
 
-# B slots, T tokens, V vocabulary, S thinking steps
+# B slots, T tokens, L positions (puzzle prefix + tokens), D width, V vocabulary, S starts of z_L
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class ActCarry:
     """The state that each slot keeps from one step to the next."""
 
     state: State
-    steps: Tensor  # how many steps it has thought about its puzzle
-    halted: Tensor  # whether it takes a new puzzle in the next step
+    steps: Tensor  # how many thinking steps it has spent on its puzzle
+    halted: Tensor  # whether the slot takes a new puzzle in the next step
     batch: Batch  # its puzzle
 
 
 class ActObjective(Objective):
-    """Sums the token loss and the halting Q losses over slots; padding rows count nowhere."""
+    """Sums the token loss and the halting Q losses over slots. Padding rows do not count."""
 
     headline = Metric("exact_accuracy")
     costs = frozenset({"lm_loss", "q_halt_loss", "q_continue_loss"})
@@ -52,13 +52,9 @@ class ActObjective(Objective):
     def initial_carry(self, batch: Batch) -> ActCarry:
         """Returns slots that have all halted, so that the first step fills them."""
         slots, tokens = batch["inputs"].shape
-        nobody = torch.zeros_like(batch["puzzle_identifiers"])
-        return ActCarry(
-            self.model.fresh_states(slots, tokens),
-            nobody,
-            torch.ones_like(nobody, dtype=torch.bool),
-            batch,
-        )
+        steps = torch.zeros_like(batch["puzzle_identifiers"])
+        halted = torch.ones_like(steps, dtype=torch.bool)
+        return ActCarry(self.model.fresh_states(slots, tokens), steps, halted, batch)
 
     def look_ahead(
         self, micro_batches: Sequence[tuple[Batch, ActCarry]], alone: bool = False
@@ -68,13 +64,13 @@ class ActObjective(Objective):
             if not table.split:
                 continue
             needed = ("labels", "puzzle_identifiers")
-            refilled = [_refilled(carry, batch, needed) for batch, carry in micro_batches]
-            table.look_ahead([self._trainable_ids(puzzles) for puzzles in refilled], alone)
+            current = [_current_puzzles(carry, batch, needed) for batch, carry in micro_batches]
+            table.look_ahead([self._trainable_ids(puzzles) for puzzles in current], alone)
 
     def forward(self, batch: Batch, carry: ActCarry, ctx: Context) -> StepOut:
         carry = self._refill(carry, batch)
         rows = self.model.puzzle_rows(self._trainable_ids(carry.batch))
-        weights = self.model.weights()
+        weights = self.model.weights_in_dtype()
         think = partial(self.model, weights=weights, progress=ctx.progress)
         state, others = carry.state, None
         if self.model.sizes.starts > 1:
@@ -86,8 +82,8 @@ class ActObjective(Objective):
             steps, last = carry.steps + 1, carry.steps + 1 >= self.model.sizes.halt_max_steps
             halted = self._choose_to_halt(q_B2, steps, last, ctx)
             if not self.model.sizes.no_ACT_continue and self.model.sizes.halt_max_steps > 1:
-                # going on is worth what the better choice is worth one step later; the batch is
-                # large, so that this needs no target net
+                # the value of continuing is that of the better choice one step later; the batch is
+                # large, so no target net is needed
                 _, _, next_B2 = think(state, carry.batch["inputs"], rows)
                 target = torch.sigmoid(torch.where(last, next_B2[:, 0], next_B2.amax(-1)))
 
@@ -103,10 +99,10 @@ class ActObjective(Objective):
         carry: ActCarry,
         rows: Tensor | None,
     ) -> tuple[State, Tensor]:
-        """Thinks once from every start. Returns the state whose start had the least loss, from
-        which alone the net learns, and the z_L to which each start led.
+        """Thinks one step from every start. Returns the state of the start with the lowest loss,
+        the only one that trains, and the z_L that each start led to.
 
-        Winner takes all (Dillon 2026, arXiv 2601.19085): starts may learn to try different things,
+        Winner takes all (Dillon 2026, arXiv 2601.19085): starts can learn to try different things,
         and an evaluation needs only one of them.
         """
         z_H, z_BSLD = carry.state
@@ -120,7 +116,7 @@ class ActObjective(Objective):
         return (z_H, z_BSLD[slots_B, best_B]), after.view_as(z_BSLD)
 
     def predict(self, batch: Batch) -> Prediction:
-        """Answers puzzles, and records the answer after each thinking step."""
+        """Answers puzzles, and records the answers after each thinking step."""
         sizes, seen = self.model.sizes, ByStep(batch["labels"], self.model.sizes.halt_max_steps)
         for step in answers_by_step(self.model, batch):
             logits_BTV, q_B2, steps = step
@@ -147,7 +143,7 @@ class ActObjective(Objective):
         z_H, z_L = carry.state
         state = _where(halted, fresh_H, z_H), _where(halted, fresh_L, z_L)
         steps = torch.where(halted, 0, carry.steps)
-        return ActCarry(state, steps, halted, _refilled(carry, batch, batch))
+        return ActCarry(state, steps, halted, _current_puzzles(carry, batch, batch))
 
     @staticmethod
     def _trainable_ids(batch: Batch) -> Tensor:
@@ -199,8 +195,8 @@ class ActObjective(Objective):
         return loss, weight, metrics
 
 
-def _refilled(carry: ActCarry, batch: Batch, names: Iterable[str]) -> Batch:
-    """Returns the puzzles of all slots, once those that halted have taken new ones."""
+def _current_puzzles(carry: ActCarry, batch: Batch, names: Iterable[str]) -> Batch:
+    """Returns each slot's puzzle in this step: a new one if the slot has halted, else its own."""
     return {name: _where(carry.halted, batch[name], carry.batch[name]) for name in names}
 
 

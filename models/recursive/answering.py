@@ -1,6 +1,6 @@
 """Answers puzzles with a recursive net: for how many steps, along how many chains of thought."""
 
-# P puzzles of a batch, N of them still in work, C chains of each, T tokens, V vocabulary,
+# P puzzles of a batch, N of them still in the batch, C chains of each, T tokens, V vocabulary,
 # L positions, D width
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from models.objective import Batch
 from models.recursive.recursion import RecursiveNet, Sizes, State
 from utils.noise import Noise
 
-# each size of a batch is compiled separately, so there are few sizes, each half of the one before
+# each batch size is compiled separately, so there are few sizes, each half of the one before
 HALVINGS = 3
 
 
@@ -32,7 +32,7 @@ def answers_by_step(model: RecursiveNet, batch: Batch) -> Iterator[tuple[Tensor,
     sizes, inputs = model.sizes, batch["inputs"]
     rows = model.puzzle_rows(batch["puzzle_identifiers"])
     each = partial(torch.repeat_interleave, repeats=sizes.chains, dim=0)
-    state, weights = _beginnings(model, inputs), model.weights()
+    state, weights = _initial_states(model, inputs), model.weights_in_dtype()
     if sizes.chains > 1:
         inputs, rows = each(inputs), None if rows is None else each(rows)
     steps_P = torch.zeros_like(batch["puzzle_identifiers"])
@@ -43,7 +43,7 @@ def answers_by_step(model: RecursiveNet, batch: Batch) -> Iterator[tuple[Tensor,
     for _ in range(sizes.halt_max_steps):
         state, logits_NTV, q_N2 = model(state, inputs, rows, weights)
         if sizes.chains > 1:
-            logits_NTV, q_N2 = _surest(logits_NTV, q_N2, sizes.chains)
+            logits_NTV, q_N2 = _best_chain(logits_NTV, q_N2, sizes.chains)
         if logits_PTV is None or q_P2 is None or not sizes.eval_halt:
             logits_PTV, q_P2 = logits_NTV, q_N2
         else:
@@ -54,7 +54,7 @@ def answers_by_step(model: RecursiveNet, batch: Batch) -> Iterator[tuple[Tensor,
         if sizes.eval_halt:
             answer_NT, before_NT = logits_NTV.argmax(-1), answer_NT
             going_N = going_N & ~(wants_to_halt(q_N2, sizes) & (answer_NT == before_NT).all(-1))
-            stay = _stay(going_N, len(steps_P), model.compiled)
+            stay = _rows_to_keep(going_N, len(steps_P), model.compiled)
             if not len(stay):
                 return
             if len(stay) < len(going_N):
@@ -66,40 +66,39 @@ def answers_by_step(model: RecursiveNet, batch: Batch) -> Iterator[tuple[Tensor,
 
 
 def wants_to_halt(q_B2: Tensor, sizes: Sizes) -> Tensor:
-    """Returns which slots want to halt: TRM by the sign of one logit, HRM where halting is worth
-    more than going on.
+    """Returns which slots want to halt: in TRM if the halting logit is positive, in HRM if it is
+    above the logit of continuing.
     """
     return q_B2[:, 0] > (0.0 if sizes.no_ACT_continue else q_B2[:, 1])
 
 
 def halting_margin(q_B2: Tensor, sizes: Sizes) -> Tensor:
-    """Returns by how much halting is worth more, as a logit: above 0 where slots want to halt."""
+    """Returns the difference of the two logits: positive for slots that want to halt."""
     return q_B2[:, 0] - (0.0 if sizes.no_ACT_continue else q_B2[:, 1])
 
 
-def _stay(going_N: Tensor, puzzles: int, compiled: bool) -> Tensor:
-    """Returns the rows of the batch that stay: those that go on, and for a compiled net others
-    that fill up a size it was compiled for.
+def _rows_to_keep(going_N: Tensor, puzzles: int, compiled: bool) -> Tensor:
+    """Returns the rows that stay in the batch: those that go on, and for a compiled net others, up
+    to a size that it was compiled for.
     """
-    room = going = int(going_N.sum())
+    kept = going = int(going_N.sum())
     if compiled and going:
         sizes = {-(-puzzles // 2**halving) for halving in range(HALVINGS + 1)}
-        room = min(size for size in sizes if size >= going)
-    return (~going_N).to(torch.uint8).argsort(stable=True)[:room]
+        kept = min(size for size in sizes if size >= going)
+    return (~going_N).to(torch.uint8).argsort(stable=True)[:kept]
 
 
-def _surest(logits_NTV: Tensor, q_N2: Tensor, chains: int) -> tuple[Tensor, Tensor]:
+def _best_chain(logits_NTV: Tensor, q_N2: Tensor, chains: int) -> tuple[Tensor, Tensor]:
     """Chooses the chain with the highest halting logit for each puzzle."""
     best = q_N2[:, 0].view(-1, chains).argmax(1)
     chosen = best + torch.arange(0, len(q_N2), chains, device=best.device)
     return logits_NTV[chosen], q_N2[chosen]
 
 
-def _beginnings(model: RecursiveNet, inputs_PT: Tensor) -> State:
-    """Returns the initial states of each puzzle's chains: the learned one, and others around it.
+def _initial_states(model: RecursiveNet, inputs_PT: Tensor) -> State:
+    """Returns the initial states of each puzzle's chains: the net's own, and noisy copies of it.
 
-    Their noise depends on the seed and the puzzle alone, so that neither batches nor ranks change
-    it.
+    The noise depends on the seed and the puzzle alone, not on batches or ranks.
     """
     state, sizes = model.fresh_state(*inputs_PT.shape), model.sizes
     if sizes.chains == 1:

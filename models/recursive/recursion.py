@@ -1,6 +1,7 @@
 """The net that HRM and TRM share: embeddings, two recurrent states, token and halting logits."""
 
-# B batch, L positions (puzzle prefix + tokens), T tokens, D width, V vocabulary, P puzzle width
+# B batch, L positions (puzzle prefix + tokens), T tokens, D width, V vocabulary, P puzzle width,
+# S starts of z_L
 
 from __future__ import annotations
 
@@ -30,9 +31,11 @@ from models.sparse_embedding import SparseEmbedding, SplitEmbedding
 from utils.errors import ConfigError
 from utils.spec import Spec
 
-State = tuple[Tensor, Tensor]  # z_H, z_L
-Cycles = tuple[int, int]  # high, low
-# beyond these, building the net or one of its steps would take forever
+State = tuple[
+    Tensor, Tensor
+]  # z_H [B, L, D] and z_L [B, L, D], or [B, S, L, D] with several starts
+Cycles = tuple[int, int]  # H_cycles, L_cycles
+# larger nets would take forever to build or to step
 MOST = {
     "H_cycles": 1000,
     "L_cycles": 1000,
@@ -127,7 +130,7 @@ class Sizes:
 
 
 class Inner(nn.Module):
-    """The net proper, which is compiled. Puzzle rows are passed in: their table is not dense."""
+    """The net itself, which is compiled. Puzzle rows are passed in, as their table is sparse."""
 
     H_init: Tensor
     L_init: Tensor
@@ -214,7 +217,7 @@ class Inner(nn.Module):
 
 
 class RecursiveNet(nn.Module):
-    """Holds the inner net and casts its weights; the objective asks it for states and passes."""
+    """Wraps the inner net: casts its weights, and makes initial states and steps of reasoning."""
 
     def __init__(self, inner: Inner) -> None:
         super().__init__()
@@ -230,8 +233,8 @@ class RecursiveNet(nn.Module):
     def dtype(self) -> torch.dtype:
         return parse_dtype(self.sizes.forward_dtype)
 
-    def weights(self) -> dict[str, Tensor] | None:
-        """Returns the weights that a step computes with, or None if they need no cast."""
+    def weights_in_dtype(self) -> dict[str, Tensor] | None:
+        """Returns the weights cast to the forward dtype, or None if they need no cast."""
         if self.dtype == self.inner.lm_head.weight.dtype:
             return None
         return cast_weights(self.inner, self.dtype)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from optim.stopwatch import Stopwatch
 from optim.sync.base import Verdict
 from optim.sync.buckets import finite, inverse_weight, magnitude, scale
 from utils.checkpoint.slices import RowRange
@@ -178,3 +179,34 @@ class Common:
         return Verdict(
             total, not bad and math.isfinite(total) and first is None, bad, first, noticed
         )
+
+
+class Stopwatch:
+    """Adds up time spent waiting; on CUDA by events, so that the host does not wait to measure."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._seconds = 0.0
+        self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A context whose time is counted: the host's, or on CUDA the stream's."""
+        if not self._cuda:
+            start = time.perf_counter()
+            yield
+            self._seconds += time.perf_counter() - start
+            return
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        yield
+        end.record()
+        self._spans.append((begin, end))
+
+    def read(self) -> float:
+        """Returns the seconds counted since the last call."""
+        for begin, end in self._spans:
+            end.synchronize()
+            self._seconds += begin.elapsed_time(end) / 1000
+        seconds, self._seconds, self._spans = self._seconds, 0.0, []
+        return seconds

@@ -59,7 +59,7 @@ class DDP(Common):
         # not built in `wrap`, because rehearsals would trigger its hooks; a static graph is learned
         # from a pass that reduces
         if self._net is None and (last or not self._static):
-            self._net = self._wrapped()
+            self._net = self._make_ddp()
         self._missing = sum(p.numel() for p in self.parameters.values())
         alone = nullcontext() if last or self._net is None else self._net.no_sync()
         with self.dist.waiting() if last else alone:
@@ -82,7 +82,7 @@ class DDP(Common):
             )
         return super().finish(weights, checked, notices, late)
 
-    def _wrapped(self) -> DistributedDataParallel:
+    def _make_ddp(self) -> DistributedDataParallel:
         known = inspect.signature(DistributedDataParallel).parameters
         # `broadcast_buffers` before PyTorch 2.13
         new = "forward_sync_buffers"

@@ -96,7 +96,7 @@ def problem(folder: Path) -> str:
                 raise Unreadable("not among the groups of meta.json")
         for group in sorted(stated["groups"]):
             file = folder / f"{group}.safetensors"
-            stored_in(folder, group)
+            find_group(folder, group)
         tables: dict[int, Table] = {}
         for file, owned in pieces_in(folder).items():
             if not 0 <= owned.start < owned.stop <= shards:
@@ -118,30 +118,30 @@ def shards_of(name: str) -> range:
 
 
 def group_of(name: str) -> str:
-    """The group whose tensors a file holds, by its name; empty if it is of none."""
+    """Returns the group whose tensors a file of this name holds, or an empty string."""
     match = PART.fullmatch(name)
     return match[1] if match and match[1] != "shards" else ""
 
 
-def stored_in(folder: Path, group: str) -> dict[str, Stored]:
-    """The tensors of a group; raises Unreadable unless each is there once and whole."""
+def find_group(folder: Path, group: str) -> dict[str, Stored]:
+    """Returns the tensors of a group. Raises Unreadable unless each is complete."""
     files = [
         file for file in sorted(folder.glob("[!.]*.safetensors")) if group_of(file.name) == group
     ]
-    return stored(files or [folder / f"{group}.safetensors"])
+    return find_tensors(files or [folder / f"{group}.safetensors"])
 
 
-def stored(files: Iterable[Path]) -> dict[str, Stored]:
-    """The same, of these files."""
-    found: dict[str, Stored] = {}
+def find_tensors(files: Iterable[Path]) -> dict[str, Stored]:
+    """Returns the tensors in these files. Raises Unreadable unless each is complete."""
+    tensors: dict[str, Stored] = {}
     for file in files:
         for name, entry in tensorfiles.entries(file).items():
             shape = (entry.of, *entry.shape[1:]) if entry.shape else ()
-            tensor = found.setdefault(name, Stored(entry.dtype, shape))
+            tensor = tensors.setdefault(name, Stored(entry.dtype, shape))
             if (tensor.dtype, tensor.shape) != (entry.dtype, shape):
                 raise Unreadable(f"holds another {name[:60]} than the other files", file.name)
             tensor.pieces.append((file, entry))
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         tensor.pieces.sort(key=lambda piece: (piece[1].first, piece[1].size))
         reached = 0
         for file, entry in tensor.pieces:
@@ -151,7 +151,7 @@ def stored(files: Iterable[Path]) -> dict[str, Stored]:
             reached += _rows(entry.shape)
         if reached != _rows(tensor.shape):
             raise Unreadable(f"holds no rows of {name[:60]} from {reached} on", file.name)
-    return found
+    return tensors
 
 
 def pieces_in(folder: Path) -> dict[Path, range]:

@@ -29,9 +29,9 @@ def show(path: str) -> str:
     """A checkpoint's step, what has written it, and every tensor with its type, shape, size and
     files.
     """
-    found = reader.opened(path)
+    found = reader.open_checkpoint(path)
     meta = found.meta
-    groups = {**found.groups, "shards": contents.stored(contents.pieces_in(found.folder))}
+    groups = {**found.groups, "shards": contents.find_tensors(contents.pieces_in(found.folder))}
     tensors = {
         f"{group}/{name}": stored
         for group, members in groups.items()
@@ -70,7 +70,7 @@ def diff(one: str, other: str) -> str:
     for path in (one, other):
         if reader.is_weights(Path(path)):
             raise ConfigError(f"{path}: a file of weights alone; give a run or a step_* folder")
-        reader.opened(path)  # refuses what is missing or cut short
+        reader.open_checkpoint(path)  # refuses what is missing or cut short
     found = same.compare_folders(*(reader.step_folder(Path(path)) for path in (one, other)))
     if found["same"]:
         return f"{SAME}: {found['count']} tensors, to the bit"
@@ -142,8 +142,8 @@ def _table(rows: dict[str, tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join(
-            text.rjust(width) if place == 3 else text.ljust(width)
-            for place, (text, width) in enumerate(zip(cell, widths, strict=True))
+            text.rjust(width) if column == 3 else text.ljust(width)
+            for column, (text, width) in enumerate(zip(cell, widths, strict=True))
         ).rstrip()
         for cell in cells
     ]

@@ -17,14 +17,14 @@ from utils.measure.metrics import Metric
 from utils.ranks.notices import Notices
 from utils.rundir.directory import RunDirectory
 
-# of a checkpoint whose digest is computed behind the run's back, to be shown in its report
+# bytes of the largest checkpoints that are hashed for the report; the second with exact=true
 DIGEST_BYTES, EXACT_BYTES = 64 << 20, 1 << 30
-FAILED_SAVES = 3  # in a row: then the run could not be continued, and stops
+FAILED_SAVES = 3  # in a row, after which the run stops
 
 
 class Checkpointer:
-    """Saves a run by steps, by the clock, when it is better than before, and when it is asked to
-    stop.
+    """Saves a run at intervals of steps and of minutes, when it is the best so far, and when it is
+    asked to stop.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Checkpointer:
         judging_metric: Callable[[str | None], Metric],
         saved_step: int,
     ) -> None:
-        """`judging_metric` makes a metric of what `objective_metric`, or a checkpoint, names."""
+        """`judging_metric` returns the metric that a name stands for: see `Objective`."""
         self._config, self._run, self._saved, self._judged_by = config, run, saved, judging_metric
         folder = run.directory / "checkpoints"
         self._writer = Writer(folder, run.dist, run.say, config.keep, self._record)
@@ -44,7 +44,7 @@ class Checkpointer:
         self._best_before: float | None = None
         self._best_step = -1
         self.take_stall_s = self._writer.take_stall_s
-        if config.objective_metric:  # the user may not think of a sign
+        if config.objective_metric:  # a minus in front means that lower is better
             run.say(
                 "the best checkpoint is the one with the"
                 f" {'lowest' if self._metric.lower_is_better else 'highest'} {self._metric.name}"
@@ -62,8 +62,9 @@ class Checkpointer:
         return Notices.of_this_rank(due, failing, bool(self._run.lost()))
 
     def decide(self, sums: Notices) -> tuple[int, bool]:
-        """Returns the signal to stop by, or 0, and whether it is time to save, from the sums of all
-        ranks' reports.
+        """Returns the signal that stops the run, or 0, and whether it is time to save.
+
+        Called with the sums of all ranks' notices, so all ranks decide the same.
         """
         if sums.directory_is_lost:
             self._give_up("its directory was gone for a moment")
@@ -77,8 +78,8 @@ class Checkpointer:
         return interval is not None and step > 0 and step % interval == 0
 
     def save_if(self, wanted: bool, stopping: bool, evaluated: bool) -> None:
-        """Saves what is wanted, the best, what the interval asks for, and the unsaved steps of a
-        stopping run.
+        """Saves if `wanted`, if an evaluation was the best so far, if the interval is over, or if
+        the run is stopping with unsaved steps.
         """
         better = evaluated and self._is_best()
         if (
@@ -89,7 +90,7 @@ class Checkpointer:
             self._save(better)
 
     def save_unsaved(self) -> None:
-        """Saves unless this step is saved: whatever follows then cannot lose it."""
+        """Saves, unless this step is saved already."""
         if self._saved.run_state.step != self._saved_step:
             self._save(better=False)
 
@@ -97,8 +98,8 @@ class Checkpointer:
         """Waits until the last checkpoint is on the disk; a run must not end without it."""
         step = self._saved.run_state.step
         for _ in range(FAILED_SAVES):
-            # Asked of every rank: rank 0 hosts the store that the others hear by, and must not
-            # leave before they have.
+            # every rank takes part: rank 0 hosts the store, and must not leave before the others
+            # have read the outcome
             problems = self._run.dist.all_gather_text(self._writer.wait())
             if not (problem := next(filter(None, problems), "")):
                 return
@@ -116,12 +117,12 @@ class Checkpointer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # what is being written is finished; after a failure other ranks may be dead, and are not
-        # waited for long
+        # finishes the checkpoint that is being written, but does not wait long after a failure,
+        # when other ranks may be dead
         self._writer.close(None if kind is None else 5.0)
 
     def _record(self, folder: Path) -> None:
-        """Notes a checkpoint that was written, with its digest where that is cheap."""
+        """Logs a checkpoint that was written, with its digest where that is cheap."""
         size = sum(file.stat().st_size for file in folder.iterdir())
         cheap = size <= (EXACT_BYTES if self._config.exact else DIGEST_BYTES)
         step, sha256 = int(folder.name.removeprefix("step_")), digest(folder) if cheap else None
@@ -157,4 +158,4 @@ class Checkpointer:
             f"checkpoint_path={self._run.directory}: {why}; make room there, and start the run"
             " again to go on"
         )
-        raise RunError(self._run.lost() or there)  # rank 0 knows and speaks
+        raise RunError(self._run.lost() or there)  # only rank 0 knows what is lost, and prints it

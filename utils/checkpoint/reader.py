@@ -18,7 +18,7 @@ from utils.checkpoint import contents, manifest, tensorfiles
 from utils.checkpoint import meta as metas
 from utils.checkpoint.contents import Stored
 from utils.checkpoint.manifest import MANIFEST
-from utils.checkpoint.stepfolders import identity, pointed, resolved, steps_in
+from utils.checkpoint.stepfolders import folder_or_aside, identity, read_pointer, steps_in
 from utils.checkpoint.tensorfiles import Unreadable
 from utils.command.instantiate import check_special
 from utils.command.values import leaves
@@ -68,7 +68,7 @@ def load_shards(path: str | Path, shards: Iterable[int]) -> dict[int, Group]:
     return _open(Path(path), [], list(shards), read)
 
 
-def opened(
+def open_checkpoint(
     path: str | Path, only: Collection[str] | None = None, shards: Iterable[int] = ()
 ) -> Opened:
     """The same, without reading: only `meta.json` and sizes are compared with the manifest."""
@@ -139,14 +139,14 @@ def is_weights(path: Path) -> bool:
     """Returns whether it is a file of weights alone, and not `latest` or `best`, which point to a
     checkpoint.
     """
-    return os.path.isfile(path) and not pointed(path)
+    return os.path.isfile(path) and not read_pointer(path)
 
 
 def step_folder(path: Path) -> Path:
     """The folder that a path means: itself, what it points to, or the latest of a run or
     checkpoints folder.
     """
-    folder = resolved(path)
+    folder = folder_or_aside(path)
     if not folder.exists():
         raise ConfigError(
             f"checkpoint={path}: no such file or folder; give a run folder, a step_* folder or a"
@@ -154,14 +154,16 @@ def step_folder(path: Path) -> Path:
         )
     if (folder / "meta.json").exists() or (folder / MANIFEST).exists():
         return folder
-    for pointer in [path] if pointed(path) else [path / "latest", path / "checkpoints" / "latest"]:
+    for pointer in (
+        [path] if read_pointer(path) else [path / "latest", path / "checkpoints" / "latest"]
+    ):
         if pointer.is_file():
-            if not (name := pointed(pointer)):
+            if not (name := read_pointer(pointer)):
                 raise ConfigError(
                     f"checkpoint={path}: {pointer} does not name a step; give one of the step_*"
                     " folders beside it"
                 )
-            if (folder := resolved(pointer.parent / name)).is_dir():
+            if (folder := folder_or_aside(pointer.parent / name)).is_dir():
                 return folder
             raise ConfigError(
                 f"checkpoint={path}: {pointer.name} names {name}, which is not there; give one of"
@@ -177,7 +179,7 @@ def verify(folder: Path, hashed: bool = True) -> str:
     """Empty when every byte of the checkpoint is as it was written and a run can go on from it,
     else one line: the file, and why not. Unless it is `hashed`, the content of tensors may differ.
     """
-    folder = resolved(folder)
+    folder = folder_or_aside(folder)
     return manifest.damage(folder, hashed=hashed) or contents.problem(folder)
 
 
@@ -196,10 +198,10 @@ def newest_whole(
             steps = [step for step in steps_in(directory) if before is None or step < before]
         for i, step in enumerate(steps):
             folder = directory / f"step_{step}"
-            found = identity(resolved(folder))
+            found = identity(folder_or_aside(folder))
             if not (problem := verify(folder, hashed)):
                 return folder
-            if identity(resolved(folder)) != found:
+            if identity(folder_or_aside(folder)) != found:
                 break  # a run that goes on has deleted it meanwhile, or written it anew
             if step not in named:
                 named.add(step)
@@ -256,7 +258,7 @@ def _open(
             groups = [group for group in meta["groups"] if only is None or group in only]
             refuse_damaged(folder, path, partial(_is_of, groups, shards), hashed)
             tensors = {
-                group: _plain(contents.stored_in(folder, group), path, folder) for group in groups
+                group: _plain(contents.find_group(folder, group), path, folder) for group in groups
             }
             states = _shards_in(folder, path, shards)
             return read(Opened(folder, tensors, states, meta, manifest.stated(folder)))
@@ -264,7 +266,7 @@ def _open(
     if not is_weights(path):
         return reading(path, read_folder)
     with _refusing(path):
-        group = {next(iter(only or [""])): _plain(contents.stored([path]), path, path)}
+        group = {next(iter(only or [""])): _plain(contents.find_tensors([path]), path, path)}
         return read(Opened(path.parent, group))
 
 
@@ -307,8 +309,8 @@ def _shards_in(folder: Path, path: Path, wanted: list[int]) -> dict[int, Tensors
 def _digest_of(folder: Path, path: Path) -> str:
     if problem := verify(folder):
         raise ConfigError(f"checkpoint={path}: {folder.name} is damaged ({problem}); {ANOTHER}")
-    groups = {group: contents.stored_in(folder, group) for group in metas.read(folder)["groups"]}
-    groups["shards"] = contents.stored(contents.pieces_in(folder))
+    groups = {group: contents.find_group(folder, group) for group in metas.read(folder)["groups"]}
+    groups["shards"] = contents.find_tensors(contents.pieces_in(folder))
     tensors = {
         f"{group}/{name}": stored
         for group, members in groups.items()
@@ -322,12 +324,12 @@ def _digest_of(folder: Path, path: Path) -> str:
     return total.hexdigest()
 
 
-def _plain(tensors: Tensors, path: Path, place: Path) -> Tensors:
+def _plain(tensors: Tensors, path: Path, folder: Path) -> Tensors:
     """Without the prefix that torch.compile puts before names in published files."""
     plain = {name.removeprefix("_orig_mod."): stored for name, stored in tensors.items()}
     if len(plain) < len(tensors):
         raise ConfigError(
-            f"checkpoint={path}: {place.name} has the same names with and without _orig_mod.; keep"
+            f"checkpoint={path}: {folder.name} has the same names with and without _orig_mod.; keep"
             " one of each"
         )
     return plain

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from utils.checkpoint import manifest, reader
 from utils.checkpoint.meta import config_of
 from utils.checkpoint.registry import Origin, Registry
-from utils.checkpoint.stepfolders import resolved, steps_in
+from utils.checkpoint.stepfolders import folder_or_aside, steps_in
 from utils.command.keys import MAY_CHANGE, SAME_RUN, everywhere, run_values
 from utils.errors import ConfigError, brief, said_of, short
 from utils.files import read_text
@@ -59,7 +59,7 @@ def find(config: DictConfig, dist: Dist, say: Callable[[str], None]) -> Start:
 
     def look() -> Start:
         if config.eval_only:
-            return _evaluated(Path(config.checkpoint))
+            return _weights_to_evaluate(Path(config.checkpoint))
         directory, start = Path(config.checkpoint_path), Start()
         # what a launcher starts again has obeyed `resume=false` already, if it came so far
         if config.resume is not False or started_again(directory):
@@ -77,7 +77,7 @@ def find(config: DictConfig, dist: Dist, say: Callable[[str], None]) -> Start:
             )
         return start
 
-    return _decided(dist, look)
+    return _broadcast_start(dist, look)
 
 
 def fix_arithmetic(config: DictConfig, start: Start, dist: Dist) -> None:
@@ -109,12 +109,12 @@ def restore(
     while start.folder is not None:
         with dist.agreed():
             check_fits(start, config, saved.origin(), total_steps)
-        found, problem = _opened(start, saved, config, dist)
+        opened, problem = _open(start, saved, config, dist)
         if not (problem := _first(problem, dist)):
-            files = saved.files(found.groups, found.shards)
-            problem = damage_seen_by_any(found, files, dist)
+            files = saved.files(opened.groups, opened.shards)
+            problem = damage_seen_by_any(opened, files, dist)
         if not problem:
-            problem = _first(_read(found, saved, dist), dist)
+            problem = _first(_read(opened, saved, dist), dist)
         if not problem:
             saved.run_state.load(start.meta)
             for line in saved.origin().differences(start.meta):
@@ -122,7 +122,7 @@ def restore(
             break
         tries -= 1
         problem = problem.removesuffix(f"; {reader.ANOTHER}")
-        start = _decided(dist, partial(_instead, start, problem, config, run.say, tries))
+        start = _broadcast_start(dist, partial(_instead, start, problem, config, run.say, tries))
     return start
 
 
@@ -149,7 +149,7 @@ def check_fits(start: Start, config: DictConfig, origin: Origin, total_steps: in
         )
 
 
-def _decided(dist: Dist, decide: Callable[[], Start]) -> Start:
+def _broadcast_start(dist: Dist, decide: Callable[[], Start]) -> Start:
     """Sends rank 0's decision to every rank."""
     text = ""
     with dist.agreed():
@@ -160,29 +160,29 @@ def _decided(dist: Dist, decide: Callable[[], Start]) -> Start:
     return Start(Path(folder) if folder else None, continues, meta)
 
 
-def _opened(
+def _open(
     start: Start, saved: Registry, config: DictConfig, dist: Dist
 ) -> tuple[reader.Opened, str]:
     """Returns a checkpoint's content for this rank, or why it does not fit."""
     assert start.folder is not None
-    found, problem = reader.Opened(start.folder, {}), ""
+    opened, problem = reader.Opened(start.folder, {}), ""
     with dist.agreed():
         try:
             shards = [] if config.eval_only else dist.owned_shards(config.shards)
-            found = reader.opened(start.folder, saved.names, shards)
-            saved.check(found.groups, found.shards, start.step)
+            opened = reader.open_checkpoint(start.folder, saved.names, shards)
+            saved.check(opened.groups, opened.shards, start.step)
         except ConfigError as error:
             problem = str(error).replace(f"checkpoint={start.folder}: ", "")
-    return found, problem
+    return opened, problem
 
 
-def _read(found: reader.Opened, saved: Registry, dist: Dist) -> str:
+def _read(opened: reader.Opened, saved: Registry, dist: Dist) -> str:
     """Loads this rank's part; empty unless a run that goes on has deleted the checkpoint
     meanwhile.
     """
     with dist.agreed():
         try:
-            saved.load(found.groups, found.shards)
+            saved.load(opened.groups, opened.shards)
         except OSError as error:
             return f"cannot be read: {brief(error)}"
     return ""
@@ -193,14 +193,14 @@ def _first(problem: str, dist: Dist) -> str:
     return next(filter(None, dist.all_gather_text(problem)), "")
 
 
-def damage_seen_by_any(found: reader.Opened, names: Collection[str], dist: Dist) -> str:
+def damage_seen_by_any(opened: reader.Opened, names: Collection[str], dist: Dist) -> str:
     """Empty if the files that each rank is about to read are as they were written, also on its own
     host; else one line, the same on all ranks.
 
     On each host, a file is hashed by one of the ranks that read it.
     """
-    stated = {name: found.sha256.get(name, "") for name in sorted(names)}
-    everyone = _exchanged([gethostname(), stated], dist)
+    stated = {name: opened.sha256.get(name, "") for name in sorted(names)}
+    everyone = _exchange([gethostname(), stated], dist)
     hashed = {}
     for number, name in enumerate(stated):
         readers = [
@@ -210,10 +210,10 @@ def damage_seen_by_any(found: reader.Opened, names: Collection[str], dist: Dist)
         ]
         if readers[number % len(readers)] == dist.rank:
             try:
-                hashed[name] = str(manifest.entry_of(found.folder / name)["sha256"])
+                hashed[name] = str(manifest.entry_of(opened.folder / name)["sha256"])
             except OSError as error:
                 hashed[name] = f"cannot be read ({brief(error)})"
-    claims = [*enumerate(theirs for _, theirs in everyone), *enumerate(_exchanged(hashed, dist))]
+    claims = [*enumerate(theirs for _, theirs in everyone), *enumerate(_exchange(hashed, dist))]
     expected: dict[str, str] = {}
     for rank, values in claims:
         for name, value in values.items():
@@ -221,15 +221,15 @@ def damage_seen_by_any(found: reader.Opened, names: Collection[str], dist: Dist)
             if unread or (value and value != expected.setdefault(name, value)):
                 where = f" on rank {rank}" if dist.world_size > 1 else ""
                 why = value if unread else "sha256 differs"
-                return f"{found.folder.name} is damaged ({name}: {why}{where})"
+                return f"{opened.folder.name} is damaged ({name}: {why}{where})"
     return ""
 
 
-def _exchanged(value: Any, dist: Dist) -> list[Any]:
+def _exchange(value: Any, dist: Dist) -> list[Any]:
     return [json.loads(text) for text in dist.all_gather_text(json.dumps(value))]
 
 
-def _evaluated(path: Path) -> Start:
+def _weights_to_evaluate(path: Path) -> Start:
     """The weights that `checkpoint` names."""
 
     def read(folder: Path) -> Start:
@@ -266,8 +266,8 @@ def _at(config: DictConfig, own: Path | None) -> Start | None:
     """The checkpoint that `resume` names; None if the run resumes from its own."""
     path, directory = Path(config.resume), Path(config.checkpoint_path)
     if any(
-        _same(path, place)
-        for place in (directory, directory / "checkpoints", directory / "checkpoints" / "latest")
+        _same(path, own_path)
+        for own_path in (directory, directory / "checkpoints", directory / "checkpoints" / "latest")
     ):
         return None
     if reader.is_weights(path):
@@ -277,7 +277,7 @@ def _at(config: DictConfig, own: Path | None) -> Start | None:
 
     def read(folder: Path) -> Start | None:
         folder = _real(folder)
-        if own is not None and _same(folder, resolved(own)):
+        if own is not None and _same(folder, folder_or_aside(own)):
             return None
         if folder.is_relative_to(_real(directory)):
             raise ConfigError(
@@ -300,7 +300,7 @@ def _instead(
     directory, name = Path(config.checkpoint_path), f"step_{start.step}"
     unfit = trouble if trouble.startswith(f"{name} is ") else f"{name} does not fit ({trouble})"
     if config.eval_only:
-        latest = _evaluated(Path(config.checkpoint)) if tries else start
+        latest = _weights_to_evaluate(Path(config.checkpoint)) if tries else start
         if latest.folder == start.folder:
             raise ConfigError(f"checkpoint={start.folder}: {trouble}")
         return latest

@@ -1,4 +1,4 @@
-"""The folders of a run's checkpoints: their names, which one is meant, and which are deleted."""
+"""The folders of a run's checkpoints: their names, pointers to them, and which are deleted."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from pathlib import Path
 from utils.errors import ConfigError, brief
 from utils.files import read_text
 
-# as the writer writes it: step_004 is somebody else's
+# as the writer writes it, without leading zeros: step_004 is not ours
 STEP_FOLDER = re.compile(r"step_(0|[1-9][0-9]*)")
 POINTERS = ("latest", "best")
 
 
 def steps_in(directory: Path) -> list[int]:
-    """The steps that have a folder, newest first; also those that a crash left under the aside
-    name.
-    """
+    """Returns the steps that have a folder, newest first; a crash may have left it set aside."""
     names = (
         [entry.name for entry in directory.iterdir() if entry.is_dir()]
         if directory.is_dir()
@@ -39,22 +37,21 @@ def steps_in(directory: Path) -> list[int]:
     )
 
 
-def replaced(folder: Path) -> Path:
-    """The name of a step folder while a newer one of the same step takes its place."""
+def aside_of(folder: Path) -> Path:
+    """Returns the name for a step folder that is set aside while a newer one replaces it."""
     if not folder.name:  # `.`, or the root
         folder = Path(os.path.abspath(folder))
     return folder.with_name(f".{folder.name}.replaced") if folder.name else folder
 
 
-def resolved(folder: Path) -> Path:
-    """The folder, or the aside folder that holds its content."""
-    # The writer died between moving the old one aside and the new one in: the old one is the
-    # checkpoint.
-    return replaced(folder) if replaced(folder).is_dir() and not folder.is_dir() else folder
+def folder_or_aside(folder: Path) -> Path:
+    """Returns the folder, or if it is missing, the one that was set aside."""
+    # if the writer died before it moved the new folder in, the old one is the checkpoint
+    return aside_of(folder) if aside_of(folder).is_dir() and not folder.is_dir() else folder
 
 
-def pointed(pointer: Path) -> str:
-    """The step folder that `latest` or `best` names; empty if none."""
+def read_pointer(pointer: Path) -> str:
+    """Returns the name of the step folder that `latest` or `best` points to, or an empty string."""
     try:
         name = read_text(pointer).strip()
     except (OSError, ValueError):
@@ -63,7 +60,9 @@ def pointed(pointer: Path) -> str:
 
 
 def identity(folder: Path) -> tuple[int, int] | None:
-    """Distinguishes a folder from another one that took its name; None if it is gone."""
+    """Returns numbers that distinguish a folder from a later one of the same name, or None if it
+    is gone.
+    """
     try:
         status = folder.stat()
     except OSError:
@@ -72,13 +71,13 @@ def identity(folder: Path) -> tuple[int, int] | None:
 
 
 def remove(path: Path) -> None:
-    """Deletes a file or a whole folder; of a link, the link alone."""
+    """Deletes a file, a folder with its content, or a link, but not what the link points to."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
-    shutil.rmtree(path, ignore_errors=True)  # one file that stays must not keep the others
+    shutil.rmtree(path, ignore_errors=True)  # deletes as much as possible
     if path.exists():
-        shutil.rmtree(path)  # says why
+        shutil.rmtree(path)  # raises the error
 
 
 class Retention:
@@ -111,15 +110,15 @@ class Retention:
                 self._attempt(entry, remove)
 
     def make_way(self, path: Path) -> None:
-        """Renames a file or folder of the user's that has a name the writer needs."""
+        """Renames a user's file or folder whose name the writer needs."""
         if os.path.lexists(path):
             aside = _free(path, "old")
             path.rename(aside)
             self._tell(path, f"{path.name} was in the way and is now {aside.name}")
 
     def retire(self, step: int) -> None:
-        """Deletes all but the newest and the best. Later steps belong to a course that the run has
-        left.
+        """Deletes all checkpoints except the newest and the best. Those of later steps belong to an
+        attempt that the run has gone back from.
         """
         if self._keep is None:
             return
@@ -132,7 +131,7 @@ class Retention:
             for number in [number for number in steps if number <= step][: self._keep]
         }
         for name in sorted(
-            {f"step_{number}" for number in steps} - kept - {pointed(self._directory / "best")}
+            {f"step_{number}" for number in steps} - kept - {read_pointer(self._directory / "best")}
         ):
             self._attempt(self._directory / name, _delete)
 
@@ -154,14 +153,14 @@ class Retention:
 
 
 def _delete(folder: Path) -> None:
-    # Renamed first: a folder that is half deleted must not look like a checkpoint.
+    # renamed first, so that a folder that is half deleted never looks like a checkpoint
     deleted = _free(folder.with_name(f".{folder.name}"), "deleted")
-    resolved(folder).rename(deleted)
+    folder_or_aside(folder).rename(deleted)
     remove(deleted)
 
 
 def _free(path: Path, state: str) -> Path:
-    """`path.state-1`, or with the next free number."""
+    """Returns `path.state-1`, or with the first number that is not taken."""
     number = 1
     while os.path.lexists(free := path.with_name(f"{path.name}.{state}-{number}")):
         number += 1

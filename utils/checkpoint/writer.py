@@ -24,7 +24,7 @@ from torch import Tensor
 
 from utils.checkpoint.manifest import MANIFEST, entry_of, text_of
 from utils.checkpoint.slices import Slice, deal
-from utils.checkpoint.stepfolders import Retention, pointed, remove, replaced
+from utils.checkpoint.stepfolders import Retention, aside_of, read_pointer, remove
 from utils.checkpoint.tensorfiles import write
 from utils.errors import ConfigError, brief
 from utils.ranks.distributed import Dist
@@ -279,7 +279,7 @@ class Writer:
                 self._published(self._directory / f"step_{save.step}")
         else:
             shutil.rmtree(save.aside, ignore_errors=True)
-            last = pointed(self._directory / "latest")
+            last = read_pointer(self._directory / "latest")
             kept = f"the last whole one is {last}" if last else "there is no whole one yet"
             with contextlib.suppress(Exception):  # the log may lie on the same full disk
                 self._say(
@@ -368,9 +368,9 @@ def _publish(save: _Save, directory: Path, retention: Retention) -> None:
     for name in pointers:  # before any renaming, because a full disk refuses even these few bytes
         _write_text(directory / f".{name}.writing", f"{final.name}\n")
     if final.is_dir() or final.is_symlink():
-        remove(replaced(final))
+        remove(aside_of(final))
         # a folder cannot be renamed over a full one; until the next line readers look here
-        final.rename(replaced(final))
+        final.rename(aside_of(final))
     retention.make_way(final)
     save.aside.rename(final)
     _sync(directory)
@@ -380,7 +380,7 @@ def _publish(save: _Save, directory: Path, retention: Retention) -> None:
         os.replace(directory / f".{name}.writing", directory / name)
     _sync(directory)
     with contextlib.suppress(OSError):  # the next save of this step, or the next start, tries again
-        remove(replaced(final))
+        remove(aside_of(final))
 
 
 def _write_text(file: Path, text: str) -> None:

@@ -72,7 +72,7 @@ def prepare(
             continue
         if argument.startswith("-") or before in WITH_VALUE:
             options.append(argument)
-        elif override := _prepared(argument):
+        elif override := _prepare(argument):
             overrides.append(override)
     if not sweeps([*options, *overrides]):
         overrides = [literal(override) for override in overrides]
@@ -129,7 +129,7 @@ def refuse_usage() -> None:
     argparse.ArgumentParser.error = refuse  # type: ignore[assignment, method-assign]
 
 
-def _prepared(argument: str) -> str:
+def _prepare(argument: str) -> str:
     """One override as Hydra needs it; empty if it changes nothing."""
     key, _, choice = argument.lstrip("+").partition("=")
     if key == "experiment" and choice in NOTHING and "=" in argument:

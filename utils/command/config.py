@@ -59,7 +59,7 @@ def resolve(
     # Twice: a value must have its proper type before others are filled in with it, and theirs is
     # known only then.
     given = check_keys({key: given[key] for key in mine}, defaults, rules)
-    config = OmegaConf.create(check_keys(filled_in(given), defaults, rules))
+    config = OmegaConf.create(check_keys(fill_in(given), defaults, rules))
     OmegaConf.resolve(config)
     check_divisors(config, rules)
     check_combinations(config, launch)
@@ -112,7 +112,7 @@ def check_keys(
     return right
 
 
-def filled_in(given: Plain) -> Plain:
+def fill_in(given: Plain) -> Plain:
     """Replaces every interpolation by its value."""
     try:
         filled: Any = OmegaConf.to_container(OmegaConf.create(given), resolve=True)

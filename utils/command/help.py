@@ -128,13 +128,13 @@ def _overview(choices: Mapping[str, str], options: Mapping[str, Mapping[str, Pat
     for group in CHOSEN:
         chosen = f" (here {choices[group]})" if group in choices else ""
         names = ", ".join(sorted(options[group]))
-        lines += _wrapped(f"  {group}=", f"{names}{chosen}", indent=14)
+        lines += _wrap_text(f"  {group}=", f"{names}{chosen}", indent=14)
     parts = {"": keys.CONF / "pretrain.yaml"} | {
         group: options[group][choices[group]] for group in GROUPS
     }
     for group, file in parts.items():
         title = f"{group}={choices[group]}: {_about(file)}" if group else "Every run"
-        lines += ["", *_wrapped("", title, indent=0), *_list(*keys.read(file, group))]
+        lines += ["", *_wrap_text("", title, indent=0), *_list(*keys.read(file, group))]
     return "\n".join(lines)
 
 
@@ -145,7 +145,7 @@ def _topic(
     if topic == "experiment" or topic in GROUPS:
         lines = [f"{topic}=" + (f"{choices[topic]}  (the choice here)" if topic in choices else "")]
         for name, file in sorted(options[topic].items()):
-            lines += _wrapped(f"  {name}", _about(file), indent=20)
+            lines += _wrap_text(f"  {name}", _about(file), indent=20)
         if topic in GROUPS:
             listed = _list(*keys.read(options[topic][choices[topic]], topic))
             lines += ["", f"Keys of {topic}={choices[topic]}", *listed]
@@ -178,10 +178,10 @@ def _list(defaults: Any, rules: Rules) -> list[str]:
         if rule.follows or path not in values or path.endswith("_target_") or "[" in path:
             continue
         if heading:
-            lines += ["", *_wrapped("", heading, indent=0)]
+            lines += ["", *_wrap_text("", heading, indent=0)]
         heading = ""
         left = f"  {path:<{KEY_WIDTH}} {short(values[path]):<{DEFAULT_WIDTH}}"
-        lines += _wrapped(left, rule.about, KEY_WIDTH + DEFAULT_WIDTH + 4)
+        lines += _wrap_text(left, rule.about, KEY_WIDTH + DEFAULT_WIDTH + 4)
     return lines
 
 
@@ -202,7 +202,7 @@ def _one(path: str, home: str, default: Any, rules: Rules) -> str:
     marks = {mark for key in above for mark in rules[key].marks}
     said += [meaning for mark, meaning in MEANING.items() if mark in marks]
     for text in filter(None, said):
-        lines += _wrapped("", text, indent=4)
+        lines += _wrap_text("", text, indent=4)
     return "\n".join(lines)
 
 
@@ -214,7 +214,7 @@ def _about(file: Path) -> str:
     return ""
 
 
-def _wrapped(left: str, text: str, indent: int) -> list[str]:
+def _wrap_text(left: str, text: str, indent: int) -> list[str]:
     """`left` and then `text`, whose lines all begin in the same column."""
     width = max(80, min(140, shutil.get_terminal_size((110, 0)).columns))
     before = [left] if len(left) >= indent > 0 else []

@@ -45,7 +45,7 @@ class Rule:
 def checked(path: str, value: Any, default: Any, rule: Rule) -> Any:
     """Returns the value in its proper type; raises ConfigError if it does not fit."""
     holds = rule.holds or (type(default),)
-    fitting = [new for kind in holds if _fits(new := _converted(value, kind), kind)]
+    fitting = [new for kind in holds if _fits(new := _convert(value, kind), kind)]
     if not fitting:
         right = type_names(holds)
         example = (
@@ -118,7 +118,7 @@ def is_interpolation(value: Any) -> bool:
     return isinstance(value, str) and "${" in value
 
 
-def _converted(value: Any, kind: Any) -> Any:
+def _convert(value: Any, kind: Any) -> Any:
     if kind is int and type(value) is float and value.is_integer():
         return int(value)
     return kind(value) if kind in (float, str) and type(value) in (int, float) else value

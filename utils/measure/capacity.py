@@ -123,10 +123,10 @@ def choose(
         # what would be left over is of use to models
         wide = min(most, len(cards) // ranks) if free and devices > 1 else devices
         layouts.append(
-            _filled(Layout(used, ranks, devices, shards, shard_size, needs, split, 1), exact)
+            _fill(Layout(used, ranks, devices, shards, shard_size, needs, split, 1), exact)
         )
         wider = (
-            _filled(replace(layouts[-1], devices=wide, cards=cards[: ranks * wide]), exact)
+            _fill(replace(layouts[-1], devices=wide, cards=cards[: ranks * wide]), exact)
             if wide > devices
             else layouts[-1]
         )
@@ -159,12 +159,12 @@ def spreads(
         ranks = min(shards, len(cards) // devices)
         used = cards[: ranks * devices]
         layouts.append(
-            _filled(Layout(used, ranks, devices, shards, shard_size, needs, split, 1), exact)
+            _fill(Layout(used, ranks, devices, shards, shard_size, needs, split, 1), exact)
         )
     return layouts if len(layouts) > 1 else []
 
 
-def _filled(layout: Layout, exact: bool) -> Layout:
+def _fill(layout: Layout, exact: bool) -> Layout:
     """The layout with as many shards at once as fit."""
     fitting = [
         n for n in range(1, layout.owned + 1) if layout.expected(n) <= smallest(layout.cards).room

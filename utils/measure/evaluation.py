@@ -1,6 +1,4 @@
-"""Evaluation over all ranks, batch by batch together: the same results at any number of ranks,
-known to all of them.
-"""
+"""Evaluates over all ranks. The results are the same at any number of ranks, and known to all."""
 
 from __future__ import annotations
 
@@ -23,25 +21,25 @@ from utils.ranks import signals
 from utils.ranks.distributed import Dist
 
 T = TypeVar("T")
-FIRST = "first index"  # beside the names of metrics, which have no spaces
+FIRST = "first index"  # a key beside the names of metrics, which have no spaces
 
 
 class Means:
-    """The means of the objective's metrics. Sums are kept by batch and added in the order of the
+    """The means of the objective's metrics. Keeps sums by batch, and adds them in the order of the
     examples.
 
-    Batches are the same at any number of ranks, and so are the means, to the last bit.
+    Batches are the same at any number of ranks, so the means have the same bits.
     """
 
-    scalars: Sequence[str] = ()  # whatever a prediction has
-    sums: Tensor  # (metrics, 2), in the order of the sorted names; from `report` on
+    scalars: Sequence[str] = ()  # not known before: all metrics of a prediction
+    sums: Tensor  # (metrics, 2), in the order of the sorted names; set by `report`
 
     def __init__(self) -> None:
         self._sums: dict[int, Tensor] = {}
         self.names: list[str] = []
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
-        if prediction.metrics:  # of some sets there is something to see, and nothing to measure
+        if prediction.metrics:  # some sets are only shown
             self.names, self._sums[int(indices[0])] = (
                 sorted(prediction.metrics),
                 stack(prediction.metrics),
@@ -68,9 +66,9 @@ class Evaluation:
     """The evaluation of all sets after a step, over all ranks."""
 
     def __init__(self, dist: Dist, step: int, folder: Folder, keep: Sequence[str] = ()) -> None:
-        """Every rank writes the inputs and outputs named in `keep` into a file of its own."""
+        """Every rank writes the inputs and outputs named in `keep` to a file of its own."""
         self.dist, self.step, self.keep, self._folder = dist, step, keep, folder
-        # for people, as rank 0 knows them: the means over all sets, and what evaluators say
+        # on rank 0, for the log: means over all sets with the evaluators' lines, and their texts
         self.summary, self.text = "", ""
         self._means: list[Means] = []  # of each set, on rank 0
         self._reports: dict[str, list[Report]] = {}  # by set, of all evaluators, on rank 0
@@ -82,16 +80,16 @@ class Evaluation:
         predict: Callable[[Batch], Prediction],
         evaluators: Sequence[Evaluator] = (),
     ) -> int:
-        """Take in one set: batches, and the indices of their examples. Returns the signal for which
-        all ranks leave it, or 0.
+        """Evaluates one set, given as batches with the indices of their examples.
 
-        Every rank must call it, with equally many batches, because `predict` may talk to the other
-        ranks. Batches without indices are padding alone, and nobody measures them.
+        Called on every rank with equally many batches, because `predict` may talk to other ranks.
+        Batches without indices are only padding and are not measured. Returns the signal that cut
+        the evaluation short on all ranks, or 0.
         """
         of_objective, kept, empty = Means(), [], True
         measuring = [of_objective, *evaluators]
         for indices, batch in batches:
-            # all ranks ask together: one that left by itself would be waited for
+            # all ranks decide together: the others would wait for one that left by itself
             if signum := signals.chosen(self.dist.sums(signals.flags())):
                 return signum
             prediction, empty = predict(batch), False
@@ -109,7 +107,7 @@ class Evaluation:
                 kept += [share | {"index": torch.from_numpy(indices.copy())}] if share else []
         if empty:
             return 0
-        rows = [self._gathered(evaluator.rows()) for evaluator in measuring]
+        rows = [self._gather(evaluator.rows()) for evaluator in measuring]
         with self.dist.agreed():
             if self.dist.is_main:
                 for evaluator in evaluators:
@@ -130,7 +128,9 @@ class Evaluation:
         return 0
 
     def _report(self, evaluator: Evaluator, rows: Mapping[str, Tensor]) -> Report:
-        """An evaluator's report; one that measures nothing, and only shows, never ends a run."""
+        """Returns an evaluator's report. An error ends the run only if the evaluator measures
+        something.
+        """
         try:
             return evaluator.report(rows)
         except ConfigError:
@@ -143,8 +143,8 @@ class Evaluation:
             return Report()
 
     def finish(self) -> dict[str, float]:
-        """Means over all sets, and all metrics of each: the same on every rank. What evaluators
-        have drawn is written.
+        """Returns means over all sets and all metrics of each, on every rank. Rank 0 writes the
+        evaluators' figures, files and pages.
         """
         results: dict[str, float] = {}
         with self.dist.agreed():
@@ -165,21 +165,23 @@ class Evaluation:
             }
             room = scene.MOST_TOGETHER
             for set_name, reports in self._reports.items():
-                metrics = _merged(report.metrics for report in reports)
+                metrics = _merge(report.metrics for report in reports)
                 results |= {
                     _key(set_name, measured, name): float(value) for name, value in metrics.items()
                 }
-                figures = _merged(report.figures for report in reports)
-                files, room = scene.within(_merged(report.files for report in reports), room)
+                figures = _merge(report.figures for report in reports)
+                files, room = scene.within(_merge(report.files for report in reports), room)
                 if figures or files:
                     self._folder.write_report(self.step, set_name, figures, files)
-                for name, content in _merged(report.pages for report in reports).items():
+                for name, content in _merge(report.pages for report in reports).items():
                     self._folder.write_page(name, content)
-        # a float comes back to the last bit, NaN too
+        # JSON keeps floats exactly, also NaN
         return json.loads(self.dist.broadcast_text(json.dumps(results)))
 
     def _lines(self) -> list[str]:
-        """What evaluators add to the summary, with the set's name where several sets have some."""
+        """Returns the evaluators' lines for the summary, with the set's name if several sets have
+        lines.
+        """
         lines = {
             set_name: "  ".join(report.line for report in reports if report.line)
             for set_name, reports in self._reports.items()
@@ -192,7 +194,7 @@ class Evaluation:
         )
 
     def _overall(self) -> dict[str, float]:
-        """The mean of each metric over the sets that have it."""
+        """Returns the mean of each metric over the sets that have it."""
         total: dict[str, Tensor] = {}
         for name, sums in (
             (name, sums)
@@ -203,9 +205,9 @@ class Evaluation:
         names = sorted(total)
         return means(names, torch.stack([total[name] for name in names])) if names else {}
 
-    def _gathered(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """On rank 0 the rows of all ranks, one rank's behind the other's; a rank that has none does
-        not know their names.
+    def _gather(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Concatenates the rows of all ranks on rank 0. A rank without rows does not know their
+        names.
         """
         assert len({len(tensor) for tensor in rows.values()}) <= 1, (
             f"rows differ in number: { {k: len(v) for k, v in rows.items()} }"
@@ -223,8 +225,8 @@ class Evaluation:
         return gathered
 
     def _save(self, path: Path, kept: list[Batch]) -> None:
-        """This rank's share of the kept inputs and outputs, with the index of every example; every
-        rank calls it.
+        """Writes this rank's kept inputs and outputs, with the index of each example. Called on
+        every rank.
         """
         from safetensors import SafetensorError
         from safetensors.torch import save_file
@@ -249,14 +251,15 @@ class Evaluation:
 
 
 def check_names(config: Any, source: Any, objective: Any, to_batch: Callable[[Any], Batch]) -> None:
-    """Metrics and outputs that the configuration names must exist: asked of one empty row of each
-    set, before any training.
+    """Raises ConfigError if the configuration names metrics or outputs that do not exist.
+
+    Called before training: evaluates one padding row of each set.
     """
     metric, outputs = Metric.parse(config.objective_metric or "").name, config.eval_save_outputs
     sets = {name: examples for name, examples in source.eval_sets().items() if len(examples)}
     if not sets or not (metric or outputs):
         return
-    measured, there = {}, set()  # what each set is measured by, and the names of inputs and outputs
+    measured, tensors = {}, set()  # the metrics of each set, and the names of inputs and outputs
     metrics = set()
     objective.eval()
     with torch.no_grad():
@@ -268,13 +271,13 @@ def check_names(config: Any, source: Any, objective: Any, to_batch: Callable[[An
                 for evaluator in (*source.evaluators(key), *objective.evaluators(row))
                 for name in evaluator.scalars
             ]
-            there |= {*row, *prediction.outputs}
+            tensors |= {*row, *prediction.outputs}
             metrics |= {f"eval/{name}" for name in prediction.metrics}
             if names := [*prediction.metrics, *scalars]:
                 measured[key] = names
     objective.train()
     metrics |= {_key(key, measured, name) for key, names in measured.items() for name in names}
-    known = {"objective_metric": metrics, "eval_save_outputs": there}
+    known = {"objective_metric": metrics, "eval_save_outputs": tensors}
     for key, wanted in (
         ("objective_metric", [metric] if metric else []),
         ("eval_save_outputs", outputs),
@@ -292,7 +295,7 @@ def _key(set_name: str, sets: Collection[str], metric: str) -> str:
     return f"eval/{set_name}/{metric}" if len(sets) > 1 else f"eval/{metric}"
 
 
-def _merged(given: Iterable[Mapping[str, T]]) -> dict[str, T]:
+def _merge(given: Iterable[Mapping[str, T]]) -> dict[str, T]:
     merged: dict[str, T] = {}
     for named in given:
         assert not (twice := merged.keys() & named.keys()), (

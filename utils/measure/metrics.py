@@ -19,23 +19,21 @@ MetricSums = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric that runs and checkpoints are judged by; written with a minus if lower is better."""
+    """A metric that tells the best checkpoint. Written with a minus in front if lower is better."""
 
     name: str
     lower_is_better: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Metric:
-        """Parses what `str` wrote, or a user."""
+        """Parses a name with or without a minus."""
         return cls(text.removeprefix("-"), text.startswith("-"))
 
     def __str__(self) -> str:
         return f"-{self.name}" if self.lower_is_better else self.name
 
     def improves(self, results: Mapping[str, float], best: float | None) -> bool:
-        """Returns whether a result is better than the best so far; one that is missing or NaN is
-        not.
-        """
+        """Returns whether a result beats the best so far, which a missing one or NaN does not."""
         value = results.get(self.name, math.nan)
         if math.isnan(value):
             return False
@@ -43,7 +41,7 @@ class Metric:
 
 
 def stack(sums: MetricSums) -> torch.Tensor:
-    """One (metrics, 2) tensor in the order of the sorted names."""
+    """Returns the sums and counts as one (metrics, 2) tensor, in the order of sorted names."""
     return torch.stack(
         [
             torch.stack([part.detach().to(torch.float64) for part in sums[name]])
@@ -53,7 +51,7 @@ def stack(sums: MetricSums) -> torch.Tensor:
 
 
 def means(names: list[str], sums_M2: torch.Tensor) -> dict[str, float]:
-    """The mean of every metric that counted anything."""
+    """Returns the mean of each metric whose count is not 0."""
     return {
         name: total / count
         for name, (total, count) in zip(names, sums_M2.tolist(), strict=True)
@@ -62,10 +60,10 @@ def means(names: list[str], sums_M2: torch.Tensor) -> dict[str, float]:
 
 
 class Meter:
-    """Adds up metrics on the device; only `read` waits for it.
+    """Adds up metrics on the device. Only `read` waits for it.
 
-    Every shard has a row of its own, and rows are added last and in order: the result has the same
-    bits at any number of ranks if the shards' sums have.
+    Each shard has its own row, and `read` adds the rows in order. So results have the same bits at
+    any number of ranks if the shards' sums have.
     """
 
     def __init__(self, shards: int = 1) -> None:
@@ -75,7 +73,7 @@ class Meter:
         self._restored = False
 
     def add(self, sums: MetricSums, shard: int = 0) -> None:
-        """Several shards computed together count as the first of them."""
+        """Adds the metrics of a micro-batch to the row of `shard`, its first one."""
         names, values = sorted(sums), stack(sums)
         if self._restored and names != self._names:
             self._sums = None  # other code wrote the checkpoint, and measured other things
@@ -88,8 +86,8 @@ class Meter:
         self._sums[shard] += values
 
     def read(self, dist: Dist) -> dict[str, float]:
-        """Means over all ranks since the last read; every rank must call it, even with nothing to
-        add.
+        """Returns means over all ranks since the last read. Called on every rank, even if it has
+        nothing to add.
         """
         every = dist.all_gather_text("\n".join(self._names if self._sums is not None else []))
         names = next((text.split("\n") for text in every if text), [])
@@ -109,7 +107,7 @@ class Meter:
         self._names, self._sums = [], None
 
     def state(self, shards: Iterable[int]) -> dict[int, dict[str, torch.Tensor]]:
-        """The sums of these shards since the last read, for a checkpoint."""
+        """Returns the sums of these shards since the last read, for a checkpoint."""
         sums = self._sums
         return {
             shard: {}
@@ -119,11 +117,13 @@ class Meter:
         }
 
     def like(self, saved: Mapping[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
-        """The shape of a shard's saved sums; other code may have measured other things."""
+        """Returns the shapes that a shard's saved sums must have. Names may differ: other code may
+        have measured other metrics.
+        """
         return {name: torch.empty(2, dtype=torch.float64, device="meta") for name in saved}
 
     def load(self, saved: Mapping[int, Mapping[str, torch.Tensor]], device: torch.device) -> None:
-        """Continue from a saved `state`."""
+        """Restores a saved `state`."""
         self.clear()
         for shard, sums in saved.items():
             if sums:
@@ -135,7 +135,7 @@ class Meter:
 
 
 class Clock:
-    """Measures speed since it was made: steps, examples, and time spent waiting for data."""
+    """Measures speed since its construction: steps, examples, and time spent waiting for data."""
 
     def __init__(self) -> None:
         self.start, self.steps, self.examples, self.waited = time.perf_counter(), 0, 0, 0.0
@@ -151,13 +151,13 @@ class Clock:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """A context around what the step waits for."""
+        """A context for waiting for data."""
         begun = time.perf_counter()
         yield
         self.waited += time.perf_counter() - begun
 
     def speeds(self, tokens: int, reducing_s: float, saving_s: float) -> dict[str, float]:
-        """The average cost of a step; `tokens` make an example."""
+        """Returns average speeds and times for each step. An example has `tokens` tokens."""
         seconds, steps = self.seconds, max(1, self.steps)
         return {
             "speed/examples_per_s": self.examples / seconds,
@@ -178,5 +178,5 @@ def wilson(successes: int, among: int) -> tuple[float, float]:
 
 
 def shown(metrics: Mapping[str, float]) -> str:
-    """Metrics as the log has them."""
+    """Returns metrics as one line of the log."""
     return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from utils.measure.metrics import MetricSums
 
-Batch = dict[str, Tensor]
+Batch = dict[str, Tensor]  # tensors by name; the first dimension is the example
 
 
 @dataclass(frozen=True)
@@ -33,44 +33,44 @@ class Report:
     files: dict[str, str | bytes] = field(default_factory=dict)
     # pages at the top of the run's directory, by file name, in place of earlier ones
     pages: dict[str, str] = field(default_factory=dict)
-    text: str = ""  # for people, where an evaluation ends the run
-    line: str = ""  # for people, behind the means in the log's line on every evaluation
+    text: str = ""  # printed at the end of the run
+    line: str = ""  # printed after the means in the log's line on each evaluation
 
 
 class Evaluator(Protocol):
-    """Measures one set of examples beyond sums; made anew for each evaluation of it."""
+    """Measures more than means on one set. A new one is made for each evaluation."""
 
     @property
     def scalars(self) -> Sequence[str]:
-        """The names of the metrics that it will report, unless it finds nothing to measure."""
+        """The names of the metrics that `report` returns, unless there is nothing to measure."""
         ...
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
-        """Take in one of this rank's batches, as read, and what was computed of it, on the device.
-        Rows beyond `indices` are padding.
+        """Adds one of this rank's batches and its prediction. Both are on the device; rows beyond
+        `indices` are padding. Called on the rank that evaluates the batch.
         """
         ...
 
     def rows(self) -> dict[str, Tensor]:
-        """Returns this rank's findings: tensors of one length, which are gathered to rank 0; {} for
-        none.
+        """Returns this rank's results as tensors of one length, which are gathered to rank 0; {} if
+        there are none.
         """
         ...
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:
-        """On rank 0, from all ranks' rows on the CPU, in no particular order; {} where no rank had
-        any.
+        """Returns metrics, figures and files. Called on rank 0 with all ranks' rows, on the CPU and
+        in no particular order; {} if no rank has any.
         """
         ...
 
 
 @runtime_checkable
 class Recalls(Protocol):
-    """An evaluator that also counts files that earlier evaluations of its set have left."""
+    """An evaluator that also reads files that earlier evaluations of its set have written."""
 
     def recall(self, step: int, earlier: Callable[[str, int], Sequence[Path]]) -> None:
-        """On rank 0, before `report`: which step this is after, and where the last so many of a
-        name lie.
+        """Called on rank 0 before `report`. `step` is the number of steps done; `earlier(name, n)`
+        returns the paths of the last n files of a name.
         """
         ...
 
@@ -86,15 +86,15 @@ class Folder(Protocol):
     def write_report(
         self, step: int, set_name: str, figures: Mapping[str, str], files: Mapping[str, str | bytes]
     ) -> None:
-        """Figures and files of a step and a set, by name."""
+        """Writes figures and files of a step and a set, by name."""
         ...
 
     def write_page(self, name: str, content: str) -> None:
-        """A page at the top of the run's directory, in place of an earlier one."""
+        """Writes a page at the top of the run's directory, in place of an earlier one."""
         ...
 
     def earlier_files(self, step: int, set_name: str, name: str, most: int) -> Sequence[Path]:
-        """Those of this name that evaluations of the set have left before a step, at most so many,
-        the newest first.
+        """Returns the files of this name that evaluations of the set wrote before a step: at most
+        `most`, the newest first.
         """
         ...

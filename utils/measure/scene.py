@@ -51,7 +51,7 @@ def spread(last: int, most: int) -> list[int]:
     count = min(last, most)
     if count == 1:
         return [last]
-    return [1 + place * (last - 1) // (count - 1) for place in range(count)]
+    return [1 + index * (last - 1) // (count - 1) for index in range(count)]
 
 
 def levels(values: Sequence[float]) -> str:

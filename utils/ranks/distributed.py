@@ -1,4 +1,4 @@
-"""One `Dist` per process: its rank, its device, and the few collectives that everything uses."""
+"""One `Dist` per process: its rank, its device, and the collectives that all code uses."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from utils.ranks.failure_watch import Watch
 from utils.ranks.launchers import Launch, detect
 from utils.ranks.rendezvous import Meeting, exchange, found_by_all, meet
 
-# the watch ends a wait; the backend would count time in which all ranks were suspended
+# the failure watch ends waits; the backend's timeout would count time that a rank was suspended
 BACKSTOP_S = 86400.0
 
 
 @dataclass(frozen=True)
 class Dist:
-    """This process among its peers. With one process, collectives do nothing."""
+    """This process's rank and device. With one process, collectives do nothing."""
 
     rank: int = 0
     world_size: int = 1
@@ -41,33 +41,33 @@ class Dist:
         return self.rank == 0
 
     def owned_shards(self, shards: int, rank: int | None = None) -> range:
-        """The contiguous block of shards that a rank owns; their sizes differ by one at most."""
+        """Returns the contiguous block of shards that a rank owns; sizes differ by at most one."""
         rank = self.rank if rank is None else rank
         size, extra = divmod(shards, self.world_size)
         start = rank * size + min(rank, extra)
         return range(start, start + size + (rank < extra))
 
     def waiting(self) -> AbstractContextManager[None]:
-        """A context around everything that waits for other ranks; a wait longer than timeout_s is a
-        hang.
+        """A context for everything that waits for other ranks. After `timeout_s` the failure watch
+        ends the run.
         """
         return nullcontext() if self.watch is None else self.watch.waiting()
 
     def wait(self, work: c10d.Work | None) -> None:
-        """Finish what `all_reduce(async_op=True)` began."""
+        """Waits for `all_reduce(async_op=True)`."""
         if work is not None:
             with self.waiting():
                 work.wait()
 
     def all_reduce(self, tensor: torch.Tensor, async_op: bool = False) -> c10d.Work | None:
-        """Sum in place over all ranks."""
+        """Sums a tensor over all ranks, in place."""
         if self.world_size == 1:
             return None
         with nullcontext() if async_op else self.waiting():
             return c10d.all_reduce(tensor, async_op=async_op)
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Each of these numbers, summed over all ranks."""
+        """Returns each of these numbers summed over all ranks."""
         if self.world_size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -76,8 +76,8 @@ class Dist:
             return tensor.tolist()
 
     def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Cut along the first dimension into one chunk per rank, send chunk r to rank r, and return
-        the received chunks in rank order.
+        """Splits a tensor along its first dimension into one chunk per rank, and sends chunk r to
+        rank r. Returns the received chunks in rank order.
         """
         if self.world_size == 1:
             return tensor
@@ -87,7 +87,7 @@ class Dist:
         return received
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors of all ranks in rank order; all must have the same shape."""
+        """Returns the tensors of all ranks in rank order. All must have the same shape."""
         if self.world_size == 1:
             return [tensor]
         tensor = tensor.contiguous()
@@ -97,8 +97,8 @@ class Dist:
         return parts
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor] | None:
-        """On rank 0 the tensors of all ranks, of any type and shape, on the CPU; None on other
-        ranks.
+        """Returns the tensors of all ranks on rank 0, on the CPU, and None on other ranks. Their
+        types and shapes may differ.
         """
         # gloo cannot read the memory of a GPU
         on_device = self.world_size > 1 and c10d.get_backend() == "nccl"
@@ -106,7 +106,8 @@ class Dist:
         dtype = str(tensor.dtype).removeprefix("torch.")
         shapes = self.all_gather_text(" ".join([dtype, *map(str, tensor.shape)]))
         if not self.is_main:
-            # as bytes: backends send few types. Cloned: `contiguous` keeps one element's strides
+            # sent as bytes, because backends send few types; cloned, because `contiguous` keeps the
+            # strides of a single element
             whole = tensor.clone(memory_format=torch.contiguous_format)
             content = whole.view(-1).view(torch.uint8)
             if len(content):
@@ -126,17 +127,17 @@ class Dist:
         return parts
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Overwrite the tensor with rank 0's."""
+        """Overwrites a tensor with rank 0's."""
         if self.world_size > 1:
             with self.waiting():
                 c10d.broadcast(tensor, src=0)
 
     def broadcast_text(self, text: str) -> str:
-        """Rank 0's text on every rank."""
+        """Returns rank 0's text on every rank."""
         return self.all_gather_text(text if self.is_main else "")[0]
 
     def all_gather_text(self, text: str) -> list[str]:
-        """Every rank's text, sent as bytes because nothing here unpickles a message."""
+        """Returns every rank's text. Sent as bytes, because nothing here unpickles a message."""
         if self.world_size == 1:
             return [text]
         content = text.encode(errors="surrogateescape")  # a path may hold bytes that are not UTF-8
@@ -152,7 +153,7 @@ class Dist:
         ]
 
     def barrier(self) -> None:
-        """Wait until every rank is here; the host waits too, not only its CUDA stream."""
+        """Waits until every rank calls it. The host waits too, not only its CUDA stream."""
         if self.world_size > 1:
             self.sums([1.0])
 
@@ -199,7 +200,7 @@ _current: Dist | None = None
 
 
 def pick_device(requested: str, launch: Launch) -> torch.device:
-    """The device of this process, from its local rank."""
+    """Returns this process's device: `requested`, or the one of its local rank."""
     kind = requested
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -227,7 +228,7 @@ def pick_device(requested: str, launch: Launch) -> torch.device:
 
 
 def pick_backend(requested: str, device: torch.device) -> str:
-    """The backend of collectives for a device."""
+    """Returns the backend of collectives: `requested`, or the one that suits the device."""
     chosen = requested if requested != "auto" else ("nccl" if device.type == "cuda" else "gloo")
     known = {"gloo": c10d.is_gloo_available, "nccl": c10d.is_nccl_available}
     if chosen not in known or not known[chosen]():
@@ -243,15 +244,16 @@ def pick_backend(requested: str, device: torch.device) -> str:
 
 
 def start(device: str = "auto", backend: str = "auto", timeout_s: float = 600.0) -> Dist:
-    """Join the process group, once per process: the jobs of a multirun share it, its watch and its
-    timeout.
+    """Joins the process group and returns this process's `Dist`.
+
+    A process joins once: the jobs of a multirun share the group, its watch and its timeout.
     """
     global _current
     launch = detect(os.environ)
     if launch.launcher == "none":
-        return _placed(launch, device, backend, timeout_s)[0]
+        return _place_on_device(launch, device, backend, timeout_s)[0]
     if _current is not None:
-        dist, chosen = _placed(launch, device, backend, timeout_s)
+        dist, chosen = _place_on_device(launch, device, backend, timeout_s)
         if chosen != c10d.get_backend():
             raise ConfigError(
                 f"backend={chosen}: this process already runs {c10d.get_backend()}; sweep over"
@@ -264,7 +266,7 @@ def start(device: str = "auto", backend: str = "auto", timeout_s: float = 600.0)
     assert _current is not None
     watch = _current.watch
     with _current.waiting():
-        dist, chosen = _compared(meeting, device, backend)
+        dist, chosen = _choose_device(meeting, device, backend)
     _current = replace(dist, watch=watch, store=meeting.client("helpers"))
     with _current.waiting():
         c10d.init_process_group(
@@ -279,7 +281,7 @@ def start(device: str = "auto", backend: str = "auto", timeout_s: float = 600.0)
 
 
 def _enlist(watch: Watch) -> None:
-    """From now on errors and the end of this rank are reported to all."""
+    """Starts the watch, which reports errors and the end of this rank to all others."""
     global _current
     launch = detect(os.environ)
     _current = Dist(launch.rank, launch.world_size, launch.local_rank, launch.launcher, watch=watch)
@@ -293,8 +295,8 @@ def current() -> Dist | None:
 
 
 def group(dist: Dist) -> c10d.ProcessGroup:
-    """The group of all ranks, for parts of PyTorch that need one; a single process makes one of
-    itself.
+    """Returns the group of all ranks, for parts of PyTorch that need one. A single process makes
+    one.
     """
     if not c10d.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if dist.device.type == "cuda" else "gloo"
@@ -304,7 +306,7 @@ def group(dist: Dist) -> c10d.ProcessGroup:
 
 
 def stop() -> None:
-    """Leave the process group; further calls do nothing."""
+    """Leaves the process group. Further calls do nothing."""
     global _current
     if _current is not None and _current.watch is not None:
         _current.watch.stop()
@@ -313,14 +315,15 @@ def stop() -> None:
         c10d.destroy_process_group()
 
 
-def _compared(meeting: Meeting, device: str, backend: str) -> tuple[Dist, str]:
-    """Choose device and backend, and compare them before there is a group: a rank without its
-    device would leave the others waiting.
+def _choose_device(meeting: Meeting, device: str, backend: str) -> tuple[Dist, str]:
+    """Chooses device and backend, and compares backends and GPUs with the other ranks.
+
+    This comes before the process group, in which others would wait for a rank without a device.
     """
     launch = meeting.launch
     dist, own = Dist(), {"error": "", "backend": "", "card": ""}
     try:
-        dist, own["backend"] = _placed(launch, device, backend, meeting.timeout_s)
+        dist, own["backend"] = _place_on_device(launch, device, backend, meeting.timeout_s)
         if own["backend"] == "nccl":
             own["card"] = str(torch.cuda.get_device_properties(dist.device).uuid)
     except ConfigError as error:
@@ -336,7 +339,9 @@ def _compared(meeting: Meeting, device: str, backend: str) -> tuple[Dist, str]:
 
 
 def _refuse_errors(errors: Sequence[str], launch: Launch) -> None:
-    """Errors of ranks that cannot have their device, by rank; empty where there is none."""
+    """Raises the first error of a rank that cannot have its device. `errors` are by rank, empty
+    where there is none.
+    """
     rank = next((rank for rank, error in enumerate(errors) if error), None)
     if rank is None:
         return
@@ -348,8 +353,9 @@ def _refuse_errors(errors: Sequence[str], launch: Launch) -> None:
 
 
 def _refuse_shared_cards(cards: Sequence[str]) -> None:
-    """NCCL's own error comes late and fills a page. `cards` are by rank, empty for ranks without
-    NCCL.
+    """Refuses two NCCL ranks on one GPU, for which NCCL's own error comes late and fills a page.
+
+    `cards` are by rank, empty for ranks without NCCL.
     """
     for rank, card in enumerate(cards):
         if card and (first := cards.index(card)) != rank:
@@ -359,7 +365,9 @@ def _refuse_shared_cards(cards: Sequence[str]) -> None:
             )
 
 
-def _placed(launch: Launch, device: str, backend: str, timeout_s: float) -> tuple[Dist, str]:
+def _place_on_device(
+    launch: Launch, device: str, backend: str, timeout_s: float
+) -> tuple[Dist, str]:
     where = pick_device(device, launch)
     chosen = pick_backend(backend, where)
     if where.type == "cuda":

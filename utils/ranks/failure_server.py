@@ -39,7 +39,7 @@ class Peer:
     rank: int = -1  # until it has introduced itself
     entered: int = 0  # waits for others, so far
     waited_s: float = -1.0  # in the present wait; negative: it does not wait
-    place: str = ""
+    location: str = ""  # the line of code that it is at
     heard: float = field(default_factory=time.monotonic)
     state: str = "here"  # or expected (it has not come yet), left, failed
 
@@ -182,7 +182,7 @@ class FailureServer:
                 # malformed messages are ignored
                 with suppress(KeyError, TypeError, ValueError, OverflowError):
                     self._read(peer, message)
-            elif (known := self._introduced(connection, message)) is not None:
+            elif (known := self._introduce(connection, message)) is not None:
                 peer = known
             else:
                 messages = None  # not one of our ranks
@@ -196,7 +196,7 @@ class FailureServer:
         if self._listeners and not any(other.state == "expected" for other in self._peers):
             self._close_door()
 
-    def _introduced(self, connection: Connection, message: Message) -> Peer | None:
+    def _introduce(self, connection: Connection, message: Message) -> Peer | None:
         """The rank that a first message names, unless it is none or has come already."""
         rank = message.get("rank")
         if type(rank) is not int or not 0 <= rank < len(self._peers):
@@ -215,8 +215,12 @@ class FailureServer:
     def _read(self, peer: Peer, message: Message) -> None:
         peer.heard = time.monotonic()
         if "beat" in message:
-            entered, waited_s, place = message["beat"]
-            peer.entered, peer.waited_s, peer.place = int(entered), float(waited_s), str(place)
+            entered, waited_s, location = message["beat"]
+            peer.entered, peer.waited_s, peer.location = (
+                int(entered),
+                float(waited_s),
+                str(location),
+            )
         elif "left" in message:
             peer.state = "left"
         elif "failed" in message:
@@ -295,17 +299,17 @@ def hang(peers: Sequence[Peer], timeout_s: float) -> str:
     # holds them up.
     missing = [peer for peer in absent if not peer.answers or peer.entered < furthest] or absent
     if not missing:
-        places = "; ".join(f"rank {peer.rank} at {peer.place}" for peer in waiting)
+        places = "; ".join(f"rank {peer.rank} at {peer.location}" for peer in waiting)
         return f"the ranks wait for each other for longer than timeout_s={timeout_s:g} s: {places}"
     first = missing[0]
-    silent = f"no longer answers (stopped, or its host is down); it was last at {first.place}"
+    silent = f"no longer answers (stopped, or its host is down); it was last at {first.location}"
     known = {"left": "has ended already", "expected": "has not come at all"}
-    doing = known.get(first.state) or (f"is at {first.place}" if first.answers else silent)
+    doing = known.get(first.state) or (f"is at {first.location}" if first.answers else silent)
     who = "it" if len(missing) == 1 else f"rank {first.rank}"
     ranks = named([peer.rank for peer in missing])
     return (
         f"{ranks} did not come within timeout_s={timeout_s:g} s: {who} {doing}; the others wait at"
-        f" {waiting[0].place}"
+        f" {waiting[0].location}"
     )
 
 

@@ -134,7 +134,9 @@ class Watch:
             now = time.monotonic()
             if now >= due:
                 due = now + BEAT_S
-                self._connection.send({"beat": [self._entered, self._waited_s(now), self._place()]})
+                self._connection.send(
+                    {"beat": [self._entered, self._waited_s(now), self._location()]}
+                )
                 self._look_for_launcher(now)
                 self._doubt(now)
         selector.close()
@@ -198,7 +200,7 @@ class Watch:
             and self._server is None
         ):
             late = f"did not come within timeout_s={self.timeout_s:g} s: it no longer answers"
-            here = f"; the others wait at {self._place()}" if waits_too_long else ""
+            here = f"; the others wait at {self._location()}" if waits_too_long else ""
             self._rank_0_is_lost(
                 f"rank 0 {late if waits_too_long else 'no longer answers'} (stopped, or its host is"
                 f" down){here}",
@@ -253,15 +255,15 @@ class Watch:
         """Seconds of the present wait for others, or -1."""
         return now - self._since if self._depth else -1.0
 
-    def _place(self) -> str:
+    def _location(self) -> str:
         frame = sys._current_frames().get(self._main or 0)
         try:
-            return place(frame)
+            return location_of(frame)
         finally:
             del frame  # what a frame refers to, tensors too, lives as long as somebody holds it
 
 
-def place(frame: FrameType | None) -> str:
+def location_of(frame: FrameType | None) -> str:
     """Returns the lines at which a thread is: its innermost line in this repository, and the line
     of pretrain.py that led there.
     """

@@ -10,9 +10,9 @@ from utils.ranks import signals
 
 @dataclass(frozen=True)
 class Notices:
-    """One rank's notices, each 0 or 1; or their sums over ranks and steps."""
+    """One rank's notices, each 0 or 1, or their sums over ranks and steps."""
 
-    sigterm: float = 0.0  # this rank was asked to stop
+    sigterm: float = 0.0  # this rank got the signal
     sigint: float = 0.0
     sigusr1: float = 0.0
     save_is_due: float = 0.0  # by rank 0's clock
@@ -21,21 +21,21 @@ class Notices:
 
     @classmethod
     def of_this_rank(cls, due: bool, failing: bool, lost: bool) -> Notices:
-        """With the signal that this process has heard."""
+        """Makes this rank's notices, with the signal that its process has got."""
         sigterm, sigint, sigusr1 = signals.flags()
         return cls(sigterm, sigint, sigusr1, float(due), float(failing), float(lost))
 
     @classmethod
     def from_numbers(cls, numbers: Sequence[float]) -> Notices:
-        """The inverse of `numbers`."""
+        """Makes notices of what `numbers` returned, or of sums of it."""
         return cls(*numbers)
 
     def numbers(self) -> tuple[float, ...]:
-        """To be sent, and summed over ranks."""
+        """Returns the numbers to send, which are summed over ranks."""
         return astuple(self)
 
     def signal(self) -> int:
-        """The signal that all ranks follow, or 0."""
+        """Returns the signal that all ranks follow, or 0."""
         return signals.chosen((self.sigterm, self.sigint, self.sigusr1))
 
     def __add__(self, other: Notices) -> Notices:

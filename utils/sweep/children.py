@@ -38,7 +38,7 @@ class Child:
 
     job: Job
     process: subprocess.Popen[bytes]
-    place: int
+    share: int  # the number of its share of the machine
     asked: int = 0  # the first signal that was handed on to it
     # the beginning of a line, by file descriptor
     unfinished: dict[int, bytes] = field(default_factory=dict)
@@ -128,9 +128,9 @@ class Children:
                 self._pipes.register(stream, selectors.EVENT_READ, (child, out))
 
     def _free_share(self) -> tuple[int, Mapping[str, str]]:
-        taken = {child.place for child in self._running}
+        taken = {child.share for child in self._running}
         return next(
-            (place, share) for place, share in enumerate(self._shares) if place not in taken
+            (number, share) for number, share in enumerate(self._shares) if number not in taken
         )
 
     def _listen(self) -> None:

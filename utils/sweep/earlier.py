@@ -63,13 +63,13 @@ def with_earlier_runs_made(
             "yes" if is_arguments(value) else ""
         ):
             with dist.agreed():
-                earlier = _resolved(path, value, config)
-            done = _finished(earlier, dist)
+                earlier = _resolve(path, value, config)
+            done = _is_finished(earlier, dist)
             if not done and config.plan == "show":
                 raise ConfigError(
                     f"plan=show: {path} is a run that is not made yet; python pretrain.py {value}"
                 )
-            if not done and not _made(earlier, run):
+            if not done and not _made_here(earlier, run):
                 _wait(path, earlier, dist, run)
             OmegaConf.update(config, path, os.path.abspath(earlier.checkpoint_path))
     return config
@@ -80,7 +80,7 @@ def is_arguments(value: str) -> bool:
     return "=" in value and "/" not in value.partition("=")[0] and not os.path.exists(value)
 
 
-def _resolved(path: str, value: str, config: DictConfig) -> DictConfig:
+def _resolve(path: str, value: str, config: DictConfig) -> DictConfig:
     """The configuration of the run that these arguments describe."""
     try:
         given = shlex.split(value)
@@ -100,7 +100,7 @@ def _resolved(path: str, value: str, config: DictConfig) -> DictConfig:
         raise ConfigError(f"{path}={short(value)}: {line or str(error).splitlines()[0]}") from None
 
 
-def _finished(earlier: DictConfig, dist: Dist) -> bool:
+def _is_finished(earlier: DictConfig, dist: Dist) -> bool:
     """Returns whether this run exists and is finished, as rank 0 sees it."""
     folder = Path(earlier.checkpoint_path)
     done = (
@@ -127,7 +127,7 @@ def _wait(path: str, earlier: DictConfig, dist: Dist, run: Callable[[DictConfig]
     """Waits until another process has made the run, or has given up and this one can make it."""
     if dist.is_main:
         print(f"{path}: waiting for {earlier.checkpoint_path}, which another run makes", flush=True)
-    while not _finished(earlier, dist) and not _made(earlier, run):
+    while not _is_finished(earlier, dist) and not _made_here(earlier, run):
         time.sleep(PAUSE_S)
         if signum := signals.chosen(dist.sums(signals.flags())):
             raise Stopped(
@@ -135,7 +135,7 @@ def _wait(path: str, earlier: DictConfig, dist: Dist, run: Callable[[DictConfig]
             )
 
 
-def _made(earlier: DictConfig, run: Callable[[DictConfig], Any]) -> bool:
+def _made_here(earlier: DictConfig, run: Callable[[DictConfig], Any]) -> bool:
     """Makes the run, unless another process is making it."""
     try:
         run(earlier)

@@ -128,7 +128,7 @@ def prepare(
 ) -> Job:
     """Composes and checks a job, and names its run."""
     composed = context.config_loader.load_sweep_config(master, list(overrides))
-    fixed = fixed_keys(_plain(master.hydra.overrides.task))
+    fixed = find_fixed_keys(_plain(master.hydra.overrides.task))
     with open_dict(composed):
         composed.hydra.job.id = composed.hydra.job.num = number - 1
         # names that are cut show what is swept
@@ -151,7 +151,7 @@ def prepare(
         HydraConfig.instance().cfg = before
 
 
-def fixed_keys(overrides: Sequence[str]) -> set[str]:
+def find_fixed_keys(overrides: Sequence[str]) -> set[str]:
     """The keys of a sweep's overrides that have one value, however it is written."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     return {key_of(one.input_line or "") for one in parsed if not one.is_sweep_override()}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.latent.answers import LABEL, Answers, deflated, exact, f1
+from data.latent.answers import LABEL, Answers, deflated_size, exact, f1
 from data.latent.language_models import LanguageModel
 from data.latent.qa import QASource, open_sets
 from data.latent.qa_examples import Cuts, Examples, Form, Limits, WithOthers
@@ -315,7 +315,9 @@ def test_the_headline_compares_with_the_best_text_of_the_same_size() -> None:
     sizes = {line[:LABEL].strip(): line[LABEL:].split()[0] for line in lines[3:14]}
     assert sizes["its first bytes, as many as the latents"] == "40"
     assert sizes["what the text really holds, 64 bits"] == "8"
-    assert int(sizes["the whole text, compressed with deflate"]) == deflated("cupboardab47 " * 4)
+    assert int(sizes["the whole text, compressed with deflate"]) == deflated_size(
+        "cupboardab47 " * 4
+    )
     worse = evaluated("119951", "119951").text.splitlines()[0]
     assert worse.endswith("model 1: 10.0% against 50.0%, -40.0 points")
 

@@ -47,9 +47,9 @@ def test_walks_lead_to_harder_boards():
 def test_boards_that_differ_by_names_of_digits_are_alike():
     boards = random_solutions(5, 9, np.random.default_rng(0))
     renamed = np.random.default_rng(1).permutation(9).astype(np.uint8)[boards - 1] + 1
-    assert (sudoku_hard.relabelled(boards, 9) == sudoku_hard.relabelled(renamed, 9)).all()
-    assert len(np.unique(sudoku_hard.relabelled(boards, 9), axis=0)) == 5
-    assert (sudoku_hard.relabelled(boards, 9)[:, :9] == np.arange(9)).all()
+    assert (sudoku_hard.relabel_digits(boards, 9) == sudoku_hard.relabel_digits(renamed, 9)).all()
+    assert len(np.unique(sudoku_hard.relabel_digits(boards, 9), axis=0)) == 5
+    assert (sudoku_hard.relabel_digits(boards, 9)[:, :9] == np.arange(9)).all()
 
 
 def test_hard_datasets_are_the_same_by_any_number_of_processes(tmp_path, capsys):

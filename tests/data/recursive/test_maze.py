@@ -23,7 +23,7 @@ from data.recursive.maze import (
     is_maze,
     leads,
     search,
-    solved,
+    solve,
 )
 from data.recursive.maze_paths import MazePaths
 from data.recursive.puzzle_text import puzzle_text
@@ -85,12 +85,12 @@ def test_generated_mazes_are_what_was_asked_for() -> None:
         assert far[goal] >= 15
         assert (answer == PATH).sum() == far[goal] - 1
         assert leads(maze[None], answer[None])[0]
-        assert np.array_equal(solved(maze), answer)
+        assert np.array_equal(solve(maze), answer)
     assert any(count_ways(maze) > 1 for maze, _ in SMALL)
     unique = generate(8, 16, True, 3, range(4))
     assert len(unique) == len(SMALL)
     assert all(
-        count_ways(maze) == 1 and np.array_equal(solved(maze), answer) for maze, answer in unique
+        count_ways(maze) == 1 and np.array_equal(solve(maze), answer) for maze, answer in unique
     )
     walls = np.mean([(maze == WALL).mean() for maze, _ in generate(40, 40, False, 0, [0])])
     assert 0.25 < walls < 0.45, "sides beyond 32 take wider numbers"
@@ -98,7 +98,7 @@ def test_generated_mazes_are_what_was_asked_for() -> None:
 
 def test_of_several_shortest_paths_the_published_one_is_marked() -> None:
     maze = tokens("S   ", "    ", "    ", "   G")
-    assert text(solved(maze)) == "S   o   o   oooG", "down comes first"
+    assert text(solve(maze)) == "S   o   o   oooG", "down comes first"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_evaluations_count_every_shortest_path() -> None:
     inputs, labels = (np.stack(part) for part in zip(*SMALL, strict=True))
     answers = labels.astype(np.int64)
     for row, maze in enumerate(inputs):  # solved with other neighbours first
-        found = solved(np.ascontiguousarray(maze.reshape(8, 8).T).reshape(-1))
+        found = solve(np.ascontiguousarray(maze.reshape(8, 8).T).reshape(-1))
         assert found is not None
         answers[row] = found.reshape(8, 8).T.reshape(-1)
     other = next(row for row in range(5, len(inputs)) if (answers[row] != labels[row]).any())

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.recursive.own_puzzle import Answers, AnswersByStep, OwnPuzzles, own_puzzles, solved_boards
+from data.recursive.own_puzzle import Answers, AnswersByStep, OwnPuzzles, own_puzzles, solve_boards
 from data.recursive.puzzles import PuzzleSource
 from data.recursive.sudoku import generate, is_solved
 from data.recursive.sudoku_sets import BLANK
@@ -186,18 +186,18 @@ def test_answers_to_boards_are_judged_by_what_the_solver_finds(
 def test_a_board_that_the_solver_gives_up_is_judged_by_its_rules() -> None:
     ((boards, solutions),) = generate(9, (1,), 54, seed=3, min_guesses=2)
     inputs = (boards + BLANK).astype(np.int32)
-    counts, found = solved_boards(inputs, deep=1)
+    counts, found = solve_boards(inputs, deep=1)
     assert counts.tolist() == [-1]
     assert (found == IGNORE).all()
     puzzles = OwnPuzzles("sudoku", inputs, [1], 0)
-    puzzles.solved = counts, found
+    puzzles.solutions = counts, found
     text = answered(puzzles, solutions.astype(np.int64) + BLANK, 11).text
     assert "keeps the clues and the rules; how many solutions is unknown" in text
 
 
 @pytest.mark.parametrize("size", [4, 9])
 def test_empty_boards_have_several_solutions(size: int) -> None:
-    counts, solutions = solved_boards(np.full((2, size * size), BLANK))
+    counts, solutions = solve_boards(np.full((2, size * size), BLANK))
     assert counts.tolist() == [2, 2]
     assert is_solved(solutions - BLANK, size).all()
 

@@ -15,7 +15,7 @@ from data.recursive.maze import leads
 from data.recursive.puzzles import PuzzleSource
 from data.recursive.sudoku import is_solved
 from data.recursive.sudoku_sets import sudoku_split
-from data.recursive.votes import Votes, VoteSet, by_cell, elected, symmetries
+from data.recursive.votes import Votes, VoteSet, by_cell, elect, symmetries
 from data.source import IGNORE, Arrays
 from tests.data.recursive.test_maze import SMALL
 from tests.sources import opened
@@ -155,9 +155,9 @@ def test_votes_are_counted_as_a_naive_count_has_it() -> None:
 
 def test_the_surest_answer_wins_and_the_first_of_equals() -> None:
     answers = np.array([[[2, 2], [3, 3], [3, 3]]])
-    assert elected(answers, np.array([[0.9, 0.5, 0.5]])).tolist() == [[3, 3]]
-    assert elected(answers, np.array([[0.9, 0.3, 0.5]])).tolist() == [[2, 2]]
-    assert elected(answers, np.array([[0.5, 0.25, 0.25]])).tolist() == [[2, 2]]
+    assert elect(answers, np.array([[0.9, 0.5, 0.5]])).tolist() == [[3, 3]]
+    assert elect(answers, np.array([[0.9, 0.3, 0.5]])).tolist() == [[2, 2]]
+    assert elect(answers, np.array([[0.5, 0.25, 0.25]])).tolist() == [[2, 2]]
     assert by_cell(np.array([[[2, 3], [3, 3], [2, 2], [3, 2]]]), 6).tolist() == [[2, 2]]
 
 

@@ -112,7 +112,7 @@ def test_each_loss_is_a_mean_over_examples_and_models(
         if name not in ("k", "temperature")
     }
     objective = make(source, reader_folders, deep)
-    z = objective.model.arriving(objective.model.encode(batch["context"]))
+    z = objective.model.transmit(objective.model.encode(batch["context"]))
     wanted = dict.fromkeys(alone, 0.0)
     prefixes = []
     rows = {
@@ -122,7 +122,7 @@ def test_each_loss_is_a_mean_over_examples_and_models(
         net, answer = objective.model.net(number), rows[f"answer_{number}"]
         begin = torch.full((8, 1), source.spec.language_models[number].begin_token)
         said = torch.cat((begin, rows[f"question_{number}"]), 1)
-        prefix, seen = objective.model.adapted(number, z)
+        prefix, seen = objective.model.adapt(number, z)
         prefixes.append(prefix)
         student = answer_logits(net, (prefix, seen), said, answer)
         teacher = answer_logits(
@@ -276,7 +276,7 @@ def test_evaluations_answer_from_everything(source: QASource, reader_folders: li
     said = torch.cat(
         (torch.full((4, 1), source.spec.language_models[0].begin_token), batch["question_0"]), 1
     )
-    before = objective.model.adapted(0, wire.sent(z, "float16"))
+    before = objective.model.adapt(0, wire.sent(z, "float16"))
     first = answer_logits(objective.model.net(0), before, said, batch["answer_0"])[:, 0].argmax(-1)
     assert found.outputs["answer/other/0"][:, 0].tolist() == first.tolist()
     # questions differ

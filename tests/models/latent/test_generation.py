@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from models.language.gpt import GPT
-from models.latent.generation import NOTHING, answer_logits, begun, generate, joined
+from models.latent.generation import (
+    NOTHING,
+    answer_logits,
+    begin_tokens,
+    concatenate_ragged,
+    generate,
+)
 from models.layers import Past
 from utils.spec import Spec
 
@@ -40,11 +46,14 @@ ANSWERS = [[14, 15], [16, 17, 18], [19], [20, 21]]
 
 def test_rows_are_joined_at_either_side() -> None:
     parts = padded([[1, 2], [3]], 3), padded([[4], [5, 6]], 2)
-    tokens, lengths = joined(*parts)
+    tokens, lengths = concatenate_ragged(*parts)
     assert tokens.tolist() == [[1, 2, 4, -1, -1], [3, 5, 6, -1, -1]]
     assert lengths.tolist() == [3, 3]
-    assert joined(*parts, at_end=True)[0].tolist() == [[-1, -1, 1, 2, 4], [-1, -1, 3, 5, 6]]
-    assert begun(7, tokens).tolist() == [[7], [7]]
+    assert concatenate_ragged(*parts, at_end=True)[0].tolist() == [
+        [-1, -1, 1, 2, 4],
+        [-1, -1, 3, 5, 6],
+    ]
+    assert begin_tokens(7, tokens).tolist() == [[7], [7]]
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])

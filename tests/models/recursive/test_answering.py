@@ -36,7 +36,7 @@ def alone(model, puzzle: dict[str, torch.Tensor], hrm: bool):
             state,
             puzzle["inputs"],
             model.puzzle_rows(puzzle["puzzle_identifiers"]),
-            model.weights(),
+            model.weights_in_dtype(),
         )
         before, said, step = said, logits.argmax(-1), step + 1
         if before is not None and torch.equal(before, said) and q[0, 0] > (q[0, 1] if hrm else 0):
@@ -93,7 +93,7 @@ def test_all_steps_are_as_before_where_nobody_may_leave() -> None:
         net.model.puzzle_rows(batch["puzzle_identifiers"]),
     )
     for _ in range(STEPS):
-        state, logits, q = net.model(state, batch["inputs"], rows, net.model.weights())
+        state, logits, q = net.model(state, batch["inputs"], rows, net.model.weights_in_dtype())
     outputs = net.predict(batch).outputs
     assert torch.equal(outputs["logits"], logits)
     assert torch.equal(outputs["q_halt_logits"], q[:, 0])

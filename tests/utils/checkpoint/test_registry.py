@@ -101,7 +101,7 @@ class TinyRun:
     def restored(self, folder: Path) -> list[str]:
         """Goes on from a checkpoint; what is said of it."""
         meta = json.loads((folder / "meta.json").read_text())
-        found = reader.opened(folder, self.saved.names, range(0 if self.evaluates else 2))
+        found = reader.open_checkpoint(folder, self.saved.names, range(0 if self.evaluates else 2))
         self.saved.check(found.groups, found.shards, meta["step"])
         self.saved.load(found.groups, found.shards)
         self.saved.run_state.load(meta)

@@ -313,7 +313,7 @@ def test_a_file_is_hashed_once_on_each_host(
     """By one of the ranks there that read it; and what another host reads counts as well."""
     monkeypatch.setattr(resume, "gethostname", lambda: "a")
     folder = run / "checkpoints" / "step_30"
-    found = reader.opened(folder)
+    found = reader.open_checkpoint(folder)
     sha = {name: found.sha256[f"{name}.safetensors"] for name in ("ema", "model", "optimizer")}
     both = {f"{name}.safetensors": sha[name] for name in ("ema", "model")}
     one = {"model.safetensors": sha["model"]}

@@ -234,7 +234,7 @@ READERS: list[Callable[[Path], int]] = [
 
 @pytest.mark.parametrize("read", READERS)
 @pytest.mark.parametrize(
-    ("owner", "name"), [(manifest, "damage"), (stepfolders, "pointed"), (contents, "problem")]
+    ("owner", "name"), [(manifest, "damage"), (stepfolders, "read_pointer"), (contents, "problem")]
 )
 def test_a_reader_takes_the_newest_that_is_there_then(
     read: Callable[[Path], int],
@@ -244,7 +244,7 @@ def test_a_reader_takes_the_newest_that_is_there_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     alone(tmp_path / "checkpoints", 50)
-    owner = reader if name == "pointed" else owner
+    owner = reader if name == "read_pointer" else owner
     beside(monkeypatch, tmp_path / "checkpoints", 2, owner, name)
     assert read(tmp_path) in (50, 51, 52)
     assert names(tmp_path / "checkpoints") <= {"latest", "step_50", "step_51", "step_52"}

@@ -22,7 +22,7 @@ from tests.ranks import ROOT
 from tests.utils.ranks.crew import SCRIPT, Crew, environment
 from tests.utils.ranks.ranks_failure_watch import TIMEOUT_S
 from utils.ranks.failure_server import Peer, hang
-from utils.ranks.failure_watch import place
+from utils.ranks.failure_watch import location_of
 
 
 def assert_one_line(crew: Crew, rank: int, line: str) -> None:
@@ -314,5 +314,5 @@ def test_who_holds_up_the_others() -> None:
 def test_a_place_is_the_innermost_line_of_ours() -> None:
     frames: list[str] = []
     # through the standard library and back
-    json.loads("[1]", parse_int=lambda _: frames.append(place(sys._getframe())))
+    json.loads("[1]", parse_int=lambda _: frames.append(location_of(sys._getframe())))
     assert re.fullmatch(r"tests/utils/ranks/test_failure_watch.py:\d+ in <lambda>", frames[0])

@@ -18,9 +18,9 @@ from tests.browser import chromium, opened
 from tests.runs import TINY_TRM, train
 from utils.errors import ConfigError
 from utils.rundir.report.__main__ import MOST_BYTES, draw, main, read
-from utils.rundir.report.page import escaped
+from utils.rundir.report.page import escape
 from utils.rundir.report.reading import read_run
-from utils.rundir.report.rows import MANY, read_tables, reduced
+from utils.rundir.report.rows import MANY, downsample, read_tables
 from utils.rundir.report.same import compare
 from utils.rundir.report.sweeps import overrides
 
@@ -154,7 +154,7 @@ def test_a_page_that_cannot_be_written_is_one_line(output: str, tmp_path: Path) 
 def test_curves_keep_extremes(tmp_path: Path) -> None:
     rows = [{"step": step, "time": NOW, "a": 100.0 if step == 777 else 1.0} for step in range(5000)]
     rows[1234]["a"] = None
-    curve = reduced(read_tables(written(tmp_path, rows, []) / "metrics.jsonl")[0], 50)
+    curve = downsample(read_tables(written(tmp_path, rows, []) / "metrics.jsonl")[0], 50)
     assert len(curve["step"]) == 50
     assert max(curve["curves"]["a"]["max"]) == 100.0
     assert curve["curves"]["a"]["mean"][0] == 1
@@ -235,7 +235,7 @@ def test_commands_and_changes_of_several_hosts(tmp_path: Path) -> None:
 
 
 def test_no_text_can_end_the_script_that_holds_it() -> None:
-    text = escaped({EVIL: [EVIL, float("nan"), {"x": Path(EVIL)}]})
+    text = escape({EVIL: [EVIL, float("nan"), {"x": Path(EVIL)}]})
     assert not re.search(r"[<>&\u2028]", text)
     name, *_ = json.loads(text)
     assert name == EVIL

@@ -16,7 +16,7 @@ from utils.errors import ConfigError
 from utils.sweep import summary
 from utils.sweep.children import gpus_here, shares
 from utils.sweep.entry import folder_name
-from utils.sweep.jobs import Job, differing, fixed_keys
+from utils.sweep.jobs import Job, differing, find_fixed_keys
 from utils.sweep.results import result_in
 from utils.sweep.summary import table, write
 
@@ -189,8 +189,8 @@ def test_a_choice_of_gpus_is_respected(given: str, found: list[str]) -> None:
 
 def test_what_is_fixed_is_told_from_what_is_swept_however_it_is_written() -> None:
     line = ["lr=1e-3", "+experiment=demo", "seed=0,1", "arch.L_cycles=range(2,7)", "keep=[1,2]"]
-    assert fixed_keys(line) == {"lr", "experiment", "keep"}
-    assert not fixed_keys(["lr=tag(log,interval(1e-4,1e-2))", "optim=adamw,muon"])
+    assert find_fixed_keys(line) == {"lr", "experiment", "keep"}
+    assert not find_fixed_keys(["lr=tag(log,interval(1e-4,1e-2))", "optim=adamw,muon"])
 
 
 def test_the_same_sweep_has_the_same_folder() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.files import read_bytes
-from utils.rundir.report.page import escaped
+from utils.rundir.report.page import escape
 
 Payload = dict[str, Any]
 SCENE = ".scene.json"
@@ -18,7 +18,7 @@ PICTURES = {".svg": "image/svg+xml", ".png": "image/png"}
 STEP = re.compile(r"step_(\d{1,18})")
 
 
-def evaluated_sets(directory: Path) -> list[tuple[int, Path]]:
+def list_evaluated_sets(directory: Path) -> list[tuple[int, Path]]:
     """The folders that evaluations have left, with their steps, the newest first."""
     found = []
     try:
@@ -36,11 +36,11 @@ def read_scenes(directory: Path, room: int) -> tuple[list[Payload], int]:
     there is room; and the room that is left.
     """
     scenes: list[Payload] = []
-    for step, folder in evaluated_sets(directory):
+    for step, folder in list_evaluated_sets(directory):
         for file in sorted(folder.glob(f"*{SCENE}")):
             try:
                 scene = json.loads(read_bytes(file, room))
-                size = len(escaped(scene))
+                size = len(escape(scene))
             except (OSError, ValueError, RecursionError):
                 continue
             if isinstance(scene, dict) and size <= room:
@@ -57,7 +57,7 @@ def read_pictures(
     same set and name shows better.
     """
     pictures: list[Payload] = []
-    for step, folder in evaluated_sets(directory):
+    for step, folder in list_evaluated_sets(directory):
         if pictures and pictures[0]["step"] != step:
             break
         for file in sorted(folder.iterdir()):
@@ -79,7 +79,7 @@ def read_pictures(
 def files_of(directory: Path) -> list[Payload]:
     """The files that the newest evaluations have left, by path, with their sizes."""
     found: list[Payload] = []
-    for _, folder in evaluated_sets(directory):
+    for _, folder in list_evaluated_sets(directory):
         for file in sorted(folder.iterdir()):
             if file.is_file():
                 path = file.relative_to(directory).as_posix()

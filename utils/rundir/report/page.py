@@ -47,7 +47,7 @@ def render(payload: Mapping[str, Any], title: str) -> str:
         policy=POLICY,
         title=html.escape(title),
         style=style,
-        payload=escaped(payload),
+        payload=escape(payload),
         script=script + "\nlockstep.start();\n",
     )
 
@@ -58,7 +58,7 @@ def shell_bytes() -> int:
     return len(PAGE) + sum(len(_part(name).encode()) for name in names)
 
 
-def escaped(payload: Mapping[str, Any]) -> str:
+def escape(payload: Mapping[str, Any]) -> str:
     """JSON that may stand in a script element, whatever texts it holds."""
     text = json.dumps(_plain(payload), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -14,8 +14,8 @@ import numpy as np
 
 from utils.files import read_bytes, read_row, read_text
 from utils.rundir.report.evaluations import files_of, read_pictures, read_scenes
-from utils.rundir.report.page import escaped
-from utils.rundir.report.rows import Row, Table, number, read_tables, reduced
+from utils.rundir.report.page import escape
+from utils.rundir.report.rows import Row, Table, downsample, number, read_tables
 
 Payload = dict[str, Any]
 COSTS = re.compile(r"loss|bpb|error|perplexity")  # of which less is better
@@ -52,9 +52,9 @@ def read_run(directory: Path, points: int = 500, room: int = 300_000, together: 
         "seconds": clock.last,
         "headline": headline(held_out, metric),
         "expected": expectation(config.get("expected"), held_out, metric),
-        "config": flattened(config),
-        "train": _timed(reduced(trained, points, together == 1), clock),
-        "eval": _timed(reduced(held_out, points, together == 1), clock),
+        "config": flatten(config),
+        "train": _add_times(downsample(trained, points, together == 1), clock),
+        "eval": _add_times(downsample(held_out, points, together == 1), clock),
         "marks": marks(events, clock, MOST_MARKS // together),
         "spent": time_spent(trained, events, clock.last),
         "digests": digests(events)[-MOST_DIGESTS // together :],
@@ -64,7 +64,7 @@ def read_run(directory: Path, points: int = 500, room: int = 300_000, together: 
         "files": files_of(directory)[: MOST_FILES // together],
         "log": log_tail(directory / "log.txt")[-LOG_LINES // together :],
     }
-    room = max(0, room - len(escaped(run)))
+    room = max(0, room - len(escape(run)))
     scenes, left = read_scenes(directory, room * 4 // 5)
     drawn = {(scene["set"], scene["name"]) for scene in scenes}
     pictures = read_pictures(directory, left + room // 5, drawn)
@@ -92,7 +92,7 @@ class Elapsed:
         return round(float(max(0.0, moment - self._origin - paused)), 2)
 
 
-def _timed(curves: Payload, clock: Elapsed) -> Payload:
+def _add_times(curves: Payload, clock: Elapsed) -> Payload:
     times = curves.pop("time")
     return curves | {"seconds": [None if each is None else clock(each) for each in times]}
 
@@ -135,12 +135,12 @@ def _is_flat(events: Iterable[Any]) -> bool:
     return True
 
 
-def flattened(value: Any, path: str = "", depth: int = 12) -> dict[str, str]:
+def flatten(value: Any, path: str = "", depth: int = 12) -> dict[str, str]:
     """Every value of a configuration as text, by its path."""
     if isinstance(value, dict) and value and depth:
         found: dict[str, str] = {}
         for key, inner in value.items():
-            found |= flattened(inner, f"{path}.{key}" if path else str(key), depth - 1)
+            found |= flatten(inner, f"{path}.{key}" if path else str(key), depth - 1)
         return found
     words = {None: "null", True: "true", False: "false"}
     simple = value is None or isinstance(value, bool)

@@ -57,7 +57,7 @@ class Table:
 def read_tables(path: Path) -> tuple[Table, Table]:
     """Returns the tables that training and evaluations have logged."""
     data = _read(path)
-    table = (_fast(data) if len(data) > MANY else None) or _from_rows(_parsed(data))
+    table = (_fast(data) if len(data) > MANY else None) or _from_rows(_parse(data))
     order = np.argsort(table.steps, kind="stable")
     held_out, trained = np.zeros(len(table), bool), np.zeros(len(table), bool)
     for name, values in table.columns.items():
@@ -70,7 +70,7 @@ def read_tables(path: Path) -> tuple[Table, Table]:
 
 def read_rows(path: Path) -> list[Row]:
     """Every row as it stands, in the order of steps."""
-    rows = _parsed(_read(path))
+    rows = _parse(_read(path))
     rows.sort(key=itemgetter("step"))
     return rows
 
@@ -108,7 +108,7 @@ def _fine(steps: np.ndarray) -> bool:
     return bool(((steps >= 0) & (steps < 1 << 53)).all())
 
 
-def _parsed(data: bytes) -> list[Row]:
+def _parse(data: bytes) -> list[Row]:
     """Each row that has a step; damaged lines are left out."""
     found = (_row(line) for line in data.splitlines() if line)
     return [row for row in found if type(row) is dict and _is_step(row.get("step"))]
@@ -148,7 +148,7 @@ def number(value: Any) -> float | None:
     return value if type(value) is int and abs(value) < 1 << 1000 else None
 
 
-def reduced(table: Table, points: int, extremes: bool = True) -> dict[str, Any]:
+def downsample(table: Table, points: int, extremes: bool = True) -> dict[str, Any]:
     """Curves of at most so many points: mean, and where a point stands for several rows, their
     least and largest, if those are wanted.
     """
@@ -162,7 +162,7 @@ def reduced(table: Table, points: int, extremes: bool = True) -> dict[str, Any]:
     times = table.column("time")[last]
     return {
         "step": table.steps[last].tolist(),
-        "time": [_rounded(time, 13) for time in times.tolist()],
+        "time": [_round(time, 13) for time in times.tolist()],
         "curves": curves,
     }
 
@@ -173,11 +173,11 @@ def _curve(values: np.ndarray, starts: np.ndarray) -> dict[str, list[float | Non
         means = np.add.reduceat(np.where(there, values, 0.0), starts)
         means /= np.add.reduceat(there, starts, dtype=np.int64)
         ends = np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts)
-    mean, least, most = ([_rounded(each) for each in part.tolist()] for part in (means, *ends))
+    mean, least, most = ([_round(each) for each in part.tolist()] for part in (means, *ends))
     return {"mean": mean} if mean == least == most else {"mean": mean, "min": least, "max": most}
 
 
-def _rounded(value: float, digits: int = DIGITS) -> float | None:
+def _round(value: float, digits: int = DIGITS) -> float | None:
     if not math.isfinite(value):
         return None
     short = float(f"{value:.{digits}g}")
