@@ -34,7 +34,10 @@ from tests.runs import (
 from utils.latent import ANSWER_INPUTS
 
 slow = pytest.mark.slow
-LOSSES = [f"arch.loss.{name}=0.5" for name in ("first", "first_k", "distill", "align", "scale")]
+LOSSES = [
+    *(f"arch.loss.{name}=0.5" for name in ("first", "first_k", "distill", "align", "scale")),
+    "arch.loss.hidden=0.2",
+]
 
 
 def models(folders: list[str]) -> str:

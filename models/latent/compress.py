@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from models.latent import wire
 from models.latent.generation import NOTHING, Before, begin_tokens
-from models.latent.prefix import Prefix
+from models.latent.prefix import BEGIN, Prefix
 from models.layers import widen
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.errors import ConfigError
@@ -51,6 +51,7 @@ class Compress(Objective):
         align: float,
         scale: float,
         alone: float = 0.0,
+        hidden: float = 0.0,
     ) -> None:
         super().__init__(model)
         self.coefficients = {
@@ -76,7 +77,12 @@ class Compress(Objective):
                 f"arch.loss.alone={alone}: is how long the gist alone teaches the encoder, and"
                 " arch.loss.gist=0; use alone=0"
             )
-        self.k, self.temperature, self.alone = k, temperature, alone
+        if hidden and not gist:
+            raise ConfigError(
+                f"arch.loss.hidden={hidden}: is the share of bytes that the gist does without, and"
+                " arch.loss.gist=0; use hidden=0"
+            )
+        self.k, self.temperature, self.alone, self.hidden = k, temperature, alone, hidden
         self.register_buffer("usual", torch.full((USUAL, model.positions), -1, dtype=torch.int32))
 
     def move_to_devices(self, dist: Dist) -> None:
@@ -125,7 +131,7 @@ class Compress(Objective):
                     self.model.model_specs
                 )
         if self.coefficients["gist"]:
-            terms["gist"] = self._gist(z, batch["context"]) * asked.sum(1)
+            terms["gist"] = self._gist(z, batch["context"], ctx.noise) * asked.sum(1)
         if self.coefficients["align"] and len(prefixes) > 1:
             pairs = [wire.alike(*pair) for pair in combinations(prefixes, 2)]
             terms["align"] = torch.stack(pairs).mean(0) * asked.sum(1)
@@ -220,9 +226,22 @@ class Compress(Objective):
             terms["distill"] = _mean(apart * counted, counted) * self.temperature**2
         return terms
 
-    def _gist(self, z: Tensor, context: Tensor) -> Tensor:
+    def _gist(self, z: Tensor, context: Tensor, noise: Noise) -> Tensor:
+        """Returns the cross entropy of each text's bytes, predicted from its latents.
+
+        With `hidden`, some bytes are hidden from the encoder and not predicted. Each byte must then
+        be predictable without its neighbours; otherwise the encoder learns words as symbols and
+        mistakes unseen words for seen ones.
+        """
         assert self.model.gist is not None
-        return _mean(_surprise(widen(self.model.gist(z)), context), context >= 0)
+        wanted = context
+        if self.hidden:
+            gone = noise.uniform("hidden", context.shape) < self.hidden
+            z = self.model.arriving(
+                self.model.encode(context.masked_fill(gone & (context >= 0), BEGIN))
+            )
+            wanted = context.masked_fill(gone, -1)
+        return _mean(_surprise(widen(self.model.gist(z)), wanted), wanted >= 0)
 
     def _question(self, batch: Batch, number: int) -> Tensor:
         """Returns the questions about all texts as rows, each after a begin token."""

@@ -38,7 +38,8 @@ from utils.ranks.devices import devices_of, home
 from utils.ranks.distributed import Dist
 from utils.spec import Spec
 
-# a text's bytes, and what stands before them: of an empty row it is all that is seen
+# a text's bytes, and what stands before them and in place of those that are hidden: of an empty
+# row it is all that is seen
 BYTES, BEGIN = 257, 256
 EPS = 1e-5
 MOST = {
@@ -55,9 +56,11 @@ NEAR = 1.0  # how queries begin: the logarithm of how much they prefer what is n
 
 
 class Gather(nn.Module):
-    """Queries that are learnt look at positions of a text, and think about what they have seen."""
+    """Queries that are learnt look at positions of a text and, with an MLP, think about what they
+    have seen.
+    """
 
-    def __init__(self, width: int, heads: int, queries: int) -> None:
+    def __init__(self, width: int, heads: int, queries: int, mlp: bool = True) -> None:
         super().__init__()
         self.heads = heads
         self.queries = nn.Parameter(torch.randn(queries, width))
@@ -66,8 +69,9 @@ class Gather(nn.Module):
             Linear(width, 2 * width),
             Linear(width, width),
         )
-        self.query_norm, self.norm, self.mlp_norm = (RMSNorm(width, EPS) for _ in range(3))
-        self.mlp = SwiGLU(width, gated_width(width, 4.0, 32))
+        self.query_norm, self.norm = RMSNorm(width, EPS), RMSNorm(width, EPS)
+        self.mlp_norm = RMSNorm(width, EPS) if mlp else None
+        self.mlp = SwiGLU(width, gated_width(width, 4.0, 32)) if mlp else None
         self.nearness = nn.Parameter(torch.full((heads,), NEAR))
 
     def forward(self, x_BLD: Tensor, seen_BL: Tensor | None) -> Tensor:
@@ -77,7 +81,7 @@ class Gather(nn.Module):
         key, value = map(self._by_head, self.kv_proj(self.norm(x_BLD)).split(width, -1))
         mixed_BHMK = halves.attention(query, key, value, self.near(x_BLD, seen_BL))
         x_BMD = q_BMD + self.o_proj(mixed_BHMK.transpose(1, 2).flatten(-2))
-        return x_BMD + self.mlp(self.mlp_norm(x_BMD))
+        return x_BMD if self.mlp is None else x_BMD + self.mlp(self.mlp_norm(x_BMD))
 
     def _by_head(self, x_BLD: Tensor) -> Tensor:
         """[B, L, D] as [B, H, L, K]."""
@@ -111,18 +115,22 @@ class Encoder(nn.Module):
         layers: int,
         heads: int,
         refiner: int,
+        mlp: bool = True,
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        """Without `layers` and `mlp`, latents are sums over bytes: a byte counts the same whatever
+        stands beside it, so words that never occurred are spelt like others.
+        """
         super().__init__()
         self.dtype = dtype
-        shape = Shape(layers, width, heads)
+        shape = Shape(max(layers, 1), width, heads)  # of blocks there may be none
         self.embed = Embedding(BYTES, width, 1.0)
         self.places = nn.Parameter(torch.randn(positions + 1, width))
         self.rotary = RotaryEmbedding(
             width // heads, 0, max(positions + 1, latents), shape.rope_theta, dtype
         )
         self.layers = nn.ModuleList(DecoderBlock(shape) for _ in range(layers))
-        self.gather = Gather(width, heads, latents)
+        self.gather = Gather(width, heads, latents, mlp)
         self.refiner = nn.ModuleList(DecoderBlock(shape) for _ in range(refiner))
         self.norm, self.to_wire = RMSNorm(width, EPS), Linear(width, wire)
 

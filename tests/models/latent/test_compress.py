@@ -18,7 +18,7 @@ from data.stream import to_tensors
 from models.latent import wire
 from models.latent.compress import USUAL, Compress
 from models.latent.generation import NOTHING, answer_logits, generate
-from models.latent.prefix import Prefix
+from models.latent.prefix import BEGIN, Encoder, Prefix
 from models.objective import Context
 from tests.ranks import run_module, succeeded
 from tests.sources import opened
@@ -38,9 +38,11 @@ LOSSES = {
     "distill": 0.0,
     "temperature": 2.0,
     "gist": 0.0,
+    "hidden": 0.0,
     "align": 0.0,
     "scale": 0.0,
 }
+SETTINGS = ("k", "temperature", "hidden")  # those of LOSSES' keys that are no losses
 CONTEXT = Context(0.0, Noise(0, 0, [0]))
 
 
@@ -109,7 +111,7 @@ def test_each_loss_is_a_mean_over_examples_and_models(
     alone = {
         name: make(source, reader_folders, deep, **{name: 1.0})(batch, None, CONTEXT)
         for name in LOSSES
-        if name not in ("k", "temperature")
+        if name not in SETTINGS
     }
     objective = make(source, reader_folders, deep)
     z = objective.model.transmit(objective.model.encode(batch["context"]))
@@ -168,6 +170,38 @@ def test_each_loss_is_a_mean_over_examples_and_models(
     both = make(source, reader_folders, deep, answer=2.0, gist=0.5)(batch, None, CONTEXT)
     assert both.loss.item() == pytest.approx(
         2 * wanted["answer"].item() + 0.5 * wanted["gist"].item()
+    )
+
+
+def test_hidden_bytes_neither_reach_the_latents_nor_are_predicted(
+    source: QASource, reader_folders: list[str]
+) -> None:
+    """Other bytes in their places change nothing, other bytes elsewhere do; answers are from the
+    whole text.
+    """
+    context = batch_of(source)["context"]
+    noise = Noise(0, 0, [0, 1])
+    objective = make(source, reader_folders, gist=1.0, hidden=0.3)
+    gone = noise.uniform("hidden", context.shape) < 0.3
+
+    def loss(changed: Tensor, **losses: float) -> float:
+        found = make(source, reader_folders, **(losses or {"gist": 1.0, "hidden": 0.3}))
+        batch = {**batch_of(source), "context": changed}
+        return found(batch, None, Context(0.0, noise)).loss.item()
+
+    there = context >= 0
+    assert 0.2 < gone[there].double().mean() < 0.4
+    z = objective.model.arriving(objective.model.encode(context.masked_fill(gone & there, BEGIN)))
+    said, wanted = objective.model.gist(z), context.masked_fill(gone, -1)
+    rows = [
+        F.cross_entropy(logits[row >= 0], row[row >= 0].long())
+        for logits, row in zip(said, wanted, strict=True)
+    ]
+    assert loss(context) == pytest.approx(sum(rows).item(), rel=1e-6)
+    assert loss(context.masked_fill(gone & there, 120)) == loss(context)
+    assert loss(context.masked_fill(~gone & there, 120)) != loss(context)
+    assert loss(context, answer=1.0, hidden=0.3, gist=1e-9) == pytest.approx(
+        loss(context, answer=1.0), rel=1e-6
     )
 
 
@@ -259,6 +293,23 @@ def test_what_stands_behind_a_text_or_an_answer_changes_nothing(
     assert (batch["context"][:, 39:] < 0).all()
     torch.testing.assert_close(z, shorter)
     torch.testing.assert_close(z.square().mean(-1), torch.ones_like(z[..., 0]), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("layers", "mlp", "adds_up"), [(0, False, True), (0, True, False), (1, False, False)]
+)
+def test_without_layers_and_mlp_each_byte_counts_for_itself(
+    layers: int, mlp: bool, adds_up: bool
+) -> None:
+    """What two bytes give together is the sum of what each gives, once attention is even."""
+    torch.manual_seed(0)
+    net = Encoder(8, 2, 6, 16, layers, heads=2, refiner=0, mlp=mlp, dtype=torch.float64).double()
+    net.gather.q_proj.weight.data.zero_()
+    found = []
+    net.gather.register_forward_hook(lambda module, given, made: found.append(made))
+    net(torch.tensor([list(text) for text in (b"cup 12ab", b"cup 34ab", b"cup 14ab", b"cup 32ab")]))
+    first, second, third, fourth = found[0].detach()
+    assert torch.allclose(first + second, third + fourth) == adds_up
 
 
 def test_evaluations_answer_from_everything(source: QASource, reader_folders: list[str]) -> None:
@@ -372,6 +423,10 @@ def test_usual_texts_are_those_that_training_begins_with(
             ),
         ),
         ({"answer": 0.0}, "arch.loss.answer=0: all losses are 0"),
+        (
+            {"answer": 1.0, "hidden": 0.3},
+            "arch.loss.hidden=0.3: is the share of bytes that the gist does without",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(
