@@ -81,7 +81,9 @@ class Gather(nn.Module):
         key, value = map(self._by_head, self.kv_proj(self.norm(x_BLD)).split(width, -1))
         mixed_BHMK = halves.attention(query, key, value, self.near(x_BLD, seen_BL))
         x_BMD = q_BMD + self.o_proj(mixed_BHMK.transpose(1, 2).flatten(-2))
-        return x_BMD if self.mlp is None else x_BMD + self.mlp(self.mlp_norm(x_BMD))
+        if self.mlp is None or self.mlp_norm is None:
+            return x_BMD
+        return x_BMD + self.mlp(self.mlp_norm(x_BMD))
 
     def _by_head(self, x_BLD: Tensor) -> Tensor:
         """[B, L, D] as [B, H, L, K]."""
