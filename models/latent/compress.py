@@ -237,7 +237,7 @@ class Compress(Objective):
         wanted = context
         if self.hidden:
             gone = noise.uniform("hidden", context.shape) < self.hidden
-            z = self.model.arriving(
+            z = self.model.transmit(
                 self.model.encode(context.masked_fill(gone & (context >= 0), BEGIN))
             )
             wanted = context.masked_fill(gone, -1)

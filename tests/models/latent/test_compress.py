@@ -191,7 +191,7 @@ def test_hidden_bytes_neither_reach_the_latents_nor_are_predicted(
 
     there = context >= 0
     assert 0.2 < gone[there].double().mean() < 0.4
-    z = objective.model.arriving(objective.model.encode(context.masked_fill(gone & there, BEGIN)))
+    z = objective.model.transmit(objective.model.encode(context.masked_fill(gone & there, BEGIN)))
     said, wanted = objective.model.gist(z), context.masked_fill(gone, -1)
     rows = [
         F.cross_entropy(logits[row >= 0], row[row >= 0].long())
