@@ -39,7 +39,7 @@ from data.source import Arrays, RunSettings, Source
 from data.stream import ShardStream, eval_batches, to_tensors, train_loader
 from models.objective import Batch, Context, Objective, make_objective, to_device
 from optim.ema import EMA
-from optim.groups import build_dense, build_sparse
+from optim.groups import Clip, build_clips, build_dense, build_sparse
 from optim.optimizer_state import OptimizerState
 from optim.replicas import broadcast_from_rank_0, check_files, check_same
 from optim.schedule import Schedule, build_schedule, set_lr
@@ -108,6 +108,7 @@ class Trainer(Problem):
     dense: list[torch.optim.Optimizer]
     schedule: Schedule
     ema: EMA | None
+    clips: list[Clip]  # norms to which gradients are scaled
     headline: Metric  # tells the best checkpoint, by its name in evaluations
     flops_per_example: int = 0
     saved: Registry = field(init=False)  # what checkpoints hold
@@ -284,6 +285,7 @@ def build_trainer(problem: Problem) -> Trainer:
             cfg.optim.schedule, source.length.total_steps, source.length.steps_per_epoch
         ),
         ema=ema,
+        clips=build_clips(cfg.grad_clip, parameters),
         headline=objective.judging_metric(cfg.objective_metric),
     )
     if hardware.peak_flops(dist.device, objective.model.dtype):
@@ -394,8 +396,14 @@ def train_step(trainer: Trainer, micro_batches: list[Batch]) -> None:
         noise = Noise(cfg.seed, trainer.step, shards, device)
         inputs.append((batch, carry, Context(progress, noise)))
     objective.look_ahead([(batch, carry) for batch, carry, _ in inputs])
+    totals: dict[str, torch.Tensor] = {}
     with torch.no_grad():
-        totals = sync.sum_statistics([objective.statistics(*each) for each in inputs])
+        for _ in range(objective.rounds()):
+            statistics = [
+                objective.statistics(batch, carry, replace(context, totals=totals))
+                for batch, carry, context in inputs
+            ]
+            totals = totals | sync.sum_statistics(statistics)
 
     outs = []
     for i, (batch, carry, context) in enumerate(inputs):
@@ -413,8 +421,8 @@ def train_step(trainer: Trainer, micro_batches: list[Batch]) -> None:
         return
     for shards, out in zip(trainer.shard_groups, outs, strict=True):
         trainer.meter.add({**out.metrics, "loss": (out.loss, out.weight)}, shards[0])
-    if cfg.grad_clip is not None:
-        sync.clip(cfg.grad_clip)
+    for names, max_norm in trainer.clips:
+        sync.clip(max_norm, names)
     set_lr(trainer.optimizers, trainer.schedule(trainer.step + 1))
     for optimizer in trainer.optimizers:
         optimizer.step()

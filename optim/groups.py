@@ -14,6 +14,9 @@ from utils.command.instantiate import make, plain
 from utils.errors import ConfigError, short
 from utils.ranks.distributed import Dist
 
+# the parameters of a norm, by name (None: all), and the norm
+Clip = tuple[list[str] | None, float]
+
 
 def _spare_the_compiler() -> None:
     """Adding parameters to an optimizer loads torch.compile, only to be left alone by it.
@@ -81,7 +84,10 @@ def build_sparse(
 
 def claims(patterns: Sequence[str], names: Iterable[str]) -> list[list[str]]:
     """Returns the names that each pattern claims: the first that matches a whole name."""
-    compiled = [_compiled(number, pattern) for number, pattern in enumerate(patterns)]
+    compiled = [
+        _compiled(f"optim.dense[{number}].match", pattern)
+        for number, pattern in enumerate(patterns)
+    ]
     claimed: list[list[str]] = [[] for _ in patterns]
     names = list(names)
     for name in names:
@@ -106,12 +112,39 @@ def claims(patterns: Sequence[str], names: Iterable[str]) -> list[list[str]]:
     return claimed
 
 
-def _compiled(number: int, pattern: str) -> re.Pattern[str]:
+def build_clips(grad_clip: Any, names: Iterable[str]) -> list[Clip]:
+    """Returns norms to which gradients are scaled, and the parameters that each is for.
+
+    One norm is for all parameters. Of norms by pattern, the first that matches a parameter's whole
+    name counts; a parameter that none matches is not clipped.
+    """
+    if grad_clip is None:
+        return []
+    norms = plain(grad_clip)
+    if not isinstance(norms, dict):
+        return [(None, norms)]
+    compiled = {pattern: _compiled("grad_clip", str(pattern)) for pattern in norms}
+    claimed: dict[str, list[str]] = {pattern: [] for pattern in norms}
+    names = list(names)
+    for name in names:
+        owner = next((key for key, pattern in compiled.items() if pattern.fullmatch(name)), None)
+        if owner is not None:
+            claimed[owner].append(name)
+    for pattern, claim in claimed.items():
+        if not claim:
+            raise ConfigError(
+                f"grad_clip={pattern}: is the first pattern to match no parameter; names look like"
+                f" {', '.join(names[:2])}"
+            )
+    return [(claimed[pattern], norm) for pattern, norm in norms.items()]
+
+
+def _compiled(key: str, pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
         raise ConfigError(
-            f"optim.dense[{number}].match={pattern}: not a regular expression ({error}); correct it"
+            f"{key}={pattern}: not a regular expression ({error}); correct it"
         ) from None
 
 

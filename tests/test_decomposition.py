@@ -36,6 +36,10 @@ LOSSES = [
     "arch.loss.minimality=1e-2",
     "arch.loss.p=2",
     "arch.loss.p_end=0.9",
+    "arch.loss.hidden=0.3",
+    "arch.loss.masked_layerwise=0.2",
+    "arch.loss.masked_subset=0.2",
+    "grad_clip={.*gates.*:0.5,.*parts.*:2}",
 ]
 LOSSES += [
     "arch.loss.adversarial={coefficient:0.5,steps:2,persistent:true}",

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from models.decomposition.gates import KINDS, SIGMOIDS, make_gates
+from models.decomposition.induction import InductionHeads
 from models.decomposition.seams import Seam, replaced, seams_of, ties
 from models.decomposition.toy import Toy
 from models.layers import parse_dtype, widen
@@ -60,15 +61,19 @@ class Components(nn.Module):
         C: int | Mapping[str, int],
         gates: Mapping[str, Any],
         forward_dtype: str = "float32",
+        init: str = "random",
     ) -> None:
         super().__init__()
         self.dtype = parse_dtype(forward_dtype)
+        if init not in ("random", "inputs"):
+            raise ConfigError(f"arch.init={init}: choose random or inputs")
+        self.init = init  # what the objective does before the first step
         self.target = load(
             target,
             spec,
             forward_dtype,
-            (Toy, GPT),
-            "arch=tms, resid_mlp and gpt can be taken apart",
+            (Toy, GPT, InductionHeads),
+            "arch=tms, resid_mlp, induction and gpt can be taken apart",
         )
         self.decode = spec.decode
         self.seams = {seam.name: seam for seam in chosen(modules, seams_of(self.target.net))}
@@ -110,7 +115,7 @@ class Components(nn.Module):
         """True for a language model. A toy model has examples without positions, and answers
         with numbers.
         """
-        return isinstance(self.target.net, GPT)
+        return isinstance(self.target.net, GPT | InductionHeads)
 
     def factors(self, number: int) -> tuple[Tensor, Tensor]:
         """V and U of a matrix."""

@@ -13,16 +13,19 @@ import math
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.decomposition.adversary import Adversary, sum_name, uphill
 from models.decomposition.anatomy import Anatomy
 from models.decomposition.components import Components
+from models.decomposition.first_inputs import read_inputs
 from models.decomposition.known_answer import KnownAnswer
-from models.decomposition.masking import Masks, errors, joined, routed
+from models.decomposition.masking import Masks, errors, hidden_errors, joined, routed
 from models.layers import widen
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.errors import ConfigError, Stopped
@@ -32,9 +35,13 @@ from utils.noise import Noise
 from utils.ranks import signals
 from utils.ranks.distributed import Dist
 from utils.spec import IGNORE
+from utils.transfer import to_device
 
-DRAWN = ("stochastic", "layerwise", "subset", "adversarial")  # losses of nets masked at random
-LOSSES = (*DRAWN, "unmasked", "masked")  # all that ask for the same answers
+# losses of nets masked at random
+DRAWN = ("stochastic", "layerwise", "subset", "hidden", "adversarial")
+# all that ask for the same answers
+LOSSES = (*DRAWN, "unmasked", "masked", "masked_layerwise", "masked_subset")
+ALONE = ("layerwise", "masked_layerwise")  # those that mask one matrix at a time
 EPS = 1e-12
 # What says which rows of a batch count; without either, as with prompts, there is nothing to
 # measure
@@ -74,16 +81,24 @@ class Decompose(Objective):
         masked: float = 0.0,
         sampling: str = "continuous",
         p_until: float = 1.0,
+        hidden: float = 0.0,
+        masked_layerwise: float = 0.0,
+        masked_subset: float = 0.0,
+        subset_probability: float | None = None,
     ) -> None:
         super().__init__(model)
+        self.adversary = Adversary(**adversarial)
         self.coefficients = {
             "faithfulness": faithfulness,
             "stochastic": stochastic,
             "layerwise": layerwise,
             "subset": subset,
-            "adversarial": adversarial["coefficient"],
+            "adversarial": self.adversary.coefficient,
             "unmasked": unmasked,
             "masked": masked,
+            "masked_layerwise": masked_layerwise,
+            "masked_subset": masked_subset,
+            "hidden": hidden,
             "minimality": minimality,
         }
         if not any(self.coefficients[name] for name in LOSSES):
@@ -103,12 +118,13 @@ class Decompose(Objective):
         self.kl = model.predicts_tokens if reconstruction == "auto" else reconstruction == "kl"
         self.error_name = "kl" if self.kl else "mse"
         self.headline = Metric(f"{self.error_name}_rounded", lower_is_better=True)
-        self.adversarial, self.frequency, self.samples, self.whole = (
-            adversarial,
-            frequency,
-            samples,
-            whole,
-        )
+        self.frequency, self.samples, self.whole = frequency, samples, whole
+        self.subset_probability = subset_probability
+        if hidden and all(seam.indexed for seam in model.seams.values()):
+            raise ConfigError(
+                "arch.loss.hidden: compares what matrices read, and embeddings read numbers of"
+                " rows; choose other matrices by arch.modules as well"
+            )
         self.p, self.p_end = p, p if p_end is None else p_end
         self.p_from, self.p_until = p_from, p_until
         if p_until < p_from:
@@ -128,7 +144,11 @@ class Decompose(Objective):
         KnownAnswer.check(model, known)
 
     def prepare(self, dist: Dist, source: Any, noise: Noise) -> None:
-        """Components add up to the weights before anything else is asked of them."""
+        """Components read inputs of the data if `arch.init` says so, and add up to the weights
+        before anything else is asked of them.
+        """
+        if self.model.init == "inputs":
+            read_inputs(self.model, self._first_inputs(source, noise), noise, dist)
         parameters = list(self.model.parts.parameters())
         optimizer = torch.optim.AdamW(parameters, lr=self.warmup_lr, weight_decay=0.0, foreach=True)
         for step in range(self.warmup_steps):
@@ -143,48 +163,77 @@ class Decompose(Objective):
             optimizer.step()
         optimizer.zero_grad()
 
+    def _first_inputs(self, source: Any, noise: Noise) -> list[list[Tensor]]:
+        """The inputs of each matrix in the first step, for each shard of this rank."""
+        by_shard = []
+        for shard in noise.shards:
+            batch = {
+                name: to_device(torch.from_numpy(array), noise.device)
+                for name, array in source.train_batch(0, shard).items()
+            }
+            by_shard.append(self.model.watched(*self._inputs(batch))[1])
+        return by_shard
+
     def initial_carry(self, batch: Batch) -> Carry:
         """Returns the adversary's sources if they persist from step to step; negative: none yet."""
-        if not (self.coefficients["adversarial"] and self.adversarial["persistent"]):
+        if not (self.adversary.coefficient and self.adversary.persistent):
             return None
         positions = tuple(batch["inputs"].shape[1:]) if self.model.predicts_tokens else ()
         shape = (len(batch["inputs"]), 1, *positions, self._width)
         return {"sources": torch.full(shape, -1.0, device=batch["inputs"].device)}
 
+    def rounds(self) -> int:
+        """Ascent that all rows share takes each step by a sum over the whole batch."""
+        return self.adversary.steps if self._climbs_together else 1
+
+    @property
+    def _climbs_together(self) -> bool:
+        return bool(self.adversary.coefficient) and self.adversary.shared
+
     def statistics(self, batch: Batch, carry: Carry, ctx: Context) -> dict[str, Tensor]:
-        """How much of each component the whole batch needs, where its logarithm counts."""
-        if not (self.frequency and self.coefficients["minimality"]):
+        """How much of each component the whole batch needs, where its logarithm counts; and where
+        masks that all rows share do more harm.
+        """
+        weighs = self.frequency and self.coefficients["minimality"]
+        weighs = weighs and "importance" not in ctx.totals  # the first round has summed it
+        if not (weighs or self._climbs_together):
             return {}
-        inputs = self.model.watched(*self._inputs(batch))[1]
-        taken, times = self._needed(inputs)
-        gates = self.model.gate(inputs if taken is None else [each[taken] for each in inputs])
-        return {"importance": self._importance(gates, times, ctx).double()}
+        of, gates = self._seen(batch)
+        sums = {}
+        if weighs:
+            sums["importance"] = self._importance(gates, of.times, ctx).double()
+        if self._climbs_together:
+            done = sum(name.startswith("uphill/") for name in ctx.totals)
+            sources = self._shared_sources(of, ctx)
+            sums[sum_name(done)] = uphill(sources, partial(self._harm, of)).double()
+        return sums
 
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
+        of, gates = self._seen(batch)
+        rows = batch["inputs"].numel() if self.model.predicts_tokens else len(batch["inputs"])
+        terms, carry = self._reconstruction(of, ctx, carry)
+        if self.coefficients["faithfulness"]:
+            terms["faithfulness"] = self._faithfulness() * rows
+        if self.coefficients["minimality"]:
+            terms["minimality"] = self._minimality(gates, of.times, ctx)
+        weight = torch.full((), rows, device=of.x.device)
+        loss = torch.stack([self.coefficients[name] * term for name, term in terms.items()]).sum()
+        live = (of.lower.detach() > self.live_above).sum(-1)
+        terms["l0"] = (live if of.times is None else live * of.times).sum()
+        return StepOut(
+            loss, weight, {name: (term.detach(), weight) for name, term in terms.items()}, carry
+        )
+
+    def _seen(self, batch: Batch) -> tuple[_Rows, Tensor]:
+        """The rows to be computed, and the gates of each before they are held between 0 and 1."""
         x, documents = self._inputs(batch)
         said, inputs = self.model.watched(x, documents)
         taken, times = self._needed(inputs)
         if taken is not None:
             x, said, inputs = x[taken], said[taken], [each[taken] for each in inputs]
         gates = self.model.gate(inputs)
-        lower, rows = (
-            self.model.lower(gates),
-            batch["inputs"].numel() if self.model.predicts_tokens else len(batch["inputs"]),
-        )
-        terms, carry = self._reconstruction(
-            _Rows(x, documents, widen(said), lower, taken, len(batch["inputs"])), ctx.noise, carry
-        )
-        if self.coefficients["faithfulness"]:
-            terms["faithfulness"] = self._faithfulness() * rows
-        if self.coefficients["minimality"]:
-            terms["minimality"] = self._minimality(gates, times, ctx)
-        weight = torch.full((), rows, device=x.device)
-        loss = torch.stack([self.coefficients[name] * term for name, term in terms.items()]).sum()
-        live = (lower.detach() > self.live_above).sum(-1)
-        terms["l0"] = (live if times is None else live * times).sum()
-        return StepOut(
-            loss, weight, {name: (term.detach(), weight) for name, term in terms.items()}, carry
-        )
+        lower, count = self.model.lower(gates), len(batch["inputs"])
+        return _Rows(x, documents, widen(said), lower, taken, count, inputs, times), gates
 
     def predict(self, batch: Batch) -> Prediction:
         """Compares the net's outputs with those of all its components, of the components scaled by
@@ -228,12 +277,25 @@ class Decompose(Objective):
                 total,
             )
         metrics["faithfulness"] = (self._faithfulness() * total, total)
+        if self.adversary.evaluate:
+            of = _Rows(x, documents, said, gates, None, len(x), inputs, counted=counted)
+            metrics[f"{self.error_name}_adversarial"] = (self._worst_case(of), total)
         if "labels" in batch:
             metrics |= {
                 f"ce_{name}": (_cross_entropy(out, batch["labels"]), total)
                 for name, out in {"target": said, **kept}.items()
             }
         return Prediction(metrics, {"gates": gates, "live": live, "counted": counted})
+
+    def _worst_case(self, of: _Rows) -> Tensor:
+        """The errors of evaluated rows, in sum, under the worst masks that ascent finds. Draws are
+        the same in all evaluations.
+        """
+        noise = Noise(0, 0, [0], of.x.device)
+        drawn = noise.uniform("masks", of.shape(1, self._width)).to(of.lower.dtype)
+        first = self.adversary.first(drawn, noise)
+        worst = self.adversary.climbed(first, partial(self._harm, of), self.adversary.evaluate)
+        return self._harm(of, worst)
 
     def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
         if "single" in row:
@@ -280,44 +342,75 @@ class Decompose(Objective):
         return torch.cat((full, none[:1])), times
 
     def _reconstruction(
-        self, of: _Rows, noise: Noise, carry: Carry
+        self, of: _Rows, ctx: Context, carry: Carry
     ) -> tuple[dict[str, Tensor], Carry]:
         """The losses that ask masked nets for the same answers, each with draws of its own."""
         asked = {
-            name: self.samples if name == "stochastic" else 1
+            name: self.samples if name in ("stochastic", "hidden") else 1
             for name in DRAWN
             if self.coefficients[name]
         }
-        sources = noise.uniform("masks", of.shape(sum(asked.values()), self._width), of.taken).to(
-            of.lower.dtype
-        )
+        sources = ctx.noise.uniform(
+            "masks", of.shape(sum(asked.values()), self._width), of.taken
+        ).to(of.lower.dtype)
         drawn = zip(asked, sources.split(list(asked.values()), dim=1), strict=True)
         parts = {
             name: Masks.between(of.lower, self._sampled(each))
             for name, each in drawn
             if name != "adversarial"
-        }
-        # the components alone, without what they do not add up to
-        if self.coefficients["unmasked"]:
-            parts["unmasked"] = Masks(torch.ones_like(of.lower).unsqueeze(1))
-        if self.coefficients["masked"]:
-            parts["masked"] = Masks(of.lower.unsqueeze(1))
-        if "subset" in parts:
-            parts["subset"] = routed(parts["subset"], self.model, noise, of.batch, of.taken)
+        } | self._as_gates_say(of)
+        for name in ("subset", "masked_subset"):
+            if name in parts:
+                parts[name] = routed(
+                    parts[name],
+                    self.model,
+                    ctx.noise,
+                    of.batch,
+                    of.taken,
+                    self.subset_probability,
+                    name.replace("_", " "),
+                )
         if "adversarial" in asked:
-            worst = self._worst(of, sources[:, -1:], carry)
-            parts["adversarial"] = Masks.between(of.lower, worst)
+            worst = self._worst(of, sources[:, -1:], ctx, carry)
+            parts["adversarial"] = self._under(of, of.lower, worst)
             carry = {"sources": worst.float()} if carry is not None else None
-        alone = parts.pop("layerwise", None)
-        together = joined(list(parts.values())) if parts else Masks(of.lower.unsqueeze(1)[:, :0])
-        passes = iter(errors(self.model, of.x, of.documents, of.said, together, self._error, alone))
-        terms = {
-            name: torch.stack([next(passes).sum() for _ in range(asked.get(name, 1))]).mean()
-            for name in parts
-        }
-        if alone is not None:
-            terms["layerwise"] = torch.stack([error.sum() for error in passes]).mean()
+        hidden = parts.pop("hidden", None)
+        terms = self._answers(of, parts)
+        if hidden is not None:
+            changes = hidden_errors(self.model, of.x, of.documents, of.inputs, hidden)
+            terms["hidden"] = torch.stack([change.sum() for change in changes]).mean()
         return terms, carry
+
+    def _as_gates_say(self, of: _Rows) -> dict[str, Masks]:
+        """Masks that nothing is drawn for: all components and no more, or as far as gates are open
+        and no more.
+        """
+        gates = Masks(of.lower.unsqueeze(1))
+        parts = {"unmasked": Masks(torch.ones_like(gates.components))}
+        parts |= dict.fromkeys(("masked", "masked_layerwise", "masked_subset"), gates)
+        return {name: part for name, part in parts.items() if self.coefficients[name]}
+
+    def _answers(self, of: _Rows, parts: dict[str, Masks]) -> dict[str, Tensor]:
+        """The error of the net's answers under each of these masks, a mean over its passes."""
+        alone = {name: parts.pop(name) for name in ALONE if name in parts}
+        together = joined(list(parts.values())) if parts else Masks(of.lower.unsqueeze(1)[:, :0])
+        passes = iter(
+            errors(
+                self.model,
+                of.x,
+                of.documents,
+                of.said,
+                together,
+                self._error,
+                joined(list(alone.values())) if alone else None,
+            )
+        )
+        counts = {name: part.components.shape[1] for name, part in parts.items()}
+        counts |= dict.fromkeys(alone, len(self.model.names))
+        return {
+            name: torch.stack([next(passes).sum() for _ in range(count)]).mean()
+            for name, count in counts.items()
+        }
 
     def _sampled(self, sources: Tensor) -> Tensor:
         """Uniform draws as they are, or as ones and zeros for components; the rest of a matrix
@@ -328,27 +421,30 @@ class Decompose(Objective):
         components, rest = sources.split([self.model.total, self._width - self.model.total], -1)
         return torch.cat([(components >= 0.5).to(sources.dtype), rest], -1)
 
-    def _worst(self, of: _Rows, sources: Tensor, carry: Carry) -> Tensor:
-        """Masks that the net suffers most from, by ascent along the signs of gradients from where
-        it begins.
-        """
-        gates = of.lower.detach()
+    def _worst(self, of: _Rows, drawn: Tensor, ctx: Context, carry: Carry) -> Tensor:
+        """Sources of the masks that the net suffers most from."""
+        if self.adversary.shared:
+            return self._shared_sources(of, ctx)
+        sources = self.adversary.first(drawn, ctx.noise)
         if carry is not None:
-            sources = torch.where(carry["sources"] < 0, sources, carry["sources"].to(gates.dtype))
-        for _ in range(self.adversarial["steps"]):
-            with torch.enable_grad():
-                sources.requires_grad_()
-                (error,) = errors(
-                    self.model,
-                    of.x,
-                    of.documents,
-                    of.said,
-                    Masks.between(gates, sources),
-                    self._error,
-                )
-                (uphill,) = torch.autograd.grad(error.sum(), sources)
-            sources = (sources.detach() + self.adversarial["rate"] * uphill.sign()).clamp_(0, 1)
-        return sources
+            sources = torch.where(carry["sources"] < 0, sources, carry["sources"].to(drawn.dtype))
+        return self.adversary.climbed(sources, partial(self._harm, of), self.adversary.steps)
+
+    def _shared_sources(self, of: _Rows, ctx: Context) -> Tensor:
+        """Sources that all rows of the batch share, as far as their ascent has come."""
+        like = of.lower.new_empty((1, 1, *of.lower.shape[1:-1], self._width))
+        return self.adversary.climbed_together(self.adversary.first(like, ctx.noise), ctx.totals)
+
+    def _harm(self, of: _Rows, sources: Tensor) -> Tensor:
+        """How much the net errs under these sources, in sum."""
+        masks = self._under(of, of.lower.detach(), sources)
+        (error,) = errors(self.model, of.x, of.documents, of.said, masks, self._error)
+        return (error if of.counted is None else error * of.counted).sum()
+
+    def _under(self, of: _Rows, gates: Tensor, sources: Tensor) -> Masks:
+        """The masks that these sources make of gates [B, …, K]; all rows may share sources."""
+        shape = (len(gates), 1, *gates.shape[1:-1], sources.shape[-1])
+        return Masks.between(gates, sources.expand(shape))
 
     def _error(self, out: Tensor, said: Tensor) -> Tensor:
         out = widen(out)
@@ -398,6 +494,9 @@ class _Rows:
     lower: Tensor
     taken: Tensor | None
     batch: int
+    inputs: Sequence[Tensor]  # of each matrix
+    times: Tensor | None = None  # for how many each row stands, if not for itself
+    counted: Tensor | None = None  # in evaluations: padding does not count
 
     def shape(self, passes: int, width: int) -> tuple[int, ...]:
         """The shape of the draws for the whole batch."""

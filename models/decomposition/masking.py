@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from models.decomposition.components import Components, Mask
+from models.layers import widen
 from utils.noise import Noise
 
 # of what is said and what should be: an error for each row
@@ -44,15 +45,26 @@ class Masks:
         )
 
 
-def routed(masks: Masks, model: Components, noise: Noise, batch: int, rows: Tensor | None) -> Masks:
-    """The same in some matrices of each row, and the others as they are: how many is drawn, then
-    which. `rows`: those of the batch.
+def routed(
+    masks: Masks,
+    model: Components,
+    noise: Noise,
+    batch: int,
+    rows: Tensor | None,
+    probability: float | None = None,
+    stream: str = "subset",
+) -> Masks:
+    """The same in some matrices of each row, and the others as they are. With a probability, each
+    matrix is masked with it; else how many is drawn, then which. `rows`: those of the batch.
     """
     shape, matrices = (batch, 1, *masks.components.shape[2:-1]), len(model.names)
-    most = (noise.uniform("subset size", shape, rows) * matrices).floor().unsqueeze(-1)  # 0 … S - 1
-    masked = (noise.uniform("subset", (*shape, matrices), rows).argsort(-1).argsort(-1) <= most).to(
-        masks.components.dtype
-    )
+    drawn = noise.uniform(stream, (*shape, matrices), rows)
+    if probability is None:
+        most = (noise.uniform(f"{stream} size", shape, rows) * matrices).floor()  # 0 … S - 1
+        chosen = drawn.argsort(-1).argsort(-1) <= most.unsqueeze(-1)
+    else:
+        chosen = drawn < probability
+    masked = chosen.to(masks.components.dtype)
     whole = 1 - masked  # all of the components, and all that they do not add up to
     kept = model.for_each_component(masked) * masks.components
     components = kept + model.for_each_component(whole)
@@ -85,29 +97,59 @@ def errors(
     measure: Measure,
     one_by_one: Masks | None = None,
 ) -> list[Tensor]:
-    """The distance of each masked pass from the net's own output, per row; then, with `one_by_one`,
-    the same with one matrix masked at a time.
+    """The distance of each masked pass from the net's own output, per row; then, for each pass of
+    `one_by_one`, the same with one matrix masked at a time.
     """
     if not model.predicts_tokens:
         return _at_once(model, x, said, masks, measure, one_by_one)
     everywhere = range(len(model.names))
 
     def of_pass(chosen: Masks, taken: int, numbers: range) -> Tensor:
-        def one(number: int, given: Tensor) -> Tensor:
-            mask = chosen.of(model, number, slice(taken, taken + 1))
-            alone: Any = (None if each is None else each.squeeze(1) for each in mask)
-            return model.summed(number, given, Mask(*alone))
-
-        return measure(
-            model.masked(x, {number: partial(one, number) for number in numbers}, documents), said
-        )
+        instead = {number: partial(_alone, model, chosen, taken, number) for number in numbers}
+        return measure(model.masked(x, instead, documents), said)
 
     passes = [of_pass(masks, taken, everywhere) for taken in range(masks.components.shape[1])]
-    return passes + (
-        [of_pass(one_by_one, 0, range(i, i + 1)) for i in everywhere]
-        if one_by_one is not None
-        else []
-    )
+    if one_by_one is not None:
+        passes += [
+            of_pass(one_by_one, taken, range(i, i + 1))
+            for taken in range(one_by_one.components.shape[1])
+            for i in everywhere
+        ]
+    return passes
+
+
+def hidden_errors(
+    model: Components,
+    x: Tensor,
+    documents: Tensor | None,
+    inputs: Sequence[Tensor],
+    masks: Masks,
+) -> list[Tensor]:
+    """How far the inputs of matrices are from what the net gives them, for each masked pass: the
+    mean square over the numbers that all matrices read, per row.
+    """
+    width = sum(given.shape[-1] for given in inputs if given.is_floating_point())
+
+    def of_pass(taken: int) -> Tensor:
+        squares: list[Tensor] = []
+
+        def one(number: int, given: Tensor) -> Tensor:
+            if given.is_floating_point():  # an embedding reads numbers of rows
+                change = widen(given) - widen(inputs[number])
+                squares.append(change.square().sum(-1))
+            return _alone(model, masks, taken, number, given)
+
+        model.masked(x, {i: partial(one, i) for i in range(len(model.names))}, documents)
+        return torch.stack(squares).sum(0) / width
+
+    return [of_pass(taken) for taken in range(masks.components.shape[1])]
+
+
+def _alone(model: Components, masks: Masks, taken: int, number: int, given: Tensor) -> Tensor:
+    """What a matrix gives in one of the passes."""
+    mask = masks.of(model, number, slice(taken, taken + 1))
+    of_pass: Any = (None if each is None else each.squeeze(1) for each in mask)
+    return model.summed(number, given, Mask(*of_pass))
 
 
 def _at_once(
@@ -121,24 +163,30 @@ def _at_once(
     """All passes as one, in a dimension before the batch. As long as they are the same, there is
     one of them.
     """
-    Q, S, alone = masks.components.shape[1], len(model.names), one_by_one is not None
-    whole = joined([masks, one_by_one]) if one_by_one is not None else masks
+    Q, S, A = masks.components.shape[1], len(model.names), 0
+    whole = masks
+    if one_by_one is not None:
+        A, whole = one_by_one.components.shape[1], joined([masks, one_by_one])
 
     def one(number: int, given: Tensor) -> Tensor:
         parts = whole.of(model, number)
         turned: Any = (None if each is None else each.transpose(0, 1) for each in parts)
         mask = Mask(*turned)
-        if not alone:
+        if not A:
             return model.summed(number, given, mask)
-        same = len(given) == 1
+        same, masked = len(given) == 1, [Q + a * S + number for a in range(A)]
         y = model.summed(
             number,
-            given if same else torch.cat((given[:Q], given[Q + number : Q + number + 1])),
+            given if same else torch.cat((given[:Q], *(given[i : i + 1] for i in masked))),
             mask,
         )
-        others = model.original(number, given if same else given[Q:])  # one of them is not used
-        others = others.expand(S, *others.shape[1:])
-        return torch.cat((y[:Q], others[:number], y[Q:], others[number + 1 :]))
+        others = model.original(number, given if same else given[Q:])  # one in S is not used
+        others = others.expand(A * S, *others.shape[1:])
+        pieces, done = [y[:Q]], 0
+        for a, place in enumerate(masked):
+            pieces += [others[done : place - Q], y[Q + a : Q + a + 1]]
+            done = place - Q + 1
+        return torch.cat((*pieces, others[done:]))
 
     out = model.masked(x.unsqueeze(0), {number: partial(one, number) for number in range(S)})
     return list(measure(out, said).unbind())

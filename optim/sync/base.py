@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -155,8 +155,9 @@ class Sync(Protocol):
         """
         ...
 
-    def clip(self, max_norm: float) -> Tensor:
-        """Scales all dense gradients to a global norm of at most `max_norm`.
+    def clip(self, max_norm: float, names: Collection[str] | None = None) -> Tensor:
+        """Scales dense gradients, all or those of these parameters, to a norm of at most `max_norm`
+        together.
 
         Gradients of table rows are not scaled: their optimizer uses only signs. Returns the norm
         before scaling, still on the device.

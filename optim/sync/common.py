@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -94,11 +94,11 @@ class Common:
         read = to_host(status)
         return lambda: self._verdict_on(read)
 
-    def clip(self, max_norm: float) -> Tensor:
-        """Scales all dense gradients to a global norm of at most `max_norm`; returns the norm
-        before, still on the device.
+    def clip(self, max_norm: float, names: Collection[str] | None = None) -> Tensor:
+        """Scales dense gradients to a norm of at most `max_norm` together; returns the norm before,
+        still on the device.
         """
-        grads = self._grads()
+        grads = self._grads() if names is None else self._grads_of(names)
         # at least float32, because sums of squares overflow in half precision
         wide = [
             torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32))
@@ -124,6 +124,10 @@ class Common:
         return [
             parameter.grad for parameter in self.parameters.values() if parameter.grad is not None
         ]
+
+    def _grads_of(self, names: Collection[str]) -> list[Tensor]:
+        grads = (self.parameters[name].grad for name in names)
+        return [grad for grad in grads if grad is not None]
 
     def _whole_norm(self, norm: Tensor) -> Tensor:
         return norm

@@ -63,6 +63,14 @@ LINES = {
     "gpt qa_text": [*TEXT, "data=qa_text", "data.stories={train:16,test:8,facts:1}"],
     "tms features": ["arch=tms", "data=features", *TOY],
     "resid_mlp features": ["arch=resid_mlp", "data=features", "arch.hidden_size=8", *TOY],
+    "induction induction": [
+        "arch=induction",
+        "data=induction",
+        "data.seq_len=8",
+        "data.held_out=16",
+        "global_batch_size=16",
+        "max_steps=3",
+    ],
     "components features": [*COMPONENTS, "data=features", "arch.target={tms}"],
     "components tokens": [
         *COMPONENTS[:-1],

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from models.sparse_embedding import SparseEmbedding
-from optim.groups import build_dense, build_sparse, claims
+from optim.groups import build_clips, build_dense, build_sparse, claims
 from optim.schedule import build_schedule
 from tests.ranks import ROOT
 from utils.errors import ConfigError
@@ -116,6 +116,18 @@ def test_first_pattern_wins():
         ["b.bias"],
         ["c"],
     ]
+
+
+def test_norms_by_pattern_are_for_what_the_first_pattern_matches():
+    names = ["parts.V", "parts.U", "gates.in", "bias"]
+    assert build_clips(None, names) == []
+    assert build_clips(2.0, names) == [(None, 2.0)]
+    found = build_clips({r"gates\..*": 0.5, ".*[.].*": 3}, names)
+    assert found == [(["gates.in"], 0.5), (["parts.V", "parts.U"], 3)]
+    with pytest.raises(ConfigError, match=r"grad_clip=gates: is the first pattern to match no"):
+        build_clips({"gates": 0.5}, names)
+    with pytest.raises(ConfigError, match=r"grad_clip=\(: not a regular expression"):
+        build_clips({"(": 0.5}, names)
 
 
 @pytest.mark.parametrize(

@@ -412,7 +412,7 @@ REFUSED = [
     (["arch.modules=[]"], r"arch\.modules=\[\]: chooses no matrix"),
     (
         ["arch.loss.stochastic=0", "arch.loss.layerwise=0"],
-        "all of stochastic, layerwise, subset, adversarial, unmasked, masked are 0",
+        "all of stochastic, layerwise, subset, hidden, adversarial, .*masked_subset are 0",
     ),
     (["arch.gates.sigmoid=soft"], r"arch\.gates\.sigmoid=soft: (must be|choose one of)"),
     (["arch.loss.p_from=0.5", "arch.loss.p_until=0.4"], "p_until=0.4: ends before"),

@@ -118,6 +118,18 @@ def test_gradients_of_any_precision_are_clipped(dtypes):
     assert all(p.grad.dtype == p.dtype for p in named.values())
 
 
+def test_gradients_of_some_parameters_are_clipped_alone():
+    named = {name: nn.Parameter(torch.ones(4)) for name in ("gates", "parts", "more")}
+    reducer = reducer_of(nn.ParameterDict(named))
+    with reducer.backward(last=True):
+        sum((3 * p).sum() for p in named.values()).backward()
+    assert reducer.finish([1.0])().finite
+    assert float(reducer.clip(1.0, ["gates"])) == 6
+    assert float(reducer.clip(12.0, ["parts", "more"])) == pytest.approx(72**0.5)
+    after = {name: p.grad.norm().item() for name, p in named.items()}
+    assert after == pytest.approx({"gates": 1, "parts": 6, "more": 6})
+
+
 def test_bucket_size_must_be_positive():
     with pytest.raises(ConfigError, match=r"^sync\.bucket_mb=0"):
         make(bucket_mb=0)

@@ -1,0 +1,92 @@
+"""Texts of the induction-head task, a function of seed, step and shard: a marker S stands before a
+token M, and comes again at the end, where M is the answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from data.order import generator, shard_rows
+from data.source import Arrays, RunLength, RunSettings, Source, Spec
+from utils.errors import ConfigError
+
+BEGIN = 0  # the first token of each text
+
+
+class InductionSource(Source):
+    """BEGIN, tokens with S M among them, S. Each token but BEGIN and S is drawn evenly from
+    `vocab_size`; so is the place of the first S, among the first `prefix_window`.
+    """
+
+    def __init__(
+        self,
+        run: RunSettings,
+        *,
+        vocab_size: int = 128,
+        seq_len: int = 64,
+        prefix_window: int | None = None,
+        held_out: int = 1024,
+    ) -> None:
+        if seq_len < 5:
+            raise ConfigError(
+                f"data.seq_len={seq_len}: begin, S, M and S with a token before need 5"
+            )
+        self._window = seq_len - 3 if prefix_window is None else prefix_window
+        if not 2 <= self._window <= seq_len - 3:
+            raise ConfigError(
+                f"data.prefix_window={prefix_window}: must be between 2 and {seq_len - 3}, so that"
+                f" S and M fit into data.seq_len={seq_len}"
+            )
+        self._run, self._vocab_size, self._seq_len = run, vocab_size, seq_len
+        self._drawn: tuple[int, Arrays] | None = None  # the last step and its whole batch
+        self.length = RunLength.in_steps(run)
+        self._eval_sets = {"induction": Texts(self._draw(held_out, "held out"))}
+        what = f"induction {vocab_size} {seq_len} {self._window} {held_out} {run.seed}"
+        self.spec = Spec(
+            vocab_size=vocab_size + 2,
+            seq_len=seq_len,
+            fingerprint=hashlib.sha256(what.encode()).hexdigest(),
+            name=f"induction over {vocab_size} tokens",
+        )
+
+    def train_batch(self, step: int, shard: int) -> Arrays:
+        """The texts of one shard of one step."""
+        if self._drawn is None or self._drawn[0] != step:
+            self._drawn = step, self._draw(self._run.global_batch_size, "induction", step)
+        texts = self._drawn[1]
+        return {name: shard_rows(texts[name], shard, self._run.shards) for name in texts}
+
+    def eval_sets(self) -> Mapping[str, Texts]:
+        return self._eval_sets
+
+    def _draw(self, rows: int, stream: str, *place: int) -> Arrays:
+        draws = generator(self._run.seed, stream, *place)
+        marker, each = self._vocab_size + 1, np.arange(rows)
+        tokens = draws.integers(1, marker, (rows, self._seq_len), dtype=np.int32)
+        answer = draws.integers(1, marker, rows, dtype=np.int32)
+        first = 1 + draws.integers(1, self._window, rows)  # BEGIN and one token stand before it
+        tokens[:, 0], tokens[each, first], tokens[each, first + 1] = BEGIN, marker, answer
+        tokens[:, -1] = marker
+        return {"inputs": tokens, "answer": answer}
+
+
+class Texts:
+    """Texts read by index, each of whose positions counts."""
+
+    def __init__(self, texts: Arrays) -> None:
+        self._texts = texts
+
+    def __len__(self) -> int:
+        return len(self._texts["answer"])
+
+    def read(self, indices: np.ndarray) -> Arrays:
+        rows = {name: array[indices] for name, array in self._texts.items()}
+        return {**rows, "counts": np.ones(rows["inputs"].shape, np.float32)}
+
+    def padding(self, rows: int) -> Arrays:
+        shape = (rows, self._texts["inputs"].shape[1])
+        empty = {"inputs": np.zeros(shape, np.int32), "answer": np.zeros(rows, np.int32)}
+        return {**empty, "counts": np.zeros(shape, np.float32)}

@@ -1,0 +1,87 @@
+"""Components that begin as readers of single inputs: V's columns are directions of inputs of their
+matrix, first some that differ, then any.
+"""
+
+# C components of a matrix, D width of its input, R inputs to choose from
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.decomposition.components import Components
+from models.layers import widen
+from utils.noise import Noise
+from utils.ranks.distributed import Dist
+
+POOL = 8  # times as many inputs to choose from as there are components
+LIKE = 0.5  # cosine from which on an input is no longer different: three at once have 0.58
+DECIMALS = 5  # of cosines: whichever of two is less must not depend on rounding
+
+
+@torch.no_grad()
+def read_inputs(
+    model: Components, by_shard: Sequence[Sequence[Tensor]], noise: Noise, dist: Dist
+) -> None:
+    """Replaces the columns of V by directions of inputs of its matrix.
+
+    `by_shard` holds the inputs of every matrix for each shard of `noise`. Every shard offers as
+    many inputs, drawn among those that are not zero. Where they are fewer than columns, the last
+    columns stay as they are. All ranks call this together, and the columns are the same at any
+    number of ranks.
+    """
+    shards = int(dist.sums([len(noise.shards)])[0])
+    for number, name in enumerate(model.names):
+        if number in model.ties:
+            continue
+        V_DC = model.factors(number)[0]
+        most = -(-POOL * V_DC.shape[1] // shards)
+        # every row comes from one shard, and so from one rank
+        offered = V_DC.new_zeros(shards, most, 1 if model.seams[name].indexed else len(V_DC))
+        for shard, inputs in zip(noise.shards, by_shard, strict=True):
+            drawn = Noise(noise.seed, noise.step, [shard], noise.device)
+            own = _drawn(inputs[number], most, drawn, f"first inputs of {name}")
+            offered[shard, : len(own)] = own.to(V_DC.dtype)
+        dist.all_reduce(offered)
+        pool_RD = offered.transpose(0, 1).flatten(0, 1)  # in turn from all shards
+        pool_RD = pool_RD[pool_RD.any(1)]
+        chosen = _tokens(pool_RD, V_DC) if model.seams[name].indexed else _different(pool_RD, V_DC)
+        V_DC[:, : len(chosen)] = chosen.t()
+
+
+def _drawn(given: Tensor, most: int, noise: Noise, stream: str) -> Tensor:
+    """Returns up to `most` inputs of a shard, with length 1; those of an embedding are numbers of
+    rows, from 1 on.
+    """
+    indices = not given.is_floating_point()
+    rows = given.reshape(-1, 1) + 1 if indices else widen(given.flatten(0, -2))
+    rows = rows[noise.uniform(stream, (len(rows),)).argsort(stable=True)]
+    return rows[:most] if indices else F.normalize(rows[rows.any(1)][:most], dim=1)
+
+
+def _different(pool_RD: Tensor, V_DC: Tensor) -> Tensor:
+    """Takes the first input, then the one that is the least like those taken so far as long as
+    there is a different one, then the others as they were drawn.
+
+    Inputs of a toy model have one feature or more. So each feature gets a component if any input
+    has it alone, and the more of the others, the more often it is alone.
+    """
+    most = min(len(pool_RD), V_DC.shape[1])
+    likeness_R = pool_RD.new_full((len(pool_RD),), -1.0)
+    taken: list[int] = []
+    while len(taken) < most and likeness_R.min() < LIKE:
+        taken.append(int(likeness_R.argmin()))
+        cosines_R = (pool_RD @ pool_RD[taken[-1]]).abs().round(decimals=DECIMALS)
+        likeness_R = torch.maximum(likeness_R, cosines_R)
+    others = [number for number in range(len(pool_RD)) if number not in {*taken}]
+    return pool_RD[(taken + others)[:most]]
+
+
+def _tokens(pool_R1: Tensor, V_DC: Tensor) -> Tensor:
+    """Takes different tokens, in the order drawn, as rows of zeros and a one."""
+    different = list(dict.fromkeys((pool_R1[:, 0] - 1).long().tolist()))[: V_DC.shape[1]]
+    indices = torch.tensor(different, dtype=torch.int64, device=V_DC.device)
+    return F.one_hot(indices, len(V_DC)).to(V_DC.dtype)

@@ -1,0 +1,97 @@
+"""The net of the induction-head task: attention alone, in which one layer's head notes what stood
+before each token, and the next layer's finds where the last token stood before.
+"""
+
+# B batch, L positions, D width, H heads, K width of a head, V vocabulary
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.layers import Embedding, Linear, parse_dtype, widen
+from models.sizes import LAYERS, WIDTH, check_memory, check_sizes
+from utils.errors import ConfigError
+from utils.spec import Spec
+
+
+class InductionHeads(nn.Module):
+    """Adds layers of causal attention to embedded tokens, and reads the next token from the sum.
+
+    There are no norms, biases or MLPs.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        hidden_size: int = 16,
+        num_heads: int = 1,
+        num_layers: int = 2,
+        forward_dtype: str = "float32",
+    ) -> None:
+        super().__init__()
+        if not (spec.vocab_size and spec.seq_len) or spec.table_rows:
+            raise ConfigError(
+                "arch=induction needs tokens, and the data has none; use data=induction"
+            )
+        sizes = {"hidden_size": hidden_size, "num_layers": num_layers}
+        check_sizes({"hidden_size": WIDTH, "num_layers": LAYERS}, sizes)
+        if hidden_size % (2 * num_heads):
+            raise ConfigError(
+                f"arch.hidden_size={hidden_size} is not a multiple of two times"
+                f" arch.num_heads={num_heads}"
+            )
+        check_memory(hidden_size * (2 * spec.vocab_size + 4 * num_layers * hidden_size))
+        self.dtype = parse_dtype(forward_dtype)
+        self.embed_tokens = Embedding(spec.vocab_size, hidden_size, 1.0)
+        positions_LD = sinusoids(spec.seq_len, hidden_size)
+        self.layers = nn.ModuleList(
+            AttentionAlone(hidden_size, num_heads, positions_LD) for _ in range(num_layers)
+        )
+        self.lm_head = Linear(hidden_size, spec.vocab_size)
+
+    def forward(self, tokens_BL: Tensor, documents_BL: Tensor | None = None) -> Tensor:
+        """Returns the sum of the embeddings and of what the layers add."""
+        x_BLD = self.embed_tokens(tokens_BL).to(self.dtype)
+        for layer in self.layers:
+            x_BLD = x_BLD + layer(x_BLD)
+        return x_BLD
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Returns scores of the next token, in float32 at least."""
+        return widen(self.lm_head(hidden))
+
+
+class AttentionAlone(nn.Module):
+    """Causal attention whose queries and keys know their positions, and whose values do not
+    (Press et al. 2020, arXiv 2012.15832).
+    """
+
+    positions_LD: Tensor
+
+    def __init__(self, width: int, heads: int, positions_LD: Tensor) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q_proj, self.k_proj = Linear(width, width), Linear(width, width)
+        self.v_proj, self.o_proj = Linear(width, width), Linear(width, width)
+        self.register_buffer("positions_LD", positions_LD, persistent=False)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        positions_LD = self.positions_LD[: x_BLD.shape[1]].to(x_BLD.dtype)
+        q, k = self.q_proj(x_BLD) + positions_LD, self.k_proj(x_BLD) + positions_LD
+        q_BHLK, k_BHLK, v_BHLK = (
+            each.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for each in (q, k, self.v_proj(x_BLD))
+        )
+        y_BHLK = F.scaled_dot_product_attention(q_BHLK, k_BHLK, v_BHLK, is_causal=True)
+        return self.o_proj(y_BHLK.transpose(1, 2).flatten(-2))
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """Returns sines and cosines of positions [L, D], in turn, at rates from 1 down to almost
+    1/10000.
+    """
+    rates = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles = torch.arange(length, dtype=torch.float64).unsqueeze(1) * rates
+    return torch.stack((angles.sin(), angles.cos()), -1).flatten(1)

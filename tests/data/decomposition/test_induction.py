@@ -1,0 +1,54 @@
+"""Texts in which a marker tells what follows it at the end, functions of seed, step and shard."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from data.decomposition.induction import InductionSource
+from tests.sources import opened
+from utils.errors import ConfigError
+
+KEYS = {"seed": 3, "shards": 8, "global_batch_size": 64, "max_steps": 10}
+KEYS |= {"vocab_size": 6, "seq_len": 9}
+
+
+def test_the_answer_stood_behind_the_marker() -> None:
+    source = opened(InductionSource, **KEYS, prefix_window=4)
+    batches = [source.train_batch(step, shard) for step in range(4) for shard in range(8)]
+    assert all(batch["inputs"].shape == (8, 9) for batch in batches)
+    tokens = np.concatenate([batch["inputs"] for batch in batches])
+    answer = np.concatenate([batch["answer"] for batch in batches])
+    assert (tokens[:, 0] == 0).all()
+    assert (tokens[:, -1] == 7).all()
+    rows, first = np.nonzero(tokens[:, :-1] == 7)
+    assert rows.tolist() == list(range(256)), "one marker besides the last token"
+    assert {*first.tolist()} == {2, 3, 4}, "anywhere in the window, behind one token"
+    assert (tokens[rows, first + 1] == answer).all()
+    others = np.delete(tokens[:, 1:-1].ravel(), np.flatnonzero(tokens[:, 1:-1] == 7))
+    assert {*others.tolist()} == {*answer.tolist()} == {1, 2, 3, 4, 5, 6}
+    again = opened(InductionSource, **KEYS, prefix_window=4).train_batch(3, 7)
+    assert all(np.array_equal(again[name], batches[-1][name]) for name in again)
+
+
+def test_evaluations_count_all_positions_of_fresh_texts() -> None:
+    source = opened(InductionSource, **KEYS, held_out=10)
+    (texts,) = source.eval_sets().values()
+    assert texts.read(np.array([3, 1]))["counts"].tolist() == [[1.0] * 9] * 2
+    assert not texts.padding(2)["counts"].any()
+    fresh, trained = texts.read(np.arange(8))["inputs"], source.train_batch(0, 0)["inputs"]
+    assert not np.array_equal(fresh, trained)
+    assert source.spec.vocab_size == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"seq_len": 4}, "data.seq_len=4: begin, S, M and S with a token before need 5"),
+        ({"prefix_window": 1}, "data.prefix_window=1: must be between 2 and 6"),
+        ({"prefix_window": 7}, "data.prefix_window=7: must be between 2 and 6"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: dict, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        opened(InductionSource, **KEYS | change)

@@ -1,0 +1,76 @@
+"""Components that begin as readers of inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from models.decomposition.decompose import Decompose
+from models.decomposition.first_inputs import read_inputs
+from tests.models.decomposition.test_components import objective_on
+from utils.noise import Noise
+from utils.ranks.distributed import Dist
+
+
+@pytest.fixture(scope="module")
+def objective(tms_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Decompose:
+    return objective_on(tms_target, tmp_path_factory.mktemp("first"))[0]
+
+
+def test_columns_are_different_inputs_and_then_any(objective: Decompose) -> None:
+    """Of two shards; zeros are no inputs, and columns without an input stay."""
+    model, V = objective.model, objective.model.factors(0)[0]
+    before = V.detach().clone()
+    first = torch.tensor([[0, 0, 0, 0, 0], [0, 2, 0, 0, 0], [0, 0.6, 0, 0, 0]]).double()
+    second = torch.tensor([[0, 3, 4, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0.5, 0, 0]]).double()
+    for seed in range(5):
+        V.data.copy_(before)
+        read_inputs(model, [[x, x[:, :2]] for x in (first, second)], Noise(seed, 0, [0, 1]), Dist())
+        one, two, between = [0.0, 1, 0, 0, 0], [0.0, 0, 1, 0, 0], [0.0, 0.6, 0.8, 0, 0]
+        # the second shard offers two inputs, of which either may come first
+        found = [[round(value, 6) for value in column] for column in V[:, :4].t().tolist()]
+        assert sorted(found) == sorted([one, one, two, between])
+        assert found[0] == one, "the first shard offers nothing else"
+        assert found[1] == two, "the one between is like the first: its cosine is 0.6"
+        assert_close(V[:, 4:], before[:, 4:])
+
+
+def test_ranks_choose_what_one_rank_chooses(
+    objective: Decompose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = objective.model, torch.rand(4, 9, 5).double()
+    inputs = [model.watched(shard)[1] for shard in x]
+    V = model.factors(0)[0]
+    read_inputs(model, inputs, Noise(3, 0, range(4)), Dist())
+    together = V.detach().clone()
+    sent: list[Tensor] = []
+
+    class Rank(Dist):
+        """One of two ranks, whose message reaches the other by `sent`."""
+
+        def sums(self, values: Any) -> list[float]:
+            return [4.0]
+
+        def all_reduce(self, tensor: Tensor, async_op: bool = False) -> None:
+            sent.append(tensor.clone())
+            tensor += sent[0] if len(sent) > 1 else 0
+
+    for shards in ([0, 1], [2, 3]):
+        V.data.zero_()
+        read_inputs(model, [inputs[shard] for shard in shards], Noise(3, 0, shards), Rank())
+    assert_close(V.detach(), together, rtol=0, atol=0)
+
+
+def test_a_run_begins_so_and_embeddings_read_tokens(gpt_target: Path, tmp_path: Path) -> None:
+    arguments = ("arch.modules=[embed_tokens]", "arch.init=inputs", "arch.loss.warmup_steps=0")
+    objective, batch, _ = objective_on(gpt_target, tmp_path, *arguments, "shards=1")
+    V = objective.model.factors(0)[0]
+    assert V.sum(0).tolist() == V.max(0).values.tolist() == [1.0] * 6
+    tokens = V.argmax(0).tolist()
+    assert len({*tokens}) == 6
+    assert {*tokens} <= {*batch["inputs"].flatten().tolist()}

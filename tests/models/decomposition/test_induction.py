@@ -1,0 +1,89 @@
+"""The net of the induction-head task against its formula, and that it is taken apart."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from models.decomposition.induction import InductionHeads, sinusoids
+from models.decomposition.recall import Recall
+from models.objective import Context
+from tests.runs import train
+from utils.errors import ConfigError
+from utils.noise import Noise
+from utils.spec import Spec
+
+SPEC = Spec(vocab_size=7, seq_len=5)
+
+
+def test_positions_are_sines_and_cosines_in_turn() -> None:
+    found = sinusoids(3, 4)[2].tolist()
+    assert found == pytest.approx([math.sin(2), math.cos(2), math.sin(0.02), math.cos(0.02)])
+
+
+def test_a_layer_is_attention_whose_values_know_no_positions() -> None:
+    torch.manual_seed(0)
+    net = InductionHeads(SPEC, hidden_size=4, num_heads=2, num_layers=1, forward_dtype="float64")
+    net = net.double()
+    tokens = torch.tensor([[0, 3, 6, 2, 6]])
+    x, layer = net.embed_tokens.embedding_weight[tokens[0]], net.layers[0]
+    q, k, v = (x @ each.weight.t() for each in (layer.q_proj, layer.k_proj, layer.v_proj))
+    q, k = q + sinusoids(5, 4), k + sinusoids(5, 4)
+    rows = []
+    for place in range(5):
+        heads = []
+        for head in (slice(0, 2), slice(2, 4)):
+            scores = k[: place + 1, head] @ q[place, head] / math.sqrt(2)
+            heads.append(scores.softmax(0) @ v[: place + 1, head])
+        rows.append(torch.cat(heads))
+    hidden = x + torch.stack(rows) @ layer.o_proj.weight.t()
+    assert_close(net(tokens)[0], hidden)
+    assert_close(net.logits(net(tokens))[0], hidden @ net.lm_head.weight.t())
+
+
+def test_the_last_tokens_answer_is_what_counts() -> None:
+    net = InductionHeads(SPEC, hidden_size=4)
+    objective = Recall(net)
+    tokens, answer = torch.randint(7, (3, 5)), torch.tensor([1, 2, 3])
+    logs = net.logits(net(tokens))[:, -1].log_softmax(-1)
+    nats = -logs[[0, 1, 2], answer]
+    out = objective({"inputs": tokens, "answer": answer}, None, Context(0.0, Noise(0, 0, [0])))
+    assert_close(out.loss, nats.sum())
+    counts = torch.ones(3, 5)
+    counts[2] = 0  # padding
+    likeliest = {"inputs": tokens, "answer": logs.argmax(-1), "counts": counts}
+    assert objective.predict(likeliest).metrics["accuracy"] == (2, 2)
+    found = objective.predict({"inputs": tokens, "answer": answer, "counts": counts}).metrics
+    assert_close(found["loss"][0], nats[:2].sum())
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="arch=induction needs tokens"):
+        InductionHeads(Spec(num_features=3))
+    with pytest.raises(ConfigError, match="hidden_size=6 is not a multiple of two times"):
+        InductionHeads(SPEC, hidden_size=6, num_heads=2)
+
+
+@pytest.mark.slow
+def test_it_is_learned_and_taken_apart(tmp_path: Path) -> None:
+    small = ["data.vocab_size=8", "data.seq_len=12", "data.held_out=64", "log_interval=10"]
+    target = train(
+        tmp_path / "target", "experiment=induction_target", *small, "max_steps=400"
+    ).directory
+    found = train(
+        tmp_path / "run",
+        "experiment=induction",
+        f"arch.target={target}",
+        *small,
+        "arch.C=4",
+        "max_steps=20",
+        "eval_every_steps=null",
+    )
+    losses = found.series("train/loss")
+    assert losses[-1] < losses[0]
+    table = (found.directory / "evaluations/step_20/induction/components.tsv").read_text()
+    assert len(table.splitlines()) == 1 + 8 * 4
