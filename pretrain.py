@@ -360,7 +360,7 @@ def train(trainer: Trainer) -> None:
         closing(train_loader(stream, cfg.num_workers, pins_memory)) as loader,
         traced(traces, trainer.run.directory, trainer.run.say) as step_is_done,
     ):
-        # what was left to do when the run was interrupted
+        # does what was due when the run was interrupted
         sums = trainer.dist.sums(trainer.checkpointer.notices().numbers())
         after_step(trainer, Notices.from_numbers(sums))
         clock = Clock()
@@ -375,7 +375,7 @@ def train(trainer: Trainer) -> None:
             run_state.evaluation_due = length.evaluates_after(run_state.step)
             pauses = logs or run_state.evaluation_due or trainer.checkpointer.saves_now()
             if pauses or trainer.verdicts.has_notices:
-                trainer.verdicts.check()  # nothing is shown or saved that is not finite
+                trainer.verdicts.check()  # before anything is logged or saved
             if logs:
                 log(trainer, clock)
                 clock = Clock()
@@ -405,21 +405,21 @@ def train_step(trainer: Trainer, micro_batches: list[Batch]) -> None:
             ]
             totals = totals | sync.sum_statistics(statistics)
 
-    outs = []
+    outputs = []
     for i, (batch, carry, context) in enumerate(inputs):
         with sync.backward(last=i == len(inputs) - 1):
-            outs.append(trainer.wrapped(batch, carry, replace(context, totals=totals)))
-            outs[-1].loss.backward()
-    weights = [out.weight for out in outs]
+            outputs.append(trainer.wrapped(batch, carry, replace(context, totals=totals)))
+            outputs[-1].loss.backward()
+    loss_weights = [out.weight for out in outputs]
     row_grads = [grad for optimizer in trainer.sparse for grad in optimizer.local_grads()]
     notices = trainer.checkpointer.notices()
-    read_verdict = sync.finish(weights, row_grads, notices, late=verdicts.lag > 0)
+    read_verdict = sync.finish(loss_weights, row_grads, notices, late=verdicts.lag > 0)
 
     verdicts.add(trainer.step + 1, read_verdict)
     if reason := verdicts.check(except_last=verdicts.lag):
         skip(trainer, reason)
         return
-    for shards, out in zip(trainer.shard_groups, outs, strict=True):
+    for shards, out in zip(trainer.shard_groups, outputs, strict=True):
         trainer.meter.add({**out.metrics, "loss": (out.loss, out.weight)}, shards[0])
     for names, max_norm in trainer.clips:
         sync.clip(max_norm, names)
@@ -428,7 +428,7 @@ def train_step(trainer: Trainer, micro_batches: list[Batch]) -> None:
         optimizer.step()
     if trainer.ema is not None:
         trainer.ema.update()
-    trainer.carries.put(out.carry for out in outs)
+    trainer.carries.put(out.carry for out in outputs)
 
 
 def skip(trainer: Trainer, reason: str) -> None:

@@ -77,14 +77,14 @@ class Reducer(Common):
 
     def finish(
         self,
-        weights: Sequence[Tensor | float],
+        loss_weights: Sequence[Tensor | float],
         checked: Sequence[Tensor] = (),
         notices: Notices = NONE,
         late: bool = False,
     ) -> Callable[[], Verdict]:
         """Sends the remaining buckets and divides the sums. On CUDA the host does not wait."""
         with self.dist.waiting():
-            self._send_rest(weights, checked, notices)
+            self._send_rest(loss_weights, checked, notices)
             with self._waited.running():
                 for bucket in self.buckets:
                     bucket.wait()
@@ -182,7 +182,7 @@ class Reducer(Common):
         self._next += 1
 
     def _send_rest(
-        self, weights: Sequence[Tensor | float], checked: Sequence[Tensor], notices: Notices
+        self, loss_weights: Sequence[Tensor | float], checked: Sequence[Tensor], notices: Notices
     ) -> None:
         if self._arrivals is not None:
             self._fix_order()
@@ -192,7 +192,7 @@ class Reducer(Common):
         last.close()
         last.tail.copy_(
             self._status(
-                weights,
+                loss_weights,
                 [bucket.magnitude for bucket in self.buckets] + [magnitude(t) for t in checked],
                 notices,
             )

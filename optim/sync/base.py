@@ -138,7 +138,7 @@ class Sync(Protocol):
 
     def finish(
         self,
-        weights: Sequence[Tensor | float],
+        loss_weights: Sequence[Tensor | float],
         checked: Sequence[Tensor] = (),
         notices: Notices = NONE,
         late: bool = False,
@@ -148,7 +148,7 @@ class Sync(Protocol):
         Returns a function that waits for the device and returns the verdict.
 
         Args:
-            weights: the loss weight of each micro-batch of this rank.
+            loss_weights: the loss weight of each micro-batch of this rank.
             checked: more of this rank's gradients that must be finite, such as table rows.
             notices: this rank's notices to all others, summed over ranks as well.
             late: the verdict is read once the next step has begun, which overwrites the gradients.

@@ -72,7 +72,7 @@ class Common:
 
     def finish(
         self,
-        weights: Sequence[Tensor | float],
+        loss_weights: Sequence[Tensor | float],
         checked: Sequence[Tensor] = (),
         notices: Notices = NONE,
         late: bool = False,
@@ -84,7 +84,7 @@ class Common:
         grads = self._grads()
         status = torch.cat(
             [
-                self._status(weights, [*self.magnitudes, *map(magnitude, checked)], notices),
+                self._status(loss_weights, [*self.magnitudes, *map(magnitude, checked)], notices),
                 finite(grads),
             ]
         )
@@ -132,8 +132,8 @@ class Common:
     def _whole_norm(self, norm: Tensor) -> Tensor:
         return norm
 
-    def _total(self, weights: Sequence[Tensor | float]) -> Tensor:
-        return torch.as_tensor(sum(weights), dtype=torch.float32, device=self.dist.device)
+    def _total(self, loss_weights: Sequence[Tensor | float]) -> Tensor:
+        return torch.as_tensor(sum(loss_weights), dtype=torch.float32, device=self.dist.device)
 
     def _over_micro_batches(self, rows: Sequence[Tensor]) -> Tensor:
         return torch.stack(list(rows)).sum(0)
@@ -144,7 +144,7 @@ class Common:
 
     def _status(
         self,
-        weights: Sequence[Tensor | float],
+        loss_weights: Sequence[Tensor | float],
         magnitudes: Sequence[Tensor],
         notices: Notices,
     ) -> Tensor:
@@ -153,7 +153,7 @@ class Common:
         It holds the weight, a slot with each rank's largest gradient, and the notices.
         """
         status = torch.zeros(1 + self.dist.world_size + NOTICES, device=self.dist.device)
-        status[0] = weight = self._total(weights)
+        status[0] = weight = self._total(loss_weights)
         # max() keeps NaN, and 0 * weight is NaN if the weight is not finite
         status[1 + self.dist.rank] = (
             torch.stack([torch.zeros_like(weight), *magnitudes]).max() + 0 * weight

@@ -67,7 +67,7 @@ class DDP(Common):
 
     def finish(
         self,
-        weights: Sequence[Tensor | float],
+        loss_weights: Sequence[Tensor | float],
         checked: Sequence[Tensor] = (),
         notices: Notices = NONE,
         late: bool = False,
@@ -80,7 +80,7 @@ class DDP(Common):
                 "sync.find_unused_parameters=false: the last micro-batch of a step left parameters"
                 " without a gradient; set sync.find_unused_parameters=true, or use sync=allreduce"
             )
-        return super().finish(weights, checked, notices, late)
+        return super().finish(loss_weights, checked, notices, late)
 
     def _make_ddp(self) -> DistributedDataParallel:
         known = inspect.signature(DistributedDataParallel).parameters

@@ -61,7 +61,7 @@ class ExactReducer(Reducer):
 
     def finish(
         self,
-        weights: Sequence[Tensor | float],
+        loss_weights: Sequence[Tensor | float],
         checked: Sequence[Tensor] = (),
         notices: Notices = NONE,
         late: bool = False,
@@ -72,17 +72,17 @@ class ExactReducer(Reducer):
         )
         for bucket, grads in zip(self.buckets, self._branches.pop(), strict=True):
             bucket.fill(grads)
-        return super().finish(weights, checked, notices, late)
+        return super().finish(loss_weights, checked, notices, late)
 
     def _prepare(self) -> None:
         # buckets keep the net's order: nothing is sent early
         self._arrivals = None
 
-    def _total(self, weights: Sequence[Tensor | float]) -> Tensor:
+    def _total(self, loss_weights: Sequence[Tensor | float]) -> Tensor:
         return tree_sum(
             [
                 torch.as_tensor(weight, dtype=torch.float32, device=self.dist.device)
-                for weight in weights
+                for weight in loss_weights
             ]
         )
 
