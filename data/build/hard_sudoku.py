@@ -5,10 +5,11 @@ are.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import numpy as np
 
-from data.build.workers import in_order, show, shown
+from data.build.workers import in_order, show, shown, tell
 from data.recursive import sudoku_native
 from data.recursive.sudoku_hard import BOARDS, Hard, hard_boards, relabel_digits
 from utils.errors import ConfigError
@@ -22,38 +23,53 @@ SLOWER = (
 def hard_parts(
     counts: tuple[int, ...], min_guesses: int, seed: int, workers: int | None
 ) -> list[Hard]:
-    """For each count that many puzzles; no two of their solved boards are alike up to the names of
+    """For each count that many puzzles, each of which takes as many guesses."""
+    if min_guesses < 1:
+        raise ConfigError(f"--min-guesses {min_guesses}: a hard board takes at least one; try 20")
+    parts = _parts(hard_boards, (min_guesses,), counts, seed, workers)
+    if (found := sum(len(part.puzzles) for part in parts)) < sum(counts):
+        raise ConfigError(
+            f"--min-guesses {min_guesses}: only {found} of {sum(counts)} boards found; ask for"
+            " fewer guesses"
+        )
+    return parts
+
+
+def _parts(
+    make: Callable[..., Hard],
+    options: tuple[int, ...],
+    counts: tuple[int, ...],
+    seed: int,
+    workers: int | None,
+) -> list[Hard]:
+    """The parts, by several processes; no two of their solved boards are alike up to the names of
     digits.
     """
     if min(counts) < 1:
         raise ConfigError(
             f"train={counts[0]} test={counts[-1]}: each part needs at least one board"
         )
-    if min_guesses < 1:
-        raise ConfigError(f"--min-guesses {min_guesses}: a hard board takes at least one; try 20")
     if sudoku_native.loaded() is None:
         print(SLOWER, file=sys.stderr, flush=True)
     wanted = [min(BOARDS, count - first) for count in counts for first in range(0, count, BOARDS)]
-    made: list[Hard] = []
-    show(f"0 of {sum(counts):,} boards")
-    for part in in_order(
-        hard_boards,
-        ((SIZE, count, min_guesses, seed, job) for job, count in enumerate(wanted)),
-        workers,
-    ):
-        made.append(part)
-        show(f"{sum(len(one.puzzles) for one in made):,} of {sum(counts):,} boards")
+
+    def told(done: int) -> None:
+        show(f"{done:,} of {sum(counts):,} boards")
+
+    told(0)
+    made = list(
+        in_order(
+            make,
+            ((SIZE, count, *options, seed, job, tell) for job, count in enumerate(wanted)),
+            workers,
+            told,
+        )
+    )
+    told(sum(len(part.puzzles) for part in made))
     shown()
     whole = Hard(*(np.concatenate(parts) for parts in zip(*made, strict=True)))
-    count, different = (
-        len(whole.puzzles),
-        len(np.unique(relabel_digits(whole.answers, SIZE), axis=0)),
-    )
-    if count < sum(counts):
-        raise ConfigError(
-            f"--min-guesses {min_guesses}: only {count} of {sum(counts)} boards found; ask for"
-            " fewer guesses"
-        )
+    count = len(whole.puzzles)
+    different = len(np.unique(relabel_digits(whole.answers, SIZE), axis=0))
     if different < count:
         raise ConfigError(
             f"--seed {seed}: {count - different} of the {count} boards came twice; try another seed"

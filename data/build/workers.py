@@ -11,8 +11,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from typing import Any, TypeVar
 
@@ -20,14 +21,20 @@ from utils.errors import ConfigError
 
 T = TypeVar("T")
 PAUSE = 10.0  # seconds between two lines where there is no terminal
+LISTEN = 1.0  # seconds between two looks at what the processes have told
 _said_at = time.monotonic()  # what is done within a pause says nothing
+_tell: Callable[[int], None] | None = None  # where a task's news go
 
 
 def in_order(
-    work: Callable[..., T], tasks: Iterable[tuple[Any, ...]], workers: int | None = None
+    work: Callable[..., T],
+    tasks: Iterable[tuple[Any, ...]],
+    workers: int | None = None,
+    heard: Callable[[int], None] = lambda _: None,
 ) -> Generator[T, None, None]:
     """`work(*task)` of each task; tasks are drawn as they are needed, and the first results do not
-    wait for the last.
+    wait for the last. While they are waited for, `heard` is called now and then with the sum of
+    what the tasks have told (`tell`).
 
     Who has enough closes the iterator: what was begun is finished, and nothing more is.
     """
@@ -35,18 +42,27 @@ def in_order(
         raise ConfigError(f"--workers {workers}: must be at least 1; leave it out for one a core")
     workers = workers or len(os.sched_getaffinity(0))
     if workers == 1:
-        yield from (work(*task) for task in tasks)
+        with _told_to(heard):
+            yield from (work(*task) for task in tasks)
         return
+    context = get_context("spawn")
+    told = context.Value("q", 0)
+
+    def result(future: Future[T]) -> T:
+        while not wait([future], timeout=LISTEN).done:
+            heard(told.value)
+        return future.result()
+
     waiting: deque[Future[T]] = deque()
     try:
-        with ProcessPoolExecutor(workers, get_context("spawn"), _begin) as pool:
+        with ProcessPoolExecutor(workers, context, _begin, (told,)) as pool:
             try:
                 for task in tasks:
                     waiting.append(pool.submit(work, *task))
                     if len(waiting) > 2 * workers:  # no further ahead: what waits takes memory
-                        yield waiting.popleft().result()
+                        yield result(waiting.popleft())
                 while waiting:
-                    yield waiting.popleft().result()
+                    yield result(waiting.popleft())
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
     except BrokenProcessPool:
@@ -56,7 +72,38 @@ def in_order(
         ) from None
 
 
-def _begin() -> None:
+def tell(more: int) -> None:
+    """Called by a task: so much more is done."""
+    if _tell is not None:
+        _tell(more)
+
+
+@contextmanager
+def _told_to(heard: Callable[[int], None]) -> Generator[None, None, None]:
+    """Tasks of this process tell `heard` directly."""
+    global _tell
+    before, total = _tell, 0
+
+    def add(more: int) -> None:
+        nonlocal total
+        total += more
+        heard(total)
+
+    _tell = add
+    try:
+        yield
+    finally:
+        _tell = before
+
+
+def _begin(told: Any) -> None:
+    global _tell
+
+    def add(more: int) -> None:
+        with told.get_lock():
+            told.value += more
+
+    _tell = add
     # Ctrl-C reaches the whole terminal, and one answer is enough
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism

@@ -8,6 +8,7 @@ side, each at its own pace.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -140,9 +141,16 @@ class Walks:
         return Hard(np.where(given, answers, np.uint8(0)), answers, self.guesses[rows, middle])
 
 
-def hard_boards(size: int, count: int, min_guesses: int, seed: int, job: int) -> Hard:
+def hard_boards(
+    size: int,
+    count: int,
+    min_guesses: int,
+    seed: int,
+    job: int,
+    told: Callable[[int], None] = lambda _: None,
+) -> Hard:
     """`count` puzzles that take as many guesses, a pure function of what is given; fewer where none
-    is found for long.
+    is found for long. `told` hears of every new board.
     """
     walks = Walks(size, WALKS * count, np.random.default_rng([seed, size, min_guesses, job]))
     made = [walks.middling(np.arange(0))]
@@ -156,6 +164,7 @@ def hard_boards(size: int, count: int, min_guesses: int, seed: int, job: int) ->
         steps += len(done)
         if more := int(there.sum()):
             walks.begin(done[there])
+            told(min(more, count - found))
             found, steps = found + more, 0
     return Hard(*(np.concatenate(parts)[:count] for parts in zip(*made, strict=True)))
 

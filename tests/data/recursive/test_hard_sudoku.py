@@ -1,5 +1,7 @@
 """Sudoku boards that need search."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -143,6 +145,27 @@ def test_a_search_that_takes_too_long_promises_nothing():
     assert (short.counts == 2).all()
     assert (short.guesses <= found.guesses).all()
     assert short.guesses.sum() < found.guesses.sum()
+
+
+def told_slowly(task: int) -> int:
+    """A task that tells of two pieces, and then takes longer than a pause between two looks."""
+    progress.tell(2)
+    time.sleep(0.4)
+    return task
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_tasks_tell_how_far_they_are_before_they_end(monkeypatch, workers):
+    monkeypatch.setattr(progress, "LISTEN", 0.1)
+    heard: list[int] = []
+    results = progress.in_order(told_slowly, [(1,), (2,)], workers, heard.append)
+    assert next(results) == 1
+    assert heard[-1] >= 2, "the first result does not wait for the last, and news come before it"
+    assert [*results] == [2]
+    assert heard == sorted(heard)
+    assert heard[-1] == 4
+    progress.tell(1)  # nobody listens any more
+    assert heard[-1] == 4
 
 
 def test_progress_is_told_without_a_terminal_too(capsys, monkeypatch):
