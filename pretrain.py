@@ -54,7 +54,7 @@ from utils.checkpoint.registry import Origin, Registry, RunState
 from utils.command import config
 from utils.command.instantiate import make
 from utils.command.limits import check_passes
-from utils.measure import capacity, hardware
+from utils.measure import capacity, compiling, hardware
 from utils.measure.evaluation import Evaluation, check_names
 from utils.measure.metrics import Clock, Meter, Metric
 from utils.measure.micro_batch import shards_at_once
@@ -150,12 +150,15 @@ def pretrain(cfg: DictConfig) -> float | None:
     signals.defer()
     cfg = with_earlier_runs_made(config.publish(cfg, dist), dist, pretrain)
     hardware.tune(cfg.exact)
+    compiling.keep_compiled_code()
     with RunDirectory(Path(cfg.checkpoint_path), dist, cfg.eval_only) as run, cli.reporting():
         start = resume.find(cfg, dist, run.say)
         resume.fix_arithmetic(cfg, start, dist)
         problem = build_problem(cfg, dist, run, start)
         with dist.agreed():
             trainer = build_trainer(problem)
+        if cfg.compile == "auto":
+            compile_long_run(trainer)
         start = resume.restore(start, trainer.saved, cfg, run, trainer.total_steps)
         check_names(cfg, problem.source, problem.objective, partial(to_batch, device=dist.device))
         train_or_evaluate(trainer, start)
@@ -291,9 +294,29 @@ def build_trainer(problem: Problem) -> Trainer:
     if hardware.peak_flops(dist.device, objective.model.dtype):
         trainer.flops_per_example = objective.flops_per_example(*first_shard())
     if cfg.compile in (True, "max") or (cfg.compile == "auto" and dist.device.type == "cuda"):
+        torch.compiler.set_stance("default")  # an earlier run of this process may have done without
         objective.compile_net(graphs=cfg.compile == "max")
     trainer.saved = register_parts(trainer)
     return trainer
+
+
+def compile_long_run(trainer: Trainer) -> None:
+    """Compiles on a CPU if that pays, and writes down whether it did."""
+    cfg, dist, objective = trainer.cfg, trainer.dist, trainer.objective
+    if dist.device.type == "cuda" or trainer.sync.splits_weights:
+        return
+    first = partial(first_batch, cfg, trainer.source, dist.device)
+    examples = trainer.source.length.examples_per_update
+
+    def operations_per_step() -> float:
+        return examples * objective.flops_per_example(*first(trainer.owned[:1]))
+
+    dtype, steps = objective.model.dtype, trainer.total_steps
+    long = compiling.is_long(cfg, dtype, steps, operations_per_step)
+    if dist.broadcast_text("yes" if long else ""):
+        one_pass = partial(objective.rehearse, *first(trainer.shard_groups[0]))
+        compile_net, say = objective.compile_net, trainer.run.say
+        cfg.compile = compiling.compile_if_faster(dist, one_pass, compile_net, say)
 
 
 def group_shards(problem: Problem) -> list[range]:

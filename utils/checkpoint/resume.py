@@ -82,16 +82,15 @@ def find(config: DictConfig, dist: Dist, say: Callable[[str], None]) -> Start:
 
 def fix_arithmetic(config: DictConfig, start: Start, dist: Dist) -> None:
     """Sets `arch.forward_dtype=auto` to what the run has computed in, or what suits rank 0's
-    machine.
+    machine, and on a CPU `compile=auto` to whether the run was compiled.
 
     Written down, it stays the same on every rank and machine.
     """
+    before = config_of(start.meta["config"]) if "config" in start.meta else {}
+    if before and config.get("compile") == "auto" and dist.device.type == "cpu":
+        config.compile = before.get("compile") is True and not config.eval_only
     if config.arch.get("forward_dtype") == "auto":
-        then = (
-            config_of(start.meta["config"])["arch"].get("forward_dtype", "auto")
-            if "config" in start.meta
-            else "auto"
-        )
+        then = before["arch"].get("forward_dtype", "auto") if before else "auto"
         # planned for GPUs that are elsewhere
         best = "bfloat16" if config.get("plan_cards") else forward_dtype(dist.device)
         config.arch.forward_dtype = dist.broadcast_text(best) if then == "auto" else then

@@ -105,6 +105,28 @@ def test_auto_arithmetic_is_what_the_run_has_or_the_machine_is_best_at(
     assert without.arch == {"width": 3}
 
 
+@pytest.mark.parametrize(
+    ("asked", "before", "now"),
+    [
+        ("auto", "true", True),
+        ("auto", "auto", False),  # it has decided against it
+        ("auto", "false", False),
+        (False, "true", False),
+        (True, "false", True),
+    ],
+)
+def test_a_run_stays_compiled_or_not(
+    run: Path, asked: str | bool, before: str, now: str | bool
+) -> None:
+    alone(run / "checkpoints", 40, config=f"shards: 8\narch: {{}}\ncompile: {before}\n")
+    mine = config(run, arch={}, compile=asked)
+    resume.fix_arithmetic(mine, resume.find(mine, Dist(), pytest.fail), Dist())
+    assert mine.compile is now
+    fresh = config(run, arch={}, compile=asked)
+    resume.fix_arithmetic(fresh, Start(), Dist())
+    assert fresh.compile == asked, "before its first step it decides by itself"
+
+
 def test_its_own_directory_before_the_first_checkpoint(run: Path, tmp_path: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     start = found(run, resume=str(run))
