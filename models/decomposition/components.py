@@ -33,8 +33,8 @@ MOST_COMPONENTS = 1_000_000  # of a matrix
 
 
 class Mask(NamedTuple):
-    """How much of a matrix an input gets: of each of its components, and of what they do not add up
-    to (none: nothing).
+    """The masks of one matrix: of its components, and of the rest they do not add up to. Without
+    the latter, the rest is left out.
     """
 
     components: Tensor
@@ -107,7 +107,7 @@ class Components(nn.Module):
         sigmoid = gates.get("sigmoid", "leaky_hard")
         if sigmoid not in SIGMOIDS:
             raise ConfigError(f"arch.gates.sigmoid={sigmoid}: choose one of {', '.join(SIGMOIDS)}")
-        self.lower, self.upper = SIGMOIDS[sigmoid]
+        self.lower_gates, self.upper_gates = SIGMOIDS[sigmoid]
         self._reads_inner = [KINDS[kind].reads_inner for kind in kinds]
 
     @property
@@ -118,13 +118,13 @@ class Components(nn.Module):
         return isinstance(self.target.net, GPT | InductionHeads)
 
     def factors(self, number: int) -> tuple[Tensor, Tensor]:
-        """V and U of a matrix."""
+        """Returns V and U of a matrix."""
         first, turned = self.ties.get(number, (number, False))
         part: Any = self.parts[self.names[first].replace(".", "-")]
         return (part.U.t(), part.V.t()) if turned else (part.V, part.U)
 
     def columns(self, number: int) -> slice:
-        """The places of a matrix's components among those of all."""
+        """Returns the indices of a matrix's components among those of all matrices."""
         return slice(self.offsets[number], self.offsets[number + 1])
 
     @property
@@ -140,12 +140,12 @@ class Components(nn.Module):
         return by_matrix.repeat_interleave(counts, -1, output_size=self.total)
 
     def outputs(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-        """The target's outputs: logits where it predicts tokens."""
+        """Returns the target's outputs: logits if it predicts tokens."""
         net: Any = self.target.net
         return net.logits(net(x, documents)) if self.predicts_tokens else net(x)
 
-    def watched(self, x: Tensor, documents: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
-        """The target's outputs, and the input of each matrix."""
+    def probe(self, x: Tensor, documents: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
+        """Returns the target's outputs, and the input of each matrix."""
         seen: dict[str, Tensor] = {}
 
         def watching(number: int, given: Tensor) -> Tensor:
@@ -153,34 +153,34 @@ class Components(nn.Module):
             return self.original(number, given)
 
         with torch.no_grad():
-            out = self.masked(
+            out = self.run_with(
                 x,
                 {number: partial(watching, number) for number in range(len(self.names))},
                 documents,
             )
         return out, [seen[name] for name in self.names]
 
-    def gate(self, inputs: Sequence[Tensor]) -> Tensor:
-        """The gate of each component [..., K] before clamping to 0…1; float32 or wider."""
+    def gate_logits(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Returns each component's gate [..., K] before clamping, in float32 or wider."""
         read = [
             self._inner(number, x) if inner else x
             for number, (x, inner) in enumerate(zip(inputs, self._reads_inner, strict=True))
         ]
         return self.gates([widen(x).flatten(0, -2) for x in read]).unflatten(0, read[0].shape[:-1])
 
-    def masked(
+    def run_with(
         self,
         x: Tensor,
         masks: Mapping[int, Callable[[Tensor], Tensor]],
         documents: Tensor | None = None,
     ) -> Tensor:
-        """The target's outputs with other computations instead of these matrices."""
+        """Returns the target's outputs, with other computations in place of these matrices."""
         with replaced(
             self.seams, {self.names[number]: compute for number, compute in masks.items()}
         ):
             return self.outputs(x, documents)
 
-    def summed(self, number: int, x: Tensor, mask: Mask) -> Tensor:
+    def multiply(self, number: int, x: Tensor, mask: Mask) -> Tensor:
         """Multiplies an input by the masked sum of a matrix's components, and by the masked rest of
         the matrix, which they do not add up to.
         """
@@ -203,11 +203,11 @@ class Components(nn.Module):
         return self.seams[self.names[number]].original(x)
 
     def _inner(self, number: int, x: Tensor) -> Tensor:
-        """The activation of each component: an input times V."""
+        """Returns the activation of each component: an input times V."""
         return self.seams[self.names[number]].times(x, self.factors(number)[0].to(self.dtype))
 
     def differences(self) -> list[Tensor]:
-        """W - V U of each matrix that has weights of its own."""
+        """Returns W - V U of each matrix that has weights of its own."""
         return [
             self._difference(number) for number in range(len(self.names)) if number not in self.ties
         ]

@@ -25,7 +25,7 @@ from models.decomposition.anatomy import Anatomy
 from models.decomposition.components import Components
 from models.decomposition.first_inputs import read_inputs
 from models.decomposition.known_answer import KnownAnswer
-from models.decomposition.masking import Masks, errors, hidden_errors, joined, routed
+from models.decomposition.masking import Masks, concat, errors, hidden_errors, route
 from models.layers import widen
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.errors import ConfigError, Stopped
@@ -171,7 +171,7 @@ class Decompose(Objective):
                 name: to_device(torch.from_numpy(array), noise.device)
                 for name, array in source.train_batch(0, shard).items()
             }
-            by_shard.append(self.model.watched(*self._inputs(batch))[1])
+            by_shard.append(self.model.probe(*self._inputs(batch))[1])
         return by_shard
 
     def initial_carry(self, batch: Batch) -> Carry:
@@ -218,22 +218,22 @@ class Decompose(Objective):
             terms["minimality"] = self._minimality(gates, of.times, ctx)
         weight = torch.full((), rows, device=of.x.device)
         loss = torch.stack([self.coefficients[name] * term for name, term in terms.items()]).sum()
-        live = (of.lower.detach() > self.live_above).sum(-1)
+        live = (of.gates.detach() > self.live_above).sum(-1)
         terms["l0"] = (live if of.times is None else live * of.times).sum()
         return StepOut(
             loss, weight, {name: (term.detach(), weight) for name, term in terms.items()}, carry
         )
 
-    def _seen(self, batch: Batch) -> tuple[_Rows, Tensor]:
+    def _seen(self, batch: Batch) -> tuple[_Examples, Tensor]:
         """The rows to be computed, and the gates of each before they are held between 0 and 1."""
         x, documents = self._inputs(batch)
-        said, inputs = self.model.watched(x, documents)
+        said, inputs = self.model.probe(x, documents)
         taken, times = self._needed(inputs)
         if taken is not None:
             x, said, inputs = x[taken], said[taken], [each[taken] for each in inputs]
-        gates = self.model.gate(inputs)
-        lower, count = self.model.lower(gates), len(batch["inputs"])
-        return _Rows(x, documents, widen(said), lower, taken, count, inputs, times), gates
+        gates = self.model.gate_logits(inputs)
+        lower, count = self.model.lower_gates(gates), len(batch["inputs"])
+        return _Examples(x, documents, widen(said), lower, taken, count, inputs, times), gates
 
     def predict(self, batch: Batch) -> Prediction:
         """Compares the net's outputs with those of all its components, of the components scaled by
@@ -242,8 +242,8 @@ class Decompose(Objective):
         if not MEASURED & batch.keys():
             return Prediction({})
         x, documents = self._inputs(batch)
-        said, inputs = self.model.watched(x, documents)
-        said, gates = widen(said), self.model.lower(self.model.gate(inputs))
+        said, inputs = self.model.probe(x, documents)
+        said, gates = widen(said), self.model.lower_gates(self.model.gate_logits(inputs))
         live = gates > self.live_above
         if "single" in batch:
             return Prediction({}, {"gates": gates, "live": live})
@@ -278,7 +278,7 @@ class Decompose(Objective):
             )
         metrics["faithfulness"] = (self._faithfulness() * total, total)
         if self.adversary.evaluate:
-            of = _Rows(x, documents, said, gates, None, len(x), inputs, counted=counted)
+            of = _Examples(x, documents, said, gates, None, len(x), inputs, counted=counted)
             metrics[f"{self.error_name}_adversarial"] = (self._worst_case(of), total)
         if "labels" in batch:
             metrics |= {
@@ -287,12 +287,12 @@ class Decompose(Objective):
             }
         return Prediction(metrics, {"gates": gates, "live": live, "counted": counted})
 
-    def _worst_case(self, of: _Rows) -> Tensor:
+    def _worst_case(self, of: _Examples) -> Tensor:
         """The errors of evaluated rows, in sum, under the worst masks that ascent finds. Draws are
         the same in all evaluations.
         """
         noise = Noise(0, 0, [0], of.x.device)
-        drawn = noise.uniform("masks", of.shape(1, self._width)).to(of.lower.dtype)
+        drawn = noise.uniform("masks", of.shape(1, self._width)).to(of.gates.dtype)
         first = self.adversary.first(drawn, noise)
         worst = self.adversary.climbed(first, partial(self._harm, of), self.adversary.evaluate)
         return self._harm(of, worst)
@@ -342,7 +342,7 @@ class Decompose(Objective):
         return torch.cat((full, none[:1])), times
 
     def _reconstruction(
-        self, of: _Rows, ctx: Context, carry: Carry
+        self, of: _Examples, ctx: Context, carry: Carry
     ) -> tuple[dict[str, Tensor], Carry]:
         """The losses that ask masked nets for the same answers, each with draws of its own."""
         asked = {
@@ -351,28 +351,28 @@ class Decompose(Objective):
             if self.coefficients[name]
         }
         sources = ctx.noise.uniform(
-            "masks", of.shape(sum(asked.values()), self._width), of.taken
-        ).to(of.lower.dtype)
+            "masks", of.shape(sum(asked.values()), self._width), of.rows
+        ).to(of.gates.dtype)
         drawn = zip(asked, sources.split(list(asked.values()), dim=1), strict=True)
         parts = {
-            name: Masks.between(of.lower, self._sampled(each))
+            name: Masks.between(of.gates, self._sampled(each))
             for name, each in drawn
             if name != "adversarial"
         } | self._as_gates_say(of)
         for name in ("subset", "masked_subset"):
             if name in parts:
-                parts[name] = routed(
+                parts[name] = route(
                     parts[name],
                     self.model,
                     ctx.noise,
                     of.batch,
-                    of.taken,
+                    of.rows,
                     self.subset_probability,
                     name.replace("_", " "),
                 )
         if "adversarial" in asked:
             worst = self._worst(of, sources[:, -1:], ctx, carry)
-            parts["adversarial"] = self._under(of, of.lower, worst)
+            parts["adversarial"] = self._under(of, of.gates, worst)
             carry = {"sources": worst.float()} if carry is not None else None
         hidden = parts.pop("hidden", None)
         terms = self._answers(of, parts)
@@ -381,19 +381,19 @@ class Decompose(Objective):
             terms["hidden"] = torch.stack([change.sum() for change in changes]).mean()
         return terms, carry
 
-    def _as_gates_say(self, of: _Rows) -> dict[str, Masks]:
+    def _as_gates_say(self, of: _Examples) -> dict[str, Masks]:
         """Masks that nothing is drawn for: all components and no more, or as far as gates are open
         and no more.
         """
-        gates = Masks(of.lower.unsqueeze(1))
+        gates = Masks(of.gates.unsqueeze(1))
         parts = {"unmasked": Masks(torch.ones_like(gates.components))}
         parts |= dict.fromkeys(("masked", "masked_layerwise", "masked_subset"), gates)
         return {name: part for name, part in parts.items() if self.coefficients[name]}
 
-    def _answers(self, of: _Rows, parts: dict[str, Masks]) -> dict[str, Tensor]:
+    def _answers(self, of: _Examples, parts: dict[str, Masks]) -> dict[str, Tensor]:
         """The error of the net's answers under each of these masks, a mean over its passes."""
         alone = {name: parts.pop(name) for name in ALONE if name in parts}
-        together = joined(list(parts.values())) if parts else Masks(of.lower.unsqueeze(1)[:, :0])
+        together = concat(list(parts.values())) if parts else Masks(of.gates.unsqueeze(1)[:, :0])
         passes = iter(
             errors(
                 self.model,
@@ -402,7 +402,7 @@ class Decompose(Objective):
                 of.said,
                 together,
                 self._error,
-                joined(list(alone.values())) if alone else None,
+                concat(list(alone.values())) if alone else None,
             )
         )
         counts = {name: part.components.shape[1] for name, part in parts.items()}
@@ -421,7 +421,7 @@ class Decompose(Objective):
         components, rest = sources.split([self.model.total, self._width - self.model.total], -1)
         return torch.cat([(components >= 0.5).to(sources.dtype), rest], -1)
 
-    def _worst(self, of: _Rows, drawn: Tensor, ctx: Context, carry: Carry) -> Tensor:
+    def _worst(self, of: _Examples, drawn: Tensor, ctx: Context, carry: Carry) -> Tensor:
         """Sources of the masks that the net suffers most from."""
         if self.adversary.shared:
             return self._shared_sources(of, ctx)
@@ -430,18 +430,18 @@ class Decompose(Objective):
             sources = torch.where(carry["sources"] < 0, sources, carry["sources"].to(drawn.dtype))
         return self.adversary.climbed(sources, partial(self._harm, of), self.adversary.steps)
 
-    def _shared_sources(self, of: _Rows, ctx: Context) -> Tensor:
+    def _shared_sources(self, of: _Examples, ctx: Context) -> Tensor:
         """Sources that all rows of the batch share, as far as their ascent has come."""
-        like = of.lower.new_empty((1, 1, *of.lower.shape[1:-1], self._width))
+        like = of.gates.new_empty((1, 1, *of.gates.shape[1:-1], self._width))
         return self.adversary.climbed_together(self.adversary.first(like, ctx.noise), ctx.totals)
 
-    def _harm(self, of: _Rows, sources: Tensor) -> Tensor:
+    def _harm(self, of: _Examples, sources: Tensor) -> Tensor:
         """How much the net errs under these sources, in sum."""
-        masks = self._under(of, of.lower.detach(), sources)
+        masks = self._under(of, of.gates.detach(), sources)
         (error,) = errors(self.model, of.x, of.documents, of.said, masks, self._error)
         return (error if of.counted is None else error * of.counted).sum()
 
-    def _under(self, of: _Rows, gates: Tensor, sources: Tensor) -> Masks:
+    def _under(self, of: _Examples, gates: Tensor, sources: Tensor) -> Masks:
         """The masks that these sources make of gates [B, …, K]; all rows may share sources."""
         shape = (len(gates), 1, *gates.shape[1:-1], sources.shape[-1])
         return Masks.between(gates, sources.expand(shape))
@@ -465,7 +465,8 @@ class Decompose(Objective):
         """The importance loss of each component [K], summed over rows."""
         length = max(EPS, self.p_until - self.p_from)
         done = min(1.0, max(0.0, (ctx.progress - self.p_from) / length))
-        p, gates = self.p + (self.p_end - self.p) * done, self.model.upper(gates).flatten(0, -2)
+        p = self.p + (self.p_end - self.p) * done
+        gates = self.model.upper_gates(gates).flatten(0, -2)
         gates = gates if p == 1 else (gates + EPS).pow(p)
         return gates.sum(0) if times is None else times @ gates
 
@@ -483,16 +484,16 @@ class Decompose(Objective):
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Inputs, the net's outputs and gates; `taken` lists these rows of the batch if they are not
+class _Examples:
+    """Inputs, the net's outputs and gates; `rows` are their rows of the batch if they are not
     all.
     """
 
     x: Tensor
     documents: Tensor | None
     said: Tensor
-    lower: Tensor
-    taken: Tensor | None
+    gates: Tensor
+    rows: Tensor | None
     batch: int
     inputs: Sequence[Tensor]  # of each matrix
     times: Tensor | None = None  # for how many each row stands, if not for itself
@@ -500,7 +501,7 @@ class _Rows:
 
     def shape(self, passes: int, width: int) -> tuple[int, ...]:
         """The shape of the draws for the whole batch."""
-        return (self.batch, passes, *self.lower.shape[1:-1], width)
+        return (self.batch, passes, *self.gates.shape[1:-1], width)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

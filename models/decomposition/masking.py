@@ -1,4 +1,4 @@
-"""Masks of components, and what a net says under them."""
+"""Masks of components, and the errors of a net's outputs under them."""
 
 # B batch, Q passes in which all matrices are masked, K components of all matrices, S matrices, …
 # positions, if there are any
@@ -16,13 +16,13 @@ from models.decomposition.components import Components, Mask
 from models.layers import widen
 from utils.noise import Noise
 
-# of what is said and what should be: an error for each row
+# called with outputs and the outputs wanted; returns an error for each row
 Measure = Callable[[Tensor, Tensor], Tensor]
 
 
 class Masks:
-    """The masks of Q passes: one per component [B, Q, …, K], and optionally one per matrix for what
-    its components leave of it [B, Q, …, S].
+    """The masks of Q passes: one for each component [B, Q, …, K], and optionally one for each
+    matrix, for the rest that its components do not add up to [B, Q, …, S].
     """
 
     def __init__(self, components: Tensor, rest: Tensor | None = None) -> None:
@@ -30,22 +30,23 @@ class Masks:
 
     @classmethod
     def between(cls, gates: Tensor, sources: Tensor) -> Masks:
-        """Gates [B, …, K] let through at least as much as they say; how much more, sources [B, Q,
-        …, K or K + S] tell.
+        """Makes masks between gates [B, …, K] and 1. `sources` [B, Q, …, K or K + S], from 0 to 1,
+        say how far towards 1; those beyond K are the masks of the rests.
         """
         gates, count = gates.unsqueeze(1), gates.shape[-1]
         components = torch.addcmul(gates, 1 - gates, sources[..., :count])
         return cls(components, sources[..., count:] if sources.shape[-1] > count else None)
 
-    def of(self, model: Components, number: int, taken: slice | int = slice(None)) -> Mask:
-        """One matrix's, in these passes."""
-        components = self.components[:, taken][..., model.columns(number)]
+    def of(self, model: Components, number: int, passes: slice | int = slice(None)) -> Mask:
+        """Returns the masks of one matrix in these passes."""
+        components = self.components[:, passes][..., model.columns(number)]
         return Mask(
-            components, None if self.rest is None else self.rest[:, taken][..., number : number + 1]
+            components,
+            None if self.rest is None else self.rest[:, passes][..., number : number + 1],
         )
 
 
-def routed(
+def route(
     masks: Masks,
     model: Components,
     noise: Noise,
@@ -54,8 +55,10 @@ def routed(
     probability: float | None = None,
     stream: str = "subset",
 ) -> Masks:
-    """The same in some matrices of each row, and the others as they are. With a probability, each
-    matrix is masked with it; else how many is drawn, then which. `rows`: those of the batch.
+    """Keeps the masks of some matrices in each row, and leaves the other matrices as they are.
+
+    Each matrix is masked with the `probability`; without one, the number of matrices is drawn
+    first. `rows`: the numbers of these rows in the batch, if they are not all.
     """
     shape, matrices = (batch, 1, *masks.components.shape[2:-1]), len(model.names)
     drawn = noise.uniform(stream, (*shape, matrices), rows)
@@ -71,10 +74,8 @@ def routed(
     return Masks(components, whole if masks.rest is None else masked * masks.rest + whole)
 
 
-def joined(parts: list[Masks]) -> Masks:
-    """Passes behind each other. Where one gives what components do not add up to, the others give
-    nothing of it.
-    """
+def concat(parts: list[Masks]) -> Masks:
+    """Concatenates passes. If some masks have a rest, the rest of the others is masked to zero."""
     components = torch.cat([part.components for part in parts], 1)
     given = next((part.rest for part in parts if part.rest is not None), None)
     if given is None:
@@ -97,22 +98,22 @@ def errors(
     measure: Measure,
     one_by_one: Masks | None = None,
 ) -> list[Tensor]:
-    """The distance of each masked pass from the net's own output, per row; then, for each pass of
-    `one_by_one`, the same with one matrix masked at a time.
+    """Returns the error of each masked pass for each row, and after these, for each pass of
+    `one_by_one`, those with one matrix masked at a time.
     """
     if not model.predicts_tokens:
         return _at_once(model, x, said, masks, measure, one_by_one)
     everywhere = range(len(model.names))
 
-    def of_pass(chosen: Masks, taken: int, numbers: range) -> Tensor:
-        instead = {number: partial(_alone, model, chosen, taken, number) for number in numbers}
-        return measure(model.masked(x, instead, documents), said)
+    def of_pass(chosen: Masks, q: int, numbers: range) -> Tensor:
+        instead = {number: partial(_alone, model, chosen, q, number) for number in numbers}
+        return measure(model.run_with(x, instead, documents), said)
 
-    passes = [of_pass(masks, taken, everywhere) for taken in range(masks.components.shape[1])]
+    passes = [of_pass(masks, q, everywhere) for q in range(masks.components.shape[1])]
     if one_by_one is not None:
         passes += [
-            of_pass(one_by_one, taken, range(i, i + 1))
-            for taken in range(one_by_one.components.shape[1])
+            of_pass(one_by_one, q, range(i, i + 1))
+            for q in range(one_by_one.components.shape[1])
             for i in everywhere
         ]
     return passes
@@ -130,26 +131,26 @@ def hidden_errors(
     """
     width = sum(given.shape[-1] for given in inputs if given.is_floating_point())
 
-    def of_pass(taken: int) -> Tensor:
+    def of_pass(q: int) -> Tensor:
         squares: list[Tensor] = []
 
         def one(number: int, given: Tensor) -> Tensor:
             if given.is_floating_point():  # an embedding reads numbers of rows
                 change = widen(given) - widen(inputs[number])
                 squares.append(change.square().sum(-1))
-            return _alone(model, masks, taken, number, given)
+            return _alone(model, masks, q, number, given)
 
-        model.masked(x, {i: partial(one, i) for i in range(len(model.names))}, documents)
+        model.run_with(x, {i: partial(one, i) for i in range(len(model.names))}, documents)
         return torch.stack(squares).sum(0) / width
 
-    return [of_pass(taken) for taken in range(masks.components.shape[1])]
+    return [of_pass(q) for q in range(masks.components.shape[1])]
 
 
-def _alone(model: Components, masks: Masks, taken: int, number: int, given: Tensor) -> Tensor:
+def _alone(model: Components, masks: Masks, q: int, number: int, given: Tensor) -> Tensor:
     """What a matrix gives in one of the passes."""
-    mask = masks.of(model, number, slice(taken, taken + 1))
+    mask = masks.of(model, number, slice(q, q + 1))
     of_pass: Any = (None if each is None else each.squeeze(1) for each in mask)
-    return model.summed(number, given, Mask(*of_pass))
+    return model.multiply(number, given, Mask(*of_pass))
 
 
 def _at_once(
@@ -166,16 +167,16 @@ def _at_once(
     Q, S, A = masks.components.shape[1], len(model.names), 0
     whole = masks
     if one_by_one is not None:
-        A, whole = one_by_one.components.shape[1], joined([masks, one_by_one])
+        A, whole = one_by_one.components.shape[1], concat([masks, one_by_one])
 
     def one(number: int, given: Tensor) -> Tensor:
         parts = whole.of(model, number)
         turned: Any = (None if each is None else each.transpose(0, 1) for each in parts)
         mask = Mask(*turned)
         if not A:
-            return model.summed(number, given, mask)
+            return model.multiply(number, given, mask)
         same, masked = len(given) == 1, [Q + a * S + number for a in range(A)]
-        y = model.summed(
+        y = model.multiply(
             number,
             given if same else torch.cat((given[:Q], *(given[i : i + 1] for i in masked))),
             mask,
@@ -188,5 +189,5 @@ def _at_once(
             done = place - Q + 1
         return torch.cat((*pieces, others[done:]))
 
-    out = model.masked(x.unsqueeze(0), {number: partial(one, number) for number in range(S)})
+    out = model.run_with(x.unsqueeze(0), {number: partial(one, number) for number in range(S)})
     return list(measure(out, said).unbind())

@@ -27,7 +27,7 @@ def portraits(model: Components) -> dict[str, dict[str, Any]]:
     """
     net: Any = model.target.net
     singles_NN = SINGLE * torch.eye(net.features, dtype=model.dtype, device=_device(model))
-    gates_NK = model.lower(model.gate(model.watched(singles_NN)[1])).detach()
+    gates_NK = model.lower_gates(model.gate_logits(model.probe(singles_NN)[1])).detach()
     live_K = (gates_NK > OPEN).any(0)
     made: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(model.names):
@@ -108,8 +108,8 @@ def attributions(model: Components, number: int, x: Tensor, chosen: list[int]) -
         return model.original(number, given)
 
     with torch.enable_grad():
-        model.masked(
-            x, {first: partial(model.summed, first, mask=Mask(masks_NC)), number: watching}
+        model.run_with(
+            x, {first: partial(model.multiply, first, mask=Mask(masks_NC)), number: watching}
         )
         rows = [
             torch.autograd.grad(seen[0][:, c].sum(), masks_NC, retain_graph=True)[0].abs().mean(0)

@@ -196,7 +196,7 @@ def test_empty_examples_count_though_only_one_is_computed(
     objective, batch, ctx = objective_on(tms_target, tmp_path)
     objective = changed(objective, **losses)
     batch["inputs"][[1, 4, 6]] = 0
-    taken, times = objective._needed(objective.model.watched(batch["inputs"].double())[1])
+    taken, times = objective._needed(objective.model.probe(batch["inputs"].double())[1])
     assert taken is not None
     assert times is not None
     empty = int((batch["inputs"] == 0).all(1).sum())
@@ -238,7 +238,7 @@ def test_the_frequency_form_sees_the_whole_batch_and_has_its_gradient(
     torch.stack(losses).sum().backward()
     found = {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
     objective.zero_grad()
-    raw = objective.model.gate(objective.model.watched(batch["inputs"].double())[1])
+    raw = objective.model.gate_logits(objective.model.probe(batch["inputs"].double())[1])
     sums = torch.where(raw > 1, 1 + 0.01 * (raw - 1), raw.clamp(0, 1)).sum(0)
     expected = (sums * (1 + 0.7 * torch.log2(1 + sums))).sum()
     expected.backward()
@@ -252,7 +252,7 @@ def test_the_frequency_form_sees_the_whole_batch_and_has_its_gradient(
 def test_p_changes_over_the_run(tms_target: Path, tmp_path: Path) -> None:
     objective, batch, ctx = objective_on(tms_target, tmp_path)
     objective = changed(objective, p=2.0, p_end=0.5, p_from=0.5)
-    raw = objective.model.gate(objective.model.watched(batch["inputs"].double())[1]).detach()
+    raw = objective.model.gate_logits(objective.model.probe(batch["inputs"].double())[1]).detach()
     upper = torch.where(raw > 1, 1 + 0.01 * (raw - 1), raw.clamp(0, 1))
     for progress, p in ((0.0, 2.0), (0.5, 2.0), (0.75, 1.25), (1.0, 0.5)):
         found = objective._importance(raw, None, Context(progress, ctx.noise))
@@ -276,7 +276,7 @@ def test_components_alone_must_give_the_same_answers(tms_target: Path, tmp_path:
     model, net, x = objective.model, objective.model.target.net, batch["inputs"].double()
     W, b = net.linear1.weight.t(), net.linear2.bias
     (V1, U1), (V2, U2) = model.factors(0), model.factors(1)
-    raw = model.gate([x, x @ W])
+    raw = model.gate_logits([x, x @ W])
     g = raw.clamp(0, 1)
     said = torch.relu(x @ W @ W.t() + b)
 
@@ -339,13 +339,13 @@ def test_masks_of_a_language_model(gpt_target: Path, tmp_path: Path) -> None:
     model, tokens = objective.model, batch["inputs"]
     assert objective.kl
     assert len(model.names) == 9
-    said = model.watched(tokens)[0]
+    said = model.probe(tokens)[0]
     assert_close(said, model.outputs(tokens))
     ones = torch.ones(1, 16, 20, dtype=torch.float64)
-    as_target = {n: partial(model.summed, n, mask=Mask(ones, ones[..., :1])) for n in range(9)}
-    assert_close(model.masked(tokens, as_target), said)
-    products = {n: partial(model.summed, n, mask=Mask(ones)) for n in range(9)}
-    without = model.masked(tokens, products)
+    as_target = {n: partial(model.multiply, n, mask=Mask(ones, ones[..., :1])) for n in range(9)}
+    assert_close(model.run_with(tokens, as_target), said)
+    products = {n: partial(model.multiply, n, mask=Mask(ones)) for n in range(9)}
+    without = model.run_with(tokens, products)
     for number, seam in enumerate(model.seams.values()):
         V, U = model.factors(number)
         (seam.module.embedding_weight if seam.indexed else seam.module.weight).data = (

@@ -44,7 +44,7 @@ def test_ranks_choose_what_one_rank_chooses(
     objective: Decompose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, x = objective.model, torch.rand(4, 9, 5).double()
-    inputs = [model.watched(shard)[1] for shard in x]
+    inputs = [model.probe(shard)[1] for shard in x]
     V = model.factors(0)[0]
     read_inputs(model, inputs, Noise(3, 0, range(4)), Dist())
     together = V.detach().clone()

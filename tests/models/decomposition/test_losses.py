@@ -37,7 +37,7 @@ class ByHand:
         self.x = self.batch["inputs"].double()
         self.W, self.b = net.linear1.weight.t(), net.linear2.bias
         (self.V, self.U), _ = model.factors(0), model.factors(1)
-        self.gates = model.gate([self.x, self.x @ self.W]).clamp(0, 1).detach()
+        self.gates = model.gate_logits([self.x, self.x @ self.W]).clamp(0, 1).detach()
         self.said = self.out(self.x @ self.W, self.W.t())
 
     def out(self, hidden: Tensor, matrix: Tensor) -> Tensor:

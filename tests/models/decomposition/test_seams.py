@@ -17,7 +17,7 @@ from models.decomposition import components
 from models.decomposition.components import Components, Mask, by_pattern
 from models.decomposition.decompose import Decompose
 from models.decomposition.gates import KINDS, MixedGates, make_gates
-from models.decomposition.masking import Masks, errors, routed
+from models.decomposition.masking import Masks, errors, route
 from models.decomposition.seams import Seam, seams_of
 from models.layers import Attention, Linear, SwiGLU
 from tests.models.decomposition.test_components import changed, objective_on, with_gradients
@@ -95,7 +95,7 @@ def test_parts_of_fused_matrices_are_those_of_an_unfused_twin(
     assert sorted(twin.names) == sorted(NAMES)
     order = [twin.names.index(name) for name in NAMES]
     tokens = batch["inputs"]
-    (said, inputs), (others, seen) = objective.model.watched(tokens), twin.watched(tokens)
+    (said, inputs), (others, seen) = objective.model.probe(tokens), twin.probe(tokens)
     assert_close(said, others)
     assert_close(inputs, [seen[number] for number in order])
     assert_close(said, objective.model.outputs(tokens))
@@ -105,8 +105,8 @@ def test_parts_of_fused_matrices_are_those_of_an_unfused_twin(
             for n in chosen
         }
         found = [
-            model.masked(
-                tokens, {place(n): partial(model.summed, place(n), mask=masks[n]) for n in chosen}
+            model.run_with(
+                tokens, {place(n): partial(model.multiply, place(n), mask=masks[n]) for n in chosen}
             )
             for model, place in ((objective.model, int), (twin, order.__getitem__))
         ]
@@ -170,12 +170,12 @@ def test_matrices_have_as_many_components_as_their_patterns_say(
         for p, q in zip(few.model.gates.parameters(), wide.model.gates.parameters(), strict=True):
             p.copy_(q[kept])
     tokens = batch["inputs"]
-    inputs = few.model.watched(tokens)[1]
-    assert_close(few.model.gate(inputs), wide.model.gate(inputs)[..., kept])
+    inputs = few.model.probe(tokens)[1]
+    assert_close(few.model.gate_logits(inputs), wide.model.gate_logits(inputs)[..., kept])
     masks = torch.rand(len(tokens), 2, 16, 24).double(), torch.rand(len(tokens), 2, 16, 4).double()
     found = []
     for objective, components_ in ((few, masks[0][..., kept]), (wide, masks[0])):
-        chosen = routed(Masks(components_, masks[1]), objective.model, Noise(0, 0, [0]), 1, None)
+        chosen = route(Masks(components_, masks[1]), objective.model, Noise(0, 0, [0]), 1, None)
         said = objective.model.outputs(tokens)
         args = objective.model, tokens, None, said, chosen, objective._error
         found.append(errors(*args))
