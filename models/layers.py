@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models import halves
+from models import by_hand, halves
 from utils.errors import ConfigError
 
 CosSin = tuple[Tensor, Tensor]
@@ -52,6 +52,13 @@ def rms_norm(x: Tensor, eps: float) -> Tensor:
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
+def rms_norm_alone(x: Tensor, eps: float) -> Tensor:
+    """The same, of a tensor that nothing else reads: its gradient is summed by hand."""
+    if by_hand.applies(x) and not halves.spares_passes(x):
+        return by_hand.Norm.apply(x, eps)
+    return rms_norm(x, eps)
+
+
 class RMSNorm(nn.Module):
     """Divides by the root mean square, then multiplies each number by a weight."""
 
@@ -61,6 +68,12 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.eps) * self.weight.to(x.dtype)
+
+    def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns what a residual adds to, and the norm that its function reads."""
+        if by_hand.applies(x) and not halves.spares_passes(x):
+            return by_hand.NormBeside.apply(x, self.weight.to(x.dtype), self.eps)
+        return x, self(x)
 
 
 def cast_weights(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -242,14 +255,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         batch, length, _ = x_BLD.shape
         by_head_BLHK = self.qkv_proj(x_BLD).view(batch, length, -1, self.head_width)
-        heads_BHLK = by_head_BLHK.transpose(1, 2)
-        query, key, value = heads_BHLK.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        if self.norm_weights:
-            query, key = self.q_norm(query), self.k_norm(key)
-        if cos_sin is not None:
-            query, key = rotate(query, cos_sin), rotate(key, cos_sin)
-        if self.norm_eps is not None and not self.norm_weights:
-            query, key = rms_norm(query, self.norm_eps), rms_norm(key, self.norm_eps)
+        query, key, value = self._heads(by_head_BLHK, cos_sin)
         if past is not None:
             key, value = past.extend(key, value)
         shared_keys = self.kv_heads < self.heads
@@ -258,6 +264,21 @@ class Attention(nn.Module):
         else:
             mixed_BHLK = halves.attention(query, key, value, mask, causal, shared_keys)
         return self.o_proj(mixed_BHLK.transpose(1, 2).reshape(batch, length, -1))
+
+    def _heads(self, by_head_BLHK: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns queries and keys, turned and normed, and values."""
+        if by_hand.applies(by_head_BLHK) and not self.norm_weights:
+            counts, angles = (self.heads, self.kv_heads), cos_sin or (None, None)
+            return by_hand.Heads.apply(by_head_BLHK, counts, *angles, self.norm_eps)
+        heads_BHLK = by_head_BLHK.transpose(1, 2)
+        query, key, value = heads_BHLK.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        if self.norm_weights:
+            query, key = self.q_norm(query), self.k_norm(key)
+        if cos_sin is not None:
+            query, key = rotate(query, cos_sin), rotate(key, cos_sin)
+        if self.norm_eps is not None and not self.norm_weights:
+            query, key = rms_norm(query, self.norm_eps), rms_norm(key, self.norm_eps)
+        return query, key, value
 
 
 class Past:
@@ -312,10 +333,13 @@ class SwiGLU(nn.Module):
         self.fused = {"gate_up_proj": {"gate_proj": hidden, "up_proj": hidden}}
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        both = self.gate_up_proj(x)
+        if self.norm_eps is None and by_hand.applies(both):
+            return self.down_proj(by_hand.Gated.apply(both))
+        gate, up = both.chunk(2, dim=-1)
         if self.norm_eps is None:
             return self.down_proj(F.silu(gate) * up)
-        return self.down_proj(torch.sigmoid(gate) * rms_norm(gate * up, self.norm_eps))
+        return self.down_proj(torch.sigmoid(gate) * rms_norm_alone(gate * up, self.norm_eps))
 
 
 class Block(nn.Module):
@@ -341,10 +365,12 @@ class Block(nn.Module):
     def forward(self, x_BLD: Tensor, cos_sin: CosSin | None) -> Tensor:
         if self.mixes_by_mlp:
             x_BDL = halves.in_order(x_BLD.transpose(1, 2))
-            x_BLD = halves.in_order(rms_norm(x_BDL + self.mlp_t(x_BDL), self.eps).transpose(1, 2))
+            x_BLD = halves.in_order(
+                rms_norm_alone(x_BDL + self.mlp_t(x_BDL), self.eps).transpose(1, 2)
+            )
         else:
-            x_BLD = rms_norm(x_BLD + self.self_attn(x_BLD, cos_sin), self.eps)
-        return rms_norm(x_BLD + self.mlp(x_BLD), self.eps)
+            x_BLD = rms_norm_alone(x_BLD + self.self_attn(x_BLD, cos_sin), self.eps)
+        return rms_norm_alone(x_BLD + self.mlp(x_BLD), self.eps)
 
 
 class Level(nn.Module):

@@ -31,6 +31,10 @@ def attended(x: Tensor) -> Tensor:
     return halves.attention(x, 0.5 * x, x + 1, causal=True)
 
 
+def attended_to_all(x: Tensor) -> Tensor:
+    return halves.attention(x, 0.5 * x, x + 1)
+
+
 def attended_by_scores(x: Tensor) -> Tensor:
     return halves.attention(x, 0.5 * x, x + 1, mask=x[..., :6].mean(0))
 
@@ -44,6 +48,7 @@ FUNCTIONS = [
     turned,
     lying_across,
     attended,
+    attended_to_all,
     attended_by_scores,
     attended_within_documents,
 ]
@@ -76,14 +81,27 @@ def test_long_sequences_attend_in_half_precision(monkeypatch: pytest.MonkeyPatch
         lambda q, *rest, **how: (seen.append(q.dtype), kernel(q, *rest, **how))[1],
     )
     for positions, dtype in (
-        (128, torch.bfloat16),
-        (129, torch.bfloat16),
+        (128, torch.float16),
+        (129, torch.float16),
         (4, torch.float32),
         (500, torch.float64),
     ):
         x = torch.ones(1, 1, positions, 64, dtype=dtype)
         assert halves.attention(x, x, x).dtype == dtype
-    assert seen == [torch.float32, torch.bfloat16, torch.float32, torch.float64]
+    assert seen == [torch.float32, torch.float16, torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("few", [halves.FEW, 0])
+def test_few_scores_in_bfloat16_go_through_two_products(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+    monkeypatch.setattr(halves, "FEW", few)
+    monkeypatch.setattr(halves.Attend, "apply", lambda *given: (taken.append(given), given[0])[1])
+    x = torch.ones(1, 2, 5, 8, dtype=torch.bfloat16)
+    for query in (x, x[:, :, :1], x.float()):  # one token that goes on reads a cache of keys
+        halves.attention(query, x.to(query.dtype), x.to(query.dtype))
+    assert len(taken) == bool(few)
 
 
 def test_only_eager_half_precision_goes_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
