@@ -1,8 +1,8 @@
 """Trains any model of this repository on any number of ranks: `python pretrain.py experiment=demo`.
 
 Read it from top to bottom. `pretrain` turns a configuration into a run: `build_problem` makes the
-data and the net, `build_trainer` what updates the weights, and `train` takes steps (`train_step`),
-and logs, evaluates and saves between them (`after_step`).
+data and the net, `build_trainer` what updates the weights, and `train` takes steps (`train_step`)
+and logs, evaluates and saves between them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from utils.command import cli
 from utils.sweep import entry
 
 if __name__ == "__main__":
-    gc.disable()  # `main` enables it: imports leave no garbage, and searches take a quarter second
+    gc.disable()  # `main` enables it: imports leave no garbage, and looking for it costs 0.25 s
     # reports a wrong command line before anything slow is imported
     checked = cli.check(sys.argv, reader.config_in, entry.sweep)
 
@@ -192,7 +192,7 @@ def train_or_evaluate(trainer: Trainer, start: resume.Start) -> None:
 def open_directory(trainer: Trainer, start: resume.Start) -> None:
     """Opens the run's directory and log. Called last, because it moves an earlier run aside."""
     cfg, run, objective = trainer.cfg, trainer.run, trainer.objective
-    # programs that compare runs learn here which metric counts
+    # tools that compare runs read here which metric counts
     text = OmegaConf.to_yaml({**cfg, "objective_metric": str(trainer.headline)})
     wandb = {
         "mode": cfg.wandb.mode,

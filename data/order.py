@@ -46,7 +46,7 @@ class Order:
         self._blocks: dict[int, np.ndarray] = {}
 
     def visits(self, start: int, stop: int) -> np.ndarray:
-        """Returns the items visited at positions start … stop - 1."""
+        """Returns the numbers of the items visited at positions start … stop - 1."""
         size = self._epochs_per_block * self.items
         blocks = range(start // size, (stop - 1) // size + 1)
         pieces = [

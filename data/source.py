@@ -141,8 +141,9 @@ class Source(Protocol):
         Such a stream is the one exception to the rule that a batch depends on the seed, the step
         and the shard alone: it also depends on how far the shard has been read. So the source keeps
         a cursor for each shard, registers it by `saved.add_by_shard`, and is asked for each shard's
-        steps in order, from the step of the restored cursor on. Cursors belong to shards, so the
-        batches are the same at any number of ranks.
+        steps in order, from the step of the restored cursor on. Before that, it may be asked for
+        the first steps to see what a batch looks like, which must not move the cursor. Cursors
+        belong to shards, so the batches are the same at any number of ranks.
 
         Called once, before a checkpoint is restored and before worker processes start. Default:
         registers nothing.

@@ -4,8 +4,8 @@ processes; and evaluation.
 A worker's tensors arrive one by one, each in shared memory of its own, as PyTorch's loader sends
 them: 0.6 to 1.0 ms of the main process's CPU a step, and more of the worker's. Loading in process
 takes 0.1 to 0.2 ms (64 digits, 32 Sudoku boards; 0.4 ms for 768 boards), so workers are for sources
-that take longer than that. Eight steps in one piece of shared memory came for 0.1 ms; with steps of
-100 ms and more that was not worth a format of its own.
+that take longer than that. Sending eight steps in one piece of shared memory cost 0.1 ms, which
+did not justify a format of its own.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Context:
 
     progress: float  # the share of the run's steps that is done
     noise: Noise  # random numbers of this step, for the shards of this batch
-    totals: Mapping[str, Tensor] = field(default_factory=dict)  # `statistics`, over all shards
+    totals: Mapping[str, Tensor] = field(default_factory=dict)  # sums of what `statistics` returned
 
 
 @dataclass(frozen=True)

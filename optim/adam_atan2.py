@@ -15,8 +15,8 @@ from utils.errors import ConfigError
 
 
 class AdamATan2(torch.optim.Optimizer):
-    """Decoupled decay, bias-corrected moments, `lr * atan2(first, sqrt(second))`; foreach on every
-    device, never waits for it.
+    """Decoupled decay, bias-corrected moments, `lr * atan2(first, sqrt(second))`; runs foreach on
+    every device, and never waits for the device.
 
     The step is counted once per group, as a plain int: bias corrections stay on the host and
     checkpoints stay small.

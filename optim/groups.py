@@ -136,8 +136,8 @@ def build_clips(grad_clip: Any, names: Iterable[str]) -> list[Clip]:
     for pattern, claim in claimed.items():
         if not claim:
             raise ConfigError(
-                f"grad_clip={pattern}: is the first pattern to match no parameter; names look like"
-                f" {', '.join(names[:2])}"
+                f"grad_clip={pattern}: matches no parameter that an earlier pattern has not taken;"
+                f" names look like {', '.join(names[:2])}"
             )
     return [(claimed[pattern], norm) for pattern, norm in norms.items()]
 

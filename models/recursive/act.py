@@ -72,9 +72,9 @@ class ActObjective(Objective):
         rows = self.model.puzzle_rows(self._trainable_ids(carry.batch))
         weights = self.model.weights_in_dtype()
         think = partial(self.model, weights=weights, progress=ctx.progress)
-        state, others = carry.state, None
+        state, z_L_of_starts = carry.state, None
         if self.model.sizes.starts > 1:
-            state, others = self._best_start(think, carry, rows)
+            state, z_L_of_starts = self._best_start(think, carry, rows)
         state, logits_BTV, q_B2 = think(state, carry.batch["inputs"], rows)
 
         target = None
@@ -89,7 +89,7 @@ class ActObjective(Objective):
 
         labels_BT = carry.batch["labels"]
         loss, weight, metrics = self._losses(logits_BTV, q_B2, target, steps, halted, labels_BT)
-        state = state if others is None else (state[0], others)
+        state = state if z_L_of_starts is None else (state[0], z_L_of_starts)
         return StepOut(loss, weight, metrics, ActCarry(state, steps, halted, carry.batch))
 
     @torch.no_grad()
@@ -99,8 +99,8 @@ class ActObjective(Objective):
         carry: ActCarry,
         rows: Tensor | None,
     ) -> tuple[State, Tensor]:
-        """Thinks one step from every start. Returns the state of the start with the lowest loss,
-        the only one that trains, and the z_L that each start led to.
+        """Thinks one step from every start. Returns the state of the start with the lowest
+        loss, which alone trains, and the z_L of all starts.
 
         Winner takes all (Dillon 2026, arXiv 2601.19085): starts can learn to try different things,
         and an evaluation needs only one of them.

@@ -16,7 +16,7 @@ from utils.errors import RunError
 from utils.ranks.distributed import Dist
 from utils.ranks.notices import NONE, Notices
 
-LAG = {"cuda": 1}  # steps by which a device is behind its host
+LAG = {"cuda": 1}  # steps after which a verdict is read
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,10 @@ class Verdict:
     @property
     def problem(self) -> str:
         """Says which gradient is not finite, and on which ranks."""
-        whose = ", ".join(map(str, self.ranks)) or "none alone (the sum overflowed)"
-        return (
-            f"the gradient is not finite, first seen in {self.parameter or 'a sparse table'} and on"
-            f" rank {whose}"
-        )
+        where = f"the gradient is not finite, first seen in {self.parameter or 'a sparse table'}"
+        if not self.ranks:
+            return f"{where}, in the sum over ranks alone, which overflowed"
+        return f"{where} and on rank {', '.join(map(str, self.ranks))}"
 
 
 class Verdicts:
@@ -104,8 +103,8 @@ class Sync(Protocol):
     the run calls `wrap`.
     """
 
-    # The choice of `sync=` that builds it. A class that `_target_` names writes both as literals:
-    # the configuration is checked before anything is imported.
+    # The choice of `sync=` that builds it. A class that `_target_` names writes it as a literal,
+    # and `splits_weights` too if it is true: the configuration is checked before any import.
     name: str
     splits_weights: bool  # whether each rank keeps only a share of every parameter
     # from `wrap` on: what is optimised and averaged, whole or this rank's share of each

@@ -19,8 +19,8 @@ from utils.transfer import to_device, to_host
 
 
 class Common:
-    """Assumes that every rank holds whole tensors, and that PyTorch has summed their gradients by
-    the end of the last backward pass. Syncs that differ override methods.
+    """Assumes that every rank holds whole tensors, and that gradients are summed over ranks by the
+    end of the last backward pass. Syncs that differ override methods.
     """
 
     name: str
@@ -35,8 +35,8 @@ class Common:
         self._waited = Stopwatch(dist.device)
 
     def take_wait_s(self) -> float:
-        """Returns the seconds since the last call that passed between the end of backward and the
-        end of the reduction, and for statistics.
+        """Returns the seconds spent, since the last call, waiting for gradients after the backward
+        pass and for statistics.
         """
         return self._waited.read()
 

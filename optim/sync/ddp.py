@@ -23,7 +23,8 @@ from utils.ranks.notices import NONE, Notices
 
 
 class DDP(Common):
-    """Wraps the training pass of an objective. Does not sync buffers, and so no sparse tables."""
+    """Wraps the training pass of an objective. Does not sync buffers, and
+    sparse tables are buffers."""
 
     name = "ddp"
 

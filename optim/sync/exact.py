@@ -34,8 +34,12 @@ class ExactReducer(Reducer):
 
     def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
         """Lays out buckets, and the rank's branch of the tree."""
-        assert self._shards % dist.world_size == 0, "refused by the configuration"
-        assert dist.world_size & (dist.world_size - 1) == 0, "refused by the configuration"
+        assert self._shards % dist.world_size == 0, (
+            "the configuration check should have refused this"
+        )
+        assert dist.world_size & (dist.world_size - 1) == 0, (
+            "the configuration check should have refused this"
+        )
         self._merges = merges_after_each(self._shards // dist.world_size)
         return super().wrap(objective, dist)
 

@@ -147,18 +147,18 @@ class FSDP(Common):
         def sums(*given: Any) -> dict[str, Tensor]:
             if known.get("empty"):  # then they are for every batch: gather nothing
                 return {}
-            result = self._without_gradients(statistics, *given)
+            result = self._and_release(statistics, *given)
             known["empty"] = not result
             return result
 
         objective.forward = lambda *given: with_loss(*self._root(loss_in_sight, *given))
-        objective.predict = lambda batch: self._without_gradients(predict, batch)
+        objective.predict = lambda batch: self._and_release(predict, batch)
         objective.statistics = sums
         # some read weights
-        objective.evaluators = lambda row: self._without_gradients(evaluators, row)
+        objective.evaluators = lambda row: self._and_release(evaluators, row)
 
-    def _without_gradients(self, call: Callable[..., Any], *given: Any) -> Any:
-        """Calls through the outer unit, then releases weights, as no backward pass does it."""
+    def _and_release(self, call: Callable[..., Any], *given: Any) -> Any:
+        """Calls through the outer unit, then releases weights, as no backward pass will."""
         with self.dist.waiting():
             result = self._root(call, *given)
         for unit in self._units:
