@@ -34,7 +34,7 @@ def test_help_of_an_experiment_shows_what_it_chooses() -> None:
 @pytest.mark.parametrize(
     ("topic", "says"),
     [
-        ("grad_clip", "grad_clip=null a number, a group of keys or null; more than 0 largest global"),
+        ("grad_clip", "grad_clip=null a number, a group of keys or null; more than 0 largest"),
         ("keep", "any start may change it"),
         ("epochs", "a run with a run_name of its own goes on with it"),
         ("sync.shards", "sync.shards always has the value of shards; set shards instead"),
