@@ -157,8 +157,6 @@ def pretrain(cfg: DictConfig) -> float | None:
         problem = build_problem(cfg, dist, run, start)
         with dist.agreed():
             trainer = build_trainer(problem)
-        if cfg.compile == "auto":
-            compile_long_run(trainer)
         start = resume.restore(start, trainer.saved, cfg, run, trainer.total_steps)
         check_names(cfg, problem.source, problem.objective, partial(to_batch, device=dist.device))
         train_or_evaluate(trainer, start)
@@ -175,6 +173,8 @@ def train_or_evaluate(trainer: Trainer, start: resume.Start) -> None:
             " would begin again"
         )
         return
+    if cfg.compile == "auto":
+        compile_long_run(trainer)
     open_directory(trainer, start)
     if cfg.eval_only:
         if stop := evaluate(trainer):

@@ -394,7 +394,10 @@ SLOW: list[Row] = [
         ["arch=prefix", "data=qa", "arch.models=[nowhere]"],
         "arch.models[0]=nowhere: no such file or folder; give the folder of a run",
     ),
-    (["arch=cnn", "data=digits", "arch.dropout=[2.0,0.1]"], "arch.dropout=[2.0, 0.1]: two rates"),
+    (
+        ["arch=cnn", "data=digits", "arch.dropout=[2.0,0.1]"],
+        "arch.dropout=[2.0, 0.1]: must be two rates",
+    ),
     (
         ["objective_metric=eval/accurracy", "arch.hidden_size=16"],
         "objective_metric=eval/accurracy: not known here; choose from eval/accuracy",
