@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any
 
+from omegaconf import DictConfig
+
 import pretrain
 from models.recursive.act import ActObjective
 from utils.checkpoint import reader
@@ -15,7 +17,7 @@ from utils.sweep import entry
 PAUSE_S = 0.2  # per shard, where exact=true goes through them one by one
 
 
-def main() -> None:
+def main(checked: DictConfig | None) -> None:
     """As `pretrain.py` would."""
     quick = ActObjective.forward
 
@@ -24,9 +26,8 @@ def main() -> None:
         return quick(self, *arguments)
 
     ActObjective.forward = slow  # type: ignore[method-assign, assignment]
-    pretrain.main()
+    pretrain.main(checked)
 
 
 if __name__ == "__main__":
-    cli.check(sys.argv, reader.config_in, entry.sweep)
-    main()
+    main(cli.check(sys.argv, reader.config_in, entry.sweep))
