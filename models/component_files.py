@@ -2,7 +2,7 @@
 
 import sys
 
-from models.decomposition.component_files import main
+from models.decomposition.export import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

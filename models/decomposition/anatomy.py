@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.decomposition import page, pictures
-from models.decomposition.component_files import MATRICES, TABLE
 from models.decomposition.components import Components
+from models.decomposition.export import MATRICES, TABLE
 from models.decomposition.gates_scene import components_scene, live_scene
 from models.decomposition.portrait import portraits
 from utils.files import read_row

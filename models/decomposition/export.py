@@ -1,9 +1,9 @@
-"""Components as files for others.
+"""Exports the components of a run.
 
 python -m models.component_files RUN FOLDER
 
-writes the factors of every matrix, and a table of components as the run's last
-                                               evaluation has found them
+writes the factors of every matrix as safetensors, and the table of components that the run's last
+evaluation wrote.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PARTS = "model.parts."
 
 
 def export(*arguments: str) -> str:
-    """Write them; returns what was done, in one line."""
+    """Writes the files into a folder; returns a line that says what was written."""
     from safetensors.torch import save
 
     if len(arguments) != 2:
@@ -37,8 +37,8 @@ def export(*arguments: str) -> str:
         != "models.decomposition.components.Components"
     ):
         raise ConfigError(
-            f"{checkpoint}: is no run of arch=components; give its run folder or one of its step_*"
-            " folders"
+            f"{checkpoint}: is not a run of arch=components; give the folder of one, or one of its"
+            " step_* folders"
         )
     groups, meta = reader.load(checkpoint, ["model", "ema"])
     saved = groups["model"] | {
@@ -88,7 +88,7 @@ def _evaluated(run: Path, step: int) -> tuple[int, Path]:
 
 
 def main(arguments: list[str]) -> int:
-    """The command line; the exit status."""
+    """Runs the command; returns its exit status."""
     return exit_status(lambda: export(*arguments), (ValueError, OSError))
 
 
