@@ -109,7 +109,7 @@ class Trainer(Problem):
     schedule: Schedule
     ema: EMA | None
     clips: list[Clip]  # norms to which gradients are scaled
-    headline: Metric  # tells the best checkpoint, by its name in evaluations
+    judging_metric: Metric  # of evaluations; decides which checkpoint is the best
     flops_per_example: int = 0
     saved: Registry = field(init=False)  # what checkpoints hold
     checkpointer: Checkpointer = field(init=False)  # decides when they are written
@@ -160,7 +160,7 @@ def pretrain(cfg: DictConfig) -> float | None:
         start = resume.restore(start, trainer.saved, cfg, run, trainer.total_steps)
         check_names(cfg, problem.source, problem.objective, partial(to_batch, device=dist.device))
         train_or_evaluate(trainer, start)
-        return trainer.run_state.results.get(trainer.headline.name)
+        return trainer.run_state.results.get(trainer.judging_metric.name)
 
 
 def train_or_evaluate(trainer: Trainer, start: resume.Start) -> None:
@@ -192,8 +192,8 @@ def train_or_evaluate(trainer: Trainer, start: resume.Start) -> None:
 def open_directory(trainer: Trainer, start: resume.Start) -> None:
     """Opens the run's directory and log. Called last, because it moves an earlier run aside."""
     cfg, run, objective = trainer.cfg, trainer.run, trainer.objective
-    # tools that compare runs read here which metric counts
-    text = OmegaConf.to_yaml({**cfg, "objective_metric": str(trainer.headline)})
+    # tools that compare runs look up here which metric judges them
+    text = OmegaConf.to_yaml({**cfg, "objective_metric": str(trainer.judging_metric)})
     wandb = {
         "mode": cfg.wandb.mode,
         "project": cfg.project_name,
@@ -247,9 +247,9 @@ def fit_to_memory(
     cfg: DictConfig, dist: Dist, run: RunDirectory, source: Source, sync: Sync
 ) -> None:
     """Applies `plan`: chooses a layout that fits, by a net on the meta device."""
-    net = make_objective(cfg.arch, cfg.seed, source.spec, capacity.NOWHERE)
+    net = make_objective(cfg.arch, cfg.seed, source.spec, capacity.META)
     optimizer_state = OptimizerState(build_dense(cfg.optim.dense, net.trained())).like({}, 1)
-    first = partial(first_batch, cfg, source, capacity.NOWHERE)
+    first = partial(first_batch, cfg, source, capacity.META)
     length, split = source.length, sync.splits_weights
     capacity.apply_plan(cfg, dist, length, split, net, optimizer_state, first, run.say)
 
@@ -289,12 +289,12 @@ def build_trainer(problem: Problem) -> Trainer:
         ),
         ema=ema,
         clips=build_clips(cfg.grad_clip, parameters),
-        headline=objective.judging_metric(cfg.objective_metric),
+        judging_metric=objective.judging_metric(cfg.objective_metric),
     )
     if hardware.peak_flops(dist.device, objective.model.dtype):
         trainer.flops_per_example = objective.flops_per_example(*first_shard())
     if cfg.compile in (True, "max") or (cfg.compile == "auto" and dist.device.type == "cuda"):
-        torch.compiler.set_stance("default")  # an earlier run of this process may have done without
+        torch.compiler.set_stance("default")  # an earlier run in this process may have changed it
         objective.compile_net(graphs=cfg.compile == "max")
     trainer.saved = register_parts(trainer)
     return trainer
@@ -525,8 +525,8 @@ def evaluate(trainer: Trainer) -> int:
         with torch.no_grad(), averages:
             for name, examples in source.eval_sets().items():
                 evaluators = [*source.evaluators(name), *objective.evaluators(examples.padding(1))]
-                mine = eval_batches(examples, size, dist.rank, dist.world_size)
-                if stop := evaluation.run(name, mine, predict, evaluators):
+                batches = eval_batches(examples, size, dist.rank, dist.world_size)
+                if stop := evaluation.run(name, batches, predict, evaluators):
                     return stop
     finally:
         objective.train()

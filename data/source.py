@@ -25,7 +25,7 @@ Arrays = dict[str, np.ndarray]
 class RunSettings:
     """The keys of a run that every source may need, under the names that users know.
 
-    A source gets them as its first argument, and the keys of its own section as keywords.
+    A source gets them as its first argument, and the keys of `data` as keyword arguments.
     """
 
     seed: int = 0
@@ -43,7 +43,7 @@ class RunSettings:
 
     @classmethod
     def of(cls, config: Mapping[Any, Any]) -> RunSettings:
-        """Picks them from a run's configuration; what it lacks or leaves null has its default."""
+        """Picks them from a run's configuration; keys that are missing or null get the default."""
         given = {field.name: config.get(field.name) for field in fields(cls)}
         return cls(**{name: value for name, value in given.items() if value is not None})
 
@@ -63,7 +63,7 @@ class EvalSet(Protocol):
 
 
 class OneExample:
-    """An evaluation set of one example without labels: it is answered, and not measured."""
+    """An evaluation set of one example without labels: it is answered but not scored."""
 
     def __init__(self, **row: Any) -> None:
         self._row = row
@@ -94,12 +94,12 @@ class RunLength:
 
     @classmethod
     def in_steps(cls, run: RunSettings) -> RunLength:
-        """Returns the length of a run on data without epochs: `max_steps`, and nothing else."""
+        """Returns the length of a run on data without epochs: `max_steps` alone sets it."""
         if run.max_steps is None:
             raise ConfigError(
                 "max_steps=null: this data has no epochs; say how many steps to train"
             )
-        due = partial(_due, run.max_steps, run.eval_every_steps)
+        due = partial(_is_due, run.max_steps, run.eval_every_steps)
         return cls(run.max_steps, run.global_batch_size, None, due)
 
 
@@ -151,7 +151,7 @@ class Source(Protocol):
         return None
 
 
-def _due(total: int, every: int | None, done: int) -> bool:
+def _is_due(total: int, every: int | None, done: int) -> bool:
     return done == total or (every is not None and done > 0 and done % every == 0)
 
 

@@ -1,5 +1,5 @@
-"""From a source to the batches of one rank: its shards, step by step, prefetched by worker
-processes; and evaluation.
+"""Makes the batches of one rank from a source: for training its shards, step by step, prefetched by
+worker processes; for evaluation its share of a set.
 
 A worker's tensors arrive one by one, each in shared memory of its own, as PyTorch's loader sends
 them: 0.6 to 1.0 ms of the main process's CPU a step, and more of the worker's. Loading in process
@@ -183,9 +183,9 @@ def _name_of(signum: int) -> str:
 
 
 def _no_room(error: Exception) -> RankError:
-    said = " ".join(str(error).split())
+    reason = " ".join(str(error).split())
     return RankError(
-        f"loader processes cannot share what they load ({said}); make shared memory (/dev/shm)"
+        f"loader processes cannot share what they load ({reason}); make shared memory (/dev/shm)"
         f" larger, or {INSTEAD}"
     )
 

@@ -70,7 +70,7 @@ class Objective(
     """Wraps a net as `self.model` and says what to minimise: define `forward` and `predict`."""
 
     headline = Metric("accuracy")  # the metric a run is judged by, unless objective_metric is given
-    costs: frozenset[str] = frozenset()  # names of other metrics of which less is better
+    costs: frozenset[str] = frozenset()  # names of other metrics where lower is better
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -99,14 +99,15 @@ class Objective(
         if not asked:
             return Metric(f"eval/{self.headline.name}", self.headline.lower_is_better)
         metric = Metric.parse(asked)
-        own = {*self.costs, *([self.headline.name] if self.headline.lower_is_better else [])}
-        return Metric(metric.name, metric.lower_is_better or metric.name.rpartition("/")[2] in own)
+        costs = {*self.costs, *([self.headline.name] if self.headline.lower_is_better else [])}
+        is_cost = metric.name.rpartition("/")[2] in costs
+        return Metric(metric.name, metric.lower_is_better or is_cost)
 
     def rehearse(self, batch: Batch, ctx: Context, keep: bool = False) -> None:
         """Runs one forward and backward pass on this rank alone, for measuring memory or FLOPs.
 
-        It changes nothing, except that `keep` leaves gradients. The pass has the `progress` of the
-        last step, when nets are deepest.
+        Changes nothing, except that with `keep` the gradients stay. The pass has the `progress` of
+        the last step, where nets are deepest.
         """
         try:
             carry = self.initial_carry(batch)
@@ -122,8 +123,8 @@ class Objective(
     def flops_per_example(self, batch: Batch, ctx: Context) -> int:
         """Returns the FLOPs of one example's forward and backward pass.
 
-        Called once on each rank whose device has a known peak, with a first batch. Default: counts
-        those of `rehearse`.
+        Called once on each rank whose device has a known peak, with a batch of the first step.
+        Default: counts those of `rehearse`.
         """
         return count_flops(lambda: self.rehearse(batch, ctx)) // len(next(iter(batch.values())))
 

@@ -17,22 +17,18 @@ most nets; an objective overrides the methods of those that it needs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from models.frozen import Frozen
 from models.graphs import keep_what_outlives_a_replay
-from models.sparse_embedding import SparseEmbedding
+from models.named_tensors import NamedTensors
 from utils.measure.report import Evaluator
 from utils.noise import Noise
 from utils.ranks.distributed import Dist
-from utils.transfer import fill
 
 if TYPE_CHECKING:
     from models.objective import Batch, Carry, Context
-
-T = TypeVar("T")
 
 
 class Prepares:
@@ -99,68 +95,7 @@ class HasEvaluators:
         return ()
 
 
-class Contents(nn.Module):
-    """Lists trained tensors, frozen parts and what checkpoints store, from the modules themselves.
-
-    Not optional, but complete: no objective needs to override it.
-    """
-
-    model: Any
-
-    def trained(self) -> dict[str, nn.Parameter]:
-        """Returns the parameters that optimizers may update, by name."""
-        return {
-            name: parameter
-            for name, parameter in self.named_parameters()
-            if parameter.requires_grad
-        }
-
-    def tables(self) -> dict[str, SparseEmbedding]:
-        """Returns the sparse tables that train, by name, for the sparse optimizer."""
-        tables = {
-            name: module
-            for name, module in self.named_modules()
-            if isinstance(module, SparseEmbedding)
-        }
-        return self._without_frozen(tables)
-
-    def frozen(self) -> dict[str, dict[str, str]]:
-        """Returns the path and the hash of each frozen part, by its name."""
-        parts = self.named_modules(remove_duplicate=False)  # a part may be reached by several names
-        return {
-            name: {"path": part.path, "sha256": part.sha256}
-            for name, part in parts
-            if isinstance(part, Frozen)
-        }
-
-    def saved(self) -> dict[str, Tensor]:
-        """Returns the live tensors that a checkpoint holds, without those of frozen parts."""
-        return self._without_frozen(self.state_dict())
-
-    def load_saved(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copies in what `saved` returned; raises KeyError if the names differ."""
-        own = self.saved()
-        wrong = sorted(own.keys() ^ tensors.keys())
-        if wrong:
-            raise KeyError(f"{wrong[0]} is only in the net or only in what is loaded")
-        for name, tensor in own.items():
-            fill(tensor, tensors, name)
-
-    def shared(self) -> dict[str, Tensor]:
-        """Returns the tensors that rank 0 broadcasts: all that are saved, and other buffers.
-
-        Tables that are split over ranks are not among them.
-        """
-        split = {f"{name}.weights" for name, table in self.tables().items() if table.split}
-        everything = self.saved() | self._without_frozen(dict(self.named_buffers()))
-        return {name: tensor for name, tensor in everything.items() if name not in split}
-
-    def _without_frozen(self, named: Mapping[str, T]) -> dict[str, T]:
-        inside = tuple(f"{name}." for name in self.frozen())
-        return {name: thing for name, thing in named.items() if not name.startswith(inside)}
-
-
-class MovesToDevices(Contents):
+class MovesToDevices(NamedTensors):
     def move_to_devices(self, dist: Dist) -> None:
         """Moves the net to this rank's device, and splits tables that lie split over ranks.
 
@@ -201,7 +136,7 @@ class ReadsPublished:
         return None
 
 
-class Compiles(Contents):
+class Compiles(NamedTensors):
     def compile_net(self, graphs: bool = False) -> None:
         """Compiles in place, so that names in checkpoints stay as they are.
 

@@ -97,7 +97,7 @@ def test_what_is_counted_without_numbers_is_what_a_pass_takes(
         )
 
     real = counted(torch.device("cpu"), step=True)
-    assert counted(capacity.NOWHERE, step=False) == real
+    assert counted(capacity.META, step=False) == real
     assert real.first >= real.each > 0
     assert 0 < real.trained == real.gradients <= real.remembered
     assert sum(real.models) <= real.frozen, "models have no gradients, and nothing remembers them"
@@ -184,13 +184,13 @@ def test_a_gpu_takes_about_what_was_counted(tmp_path: Path) -> None:
     trainer = trainer_on(Dist(device=device), tmp_path, *arguments)
     counted = trainer_on(Dist(device=device), tmp_path, *arguments, "plan=auto")
     assert counted.cfg.micro_batch_size == 24
-    nowhere = pretrain.make_objective(trainer.cfg.arch, 0, trainer.source.spec, capacity.NOWHERE)
-    known = OptimizerState(build_dense(trainer.cfg.optim.dense, nowhere.trained())).like({}, 1)
+    meta_net = pretrain.make_objective(trainer.cfg.arch, 0, trainer.source.spec, capacity.META)
+    known = OptimizerState(build_dense(trainer.cfg.optim.dense, meta_net.trained())).like({}, 1)
     needs = capacity.count(
-        nowhere,
+        meta_net,
         known.values(),
         False,
-        partial(pretrain.first_batch, trainer.cfg, trainer.source, capacity.NOWHERE),
+        partial(pretrain.first_batch, trainer.cfg, trainer.source, capacity.META),
     )
     del counted
     torch.cuda.reset_peak_memory_stats(device)

@@ -25,26 +25,28 @@ class Verdict:
 
     weight: float  # the global loss weight that gradients were divided by
     finite: bool  # if False, the weights must not be updated
-    ranks: list[int]  # ranks whose own gradients (dense or checked) or weight were not finite
-    parameter: str | None  # the first parameter whose summed gradient is not finite
+    bad_ranks: list[int]  # ranks whose own gradients (dense or checked) or weight were not finite
+    bad_parameter: str | None  # the first parameter whose summed gradient is not finite
     notices: Notices = NONE  # summed over ranks
 
     @property
     def problem(self) -> str:
         """Says which gradient is not finite, and on which ranks."""
-        where = f"the gradient is not finite, first seen in {self.parameter or 'a sparse table'}"
-        if not self.ranks:
+        where = (
+            f"the gradient is not finite, first seen in {self.bad_parameter or 'a sparse table'}"
+        )
+        if not self.bad_ranks:
             return f"{where}, in the sum over ranks alone, which overflowed"
-        return f"{where} and on rank {', '.join(map(str, self.ranks))}"
+        return f"{where} and on rank {', '.join(map(str, self.bad_ranks))}"
 
 
 class Verdicts:
     """The verdicts on the last steps. All ranks read the same verdicts at the same points.
 
-    On CUDA a step's verdict is read during the next step, after its update was made even if it
-    should not have been. That does no harm if the run then ends and every verdict is read before
-    anything is logged, evaluated or saved. With `on_nonfinite=skip` the run goes on, so the host
-    waits for each step's verdict.
+    On CUDA, the host reads a step's verdict during the next step, when a bad update has already
+    been made. With `on_nonfinite=raise` that does no harm: the run ends, and every verdict is read
+    before anything is logged, evaluated or saved. With `on_nonfinite=skip` the run goes on, so the
+    host waits for each step's verdict.
     """
 
     def __init__(self, policy: str, device: torch.device) -> None:

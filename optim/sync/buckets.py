@@ -38,15 +38,14 @@ class Bucket:
         self._work: c10d.Work | None = None
 
     def reset(self) -> None:
-        """Begins a step: drops all gradients, and waits for each of them again."""
+        """Begins a step: drops all gradients and marks each as missing."""
         self.missing = set(self.parameters)
         self.sent = False
         for p in self.parameters.values():
             p.grad = None
 
     def move_in(self, names: Iterable[str]) -> None:
-        """Copies gradients that autograd has made into the bucket, where autograd adds to them from
-        then on.
+        """Copies fresh gradients into the bucket; autograd then accumulates in the bucket itself.
 
         One copy takes less memory traffic than zeroing the bucket and adding to it.
         """
@@ -55,9 +54,9 @@ class Bucket:
             for p, view in ((self.parameters[name], self.views[name]) for name in names)
             if p.grad is not view
         ]
-        made = [(view, grad) for _, grad, view in outside if grad is not None]
-        if made:
-            torch._foreach_copy_([view for view, _ in made], [grad for _, grad in made])
+        fresh = [(view, grad) for _, grad, view in outside if grad is not None]
+        if fresh:
+            torch._foreach_copy_([view for view, _ in fresh], [grad for _, grad in fresh])
         for p, grad, view in outside:
             # a parameter without a gradient counts as zero
             p.grad = view if grad is not None else view.zero_()

@@ -104,7 +104,7 @@ class Common:
             torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32))
             for g in grads
         ]
-        norm = self._whole_norm(torch.linalg.vector_norm(torch.stack(wide)))
+        norm = self._norm_over_ranks(torch.linalg.vector_norm(torch.stack(wide)))
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for grad in grads:
             grad.mul_(factor)
@@ -129,7 +129,7 @@ class Common:
         grads = (self.parameters[name].grad for name in names)
         return [grad for grad in grads if grad is not None]
 
-    def _whole_norm(self, norm: Tensor) -> Tensor:
+    def _norm_over_ranks(self, norm: Tensor) -> Tensor:
         return norm
 
     def _total(self, loss_weights: Sequence[Tensor | float]) -> Tensor:
@@ -150,7 +150,8 @@ class Common:
     ) -> Tensor:
         """Returns this rank's status message, to be summed over ranks.
 
-        It holds the weight, a slot with each rank's largest gradient, and the notices.
+        It holds the weight, the largest gradient of each rank in an entry of its own, and the
+        notices.
         """
         status = torch.zeros(1 + self.dist.world_size + NOTICES, device=self.dist.device)
         status[0] = weight = self._total(loss_weights)

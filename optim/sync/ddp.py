@@ -23,8 +23,7 @@ from utils.ranks.notices import NONE, Notices
 
 
 class DDP(Common):
-    """Wraps the training pass of an objective. Does not sync buffers, and
-    sparse tables are buffers."""
+    """Wraps the training pass of an objective. Buffers, such as sparse tables, are not synced."""
 
     name = "ddp"
 
@@ -47,8 +46,8 @@ class DDP(Common):
     def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
         """Returns a module that calls the objective through DDP, from the first step on."""
         self.begin({name: p for name, p in objective.named_parameters() if p.requires_grad}, dist)
-        self._inside = LossInSight(objective)
-        return Calling(
+        self._inside = LossAndOutput(objective)
+        return CallsFunction(
             lambda *given: with_loss(*(self._inside if self._net is None else self._net)(*given))
         )
 
@@ -73,8 +72,8 @@ class DDP(Common):
         notices: Notices = NONE,
         late: bool = False,
     ) -> Callable[[], Verdict]:
-        """Divides, after a check that DDP has sent every gradient. DDP's own error would come in
-        the next step, and fill a page.
+        """Checks that DDP has sent every gradient, then divides. DDP's own error would come only
+        in the next step, and fill a page.
         """
         if self._missing and not self._finds_unused:
             raise RunError(
@@ -111,8 +110,10 @@ class DDP(Common):
         return work.get_future().then(lambda done: done.value()[0])
 
 
-class LossInSight(nn.Module):
-    """Returns the loss beside an objective's output: DDP looks for tensors in tuples only."""
+class LossAndOutput(nn.Module):
+    """Returns `(loss, output)` of an objective. DDP finds a loss in a tuple, but not in a
+    dataclass.
+    """
 
     def __init__(self, objective: nn.Module) -> None:
         super().__init__()
@@ -123,8 +124,8 @@ class LossInSight(nn.Module):
         return out.loss, with_loss(out.loss.detach(), out)
 
 
-class Calling(nn.Module):
-    """Makes a function callable as a module."""
+class CallsFunction(nn.Module):
+    """A module whose forward pass is a given function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ class FSDP(Common):
                 f" {kinds}; use sync=allreduce"
             )
         self._mesh = DeviceMesh.from_group(distributed.group(dist), dist.device.type)
-        root = Calls(objective)
+        root = OuterUnit(objective)
         frozen = {p for p in objective.parameters() if not p.requires_grad}
         for block in objective.shardable():
             fully_shard(
@@ -60,7 +60,7 @@ class FSDP(Common):
             module for module in root.modules() if isinstance(module, FSDPModule)
         ]
         for unit in self._units:
-            unit.set_custom_reduce_scatter(Summing(self._note))
+            unit.set_custom_reduce_scatter(SummingReduceScatter(self._record))
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
         # tied parameters have several names
@@ -76,7 +76,7 @@ class FSDP(Common):
         }
         self.begin(shares, dist)
         self._own_magnitude = torch.zeros((), device=dist.device)
-        self._route(objective)
+        self._route_calls(objective)
         return objective
 
     def zero(self) -> None:
@@ -113,23 +113,23 @@ class FSDP(Common):
         for name, share in self.parameters.items():
             grad = self._split[name].grad
             share.grad = torch.zeros_like(share) if grad is None else grad.to_local()
-        # a single rank sends nothing, so `_note` is not called
+        # a single rank sends nothing, so `_record` is not called
         self.magnitudes = (
             [self._own_magnitude]
             if self.dist.world_size > 1
             else [magnitude(grad) for grad in self._grads()]
         )
 
-    def _whole_norm(self, norm: Tensor) -> Tensor:
+    def _norm_over_ranks(self, norm: Tensor) -> Tensor:
         square = norm.double().square()
         with self.dist.waiting():
             self.dist.all_reduce(square)
         return square.sqrt().to(norm.dtype)
 
-    def _note(self, added: Tensor) -> None:
+    def _record(self, added: Tensor) -> None:
         torch.maximum(self._own_magnitude, magnitude(added), out=self._own_magnitude)
 
-    def _route(self, objective: Any) -> None:
+    def _route_calls(self, objective: Any) -> None:
         """Makes calls of the objective go through the outer unit, whose hooks gather weights."""
         forward, predict, statistics, evaluators = (
             objective.forward,
@@ -138,20 +138,20 @@ class FSDP(Common):
             objective.evaluators,
         )
 
-        def loss_in_sight(*given: Any) -> tuple[Tensor, Any]:
+        def loss_and_output(*given: Any) -> tuple[Tensor, Any]:
             out = forward(*given)
             return out.loss, with_loss(out.loss.detach(), out)
 
         known: dict[str, bool] = {}
 
         def sums(*given: Any) -> dict[str, Tensor]:
-            if known.get("empty"):  # then they are for every batch: gather nothing
+            if known.get("empty"):  # then every batch has none: gather nothing
                 return {}
             result = self._and_release(statistics, *given)
             known["empty"] = not result
             return result
 
-        objective.forward = lambda *given: with_loss(*self._root(loss_in_sight, *given))
+        objective.forward = lambda *given: with_loss(*self._root(loss_and_output, *given))
         objective.predict = lambda batch: self._and_release(predict, batch)
         objective.statistics = sums
         # some read weights
@@ -166,10 +166,8 @@ class FSDP(Common):
         return result
 
 
-class Calls(nn.Module):
-    """The outer unit: makes each call of an objective a forward pass of this module, which has
-    FSDP's hooks.
-    """
+class OuterUnit(nn.Module):
+    """Runs any call of an objective as its own forward pass, on which FSDP hangs its hooks."""
 
     def __init__(self, objective: nn.Module) -> None:
         super().__init__()
@@ -179,11 +177,13 @@ class Calls(nn.Module):
         return call(*given)
 
 
-class Summing:
-    """A reduce-scatter that always sums, and calls `note` with what this rank adds."""
+class SummingReduceScatter:
+    """A reduce-scatter that sums, whatever `op` FSDP asks for, and passes `record` what this rank
+    adds.
+    """
 
-    def __init__(self, note: Callable[[Tensor], None]) -> None:
-        self._note = note
+    def __init__(self, record: Callable[[Tensor], None]) -> None:
+        self._record = record
         # PyTorch 2.13 warns about the older name
         self._reduce = getattr(c10d, "reduce_scatter_single", None) or c10d.reduce_scatter_tensor
 
@@ -199,7 +199,7 @@ class Summing:
         op: Any,
         async_op: bool = False,
     ) -> Any:
-        self._note(input_tensor)
+        self._record(input_tensor)
         return self._reduce(
             output_tensor, input_tensor, group=group, op=c10d.ReduceOp.SUM, async_op=async_op
         )

@@ -15,7 +15,7 @@ from utils.measure.cards import Card, attention, cards_named, cards_of, gib, pre
 from utils.ranks.devices import home, most_devices
 from utils.ranks.distributed import Dist
 
-NOWHERE = torch.device("meta")  # where tensors have shapes and no numbers
+META = torch.device("meta")  # where tensors have shapes and no values
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def apply_plan(
     """Applies `plan`: sets the chosen layout on all ranks alike, and says why. With `plan=show`,
     prints the layout and ends the run.
 
-    `split`: whether the sync splits weights over ranks. `objective` is on the device NOWHERE, and
+    `split`: whether the sync splits weights over ranks. `objective` is on the meta device, and
     so are the tensors that its optimizers remember; `beginning` returns the first batch of a number
     of shards there.
     """

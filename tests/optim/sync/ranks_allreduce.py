@@ -219,22 +219,28 @@ def non_finite_is_named(dist: Dist) -> None:
             shard_loss(net, 1, dist.rank).backward()
             assert reducer.finish([4.0], late=True)().finite
         verdict = read()
-        assert (verdict.finite, verdict.ranks, verdict.parameter) == (False, [culprit], name), (
-            verdict
-        )
+        assert (verdict.finite, verdict.bad_ranks, verdict.bad_parameter) == (
+            False,
+            [culprit],
+            name,
+        ), verdict
     reducer.zero()
     rows = torch.zeros(3, 2)
     rows[1, 1] = float("nan") if dist.rank == 0 else 0.0
     verdict = reducer.finish([4.0], checked=[rows, torch.zeros(0, 2)])()
-    assert (verdict.finite, verdict.ranks, verdict.parameter) == (False, [0], None), verdict
+    assert (verdict.finite, verdict.bad_ranks, verdict.bad_parameter) == (False, [0], None), verdict
     reducer.zero()
     verdict = reducer.finish([float("inf") if dist.rank == culprit else 1.0])()
-    assert (verdict.finite, verdict.ranks) == (False, [culprit]), verdict
+    assert (verdict.finite, verdict.bad_ranks) == (False, [culprit]), verdict
     reducer.zero()
     shard_loss(net, 0, dist.rank).backward()
     net.first.bias.grad.fill_(3e38 if dist.rank < 2 else 0)  # finite everywhere, until it is added
     verdict = reducer.finish([1.0])()
-    assert (verdict.finite, verdict.ranks, verdict.parameter) == (False, [], "first.bias"), verdict
+    assert (verdict.finite, verdict.bad_ranks, verdict.bad_parameter) == (
+        False,
+        [],
+        "first.bias",
+    ), verdict
     reducer.zero()
     shard_loss(net, 0, dist.rank).backward()
     net.first.bias.grad.fill_((3e38, -3e38, 0, 0)[dist.rank])  # as large, but the sum is fine

@@ -276,24 +276,26 @@ def verdicts_name_whose_fault_it_is(dist: Dist) -> None:
             "summed, then divided"
         )
         verdict = judged(sync, wrapped, x=float("nan") if mine else 1.0)
-        assert (verdict.finite, verdict.ranks, verdict.parameter) == (
+        assert (verdict.finite, verdict.bad_ranks, verdict.bad_parameter) == (
             False,
             [culprit],
             "model.first",
         ), verdict
         if dist.world_size > 1:
             verdict = judged(sync, wrapped, x=3e38)  # finite everywhere, until it is added
-            assert (verdict.finite, verdict.ranks, verdict.parameter) == (
+            assert (verdict.finite, verdict.bad_ranks, verdict.bad_parameter) == (
                 False,
                 [],
                 "model.first",
             ), verdict
         verdict = judged(sync, wrapped, weight=float("inf") if mine else 1.0)
-        assert (verdict.finite, verdict.ranks) == (False, [culprit]), verdict
+        assert (verdict.finite, verdict.bad_ranks) == (False, [culprit]), verdict
         verdict = judged(
             sync, wrapped, checked=[torch.tensor([1.0, float("inf") if dist.rank == 0 else 0.0])]
         )
-        assert (verdict.finite, verdict.ranks, verdict.parameter) == (False, [0], None), verdict
+        assert (verdict.finite, verdict.bad_ranks, verdict.bad_parameter) == (False, [0], None), (
+            verdict
+        )
         judged(sync, wrapped, x=2.0)
         torch.testing.assert_close(sync.clip(1.0), torch.tensor(2 * 15**0.5))
         assert all(
