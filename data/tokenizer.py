@@ -129,11 +129,11 @@ class FromFile:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
-        found = [np.array(encoding.ids, np.uint32) for encoding in encodings]
+        ids_of_texts = [np.array(encoding.ids, np.uint32) for encoding in encodings]
         if self.begin is None:
-            return found
+            return ids_of_texts
         # where whole words are tokens, the begin token may be one; no text of it is kept
-        return [ids[ids != self.begin] for ids in found]
+        return [ids[ids != self.begin] for ids in ids_of_texts]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._library.decode([token for token in ids if token < self.vocab_size])

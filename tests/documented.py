@@ -41,7 +41,7 @@ def files() -> list[Path]:
 
 def commands(path: Path) -> list[Command]:
     """The commands in a file's fenced blocks and in its inline code."""
-    found = []
+    lines = []
     variables: dict[str, str] = {}
     for number, line in logical_lines(path):
         where = f"{path.relative_to(ROOT)}:{number}"
@@ -49,15 +49,15 @@ def commands(path: Path) -> list[Command]:
             pieces = [parsed(where, piece, variables) for piece in simple_commands(line)]
         except ValueError:  # no shell understands it
             pieces = [Command(where, (), (line,))]
-        found += [piece for piece in pieces if piece]
+        lines += [piece for piece in pieces if piece]
     indented = ((number, line.strip()) for number, line, _ in fenced(path) if line[:4] == "    ")
     for number, code in itertools.chain(inline_code(path), indented):
         if INLINE.match(code):
             code = code.replace("checkpoint=…", "checkpoint=PATH")
             shown = " ".join(word for word in code.split(" ") if "…" not in word or word == "…]")
             if command := parsed(f"{path.relative_to(ROOT)}:{number}", shown, {}):
-                found.append(command)
-    return found
+                lines.append(command)
+    return lines
 
 
 def fenced(path: Path) -> Iterator[tuple[int, str, str | None]]:

@@ -201,14 +201,14 @@ def kill_wandb() -> None:
 
 def wandb_services() -> list[int]:
     """The processes of W&B among our descendants."""
-    found, parents = [], [os.getpid()]
+    services, parents = [], [os.getpid()]
     while parents:
         for children in Path(f"/proc/{parents.pop()}/task").glob("*/children"):
             parents += (pids := [int(pid) for pid in children.read_text().split()])
-            found += [
+            services += [
                 pid for pid in pids if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes()
             ]
-    return found
+    return services
 
 
 if __name__ == "__main__":

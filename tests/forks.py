@@ -121,8 +121,8 @@ def load() -> None:
     for name in SLOW:
         module = importlib.import_module(name)
         if name in ("data", "models", "optim"):
-            for found in pkgutil.walk_packages(module.__path__, f"{name}."):
-                importlib.import_module(found.name)
+            for module_info in pkgutil.walk_packages(module.__path__, f"{name}."):
+                importlib.import_module(module_info.name)
     import pretrain  # noqa: F401
 
 

@@ -105,10 +105,10 @@ class Prepared(SquaredError):
             torch.from_numpy(source.train_batch(0, shard)["inputs"]) for shard in noise.shards
         ]
         draws = noise.normal("prepare", (len(noise.shards), 784))
-        found = torch.cat(images).flatten(1).double().sum(0) / 255 + draws.double().sum(0)
-        dist.all_reduce(found)
+        total = torch.cat(images).flatten(1).double().sum(0) / 255 + draws.double().sum(0)
+        dist.all_reduce(total)
         with torch.no_grad():
-            self.model.base.weight.add_(0.01 * found)
+            self.model.base.weight.add_(0.01 * total)
 
 
 class HalfFrozen(SquaredError):

@@ -115,8 +115,8 @@ def test_damage_to_any_file_is_named_and_the_one_before_is_taken(
         folder = shutil.copytree(whole, tmp_path / name)
         damage(folder / "step_23" / name)
         said: list[str] = []
-        found = reader.newest_whole(folder, said.append)
-        assert found == folder / "step_20"
+        newest = reader.newest_whole(folder, said.append)
+        assert newest == folder / "step_20"
         assert len(said) == 1
         assert f"step_23 is damaged ({name}" in said[0]
 

@@ -171,15 +171,15 @@ def test_one_file_and_one_yaml_each_train_on_two_ranks(
     extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranks, "forks", None)  # which have imported the repository itself
-    found = {}
+    results = {}
     for number in (1, 2):
         arguments = ["experiment=parity", *QUIET, f"checkpoint_path={tmp_path}/{number}"]
         succeeded(run_ranks(number, [str(extended / "pretrain.py"), *arguments], cwd=tmp_path))
-        found[number] = Result(tmp_path / str(number))
-    assert len(found[2].series("train/loss")) == 2
-    assert found[2].series("eval/accuracy") == found[1].series("eval/accuracy")
+        results[number] = Result(tmp_path / str(number))
+    assert len(results[2].series("train/loss")) == 2
+    assert results[2].series("eval/accuracy") == results[1].series("eval/accuracy")
     for name in ("train/loss", "train/accuracy"):
-        assert found[2].series(name) == pytest.approx(found[1].series(name), abs=1e-6)
+        assert results[2].series(name) == pytest.approx(results[1].series(name), abs=1e-6)
 
 
 @pytest.mark.slow

@@ -27,9 +27,9 @@ def hard_parts(
     if min_guesses < 1:
         raise ConfigError(f"--min-guesses {min_guesses}: a hard board takes at least one; try 20")
     parts = _parts(hard_boards, (min_guesses,), counts, seed, workers)
-    if (found := sum(len(part.puzzles) for part in parts)) < sum(counts):
+    if (available := sum(len(part.puzzles) for part in parts)) < sum(counts):
         raise ConfigError(
-            f"--min-guesses {min_guesses}: only {found} of {sum(counts)} boards found; ask for"
+            f"--min-guesses {min_guesses}: only {available} of {sum(counts)} boards found; ask for"
             " fewer guesses"
         )
     return parts

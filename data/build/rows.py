@@ -82,14 +82,14 @@ def repeats(boards: Mapping[str, Boards]) -> str:
     """Which puzzles come more than once, for the line that says what was made; empty if none."""
     whole = {split: np.ascontiguousarray(puzzles) for split, (puzzles, _) in boards.items()}
     rows = {split: all_.view(f"V{all_.shape[1]}")[:, 0] for split, all_ in whole.items()}
-    found = [
+    notes = [
         f"{count:,} {split} puzzles come again in their set"
         for split, puzzles in rows.items()
         if (count := len(puzzles) - len(np.unique(puzzles)))
     ]
     if len(rows) > 1 and (shared := int(np.isin(rows["test"], np.unique(rows["train"])).sum())):
-        found.append(f"{shared:,} test puzzles are in the training set, too")
-    return "".join(f"; note: {one}" for one in found)
+        notes.append(f"{shared:,} test puzzles are in the training set, too")
+    return "".join(f"; note: {one}" for one in notes)
 
 
 def read_split(

@@ -73,7 +73,7 @@ class Choices:
 
 def _read(where: str, path: Path) -> list[tuple[str, Sequence[str], int]]:
     """The questions of a file: what is asked, its endings, and which is right."""
-    found: list[tuple[str, Sequence[str], int]] = []
+    questions: list[tuple[str, Sequence[str], int]] = []
     try:
         check_file(where, path)
         with open_plain(path) as file:
@@ -85,14 +85,14 @@ def _read(where: str, path: Path) -> list[tuple[str, Sequence[str], int]]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                found.append(_question(json.loads(line)))
+                questions.append(_question(json.loads(line)))
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ConfigError(
                     f"{where}: line {number} is no question ({brief(error)}); write it like {FORM}"
                 ) from None
-    if not found:
+    if not questions:
         raise ConfigError(f"{where}: holds no questions; write lines like {FORM}")
-    return found
+    return questions
 
 
 def _question(row: Any) -> tuple[str, Sequence[str], int]:

@@ -28,12 +28,14 @@ class PackedWindows:
         assert corpus.begin is not None
         self._corpus, self._files, self._length = corpus, corpus.files["train"], seq_len
         self._vocab = corpus.vocab_size
-        found = [pieces_of(tokens, corpus.begin, seq_len) for tokens in self._files]
-        starts, lengths = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        pieces_of_files = [pieces_of(tokens, corpus.begin, seq_len) for tokens in self._files]
+        starts, lengths = (np.concatenate(parts) for parts in zip(*pieces_of_files, strict=True))
         windows = best_fit(lengths, seq_len)
         order = np.argsort(windows, kind="stable")  # the pieces, window by window
         self._starts, self._sizes = starts[order], lengths[order].astype(np.int32)
-        file_of = np.repeat(np.arange(len(found)), [len(of_file) for of_file, _ in found])
+        file_of = np.repeat(
+            np.arange(len(pieces_of_files)), [len(of_file) for of_file, _ in pieces_of_files]
+        )
         self._file_of = file_of.astype(np.int32)[order]
         self.count = int(windows.max(initial=-1)) + 1
         self._ends = np.cumsum(np.bincount(windows, minlength=self.count))
@@ -82,12 +84,12 @@ def pieces_of(tokens: np.ndarray, begin: int, seq_len: int) -> tuple[np.ndarray,
 
     What stands before the first begin token is the end of a document that another file begins.
     """
-    found = [
+    cuts_of_documents = [
         piece + np.flatnonzero(tokens[piece : piece + SCANNED] == begin)
         for piece in range(0, len(tokens), SCANNED)
     ]
     last = max(0, len(tokens) - 1)
-    cuts = np.unique(np.concatenate([[0, last], *found]))
+    cuts = np.unique(np.concatenate([[0, last], *cuts_of_documents]))
     sizes = np.diff(cuts)
     pieces = -(-sizes // seq_len)  # of each document
     # the number of each piece within its document

@@ -66,7 +66,7 @@ class Answers:
         self._step, self._earlier = 0, dict[int, dict[str, float]]()
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
-        found = {
+        rows = {
             f"bytes/{way}": prediction.outputs[f"bytes/{way}"][: len(indices)].cpu().double()
             for way in ANSWER_INPUTS
         }
@@ -77,18 +77,18 @@ class Answers:
                 (self.text(decode, row), self._examples[index].answers)
                 for row, index in zip(ids.tolist(), indices.tolist(), strict=True)
             ]
-            found[f"exact/{column}"] = torch.tensor(
+            rows[f"exact/{column}"] = torch.tensor(
                 [exact(*pair) for pair in pairs], dtype=torch.float64
             )
-            found[f"f1/{column}"] = torch.tensor([f1(*pair) for pair in pairs], dtype=torch.float64)
-            found[f"answer/{column}"] = ids
+            rows[f"f1/{column}"] = torch.tensor([f1(*pair) for pair in pairs], dtype=torch.float64)
+            rows[f"answer/{column}"] = ids
         examples = [self._examples[index] for index in indices.tolist()]
-        found["bytes/deflated_size"] = torch.tensor(
+        rows["bytes/deflated_size"] = torch.tensor(
             [deflated_size(each.context) for each in examples], dtype=torch.float64
         )
-        found["information"] = torch.tensor([each.bits for each in examples], dtype=torch.float64)
-        found["wire"] = prediction.outputs["wire"][: len(indices)].cpu()
-        for name, tensor in {**found, "index": torch.from_numpy(indices.copy())}.items():
+        rows["information"] = torch.tensor([each.bits for each in examples], dtype=torch.float64)
+        rows["wire"] = prediction.outputs["wire"][: len(indices)].cpu()
+        for name, tensor in {**rows, "index": torch.from_numpy(indices.copy())}.items():
             self._rows.setdefault(name, []).append(tensor)
 
     def text(self, decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> str:
@@ -142,15 +142,15 @@ class Answers:
         """
         size = metrics[f"bytes/{way}"]
         small = [each for each in READABLE if metrics[f"bytes/{each}"] <= size]
-        found = []
+        comparisons = []
         for number in range(len(self._decode)):
             ours = metrics[f"exact/{way}/{number}"]
             best = max(small, key=lambda each: metrics[f"exact/{each}/{number}"])
             text = metrics[f"exact/{best}/{number}"]
-            found.append(
+            comparisons.append(
                 f"model {number}: {ours:.1%} against {text:.1%}, {100 * (ours - text):+.1f} points"
             )
-        return f"{NAMES[way]}, against the best text of {size:.0f} bytes: {'; '.join(found)}"
+        return f"{NAMES[way]}, against the best text of {size:.0f} bytes: {'; '.join(comparisons)}"
 
     def _table(self, metrics: Mapping[str, float], count: int) -> str:
         models = range(len(self._decode))
@@ -225,7 +225,7 @@ class Answers:
             for way in ANSWER_INPUTS:
                 column = f"{way}/{name.removeprefix('model ')}"
                 known = {
-                    step: found[column] for step, found in over_time.items() if column in found
+                    step: means[column] for step, means in over_time.items() if column in means
                 }
                 axes.plot(list(known), list(known.values()), marker=".", label=NAMES[way])
             axes.set(title=f"{name}: exact match", xlabel="step", ylim=(0, 1.02))

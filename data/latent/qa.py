@@ -70,15 +70,15 @@ def open_sets(
 
 def with_answers(examples: Sequence[Example], skip: bool) -> list[Example]:
     """Returns the examples that have an answer. Raises ConfigError for others, unless `skip`."""
-    found = [example for example in examples if example.answers and example.answers[0]]
-    if len(found) < len(examples) and not skip:
-        kept = {id(example) for example in found}
+    answered = [example for example in examples if example.answers and example.answers[0]]
+    if len(answered) < len(examples) and not skip:
+        kept = {id(example) for example in answered}
         first = next(example for example in examples if id(example) not in kept)
         raise ConfigError(
             f"{first.where}: has no answer, or an empty one; give one, or add data.skip=true to"
             " leave such questions out"
         )
-    return found
+    return answered
 
 
 class QASource(Source):

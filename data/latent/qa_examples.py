@@ -176,12 +176,12 @@ class Examples:
         """
         places = self._places[indices]
         texts = self._text_of[places]
-        found = {"context": self._bytes.read(texts, self._limits.context_bytes)}
+        arrays = {"context": self._bytes.read(texts, self._limits.context_bytes)}
         for number, tokens in enumerate(self._tokens):
-            found[f"context_{number}"] = tokens.contexts.read(texts, tokens.contexts.longest)
-            found[f"question_{number}"] = tokens.questions.read(places, tokens.questions.longest)
-            found[f"answer_{number}"] = tokens.answers.read(places, self._limits.answer_tokens)
-        return found
+            arrays[f"context_{number}"] = tokens.contexts.read(texts, tokens.contexts.longest)
+            arrays[f"question_{number}"] = tokens.questions.read(places, tokens.questions.longest)
+            arrays[f"answer_{number}"] = tokens.answers.read(places, self._limits.answer_tokens)
+        return arrays
 
     def together(self, most: int) -> list[np.ndarray]:
         """Which examples are about the same text, in rows of so many at most."""
@@ -198,10 +198,10 @@ class Examples:
         """Texts, each with so many of its questions and answers, or what is empty in their
         place.
         """
-        found = self.read(np.concatenate(rows))
+        arrays = self.read(np.concatenate(rows))
         firsts = np.cumsum([0, *(len(row) for row in rows[:-1])])
         made = {}
-        for name, array in found.items():
+        for name, array in arrays.items():
             if name.startswith("context"):
                 made[name] = array[firsts]
             else:

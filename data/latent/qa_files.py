@@ -48,19 +48,20 @@ def read_path(path: str) -> Sets:
         for file in Path(path).iterdir()
         if file.suffix in KINDS and not file.name.startswith(".")
     )
-    found = {"train": [file for file in files if "train" in file.stem.lower()]}
-    found["test"] = [
+    files_of = {"train": [file for file in files if "train" in file.stem.lower()]}
+    files_of["test"] = [
         file
         for file in files
-        if file not in found["train"] and any(name in file.stem.lower() for name in TEST_NAMES)
+        if file not in files_of["train"] and any(name in file.stem.lower() for name in TEST_NAMES)
     ]
-    if not found["train"]:
+    if not files_of["train"]:
         raise ConfigError(
             f"data_path={path}: no train.json or train.jsonl there; give a folder with train and"
             " test files, or one file"
         )
     return {
-        name: [example for file in some for example in _read(file)] for name, some in found.items()
+        name: [example for file in some for example in _read(file)]
+        for name, some in files_of.items()
     }
 
 

@@ -34,9 +34,9 @@ class Ragged:
         starts, stops = self._starts[indices, None], self._starts[indices + 1, None]
         places = starts + np.arange(width)
         inside = places < stops
-        found = (
+        values = (
             self._values[np.where(inside, places, 0)]
             if len(self._values)
             else np.zeros_like(places)
         )
-        return np.where(inside, found, EMPTY).astype(np.int32)
+        return np.where(inside, values, EMPTY).astype(np.int32)

@@ -208,9 +208,9 @@ def whole_steps(way: str, dist: Dist) -> None:
 
 
 def table_of_steps() -> None:
-    found: dict[str, list[tuple[float, float]]] = {way: [] for way in SYNCS}
+    runs_of: dict[str, list[tuple[float, float]]] = {way: [] for way in SYNCS}
     for _ in range(2):
-        for way, runs in found.items():
+        for way, runs in runs_of.items():
             ranks = succeeded(
                 run_ranks(
                     RANKS,
@@ -226,7 +226,7 @@ def table_of_steps() -> None:
         f"\nwhole steps of a language model of {size / 1e6:.1f}M parameters, {ROWS} rows of"
         f" {TOKENS} tokens on each of {RANKS} ranks"
     )
-    for way, runs in found.items():
+    for way, runs in runs_of.items():
         print(
             f"{way:14} {max(run[0] for run in runs):7.0f} tokens/s  "
             f" {min(run[1] for run in runs):7.0f} MB more than before training"

@@ -89,14 +89,14 @@ def main() -> None:
                 f"{scratch}/theirs",
                 options.num_aug,
             ]
-        found = {name: measured([sys.executable, *command]) for name, command in commands.items()}
-    for name, (clock, computing, memory) in found.items():
+        figures = {name: measured([sys.executable, *command]) for name, command in commands.items()}
+    for name, (clock, computing, memory) in figures.items():
         print(
             f"{name:16} {clock:8.1f} s   {computing:8.1f} s of computing   {memory:8,.0f} MiB  "
             f" --num-aug {options.num_aug}"
         )
     if options.trm:
-        (clock, computing, memory), theirs = found.values()
+        (clock, computing, memory), theirs = figures.values()
         shares = theirs[0] / clock, theirs[1] / computing, theirs[2] / memory
         print(
             "in 1/{:.1f} of the time, 1/{:.1f} of the computing, 1/{:.1f} of the memory".format(

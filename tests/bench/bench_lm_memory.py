@@ -73,8 +73,8 @@ def main() -> None:
             text=True,
             check=True,
         )
-        found = json.loads(done.stdout)
-        print(f"| {name} | {found['MiB']:.0f} | {found['s']:.1f} |")
+        figures = json.loads(done.stdout)
+        print(f"| {name} | {figures['MiB']:.0f} | {figures['s']:.1f} |")
 
 
 if __name__ == "__main__":

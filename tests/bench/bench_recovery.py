@@ -20,9 +20,9 @@ TIMEOUT_S = 8  # what TROUBLED says
 
 def fault_at(text: str) -> float:
     """The moment of the planted fault, by the monotonic clock."""
-    found = re.findall(r"^FAULT \S+ (\S+)$", text, re.MULTILINE)
-    assert len(found) == 1, text
-    (moment,) = found
+    moments = re.findall(r"^FAULT \S+ (\S+)$", text, re.MULTILINE)
+    assert len(moments) == 1, text
+    (moment,) = moments
     return float(moment)
 
 

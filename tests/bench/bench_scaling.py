@@ -115,7 +115,7 @@ def compared(dist: Dist, net: str, share: int, rounds: int) -> dict[str, Any]:
     step_s, computed_s, alone_s, alone_computed_s, wait_s, _ = (
         statistics.median(column) for column in zip(*rows, strict=True)
     )
-    found = {
+    medians = {
         "share": share,
         "step_s": step_s,
         "alone_s": alone_s,
@@ -123,8 +123,8 @@ def compared(dist: Dist, net: str, share: int, rounds: int) -> dict[str, Any]:
         "of_computing": alone_computed_s / computed_s,
     }
     for name, column in (("of_bound", 2), ("of_slowest", 5)):
-        found[name] = statistics.median(row[column] / row[0] for row in rows)
-    return {**found, "timeline": asdict(timeline.faster(timeline.step_s / alone_s))}
+        medians[name] = statistics.median(row[column] / row[0] for row in rows)
+    return {**medians, "timeline": asdict(timeline.faster(timeline.step_s / alone_s))}
 
 
 def watched(dist: Dist, alone: pretrain.Trainer, steps: Iterator[Callable[[], None]]) -> Timeline:
@@ -172,13 +172,13 @@ def one_rank(net: str, rounds: int, larger: int) -> None:
     hardware.tune()
     batch = NETS[net][1] * larger
     try:
-        found: dict[str, Any] = {"weak": compared(dist, net, batch, rounds)}
+        figures: dict[str, Any] = {"weak": compared(dist, net, batch, rounds)}
         if dist.world_size > 1:
-            found["strong"] = compared(dist, net, batch // dist.world_size, rounds)
+            figures["strong"] = compared(dist, net, batch // dist.world_size, rounds)
         if dist.world_size == 2:
-            found["backend"] = backend_speed(dist)
+            figures["backend"] = backend_speed(dist)
         if dist.is_main:
-            print(json.dumps(found), flush=True)
+            print(json.dumps(figures), flush=True)
     finally:
         distributed.stop()
 
@@ -194,33 +194,33 @@ def measured(net: str, ranks: int, asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(
-    net: str, ranks: int, kind: str, found: dict[str, Any], one_s: float, one_share: int
+    net: str, ranks: int, kind: str, figures: dict[str, Any], one_s: float, one_share: int
 ) -> None:
     """A row of the table."""
-    rate, single = ranks * found["share"] / found["step_s"], one_share / one_s
-    milliseconds = " | ".join(f"{1e3 * found[key]:.1f}" for key in ("step_s", "wait_s"))
+    rate, single = ranks * figures["share"] / figures["step_s"], one_share / one_s
+    milliseconds = " | ".join(f"{1e3 * figures[key]:.1f}" for key in ("step_s", "wait_s"))
     shares = (
-        f"{rate / single:.2f} | {found['of_bound']:.1%} | {found['of_slowest']:.1%} |"
-        f" {found['of_computing']:.1%}"
+        f"{rate / single:.2f} | {figures['of_bound']:.1%} | {figures['of_slowest']:.1%} |"
+        f" {figures['of_computing']:.1%}"
     )
     print(
-        f"| {net} | {kind} | {ranks} | {found['share']} | {rate:,.1f} | {shares} |"
+        f"| {net} | {kind} | {ranks} | {figures['share']} | {rate:,.1f} | {shares} |"
         f" {milliseconds} |",
         flush=True,
     )
 
 
-def checked(net: str, found: dict[str, Any]) -> None:
+def checked(net: str, figures: dict[str, Any]) -> None:
     """The model at 2 ranks, beside what was measured."""
-    speed = found["backend"]
+    speed = figures["backend"]
     links = Links(speed["gb_s"], speed["gb_s"], speed["latency_us"], 2)
     for kind in ("weak", "strong"):
-        line = Timeline(**found[kind]["timeline"])
+        line = Timeline(**figures[kind]["timeline"])
         hidden, apart = line.on(2, links), line.on(2, links, overlaps=False)
         print(
             f"| {net} | {kind} | {speed['gb_s']:.2f} GB/s, {speed['latency_us']:.0f} µs |"
-            f" {1e3 * hidden:.1f} | {1e3 * apart:.1f} | {1e3 * found[kind]['step_s']:.1f} |"
-            f" {apart / found[kind]['step_s']:.2f} |"
+            f" {1e3 * hidden:.1f} | {1e3 * apart:.1f} | {1e3 * figures[kind]['step_s']:.1f} |"
+            f" {apart / figures[kind]['step_s']:.2f} |"
         )
 
 
@@ -274,10 +274,10 @@ def main() -> None:
         lines[net] = Timeline(**one["timeline"])
         show(net, 1, "", one, one["alone_s"], one["share"])
         for ranks in sorted({*asked.ranks} - {1}):
-            found = measured(net, ranks, asked)
+            figures = measured(net, ranks, asked)
             for kind in ("weak", "strong"):
-                show(net, ranks, kind, found[kind], one["alone_s"], one["share"])
-            pairs |= {net: found} if ranks == 2 else {}
+                show(net, ranks, kind, figures[kind], one["alone_s"], one["share"])
+            pairs |= {net: figures} if ranks == 2 else {}
     print(
         "\nThe model at 2 ranks: ms a step if messages travel behind the backward, if after it (as"
         " where cores carry them), as measured"
@@ -286,8 +286,8 @@ def main() -> None:
         "| net | scaling | all-reduce here | behind | after | measured | after/measured"
         f" |\n|{'---|' * 7}"
     )
-    for net, found in pairs.items():
-        checked(net, found)
+    for net, figures in pairs.items():
+        checked(net, figures)
     for times in asked.times_as_fast:
         predict(
             lines, Links(asked.within, asked.between, asked.latency, asked.gpus_per_node), times

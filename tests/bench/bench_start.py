@@ -72,17 +72,17 @@ def ended_s() -> float:
 
 def below(pid: int) -> dict[int, float]:
     """The CPU seconds so far of a process and all that it has started, in any session."""
-    found = {}
+    processes = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended
             fields = file.read_text().rpartition(")")[2].split()
             ticks = sum(map(int, fields[11:15]))
-            found[int(file.parent.name)] = int(fields[1]), ticks / os.sysconf("SC_CLK_TCK")
+            processes[int(file.parent.name)] = int(fields[1]), ticks / os.sysconf("SC_CLK_TCK")
     family, size = {pid}, 0
     while size < len(family):
         size = len(family)
-        family |= {child for child, (parent, _) in found.items() if parent in family}
-    return {member: found[member][1] for member in family if member in found}
+        family |= {child for child, (parent, _) in processes.items() if parent in family}
+    return {member: processes[member][1] for member in family if member in processes}
 
 
 def main() -> None:

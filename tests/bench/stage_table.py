@@ -56,8 +56,8 @@ class Stage:
     @classmethod
     def named(cls, name: str) -> Stage | None:
         """Which stage a folder is of."""
-        found = re.fullmatch(rf"({'|'.join(WAYS)})-(\d+)(?:-on-(\d+)-nodes)?", name)
-        return cls(found[1], int(found[2]), int(found[3]) if found[3] else None) if found else None
+        match = re.fullmatch(rf"({'|'.join(WAYS)})-(\d+)(?:-on-(\d+)-nodes)?", name)
+        return cls(match[1], int(match[2]), int(match[3]) if match[3] else None) if match else None
 
     @property
     def text(self) -> str:

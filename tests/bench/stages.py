@@ -215,12 +215,12 @@ def measure_bound(settings: Settings, ranks: int) -> str:
 
 def write(settings: Settings, failed: dict[Stage, str]) -> str:
     """The table of what is done so far, in stages.md too."""
-    found = {
+    folders = {
         stage: settings.folder / path.name
         for path in settings.folder.glob("*")
         if (stage := Stage.named(path.name))
     }
-    runs = {stage: run for stage, folder in found.items() if (run := measured(folder))}
+    runs = {stage: run for stage, folder in folders.items() if (run := measured(folder))}
     counts = {stage.ranks for stage in runs if stage.nodes is None}
     bounds = {ranks: limit for ranks in counts if (limit := bound(settings.folder, ranks, BATCH))}
     head = (

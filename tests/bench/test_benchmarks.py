@@ -61,9 +61,9 @@ def commands() -> list[str]:
     """
     texts = [ROOT / "RESULTS.md", *(ROOT / "docs").glob("*.md")]
     documented = [
-        re.sub(r" --[a-z-]+ [A-Z][A-Z/a-z-]*", "", found)
+        re.sub(r" --[a-z-]+ [A-Z][A-Z/a-z-]*", "", command)
         for path in texts
-        for found in re.findall(r"python -m tests\.bench\.(bench_[^`\n]+)", path.read_text())
+        for command in re.findall(r"python -m tests\.bench\.(bench_[^`\n]+)", path.read_text())
     ]
     return sorted({*NAMES, *documented})
 

@@ -75,10 +75,10 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_cell_is_what_the_runs_say(runs: Path) -> None:
-    found = {stage: run for stage in (ONE, PAIR, EXACT) if (run := measured(runs / stage.name))}
+    runs_of = {stage: run for stage in (ONE, PAIR, EXACT) if (run := measured(runs / stage.name))}
     limit = bound(runs, 2, batch=160)
     assert limit == 200, "a batch of 160 in a step of 0.8 s"
-    lines = page("head", "1", found, {2: limit}, {Stage("fsdp", 4): "failed: no"}).splitlines()
+    lines = page("head", "1", runs_of, {2: limit}, {Stage("fsdp", 4): "failed: no"}).splitlines()
     table = {
         line.split(" | ")[0]: line.strip("| ").split(" | ")[1:]
         for line in lines

@@ -151,30 +151,30 @@ def how_fast(results: Results) -> bool:
             if name in results.done(SPEED):
                 continue
             print(f"{name} …", flush=True)
-            found = measured(
+            figures = measured(
                 [*NINE, *dtype, *keys, how, "epochs=null", "eval_interval=null", "max_steps=1000"],
                 until - time.monotonic(),
             )
-            if isinstance(found, str):
+            if isinstance(figures, str):
                 good = False
-                results.add(SPEED, name, f"| {name} | {found} |{' |' * 7}", good=False)
+                results.add(SPEED, name, f"| {name} | {figures} |{' |' * 7}", good=False)
                 continue
-            waits = "–" if found["waits"] is None else str(sum(found["waits"].values()))
-            mfu = f"{found['mfu']:.1%}" if found["mfu"] else "–"
+            waits = "–" if figures["waits"] is None else str(sum(figures["waits"].values()))
+            mfu = f"{figures['mfu']:.1%}" if figures["mfu"] else "–"
             kernels = "\n".join(
                 f"{n:6} {ms:9.3f} {share:6.1%}  {key[:90]}"
-                for key, n, ms, share in found["kernels"]
+                for key, n, ms, share in figures["kernels"]
             )
-            waiting = [f"{where} ×{n}" for where, n in (found["waits"] or {}).items()]
+            waiting = [f"{where} ×{n}" for where, n in (figures["waits"] or {}).items()]
             said = f"```\n{kernels}\n```\nThe host waits at: {', '.join(waiting) or '–'}\n"
             results.add(KERNELS, name, f"### {name}\n\n{said}")
             results.add(
                 SPEED,
                 name,
-                f"| {name} | {found['parameters']:,} | {found['first_step_s']:.1f} |"
-                f" {found['step_ms']:.2f} ({found['fastest_ms']:.2f}) |"
-                f" {found['examples_per_s']:,.0f} | {found['flops'] / 1e12:.2f} | {mfu} |"
-                f" {found['peak_bytes'] / 2**30:.2f} | {waits} |",
+                f"| {name} | {figures['parameters']:,} | {figures['first_step_s']:.1f} |"
+                f" {figures['step_ms']:.2f} ({figures['fastest_ms']:.2f}) |"
+                f" {figures['examples_per_s']:,.0f} | {figures['flops'] / 1e12:.2f} | {mfu} |"
+                f" {figures['peak_bytes'] / 2**30:.2f} | {waits} |",
             )
     return good
 

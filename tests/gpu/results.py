@@ -29,10 +29,10 @@ class Results:
 
     def add(self, section: str, name: str, text: str, good: bool = True) -> None:
         """An entry, in place of one of that name; one that is not good is made again by a rerun."""
-        found = self._sections[section]
-        found["entries"][name] = text
-        found["good"] = [
-            *(other for other in found["good"] if other != name),
+        content = self._sections[section]
+        content["entries"][name] = text
+        content["good"] = [
+            *(other for other in content["good"] if other != name),
             *([name] if good else []),
         ]
         self._write()
@@ -49,8 +49,8 @@ class Results:
     def _write(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         parts = [
-            "\n".join([f"## {name}", "", found["head"], *found["entries"].values(), ""])
-            for name, found in self._sections.items()
+            "\n".join([f"## {name}", "", content["head"], *content["entries"].values(), ""])
+            for name, content in self._sections.items()
         ]
         write_whole(self.file, "\n".join(parts))
         write_whole(self._state, json.dumps(self._sections, indent=1))

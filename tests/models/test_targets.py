@@ -94,8 +94,8 @@ def test_lower_precision_says_nearly_the_same(
     low.load_saved({name: tensor.float() for name, tensor in exact.saved().items()})
     near = {"rtol": 0.2, "atol": 1e-3} if dtype == "bfloat16" else {"rtol": 1e-4, "atol": 1e-6}
     wanted, gradients = with_gradients(exact, batch, ctx)
-    found, others = with_gradients(low, batch, ctx)
-    assert_close(found.double(), wanted, **near)
+    logits, others = with_gradients(low, batch, ctx)
+    assert_close(logits.double(), wanted, **near)
     assert others.keys() == gradients.keys()
     assert all(gradient.isfinite().all() for gradient in others.values())
 

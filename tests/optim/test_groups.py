@@ -122,8 +122,8 @@ def test_norms_by_pattern_are_for_what_the_first_pattern_matches():
     names = ["parts.V", "parts.U", "gates.in", "bias"]
     assert build_clips(None, names) == []
     assert build_clips(2.0, names) == [(None, 2.0)]
-    found = build_clips({r"gates\..*": 0.5, ".*[.].*": 3}, names)
-    assert found == [(["gates.in"], 0.5), (["parts.V", "parts.U"], 3)]
+    clips = build_clips({r"gates\..*": 0.5, ".*[.].*": 3}, names)
+    assert clips == [(["gates.in"], 0.5), (["parts.V", "parts.U"], 3)]
     with pytest.raises(ConfigError, match=r"grad_clip=gates: matches no parameter"):
         build_clips({"gates": 0.5}, names)
     with pytest.raises(ConfigError, match=r"grad_clip=\(: not a regular expression"):

@@ -29,9 +29,12 @@ def show(path: str) -> str:
     """A checkpoint's step, what has written it, and every tensor with its type, shape, size and
     files.
     """
-    found = reader.open_checkpoint(path)
-    meta = found.meta
-    groups = {**found.groups, "shards": contents.find_tensors(contents.pieces_in(found.folder))}
+    checkpoint = reader.open_checkpoint(path)
+    meta = checkpoint.meta
+    groups = {
+        **checkpoint.groups,
+        "shards": contents.find_tensors(contents.pieces_in(checkpoint.folder)),
+    }
     tensors = {
         f"{group}/{name}": stored
         for group, members in groups.items()
@@ -43,7 +46,7 @@ def show(path: str) -> str:
     written += [f"PyTorch {meta['torch']}"] if "torch" in meta else []
     written += [" ".join(meta["code"].split())] if meta.get("code") else []
     lines = [
-        f"{found.folder}: step {meta.get('step', 'unknown')}, {len(tensors)} tensors,"
+        f"{checkpoint.folder}: step {meta.get('step', 'unknown')}, {len(tensors)} tensors,"
         f" {total:,} bytes in {len(files)} files",
         *([f"written by {', '.join(written)}"] if written else []),
         *_table({name: _row(stored) for name, stored in tensors.items()}),
@@ -71,13 +74,13 @@ def diff(one: str, other: str) -> str:
         if reader.is_weights(Path(path)):
             raise ConfigError(f"{path}: a file of weights alone; give a run or a step_* folder")
         reader.open_checkpoint(path)  # refuses what is missing or cut short
-    found = same.compare_folders(*(reader.step_folder(Path(path)) for path in (one, other)))
-    if found["same"]:
-        return f"{SAME}: {found['count']} tensors, to the bit"
-    lines = [f"{found['differing']} of {found['count']} tensors differ"]
-    for tensor in found["tensors"]:
+    comparison = same.compare_folders(*(reader.step_folder(Path(path)) for path in (one, other)))
+    if comparison["same"]:
+        return f"{SAME}: {comparison['count']} tensors, to the bit"
+    lines = [f"{comparison['differing']} of {comparison['count']} tensors differ"]
+    for tensor in comparison["tensors"]:
         lines.append(f"{tensor['name']}: {_difference(tensor)}")
-    if found["differing"] > len(found["tensors"]):
+    if comparison["differing"] > len(comparison["tensors"]):
         lines.append("…")
     return "\n".join(lines)
 

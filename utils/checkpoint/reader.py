@@ -53,8 +53,8 @@ def load(
     a bare safetensors file is the first of the groups.
     """
 
-    def read(found: Opened) -> tuple[dict[str, Group], dict[str, Any]]:
-        return {name: read_all(group) for name, group in found.groups.items()}, found.meta
+    def read(opened: Opened) -> tuple[dict[str, Group], dict[str, Any]]:
+        return {name: read_all(group) for name, group in opened.groups.items()}, opened.meta
 
     return _open(Path(path), only, [], read)
 
@@ -62,8 +62,8 @@ def load(
 def load_shards(path: str | Path, shards: Iterable[int]) -> dict[int, Group]:
     """The state of these shards, from whatever files the ranks that saved it wrote."""
 
-    def read(found: Opened) -> dict[int, Group]:
-        return {shard: read_all(tensors) for shard, tensors in found.shards.items()}
+    def read(opened: Opened) -> dict[int, Group]:
+        return {shard: read_all(tensors) for shard, tensors in opened.shards.items()}
 
     return _open(Path(path), [], list(shards), read)
 
@@ -72,7 +72,7 @@ def open_checkpoint(
     path: str | Path, only: Collection[str] | None = None, shards: Iterable[int] = ()
 ) -> Opened:
     """The same, without reading: only `meta.json` and sizes are compared with the manifest."""
-    return _open(Path(path), only, list(shards), lambda found: found, hashed=False)
+    return _open(Path(path), only, list(shards), lambda opened: opened, hashed=False)
 
 
 def read_all(tensors: Tensors) -> Group:
@@ -198,10 +198,10 @@ def newest_whole(
             steps = [step for step in steps_in(directory) if before is None or step < before]
         for i, step in enumerate(steps):
             folder = directory / f"step_{step}"
-            found = identity(folder_or_aside(folder))
+            identity_before = identity(folder_or_aside(folder))
             if not (problem := verify(folder, hashed)):
                 return folder
-            if identity(folder_or_aside(folder)) != found:
+            if identity(folder_or_aside(folder)) != identity_before:
                 break  # a run that goes on has deleted it meanwhile, or written it anew
             if step not in named:
                 named.add(step)

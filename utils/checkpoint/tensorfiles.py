@@ -107,10 +107,10 @@ def dtype_of(kind: str) -> dtype:
     """PyTorch's name of a type."""
     import torch
 
-    found = getattr(torch, DTYPES.get(kind, ""), None)
-    if found is None:
+    torch_dtype = getattr(torch, DTYPES.get(kind, ""), None)
+    if torch_dtype is None:
         raise Unreadable(f"holds tensors of type {kind}, which PyTorch {torch.__version__} has not")
-    return found
+    return torch_dtype
 
 
 def write(file: Path, slices: Mapping[str, Slice]) -> dict[str, int | str]:

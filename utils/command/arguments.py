@@ -144,7 +144,7 @@ def _prepare(argument: str) -> str:
             check_choice(key, choice if of_many is None else of_many)
         return argument.lstrip("+")
     if choice.startswith("{"):
-        argument = QUOTED_KEY.sub(lambda found: found[1] + plain_key(found[3]) + found[4], argument)
+        argument = QUOTED_KEY.sub(lambda match: match[1] + plain_key(match[3]) + match[4], argument)
     return (
         f"+{argument}" if argument.startswith("+") and not argument.startswith("++") else argument
     )

@@ -290,8 +290,8 @@ def _bases(entries: Iterable[Any], file: Path, group: str) -> list[Path]:
     """
     names = [f"{entry}.yaml" for entry in entries if isinstance(entry, str)]
     places = [(CONF / group / name, file.with_name(name)) for name in reversed(names)]
-    found = [next(filter(Path.is_file, paths), None) for paths in places]
-    return [path for path in found if path is not None]
+    files = [next(filter(Path.is_file, paths), None) for paths in places]
+    return [path for path in files if path is not None]
 
 
 def _keys(

@@ -240,11 +240,11 @@ def pictures(folder: Path) -> dict[str, Any]:
     """The PNG files of an evaluation, by set and name; a file that cannot be read is left out."""
     import wandb
 
-    found = {}
+    images = {}
     for file in sorted(folder.glob("*/*.png"))[:MOST_PICTURES]:
         with suppress(OSError, ValueError):
-            found[f"pictures/{file.parent.name}/{file.stem}"] = wandb.Image(str(file))
-    return found
+            images[f"pictures/{file.parent.name}/{file.stem}"] = wandb.Image(str(file))
+    return images
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def test_recalls_picture_and_table_whoever_counted() -> None:
     """Also a rank that has had no batch."""
     rows = [rank.rows() for rank in (measured([0, 6, 3]), measured(), measured([1, 5, 4], [2]))]
     report = Confusion(4).report(
-        {"counts": torch.cat([found["counts"] for found in rows if found])}
+        {"counts": torch.cat([share["counts"] for share in rows if share])}
     )
     assert report.metrics == {"recall_0": pytest.approx(2 / 3), "recall_2": 3 / 4}, (
         "of a class without examples there is none"

@@ -58,17 +58,17 @@ def read_back(folder: Path) -> list[str]:
     corpus = open_corpus("data_path=x", folder)
     assert corpus.tokenizer is not None
     assert corpus.begin is not None
-    found = []
+    texts = []
     for split in ("train", "val"):
         for tokens in corpus.files[split]:
             assert tokens[0] == corpus.begin
             pieces = np.split(tokens.astype(np.int64), np.flatnonzero(tokens == corpus.begin))[1:]
-            found += [corpus.tokenizer.decode(piece[1:].tolist()) for piece in pieces]
+            texts += [corpus.tokenizer.decode(piece[1:].tolist()) for piece in pieces]
             if corpus.token_bytes:
                 assert np.array(corpus.token_bytes)[tokens.astype(np.int64)].sum() == sum(
-                    len(text.encode()) for text in found[-len(pieces) :]
+                    len(text.encode()) for text in texts[-len(pieces) :]
                 )
-    return found
+    return texts
 
 
 @pytest.mark.parametrize(

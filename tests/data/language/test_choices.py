@@ -71,15 +71,15 @@ def test_the_likeliest_ending_is_taken(world_size: int, tmp_path: Path) -> None:
         sizes = [len(ending.encode()) for ending in row["endings"]]
         right["acc"] += int(np.argmax(logs)) == int(row["label"])
         right["acc_norm"] += int(np.argmax(np.array(logs) / sizes)) == int(row["label"])
-    found = dict.fromkeys(right, 0)
+    counts = dict.fromkeys(right, 0)
     asked_of = 0
     for rank in range(world_size):
         for _, batch in eval_batches(made, 4, rank, world_size):
             with torch.no_grad():
                 metrics = objective.predict(batch).metrics
-            found = {name: found[name] + int(metrics[name][0]) for name in found}
+            counts = {name: counts[name] + int(metrics[name][0]) for name in counts}
             asked_of += int(metrics["acc"][1])
-    assert (found, asked_of) == (right, len(asked))
+    assert (counts, asked_of) == (right, len(asked))
 
 
 WRONG = [

@@ -25,7 +25,7 @@ from utils.measure.report import Prediction
 
 def starts(made: TokenSource, steps: range) -> list[int]:
     """The first token of each row, in the order of the global batch."""
-    found = []
+    first_tokens = []
     for step in steps:
         for shard in range(2):
             batch = made.train_batch(step, shard)
@@ -35,8 +35,8 @@ def starts(made: TokenSource, steps: range) -> list[int]:
                 np.ones_like(batch["inputs"]),
             )
             assert batch["inputs"].dtype == batch["labels"].dtype == np.int32
-            found += batch["inputs"][:, 0].tolist()
-    return found
+            first_tokens += batch["inputs"][:, 0].tolist()
+    return first_tokens
 
 
 def test_each_window_once_an_epoch_in_another_order(tmp_path: Path) -> None:

@@ -271,8 +271,8 @@ def test_a_cut_takes_no_more_tokens_than_the_whole() -> None:
     class OneWord(Bytes):
         def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
             return [
-                np.array([7], np.uint8) if text == "word\n" else found
-                for text, found in zip(texts, super().encode(texts), strict=True)
+                np.array([7], np.uint8) if text == "word\n" else ids
+                for text, ids in zip(texts, super().encode(texts), strict=True)
             ]
 
     tokens, size = Cuts(Form(**FORM), OneWord()).by_bytes(b"word", 3)
@@ -364,14 +364,17 @@ def test_questions_about_one_text_come_together() -> None:
         rows = made.together(most)
         assert [len(row) for row in rows] == sizes
         assert sorted(np.concatenate(rows).tolist()) == [0, 1, 2, 3]
-        found, alone = made.read_together(rows[::-1], most), made.read(np.concatenate(rows[::-1]))
-        assert found["question_0"].shape == (len(rows), most, 10)
+        together, alone = (
+            made.read_together(rows[::-1], most),
+            made.read(np.concatenate(rows[::-1])),
+        )
+        assert together["question_0"].shape == (len(rows), most, 10)
         for row, some in enumerate(rows[::-1]):
             for place, index in enumerate(some):
                 before = made.read(np.array([index]))
-                assert np.array_equal(found["context"][row], before["context"][0])
-                assert np.array_equal(found["answer_1"][row, place], before["answer_1"][0])
-            assert (found["question_0"][row, len(some) :] == EMPTY).all()
+                assert np.array_equal(together["context"][row], before["context"][0])
+                assert np.array_equal(together["answer_1"][row, place], before["answer_1"][0])
+            assert (together["question_0"][row, len(some) :] == EMPTY).all()
         assert alone["answer_0"].shape == (4, 5)
 
 
@@ -487,10 +490,10 @@ def test_answers_are_as_wide_as_the_longest_one_unless_told(
 ) -> None:
     reader = LanguageModel("arch.models[0]=x", Bytes(), 256, 99, 257)
     monkeypatch.setattr("data.latent.qa.open_model", lambda key, path: reader)
-    found = opened(QASource, **LENGTH, stories=STORIES, models=["x"])
-    assert found.train_batch(0, 0)["answer_0"].shape[-1] == 3
-    assert found.eval_sets()["test"].read(np.array([0]))["answer_0"].shape[-1] == 3
-    assert found.spec.name == "made-up stories, answers of up to 3 tokens"
+    source = opened(QASource, **LENGTH, stories=STORIES, models=["x"])
+    assert source.train_batch(0, 0)["answer_0"].shape[-1] == 3
+    assert source.eval_sets()["test"].read(np.array([0]))["answer_0"].shape[-1] == 3
+    assert source.spec.name == "made-up stories, answers of up to 3 tokens"
     typed = opened(QASource, **LENGTH, stories=STORIES, models=["x"], answer_tokens=5)
     assert typed.train_batch(0, 0)["answer_0"].shape[-1] == 5
     assert typed.spec.name == "made-up stories"

@@ -38,8 +38,8 @@ def main(data: str, folder: Path, before: str, *ways: str) -> None:
             trainer.verdicts.check()
         else:  # another way each time
             other = ways[(number + 1) % len(ways)]
-            found = folder / f"{other}-{before}" / "checkpoints" / "step_3"
-            start = Start(found, meta=reader.read_meta(found))
+            checkpoint = folder / f"{other}-{before}" / "checkpoints" / "step_3"
+            start = Start(checkpoint, meta=reader.read_meta(checkpoint))
             resume.restore(start, trainer.saved, trainer.cfg, trainer.run, 9)
         one = Writer(place / "checkpoints", dist, print)
         one.save(trainer.run_state.step, *trainer.saved.snapshot())

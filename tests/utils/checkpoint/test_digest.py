@@ -26,8 +26,8 @@ def test_the_same_checkpoint_from_any_number_of_ranks(tmp_path: Path) -> None:
         succeeded(
             run_module(saved_by, "tests.utils.checkpoint.ranks_writer", "save_once", str(folder))
         )
-        found = sorted((folder / "checkpoints" / "step_7").glob("shards.*"))
-        assert [file.name for file in found] == [f"shards.{piece}.safetensors" for piece in pieces]
+        files = sorted((folder / "checkpoints" / "step_7").glob("shards.*"))
+        assert [file.name for file in files] == [f"shards.{piece}.safetensors" for piece in pieces]
         assert reader.verify(folder / "checkpoints" / "step_7") == ""
         for world_size in (1, 2, 4, 8):
             for rank in range(world_size):

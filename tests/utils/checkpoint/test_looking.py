@@ -93,12 +93,12 @@ def test_export_writes_weights_or_their_averages(
     writer.close()
     said = told(capsys, "export", tmp_path / "run", tmp_path / "out")
     assert said == f"{tmp_path}/out: averaged weights of step 6, 3 tensors, 28 values\n"
-    found = load_file(tmp_path / "out" / "model.safetensors")
+    exported = load_file(tmp_path / "out" / "model.safetensors")
     weight = net.weight.detach().clone()
     with ema.applied():
-        assert torch.equal(found["weight"], net.weight)
-        torch.testing.assert_close(found["table.weights"], table.weights)
-    assert not torch.equal(found["weight"], weight)
+        assert torch.equal(exported["weight"], net.weight)
+        torch.testing.assert_close(exported["table.weights"], table.weights)
+    assert not torch.equal(exported["weight"], weight)
     assert json.loads((tmp_path / "out" / "origin.json").read_text())["step"] == 6
     assert "exists; give a folder that does not" in told(
         capsys, "export", tmp_path / "run", tmp_path / "out", status=2

@@ -183,10 +183,10 @@ def test_tensors_are_dealt_evenly_and_wholly(parts: int) -> None:
         "last": torch.empty(0),
     }
     total = sum(tensor.nbytes for tensor in tensors.values())
-    found = deal({name: Slice.whole(tensor) for name, tensor in tensors.items()}, parts)
-    assert len(found) == parts
+    shares = deal({name: Slice.whole(tensor) for name, tensor in tensors.items()}, parts)
+    assert len(shares) == parts
     for name, tensor in tensors.items():
-        pieces = [part[name] for part in found if name in part]
+        pieces = [part[name] for part in shares if name in part]
         if len(pieces) > 1:
             tensor_ = torch.cat([piece.tensor for piece in pieces])
             assert [piece.first for piece in pieces] == [
@@ -196,6 +196,6 @@ def test_tensors_are_dealt_evenly_and_wholly(parts: int) -> None:
             tensor_ = pieces[0].tensor
         assert torch.equal(tensor_, tensor)
         assert {piece.of for piece in pieces} == {len(tensor) if tensor.ndim else 1}
-    for part in found:
+    for part in shares:
         size = sum(piece.tensor.nbytes for piece in part.values())
         assert size < total / parts + 2 * 50 * 4, "a row more at most, at either end"

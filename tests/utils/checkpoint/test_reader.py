@@ -226,9 +226,9 @@ def test_what_is_only_opened_is_not_hashed(tmp_path: Path) -> None:
         (folder / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert "model.safetensors: sha256 differs" in refused(folder)
     assert "shards.0-7.safetensors: sha256 differs" in refused(folder, read_shards)
-    found = reader.open_checkpoint(folder, shards=[7])
-    assert found.groups.keys() == {"model", "ema", "optimizer"}
-    assert found.shards.keys() == {7}
+    checkpoint = reader.open_checkpoint(folder, shards=[7])
+    assert checkpoint.groups.keys() == {"model", "ema", "optimizer"}
+    assert checkpoint.shards.keys() == {7}
     (folder / "ema.safetensors").write_bytes(b"")
     assert "ema.safetensors: 0 of " in refused(folder, reader.open_checkpoint)
 

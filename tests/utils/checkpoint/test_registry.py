@@ -101,9 +101,11 @@ class TinyRun:
     def restored(self, folder: Path) -> list[str]:
         """Goes on from a checkpoint; what is said of it."""
         meta = json.loads((folder / "meta.json").read_text())
-        found = reader.open_checkpoint(folder, self.saved.names, range(0 if self.evaluates else 2))
-        self.saved.check(found.groups, found.shards, meta["step"])
-        self.saved.load(found.groups, found.shards)
+        checkpoint = reader.open_checkpoint(
+            folder, self.saved.names, range(0 if self.evaluates else 2)
+        )
+        self.saved.check(checkpoint.groups, checkpoint.shards, meta["step"])
+        self.saved.load(checkpoint.groups, checkpoint.shards)
         self.saved.run_state.load(meta)
         return self.saved.origin().differences(meta)
 

@@ -335,8 +335,8 @@ def test_a_file_is_hashed_once_on_each_host(
     """By one of the ranks there that read it; and what another host reads counts as well."""
     monkeypatch.setattr(resume, "gethostname", lambda: "a")
     folder = run / "checkpoints" / "step_30"
-    found = reader.open_checkpoint(folder)
-    sha = {name: found.sha256[f"{name}.safetensors"] for name in ("ema", "model", "optimizer")}
+    checkpoint = reader.open_checkpoint(folder)
+    sha = {name: checkpoint.sha256[f"{name}.safetensors"] for name in ("ema", "model", "optimizer")}
     both = {f"{name}.safetensors": sha[name] for name in ("ema", "model")}
     one = {"model.safetensors": sha["model"]}
     asked = [["a", both], ["b", one], ["a", both]]
@@ -349,14 +349,14 @@ def test_a_file_is_hashed_once_on_each_host(
         (unread, "model.safetensors: cannot be read (Input/output error) on rank 1"),
     ):
         dist: Any = Ranks([asked, [ema, theirs, model]], 3)
-        problem = resume.damage_seen_by_any(found, both, dist)
+        problem = resume.damage_seen_by_any(checkpoint, both, dist)
         assert problem == (f"step_30 is damaged ({why})" if why else "")
     stale = [["a", both], ["b", other]]
     dist = Ranks([stale, [both, other]], 2)
-    assert resume.damage_seen_by_any(found, both, dist).endswith("sha256 differs on rank 1)")
+    assert resume.damage_seen_by_any(checkpoint, both, dist).endswith("sha256 differs on rank 1)")
     content = (folder / "ema.safetensors").read_bytes()
     (folder / "ema.safetensors").write_bytes(content[:-1] + b"x")
-    assert resume.damage_seen_by_any(found, both, Dist()) == (
+    assert resume.damage_seen_by_any(checkpoint, both, Dist()) == (
         "step_30 is damaged (ema.safetensors: sha256 differs)"
     )
 

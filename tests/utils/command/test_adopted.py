@@ -67,14 +67,14 @@ def what_it_is(config: Mapping[str, Any]) -> dict[str, Any]:
 )
 def test_it_is_the_configuration_that_was_trained(arguments: list[str]) -> None:
     trained = plain(resolved(*arguments))
-    found = adopted(ASKED, lambda path: trained if path == "runs/x" else {})
-    again = plain(resolved(*found, *ASKED))
+    overrides = adopted(ASKED, lambda path: trained if path == "runs/x" else {})
+    again = plain(resolved(*overrides, *ASKED))
     assert what_it_is(again) == what_it_is(trained)
     assert (again["run_name"], again["project_name"]) == (
         f"{trained['run_name']}-evaluation",
         trained["project_name"],
     )
-    assert len(found) < 40, "what is as conf/ has it need not be said"
+    assert len(overrides) < 40, "what is as conf/ has it need not be said"
 
 
 def test_the_machine_is_not_taken_over_and_what_the_user_says_comes_last() -> None:
@@ -88,8 +88,8 @@ def test_the_machine_is_not_taken_over_and_what_the_user_says_comes_last() -> No
             "sync=ddp",
         )
     )
-    found = adopted([*ASKED, "seed=8"], lambda path: trained)
-    again = plain(resolved(*found, *ASKED, "seed=8", "sync=fsdp"))
+    overrides = adopted([*ASKED, "seed=8"], lambda path: trained)
+    again = plain(resolved(*overrides, *ASKED, "seed=8", "sync=fsdp"))
     fresh = plain(resolved())
     assert [again[key] for key in ("timeout_s", "num_workers", "keep")] == [
         fresh[key] for key in ("timeout_s", "num_workers", "keep")

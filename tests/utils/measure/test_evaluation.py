@@ -162,8 +162,8 @@ def test_sets_may_be_measured_by_other_metrics() -> None:
         examples(2),
         lambda batch: Prediction({"accuracy": (0 * ONE, ONE), "bits": (7 * ONE, ONE)}),
     )
-    found = {name: value for name, value in evaluation.finish().items() if name.count("/") == 1}
-    assert found == {"eval/accuracy": pytest.approx(2 / 3), "eval/bits": 7.0, "eval/loss": 3.0}
+    overall = {name: value for name, value in evaluation.finish().items() if name.count("/") == 1}
+    assert overall == {"eval/accuracy": pytest.approx(2 / 3), "eval/bits": 7.0, "eval/loss": 3.0}
 
 
 class Says:

@@ -35,8 +35,8 @@ def test_the_guide_s_evaluator_shows_the_first_twenty_examples() -> None:
             indices = np.arange(8 * number, 8 * number + 8 - number)
             outputs = {"error": torch.arange(8 * number, 8 * number + 8).double()}
             errors[rank].add(indices, {}, Prediction({}, outputs))
-    found = [each.rows() for each in reversed(errors)]
-    rows = {name: torch.cat([each[name] for each in found]) for name in found[0]}
+    shares = [each.rows() for each in reversed(errors)]
+    rows = {name: torch.cat([each[name] for each in shares]) for name in shares[0]}
     (drawn,) = errors[0].report(rows).files.values()
     shown = [*range(8), *range(8, 15), *range(16, 20)]
     assert json.loads(drawn)["x"]["values"] == shown

@@ -25,9 +25,9 @@ from utils.ranks.distributed import Dist
 def test_every_rank_has_gpus_of_its_own(
     taken: list[int], there: int, count: int, wanted: list[list[int]]
 ) -> None:
-    found = [dealt(taken, mine, there, count) for mine in taken]
-    assert found == wanted
-    assert len({index for each in found for index in each}) == count * len(taken)
+    devices = [dealt(taken, mine, there, count) for mine in taken]
+    assert devices == wanted
+    assert len({index for each in devices for index in each}) == count * len(taken)
 
 
 def test_too_few_gpus_are_one_line() -> None:

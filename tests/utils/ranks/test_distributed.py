@@ -101,8 +101,8 @@ def launched(launcher: str, folder: Path) -> list[subprocess.Popen]:
 def test_two_ranks(launcher: str, tmp_path: Path) -> None:
     for status, output in finish(launched(launcher, tmp_path)):
         assert status == 0, output
-    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    for rank, result in enumerate(found):
+    results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    for rank, result in enumerate(results):
         assert result["launch"] == [launcher, rank, 2, rank]
         assert result["sum"] == 3.0
         assert result["sums"] == [2.0, 10.0]
@@ -127,7 +127,7 @@ def test_two_ranks(launcher: str, tmp_path: Path) -> None:
         "ConfigError: rank 1 cannot",
         "ConfigError: nobody can",
     )
-    assert found[0]["agreed"] == [
+    assert results[0]["agreed"] == [
         "",
         peers,
         "ConfigError: rank 0 cannot",
@@ -135,7 +135,7 @@ def test_two_ranks(launcher: str, tmp_path: Path) -> None:
         peers,
         all_alike,
     ]
-    assert found[1]["agreed"] == [
+    assert results[1]["agreed"] == [
         "",
         own,
         "PeerError: rank 0: rank 0 cannot",
@@ -143,12 +143,12 @@ def test_two_ranks(launcher: str, tmp_path: Path) -> None:
         own,
         all_alike,
     ]
-    assert [result["cache_error"] for result in found] == [
+    assert [result["cache_error"] for result in results] == [
         "ConfigError: disk full",
         "PeerError: rank 0: disk full",
     ]
     alone = metrics(Dist())
-    for result in found:
+    for result in results:
         assert result["metrics"] == [pytest.approx(read, abs=1e-12) for read in alone]
     assert alone[0].keys() == {"loss"}
     assert alone[1:] == [{"loss": 1.5}, {}]

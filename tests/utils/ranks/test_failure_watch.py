@@ -107,11 +107,11 @@ def test_a_rank_that_hangs_is_named_and_where_it_is() -> None:
         pattern = (
             rf"error: rank 0 did not come within timeout_s=3 s: it is at {here}:(\d+) in stuck; "
         )
-        found = re.fullmatch(
+        match = re.fullmatch(
             pattern + rf"the others wait at {here}:(\d+) in together\n", crew.errors()
         )
-        assert found, crew.errors()
-        assert [source[int(line) - 1].strip() for line in found.groups()] == [
+        assert match, crew.errors()
+        assert [source[int(line) - 1].strip() for line in match.groups()] == [
             "time.sleep(1)",
             "dist.barrier()",
         ]
@@ -244,15 +244,15 @@ def orphans(launcher: Sequence[str], scenario: str, output: Path) -> Iterator[li
 
 def statuses(pids: Sequence[int], limit: float) -> list[int]:
     """How they ended, within the limit."""
-    deadline, found = time.monotonic() + limit, {}
-    while len(found) < len(pids):
-        assert time.monotonic() < deadline, f"{len(pids) - len(found)} still run"
-        for pid in set(pids) - set(found):
+    deadline, status_of = time.monotonic() + limit, {}
+    while len(status_of) < len(pids):
+        assert time.monotonic() < deadline, f"{len(pids) - len(status_of)} still run"
+        for pid in set(pids) - set(status_of):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                found[pid] = os.waitstatus_to_exitcode(status)
+                status_of[pid] = os.waitstatus_to_exitcode(status)
         time.sleep(0.02)
-    return list(found.values())
+    return list(status_of.values())
 
 
 @pytest.mark.slow

@@ -159,13 +159,13 @@ def test_each_way_of_not_meeting_is_said_in_one_line() -> None:
         ]
         first, second = rank(1, 3, e), rank(1, 3, e)
         host = rank(0, 3, e)
-        found = {
+        outcomes = {
             name: (process.communicate(timeout=60)[0], process.returncode)
             for name, process, _ in cases
         }
         twice = [process.communicate(timeout=60)[0] for process in (first, second, host)]
     for name, _, expected in cases:
-        (text, status), lines = found[name], expected.splitlines()
+        (text, status), lines = outcomes[name], expected.splitlines()
         # on a busy machine others come so late that a word is said of them, too
         said = [
             line

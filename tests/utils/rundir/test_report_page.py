@@ -261,12 +261,16 @@ def test_where_two_runs_first_differ(tmp_path: Path, capsys: pytest.CaptureFixtu
     )
     (third / "metrics.jsonl").write_text(changed)
     checkpoint(third, 40, a=torch.ones(3), b=torch.tensor([1, 1.5], dtype=torch.bfloat16))
-    found = compare(one, third)
-    assert found["first"]["tensors"] == [
+    comparison = compare(one, third)
+    assert comparison["first"]["tensors"] == [
         {"name": "model/b", "shape": [2], "largest": 0.5, "count": 1, "of": 2}
     ]
-    assert found["metrics"]["differs"] == {"step": 50, "name": "train/loss", "values": [0.2, 0.25]}
-    assert found["verdict"]["text"] == (
+    assert comparison["metrics"]["differs"] == {
+        "step": 50,
+        "name": "train/loss",
+        "values": [0.2, 0.25],
+    }
+    assert comparison["verdict"]["text"] == (
         "First difference: step 40: tensor model/b of the checkpoint; step 50: metric train/loss"
         " (0.2 and 0.25)."
     )

@@ -130,9 +130,9 @@ def test_tasks_that_write_the_table_at_once_lose_nothing(
     jobs, read = [job(tmp_path, number, f"seed={number}") for number in (1, 2)], summary._states
 
     def slowly(path: Path) -> dict[tuple[str, str], str]:
-        found = read(path)
+        rows = read(path)
         time.sleep(0.1)
-        return found
+        return rows
 
     monkeypatch.setattr(summary, "_states", slowly)
     with ThreadPoolExecutor(2) as pool:

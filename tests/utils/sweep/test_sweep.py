@@ -114,13 +114,13 @@ def test_a_failing_job_does_not_end_a_sweep(tmp_path: Path) -> None:
         "runs/puzzles/me2",
     ]
     for row in (rows[0], rows[2]):
-        found = Result(tmp_path / row["directory"]).series("eval/exact_accuracy")
+        values = Result(tmp_path / row["directory"]).series("eval/exact_accuracy")
         assert (row["metric"], float(row["value"]), float(row["best"])) == (
             "eval/exact_accuracy",
-            found[-1],
-            max(found),
+            values[-1],
+            max(values),
         )
-        assert len(found) == 2
+        assert len(values) == 2
     assert "summary: runs/multirun/seed-" in out
 
 

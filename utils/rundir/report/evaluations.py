@@ -20,15 +20,15 @@ STEP = re.compile(r"step_(\d{1,18})")
 
 def list_evaluated_sets(directory: Path) -> list[tuple[int, Path]]:
     """The folders that evaluations have left, with their steps, the newest first."""
-    found = []
+    folders = []
     try:
         for folder in (directory / "evaluations").iterdir():
             if (named := STEP.fullmatch(folder.name)) and folder.is_dir():
                 sets = [each for each in sorted(folder.iterdir()) if each.is_dir()]
-                found += [(int(named[1]), each) for each in sets]
+                folders += [(int(named[1]), each) for each in sets]
     except OSError:
         pass
-    return sorted(found, key=lambda each: (-each[0], each[1].name))
+    return sorted(folders, key=lambda each: (-each[0], each[1].name))
 
 
 def read_scenes(directory: Path, room: int) -> tuple[list[Payload], int]:
@@ -78,10 +78,10 @@ def read_pictures(
 
 def files_of(directory: Path) -> list[Payload]:
     """The files that the newest evaluations have left, by path, with their sizes."""
-    found: list[Payload] = []
+    files: list[Payload] = []
     for _, folder in list_evaluated_sets(directory):
         for file in sorted(folder.iterdir()):
             if file.is_file():
                 path = file.relative_to(directory).as_posix()
-                found.append({"path": path, "bytes": file.stat().st_size})
-    return found
+                files.append({"path": path, "bytes": file.stat().st_size})
+    return files

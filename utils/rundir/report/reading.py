@@ -138,10 +138,10 @@ def _is_flat(events: Iterable[Any]) -> bool:
 def flatten(value: Any, path: str = "", depth: int = 12) -> dict[str, str]:
     """Every value of a configuration as text, by its path."""
     if isinstance(value, dict) and value and depth:
-        found: dict[str, str] = {}
+        flat: dict[str, str] = {}
         for key, inner in value.items():
-            found |= flatten(inner, f"{path}.{key}" if path else str(key), depth - 1)
-        return found
+            flat |= flatten(inner, f"{path}.{key}" if path else str(key), depth - 1)
+        return flat
     words = {None: "null", True: "true", False: "false"}
     simple = value is None or isinstance(value, bool)
     return {path: words[value] if simple else str(value)[:300]} if path else {}
@@ -153,15 +153,15 @@ def read_events(directory: Path) -> list[Row]:
         lines = read_bytes(directory / "events.jsonl", 1 << 28).splitlines()
     except (OSError, ValueError):
         return []
-    found = []
+    events = []
     for line in lines:
         try:
             event = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(event, dict) and _is_event(event):
-            found.append(event)
-    return found
+            events.append(event)
+    return events
 
 
 def _is_event(row: Row) -> bool:
@@ -215,7 +215,7 @@ def expectation(given: Any, table: Table, metric: str) -> Payload | None:
 def marks(events: Sequence[Row], clock: Callable[[float], float], most: int) -> list[Payload]:
     """Returns the marks on the axes with their texts; only the last of a step's checkpoints."""
     written = {event["step"]: event for event in events if event["event"] == "checkpoint"}
-    found: list[Payload] = []
+    drawn: list[Payload] = []
     ranks: Any = None
     for event in events:
         kind, text = _mark(event, ranks)
@@ -225,10 +225,10 @@ def marks(events: Sequence[Row], clock: Callable[[float], float], most: int) -> 
             continue
         if kind:
             place = {"step": event["step"], "seconds": clock(event["time"])}
-            found.append({**place, "kind": kind, "text": text})
-    if len(found) > most:
-        found = [mark for mark in found if mark["kind"] != "checkpoint"]
-    return found[-most:]
+            drawn.append({**place, "kind": kind, "text": text})
+    if len(drawn) > most:
+        drawn = [mark for mark in drawn if mark["kind"] != "checkpoint"]
+    return drawn[-most:]
 
 
 def _mark(event: Row, ranks: Any) -> tuple[str, str]:
@@ -271,10 +271,10 @@ def time_spent(table: Table, events: Sequence[Row], total: float) -> dict[str, f
 
 def digests(events: Sequence[Row]) -> list[Payload]:
     """The digest of each checkpoint, by step; the last one written counts."""
-    found = {event["step"]: event for event in events if event["event"] == "checkpoint"}
-    steps = sorted(found)[-MOST_DIGESTS:]
+    checkpoints = {event["step"]: event for event in events if event["event"] == "checkpoint"}
+    steps = sorted(checkpoints)[-MOST_DIGESTS:]
     keys = ("step", "digest", "bytes", "time")
-    return [{key: found[step].get(key) for key in keys} for step in steps]
+    return [{key: checkpoints[step].get(key) for key in keys} for step in steps]
 
 
 def read_code(directory: Path, room: int = DIFF_BYTES) -> Payload:

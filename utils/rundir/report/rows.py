@@ -34,8 +34,8 @@ class Table:
 
     def column(self, name: str) -> np.ndarray:
         """The values of a metric; NaN throughout where no row has it."""
-        found = self.columns.get(name)
-        return np.full(len(self), np.nan) if found is None else found
+        values = self.columns.get(name)
+        return np.full(len(self), np.nan) if values is None else values
 
     def known(self, name: str) -> list[tuple[int, float]]:
         """Step and value of each row that has the metric."""
@@ -50,8 +50,8 @@ class Table:
     def where(self, wanted: np.ndarray) -> Table:
         """The rows of these places, without the columns that none of them has."""
         cut = {name: values[wanted] for name, values in self.columns.items()}
-        found = {name: values for name, values in cut.items() if np.isfinite(values).any()}
-        return Table(self.steps[wanted], found)
+        columns = {name: values for name, values in cut.items() if np.isfinite(values).any()}
+        return Table(self.steps[wanted], columns)
 
 
 def read_tables(path: Path) -> tuple[Table, Table]:
@@ -88,15 +88,15 @@ def _fast(data: bytes) -> Table | None:
         from pyarrow import BufferReader, json, types
 
         options = json.ReadOptions(use_threads=False, block_size=BLOCK)
-        found = json.read_json(BufferReader(data), read_options=options)
-        if len(found) != data.count(b"\n") or found["step"].null_count:
+        table = json.read_json(BufferReader(data), read_options=options)
+        if len(table) != data.count(b"\n") or table["step"].null_count:
             return None
-        if not types.is_int64(found["step"].type):
+        if not types.is_int64(table["step"].type):
             return None
         columns = {
-            name: _finite(found[name].to_numpy().astype(np.float64))
-            for name in found.column_names
-            if types.is_int64(found[name].type) or types.is_floating(found[name].type)
+            name: _finite(table[name].to_numpy().astype(np.float64))
+            for name in table.column_names
+            if types.is_int64(table[name].type) or types.is_floating(table[name].type)
         }
     except Exception:  # it has many kinds of errors; whatever they mean, reading by line goes on
         return None
@@ -110,8 +110,8 @@ def _fine(steps: np.ndarray) -> bool:
 
 def _parse(data: bytes) -> list[Row]:
     """Each row that has a step; damaged lines are left out."""
-    found = (_row(line) for line in data.splitlines() if line)
-    return [row for row in found if type(row) is dict and _is_step(row.get("step"))]
+    rows = (_row(line) for line in data.splitlines() if line)
+    return [row for row in rows if type(row) is dict and _is_step(row.get("step"))]
 
 
 def _row(line: bytes) -> Any:
@@ -132,8 +132,8 @@ def _from_rows(rows: Sequence[Row]) -> Table:
 
 
 def _numbers(values: Iterable[Any]) -> np.ndarray:
-    found = (number(value) for value in values)
-    return _finite(np.array([math.nan if each is None else each for each in found], np.float64))
+    numbers = (number(value) for value in values)
+    return _finite(np.array([math.nan if each is None else each for each in numbers], np.float64))
 
 
 def _finite(values: np.ndarray) -> np.ndarray:

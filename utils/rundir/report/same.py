@@ -86,21 +86,21 @@ def _verdict(
     metrics: Mapping[str, Any], checkpoints: Sequence[Row], recorded: Sequence[Row]
 ) -> dict[str, Any]:
     """One line for people, and whether all that can be compared is the same."""
-    found = []
+    differences = []
     broken = next((each for each in checkpoints if not each["same"]), None)
     digest = next((each for each in recorded if not each["same"]), None)
     if metrics["differs"]:
         at = metrics["differs"]
         values = f"{at['values'][0]!r} and {at['values'][1]!r}"
-        found.append((at["step"], f"metric {at['name']} ({values})"))
+        differences.append((at["step"], f"metric {at['name']} ({values})"))
     if broken:
         tensor = broken["tensors"][0]["name"] if broken["tensors"] else "its tensors"
-        found.append((broken["step"], f"tensor {tensor} of the checkpoint"))
+        differences.append((broken["step"], f"tensor {tensor} of the checkpoint"))
     if digest and (not broken or digest["step"] < broken["step"]):
-        found.append((digest["step"], "the recorded digest of the checkpoint"))
-    if found:
-        step = min(step for step, _ in found)
-        places = "; ".join(f"step {at:,}: {what}" for at, what in sorted(found))
+        differences.append((digest["step"], "the recorded digest of the checkpoint"))
+    if differences:
+        step = min(step for step, _ in differences)
+        places = "; ".join(f"step {at:,}: {what}" for at, what in sorted(differences))
         return {"same": False, "step": step, "text": f"First difference: {places}."}
     seen = [f"{metrics['steps']:,} logged steps"] if metrics["steps"] else []
     compared = {each["step"] for each in (*checkpoints, *recorded)}
@@ -113,11 +113,11 @@ def _verdict(
 
 
 def _by_step(directory: Path) -> dict[int, dict[str, Any]]:
-    found: dict[int, dict[str, Any]] = {}
+    by_step: dict[int, dict[str, Any]] = {}
     for row in read_rows(directory / "metrics.jsonl"):
         learned = {name: row[name] for name in row if name.startswith(LEARNED)}
-        found.setdefault(row["step"], {}).update(learned)
-    return found
+        by_step.setdefault(row["step"], {}).update(learned)
+    return by_step
 
 
 def _compare_rows(one: Mapping[int, Row], other: Mapping[int, Row]) -> dict[str, Any]:
@@ -207,13 +207,13 @@ def tensors_in(folder: Path) -> dict[str, Tensor]:
                 pieces.setdefault(f"{group}/{name}", []).append(piece)
         except (OSError, ValueError, KeyError, TypeError):
             return {}
-    found = {}
+    tensors = {}
     for name, members in pieces.items():
         members.sort(key=lambda piece: piece[0])
         _, rows, dtype, shape, _ = members[0]
         places = tuple(place for *_, place in members)
-        found[name] = Tensor(dtype, (rows, *shape[1:]) if shape else (), places)
-    return found
+        tensors[name] = Tensor(dtype, (rows, *shape[1:]) if shape else (), places)
+    return tensors
 
 
 def _entries(file: Path) -> dict[str, Piece]:

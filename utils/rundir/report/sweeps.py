@@ -65,11 +65,11 @@ def _job(row: Mapping[str, str | None], number: int) -> dict[str, Any]:
 
 def overrides(text: str) -> dict[str, str]:
     """`lr=1e-3 arch=trm` as keys and values; a value may hold spaces."""
-    found = list(OVERRIDE.finditer(text))
-    ends = [each.start() for each in found[1:]] + [len(text)]
+    matches = list(OVERRIDE.finditer(text))
+    ends = [each.start() for each in matches[1:]] + [len(text)]
     return {
         each[1].lstrip("+~"): text[each.end() : end].strip()
-        for each, end in zip(found, ends, strict=True)
+        for each, end in zip(matches, ends, strict=True)
     }
 
 
