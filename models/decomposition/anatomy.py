@@ -19,7 +19,7 @@ from models.decomposition import page, pictures
 from models.decomposition.components import Components
 from models.decomposition.export import MATRICES, TABLE
 from models.decomposition.gates_scene import components_scene, live_scene
-from models.decomposition.portrait import portraits
+from models.decomposition.portrait import between_matrices, portraits
 from utils.files import read_row
 from utils.measure.report import Batch, Prediction, Report
 
@@ -28,6 +28,8 @@ TOP, BINS = 8, 20
 SHOWN = 8  # components of a matrix in the report page's table
 BEFORE, AFTER = 10, 4  # tokens of a context besides the one that needs the component
 MOST_CONTEXTS = 100_000  # components, of more of which contexts would take too much memory
+TEXTS, IN_TABLES = 4, 20  # attributions: texts, and components of a matrix
+MOST_MASKS = 1 << 26  # of components at all positions of these texts
 IN_TABLE = 3  # contexts of a component
 LIVE_SHARE = 1e-3  # of rows, in which a component must be needed to be one of the living
 MOST = 1000  # evaluations before
@@ -73,6 +75,35 @@ class Anatomy:
         ]
         new = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
         self._totals = _merged([self._totals, new]) if self._totals else new
+
+    def attribute(
+        self,
+        model: Components,
+        x: Tensor,
+        documents: Tensor | None,
+        gates: Tensor,
+        live: Tensor,
+    ) -> None:
+        """Measures attributions of a language model: between the components that the first texts
+        need most.
+
+        `gates` and `live` are 0 at positions that do not count.
+        """
+        if self._kind != "token":
+            return
+        texts = min(len(x), TEXTS, MOST_MASKS // (x[0].numel() * model.total))
+        if not texts:
+            return
+        whose = "first text needs" if texts == 1 else f"first {texts} texts need"
+        self._portraits = between_matrices(
+            model,
+            x[:texts],
+            gates[:texts],
+            live[:texts].flatten(0, -2).sum(0),
+            f"the components that the {whose} most",
+            IN_TABLES,
+            None if documents is None else documents[:texts],
+        )
 
     @property
     def _around(self) -> tuple[int, int]:

@@ -108,7 +108,7 @@ class Components(nn.Module):
         if sigmoid not in SIGMOIDS:
             raise ConfigError(f"arch.gates.sigmoid={sigmoid}: choose one of {', '.join(SIGMOIDS)}")
         self.lower_gates, self.upper_gates = SIGMOIDS[sigmoid]
-        self._reads_inner = [KINDS[kind].reads_inner for kind in kinds]
+        self._reads_activations = [KINDS[kind].reads_activations for kind in kinds]
 
     @property
     def predicts_tokens(self) -> bool:
@@ -163,8 +163,10 @@ class Components(nn.Module):
     def gate_logits(self, inputs: Sequence[Tensor]) -> Tensor:
         """Returns each component's gate [..., K] before clamping, in float32 or wider."""
         read = [
-            self._inner(number, x) if inner else x
-            for number, (x, inner) in enumerate(zip(inputs, self._reads_inner, strict=True))
+            self.activations(number, x) if reads_activations else x
+            for number, (x, reads_activations) in enumerate(
+                zip(inputs, self._reads_activations, strict=True)
+            )
         ]
         return self.gates([widen(x).flatten(0, -2) for x in read]).unflatten(0, read[0].shape[:-1])
 
@@ -185,7 +187,7 @@ class Components(nn.Module):
         the matrix, which they do not add up to.
         """
         seam, U = self.seams[self.names[number]], self.factors(number)[1].to(self.dtype)
-        inner, m = self._inner(number, x), mask.components.to(self.dtype)
+        inner, m = self.activations(number, x), mask.components.to(self.dtype)
         if mask.rest is None:
             y = (inner * m) @ U
         elif self.dtype.itemsize < 4:  # where x W - x V U would be rounding alone
@@ -202,7 +204,7 @@ class Components(nn.Module):
         """Multiplies an input by the target's own matrix."""
         return self.seams[self.names[number]].original(x)
 
-    def _inner(self, number: int, x: Tensor) -> Tensor:
+    def activations(self, number: int, x: Tensor) -> Tensor:
         """Returns the activation of each component: an input times V."""
         return self.seams[self.names[number]].times(x, self.factors(number)[0].to(self.dtype))
 

@@ -142,6 +142,7 @@ class Decompose(Objective):
             known,
         )
         KnownAnswer.check(model, known)
+        self._anatomy: Anatomy | None = None  # of an evaluation that has seen no batch yet
 
     def prepare(self, dist: Dist, source: Any, noise: Noise) -> None:
         """Components read inputs of the data if `arch.init` says so, and add up to the weights
@@ -285,6 +286,11 @@ class Decompose(Objective):
                 f"ce_{name}": (_cross_entropy(out, batch["labels"]), total)
                 for name, out in {"target": said, **kept}.items()
             }
+        if self._anatomy is not None:
+            # here and not in the evaluator: only here has sync=fsdp gathered the weights
+            where = counted.unsqueeze(-1)
+            self._anatomy.attribute(self.model, x, documents, gates * where, live & where)
+            self._anatomy = None
         return Prediction(metrics, {"gates": gates, "live": live, "counted": counted})
 
     def _worst_case(self, of: _Examples) -> Tensor:
@@ -300,7 +306,10 @@ class Decompose(Objective):
     def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
         if "single" in row:
             return [KnownAnswer(self.model, self.known)]
-        return [Anatomy(self.model)] if MEASURED & row.keys() else []
+        if not MEASURED & row.keys():
+            return []
+        self._anatomy = Anatomy(self.model)
+        return [self._anatomy]
 
     def compile_net(self, graphs: bool = False) -> None:
         """Nothing is compiled: the net's matrices change places with masked ones in every pass, and

@@ -138,7 +138,7 @@ def _hidden(x_KN: Tensor, in_KH: Tensor, bias_KH: Tensor) -> Tensor:
 class MLPGates(nn.Module):
     """Each looks at its own component's activation alone."""
 
-    reads_inner = True
+    reads_activations = True
 
     def __init__(self, components: Sequence[int], widths: Sequence[int], hidden: int) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class MLPGates(nn.Module):
 class VectorMLPGates(nn.Module):
     """Each looks at the whole input of its matrix, by an MLP of its own."""
 
-    reads_inner = False
+    reads_activations = False
 
     def __init__(self, components: Sequence[int], widths: Sequence[int], hidden: int) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class VectorMLPGates(nn.Module):
 class SharedMLPGates(nn.Module):
     """All components of a matrix are judged by one MLP that looks at the whole input."""
 
-    reads_inner = False
+    reads_activations = False
 
     def __init__(self, components: Sequence[int], widths: Sequence[int], hidden: int) -> None:
         super().__init__()
@@ -254,7 +254,7 @@ def make_gates(
         if kind not in KINDS:
             raise ConfigError(f"arch.gates.kind={kind}: choose one of {', '.join(KINDS)}")
         check_count("gates.width", width, MOST_HIDDEN)
-        if seam.indexed and not KINDS[kind].reads_inner:
+        if seam.indexed and not KINDS[kind].reads_activations:
             raise ConfigError(
                 f"arch.gates.kind={kind}: reads the input of matrices, and {seam.name} is an"
                 " embedding, which has none; use mlp"

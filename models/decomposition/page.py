@@ -170,8 +170,8 @@ def draw(
     """Returns the page, with as many contexts and components as fit into its size.
 
     `kind` says what the inputs are: tokens or features; `tokens` are their texts, which contexts
-    name by number. Each matrix has a name, a summary, its components, and for toy models what
-    `show` draws above them.
+    name by number. Each matrix has a name, a summary, its components, and optionally what
+    `show` draws above them: gates and directions of toy models, and attributions.
     """
     most = max((len(matrix["components"]) for matrix in matrices), default=0)
     sizes = [(most, contexts) for contexts in STEPS]

@@ -1,10 +1,12 @@
-"""What toy models show of each matrix: gates by feature, directions, and attributions."""
+"""What components.html shows above the components of a matrix: gates by feature and directions of
+toy models, and attributions between components.
+"""
 
 # N features, C components of a matrix, K of all matrices, D numbers that they write
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,16 +30,15 @@ def portraits(model: Components) -> dict[str, dict[str, Any]]:
     net: Any = model.target.net
     singles_NN = SINGLE * torch.eye(net.features, dtype=model.dtype, device=_device(model))
     gates_NK = model.lower_gates(model.gate_logits(model.probe(singles_NN)[1])).detach()
-    live_K = (gates_NK > OPEN).any(0)
+    live_NK = gates_NK > OPEN
     made: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(model.names):
         columns = model.columns(number)
-        live_C = live_K[columns].cpu().numpy()
+        live_C = live_NK[:, columns].any(0).cpu().numpy()
         made[name] = {"gates": _gates(gates_NK[:, columns].cpu().double().numpy(), live_C)}
         made[name] |= _directions(model, number, live_C)
-        if number:
-            made[name] |= _between(model, number, singles_NN, gates_NK, live_K)
-    return made
+    tables = between_matrices(model, singles_NN, gates_NK, live_NK.sum(0), "live components")
+    return {name: each | tables.get(name, {}) for name, each in made.items()}
 
 
 def _device(model: Components) -> torch.device:
@@ -72,47 +73,97 @@ def _directions(model: Components, number: int, live_C: np.ndarray) -> dict[str,
     }
 
 
-def _between(
-    model: Components, number: int, x: Tensor, gates_NK: Tensor, live_K: Tensor
-) -> Mapping[str, Any]:
-    """Attributions from components of the matrix before to those of this one."""
-    columns = [model.columns(number - 1), model.columns(number)]
-    before, here = (live_K[each].nonzero().flatten()[:MOST_COLUMNS] for each in columns)
-    if not len(before) or not len(here):
-        return {}
-    sizes = attributions(model, number, x, here.tolist())[:, before]
-    largest = max(1e-12, float(sizes.max()))
-    name = model.names[number - 1]
-    return {
-        "attributions": {
-            "title": f"Attributions to live components (rows) from those of {name} (columns), as"
-            " shares of the largest",
-            "rows": [f"c{c}" for c in here.tolist()],
-            "columns": [f"c{c}" for c in before.tolist()],
-            "values": [[round(value / largest, 3) for value in row] for row in sizes.tolist()],
-        }
-    }
+def between_matrices(
+    model: Components,
+    x: Tensor,
+    gates: Tensor,
+    needed: Tensor,
+    whose: str,
+    most: int = MOST_COLUMNS,
+    documents: Tensor | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Returns, by the name of a matrix, a table of attributions to its components from those of the
+    matrix before it.
 
-
-def attributions(model: Components, number: int, x: Tensor, chosen: list[int]) -> Tensor:
-    """How much the activation of each chosen component of a matrix depends on each component of the
-    matrix before: the derivative by its mask, where all masks are 1, as a mean over inputs of its
-    absolute value.
+    `needed` [K] says how often each component is needed. The table has the `most` needed components
+    of each matrix; its title calls them `whose`.
     """
-    first = number - 1
-    masks_NC = x.new_ones(len(x), model.counts[first]).requires_grad_()
-    seen: list[Tensor] = []
+    shown = [_most_needed(needed[model.columns(i)], most) for i in range(len(model.names))]
+    tables = {}
+    for number, (before, sizes) in attributions(model, x, gates, shown, documents).items():
+        sizes = sizes[:, shown[before]]
+        if not sizes.numel():
+            continue
+        shares = sizes / max(1e-12, float(sizes.max()))
+        tables[model.names[number]] = {
+            "attributions": {
+                "title": f"Attributions to {whose} (rows) from those of {model.names[before]}"
+                " (columns), as shares of the largest",
+                "rows": [f"c{c}" for c in shown[number]],
+                "columns": [f"c{c}" for c in shown[before]],
+                "values": shares.double().cpu().numpy().round(3).tolist(),
+            }
+        }
+    return tables
 
-    def watching(given: Tensor) -> Tensor:
-        seen.append(given @ model.factors(number)[0].to(given.dtype))
-        return model.original(number, given)
 
+def _most_needed(needed_C: Tensor, most: int) -> list[int]:
+    """Returns the components that are needed most, in ascending order, without those that are not
+    needed at all.
+    """
+    count = min(most, int((needed_C > 0).sum()))
+    return needed_C.argsort(descending=True, stable=True)[:count].sort().values.tolist()
+
+
+def attributions(
+    model: Components,
+    x: Tensor,
+    gates: Tensor,
+    chosen: Sequence[Sequence[int]],
+    documents: Tensor | None = None,
+) -> dict[int, tuple[int, Tensor]]:
+    """Returns how much the chosen components of each matrix depend on those of the matrix before
+    it, which is the last one whose outputs reach it.
+
+    The keys are numbers of matrices, the values the number of the matrix before and attributions
+    [chosen, C]. An attribution is the derivative of a component's activation times its gate, summed
+    over the text, by the mask of the earlier component at a position, where all masks are 1:
+    absolute values, as a mean over positions. Toy models have examples in place of positions.
+    """
+    activations: dict[int, Tensor] = {}
+    masks: dict[int, Tensor] = {}
+
+    def watching(number: int, given: Tensor) -> Tensor:
+        activations[number] = model.activations(number, given)
+        masks[number] = torch.ones_like(activations[number]).detach().requires_grad_()
+        rest = masks[number].new_ones(1)  # with it, the net computes what the target does
+        return model.multiply(number, given, Mask(masks[number], rest))
+
+    made: dict[int, tuple[int, Tensor]] = {}
     with torch.enable_grad():
-        model.run_with(
-            x, {first: partial(model.multiply, first, mask=Mask(masks_NC)), number: watching}
+        numbers = range(len(model.names))
+        model.run_with(x, {number: partial(watching, number) for number in numbers}, documents)
+        for number in numbers:
+            before = _last_that_reaches(activations[number], masks, number)
+            if before is None or not chosen[number]:
+                continue
+            gated = activations[number] * gates[..., model.columns(number)]
+            slopes = [
+                torch.autograd.grad(gated[..., c].sum(), masks[before], retain_graph=True)[0]
+                for c in chosen[number]
+            ]
+            made[number] = before, torch.stack(slopes).abs().flatten(1, -2).mean(1)
+    return made
+
+
+def _last_that_reaches(activations: Tensor, masks: Mapping[int, Tensor], number: int) -> int | None:
+    """Returns the last matrix before this one whose masks its activations depend on. Queries, keys
+    and values, for example, do not depend on each other.
+    """
+    for before in reversed(range(number)):
+        (slope,) = torch.autograd.grad(
+            activations.sum(), masks[before], retain_graph=True, allow_unused=True
         )
-        rows = [
-            torch.autograd.grad(seen[0][:, c].sum(), masks_NC, retain_graph=True)[0].abs().mean(0)
-            for c in chosen
-        ]
-    return torch.stack(rows).detach().cpu()
+        if slope is not None:
+            return before
+    return None

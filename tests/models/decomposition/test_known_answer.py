@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.testing import assert_close
 
 from models.decomposition import page, pictures
 from models.decomposition.anatomy import TOP, _measured, _merged
+from models.decomposition.components import Mask
 from models.decomposition.gates_scene import components_scene, gates_scene, live_scene
 from models.decomposition.known_answer import (
     dense_error,
@@ -149,8 +151,49 @@ def test_attributions_are_products_of_factors(tms_target: Path, tmp_path: Path) 
     objective, _, _ = objective_on(tms_target, tmp_path)
     model, x = objective.model, torch.rand(7, 5, dtype=torch.float64)
     (V1, U1), (V2, _) = model.factors(0), model.factors(1)
-    expected = (x @ V1).abs().mean(0) * (U1 @ V2).t().abs()  # nothing but a product lies between
-    assert_close(attributions(model, 1, x, [2, 0]), expected.detach()[[2, 0]])
+    gates = torch.rand(7, 12, dtype=torch.float64)
+    # nothing but a product lies between; a row for each component of the second matrix
+    expected = (gates[:, 6:].t() @ (x @ V1).abs() / 7) * (U1 @ V2).t().abs()
+    ((number, (before, found)),) = attributions(model, x, gates, [[1], [2, 0]]).items()
+    assert (number, before) == (1, 0)
+    assert_close(found, expected.detach()[[2, 0]])
+
+
+def test_attributions_of_a_language_model_are_derivatives(gpt_target: Path, tmp_path: Path) -> None:
+    modules = r"arch.modules=['layers\..*\.(q_proj|k_proj|v_proj|o_proj|up_proj|down_proj)']"
+    objective, batch, _ = objective_on(gpt_target, tmp_path, modules)
+    model, x = objective.model, batch["inputs"][:1, :5]
+    gates = torch.rand(1, 5, model.total, dtype=torch.float64)
+    each = [[1, 3]] * len(model.names)
+    found = attributions(model, x, gates, each)
+    befores = {model.names[number]: model.names[before] for number, (before, _) in found.items()}
+    own = {name.rpartition(".")[2]: before for name, before in befores.items() if "1." in name}
+    assert own["v_proj"] == own["k_proj"] == own["q_proj"] == "layers.0.mlp.down_proj"
+    assert own["o_proj"].endswith("1.self_attn.v_proj"), own
+    number = model.names.index("layers.1.self_attn.o_proj")
+    before, sizes = found[number]
+
+    def gated(change: float, place: int, c: int) -> torch.Tensor:
+        """The activations times gates of the chosen components, with a mask changed at a place."""
+        seen = []
+        mask = torch.ones(1, 5, model.counts[before], dtype=torch.float64)
+        mask[0, place, c] += change
+        rest = torch.ones(1, dtype=torch.float64)
+
+        def watching(given: torch.Tensor) -> torch.Tensor:
+            own = model.activations(number, given) * gates[..., model.columns(number)]
+            seen.append(own[..., each[number]].sum((0, 1)))
+            return model.original(number, given)
+
+        multiply = partial(model.multiply, before, mask=Mask(mask, rest))
+        model.run_with(x, {before: multiply, number: watching})
+        return seen[0]
+
+    with torch.no_grad():
+        for c in (0, 4):
+            slopes = [(gated(1e-4, at, c) - gated(-1e-4, at, c)) / 2e-4 for at in range(5)]
+            assert_close(sizes[:, c], torch.stack(slopes).abs().mean(0), atol=1e-7, rtol=1e-5)
+    assert (sizes > 0).any()
 
 
 def test_a_language_models_page_fits_into_its_size(
@@ -160,6 +203,13 @@ def test_a_language_models_page_fits_into_its_size(
     report = anatomy_on(objective, batch)
     data = on_page(report)
     assert [matrix["name"] for matrix in data["matrices"]] == objective.model.names
+    assert ["attributions" in matrix for matrix in data["matrices"]] == [False] + [True] * 7
+    shown = data["matrices"][1]["attributions"]
+    assert max(map(max, shown["values"])) == 1
+    assert [len(shown["values"]), len(shown["values"][0])] == [
+        len(shown["rows"]),
+        len(shown["columns"]),
+    ]
     components = [each for matrix in data["matrices"] for each in matrix["components"]]
     for context in components[0]["contexts"]:
         assert context["gate"] == pytest.approx(context["gates"][context["at"]] / 100, abs=0.006)
