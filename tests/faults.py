@@ -172,7 +172,7 @@ def go_wrong(what: str, delay: float) -> None:
         os.kill(os.getppid(), signal.Signals[what.removeprefix("launcher:")])
         deadline = time.monotonic() + 7
         # training would be over before the launcher has done its part
-        while not signals.asked() and time.monotonic() < deadline:
+        while not signals.stop_signal() and time.monotonic() < deadline:
             time.sleep(0.05)
     else:
         for name in what.split("+"):

@@ -169,7 +169,7 @@ def attend(
     return [_completed(number, rank) for number, rank in enumerate(ranks)]
 
 
-def succeeded(ranks: Sequence[Completed]) -> Sequence[Completed]:
+def check_ended_well(ranks: Sequence[Completed]) -> Sequence[Completed]:
     """The same, after asserting that every rank ended well; the message shows what each one
     said.
     """

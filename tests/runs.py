@@ -23,9 +23,9 @@ from tests.ranks import (
     LAUNCHER_PREFIXES,
     ROOT,
     Completed,
+    check_ended_well,
     free_port,
     run_ranks,
-    succeeded,
 )
 from utils.checkpoint import reader
 from utils.command import config, keys
@@ -125,7 +125,7 @@ BOUND_S = 8 + 5  # timeout_s, and what it takes to say so
 QUIET = ["wandb.mode=disabled", "log_interval=1", "timeout_s=60", "report=false"]
 
 
-def resolved(*overrides: str, job: list[str] | None = None, ranks: int = 1) -> DictConfig:
+def config_of(*overrides: str, job: list[str] | None = None, ranks: int = 1) -> DictConfig:
     with initialize_config_dir(str(keys.CONF), version_base="1.3"):
         raw = compose("pretrain", prepare(overrides), return_hydra_config=True)
     return config.resolve(raw, raw.hydra.runtime.choices, Launch(world_size=ranks), job)
@@ -153,7 +153,7 @@ class Result:
 
 def train(directory: Path, *arguments: str, ranks: int = 1, timeout: float = 120) -> Result:
     """A run on so many ranks, started with the plain environment variables."""
-    done = succeeded(
+    done = check_ended_well(
         run_ranks(
             ranks, ["pretrain.py", *QUIET, f"checkpoint_path={directory}", *arguments], timeout
         )

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pretrain
 from data.stream import ShardStream, train_loader
-from tests.runs import QUIET, resolved
+from tests.runs import QUIET, config_of
 from utils.checkpoint.resume import Start
 from utils.ranks.distributed import Dist
 from utils.ranks.notices import NONE
@@ -16,7 +16,7 @@ from utils.rundir.directory import RunDirectory
 
 
 def trainer_on(dist: Dist, folder: Path, *arguments: str) -> pretrain.Trainer:
-    cfg = resolved(*arguments, *QUIET, f"checkpoint_path={folder}")
+    cfg = config_of(*arguments, *QUIET, f"checkpoint_path={folder}")
     run = RunDirectory(folder, dist)
     trainer = pretrain.build_trainer(pretrain.build_problem(cfg, dist, run, Start()))
     trainer.checkpointer = SimpleNamespace(notices=lambda: NONE)  # type: ignore[assignment]

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tests.data.recursive.arc_helpers import built, write_folder
 from tests.ranks import ROOT
-from tests.runs import QUIET, resolved, torchrun, train
+from tests.runs import QUIET, config_of, torchrun, train
 from utils.command import values
 from utils.errors import ConfigError
 
@@ -44,7 +44,7 @@ LINES = {
 
 
 def test_defaults_are_hrms_recipe() -> None:
-    cfg = resolved()
+    cfg = config_of()
     recipe = {
         "global_batch_size": 768,
         "lr": 1e-4,
@@ -62,29 +62,29 @@ def test_defaults_are_hrms_recipe() -> None:
 
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES)
 def test_published_launch_lines_are_understood(line: str) -> None:
-    cfg = resolved(*line.replace("$D", "data/x").split())
+    cfg = config_of(*line.replace("$D", "data/x").split())
     assert "data/x" in (cfg.data_path, *(cfg.data.data_paths or []))
 
 
 def test_the_name_follows_from_what_makes_the_run() -> None:
     assert (
-        resolved().run_name
-        == resolved("log_interval=3", "num_workers=0", "wandb.mode=offline", "device=cpu").run_name
+        config_of().run_name
+        == config_of("log_interval=3", "num_workers=0", "wandb.mode=offline", "device=cpu").run_name
     )
-    assert resolved().run_name != resolved("seed=1").run_name
-    assert resolved().run_name != resolved("arch.L_cycles=3").run_name
-    assert resolved().run_name == resolved("sync.bucket_mb=3", "on_nonfinite=skip").run_name, (
+    assert config_of().run_name != config_of("seed=1").run_name
+    assert config_of().run_name != config_of("arch.L_cycles=3").run_name
+    assert config_of().run_name == config_of("sync.bucket_mb=3", "on_nonfinite=skip").run_name, (
         "how a run is computed is not the run"
     )
-    assert resolved().run_name != resolved("exact=true").run_name
-    assert resolved().run_name.startswith("hrm-")
-    assert resolved("+run_name=mine").checkpoint_path == "runs/puzzles/mine"
-    assert resolved("data_path=data/sudoku-x").project_name == "sudoku-x"
+    assert config_of().run_name != config_of("exact=true").run_name
+    assert config_of().run_name.startswith("hrm-")
+    assert config_of("+run_name=mine").checkpoint_path == "runs/puzzles/mine"
+    assert config_of("data_path=data/sudoku-x").project_name == "sudoku-x"
 
 
 def job(*overrides: str) -> str:
     """The name of a job of a sweep over these."""
-    return resolved(*overrides, job=list(overrides)).run_name
+    return config_of(*overrides, job=list(overrides)).run_name
 
 
 def test_jobs_of_a_sweep_have_readable_names_of_their_own() -> None:
@@ -93,9 +93,9 @@ def test_jobs_of_a_sweep_have_readable_names_of_their_own() -> None:
     assert job("seed=2", "run_name=a", "arch=trm") == "a-arch=trm,seed=2"
     assert job("run_name=a", "experiment=demo") != job("run_name=a", "experiment=digits")
     assert (
-        resolved("run_name=a", "seed=1", job=["seed=1"]).checkpoint_path == "runs/puzzles/a-seed=1"
+        config_of("run_name=a", "seed=1", job=["seed=1"]).checkpoint_path == "runs/puzzles/a-seed=1"
     )
-    assert resolved("seed=2", job=["seed=2"]).run_name == resolved("seed=2").run_name, (
+    assert config_of("seed=2", job=["seed=2"]).run_name == config_of("seed=2").run_name, (
         "a derived name tells jobs apart already"
     )
 
@@ -148,13 +148,13 @@ def test_a_long_name_begins_with_what_is_swept(
     ("path", "name"), [(".", None), ("..", None), ("/", "puzzles"), ("a/b/", "b"), ("a/..", None)]
 )
 def test_the_project_has_the_name_of_the_data(path: str, name: str | None) -> None:
-    assert resolved(f"data_path={path}").project_name == (name or Path(path).resolve().name)
+    assert config_of(f"data_path={path}").project_name == (name or Path(path).resolve().name)
 
 
 def test_what_stands_for_a_right_value_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATA", "data/x")
     monkeypatch.setenv("RATE", "1e-3")
-    cfg = resolved(
+    cfg = config_of(
         "data_path=${oc.env:DATA}",
         "lr='${oc.decode:${oc.env:RATE}}'",
         "epochs=${eval_interval}",
@@ -168,18 +168,18 @@ def test_what_stands_for_a_right_value_is_right(monkeypatch: pytest.MonkeyPatch)
         "x-0",
     )
     assert cfg.optim.dense[0].optimizer.lr == 1e-3
-    assert resolved("experiment=null") == resolved("+experiment=") == resolved()
+    assert config_of("experiment=null") == config_of("+experiment=") == config_of()
 
 
 def test_a_length_in_steps_needs_no_epochs() -> None:
-    cfg = resolved("epochs=null", "max_steps=12")
+    cfg = config_of("epochs=null", "max_steps=12")
     assert cfg.epochs is None
     with pytest.raises(ConfigError, match=r"^epochs=null: .*give epochs or max_steps"):
-        resolved("epochs=null")
+        config_of("epochs=null")
 
 
 def test_numbers_may_be_written_either_way() -> None:
-    cfg = resolved("epochs=1e4", "lr=1", "run_name=7", "eval_interval=null")
+    cfg = config_of("epochs=1e4", "lr=1", "run_name=7", "eval_interval=null")
     assert (cfg.epochs, cfg.lr, cfg.run_name, cfg.eval_interval) == (10000, 1.0, "7", None)
     assert isinstance(cfg.epochs, int)
     assert isinstance(cfg.lr, float)
@@ -187,27 +187,27 @@ def test_numbers_may_be_written_either_way() -> None:
 
 @pytest.mark.parametrize("micro", [96, 192, 768])
 def test_exact_takes_any_limit_that_a_shard_is_within(micro: int) -> None:
-    assert resolved("exact=true", f"micro_batch_size={micro}").micro_batch_size == micro
+    assert config_of("exact=true", f"micro_batch_size={micro}").micro_batch_size == micro
 
 
 def test_more_ranks_than_shards_is_refused() -> None:
-    assert resolved(ranks=8)
+    assert config_of(ranks=8)
     with pytest.raises(ConfigError, match="shards=8 is less than the 9 ranks"):
-        resolved(ranks=9)
+        config_of(ranks=9)
 
 
 def test_every_default_has_the_type_it_demands() -> None:
     """Writing the defaults on the command line changes nothing: the check and the defaults
     agree.
     """
-    base = resolved("project_name=p", "run_name=r")
+    base = config_of("project_name=p", "run_name=r")
     plain = {
         str(key): value
         for key, value in base.items()
         if isinstance(value, int | float | str) and key != "resume"
     }
     assert len(plain) >= 30
-    again = resolved(
+    again = config_of(
         *(
             f"{key}={str(value).lower() if isinstance(value, bool) else value}"
             for key, value in plain.items()
@@ -238,7 +238,7 @@ SMALL = {  # for every recipe that has the key
 )
 def test_every_experiment_runs_two_steps(name: str, tmp_path: Path) -> None:
     recipe = (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text()
-    cfg = resolved(f"experiment={name}")
+    cfg = config_of(f"experiment={name}")
     shrunk = [f"{key}={value}" for key, value in SMALL.items() if in_config(key, cfg)]
     shrunk.append(f"global_batch_size={cfg.shards}")
     if target := cfg.arch.get("target"):

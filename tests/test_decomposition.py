@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.ranks import ROOT, run_ranks, succeeded, until
+from tests.ranks import ROOT, check_ended_well, run_ranks, until
 from tests.runs import (
     FLOAT32,
     QUIET,
@@ -199,7 +199,7 @@ def test_an_interrupted_target_goes_on_and_is_not_made_again(tmp_path: Path) -> 
     assert process.returncode == STOPPED, out + err
     assert "the same command goes on from there" in err
     assert not (tmp_path / "run" / "checkpoints").exists()
-    succeeded(run_ranks(2, command, 120))
+    check_ended_well(run_ranks(2, command, 120))
     assert "continued at step" in (tmp_path / "target" / "log.txt").read_text()
     before = latest.parent.parent.joinpath("metrics.jsonl").stat()
     whole = train(tmp_path / "whole", *arguments)
@@ -252,7 +252,7 @@ def test_evaluations_and_sweeps_of_decompositions(tms_target: Path, tmp_path: Pa
         f"checkpoint={runs[0]}",
         f"checkpoint_path={tmp_path}/evaluation",
     ]
-    succeeded(run_ranks(2, ["pretrain.py", *again], 120))
+    check_ended_well(run_ranks(2, ["pretrain.py", *again], 120))
     tables = [
         next(folder.glob("evaluations/step_23/features/components.tsv")).read_text()
         for folder in (runs[0], tmp_path / "evaluation")

@@ -13,7 +13,7 @@ import pytest
 from tests.data.digits.test_images import write_idx
 from tests.data.recursive.arc_helpers import write_folder
 from tests.documented import Command, commands, fenced, files
-from tests.ranks import ROOT, run_line, run_ranks, succeeded
+from tests.ranks import ROOT, check_ended_well, run_line, run_ranks
 from tests.runs import LAUNCHER_PREFIXES
 
 SMALL_GPT = [
@@ -130,7 +130,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_idx(folder / "FOLDER_WITH_IDX_FILES", compressed=False)
     for experiment in ("demo", "lm"):
         first = Command("", (), ("python", "pretrain.py", f"experiment={experiment}"))
-        succeeded(run_line(small(first), folder, limit_s=200))
+        check_ended_well(run_line(small(first), folder, limit_s=200))
     return folder
 
 
@@ -153,9 +153,9 @@ def test_documented_commands_train(command: Command, clone: Path) -> None:
     ranks = re.search(r"--nproc-per-node (\d+)", str(command))
     if ranks:
         arguments = ["pretrain.py", *small(command)]
-        succeeded(run_ranks(min(int(ranks[1]), 4), arguments, 300, cwd=clone))
+        check_ended_well(run_ranks(min(int(ranks[1]), 4), arguments, 300, cwd=clone))
     else:
-        succeeded(run_line(small(command), clone, limit_s=300))
+        check_ended_well(run_line(small(command), clone, limit_s=300))
 
 
 @pytest.mark.slow

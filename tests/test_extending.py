@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests import ranks
-from tests.ranks import LAUNCHER_PREFIXES, ROOT, run_ranks, succeeded
+from tests.ranks import LAUNCHER_PREFIXES, ROOT, check_ended_well, run_ranks
 from tests.runs import QUIET, TINY_GPT, Result, train
 
 DATA = '''
@@ -174,7 +174,9 @@ def test_one_file_and_one_yaml_each_train_on_two_ranks(
     results = {}
     for number in (1, 2):
         arguments = ["experiment=parity", *QUIET, f"checkpoint_path={tmp_path}/{number}"]
-        succeeded(run_ranks(number, [str(extended / "pretrain.py"), *arguments], cwd=tmp_path))
+        check_ended_well(
+            run_ranks(number, [str(extended / "pretrain.py"), *arguments], cwd=tmp_path)
+        )
         results[number] = Result(tmp_path / str(number))
     assert len(results[2].series("train/loss")) == 2
     assert results[2].series("eval/accuracy") == results[1].series("eval/accuracy")
@@ -207,7 +209,9 @@ def test_the_examples_of_a_guide_train_on_two_ranks(
     for number in (1, 2):
         arguments = [*GUIDES[guide], *QUIET, f"checkpoint_path={tmp_path}/{number}"]
         arguments += ["arch.forward_dtype=float64", "num_workers=0"]
-        succeeded(run_ranks(number, [str(extended / "pretrain.py"), *arguments], cwd=tmp_path))
+        check_ended_well(
+            run_ranks(number, [str(extended / "pretrain.py"), *arguments], cwd=tmp_path)
+        )
         losses[number] = Result(tmp_path / str(number)).series("train/loss")
     assert len(losses[1]) == 2
     assert losses[2] == pytest.approx(losses[1], abs=1e-6)

@@ -23,11 +23,11 @@ from tests.runs import (
     STOPPED,
     TROUBLED,
     Result,
+    config_of,
     digest,
     faulty,
     goes_on,
     learned,
-    resolved,
 )
 from utils.checkpoint.policy import Checkpointer
 from utils.errors import RunError
@@ -68,7 +68,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Train]:
         ended = ""
         try:
             pretrain.pretrain(
-                resolved(*ARGUMENTS, *arguments, f"checkpoint_path={tmp_path / name}")
+                config_of(*ARGUMENTS, *arguments, f"checkpoint_path={tmp_path / name}")
             )
         except RunError as error:
             ended = str(error)

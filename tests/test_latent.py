@@ -19,7 +19,7 @@ from data.latent.qa_text import QAText
 from data.source import RunSettings
 from data.tokenizer import FromFile
 from tests.documented import commands
-from tests.ranks import ROOT, run_line, run_ranks, succeeded
+from tests.ranks import ROOT, check_ended_well, run_line, run_ranks
 from tests.runs import (
     FLOAT32,
     QUIET,
@@ -194,7 +194,7 @@ def test_a_published_folder_and_a_file_of_ones_own_give_the_table(tmp_path: Path
                 check=True,
                 timeout=60,
             )
-        done = succeeded(run_line([*line[1:], *short], tmp_path, limit_s=250))
+        done = check_ended_well(run_line([*line[1:], *short], tmp_path, limit_s=250))
     assert {file.name for file in (tmp_path / "llama-reader").iterdir()} >= {
         "config.json",
         "model.safetensors",

@@ -9,7 +9,7 @@ import torch
 
 import pretrain
 from models.digits.classify import ClassifyObjective
-from tests.runs import Result, resolved
+from tests.runs import Result, config_of
 
 TOKENS = 784
 
@@ -37,7 +37,7 @@ def test_examples_are_examples_whatever_a_loss_is_divided_by(
         "max_steps=2",
     ]
     pretrain.pretrain(
-        resolved(
+        config_of(
             *small,
             "num_workers=0",
             "log_interval=1",

@@ -16,8 +16,8 @@ from data.source import RunSettings
 from models import by_hand
 from optim.groups import build_dense
 from optim.optimizer_state import OptimizerState
-from tests.ranks import run_ranks, succeeded
-from tests.runs import QUIET, TINY_CNN, TINY_GPT, TINY_PREFIX, TINY_TRM, resolved
+from tests.ranks import check_ended_well, run_ranks
+from tests.runs import QUIET, TINY_CNN, TINY_GPT, TINY_PREFIX, TINY_TRM, config_of
 from tests.steps import steps_of, trainer_on
 from utils.command.instantiate import make
 from utils.measure import capacity
@@ -76,7 +76,7 @@ def test_what_is_counted_without_numbers_is_what_a_pass_takes(
 ) -> None:
     # a plan is for GPUs, and what is written by hand for a CPU keeps fewer tensors
     monkeypatch.setattr(by_hand, "applies", lambda x: False)
-    cfg = resolved(*planned, FLOAT32, f"checkpoint_path={tmp_path}")
+    cfg = config_of(*planned, FLOAT32, f"checkpoint_path={tmp_path}")
     source = make(cfg.data, "data", RunSettings.of(cfg))
 
     def counted(device: torch.device, step: bool) -> capacity.Needs:
@@ -125,7 +125,7 @@ def test_a_planned_run_is_the_run_of_that_micro_batch_size(
 @pytest.mark.slow
 def test_plan_show_says_it_once_and_leaves_nothing(tmp_path: Path) -> None:
     line = ["pretrain.py", *QUIET, *TINY_CNN, "plan=show", f"checkpoint_path={tmp_path}/run"]
-    done = succeeded(run_ranks(2, line, 60))
+    done = check_ended_well(run_ranks(2, line, 60))
     said = done[0].stdout.splitlines()
     assert said[0].startswith("plan: on ")
     assert "2 × host" in said[0]
@@ -145,7 +145,7 @@ def test_cards_that_are_elsewhere(
         "torchrun --nproc-per-node 8" if cards == "8x80" else "torchrun --nproc-per-node 3"
     ) in said
     assert "attention" in said
-    assert resolved(*TINY_TRM).plan is False
+    assert config_of(*TINY_TRM).plan is False
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.ranks import run_ranks, succeeded
+from tests.ranks import check_ended_well, run_ranks
 from tests.runs import (
     EXACT,
     FLOAT32,
@@ -179,7 +179,7 @@ def test_the_cnn_with_dropout_goes_on_to_the_same_bits(tmp_path: Path) -> None:
 def test_all_ranks_get_the_same_start(tmp_path: Path) -> None:
     """Rank 0 alone looks at the disk; the others hear of it."""
     stopped(tmp_path / "run", *INTERRUPTED, ranks=2)
-    done = succeeded(
+    done = check_ended_well(
         run_ranks(2, ["pretrain.py", *QUIET, f"checkpoint_path={tmp_path}/run", *INTERRUPTED])
     )
     assert "continued at step 10" in done[0].stdout + (tmp_path / "run" / "log.txt").read_text()

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import pretrain
-from tests.ranks import run_ranks, succeeded
-from tests.runs import QUIET, Result, digest, resolved, status, train
+from tests.ranks import check_ended_well, run_ranks
+from tests.runs import QUIET, Result, config_of, digest, status, train
 from utils.errors import ConfigError, RunError
 from utils.measure import hardware
 from utils.ranks import distributed
@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def do(*arguments: str) -> None:
-    pretrain.pretrain(resolved(*SMALL, *arguments))
+    pretrain.pretrain(config_of(*SMALL, *arguments))
 
 
 @contextmanager
@@ -112,8 +112,8 @@ def test_an_evaluation_is_named_after_its_run() -> None:
     evaluates = ["eval_only=true", "checkpoint=somewhere"]
     for name, job in (([], None), (["run_name=x"], ["seed=3"])):
         assert (
-            resolved(*SMALL, *name, *evaluates, job=job).run_name
-            == resolved(*SMALL, *name, job=job).run_name + "-evaluation"
+            config_of(*SMALL, *name, *evaluates, job=job).run_name
+            == config_of(*SMALL, *name, job=job).run_name + "-evaluation"
         )
 
 
@@ -127,7 +127,7 @@ def test_all_ranks_of_an_evaluation_write_into_one_directory(tmp_path: Path) -> 
         "eval_only=true",
         "eval_save_outputs=[answer]",
     ]
-    succeeded(
+    check_ended_well(
         run_ranks(
             2,
             [

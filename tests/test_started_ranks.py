@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.ranks import run_ranks, succeeded
+from tests.ranks import check_ended_well, run_ranks
 
 
 def test_a_failed_rank_is_reported_and_the_others_are_killed(monkeypatch):
@@ -22,7 +22,7 @@ def test_a_failed_rank_is_reported_and_the_others_are_killed(monkeypatch):
     assert waiting.returncode < 0
     assert "after another rank had failed" in waiting.stderr
     with pytest.raises(AssertionError, match="rank 1 ended with 3"):
-        succeeded([waiting, failed])
+        check_ended_well([waiting, failed])
 
 
 def test_a_time_limit_ends_hung_ranks():

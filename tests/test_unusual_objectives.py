@@ -18,9 +18,9 @@ import pretrain
 from data.digits.images import ImageSource
 from data.source import RunSettings
 from optim.replicas import sha256
-from tests.ranks import Completed, run_module, succeeded
+from tests.ranks import Completed, check_ended_well, run_module
 from tests.ranks_unusual_objectives import HIDDEN, KINDS, LogOfSum, Net
-from tests.runs import QUIET, Result, digest, resolved
+from tests.runs import QUIET, Result, config_of, digest
 from utils.checkpoint.registry import Registry
 from utils.command.instantiate import make
 
@@ -54,7 +54,9 @@ def run(
 
 
 def trained(what: str, directory: Path, *arguments: str, ranks: int) -> Result:
-    return Result(directory, succeeded(run(what, directory, *arguments, ranks=ranks))[0].stdout)
+    return Result(
+        directory, check_ended_well(run(what, directory, *arguments, ranks=ranks))[0].stdout
+    )
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def alone(
         net, objective, _ = KINDS[what]
         monkeypatch.setattr("models.digits.cnn.CNN", net)
         monkeypatch.setattr("models.digits.classify.ClassifyObjective", objective)
-        pretrain.pretrain(resolved(*DIGITS, *QUIET, f"checkpoint_path={directory}", *arguments))
+        pretrain.pretrain(config_of(*DIGITS, *QUIET, f"checkpoint_path={directory}", *arguments))
         return Result(directory, capfd.readouterr().out)
 
     yield train
@@ -88,7 +90,7 @@ def reference() -> tuple[list[float], dict[str, Tensor]]:
     """Losses and final weights of log(1 + Σ over the batch), all of it at once by autograd
     alone.
     """
-    config = resolved(*DIGITS)
+    config = config_of(*DIGITS)
     source = make(config.data, "data", RunSettings.of(config))
     torch.manual_seed(config.seed)
     objective = LogOfSum(Net(source.spec)).double()
@@ -161,7 +163,7 @@ def test_prepare_comes_once_before_the_first_step(alone, tmp_path: Path) -> None
     """
     still = ["ema=true", "ema_rate=0.5", "lr=0"]
     one = alone("prepared", tmp_path / "one", *still)
-    two = succeeded(run("prepared", tmp_path / "two", *still, ranks=2))
+    two = check_ended_well(run("prepared", tmp_path / "two", *still, ranks=2))
     assert [text.count("PREPARED") for text in (one.stdout, *(rank.stdout for rank in two))] == [
         1,
         1,
@@ -196,7 +198,7 @@ def test_a_frozen_half_stays_its_file_and_travels_nowhere(
     content = frozen_file(tmp_path / "half.safetensors", 0)
     monkeypatch.setenv("FROZEN", str(tmp_path / "half.safetensors"))
     one = alone("half-frozen", tmp_path / "one", FLOAT32, "ema=true")
-    done = succeeded(run("half-frozen", tmp_path / "two", FLOAT32, "ema=true", ranks=2))
+    done = check_ended_well(run("half-frozen", tmp_path / "two", FLOAT32, "ema=true", ranks=2))
     for text in (one.stdout, *(rank.stdout for rank in done)):
         holds, *_ = said("HOLDS", text)
         known = json.loads(holds)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from data.recursive.maze import leads
 from data.source import Batch
-from utils.measure.metrics import shown
+from utils.measure.metrics import format_metrics
 from utils.measure.report import Prediction, Report
 
 
@@ -39,4 +39,4 @@ class MazePaths:
         if not rows:
             return Report()
         metrics = {"path_valid": float(rows["valid"].double().mean())}
-        return Report(metrics, line=shown(metrics))
+        return Report(metrics, line=format_metrics(metrics))

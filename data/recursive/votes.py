@@ -17,7 +17,7 @@ from data.recursive.maze import square_symmetries
 from data.recursive.sudoku_sets import cell_permutations, digit_permutations
 from data.source import IGNORE, Arrays, Batch, EvalSet
 from utils.errors import ConfigError
-from utils.measure.metrics import shown
+from utils.measure.metrics import format_metrics
 from utils.measure.report import Prediction, Report
 
 TOGETHER = 1 << 9  # examples counted at once
@@ -143,7 +143,7 @@ class Votes:
         if not among:
             return Report()
         metrics = dict(zip(self.scalars, (solved / among).tolist(), strict=True))
-        return Report(metrics, line=shown(metrics))
+        return Report(metrics, line=format_metrics(metrics))
 
 
 def elect(answers_EKL: np.ndarray, sure_EK: np.ndarray) -> np.ndarray:

@@ -153,7 +153,9 @@ class Decompose(Objective):
         parameters = list(self.model.parts.parameters())
         optimizer = torch.optim.AdamW(parameters, lr=self.warmup_lr, weight_decay=0.0, foreach=True)
         for step in range(self.warmup_steps):
-            if step % LISTENING == 0 and (signum := signals.chosen(dist.sums(signals.flags()))):
+            if step % LISTENING == 0 and (
+                signum := signals.agreed_signal(dist.sums(signals.flags()))
+            ):
                 raise Stopped(
                     signum,
                     f"{signal.Signals(signum).name} in the warm-up, which begins again with the"

@@ -39,7 +39,7 @@ from optim.sync.allreduce import Reducer
 from optim.sync.common import Common
 from optim.sync.ddp import DDP
 from optim.sync.fsdp import FSDP
-from tests.ranks import ROOT, run_ranks, succeeded
+from tests.ranks import ROOT, check_ended_well, run_ranks
 from utils.measure.hardware import peak_memory
 from utils.noise import Noise
 from utils.ranks import distributed
@@ -211,7 +211,7 @@ def table_of_steps() -> None:
     runs_of: dict[str, list[tuple[float, float]]] = {way: [] for way in SYNCS}
     for _ in range(2):
         for way, runs in runs_of.items():
-            ranks = succeeded(
+            ranks = check_ended_well(
                 run_ranks(
                     RANKS,
                     ["-m", "tests.bench.bench_allreduce"],
@@ -293,7 +293,7 @@ def main() -> None:
         one_rank()
     else:
         print(
-            succeeded(run_ranks(RANKS, ["-m", "tests.bench.bench_allreduce"], timeout=600))[
+            check_ended_well(run_ranks(RANKS, ["-m", "tests.bench.bench_allreduce"], timeout=600))[
                 0
             ].stdout,
             end="",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from tests.ranks import ROOT, free_port, run_as, succeeded
+from tests.ranks import ROOT, check_ended_well, free_port, run_as
 from utils.checkpoint.writer import Writer
 from utils.ranks.distributed import Dist
 
@@ -113,7 +113,7 @@ def rows(ranks: int, role: str, folder: Path, checkout: Path, width: int) -> lis
     common |= {"WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(checkout)}
     envs = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
     arguments = ["-W", "ignore", str(script), role, str(folder), str(width)]
-    done = succeeded(run_as(envs, arguments, timeout=900, cwd=checkout))
+    done = check_ended_well(run_as(envs, arguments, timeout=900, cwd=checkout))
     (line,) = [line for line in done[0].stdout.splitlines() if line.startswith("ROW ")]
     return json.loads(line.removeprefix("ROW "))
 

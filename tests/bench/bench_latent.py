@@ -22,7 +22,7 @@ import pretrain
 from data.stream import to_tensors
 from models.objective import Context
 from optim.groups import build_dense
-from tests.ranks import run_ranks, succeeded
+from tests.ranks import check_ended_well, run_ranks
 from tests.steps import steps_of, trainer_on
 from utils.measure import hardware
 from utils.noise import Noise
@@ -112,7 +112,7 @@ def main() -> None:
         ranks = run_ranks(
             2, ["-m", "tests.bench.bench_latent", "--rank", scratch, *sys.argv[1:]], timeout=550
         )
-        print(succeeded(ranks)[0].stdout, end="")
+        print(check_ended_well(ranks)[0].stdout, end="")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ import torch
 import pretrain
 from optim.sync.buckets import Bucket
 from tests.bench.ring import Links, Timeline
-from tests.ranks import run_ranks, succeeded
+from tests.ranks import check_ended_well, run_ranks
 from tests.steps import steps_of, trainer_on
 from utils.measure import hardware
 from utils.ranks import distributed
@@ -187,7 +187,7 @@ def measured(net: str, ranks: int, asked: argparse.Namespace) -> dict[str, Any]:
     """In processes of their own."""
     env = {ASKED: f"{net} {asked.rounds} {asked.larger}"}
     return json.loads(
-        succeeded(run_ranks(ranks, ["-m", "tests.bench.bench_scaling"], 580, env))[
+        check_ended_well(run_ranks(ranks, ["-m", "tests.bench.bench_scaling"], 580, env))[
             0
         ].stdout.splitlines()[-1]
     )

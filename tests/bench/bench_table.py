@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.data.recursive.helpers import ragged_groups, write_dataset
-from tests.ranks import run_ranks, succeeded
+from tests.ranks import check_ended_well, run_ranks
 from tests.steps import steps_of, trainer_on
 from utils.ranks import distributed
 
@@ -48,14 +48,14 @@ def main() -> None:
         return
     with TemporaryDirectory() as scratch:
         write_dataset(Path(scratch), ragged_groups(1000), num_puzzle_identifiers=ROWS)
-        ranks = succeeded(
+        ranks = check_ended_well(
             run_ranks(2, ["-m", "tests.bench.bench_table", scratch, *KINDS], timeout=500)
         )
         print(ranks[0].stdout, end="")
         print(f"{'':>12}{'ranks':>8}{'MiB of a rank':>16}")
         for kind in KINDS:
             for count in (1, 2, 4):
-                done = succeeded(
+                done = check_ended_well(
                     run_ranks(
                         count,
                         ["-m", "tests.bench.bench_table", scratch, kind],

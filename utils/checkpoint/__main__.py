@@ -24,14 +24,14 @@ def main(arguments: list[str]) -> int:
 
     def work() -> str:
         nonlocal differs
-        answer = asked(arguments)
+        answer = answer_to(arguments)
         differs = arguments[0] == "diff" and not answer.startswith(looking.SAME)
         return answer
 
     return exit_status(work, (ValueError, OSError)) or int(differs)
 
 
-def asked(arguments: list[str]) -> str:
+def answer_to(arguments: list[str]) -> str:
     """Does what the command line asks for; returns what to print."""
     match arguments:
         case ["digest", path]:

@@ -58,8 +58,8 @@ def damage(
     return ""
 
 
-def stated(folder: Path) -> dict[str, str]:
-    """The sha256 of every file that the manifest names; empty where there is none."""
+def recorded_sha256(folder: Path) -> dict[str, str]:
+    """Returns the sha256 of every file that the manifest names; empty if there is no manifest."""
     if not (folder / MANIFEST).exists():
         return {}
     return {name: str(entry["sha256"]) for name, entry in _read(folder).items()}

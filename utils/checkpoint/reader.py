@@ -261,7 +261,7 @@ def _open(
                 group: _plain(contents.find_group(folder, group), path, folder) for group in groups
             }
             states = _shards_in(folder, path, shards)
-            return read(Opened(folder, tensors, states, meta, manifest.stated(folder)))
+            return read(Opened(folder, tensors, states, meta, manifest.recorded_sha256(folder)))
 
     if not is_weights(path):
         return reading(path, read_folder)

@@ -17,7 +17,7 @@ from utils.checkpoint import manifest, reader
 from utils.checkpoint.meta import config_of
 from utils.checkpoint.registry import Origin, Registry
 from utils.checkpoint.stepfolders import folder_or_aside, steps_in
-from utils.command.keys import MAY_CHANGE, SAME_RUN, everywhere, run_values
+from utils.command.keys import MAY_CHANGE, SAME_RUN, all_rules, run_values
 from utils.errors import ConfigError, brief, said_of, short
 from utils.files import read_text
 from utils.measure.hardware import forward_dtype
@@ -349,7 +349,7 @@ def _differences(saved: Mapping[Any, Any], config: DictConfig) -> dict[str, tupl
     the code.
     """
     now: Any = OmegaConf.to_container(config)
-    rules = everywhere()
+    rules = all_rules()
     old, new = (run_values(side, rules, SAME_RUN, MAY_CHANGE) for side in (saved, now))
     # auto became the old one
     changed = {

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from utils.command.adopted import adopted, plain_key, written
-from utils.command.keys import GROUPS, LITERAL, check_choice, everywhere, is_marked
+from utils.command.from_checkpoint import as_override, overrides_in_checkpoint, plain_key
+from utils.command.keys import GROUPS, LITERAL, all_rules, check_choice, is_marked
 from utils.errors import ConfigError, short
 
 CHOSEN = (*GROUPS, "experiment")
@@ -77,7 +77,7 @@ def prepare(
     if not sweeps([*options, *overrides]):
         overrides = [literal(override) for override in overrides]
     if config_in and not sweeps([*options, *overrides]):
-        overrides = [*adopted(overrides, config_in), *overrides]
+        overrides = [*overrides_in_checkpoint(overrides, config_in), *overrides]
     if rank > 0:
         given = any(override.startswith("hydra.sweep.dir=") for override in overrides)
         _check_sweep_folder(
@@ -157,11 +157,11 @@ def literal(override: str) -> str:
     configuration cannot hold becomes one, and `${`, which would begin an interpolation.
     """
     key, _, text = override.partition("=")
-    if PLAIN.fullmatch(text) or not is_marked(key.lstrip("+"), everywhere(), LITERAL):
+    if PLAIN.fullmatch(text) or not is_marked(key.lstrip("+"), all_rules(), LITERAL):
         return override
     for plain, escape in ESCAPES:
         text = text.replace(plain, escape)
-    return f"{key}={text if QUOTED.fullmatch(text) else written(text)}"
+    return f"{key}={text if QUOTED.fullmatch(text) else as_override(text)}"
 
 
 def _check_sweep_folder(overrides: Sequence[str]) -> None:

@@ -51,10 +51,10 @@ def check(
     with _ending_here():
         from utils.command import help as help_text
         from utils.command.arguments import prepare, refuse_usage, sweeps
-        from utils.command.composing import composed
+        from utils.command.composing import compose_single_run
 
         launch = detect(os.environ)
-        if help_text.asked(arguments[1:]):
+        if help_text.is_wanted(arguments[1:]):
             text = help_text.answer(arguments[1:])
             if launch.rank == 0:
                 print(text)
@@ -72,7 +72,7 @@ def check(
                 look_at_paths(cfg)
             return cfg
 
-        if (raw := composed(arguments[1:])) is not None:
+        if (raw := compose_single_run(arguments[1:])) is not None:
             return run_job(raw, looked_at)
         import hydra
 
@@ -100,7 +100,7 @@ def main(program: Callable[[], Any]) -> NoReturn:
 
 def run_job(raw: DictConfig, run: Callable[[DictConfig], T]) -> T:
     """Resolves what Hydra composed and runs it."""
-    return run_checked(lambda: run(resolved(raw)))
+    return run_checked(lambda: run(resolve_job(raw)))
 
 
 def run_checked(job: Callable[[], T]) -> T:
@@ -111,7 +111,7 @@ def run_checked(job: Callable[[], T]) -> T:
         raise SystemExit(report(error, detect(os.environ))) from None
 
 
-def resolved(raw: DictConfig, launch: Launch | None = None) -> DictConfig:
+def resolve_job(raw: DictConfig, launch: Launch | None = None) -> DictConfig:
     """Returns the checked configuration of one job, for this launch or another; called inside
     Hydra.
     """
@@ -140,10 +140,10 @@ def look_at_paths(config: DictConfig) -> None:
     """Raises ConfigError for a path that is wrong, before anything slow is loaded."""
     from hydra.core.hydra_config import HydraConfig
 
-    from utils.command.keys import known
+    from utils.command.keys import defaults_and_rules
     from utils.command.limits import check_paths
 
-    check_paths(config, known(HydraConfig.get().runtime.choices)[1])
+    check_paths(config, defaults_and_rules(HydraConfig.get().runtime.choices)[1])
 
 
 @contextmanager
@@ -198,7 +198,7 @@ def _report(error: BaseException, launch: Launch, watch: Watch | None) -> int:
     if watch is None and (isinstance(error, PeerError) or (launch.rank > 0 and not alone)):
         time.sleep(LINGER_S)
     else:
-        signals.say(failure.shown(_on(launch) if alone else ""))
+        signals.say(failure.message(_on(launch) if alone else ""))
     return failure.status
 
 

@@ -28,7 +28,7 @@ IDLE: dict[str, Any] = {
 }
 
 
-def composed(arguments: Sequence[str]) -> DictConfig | None:
+def compose_single_run(arguments: Sequence[str]) -> DictConfig | None:
     """Returns the configuration of these arguments, with Hydra's own part, and leaves Hydra as
     `hydra.main` would inside a job.
 

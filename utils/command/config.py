@@ -22,14 +22,14 @@ from utils.command.keys import (
     SAME_RUN,
     Plain,
     Rules,
+    defaults_and_rules,
     is_marked,
-    known,
     run_values,
     unknown,
 )
 from utils.command.limits import check_combinations, check_divisors
 from utils.command.naming import check_name, folder_name, job_name
-from utils.command.values import Rule, check_plain, checked, is_interpolation, leaves
+from utils.command.values import Rule, check_plain, check_value, is_interpolation, leaves
 from utils.errors import ConfigError, short
 from utils.ranks.launchers import Launch
 
@@ -44,7 +44,7 @@ def resolve(
 
     `overrides` are those of a job of a sweep.
     """
-    defaults, rules = known(choices)
+    defaults, rules = defaults_and_rules(choices)
     given: Any = OmegaConf.to_container(config, resolve=False)
     if given.get("experiment"):
         key, value = next(leaves(given["experiment"], "experiment"))
@@ -107,7 +107,7 @@ def check_keys(
             right[key] = value if is_interpolation(value) else f"${{{rule.follows}}}"
         else:
             right[key] = (
-                value if is_interpolation(value) else checked(path, value, defaults[key], rule)
+                value if is_interpolation(value) else check_value(path, value, defaults[key], rule)
             )
     return right
 

@@ -51,7 +51,7 @@ MEANING = {
 }
 
 
-def asked(arguments: Sequence[str]) -> bool:
+def is_wanted(arguments: Sequence[str]) -> bool:
     """Returns whether a command line asks for help."""
     return any(argument in WANTED for argument in arguments)
 

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from utils.command.instantiate import PACKAGES
-from utils.command.values import NAMES, WORDS, Rule, checked, is_interpolation, leaves
+from utils.command.values import NAMES, WORDS, Rule, check_value, is_interpolation, leaves
 from utils.errors import ConfigError, short
 from utils.files import ROOT
 
@@ -65,8 +65,8 @@ Plain = dict[str, Any]
 Rules = dict[str, Rule]
 
 
-def known(choices: Mapping[str, str]) -> tuple[Plain, Rules]:
-    """The default and the rule of every key of a run with these choices."""
+def defaults_and_rules(choices: Mapping[str, str]) -> tuple[Plain, Rules]:
+    """Returns the default and the rule of every key of a run with these choices."""
     for group in GROUPS:
         check_choice(group, choices.get(group))
     parts = [
@@ -79,8 +79,8 @@ def known(choices: Mapping[str, str]) -> tuple[Plain, Rules]:
     return defaults, {path: rule for _, rules in parts for path, rule in rules.items()}
 
 
-def everywhere() -> Rules:
-    """The rules of all choices."""
+def all_rules() -> Rules:
+    """Returns the rules of the keys of all choices."""
     return {
         path: rule
         for rules in (read(CONF / "pretrain.yaml")[1], *_choices().values())
@@ -366,5 +366,5 @@ def _rule(path: str, default: Any, brackets: re.Match[str] | None) -> Rule:
     right = (*holds, *([None] if default is None and None not in holds else []))
     rule = Rule(right, tuple(bounds), frozenset(marks), divides)
     if not is_interpolation(default):
-        checked(path, default, default, rule)
+        check_value(path, default, default, rule)
     return rule

@@ -42,7 +42,7 @@ class Rule:
     heading: str = ""  # the comment above the key, which stands for those after it too
 
 
-def checked(path: str, value: Any, default: Any, rule: Rule) -> Any:
+def check_value(path: str, value: Any, default: Any, rule: Rule) -> Any:
     """Returns the value in its proper type; raises ConfigError if it does not fit."""
     holds = rule.holds or (type(default),)
     fitting = [new for kind in holds if _fits(new := _convert(value, kind), kind)]

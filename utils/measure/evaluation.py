@@ -15,7 +15,7 @@ from torch import Tensor
 from utils.errors import ConfigError, brief
 from utils.files import safe_name
 from utils.measure import scene
-from utils.measure.metrics import Metric, means, shown, stack
+from utils.measure.metrics import Metric, format_metrics, means, stack
 from utils.measure.report import Batch, Evaluator, Folder, Prediction, Recalls, Report
 from utils.ranks import signals
 from utils.ranks.distributed import Dist
@@ -90,7 +90,7 @@ class Evaluation:
         measuring = [of_objective, *evaluators]
         for indices, batch in batches:
             # all ranks decide together: the others would wait for one that left by itself
-            if signum := signals.chosen(self.dist.sums(signals.flags())):
+            if signum := signals.agreed_signal(self.dist.sums(signals.flags())):
                 return signum
             prediction, empty = predict(batch), False
             if not len(indices):
@@ -150,7 +150,7 @@ class Evaluation:
         with self.dist.agreed():
             if self._means:
                 overall = self._overall()
-                self.summary = "  ".join([shown(overall), *self._lines()])
+                self.summary = "  ".join([format_metrics(overall), *self._lines()])
                 self.text = "\n".join(
                     report.text
                     for reports in self._reports.values()

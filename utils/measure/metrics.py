@@ -177,6 +177,6 @@ def wilson(successes: int, among: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def shown(metrics: Mapping[str, float]) -> str:
+def format_metrics(metrics: Mapping[str, float]) -> str:
     """Returns metrics as one line of the log."""
     return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())

@@ -13,8 +13,9 @@ from utils.ranks.distributed import Dist
 
 
 def devices_of(dist: Dist, count: int) -> list[torch.device]:
-    """This rank's device, and further ones that no rank of its host uses, `count` in all. Called on
-    all ranks together.
+    """Returns this rank's device and further ones that no rank of its host uses, `count` in all.
+
+    Called on all ranks together.
     """
     if dist.device.type != "cuda" or count == 1:
         return [dist.device]
@@ -22,12 +23,12 @@ def devices_of(dist: Dist, count: int) -> list[torch.device]:
     with dist.agreed():
         return [
             torch.device("cuda", index)
-            for index in dealt(taken, dist.device.index, torch.cuda.device_count(), count)
+            for index in pick_devices(taken, dist.device.index, torch.cuda.device_count(), count)
         ]
 
 
 def most_devices(dist: Dist) -> int:
-    """How many devices each rank can have. Called on all ranks together."""
+    """Returns how many devices each rank can have. Called on all ranks together."""
     if dist.device.type != "cuda":
         return 1
     mine = torch.cuda.device_count() // len(_neighbours(dist))
@@ -35,7 +36,7 @@ def most_devices(dist: Dist) -> int:
 
 
 def _neighbours(dist: Dist) -> list[list]:
-    """Host and device of each rank on this host."""
+    """Returns host and device of each rank on this host."""
     host = socket.gethostname()
     everyone = [
         json.loads(text) for text in dist.all_gather_text(json.dumps([host, dist.device.index]))
@@ -43,8 +44,10 @@ def _neighbours(dist: Dist) -> list[list]:
     return [each for each in everyone if each[0] == host]
 
 
-def dealt(taken: Sequence[int], mine: int, there: int, count: int) -> list[int]:
-    """The `count` of `there` devices for the rank that has device `mine`."""
+def pick_devices(taken: Sequence[int], mine: int, there: int, count: int) -> list[int]:
+    """Returns `count` of a host's `there` devices for the rank whose own is `mine`. `taken` are the
+    ranks' own devices.
+    """
     if there < count * len(taken):
         raise ConfigError(
             f"arch.devices={count}: {len(taken)} ranks of a host need {count * len(taken)} GPUs,"
@@ -55,7 +58,7 @@ def dealt(taken: Sequence[int], mine: int, there: int, count: int) -> list[int]:
 
 
 def home(number: int, models: int, devices: int) -> int:
-    """The device of a model: the last model is on the last device, so that the trained one has the
-    first to itself if there are enough.
+    """Returns the device of a frozen model. The last model gets the last device, so what trains
+    has the first to itself if there are enough.
     """
     return (number - models) % devices

@@ -23,8 +23,8 @@ class Failure:
     kind: str = FOUND
     trace: str = ""
 
-    def shown(self, where: str = "") -> str:
-        """As the user reads it."""
+    def message(self, where: str = "") -> str:
+        """Returns the error as the user reads it."""
         return f"error{where}: {self.text}" + (f"\n{self.trace}" if self.trace else "")
 
     def row(self) -> list[Any]:

@@ -112,7 +112,7 @@ class FailureServer:
             failure = Failure(
                 f"the watch over all ranks has failed on rank 0 ({type(error).__name__}: {error})"
             )
-            say(failure.shown())
+            say(failure.message())
             with suppress(Exception):
                 self._end(failure.text, 1, patient=False)
             time.sleep(TICK_S)  # the others hear it before their connections end
@@ -260,7 +260,7 @@ class FailureServer:
     def _announce(self, failure: Failure) -> None:
         """End the run by what the server itself has found."""
         self._end(failure.text, failure.status, patient=False)
-        say(failure.shown())
+        say(failure.message())
 
     def _decide(self) -> None:
         """Print the best report, the first of equals, and end the run by it."""
@@ -276,7 +276,7 @@ class FailureServer:
         # one line from rank 0 is about the run, not about that rank
         own = len(alike) == 1 and best.kind in (FOUND, ECHO) and (rank > 0 or best.trace)
         if best.kind != PRINTED:
-            say(best.shown(f" on rank {rank}" if own else ""))
+            say(best.message(f" on rank {rank}" if own else ""))
 
     def _end(self, words: str, status: int, patient: bool = True) -> None:
         """Tell all ranks. Not patient: their main threads are known to be stuck."""

@@ -186,7 +186,7 @@ class Watch:
             if self._launch.local_rank == 0:
                 started = f"{self._launch.launcher}, which started rank {self._launch.rank}"
                 signals.say(f"{started}, is gone: saving, then stopping")
-            signals.ask(SIGTERM)
+            signals.request_stop(SIGTERM)
         if self._orphaned is not None and now - self._orphaned > self.timeout_s:
             words = "the run did not stop, though its launcher had gone"
             self.report(Failure(words, signals.STATUS[SIGTERM], ENDED))
@@ -213,7 +213,7 @@ class Watch:
         """
         own = self.reported if self.reported is not None and self.reported.kind == FOUND else None
         if own is not None:
-            signals.say(own.shown(f" on rank {self._launch.rank}"))
+            signals.say(own.message(f" on rank {self._launch.rank}"))
         elif self._speaks_for_its_host():
             signals.say(f"error: {words}")
         # should rank 0 go on after all, it will find this

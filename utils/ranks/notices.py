@@ -36,7 +36,7 @@ class Notices:
 
     def signal(self) -> int:
         """Returns the signal that all ranks follow, or 0."""
-        return signals.chosen((self.sigterm, self.sigint, self.sigusr1))
+        return signals.agreed_signal((self.sigterm, self.sigint, self.sigusr1))
 
     def __add__(self, other: Notices) -> Notices:
         return Notices(*(a + b for a, b in zip(self.numbers(), other.numbers(), strict=True)))

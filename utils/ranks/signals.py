@@ -71,13 +71,13 @@ def defer() -> None:
     _state.deferred = True
 
 
-def asked() -> int:
-    """The signal that asked this process to stop, or 0."""
+def stop_signal() -> int:
+    """Returns the signal that asked this process to stop, or 0."""
     return _state.asked
 
 
-def ask(signum: int) -> None:
-    """Ask this process to stop, as the signal would."""
+def request_stop(signum: int) -> None:
+    """Asks this process to stop, as the signal would."""
     with _lock:
         if _state.installed and not _state.deferred:
             _end(signum, f"stopped by {signal.Signals(signum).name} before training began")
@@ -89,12 +89,14 @@ def ask(signum: int) -> None:
 
 
 def flags() -> list[float]:
-    """One number per signal, 1 for the one that this process heard; to be summed over ranks."""
+    """Returns a number for each signal, 1 for the one that this process received, to be summed over
+    ranks.
+    """
     return [float(_state.asked == signum) for signum in ORDER]
 
 
-def chosen(sums: Sequence[float]) -> int:
-    """The signal that all ranks follow, from the sums of their flags, or 0."""
+def agreed_signal(sums: Sequence[float]) -> int:
+    """Returns the signal that all ranks follow, given the sums of their flags, or 0."""
     return next((int(signum) for signum, total in zip(ORDER, sums, strict=True) if total > 0.5), 0)
 
 
@@ -106,7 +108,7 @@ def quiet_worker() -> None:
 
 
 def say(line: str) -> None:
-    """Print a line from any thread, in place of a progress bar if there is one."""
+    """Prints a line from any thread, in place of a progress bar if there is one."""
     if (stream := sys.stderr) is not None:  # None where it was closed before we began
         with suppress(OSError, ValueError):  # a closed terminal is no reason to fail
             print(f"{CLEAR}{line}" if redrawable(stream) else line, file=stream, flush=True)
@@ -141,7 +143,7 @@ def _heard(signum: int) -> None:
             _state.interrupted = now
         elif now - _state.interrupted > SAME_PRESS_S:
             _end(signum, "stopped at once by Ctrl-C")
-    ask(signum)
+    request_stop(signum)
 
 
 def _end(signum: int, line: str) -> None:

@@ -71,7 +71,7 @@ class Children:
         handed_on = False
         try:
             while True:
-                if not signals.asked():
+                if not signals.stop_signal():
                     while len(self._running) < len(self._shares):
                         job = following({child.job.directory for child in self._running})
                         if job is None:
@@ -79,7 +79,7 @@ class Children:
                         self._start(job)
                 elif not handed_on:
                     handed_on = True
-                    self.ask(signals.asked())
+                    self.ask(signals.stop_signal())
                 if not self._running:
                     break
                 self._listen()
@@ -89,11 +89,11 @@ class Children:
                     if over:
                         self._end(child)
                         ended(child.job, self._status(child))
-                    elif not child.asked and not signals.asked() and bad(child.job):
+                    elif not child.asked and not signals.stop_signal() and bad(child.job):
                         _ask(child, signal.SIGTERM)
         finally:
             self._stop_all()
-        if signum := signals.asked():
+        if signum := signals.stop_signal():
             raise Stopped(
                 signum,
                 f"{signal.Signals(signum).name}: the sweep has stopped; the same command goes on"
@@ -165,9 +165,9 @@ class Children:
         """The run's exit status, which torchrun hides; a run that does not handle signals yet is
         killed by them.
         """
-        status, row = child.process.returncode, child.job.told()
+        status, row = child.process.returncode, child.job.status_row()
         # Slurm signals jobs and sweep at once
-        told, asked = row.get("exit_status"), child.asked or signals.asked()
+        told, asked = row.get("exit_status"), child.asked or signals.stop_signal()
         if self._ranks > 1 and status and row.get("state") in FINAL and isinstance(told, int):
             return told or status
         if status and asked and row.get("state") != "failed":

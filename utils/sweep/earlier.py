@@ -21,9 +21,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from utils.command import config as configs
-from utils.command.adopted import written
 from utils.command.arguments import prepare
-from utils.command.keys import A_RUN, SAME_RUN, everywhere, is_marked, run_values
+from utils.command.from_checkpoint import as_override
+from utils.command.keys import A_RUN, SAME_RUN, all_rules, is_marked, run_values
 from utils.command.moved import up_to_date
 from utils.command.values import leaves
 from utils.errors import Busy, ConfigError, Stopped, short
@@ -57,7 +57,7 @@ def with_earlier_runs_made(
     perhaps = [
         (path, value) for path, value in leaves(plain) if isinstance(value, str) and "=" in value
     ]
-    rules = everywhere() if perhaps else {}  # half a second
+    rules = all_rules() if perhaps else {}  # half a second
     for path, value in perhaps:
         if is_marked(path, rules, A_RUN) and dist.broadcast_text(
             "yes" if is_arguments(value) else ""
@@ -86,7 +86,7 @@ def _resolve(path: str, value: str, config: DictConfig) -> DictConfig:
         given = shlex.split(value)
         said = {word.partition("=")[0] for word in given}
         mine = [
-            f"{key}={written(OmegaConf.select(config, key))}"
+            f"{key}={as_override(OmegaConf.select(config, key))}"
             for key in HANDED_ON
             if key not in said
         ]
@@ -113,7 +113,7 @@ def _is_finished(earlier: DictConfig, dist: Dist) -> bool:
 
 def _is_of(folder: Path, earlier: DictConfig) -> bool:
     """Returns whether the run in a folder has these values; making it names any difference."""
-    rules, now = everywhere(), OmegaConf.to_container(earlier)
+    rules, now = all_rules(), OmegaConf.to_container(earlier)
     try:
         then = OmegaConf.to_container(OmegaConf.create(read_text(folder / "config.yaml")))
         then = up_to_date(then)
@@ -129,7 +129,7 @@ def _wait(path: str, earlier: DictConfig, dist: Dist, run: Callable[[DictConfig]
         print(f"{path}: waiting for {earlier.checkpoint_path}, which another run makes", flush=True)
     while not _is_finished(earlier, dist) and not _made_here(earlier, run):
         time.sleep(PAUSE_S)
-        if signum := signals.chosen(dist.sums(signals.flags())):
+        if signum := signals.agreed_signal(dist.sums(signals.flags())):
             raise Stopped(
                 signum, f"{signal.Signals(signum).name} while waiting for {earlier.checkpoint_path}"
             )

@@ -32,7 +32,7 @@ def sweep(arguments: Sequence[str], launch: Launch) -> None:
 
     from utils.command.arguments import SWEEPS
     from utils.command.config import CONF
-    from utils.sweep.launcher import Local, Sweep
+    from utils.sweep.launcher import Local, Multirun
     from utils.sweep.trials import Trials
 
     # `prepare` has put options, and their values, before it
@@ -54,10 +54,10 @@ def sweep(arguments: Sequence[str], launch: Launch) -> None:
     ):
         raise ConfigError(f"{mine}: is for {LAUNCHER}=local; remove {other}")
     os.environ["LOCKSTEP_SWEEP"] = folder_name(overrides)  # hydra.sweep.dir reads it
-    whole = Sweep(launch, options)
+    multirun = Multirun(launch, options)
     # Hydra makes them, by names that it must take for those of its own namespace
     for plugin in (Local, Trials):
-        plugin.whole = whole
+        plugin.multirun = multirun
         Plugins.instance().class_name_to_class[f"hydra_plugins.lockstep.{plugin.__name__}"] = plugin
     if launch.world_size > 1 or other:
         return
@@ -70,11 +70,11 @@ def sweep(arguments: Sequence[str], launch: Launch) -> None:
     task.__module__ = "pretrain"  # by which Hydra calls the program
     try:
         hydra.main(config_path=str(CONF), config_name="pretrain", version_base="1.3")(task)()
-        status = whole.finish()
+        status = multirun.finish()
     except Exception as error:
-        whole.conclude(error)
+        multirun.conclude(error)
         raise
-    whole.conclude(None, status)
+    multirun.conclude(None, status)
     cli.leave(status)
 
 

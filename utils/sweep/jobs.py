@@ -19,8 +19,8 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from utils.command import cli
-from utils.command.adopted import CHOICES, written
 from utils.command.config import check_keys
+from utils.command.from_checkpoint import CHOICES, as_override
 from utils.command.keys import CONF, read
 from utils.errors import ConfigError, RunError, short
 from utils.files import ROOT, read_row
@@ -70,15 +70,15 @@ class Job:
         """Finds the directory of an evaluation that has begun, by its process id."""
         if self.mine is None and self.config is not None and self.config.eval_only:
             for path in self._evaluations():
-                row = self._told(path)
+                row = self._status_row(path)
                 if row and pid in (None, row.get("pid")):
                     self.mine = path
 
-    def told(self) -> dict[str, Any]:
+    def status_row(self) -> dict[str, Any]:
         """Returns what status.json says since the job was started here."""
-        return self._told(self.directory) if self.directory else {}
+        return self._status_row(self.directory) if self.directory else {}
 
-    def _told(self, directory: Path) -> dict[str, Any]:
+    def _status_row(self, directory: Path) -> dict[str, Any]:
         row = read_row(directory / FILE)
         beat = row.get("heartbeat")
         return row if isinstance(beat, int | float) and beat > self.begun > 0 else {}
@@ -98,7 +98,7 @@ class Job:
                 if self.config.eval_only
                 else self.config.run_name
             )
-            mine.append(f"run_name={written(name)}")
+            mine.append(f"run_name={as_override(name)}")
         if self.config.eval_only and not CHOICES & {key_of(override) for override in mine}:
             # it says what it is, and adopts nothing
             mine.append(f"arch={self.composed.hydra.runtime.choices.arch}")
@@ -108,7 +108,7 @@ class Job:
             f"hydra.job.id={self.composed.hydra.job.num}",
         ]
 
-    def returned(self, value: float | None, status: int = 0) -> JobReturn:
+    def job_return(self, value: float | None, status: int = 0) -> JobReturn:
         """Returns the value that Hydra's sweepers receive."""
         done = JobReturn(
             overrides=self.overrides, cfg=self.raw, hydra_cfg=self.composed, working_dir=os.getcwd()
@@ -143,7 +143,7 @@ def prepare(
             del raw["hydra"]
         config, error = None, ""
         try:
-            config = cli.resolved(raw, launch)
+            config = cli.resolve_job(raw, launch)
         except ConfigError as wrong:
             error = str(wrong)
         return Job(number, list(overrides), composed, raw, config, error)

@@ -31,7 +31,7 @@ BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 @dataclass
-class Sweep:
+class Multirun:
     """One multirun: its jobs, and how those of this process ended."""
 
     launch: Launch
@@ -86,9 +86,9 @@ class Sweep:
         signals.say(f"error: {job.name}: {job.error}")
         self.failures[job.number], self.known[job.number] = 2, FAILED
 
-    def ended(self, job: Job, status: int) -> None:
+    def record_end(self, job: Job, status: int) -> None:
         """Records how a job's process ended."""
-        state = job.told().get("state")
+        state = job.status_row().get("state")
         if state == "requeue" or (state in FINAL and not status and not job.config.eval_only):  # type: ignore[union-attr]
             self.further.append(job)  # an evaluation would be done again, and again not in time
         if status:
@@ -129,7 +129,7 @@ class Sweep:
         reason = (
             brief(error)
             if error
-            else (first.error or first.told().get("reason", ""))
+            else (first.error or first.status_row().get("reason", ""))
             if first
             else ""
         )
@@ -156,7 +156,7 @@ class Sweep:
 class Local(Launcher):
     """`hydra/launcher=local`."""
 
-    whole: Sweep  # set where this is registered
+    multirun: Multirun  # set where this is registered
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
@@ -167,14 +167,14 @@ class Local(Launcher):
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
         """Checks all jobs, then runs them."""
-        whole, sweeper = self.whole, self.master.hydra.sweeper
+        multirun, sweeper = self.multirun, self.master.hydra.sweeper
         jobs = [
-            whole.plan(self.context, self.master, given, initial_job_idx + number)
+            multirun.plan(self.context, self.master, given, initial_job_idx + number)
             for number, given in enumerate(job_overrides, 1)
         ]
         settings = settings_of(jobs)
-        whole.jobs += jobs
-        whole.folder = Path(self.master.hydra.sweep.dir)
+        multirun.jobs += jobs
+        multirun.folder = Path(self.master.hydra.sweep.dir)
         chosen = jobs
         if settings.only is not None:
             if sweeper._target_ != BASIC or sweeper.max_batch_size is not None:
@@ -188,44 +188,43 @@ class Local(Launcher):
                     f" job{'s' if len(jobs) > 1 else ''}"
                 )
             chosen = [jobs[settings.only - 1]]
-        if whole.alone:
+        if multirun.alone:
             self._run_children(chosen, settings)
         values = (
             {job.number: result_in(job.directory).last for job in chosen}
-            if whole.alone
+            if multirun.alone
             else self._run_here(chosen, settings)
         )
         # which would end the sweep at the first that failed
-        status = whole.failures if sweeper._target_ != BASIC else {}
-        return [job.returned(values[job.number], status.get(job.number, 0)) for job in chosen]
+        status = multirun.failures if sweeper._target_ != BASIC else {}
+        return [job.job_return(values[job.number], status.get(job.number, 0)) for job in chosen]
 
     def _run_children(self, jobs: Sequence[Job], settings: DictConfig) -> None:
-        whole = self.whole
+        multirun = self.multirun
         for job in jobs:
             if job.error:
-                whole.refuse(job)
+                multirun.refuse(job)
         right = [job for job in jobs if not job.error]
-        whole.write()
+        multirun.write()
         if not right:
             return
-        children = whole.children(settings, min(settings.jobs, len(right)), right[0].config.device)  # type: ignore[union-attr]
-        titles, left = (
-            dict(zip((job.number for job in whole.jobs), differing(whole.jobs), strict=True)),
-            list(right),
-        )
+        device = right[0].config.device  # type: ignore[union-attr]
+        children = multirun.children(settings, min(settings.jobs, len(right)), device)
+        numbers, left = (job.number for job in multirun.jobs), list(right)
+        titles = dict(zip(numbers, differing(multirun.jobs), strict=True))
 
         def following(busy: Collection[Path | None]) -> Job | None:
             if (
                 not left
-                or (whole.failures and settings.on_error == "stop")
+                or (multirun.failures and settings.on_error == "stop")
                 or left[0].directory in busy
             ):
                 return None  # of two jobs that are one run, the second waits
             job = left.pop(0)
-            print(f"{job.name} of {len(whole.jobs)}: {titles[job.number]}", flush=True)
+            print(f"{job.name} of {len(multirun.jobs)}: {titles[job.number]}", flush=True)
             return job
 
-        children.run(following, whole.ended)
+        children.run(following, multirun.record_end)
         if left:
             signals.say(
                 f"sweep.on_error=stop: {len(left)} job{' was' if len(left) == 1 else 's were'} not"
@@ -234,11 +233,11 @@ class Local(Launcher):
 
     def _run_here(self, jobs: Sequence[Job], settings: DictConfig) -> dict[int, Any]:
         """All ranks run each job together, and fail together."""
-        whole = self.whole
+        multirun = self.multirun
         for key in ("jobs", "ranks"):
             if settings[key] > 1:
                 raise ConfigError(
-                    f"sweep.{key}={settings[key]}: {whole.launch.world_size} ranks run jobs"
+                    f"sweep.{key}={settings[key]}: {multirun.launch.world_size} ranks run jobs"
                     " together; start one process for that"
                 )
         if wrong := next((job for job in jobs if job.error), None):
@@ -251,13 +250,13 @@ class Local(Launcher):
                 )
                 values[job.number] = done.return_value
             except SystemExit:
-                if whole.launch.rank == 0 and len(jobs) > 1:
+                if multirun.launch.rank == 0 and len(jobs) > 1:
                     signals.say(
-                        f"the sweep ends with {job.name} of {len(whole.jobs)}; the same command"
+                        f"the sweep ends with {job.name} of {len(multirun.jobs)}; the same command"
                         " goes on with it"
                     )
                 raise
             finally:
-                whole.write()
-        whole.finish()
+                multirun.write()
+        multirun.finish()
         return values

@@ -22,7 +22,7 @@ from utils.errors import ConfigError, RunError, brief
 from utils.ranks import signals
 from utils.rundir.lock import Lock
 from utils.sweep.jobs import Job, settings_of
-from utils.sweep.launcher import Sweep
+from utils.sweep.launcher import Multirun
 from utils.sweep.results import result_in
 from utils.sweep.space import Space, space_of
 
@@ -37,7 +37,7 @@ KEYS = "hydra.sweeper"
 class Trials(Sweeper):
     """Asks for values, runs jobs and reports their results."""
 
-    whole: Sweep  # set where this is registered
+    multirun: Multirun  # set where this is registered
     context: HydraContext
     space: Space
     study: Study
@@ -59,18 +59,18 @@ class Trials(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Finishes the trials that an earlier start left, then tries more."""
-        whole = self.whole
-        if not whole.alone:
+        multirun = self.multirun
+        if not multirun.alone:
             raise ConfigError(
                 "hydra/sweeper=optuna: starts trials itself; start one process instead of"
-                f" {whole.launch.world_size} ranks"
+                f" {multirun.launch.world_size} ranks"
             )
         if self.master.hydra.launcher._target_ != "hydra_plugins.lockstep.Local":
             raise ConfigError("hydra/sweeper=optuna: starts trials itself; remove hydra/launcher")
         optuna = _optuna()
         self.space = space_of(arguments, self.context.config_loader)
         corners = [
-            whole.plan(self.context, self.master, self.space.corner(end), 1) for end in (0, -1)
+            multirun.plan(self.context, self.master, self.space.corner(end), 1) for end in (0, -1)
         ]
         if corners[0].error and corners[0].error == corners[1].error:
             raise ConfigError(corners[0].error)  # whatever values there are
@@ -79,12 +79,13 @@ class Trials(Sweeper):
             raise ConfigError(
                 f"sweep.only={settings.only}: Optuna decides on trials as it goes; leave it out"
             )
-        whole.folder = Path(self.master.hydra.sweep.dir)
-        whole.folder.mkdir(parents=True, exist_ok=True)
-        lock = Lock(whole.folder / "study")
+        multirun.folder = Path(self.master.hydra.sweep.dir)
+        multirun.folder.mkdir(parents=True, exist_ok=True)
+        lock = Lock(multirun.folder / "study")
         if other := lock.acquire():
             raise ConfigError(
-                f"{whole.folder}: the same sweep is going on ({other}); it needs no second process"
+                f"{multirun.folder}: the same sweep is going on ({other}); it needs no second"
+                " process"
             )
         try:
             self._open(optuna)
@@ -101,17 +102,17 @@ class Trials(Sweeper):
         return (
             f"{KEYS}.storage={self.keys['storage']}"
             if self.keys["storage"]
-            else f"{self.whole.folder}/study.db"
+            else f"{self.multirun.folder}/study.db"
         )
 
     def _open(self, optuna: Any) -> None:
         """Opens the study of this sweep, or creates it."""
-        assert self.whole.folder is not None
+        assert self.multirun.folder is not None
         try:
             self.study = optuna.create_study(
                 storage=self.keys["storage"]
-                or f"sqlite:///{self.whole.folder.absolute()}/study.db",
-                study_name=self.whole.folder.name,
+                or f"sqlite:///{self.multirun.folder.absolute()}/study.db",
+                study_name=self.multirun.folder.name,
                 pruner=optuna.pruners.MedianPruner(n_startup_trials=self.keys["prune_after"]),
                 load_if_exists=True,
             )
@@ -128,7 +129,7 @@ class Trials(Sweeper):
     def _run(self, settings: DictConfig, device: str) -> None:
         from optuna.trial import Trial, TrialState
 
-        whole = self.whole
+        multirun = self.multirun
         self.unfinished: list[Job] = []
         for frozen in self.study.trials:
             job = self._job(frozen.params, frozen.number + 1)
@@ -136,29 +137,29 @@ class Trials(Sweeper):
                 self.trials[job.number] = Trial(self.study, frozen._trial_id)
                 self.unfinished.append(job)
             elif frozen.state == TrialState.PRUNED:
-                whole.known[job.number] = PRUNED
+                multirun.known[job.number] = PRUNED
             elif frozen.state == TrialState.FAIL:
                 job.error = job.error or "the study has it as failed for good"
-                whole.refuse(job)
-        whole.write()
-        former = len(whole.failures)
+                multirun.refuse(job)
+        multirun.write()
+        former = len(multirun.failures)
 
         def following(busy: Collection[Path | None]) -> Job | None:
-            while len(whole.failures) == former or settings.on_error != "stop":
+            while len(multirun.failures) == former or settings.on_error != "stop":
                 if not self.unfinished and not self._ask(settings.jobs > 1):
                     break
                 if self.unfinished[0].directory in busy:
                     break  # a repetition waits for what the other gets
                 job = self.unfinished.pop(0)
                 if job.error:
-                    whole.refuse(job)
+                    multirun.refuse(job)
                     self.study.tell(self.trials[job.number], state=TrialState.FAIL)
                 elif not self._is_repetition(job):
                     print(f"trial {job.number} of {self.keys['trials']}: {job.about}", flush=True)
                     return job
             return None
 
-        whole.children(settings, settings.jobs, device).run(following, self._tell, self._is_bad)
+        multirun.children(settings, settings.jobs, device).run(following, self._tell, self._is_bad)
         if self.exhausted:
             print(
                 f"there are no other values: all {self.space.size:.0f} combinations have had a"
@@ -170,10 +171,10 @@ class Trials(Sweeper):
         """Asks for a new trial, which depends on the seed, its number and earlier trials, not on
         interruptions.
         """
-        number = len(self.whole.jobs) + 1
+        number = len(self.multirun.jobs) + 1
         if number > self.keys["trials"]:
             return False
-        if len({job.about for job in self.whole.jobs}) >= self.space.size:
+        if len({job.about for job in self.multirun.jobs}) >= self.space.size:
             self.exhausted = True
             return False
         seed = np.random.SeedSequence([self.keys["seed"], number]).generate_state(1).item()
@@ -201,13 +202,13 @@ class Trials(Sweeper):
             trial, former.value if former.state == TrialState.COMPLETE else None, state=former.state
         )
         if former.state == TrialState.PRUNED:
-            self.whole.known[job.number] = PRUNED
+            self.multirun.known[job.number] = PRUNED
         print(
             f"trial {job.number} of {self.keys['trials']}: repeats trial {former.number + 1}, and"
             " takes its value",
             flush=True,
         )
-        self.whole.write()
+        self.multirun.write()
         return True
 
     def _sampler(self, seed: int, several: bool) -> BaseSampler:
@@ -220,9 +221,9 @@ class Trials(Sweeper):
         )
 
     def _job(self, values: dict[str, Any], number: int) -> Job:
-        job = self.whole.plan(self.context, self.master, self.space.overrides(values), number)
+        job = self.multirun.plan(self.context, self.master, self.space.overrides(values), number)
         job.about = " ".join(job.overrides[len(self.space.shared) :])
-        self.whole.jobs.append(job)
+        self.multirun.jobs.append(job)
         return job
 
     def _is_bad(self, job: Job) -> bool:
@@ -247,7 +248,7 @@ class Trials(Sweeper):
 
         result, trial = result_in(job.directory), self.trials[job.number]
         if status == signals.STATUS[signal.SIGTERM] and job.number in self.pruned:
-            self.whole.known[job.number], status = PRUNED, 0
+            self.multirun.known[job.number], status = PRUNED, 0
             self.study.tell(trial, state=TrialState.PRUNED)
         elif status == 0 and result.last is not None:
             self.study.tell(trial, _cost(result.last, result.lower_is_better))
@@ -257,7 +258,7 @@ class Trials(Sweeper):
                 " are judged"
             )
             status = 1
-        self.whole.ended(job, status)
+        self.multirun.record_end(job, status)
 
 
 def _cost(value: float, lower_is_better: bool) -> float:

@@ -20,7 +20,7 @@ from models.latent.compress import USUAL, Compress
 from models.latent.generation import NOTHING, answer_logits, generate
 from models.latent.prefix import BEGIN, Encoder, Prefix
 from models.objective import Context
-from tests.ranks import run_module, succeeded
+from tests.ranks import check_ended_well, run_module
 from tests.sources import opened
 from utils.errors import ConfigError
 from utils.latent import ANSWER_INPUTS, WIRES
@@ -461,5 +461,5 @@ def test_texts_cannot_be_asked_back_from_nobody(
 
 
 def test_models_may_lie_on_devices_of_their_own(reader_folders: list[str]) -> None:
-    (said,) = succeeded(run_module(1, "tests.models.latent.ranks_compress", *reader_folders))
+    (said,) = check_ended_well(run_module(1, "tests.models.latent.ranks_compress", *reader_folders))
     assert said.stdout == "card:0 card:1: card:0; refused\n"

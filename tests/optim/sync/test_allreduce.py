@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from optim.sync.allreduce import Reducer
-from tests.ranks import run_module, succeeded
+from tests.ranks import check_ended_well, run_module
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 
@@ -139,7 +139,7 @@ def test_bucket_size_must_be_positive():
     "world_size", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4))]
 )
 def test_reducer_sparse_optimizer_and_replicas(world_size):
-    ranks = succeeded(run_module(world_size, "tests.optim.sync.ranks_allreduce"))
+    ranks = check_ended_well(run_module(world_size, "tests.optim.sync.ranks_allreduce"))
     hashes = {
         line.split()[1]
         for rank in ranks

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.ranks import run_module, succeeded
+from tests.ranks import check_ended_well, run_module
 
 MODULE = "tests.optim.sync.ranks_ddp_and_fsdp"
 
@@ -13,10 +13,10 @@ MODULE = "tests.optim.sync.ranks_ddp_and_fsdp"
 )
 def test_every_way_trains_as_one_process_does(world_size, which):
     quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # DDP remarks that it searches for what is not there
-    for rank in succeeded(run_module(world_size, MODULE, *which, timeout=150, env=quiet)):
+    for rank in check_ended_well(run_module(world_size, MODULE, *which, timeout=150, env=quiet)):
         assert rank.stderr == "", "no warnings"
 
 
 @pytest.mark.slow
 def test_compiled_nets_train_alike():
-    succeeded(run_module(2, MODULE, "compiled", timeout=400))
+    check_ended_well(run_module(2, MODULE, "compiled", timeout=400))

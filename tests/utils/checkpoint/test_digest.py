@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.ranks import ROOT, run_module, succeeded
+from tests.ranks import ROOT, check_ended_well, run_module
 from tests.utils.checkpoint.helpers import SHARDS, alone, declare, shard_state
 from utils.checkpoint import reader
 from utils.ranks.distributed import Dist
@@ -23,7 +23,7 @@ def test_the_same_checkpoint_from_any_number_of_ranks(tmp_path: Path) -> None:
     digests = set()
     for saved_by, pieces in ((1, ["0-7"]), (3, ["0-2", "3-5", "6-7"])):
         folder = tmp_path / str(saved_by)
-        succeeded(
+        check_ended_well(
             run_module(saved_by, "tests.utils.checkpoint.ranks_writer", "save_once", str(folder))
         )
         files = sorted((folder / "checkpoints" / "step_7").glob("shards.*"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.recursive.helpers import ragged_groups, write_dataset
-from tests.ranks import run_module, succeeded
+from tests.ranks import check_ended_well, run_module
 from tests.utils.checkpoint.ranks_everywhere import WAYS
 from utils.checkpoint import reader
 
@@ -30,7 +30,7 @@ def test_one_digest(chain: tuple[int, ...], ways: list[str], tmp_path: Path) -> 
     before, trained = "none", []
     for place, ranks in enumerate(chain):
         arguments = [str(tmp_path / "data"), str(tmp_path / "runs"), before, *ways]
-        succeeded(run_module(ranks, MODULE, *arguments, timeout=150))
+        check_ended_well(run_module(ranks, MODULE, *arguments, timeout=150))
         before = str(ranks)
         folders = [tmp_path / "runs" / f"{way}-{ranks}" / "checkpoints" / "step_3" for way in ways]
         for folder in folders:

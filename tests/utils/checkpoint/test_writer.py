@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.ranks import ROOT, run_module, succeeded
+from tests.ranks import ROOT, check_ended_well, run_module
 from tests.utils.checkpoint.helpers import META, alone, groups, shard_state
 from tests.utils.checkpoint.ranks_writer import full_disk
 from utils.checkpoint import reader, writer
@@ -270,7 +270,7 @@ def test_a_mistake_of_the_program_is_not_hidden(one: Writer) -> None:
 
 
 def test_ranks_save_together_and_fail_together(tmp_path: Path) -> None:
-    succeeded(run_module(3, MODULE, "save_together", str(tmp_path)))
+    check_ended_well(run_module(3, MODULE, "save_together", str(tmp_path)))
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     for rank in range(3):
         assert ranks[rank]["good"] == [["", 0]] * 3

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 import pretrain
 from tests.ranks import ROOT
 from utils.command import cli, keys
-from utils.command.composing import composed
+from utils.command.composing import compose_single_run
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +35,13 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_it_is_what_hydra_composes() -> None:
     arguments = ["experiment=demo", "lr=2e-3", "arch.loss.loss_type=softmax_cross_entropy"]
-    raw = composed(arguments)
+    raw = compose_single_run(arguments)
     assert raw is not None
     assert HydraConfig.get().runtime.choices.experiment == "demo"
     text = OmegaConf.to_yaml(OmegaConf.masked_copy(raw, [key for key in raw if key != "hydra"]))
     assert text.strip() == run("", "pretrain.py", "--cfg", "job", *arguments).stdout.strip()
     raw.project_name = "${hydra:job.name}"  # a file may say so
-    assert cli.resolved(raw).project_name == "pretrain"
+    assert cli.resolve_job(raw).project_name == "pretrain"
 
 
 def test_a_mistake_is_told_after_one_composition() -> None:
@@ -78,12 +78,12 @@ def test_the_program_runs_what_was_checked(monkeypatch: pytest.MonkeyPatch) -> N
     [["--cfg", "job"], ["hydra.run.dir=x"], ["hydra/launcher=basic"], ["++hydra.verbose=true"]],
 )
 def test_what_asks_hydra_for_more_is_left_to_it(arguments: list[str]) -> None:
-    assert composed(arguments) is None
+    assert compose_single_run(arguments) is None
     assert not GlobalHydra.instance().is_initialized()
 
 
 def test_where_a_sweep_would_write_is_nothing_to_a_single_run() -> None:
-    assert composed(["hydra.sweep.dir=/tmp/x"]) is not None
+    assert compose_single_run(["hydra.sweep.dir=/tmp/x"]) is not None
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_file_may_ask_hydra_for_more(
     recipe = f"# @package _global_\nhydra:\n  {asked}\n"
     (tmp_path / "conf" / "experiment" / "mine.yaml").write_text(recipe)
     monkeypatch.setattr(keys, "CONF", tmp_path / "conf")
-    assert composed(["seed=1"]) is not None
+    assert compose_single_run(["seed=1"]) is not None
     GlobalHydra.instance().clear()
-    assert composed(["experiment=mine"]) is None
+    assert compose_single_run(["experiment=mine"]) is None
     assert not GlobalHydra.instance().is_initialized()

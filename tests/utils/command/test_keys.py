@@ -10,7 +10,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from tests.ranks import ROOT, assert_one_line, run_line
-from tests.runs import resolved
+from tests.runs import config_of
 from utils.command import help, keys
 from utils.command.keys import GROUPS, MAY_CHANGE, SAME_RUN
 from utils.errors import ConfigError
@@ -32,7 +32,7 @@ def add(file: Path, line: str) -> None:
 
 def refused(*overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        resolved(*overrides)
+        config_of(*overrides)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -50,15 +50,15 @@ def refused(*overrides: str) -> str:
 )
 def test_a_new_key_takes_one_line_of_one_file(file: str, key: str, conf: Path) -> None:
     choice = ["arch=cnn"] if file == "arch/cnn" else []
-    before = resolved(*choice)
+    before = config_of(*choice)
     add(
         conf / f"{file}.yaml",
         "patience: null  # [int | auto, >= 2, <= 9, same run] how long to wait",
     )
-    made = resolved(*choice, f"{key}=3.0")
+    made = config_of(*choice, f"{key}=3.0")
     assert repr(OmegaConf.select(made, key)) == "3", "a whole number"
-    assert OmegaConf.select(resolved(*choice, f"{key}=auto"), key) == "auto"
-    assert OmegaConf.select(resolved(*choice), key) is None
+    assert OmegaConf.select(config_of(*choice, f"{key}=auto"), key) == "auto"
+    assert OmegaConf.select(config_of(*choice), key) is None
     assert refused(*choice, f"{key}=x") == f"{key}=x: must be a whole number, auto or null"
     assert refused(*choice, f"{key}=1") == f"{key}=1: must be at least 2"
     assert refused(*choice, f"{key}=10") == f"{key}=10: must be at most 9"
@@ -73,9 +73,9 @@ def test_an_option_builds_on_another(conf: Path) -> None:
     (focal,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
     file = conf / "arch" / "focal.yaml"
     file.write_text(focal.replace("focal.Focal", "causal_lm.CausalLM") + "num_layers: 3\n")
-    made = resolved("experiment=lm", "arch=focal", "arch.loss.gamma=2")
+    made = config_of("experiment=lm", "arch=focal", "arch.loss.gamma=2")
     assert (made.arch.loss.gamma, made.arch.loss.chunk_tokens) == (2.0, 4096)
-    assert resolved("data=tokens", "arch=focal").arch.num_layers == 3
+    assert config_of("data=tokens", "arch=focal").arch.num_layers == 3
     assert refused("arch=focal", "arch.loss.gamma=-1") == "arch.loss.gamma=-1.0: must be at least 0"
     assert refused("arch=focal", "arch.num_layers=0") == "arch.num_layers=0: must be at least 1"
     assert refused("arch=focal", "arch.kv_heads=x") == (
@@ -103,7 +103,7 @@ def test_what_a_mark_means_to_the_run(conf: Path) -> None:
         " names the project]",
     )
     add(conf / "data" / "puzzles.yaml", "shown:  # [same run]\n  colour: red")
-    one, rules = resolved(), keys.everywhere()
+    one, rules = config_of(), keys.all_rules()
     for override, renamed, changed in (
         ("free=2", False, set()),
         ("shown.colour=blue", False, set()),
@@ -113,10 +113,10 @@ def test_what_a_mark_means_to_the_run(conf: Path) -> None:
         ("fixed=2", True, {"fixed"}),
         ("eval_interval=100", True, {"eval_interval"}),
     ):
-        other = resolved(override)
+        other = config_of(override)
         assert (one.run_name != other.run_name) == renamed, override
         assert differences(one, other) == changed, override
-    assert (one.project_name, resolved("place=[x/y,z]").project_name) == ("puzzles", "y")
+    assert (one.project_name, config_of("place=[x/y,z]").project_name) == ("puzzles", "y")
     old = OmegaConf.merge(
         one,
         {
@@ -189,7 +189,7 @@ def test_a_mistake_in_what_a_file_says_is_named_by_its_line(
     )
     number -= line.startswith("# [int]")
     assert refused().startswith(f"{file}, line {number}: {problem}")
-    assert resolved("data=digits"), "a file that nobody chooses does no harm"
+    assert config_of("data=digits"), "a file that nobody chooses does no harm"
     for name, text in (("list", "- 1"), ("open", "a: ["), ("text", "a: ${"), ("none", "")):
         (conf / "data" / f"{name}.yaml").write_text(text)
     assert "did you mean lr?" in refused("+lrr=1", "data=digits"), (
@@ -208,7 +208,7 @@ def test_a_mistake_in_what_a_file_says_is_named_by_its_line(
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_file_of_conf_says_what_can_be_read(group: str) -> None:
     for name in keys.files(group):
-        made = resolved(f"{group}={name}")
+        made = config_of(f"{group}={name}")
         text = (keys.CONF / group / f"{name}.yaml").read_text()
         at_root = set(OmegaConf.create(text)) if "@package _global_" in text else set()
         assert at_root <= set(made)
@@ -219,7 +219,7 @@ def test_every_file_of_conf_says_what_can_be_read(group: str) -> None:
 def test_generic_code_names_no_key_of_one_task() -> None:
     generic = {*OmegaConf.load(keys.CONF / "pretrain.yaml"), *GROUPS}
     of_one = (
-        {key for key in keys.everywhere() if re.fullmatch(r"\w+", key)} - generic - {"experiment"}
+        {key for key in keys.all_rules() if re.fullmatch(r"\w+", key)} - generic - {"experiment"}
     )
     assert of_one > {
         "puzzle_emb_lr",
@@ -235,9 +235,9 @@ def test_generic_code_names_no_key_of_one_task() -> None:
 
 
 def test_nets_without_a_table_have_no_optimizer_of_tables() -> None:
-    assert "sparse" not in resolved("arch=cnn", "data=digits").optim
+    assert "sparse" not in config_of("arch=cnn", "data=digits").optim
     for optim in keys.files("optim"):
-        assert resolved(f"optim={optim}", "puzzle_emb_lr=3e-3").optim.sparse.lr == 3e-3
+        assert config_of(f"optim={optim}", "puzzle_emb_lr=3e-3").optim.sparse.lr == 3e-3
 
 
 def test_files_of_ones_own_are_held_to_what_they_say(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from data.sample import unescaped
-from tests.runs import resolved
+from tests.runs import config_of
 
 PROMPTS = [
     ("def né", "def né"),
@@ -24,11 +24,11 @@ PROMPTS = [
 
 @pytest.mark.parametrize(("written", "meant"), PROMPTS)
 def test_a_prompt_is_what_the_user_has_written(written: str, meant: str) -> None:
-    config = resolved("experiment=lm", f"data.prompt={written}")
+    config = config_of("experiment=lm", f"data.prompt={written}")
     assert unescaped(config.data.prompt) == meant
 
 
 def test_what_is_no_text_stays_hydras() -> None:
-    assert resolved("experiment=lm", "data.prompt=null").data.prompt is None
-    assert resolved("experiment=lm", "data.prompt=word").data.prompt == "word"
-    assert resolved("experiment=lm", "project_name='a b'").project_name == "a b"
+    assert config_of("experiment=lm", "data.prompt=null").data.prompt is None
+    assert config_of("experiment=lm", "data.prompt=word").data.prompt == "word"
+    assert config_of("experiment=lm", "project_name='a b'").project_name == "a b"

@@ -165,7 +165,7 @@ def stops(dist: Dist, folder: Path) -> dict:
         dist.barrier()
         if computed == 1 and dist.rank == dist.world_size - 1:
             os.kill(os.getpid(), signal.SIGUSR1)
-            while not signals.asked():
+            while not signals.stop_signal():
                 time.sleep(0.01)
         dist.barrier()
         computed += 1

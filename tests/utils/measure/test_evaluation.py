@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.ranks import run_module, succeeded
+from tests.ranks import check_ended_well, run_module
 from tests.utils.measure.ranks_evaluation import EXAMPLES
 from tests.utils.rundir.test_status import fill
 from utils.errors import ConfigError
@@ -30,7 +30,7 @@ ONE = torch.ones(())
 
 def on_ranks(count: int, case: str, folder: Path) -> list[dict]:
     folder.mkdir(exist_ok=True)
-    succeeded(run_module(count, "tests.utils.measure.ranks_evaluation", str(folder), case))
+    check_ended_well(run_module(count, "tests.utils.measure.ranks_evaluation", str(folder), case))
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from utils.errors import ConfigError
-from utils.ranks.devices import dealt, devices_of, home, most_devices
+from utils.ranks.devices import devices_of, home, most_devices, pick_devices
 from utils.ranks.distributed import Dist
 
 
@@ -25,7 +25,7 @@ from utils.ranks.distributed import Dist
 def test_every_rank_has_gpus_of_its_own(
     taken: list[int], there: int, count: int, wanted: list[list[int]]
 ) -> None:
-    devices = [dealt(taken, mine, there, count) for mine in taken]
+    devices = [pick_devices(taken, mine, there, count) for mine in taken]
     assert devices == wanted
     assert len({index for each in devices for index in each}) == count * len(taken)
 
@@ -38,7 +38,7 @@ def test_too_few_gpus_are_one_line() -> None:
             r" or give"
         ),
     ):
-        dealt([0, 1], 0, 3, 2)
+        pick_devices([0, 1], 0, 3, 2)
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ IN_C = "import hashlib; hashlib.pbkdf2_hmac('sha256', b'', b'', 100_000_000)"
 REPORT = """
 ready = False
 def report():
-    while not (ready and signals.asked()): time.sleep(0.01)
-    print("asked", signals.asked(), flush=True)
+    while not (ready and signals.stop_signal()): time.sleep(0.01)
+    print("asked", signals.stop_signal(), flush=True)
     time.sleep({seconds})
     os._exit(7)
 threading.Thread(target=report).start()
@@ -122,11 +122,11 @@ def test_ctrl_c_asks_once_and_ends_the_second_time(rank: int) -> None:
 
 
 def test_other_threads_may_ask() -> None:
-    asking = "signals.defer(); signals.ask(SIGUSR1); signals.ask(SIGTERM)\n"
+    asking = "signals.defer(); signals.request_stop(SIGUSR1); signals.request_stop(SIGTERM)\n"
     with listener(asking + REPORT.format(seconds=0)) as process:
         assert end(process) == (7, "asked 10\n", "")
     with listener(
-        wait="threading.Thread(target=signals.ask, args=[SIGTERM]).start(); " + IN_C
+        wait="threading.Thread(target=signals.request_stop, args=[SIGTERM]).start(); " + IN_C
     ) as process:
         assert end(process)[0] == 143, "at once, before training"
 
@@ -145,7 +145,7 @@ time.sleep(0.3)
 for signum in (SIGTERM, SIGINT, SIGUSR1): os.kill(child, signum)
 assert os.waitpid(child, 0)[1] == 5 << 8
 """
-    with listener(body, wait="print(signals.asked())") as process:
+    with listener(body, wait="print(signals.stop_signal())") as process:
         assert end(process) == (0, "0\n", "")
 
 
@@ -173,7 +173,7 @@ def test_ranks_agree_on_one_signal(
     for signum in asked:
         monkeypatch.setattr(signals._state, "asked", signum)
         flags.append(signals.flags())
-    assert signals.chosen([sum(column) for column in zip(*flags, strict=True)]) == followed
+    assert signals.agreed_signal([sum(column) for column in zip(*flags, strict=True)]) == followed
 
 
 INTERRUPTED = """

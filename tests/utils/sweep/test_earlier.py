@@ -11,7 +11,7 @@ import pytest
 from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from tests.runs import resolved
+from tests.runs import config_of
 from utils.command import keys
 from utils.errors import Busy, ConfigError
 from utils.ranks.distributed import Dist
@@ -46,7 +46,7 @@ def test_it_is_made_once_for_what_it_is(tmp_path: Path) -> None:
             f"experiment=tms_target arch.forward_dtype=auto checkpoint_path={tmp_path}/target"
             f" {more}"
         )
-        return resolved("experiment=tms_5_2", f"arch.target='{target}'")
+        return config_of("experiment=tms_5_2", f"arch.target='{target}'")
 
     made: list[DictConfig] = []
     assert first(asking(""), made).arch.target == f"{tmp_path}/target"
@@ -74,7 +74,7 @@ def test_it_has_from_the_run_that_needs_it_what_is_about_the_machine(
         "run_name=mine",
         "global_batch_size=64",
     ]
-    config = first(resolved("experiment=tms_5_2", "seed=5", *mine), made)
+    config = first(config_of("experiment=tms_5_2", "seed=5", *mine), made)
     (target,) = made
     assert (
         target.exact,
@@ -91,7 +91,7 @@ def test_it_has_from_the_run_that_needs_it_what_is_about_the_machine(
     assert target.run_name.startswith("tms-")
     assert config.arch.target == str(tmp_path / target.checkpoint_path)
     first(
-        resolved(
+        config_of(
             "experiment=tms_5_2",
             "arch.target='experiment=tms_target exact=false run_name=given'",
             "exact=true",
@@ -107,7 +107,7 @@ def test_who_finds_another_at_work_waits_for_it(
     monkeypatch.setattr(earlier, "PAUSE_S", 0.0)
     made: list[DictConfig] = []
     first(
-        resolved(
+        config_of(
             "experiment=tms_5_2",
             f"arch.target='experiment=tms_target checkpoint_path={tmp_path}/target'",
         ),
@@ -134,7 +134,7 @@ def test_who_finds_another_at_work_waits_for_it(
     ],
 )
 def test_wrong_arguments_are_one_line(value: str, says: str) -> None:
-    config = resolved("experiment=tms_5_2", "arch.target=x")
+    config = config_of("experiment=tms_5_2", "arch.target=x")
     config.arch.target = value
     with pytest.raises(ConfigError) as caught:
         first(config, [])

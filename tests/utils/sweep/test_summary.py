@@ -116,7 +116,7 @@ def test_an_evaluation_that_was_begun_here_is_known_by_its_process(tmp_path: Pat
         )
     mine.begun = 200.0
     mine.locate(7)
-    assert (mine.directory, mine.told()) == (None, {}), (
+    assert (mine.directory, mine.status_row()) == (None, {}), (
         "a former process may have had the same number"
     )
     mine.begun = 50.0

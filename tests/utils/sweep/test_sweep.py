@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from tests.ranks import LAUNCHER_PREFIXES, ROOT, run_line, run_ranks, succeeded, until
+from tests.ranks import LAUNCHER_PREFIXES, ROOT, check_ended_well, run_line, run_ranks, until
 from tests.runs import FLOAT32, STOPPED, TINY_TRM, Result, digest, status, train
 from utils.errors import Stopped
 from utils.ranks.launchers import Launch
 from utils.sweep.jobs import Job
-from utils.sweep.launcher import Sweep
+from utils.sweep.launcher import Multirun
 
 SHORT = [
     *TINY_TRM,
@@ -241,14 +241,14 @@ def test_a_batch_script_reads_how_the_sweep_ended(
     monkeypatch.setenv("LOCKSTEP_STATUS", str(tmp_path / "copy.json"))
     finished, wrong = (Job(number, [], DictConfig({}), DictConfig({}), None) for number in (1, 2))
     wrong.error = "seed=x: must be a whole number"
-    whole = Sweep(
+    multirun = Multirun(
         Launch(),
         [],
         [finished, wrong],
         failures={2: 2} if status else {},
         further=[finished] if further else [],
     )
-    whole.conclude(error, status)
+    multirun.conclude(error, status)
     assert json.loads((tmp_path / "copy.json").read_text()) == dict(
         zip(("state", "reason", "exit_status"), told, strict=True)
     )
@@ -277,19 +277,19 @@ def test_a_job_that_was_finished_before_is_no_progress(
     config = OmegaConf.create({"checkpoint_path": str(tmp_path), "eval_only": evaluates})
     job = Job(1, [], DictConfig({}), DictConfig({}), config, begun=1000.0, mine=tmp_path)
     (tmp_path / "status.json").write_text(json.dumps({"state": state, "heartbeat": 1000.0 + since}))
-    whole = Sweep(Launch(), [], [job])
-    whole.ended(job, status)
-    assert bool(whole.further) == further
+    multirun = Multirun(Launch(), [], [job])
+    multirun.record_end(job, status)
+    assert bool(multirun.further) == further
 
 
 def test_jobs_that_share_gpus_are_told_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    whole = Sweep(Launch(), [])
-    whole.children(OmegaConf.create({"ranks": 1}), 2, "cuda")
+    multirun = Multirun(Launch(), [])
+    multirun.children(OmegaConf.create({"ranks": 1}), 2, "cuda")
     assert capsys.readouterr().err == ""
-    whole.children(OmegaConf.create({"ranks": 1}), 3, "cuda")
+    multirun.children(OmegaConf.create({"ranks": 1}), 3, "cuda")
     assert (
         capsys.readouterr().err
         == "sweep.jobs=3: jobs share 2 GPUs; with sweep.jobs=2 each would have its own\n"
@@ -401,7 +401,7 @@ def test_ranks_together_leave_a_table_too(tmp_path: Path) -> None:
         f"hydra.sweep.dir={tmp_path}/sweep",
     ]
     paths = ["checkpoint_path=" + str(tmp_path / "run-${seed}")]
-    ranks = succeeded(run_ranks(2, [*command, *paths]))
+    ranks = check_ended_well(run_ranks(2, [*command, *paths]))
     assert "summary: " in ranks[0].stdout
     rows = list(csv.DictReader((tmp_path / "sweep" / "summary.csv").open()))
     assert [(row["state"], row["directory"]) for row in rows] == [

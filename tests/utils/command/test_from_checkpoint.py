@@ -9,9 +9,9 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from tests.runs import resolved
-from utils.command.adopted import adopted, written
-from utils.command.keys import everywhere, kept_by_machine, run_values
+from tests.runs import config_of
+from utils.command.from_checkpoint import as_override, overrides_in_checkpoint
+from utils.command.keys import all_rules, kept_by_machine, run_values
 from utils.errors import ConfigError
 
 ASKED = ["eval_only=true", "checkpoint=runs/x"]
@@ -27,7 +27,7 @@ def what_it_is(config: Mapping[str, Any]) -> dict[str, Any]:
     """The values that say what run it is; its length is not asked for, nor what `auto` may
     become.
     """
-    values, machine = run_values(config, everywhere()), kept_by_machine()
+    values, machine = run_values(config, all_rules()), kept_by_machine()
     return {path: value for path, value in values.items() if path.partition(".")[0] not in machine}
 
 
@@ -66,9 +66,9 @@ def what_it_is(config: Mapping[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_it_is_the_configuration_that_was_trained(arguments: list[str]) -> None:
-    trained = plain(resolved(*arguments))
-    overrides = adopted(ASKED, lambda path: trained if path == "runs/x" else {})
-    again = plain(resolved(*overrides, *ASKED))
+    trained = plain(config_of(*arguments))
+    overrides = overrides_in_checkpoint(ASKED, lambda path: trained if path == "runs/x" else {})
+    again = plain(config_of(*overrides, *ASKED))
     assert what_it_is(again) == what_it_is(trained)
     assert (again["run_name"], again["project_name"]) == (
         f"{trained['run_name']}-evaluation",
@@ -79,7 +79,7 @@ def test_it_is_the_configuration_that_was_trained(arguments: list[str]) -> None:
 
 def test_the_machine_is_not_taken_over_and_what_the_user_says_comes_last() -> None:
     trained = plain(
-        resolved(
+        config_of(
             "experiment=demo",
             "timeout_s=7",
             "num_workers=3",
@@ -88,9 +88,9 @@ def test_the_machine_is_not_taken_over_and_what_the_user_says_comes_last() -> No
             "sync=ddp",
         )
     )
-    overrides = adopted([*ASKED, "seed=8"], lambda path: trained)
-    again = plain(resolved(*overrides, *ASKED, "seed=8", "sync=fsdp"))
-    fresh = plain(resolved())
+    overrides = overrides_in_checkpoint([*ASKED, "seed=8"], lambda path: trained)
+    again = plain(config_of(*overrides, *ASKED, "seed=8", "sync=fsdp"))
+    fresh = plain(config_of())
     assert [again[key] for key in ("timeout_s", "num_workers", "keep")] == [
         fresh[key] for key in ("timeout_s", "num_workers", "keep")
     ]
@@ -113,7 +113,7 @@ def test_the_machine_is_not_taken_over_and_what_the_user_says_comes_last() -> No
     ],
 )
 def test_whoever_says_what_is_evaluated_is_taken_at_their_word(given: list[str]) -> None:
-    assert adopted(given, lambda path: pytest.fail("nothing need be read")) == []
+    assert overrides_in_checkpoint(given, lambda path: pytest.fail("nothing need be read")) == []
 
 
 @pytest.mark.parametrize("config", [{"arch": {"_target_": "mine.Net"}}, {"arch": 3}, {"x": []}])
@@ -121,37 +121,39 @@ def test_what_conf_does_not_have_is_said(config: Mapping[str, Any]) -> None:
     with pytest.raises(
         ConfigError, match="checkpoint=runs/x: arch of its run is none that conf/ offers"
     ):
-        adopted(ASKED, lambda path: config)
+        overrides_in_checkpoint(ASKED, lambda path: config)
     without_data = {"arch": {"_target_": "models.recursive.trm.TRM"}, "data": []}
     with pytest.raises(
         ConfigError, match="checkpoint=runs/x: data of its run is none that conf/ offers"
     ):
-        adopted(ASKED, lambda path: without_data)
-    assert adopted(ASKED, lambda path: {}) == [], "bare weights say nothing"
+        overrides_in_checkpoint(ASKED, lambda path: without_data)
+    assert overrides_in_checkpoint(ASKED, lambda path: {}) == [], "bare weights say nothing"
 
 
 @pytest.mark.parametrize("typed", ["'runs/a b'", "runs/a\\ b", '"runs/a b"'])
 def test_the_checkpoint_is_what_hydra_reads_there(typed: str) -> None:
     asked: list[str] = []
-    adopted(["eval_only=true", f"+checkpoint={typed}"], lambda path: asked.append(path) or {})  # type: ignore[func-returns-value]
+    overrides_in_checkpoint(
+        ["eval_only=true", f"+checkpoint={typed}"], lambda path: asked.append(path) or {}
+    )  # type: ignore[func-returns-value]
     assert asked == ["runs/a b"]
 
 
 def test_a_run_without_a_way_to_synchronise_is_adopted_all_the_same() -> None:
-    trained = plain(resolved("experiment=demo"))
+    trained = plain(config_of("experiment=demo"))
     del trained["sync"]
-    assert "arch=trm" in adopted(ASKED, lambda path: trained)
+    assert "arch=trm" in overrides_in_checkpoint(ASKED, lambda path: trained)
 
 
 @pytest.mark.parametrize("key", ["a^b", "2023", "true", "é"])
 def test_keys_that_no_argument_can_hold_are_said(key: str) -> None:
-    trained = plain(resolved("experiment=lm"))
+    trained = plain(config_of("experiment=lm"))
     trained["data"]["mix"] = {key: 1.0}
     with pytest.raises(
         ConfigError,
         match=r"^checkpoint=runs/x: data.mix has the key .*, which no argument can hold",
     ):
-        adopted(ASKED, lambda path: trained)
+        overrides_in_checkpoint(ASKED, lambda path: trained)
 
 
 @pytest.mark.parametrize(
@@ -176,5 +178,5 @@ def test_keys_that_no_argument_can_hold_are_said(key: str) -> None:
     ],
 )
 def test_values_are_written_so_that_hydra_reads_the_same(value: Any) -> None:
-    (read,) = OverridesParser.create().parse_overrides([f"key={written(value)}"])
+    (read,) = OverridesParser.create().parse_overrides([f"key={as_override(value)}"])
     assert read.value() == value

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from utils.command.keys import GROUPS, choice_like, kept_by_machine, known, run_values
+from utils.command.keys import GROUPS, choice_like, defaults_and_rules, kept_by_machine, run_values
 from utils.command.values import leaves
 from utils.errors import ConfigError, short
 
@@ -18,7 +18,9 @@ STANDARD = "allreduce"
 OF_THE_RUN = {"run_name", "project_name", "eval_batch_size"}
 
 
-def adopted(overrides: Sequence[str], config_in: Callable[[str], Mapping[Any, Any]]) -> list[str]:
+def overrides_in_checkpoint(
+    overrides: Sequence[str], config_in: Callable[[str], Mapping[Any, Any]]
+) -> list[str]:
     """Returns the run's arguments if an evaluation names a checkpoint and no arch, data or
     experiment.
     """
@@ -48,13 +50,15 @@ def adopted(overrides: Sequence[str], config_in: Callable[[str], Mapping[Any, An
             f"checkpoint={checkpoint}: {lacking[0]} of its run is none that conf/ offers; give arch"
             " and data, and their keys"
         )
-    defaults, rules = known({group: choice or STANDARD for group, choice in choices.items()})
+    defaults, rules = defaults_and_rules(
+        {group: choice or STANDARD for group, choice in choices.items()}
+    )
     follow = dict(leaves(config, into_lists=False)).keys() - run_values(config, rules).keys()
     own = []
     for path, default in leaves(defaults, into_lists=False):
         value = _at(path, config, default)
         if value != default and path not in follow and path.partition(".")[0] not in machine:
-            own.append(f"{path}={written(value, f'checkpoint={checkpoint}: {path}')}")
+            own.append(f"{path}={as_override(value, f'checkpoint={checkpoint}: {path}')}")
     return [*(f"{group}={name}" for group, name in choices.items() if group not in machine), *own]
 
 
@@ -79,7 +83,7 @@ def _at(path: str, config: Mapping[Any, Any], otherwise: Any) -> Any:
     return inner
 
 
-def written(value: Any, where: str = "") -> str:
+def as_override(value: Any, where: str = "") -> str:
     """Writes a value in Hydra's override grammar."""
     if isinstance(value, Mapping):
         if odd := [key for key in value if not _is_written(key)]:
@@ -87,10 +91,10 @@ def written(value: Any, where: str = "") -> str:
                 f"{where} has the key {short(odd[0])}, which no argument can hold; give arch and"
                 " data, and their keys"
             )
-        inside = [f"{plain_key(key)}:{written(inner, where)}" for key, inner in value.items()]
+        inside = [f"{plain_key(key)}:{as_override(inner, where)}" for key, inner in value.items()]
         return "{" + ",".join(inside) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(written(inner, where) for inner in value) + "]"
+        return "[" + ",".join(as_override(inner, where) for inner in value) + "]"
     if isinstance(value, str):
         from hydra.core.override_parser.types import Quote, QuotedString
 
