@@ -65,7 +65,7 @@ from utils.ranks import distributed, signals
 from utils.ranks.distributed import Dist
 from utils.ranks.notices import Notices
 from utils.rundir.directory import RunDirectory
-from utils.sweep.earlier import with_earlier_runs_made
+from utils.sweep.needed_runs import make_needed_runs
 
 
 @dataclass
@@ -148,7 +148,7 @@ def pretrain(cfg: DictConfig) -> float | None:
     """Trains or evaluates one run. Returns the objective metric on every rank, for sweepers."""
     dist = distributed.start(cfg.device, cfg.backend, cfg.timeout_s)
     signals.defer()
-    cfg = with_earlier_runs_made(config.publish(cfg, dist), dist, pretrain)
+    cfg = make_needed_runs(config.publish(cfg, dist), dist, pretrain)
     hardware.tune(cfg.exact)
     compiling.keep_compiled_code()
     with RunDirectory(Path(cfg.checkpoint_path), dist, cfg.eval_only) as run, cli.reporting():

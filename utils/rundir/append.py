@@ -15,7 +15,7 @@ from typing import Any
 from utils.errors import brief
 from utils.files import read_bytes, write_whole
 
-HUSH_S = 60.0  # a disk that is full every other line is reported this often
+REPEAT_S = 60.0  # a disk that keeps filling up is reported at most this often
 
 
 class Troubles:
@@ -24,7 +24,7 @@ class Troubles:
     def __init__(self, report: Callable[[str, str], None]) -> None:
         self._report = report
         self._failing: set[str] = set()
-        self._said: dict[str, float] = {}
+        self._reported_at: dict[str, float] = {}
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[None]:
@@ -33,9 +33,12 @@ class Troubles:
             yield
         except OSError as error:
             now = time.monotonic()
-            if name not in self._failing and now - self._said.get(name, -math.inf) >= HUSH_S:
+            if (
+                name not in self._failing
+                and now - self._reported_at.get(name, -math.inf) >= REPEAT_S
+            ):
                 self._failing.add(name)
-                self._said[name] = now
+                self._reported_at[name] = now
                 self._report(name, f"{name} cannot be written ({brief(error)}); training goes on")
         else:
             if name in self._failing:
@@ -44,12 +47,12 @@ class Troubles:
 
 
 class AppendedFile:
-    """A file that grows by whole lines. A line that the disk refuses is lost, not the next."""
+    """A file that grows by whole lines. If the disk refuses a line, only that line is lost."""
 
     def __init__(self, path: Path, troubles: Troubles) -> None:
         self._name, self._troubles, self._lock = path.name, troubles, threading.Lock()
         self._file = open(path, "ab+", buffering=0)  # noqa: SIM115 (open as long as the run)
-        # the length without a half line at the end
+        # the length to cut the file back to, if a write fails in the middle of a line
         self._torn: int | None = None
         if (
             self._file.seek(0, os.SEEK_END)

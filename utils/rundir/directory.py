@@ -1,4 +1,4 @@
-"""The run directory: everything a run writes and says.
+"""The run directory: everything a run writes and prints.
 
 Rank 0 writes; on other ranks every method does nothing.
 """
@@ -44,7 +44,7 @@ class RunDirectory:
     """
 
     def __init__(self, directory: Path, dist: Dist, evaluates: bool = False) -> None:
-        """An evaluation takes a directory of its own, which has its name once the run has begun."""
+        """With `evaluates`, `begin` chooses an unused directory instead, for an evaluation."""
         self.directory = (
             directory if directory.name not in ("", "..") else Path(os.path.abspath(directory))
         )
@@ -58,13 +58,13 @@ class RunDirectory:
         self._log: AppendedFile | None = None
         self._events: AppendedFile | None = None
         self._maker: Maker | None = None  # of the report page
-        self._early: list[str] = []  # said before there was a log
+        self._early: list[str] = []  # lines printed before there is a log
         self._step: int | None = None
         self._began = 0
 
     @property
     def wandb_id(self) -> str | None:
-        """The id that continues this run at W&B; `begin` takes it as the setting `id`."""
+        """The id under which W&B continues this run; `begin` takes it as the setting `id`."""
         return self._tracker.run_id
 
     def begin(
@@ -100,7 +100,9 @@ class RunDirectory:
         if self._evaluates:
             self.directory = folders.make_another(self.directory)
         else:
-            if other := self._other():  # again, for a run on a host that our lock does not reach
+            if (
+                other := self._other_run()
+            ):  # again, for a run on a host that our lock does not reach
                 raise ConfigError(self._taken_by(other))
             moved = folders.make(self.directory, move=resumed is None)
         folders.check_files(self.directory)
@@ -134,8 +136,8 @@ class RunDirectory:
         with self._troubles.writing("git.txt"):
             if old := _record_code(self.directory):
                 self.say(
-                    "the code has changed since this run was here before; what it was then is in"
-                    f" {old}"
+                    "the code has changed since this run was last started; the former revision"
+                    f" is in {old}"
                 )
 
     def _record_start(
@@ -345,14 +347,13 @@ class RunDirectory:
         state = self._status.state if self._status is not None else ""
         if error is not None and state not in FINAL:
             state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-            # what came first, where another rank's end came of it
+            # if another rank failed first, its error is the cause
             known = self.dist.watch.cause if self.dist.watch is not None else None
             self.mark(
                 state,
                 (known.text if known else f"{type(error).__name__}: {error}".rstrip(": "))[:500],
             )
-        # whoever asked to stop will not wait long, nor do other ranks that have failed with this
-        # one
+        # whoever asked to stop will not wait long, and neither do the other ranks of a failed run
         self.close(
             ok=error is None,
             hurry=state in ("stopped", "requeue")
@@ -360,14 +361,14 @@ class RunDirectory:
         )
 
     def _claim(self) -> str:
-        """Locks the directory before anything in it is read. Returns who else has it, if anyone."""
+        """Locks the directory before anything in it is read. Returns who else has it, or ""."""
         if self._evaluates:
             folders.refuse_checkpoints(self.directory)
             return ""
         folders.refuse_inside(self.directory)
-        return self._other(self.say)
+        return self._other_run(self.say)
 
-    def _other(self, remark: Callable[[str], None] = lambda text: None) -> str:
+    def _other_run(self, remark: Callable[[str], None] = lambda text: None) -> str:
         return self._lock.acquire() or other_writer(self.directory, remark)
 
     def _taken_by(self, other: str) -> str:

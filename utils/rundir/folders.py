@@ -28,7 +28,7 @@ def make(directory: Path, move: bool) -> str:
             moved = aside.name
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise not_made(directory, error) from None
+        raise creation_error(directory, error) from None
     return moved
 
 
@@ -46,7 +46,7 @@ def make_another(directory: Path) -> Path:
             if not chosen.is_dir():
                 raise ConfigError(f"checkpoint_path={chosen}: is a file; give a folder") from None
         except OSError as error:
-            raise not_made(chosen, error) from None
+            raise creation_error(chosen, error) from None
     return chosen
 
 
@@ -59,7 +59,7 @@ def refuse_checkpoints(directory: Path) -> None:
             else []
         )
     except OSError as error:
-        raise not_made(directory, error) from None
+        raise creation_error(directory, error) from None
     if names:
         raise ConfigError(
             f"checkpoint_path={directory}: holds checkpoints ({min(names)}), beside which an"
@@ -94,7 +94,7 @@ def check_files(directory: Path) -> None:
             )
 
 
-def not_made(directory: Path, error: OSError) -> ConfigError:
+def creation_error(directory: Path, error: OSError) -> ConfigError:
     return ConfigError(
         f"checkpoint_path={directory}: cannot be made ({brief(error)}); give a folder you may"
         " write to"

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from utils.errors import ConfigError
-from utils.rundir.folders import not_made
+from utils.rundir.folders import creation_error
 
 TRIES = 100  # each fails if another process removes the file or folder meanwhile
 # what file systems without flock answer
@@ -56,7 +56,7 @@ class Lock:
                     or not self._directory.is_dir()
                     or self._path == inside
                 ):
-                    raise not_made(self._directory, error) from None
+                    raise creation_error(self._directory, error) from None
             # the directory was made for this user, where it could not make one itself
             self._path = inside
 

@@ -18,7 +18,7 @@ SPARE = ("speed", "headline", "loss", "left", "steps")
 
 
 class ProgressBar:
-    """Writes the bar, and through `say` every other line, so that they never tear each other."""
+    """Writes the bar, and through `say` every other line, so that they never mix."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""`status.json`: whether a run is going on and how it ended, for people and for scripts that start
-it again.
+"""`status.json`: whether a run is going on and how it ended, for people and for scripts that
+restart it.
 
 It is a file because launchers lose exit statuses: torchrun and mpirun return 1 whatever their ranks
 returned. A run renews it every few seconds, because a host that goes down cannot say so.
@@ -25,8 +25,8 @@ from utils.ranks.connection import closed_in_children
 from utils.rundir.append import Troubles
 
 FILE = "status.json"
-# a batch script knows no run's directory: it names a file by this variable, and reads there how the
-# run ended
+# a batch script does not know the run's directory: it sets this variable to the path of a file, and
+# reads there how the run ended
 COPY = "LOCKSTEP_STATUS"
 # success; asked to stop; asked to stop and be restarted; an error
 FINAL = ("finished", "stopped", "requeue", "failed")
@@ -63,14 +63,13 @@ class Status:
         self._lock, self._closed = threading.RLock(), threading.Event()
         self._lifeline: socket.socket | None = None
         self._witness: subprocess.Popen[bytes] | None = None
-        # Held open: another folder that comes to be in its place has another number then, also on
-        # network disks.
+        # held open, so that a folder that replaces it has another inode, on network disks too
         self._folder: int | None = os.open(
             directory, os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
         )
 
     def write(self, state: str, reason: str, step: int | None, exit_status: int | None) -> None:
-        """Replaces the file; the state counts even where the disk refuses it."""
+        """Replaces the file. `self.state` changes even if the disk refuses the file."""
         with self._troubles.writing(FILE), self._lock:
             self.state = state
             pid = os.getpid()
@@ -92,8 +91,8 @@ class Status:
                 write_whole(Path(copy), self._text())
 
     def keep_alive(self, step: Callable[[], int | None], afterwards: Sequence[str] = ()) -> None:
-        """Renew the heartbeat from a thread, and have a small process outlive this one in case it
-        is killed; that process then runs the command `afterwards`.
+        """Renews the heartbeat from a thread, and starts a small process that outlives this one: if
+        this one is killed, it writes so and runs the command `afterwards`.
         """
         threading.Thread(target=self._beat, args=(step,), name="heartbeat", daemon=True).start()
         self._call_witness(afterwards)
@@ -123,7 +122,7 @@ class Status:
                     self._publish()
 
     def lost(self) -> str:
-        """Says why the directory no longer belongs to this run, without blocking; else empty."""
+        """Returns why the directory no longer belongs to this run, or an empty string."""
         if self._folder is None:
             return ""
         if not self._is_there():
@@ -141,7 +140,7 @@ class Status:
             return True
         try:
             return os.path.samestat(os.stat(self._directory), os.fstat(self._folder))
-        except OSError as error:  # a disk that does not answer is another matter
+        except OSError as error:  # a disk that does not answer has lost nothing
             return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
     def close(self) -> None:
@@ -174,7 +173,7 @@ class Status:
             self._overwrite()
 
     def _overwrite(self) -> None:
-        """Write in place: a full disk still has room in the blocks of the file itself."""
+        """Writes in place: a full disk still has room in the blocks of the file itself."""
         with open(self._path, "r+b", buffering=0) as file:
             text = self._text().encode().ljust(os.fstat(file.fileno()).st_size)
             if file.write(text) != len(text):
@@ -185,12 +184,12 @@ class Status:
 
 
 def state_of(directory: Path) -> str:
-    """Returns the state in status.json; empty where it cannot be read."""
+    """Returns the state in status.json, or an empty string if it cannot be read."""
     return str(read_row(directory / FILE).get("state", ""))
 
 
 def started_again(directory: Path) -> bool:
-    """Says whether a launcher started this process in place of one that ran in this directory."""
+    """Returns whether a launcher started this process in place of one that ran here before."""
     row, now = read_row(directory / FILE), _launch()
     then = row.get("launch")
     if not isinstance(then, dict):
@@ -202,8 +201,8 @@ def started_again(directory: Path) -> bool:
     if row.get("host") == socket.gethostname():
         torchrun = same("parent", "parent_began")
     else:
-        # the first rank has come to another host, where torchrun is another process; a run without
-        # a name ("none") is anybody's
+        # the first rank has moved to another host, where torchrun is another process; "none" is
+        # the id of every run without a name
         torchrun = same("torchrun_run") and now["torchrun_run"] != "none"
     return bool(
         (now["torchrun_restarts"] and torchrun) or (now["slurm_restarts"] and same("slurm_job"))
@@ -211,11 +210,10 @@ def started_again(directory: Path) -> bool:
 
 
 def other_writer(directory: Path, remark: Callable[[str], None] = lambda text: None) -> str:
-    """`pid 123 on host x`, if another process says that it runs there and is alive, as far as one
-    can know; else nothing.
+    """Returns `pid 123 on host x` if another live process seems to write there, else "".
 
-    A run of another host that has not said how it ended, and is taken to have died, is worth a
-    remark.
+    Calls `remark` about a run on another host that never wrote how it ended and is taken to have
+    died.
     """
     row = read_row(directory / FILE)
     if row.get("state") != "running":
@@ -234,7 +232,7 @@ def other_writer(directory: Path, remark: Callable[[str], None] = lambda text: N
         return ""
     age = time.time() - beat  # less than 0 where the clocks of the hosts differ
     if abs(age) < FRESH_S:
-        heard = f"heard of {max(0.0, age):.0f} s ago and given up after {FRESH_S:.0f} s"
+        heard = f"last heard of {max(0.0, age):.0f} s ago; given up after {FRESH_S:.0f} s"
         return "" if started_again(directory) else f"{_name(row)}, {heard}"
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(beat))
     remark(

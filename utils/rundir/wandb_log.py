@@ -1,9 +1,9 @@
 """Weights & Biases as a guest: it never prompts, never holds up a step and never fails a run.
 
-A process of its own copies metrics.jsonl to W&B, because W&B may hang wherever it is called, takes
-a second to start and 18 s where no server answers, and starts a process that keeps open what it
-inherits. Here that is nothing of the run's, no step waits for it, and one kill at the run's end
-ends all of it.
+A process of its own copies metrics.jsonl to W&B, because W&B may hang in any call, takes a second
+to start (18 s if no server answers), and starts a process that keeps open whatever it inherits.
+This way it inherits nothing from the run, no step waits for it, and one kill at the run's end stops
+all of it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from utils.ranks.connection import closed_in_children
 
 MODES = ("auto", "online", "offline", "disabled")
 FINISH_S = 30.0
-# a run that is preempted has little time, and a checkpoint to write in it; and nothing outlives a
-# run that is killed
+# a preempted run has little time, and a checkpoint to write; after a killed run, W&B's process
+# lives no longer than this
 HURRY_S = 3.0
 POLL_S = 0.5
-MOST_PICTURES = 20  # of an evaluation
-# Nothing of W&B's own on the terminal, no capture of code or console, no system metrics; errors are
-# not reported to W&B's makers, which would hold up the end where no network is.
+MOST_PICTURES = 20  # uploaded for each evaluation
+# W&B prints nothing, captures neither code nor console, and measures no system metrics. It reports
+# no errors to its makers, which without a network would delay the end of the run.
 QUIET = {
     "WANDB_SILENT": "true",
     "WANDB_CONSOLE": "off",
@@ -68,7 +68,7 @@ class Tracker:
 
     def __init__(self, say: Callable[[str], None], patience_s: float) -> None:
         """`patience_s` bounds the time of `close`, because other ranks wait for this one."""
-        # continues the W&B run; kept where W&B is off or fails, for a later start
+        # continues the W&B run; kept for a later start even if W&B is off or fails now
         self.run_id: str | None = None
         self._say, self._patience_s = say, patience_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -116,7 +116,7 @@ class Tracker:
         theirs.close()
 
     def report(self) -> None:
-        """Reports what W&B's process says; it ends where it cannot go on."""
+        """Prints what W&B's process has sent, and forgets the process once it has ended."""
         if self._process is None:
             return
         status = self._process.poll()
@@ -167,7 +167,7 @@ def main() -> None:
     """Runs W&B's process."""
     given, status, ended = json.loads(sys.argv[1]), [1], threading.Event()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-        # schedulers send them to all processes; they are the run's, and this one ends with it
+        # schedulers send them to all processes; the run handles them, and this process ends with it
         signal.signal(signum, signal.SIG_IGN)
     subprocess.Popen = InOurGroup  # type: ignore[misc]
     threading.Thread(target=wait_for_end, args=(status, ended), daemon=True).start()
@@ -237,7 +237,7 @@ def copy(rows: BinaryIO, run: Any, directory: Path) -> None:
 
 
 def pictures(folder: Path) -> dict[str, Any]:
-    """The PNG files of an evaluation, by set and name; a file that cannot be read is left out."""
+    """Returns the PNG files of an evaluation, by set and name; unreadable ones are left out."""
     import wandb
 
     images = {}

@@ -1,5 +1,5 @@
-"""Runs jobs as processes: so many at once, each with its share of the machine; signals go on to
-all.
+"""Runs jobs as processes, several at once, each with its share of the machine, and forwards signals
+to them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from utils.sweep.jobs import Job, command
 LOOK_S = 0.1
 PATIENCE_S = 30.0  # for children whose sweep fails itself
 PR_SET_PDEATHSIG = 1
-# by these a child of one rank of a launcher would take itself for that rank
+# variables by which a child would take itself for the launcher's rank that started it
 NUMBERED = {family.rank for family in FAMILIES.values()}
-NOT_THEIRS = {"MASTER_ADDR", "MASTER_PORT", COPY}  # how all ended is for the sweep to say
+NOT_THEIRS = {"MASTER_ADDR", "MASTER_PORT", COPY}  # the sweep itself writes COPY
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Child:
     job: Job
     process: subprocess.Popen[bytes]
     share: int  # the number of its share of the machine
-    asked: int = 0  # the first signal that was handed on to it
+    signalled: int = 0  # the first signal that was sent to it
     # the beginning of a line, by file descriptor
     unfinished: dict[int, bytes] = field(default_factory=dict)
 
@@ -50,8 +50,8 @@ class Children:
     def __init__(
         self, options: Sequence[str], shares: Sequence[Mapping[str, str]], ranks: int
     ) -> None:
-        """A share of the machine for each of those that run at once: variables of their
-        environment.
+        """`shares` are environment variables, one set for each job that runs at once; `ranks` is
+        the number of ranks of each job.
         """
         self._options, self._shares, self._ranks = options, shares, ranks
         self._running: list[Child] = []
@@ -59,27 +59,31 @@ class Children:
 
     def run(
         self,
-        following: Callable[[Collection[Path | None]], Job | None],
-        ended: Callable[[Job, int], None],
-        bad: Callable[[Job], bool] = lambda job: False,
+        next_job: Callable[[Collection[Path | None]], Job | None],
+        on_end: Callable[[Job, int], None],
+        is_bad: Callable[[Job], bool] = lambda job: False,
     ) -> None:
-        """`following` gives jobs whose directories are not busy, `ended` hears their exit statuses,
-        `bad` tells whether to stop one.
+        """Runs jobs until `next_job` has no more.
+
+        `next_job` returns a job whose directory is not among the busy ones, or None. `on_end` gets
+        each job with its exit status. `is_bad` tells whether to stop a job early.
         """
-        signals.install(1, self._killed_too)  # rank 1's do not speak: children say what they do
+        signals.install(
+            1, self._kill_all
+        )  # as rank 1, which prints nothing about signals: the children do
         signals.defer()
-        handed_on = False
+        forwarded = False
         try:
             while True:
                 if not signals.stop_signal():
                     while len(self._running) < len(self._shares):
-                        job = following({child.job.directory for child in self._running})
+                        job = next_job({child.job.directory for child in self._running})
                         if job is None:
                             break
                         self._start(job)
-                elif not handed_on:
-                    handed_on = True
-                    self.ask(signals.stop_signal())
+                elif not forwarded:
+                    forwarded = True
+                    self.signal_all(signals.stop_signal())
                 if not self._running:
                     break
                 self._listen()
@@ -88,9 +92,9 @@ class Children:
                     child.job.locate(child.process.pid if self._ranks == 1 else None)
                     if over:
                         self._end(child)
-                        ended(child.job, self._status(child))
-                    elif not child.asked and not signals.stop_signal() and bad(child.job):
-                        _ask(child, signal.SIGTERM)
+                        on_end(child.job, self._status(child))
+                    elif not child.signalled and not signals.stop_signal() and is_bad(child.job):
+                        _signal(child, signal.SIGTERM)
         finally:
             self._stop_all()
         if signum := signals.stop_signal():
@@ -100,16 +104,16 @@ class Children:
                 " with it",
             )
 
-    def ask(self, signum: int) -> None:
-        """Sends a signal to the job."""
+    def signal_all(self, signum: int) -> None:
+        """Sends a signal to all running jobs."""
         for child in self._running:
-            _ask(child, signum)
+            _signal(child, signum)
 
     def _start(self, job: Job) -> None:
         environment = {
             key: value for key, value in os.environ.items() if key not in NUMBERED | NOT_THEIRS
         } | {**self._free_share()[1]}
-        job.begun, job.mine = time.time(), None
+        job.begun, job.evaluation = time.time(), None
         apart = subprocess.PIPE if len(self._shares) > 1 else None
         process = subprocess.Popen(
             command(self._options, job, self._ranks),
@@ -162,16 +166,16 @@ class Children:
                 key.fileobj.close()  # type: ignore[union-attr]
 
     def _status(self, child: Child) -> int:
-        """The run's exit status, which torchrun hides; a run that does not handle signals yet is
-        killed by them.
+        """Returns the run's exit status, from status.json if torchrun hides it. A run that a signal
+        killed before it handled signals counts as stopped.
         """
         status, row = child.process.returncode, child.job.status_row()
         # Slurm signals jobs and sweep at once
-        told, asked = row.get("exit_status"), child.asked or signals.stop_signal()
-        if self._ranks > 1 and status and row.get("state") in FINAL and isinstance(told, int):
-            return told or status
-        if status and asked and row.get("state") != "failed":
-            return signals.STATUS[asked]
+        recorded, signum = row.get("exit_status"), child.signalled or signals.stop_signal()
+        if self._ranks > 1 and status and row.get("state") in FINAL and isinstance(recorded, int):
+            return recorded or status
+        if status and signum and row.get("state") != "failed":
+            return signals.STATUS[signum]
         if status < 0:
             _say(sys.stderr, f"{child.job.name} was killed by {_name(-status)}")
             return 1
@@ -179,16 +183,16 @@ class Children:
 
     def _stop_all(self) -> None:
         """Asks all jobs to save and end when the sweep itself fails."""
-        self.ask(signal.SIGTERM)
+        self.signal_all(signal.SIGTERM)
         deadline = time.monotonic() + PATIENCE_S
         while (
             any(child.process.poll() is None for child in self._running)
             and time.monotonic() < deadline
         ):
             self._listen()
-        self._killed_too(0, "")
+        self._kill_all(0, "")
 
-    def _killed_too(self, signum: int, line: str) -> bool:
+    def _kill_all(self, signum: int, line: str) -> bool:
         for child in self._running:
             with suppress(ProcessLookupError):
                 os.killpg(child.process.pid, signal.SIGKILL)
@@ -198,7 +202,7 @@ class Children:
 def shares(
     at_once: int, ranks: int, environment: Mapping[str, str], gpus: Sequence[str], cores: int
 ) -> list[dict[str, str]]:
-    """Each job's share of the machine: GPUs of its own, and equally many cores for each rank."""
+    """Returns each job's share of the machine: its GPUs, and equally many cores for each rank."""
     if at_once == ranks == 1:
         return [{}]
     if 0 < len(gpus) < ranks:
@@ -210,7 +214,7 @@ def shares(
     for number, share in enumerate(each):
         if "OMP_NUM_THREADS" not in environment:
             share["OMP_NUM_THREADS"] = str(max(1, cores // (at_once * ranks)))
-        if gpus:  # where there are fewer than ranks, jobs share
+        if gpus:  # jobs share them if there are too few
             share["CUDA_VISIBLE_DEVICES"] = ",".join(
                 gpus[(number * ranks + rank) % len(gpus)] for rank in range(ranks)
             )
@@ -218,7 +222,7 @@ def shares(
 
 
 def gpus_here(environment: Mapping[str, str]) -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    """Returns the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     given = environment.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return (
@@ -232,7 +236,7 @@ def gpus_here(environment: Mapping[str, str]) -> list[str]:
 
 
 def _with_parent() -> Callable[[], object] | None:
-    """Called in a child: it saves and ends if the sweep is killed."""
+    """Returns what a child calls first, so that it saves and ends if the sweep is killed."""
     return (
         partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGTERM)
         if sys.platform == "linux"
@@ -240,8 +244,8 @@ def _with_parent() -> Callable[[], object] | None:
     )
 
 
-def _ask(child: Child, signum: int) -> None:
-    child.asked = child.asked or signum
+def _signal(child: Child, signum: int) -> None:
+    child.signalled = child.signalled or signum
     child.process.send_signal(signum)
 
 
@@ -256,5 +260,5 @@ def _ready(stream: Any) -> bool:
 
 
 def _say(stream: Any, text: str) -> None:
-    with suppress(OSError, ValueError):  # that nobody reads any more is no reason to end a run
+    with suppress(OSError, ValueError):  # a closed pipe is no reason to end a run
         print(text, file=stream, flush=True)

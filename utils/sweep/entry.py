@@ -24,8 +24,8 @@ LENGTH = "hydra.sweeper.trials="  # more trials belong to the same study
 
 
 def sweep(arguments: Sequence[str], launch: Launch) -> None:
-    """Run it and end the program; returns where all ranks, or another launcher of Hydra's, run jobs
-    in this process.
+    """Runs the sweep and ends the program. Returns only if this process is to run jobs itself: with
+    all ranks together, or under another of Hydra's launchers.
     """
     import hydra
     from hydra.core.plugins import Plugins
@@ -35,7 +35,7 @@ def sweep(arguments: Sequence[str], launch: Launch) -> None:
     from utils.sweep.launcher import Local, Multirun
     from utils.sweep.trials import Trials
 
-    # `prepare` has put options, and their values, before it
+    # `prepare` has put options and their values before `--`
     end = arguments.index("--") if "--" in arguments else 0
     options, overrides = (
         [argument for argument in arguments[:end] if argument not in SWEEPS],
@@ -50,12 +50,12 @@ def sweep(arguments: Sequence[str], launch: Launch) -> None:
         "",
     )
     if other and (
-        mine := next((override for override in overrides if override.startswith(OWN)), "")
+        ours := next((override for override in overrides if override.startswith(OWN)), "")
     ):
-        raise ConfigError(f"{mine}: is for {LAUNCHER}=local; remove {other}")
+        raise ConfigError(f"{ours}: is for {LAUNCHER}=local; remove {other}")
     os.environ["LOCKSTEP_SWEEP"] = folder_name(overrides)  # hydra.sweep.dir reads it
     multirun = Multirun(launch, options)
-    # Hydra makes them, by names that it must take for those of its own namespace
+    # Hydra instantiates them by name, and only from its own namespace
     for plugin in (Local, Trials):
         plugin.multirun = multirun
         Plugins.instance().class_name_to_class[f"hydra_plugins.lockstep.{plugin.__name__}"] = plugin
@@ -64,7 +64,7 @@ def sweep(arguments: Sequence[str], launch: Launch) -> None:
 
     def task(config: DictConfig) -> NoReturn:
         raise ConfigError(
-            f"{LAUNCHER}: stands in a file, where it is read too late; give it on the command line"
+            f"{LAUNCHER}: is set in a file, which is read too late; give it on the command line"
         )
 
     task.__module__ = "pretrain"  # by which Hydra calls the program
@@ -79,8 +79,8 @@ def sweep(arguments: Sequence[str], launch: Launch) -> None:
 
 
 def folder_name(overrides: Sequence[str]) -> str:
-    """The same for the same sweep, whichever of its jobs a task of a job array runs, and however
-    many run at once.
+    """Returns the name of a sweep's folder, which depends on what is swept, but not on which job a
+    task of a job array runs, nor on how many run at once.
     """
     from utils.command.naming import UNFIT
 

@@ -41,9 +41,9 @@ class Job:
     raw: DictConfig  # without it
     config: DictConfig | None
     error: str = ""
-    about: str = ""  # what to call it, where that does not follow from how jobs differ
+    about: str = ""  # its title, if not the overrides in which jobs differ
     begun: float = 0.0  # when this process started it
-    mine: Path | None = None  # of an evaluation that this process has started: where it is
+    evaluation: Path | None = None  # the directory of an evaluation that this process has started
 
     @property
     def name(self) -> str:
@@ -51,12 +51,12 @@ class Job:
 
     @property
     def directory(self) -> Path | None:
-        """The run's directory; for an evaluation, the one begun here, or else the last."""
+        """The run's directory; for an evaluation, the one started here, or else the newest."""
         if self.config is None:
             return None
         if not self.config.eval_only:
             return Path(self.config.checkpoint_path)
-        return self.mine if self.begun else self._evaluations()[-1]
+        return self.evaluation if self.begun else self._evaluations()[-1]
 
     def _evaluations(self) -> list[Path]:
         assert self.config is not None
@@ -67,15 +67,15 @@ class Job:
         return [first, *(first.with_name(f"{first.name}-{number}") for number in sorted(numbers))]
 
     def locate(self, pid: int | None) -> None:
-        """Finds the directory of an evaluation that has begun, by its process id."""
-        if self.mine is None and self.config is not None and self.config.eval_only:
+        """Looks for the directory of an evaluation that this process has started, by its pid."""
+        if self.evaluation is None and self.config is not None and self.config.eval_only:
             for path in self._evaluations():
                 row = self._status_row(path)
                 if row and pid in (None, row.get("pid")):
-                    self.mine = path
+                    self.evaluation = path
 
     def status_row(self) -> dict[str, Any]:
-        """Returns what status.json says since the job was started here."""
+        """Returns status.json if it was written since the job was started here, else nothing."""
         return self._status_row(self.directory) if self.directory else {}
 
     def _status_row(self, directory: Path) -> dict[str, Any]:
@@ -84,26 +84,26 @@ class Job:
         return row if isinstance(beat, int | float) and beat > self.begun > 0 else {}
 
     def arguments(self) -> list[str]:
-        """The arguments that give pretrain.py the same run under the same name, without a sweep."""
+        """Returns the arguments with which pretrain.py makes this run alone, under its name."""
         assert self.config is not None
-        mine = [
+        arguments = [
             override
             for override in self.overrides
             if key_of(override).partition(".")[0] != SETTINGS
         ]
-        # what Hydra fills in is a name too
+        # an interpolation that Hydra fills in is a name too
         if OmegaConf.is_interpolation(self.raw, "run_name") or self.raw.run_name is not None:
             name = (
                 self.config.run_name.removesuffix(EVALUATION)
                 if self.config.eval_only
                 else self.config.run_name
             )
-            mine.append(f"run_name={as_override(name)}")
-        if self.config.eval_only and not CHOICES & {key_of(override) for override in mine}:
-            # it says what it is, and adopts nothing
-            mine.append(f"arch={self.composed.hydra.runtime.choices.arch}")
+            arguments.append(f"run_name={as_override(name)}")
+        if self.config.eval_only and not CHOICES & {key_of(override) for override in arguments}:
+            # naming the net keeps it from taking the configuration in the checkpoint
+            arguments.append(f"arch={self.composed.hydra.runtime.choices.arch}")
         return [
-            *mine,
+            *arguments,
             f"hydra.job.num={self.composed.hydra.job.num}",
             f"hydra.job.id={self.composed.hydra.job.num}",
         ]
@@ -131,7 +131,7 @@ def prepare(
     fixed = find_fixed_keys(_plain(master.hydra.overrides.task))
     with open_dict(composed):
         composed.hydra.job.id = composed.hydra.job.num = number - 1
-        # names that are cut show what is swept
+        # a name that is cut short then still shows what is swept
         composed.hydra.overrides.task = sorted(
             composed.hydra.overrides.task, key=lambda override: key_of(override) in fixed
         )
@@ -152,20 +152,20 @@ def prepare(
 
 
 def find_fixed_keys(overrides: Sequence[str]) -> set[str]:
-    """The keys of a sweep's overrides that have one value, however it is written."""
+    """Returns the keys of a sweep's overrides that have only one value, however it is written."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     return {key_of(one.input_line or "") for one in parsed if not one.is_sweep_override()}
 
 
 def _plain(overrides: Any) -> list[str]:
-    """Overrides as they were written, whatever they stand for."""
+    """Returns overrides as they were written, with interpolations unresolved."""
     words: Any = OmegaConf.to_container(overrides, resolve=False)
     return words
 
 
 def settings_of(jobs: Sequence[Job], any_right: bool = True) -> DictConfig:
-    """The values of `sweep.*`, which all jobs share; if no job is right, raises the first one's
-    error.
+    """Returns the values of `sweep.*`, which all jobs share. If no job is right, raises the first
+    one's error.
     """
     if any_right and all(job.error for job in jobs):
         raise ConfigError(jobs[0].error)
@@ -184,33 +184,33 @@ def settings_of(jobs: Sequence[Job], any_right: bool = True) -> DictConfig:
 
 
 def command(options: Sequence[str], job: Job, ranks: int) -> list[str]:
-    """The command that runs a job as a process, or under torchrun."""
+    """Returns the command that runs a job as a process, or under torchrun."""
     launcher = []
     if ranks > 1:
-        handed_on = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+        signals_to_handle = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
         launcher = [
             "-m",
             "torch.distributed.run",
             "--standalone",
             f"--nproc-per-node={ranks}",
-            handed_on,
+            signals_to_handle,
         ]
     return [sys.executable, *launcher, str(ROOT / "pretrain.py"), *options, *job.arguments()]
 
 
 def key_of(override: str) -> str:
-    """The key of an override."""
+    """Returns the key of an override."""
     return override.partition("=")[0].lstrip("+~")
 
 
 def differing(jobs: Sequence[Job]) -> list[str]:
-    """The overrides in which each job differs from others; all of them if it differs from none."""
+    """Returns the overrides in which each job differs from others; all if it differs from none."""
     # of two for one key the last counts
     given = [{key_of(override): override for override in job.overrides} for job in jobs]
     vary = {key for key in set().union(*given) if len({row.get(key) for row in given}) > 1}
     differ_in = [[row[key] for key in row if key in vary] for row in given]
     own = [[row[key] for key in row if key.partition(".")[0] != SETTINGS] for row in given]
     return [
-        job.about or " ".join(differ or whole)
-        for job, differ, whole in zip(jobs, differ_in, own, strict=True)
+        job.about or " ".join(differ or all_of_job)
+        for job, differ, all_of_job in zip(jobs, differ_in, own, strict=True)
     ]

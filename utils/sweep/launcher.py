@@ -41,7 +41,7 @@ class Multirun:
     failures: dict[int, int] = field(default_factory=dict)  # exit statuses
     folder: Path | None = None
     rows: list[Row] = field(default_factory=list)
-    further: list[Job] = field(default_factory=list)  # that came further since the sweep began
+    advanced: list[Job] = field(default_factory=list)  # jobs that made progress in this sweep
 
     def plan(
         self, context: HydraContext, master: DictConfig, overrides: Sequence[str], number: int
@@ -57,11 +57,11 @@ class Multirun:
 
     @property
     def alone(self) -> bool:
-        """Returns whether this is a single process, which starts others."""
+        """Whether this is a single process, which starts others."""
         return self.launch.world_size == 1
 
     def children(self, settings: DictConfig, at_once: int, device: str) -> Children:
-        """Returns what runs so many jobs at once."""
+        """Returns what runs `at_once` jobs at a time."""
         gpus = [] if device == "cpu" or at_once * settings.ranks == 1 else gpus_here(os.environ)
         if settings.ranks <= len(gpus) < at_once * settings.ranks:
             most, number = (
@@ -90,7 +90,7 @@ class Multirun:
         """Records how a job's process ended."""
         state = job.status_row().get("state")
         if state == "requeue" or (state in FINAL and not status and not job.config.eval_only):  # type: ignore[union-attr]
-            self.further.append(job)  # an evaluation would be done again, and again not in time
+            self.advanced.append(job)  # not an evaluation: it starts again from nothing
         if status:
             self.failures[job.number] = status
             if status not in signals.STATUS.values():
@@ -126,19 +126,19 @@ class Multirun:
         first = next(
             (job for job in self.jobs if job.number == min(self.failures, default=0)), None
         )
-        reason = (
-            brief(error)
-            if error
-            else (first.error or first.status_row().get("reason", ""))
-            if first
-            else ""
-        )
+        reason = ""
+        if error:
+            reason = brief(error)
+        elif first:
+            reason = first.error or first.status_row().get("reason", "")
         if isinstance(error, Stopped):
             state, status = (
-                "requeue" if error.signum == signal.SIGUSR1 and self.further else "stopped",
+                "requeue" if error.signum == signal.SIGUSR1 and self.advanced else "stopped",
                 signals.STATUS[error.signum],
             )
-            if state == "stopped" and error.signum == signal.SIGUSR1:  # it would be queued for ever
+            if (
+                state == "stopped" and error.signum == signal.SIGUSR1
+            ):  # it would be requeued for ever
                 reason = "SIGUSR1: no job came further, so not to be run again"
         else:
             state = "failed" if error or status else "finished"
@@ -195,7 +195,7 @@ class Local(Launcher):
             if multirun.alone
             else self._run_here(chosen, settings)
         )
-        # which would end the sweep at the first that failed
+        # Hydra's basic sweeper would end the sweep at the first job that failed
         status = multirun.failures if sweeper._target_ != BASIC else {}
         return [job.job_return(values[job.number], status.get(job.number, 0)) for job in chosen]
 
@@ -213,18 +213,18 @@ class Local(Launcher):
         numbers, left = (job.number for job in multirun.jobs), list(right)
         titles = dict(zip(numbers, differing(multirun.jobs), strict=True))
 
-        def following(busy: Collection[Path | None]) -> Job | None:
+        def next_job(busy: Collection[Path | None]) -> Job | None:
             if (
                 not left
                 or (multirun.failures and settings.on_error == "stop")
                 or left[0].directory in busy
             ):
-                return None  # of two jobs that are one run, the second waits
+                return None  # if two jobs are the same run, the second waits
             job = left.pop(0)
             print(f"{job.name} of {len(multirun.jobs)}: {titles[job.number]}", flush=True)
             return job
 
-        children.run(following, multirun.record_end)
+        children.run(next_job, multirun.record_end)
         if left:
             signals.say(
                 f"sweep.on_error=stop: {len(left)} job{' was' if len(left) == 1 else 's were'} not"
@@ -232,7 +232,7 @@ class Local(Launcher):
             )
 
     def _run_here(self, jobs: Sequence[Job], settings: DictConfig) -> dict[int, Any]:
-        """All ranks run each job together, and fail together."""
+        """Runs the jobs on all ranks together; they fail together, too."""
         multirun = self.multirun
         for key in ("jobs", "ranks"):
             if settings[key] > 1:

@@ -16,16 +16,16 @@ from utils.files import LIMIT, read_bytes, read_text
 from utils.rundir.status import other_writer, state_of
 
 LONGEST = 16 * LIMIT  # bytes of metrics.jsonl
-KILLED = "killed"  # its process is gone, and could not say anything
+KILLED = "killed"  # its process is gone without having written how it ended
 
 
 @dataclass(frozen=True)
 class Result:
     """The result of one run; empty if it has none."""
 
-    metric: str = ""  # what it is judged by
+    metric: str = ""  # by which the run is judged
     lower_is_better: bool = False
-    values: tuple[tuple[int, float], ...] = ()  # of evaluations, with their steps
+    values: tuple[tuple[int, float], ...] = ()  # step and value of each evaluation
     step: int | None = None
     seconds: float = 0.0  # of training, in all its starts
 
@@ -43,7 +43,7 @@ class Result:
 
 
 def result_in(directory: Path | None) -> Result:
-    """The result that a run directory logs."""
+    """Returns the result that a run directory has logged."""
     if directory is None:
         return Result()
     config, metrics = directory / "config.yaml", directory / "metrics.jsonl"
@@ -56,7 +56,7 @@ def result_in(directory: Path | None) -> Result:
 
 
 def state_in(directory: Path | None) -> str:
-    """The state of a run; empty if none has begun."""
+    """Returns the state of a run; empty if none has begun."""
     if directory is None:
         return ""
     state = state_of(directory)
@@ -65,7 +65,7 @@ def state_in(directory: Path | None) -> str:
 
 @lru_cache(maxsize=4096)
 def _read(path: Path, metric: str, changed: int, size: int) -> Result:
-    """Reads a file, again only if it has changed."""
+    """Reads metrics.jsonl; a file that has not changed is not read again."""
     name, lower_is_better = metric.removeprefix("-"), metric.startswith("-")
     try:
         rows = [row for row in map(_row, read_bytes(path, LONGEST).splitlines()) if row]
@@ -97,7 +97,7 @@ def _row(line: bytes) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=4096)
 def _metric_in(path: Path, changed: int) -> str:
-    """The metric that a run is judged by, from its configuration."""
+    """Returns the metric by which a run is judged, from its configuration."""
     try:
         config = yaml.safe_load(read_text(path))
     except (ValueError, yaml.YAMLError):

@@ -28,7 +28,7 @@ class Space:
     shared: Sequence[str]
 
     def overrides(self, values: Mapping[str, Any]) -> list[str]:
-        """The overrides of one job. Choices are texts, as overrides write them."""
+        """Returns the overrides of one job. A choice is a text, as an override writes it."""
         return [
             *self.shared,
             *(
@@ -38,7 +38,7 @@ class Space:
         ]
 
     def corner(self, end: int) -> list[str]:
-        """A job with the first (0) or last (-1) of all values."""
+        """Returns the overrides of a job with the first (0) or last (-1) of all values."""
         ends: dict[str, Any] = {}
         drawn: Mapping[str, Any] = self.distributions
         for key, distribution in drawn.items():
@@ -50,7 +50,7 @@ class Space:
 
     @property
     def size(self) -> float:
-        """The number of different jobs."""
+        """How many different jobs there are."""
         size = 1.0
         drawn: Mapping[str, Any] = self.distributions
         for distribution in drawn.values():
@@ -79,14 +79,14 @@ def space_of(arguments: Sequence[str], loader: ConfigLoader) -> Space:
     given: set[str] = set()
     for override in OverridesParser.create(config_loader=loader).parse_overrides(list(arguments)):
         key = override.get_key_element()
-        if (again := key_of(key)) in given and (
-            override.is_sweep_override() or again in map(key_of, distributions)
+        if (bare_key := key_of(key)) in given and (
+            override.is_sweep_override() or bare_key in map(key_of, distributions)
         ):
             raise ConfigError(
-                f"{override.input_line}: {again} is given twice, and Optuna draws one value for it;"
-                " leave one out"
+                f"{override.input_line}: {bare_key} is given twice, and Optuna draws one value for"
+                " it; leave one out"
             )
-        given.add(again)
+        given.add(bare_key)
         if override.is_sweep_override():
             try:
                 distributions[key] = _distribution(override)

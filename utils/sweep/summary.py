@@ -25,7 +25,7 @@ from utils.sweep.results import Result, result_in, state_in
 
 FILE = "summary.csv"
 FAILED, WAITING = "failed", "waiting"
-PATIENCE_S = 5.0  # for another that writes the table
+PATIENCE_S = 5.0  # to wait for another process that writes the table
 COLUMNS = ("job", "overrides", "state", "metric", "value", "best", "steps", "seconds", "directory")
 
 
@@ -34,7 +34,7 @@ class Row:
     """One job."""
 
     job: Job
-    overrides: str  # those by which jobs differ
+    overrides: str  # those in which jobs differ
     state: str
     result: Result
 
@@ -61,13 +61,13 @@ class Row:
 def rows_of(
     jobs: Sequence[Job], known: Mapping[int, str], before: Mapping[tuple[str, str], str]
 ) -> list[Row]:
-    """The rows of all jobs; `known` tells how a job ended if its directory does not, here or
-    (`before`) elsewhere.
+    """Returns the rows of all jobs. If a job's directory does not tell how it ended, `known` does
+    for jobs of this process, and `before` (what the table held) for others.
     """
     rows = []
     for job, overrides in zip(jobs, differing(jobs), strict=True):
         state = known.get(job.number) or state_in(job.directory)
-        if not state:  # it has not come so far as to have a directory
+        if not state:  # it has no directory yet
             state = (
                 FAILED
                 if job.error or before.get((str(job.number), overrides)) == FAILED
@@ -78,15 +78,15 @@ def rows_of(
 
 
 def write(folder: Path, jobs: Sequence[Job], known: Mapping[int, str]) -> list[Row]:
-    """Writes the file anew."""
-    # its own, should there be no locks
+    """Writes the file anew; returns its rows."""
+    # a name of its own, in case the disk has no locks
     aside = folder / f".{socket.gethostname()}-{os.getpid()}.csv"
     lock = Lock(folder / FILE)
     rows: list[Row] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + PATIENCE_S
-        # what another task of a job array knows must not get lost
+        # what another task of a job array has written must not get lost
         while lock.acquire() and time.monotonic() < deadline:
             time.sleep(0.02)
         rows = rows_of(jobs, known, _states(folder / FILE))
@@ -102,7 +102,7 @@ def write(folder: Path, jobs: Sequence[Job], known: Mapping[int, str]) -> list[R
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The table as text, best first; jobs without a value come last."""
+    """Returns the table as text, best first; jobs without a value come last."""
     metrics = {row.result.metric for row in rows if row.result.metric}
 
     def rank(row: Row) -> tuple[bool, float, int]:
@@ -142,8 +142,8 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _states(path: Path) -> dict[tuple[str, str], str]:
-    """The states that another process wrote, by number and overrides; the file may be another
-    sweep's.
+    """Reads the states that other processes wrote, by number and overrides: the file may belong to
+    another sweep.
     """
     try:
         rows = csv.DictReader(io.StringIO(read_text(path)))

@@ -48,9 +48,9 @@ class Trials(Sweeper):
             {KEYS: given}, {KEYS: {key: defaults[KEYS][key] for key in given}}, rules
         )[KEYS]
         self.trials: dict[int, Trial] = {}  # by the number of their jobs
-        self.heard: dict[int, int] = {}  # how many evaluations of each
+        self.evaluations_seen: dict[int, int] = {}  # by the number of the job
         self.pruned: set[int] = set()
-        self.exhausted = False  # the space, before there were as many trials as there may be
+        self.exhausted = False  # whether all combinations have had a trial
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
@@ -73,7 +73,7 @@ class Trials(Sweeper):
             multirun.plan(self.context, self.master, self.space.corner(end), 1) for end in (0, -1)
         ]
         if corners[0].error and corners[0].error == corners[1].error:
-            raise ConfigError(corners[0].error)  # whatever values there are
+            raise ConfigError(corners[0].error)  # it does not depend on the values
         settings = settings_of(corners, any_right=False)
         if settings.only is not None:
             raise ConfigError(
@@ -118,7 +118,7 @@ class Trials(Sweeper):
             )
             former = self.study.trials
         except Exception as error:
-            # of Optuna, of SQLAlchemy, of a database's driver, or that there is none
+            # raised by Optuna, SQLAlchemy or the database's driver, which may be missing
             raise ConfigError(
                 f"{self._where()}: cannot be used as a study ({_first_line(error)}); repair it, or"
                 " give another"
@@ -144,12 +144,12 @@ class Trials(Sweeper):
         multirun.write()
         former = len(multirun.failures)
 
-        def following(busy: Collection[Path | None]) -> Job | None:
+        def next_job(busy: Collection[Path | None]) -> Job | None:
             while len(multirun.failures) == former or settings.on_error != "stop":
                 if not self.unfinished and not self._ask(settings.jobs > 1):
                     break
                 if self.unfinished[0].directory in busy:
-                    break  # a repetition waits for what the other gets
+                    break  # a repetition waits for the result of the trial it repeats
                 job = self.unfinished.pop(0)
                 if job.error:
                     multirun.refuse(job)
@@ -159,7 +159,9 @@ class Trials(Sweeper):
                     return job
             return None
 
-        multirun.children(settings, settings.jobs, device).run(following, self._tell, self._is_bad)
+        multirun.children(settings, settings.jobs, device).run(
+            next_job, self._tell, self._should_prune
+        )
         if self.exhausted:
             print(
                 f"there are no other values: all {self.space.size:.0f} combinations have had a"
@@ -226,13 +228,13 @@ class Trials(Sweeper):
         self.multirun.jobs.append(job)
         return job
 
-    def _is_bad(self, job: Job) -> bool:
+    def _should_prune(self, job: Job) -> bool:
         """Returns whether a run's evaluations so far suggest pruning it."""
         result, trial = result_in(job.directory), self.trials[job.number]
-        # nothing new, which the database need not be asked for
-        if self.heard.get(job.number) == len(result.values):
+        # nothing is new, so the database is not asked
+        if self.evaluations_seen.get(job.number) == len(result.values):
             return False
-        self.heard[job.number] = len(result.values)
+        self.evaluations_seen[job.number] = len(result.values)
         known = self.study.get_trials(deepcopy=False)[trial.number].intermediate_values
         new = [(step, value) for step, value in result.values if step not in known]
         for step, value in new:
@@ -262,7 +264,7 @@ class Trials(Sweeper):
 
 
 def _cost(value: float, lower_is_better: bool) -> float:
-    """The value as the study stores it: lower is better."""
+    """Returns the value as the study stores it: lower is better."""
     return value if lower_is_better else -value
 
 
@@ -280,14 +282,12 @@ def _optuna() -> Any:
 
 
 def _errors(optuna: Any) -> tuple[type[Exception], ...]:
-    """The errors that a storage may raise at any time."""
+    """Returns the errors that a storage may raise at any time."""
     from sqlalchemy.exc import SQLAlchemyError
 
     return optuna.exceptions.OptunaError, SQLAlchemyError
 
 
 def _first_line(error: Exception) -> str:
-    """The database's own error: Optuna quotes it last, and SQLAlchemy adds a link and the
-    statement.
-    """
+    """Returns the first line of the database's own error, without Optuna's and SQLAlchemy's."""
     return brief(str(error.__cause__ or error).partition("\n")[0]) or type(error).__name__

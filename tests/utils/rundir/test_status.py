@@ -280,8 +280,8 @@ def test_a_run_of_another_host_is_refused_as_long_as_it_is_heard_of(
 ) -> None:
     elsewhere(tmp_path / "x", age)
     words = (
-        rf"^checkpoint_path=.*/x: another run \(pid 12 on host n7, heard of {shown} s ago and given"
-        r" up after 60 s\) writes there"
+        rf"^checkpoint_path=.*/x: another run \(pid 12 on host n7, last heard of {shown} s ago;"
+        r" given up after 60 s\) writes there"
     )
     with pytest.raises(ConfigError, match=words):
         opened(tmp_path / "x")

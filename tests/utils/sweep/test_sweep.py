@@ -181,16 +181,16 @@ config = OmegaConf.create({"checkpoint_path": "run", "eval_only": False})
 children.command = lambda options, job, ranks: [sys.executable, "-c", "import time; time.sleep(60)"]
 jobs, statuses = [Job(number, [], DictConfig({}), DictConfig({}), config) for number in (1, 2)], []
 
-def following(busy):
+def next_job(busy):
     if busy:
         os.kill(os.getpid(), signal.SIGUSR1)
     return None if busy else jobs.pop(0)
 
-def ended(job, status):
+def on_end(job, status):
     statuses.append(status)
 
 try:
-    children.Children([], [{}, {}], 1).run(following, ended)
+    children.Children([], [{}, {}], 1).run(next_job, on_end)
 except Stopped as stopped:
     print(stopped.signum, *statuses, len(jobs), children._name(63))
 """
@@ -246,7 +246,7 @@ def test_a_batch_script_reads_how_the_sweep_ended(
         [],
         [finished, wrong],
         failures={2: 2} if status else {},
-        further=[finished] if further else [],
+        advanced=[finished] if further else [],
     )
     multirun.conclude(error, status)
     assert json.loads((tmp_path / "copy.json").read_text()) == dict(
@@ -275,11 +275,11 @@ def test_a_job_that_was_finished_before_is_no_progress(
     pruned trial has stopped well: 0.)
     """
     config = OmegaConf.create({"checkpoint_path": str(tmp_path), "eval_only": evaluates})
-    job = Job(1, [], DictConfig({}), DictConfig({}), config, begun=1000.0, mine=tmp_path)
+    job = Job(1, [], DictConfig({}), DictConfig({}), config, begun=1000.0, evaluation=tmp_path)
     (tmp_path / "status.json").write_text(json.dumps({"state": state, "heartbeat": 1000.0 + since}))
     multirun = Multirun(Launch(), [], [job])
     multirun.record_end(job, status)
-    assert bool(multirun.further) == further
+    assert bool(multirun.advanced) == further
 
 
 def test_jobs_that_share_gpus_are_told_so(

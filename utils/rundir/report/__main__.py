@@ -21,16 +21,16 @@ from utils.rundir.report.reading import read_run
 from utils.rundir.report.same import compare
 from utils.rundir.report.sweeps import is_sweep, read_sweep
 
-LONGEST_S = 120  # of a page that is made beside a run
+LONGEST_S = 120  # to draw a page while its run goes on
 MOST_BYTES = 500_000  # of a page
-REST_BYTES = 1_000  # of it, for what stands around the runs
+REST_BYTES = 1_000  # of it, for all but the runs
 POINTS = 500
 MOST_RUNS = 16
-MOST_COMPARED = 6  # tensor by tensor
+MOST_COMPARED = 6  # runs that are compared tensor by tensor
 
 
 def main(arguments: list[str]) -> int:
-    """The command line; the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m utils.rundir.report",
         description="Draws report.html of a run, compares runs, or shows a sweep.",
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
         "runs", nargs="+", metavar="RUN", help="the directory of a run, or of one sweep"
     )
     parser.add_argument("--output", metavar="FILE", help="where the page goes")
-    # what a run that is going on uses for its own page: gently, silently and not for ever
+    # how a run draws its own page while it goes on
     parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     directories = [Path(run) for run in given.runs]
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
 
 
 def beside(directory: Path) -> int:
-    """Draw the page of a run that is going on; takes no time from it and none of its signals."""
+    """Draws the page of a run that goes on: at low priority, without output, ignoring signals."""
     os.nice(19)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
@@ -63,7 +63,7 @@ def beside(directory: Path) -> int:
 
 
 def draw(directories: list[Path], output: str | None) -> str:
-    """Write the page; returns where it is, and how two runs compare."""
+    """Writes the page; returns where it is, and how two runs compare."""
     for directory in directories:
         if not directory.is_dir():
             raise ConfigError(f"{directory}: no such folder; give the directory of a run")
@@ -88,7 +88,7 @@ def draw(directories: list[Path], output: str | None) -> str:
 
 
 def verdicts(payload: dict[str, Any]) -> list[str]:
-    """How two runs compare, or each of several with the first."""
+    """Returns how two runs compare, or how each of several compares with the first."""
     if payload.get("same"):
         return [payload["same"]["verdict"]["text"]]
     return [
@@ -97,7 +97,7 @@ def verdicts(payload: dict[str, Any]) -> list[str]:
 
 
 def read(directories: list[Path]) -> dict[str, Any]:
-    """The payload: a sweep, one run, or several."""
+    """Reads what the page shows: a sweep, one run, or several."""
     made = time.time()
     if len(directories) == 1 and is_sweep(directories[0]):
         return {"made": made, "runs": [], "sweep": read_sweep(directories[0])}
@@ -115,7 +115,7 @@ def read(directories: list[Path]) -> dict[str, Any]:
 
 
 def tell_apart(runs: list[dict[str, Any]]) -> None:
-    """Runs of one name are shown by their directories, too."""
+    """Adds the directory to a name that several runs have."""
     names = [run["name"] for run in runs]
     for run in runs:
         if names.count(run["name"]) > 1:

@@ -19,7 +19,7 @@ STEP = re.compile(r"step_(\d{1,18})")
 
 
 def list_evaluated_sets(directory: Path) -> list[tuple[int, Path]]:
-    """The folders that evaluations have left, with their steps, the newest first."""
+    """Returns the folders that evaluations have left, with their steps, the newest first."""
     folders = []
     try:
         for folder in (directory / "evaluations").iterdir():
@@ -32,8 +32,8 @@ def list_evaluated_sets(directory: Path) -> list[tuple[int, Path]]:
 
 
 def read_scenes(directory: Path, room: int) -> tuple[list[Payload], int]:
-    """The scenes of the newest evaluation that has left any, then those of earlier ones, as far as
-    there is room; and the room that is left.
+    """Returns the scenes of evaluations that fit in `room` bytes, the newest first, and the bytes
+    left.
     """
     scenes: list[Payload] = []
     for step, folder in list_evaluated_sets(directory):
@@ -53,8 +53,8 @@ def read_scenes(directory: Path, room: int) -> tuple[list[Payload], int]:
 def read_pictures(
     directory: Path, room: int, drawn: Collection[tuple[str, str]] = ()
 ) -> list[Payload]:
-    """The figures of the newest evaluation, as far as there is room, but those that a scene of the
-    same set and name shows better.
+    """Returns the figures of the newest evaluation that fit in `room` bytes, without those that a
+    scene of the same set and name (`drawn`) shows better.
     """
     pictures: list[Payload] = []
     for step, folder in list_evaluated_sets(directory):
@@ -77,7 +77,7 @@ def read_pictures(
 
 
 def files_of(directory: Path) -> list[Payload]:
-    """The files that the newest evaluations have left, by path, with their sizes."""
+    """Returns the files that evaluations have left, by path, with their sizes, the newest first."""
     files: list[Payload] = []
     for _, folder in list_evaluated_sets(directory):
         for file in sorted(folder.iterdir()):

@@ -1,4 +1,4 @@
-"""Makes the page beside a run, in a process of its own: whatever it does, no step waits for it."""
+"""Draws the page of a run in a process of its own, so that no step waits for it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from utils.files import ROOT
 
 FILE = "report.html"
 GAP_S = 5.0  # evaluations that follow each other faster share a page
-PATIENCE_S = 5.0  # at the end of a run; the page is made all the same, a moment later
+PATIENCE_S = 5.0  # to wait at the end of a run; a slower page is still finished later
 
 
 class Maker:
     """Draws a run's page when asked, one at a time."""
 
     def __init__(self, directory: Path, note: Callable[[str], None]) -> None:
-        """`note` writes a line to log.txt; it hears of a page that cannot be made."""
+        """`note` writes a line to log.txt, if a page cannot be made."""
         self._directory, self._note = directory.absolute(), note
         self._process: subprocess.Popen[bytes] | None = None
         self._started = -GAP_S
@@ -30,12 +30,12 @@ class Maker:
         return self._directory / FILE
 
     def draw(self) -> None:
-        """Start, unless a page is being made or has just been."""
+        """Starts drawing, unless a page is being drawn or has just been."""
         if not self._is_busy() and time.monotonic() - self._started >= GAP_S:
             self._start()
 
     def finish(self, patience_s: float = PATIENCE_S) -> None:
-        """Make the last page; waits so long for it, and leaves it to itself after that."""
+        """Draws the last page. Waits up to `patience_s` for it, then leaves it to itself."""
         deadline = time.monotonic() + patience_s
         self._wait(deadline)  # it may have read the files too early
         self._start()
@@ -43,7 +43,7 @@ class Maker:
 
     @property
     def command(self) -> list[str]:
-        """Draws the page, when started in this repository."""
+        """The command that draws the page, to be run in this repository's folder."""
         return [sys.executable, "-m", "utils.rundir.report", "--beside", str(self._directory)]
 
     def _start(self) -> None:
@@ -67,12 +67,12 @@ class Maker:
         status = self._process.poll()
         if status is None:
             return True
-        self._hear(self._process, status)
+        self._note_failure(self._process, status)
         self._process = None
         return False
 
-    def _hear(self, process: subprocess.Popen[bytes], status: int) -> None:
-        """Returns the failure of a process that has ended, in one line."""
+    def _note_failure(self, process: subprocess.Popen[bytes], status: int) -> None:
+        """Logs why a process that has ended failed, if it did, in one line."""
         assert process.stderr is not None
         with process.stderr as stream:
             lines = stream.read(1 << 16).decode(errors="replace").splitlines() if status else []

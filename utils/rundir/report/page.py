@@ -40,7 +40,7 @@ PAGE = """<!doctype html>
 
 
 def render(payload: Mapping[str, Any], title: str) -> str:
-    """The page as text."""
+    """Returns the page as text."""
     style = "\n".join(_part(name) for name in ("report.css", "scenes.css"))
     script = "\n".join(_part(name) for name in ("report.js", "scenes.js"))
     return PAGE.format(
@@ -59,13 +59,13 @@ def shell_bytes() -> int:
 
 
 def escape(payload: Mapping[str, Any]) -> str:
-    """JSON that may stand in a script element, whatever texts it holds."""
+    """Returns JSON that is safe within a script element, whatever texts it holds."""
     text = json.dumps(_plain(payload), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _plain(value: Any) -> Any:
-    """Only what JSON knows: NaN and infinities become null, whatever else is shown as text."""
+    """Returns the value with types that JSON has: NaN and infinities become null, others text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -78,6 +78,6 @@ def _plain(value: Any) -> Any:
 
 
 def _part(name: str) -> str:
-    """A file beside this one; scenes are drawn by files that may be missing."""
+    """Returns the text of a file beside this one. Those that draw scenes may be missing."""
     path = HERE / name
     return read_text(path) if path.is_file() else ""

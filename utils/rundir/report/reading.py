@@ -18,19 +18,19 @@ from utils.rundir.report.page import escape
 from utils.rundir.report.rows import Row, Table, downsample, number, read_tables
 
 Payload = dict[str, Any]
-COSTS = re.compile(r"loss|bpb|error|perplexity")  # of which less is better
-MOST_MARKS = 400  # on the axes; of more, the checkpoints are left out
-CURVES_BYTES, POINT_BYTES = 150_000, 24  # of all curves, and of a mean between its extremes
+COSTS = re.compile(r"loss|bpb|error|perplexity")  # metrics where lower is better
+MOST_MARKS = 400  # on the axes; if there are more, checkpoints are left out
+CURVES_BYTES, POINT_BYTES = 150_000, 24  # for all curves; of a point with its extremes
 LEAST_POINTS = 20
-DEEPEST = 50  # of a configuration; ours have five levels
+DEEPEST = 50  # levels of a configuration; ours have five
 MOST_DIGESTS, MOST_FILES, LOG_LINES = 200, 60, 30
-DIFF_BYTES = 20_000  # of uncommitted changes
+DIFF_BYTES = 20_000  # shown of uncommitted changes
 HEARTBEAT_S = 90.0  # a run that has been silent for so long is taken to have died
 
 
 def read_run(directory: Path, points: int = 500, room: int = 300_000, together: int = 1) -> Payload:
-    """Everything the page shows of one run; scenes and pictures as far as there is room for all of
-    it, in bytes. Of several runs `together` it shows less of each.
+    """Returns everything the page shows of one run, with scenes and pictures as far as all of it
+    fits in `room` bytes. If several runs are shown `together`, it shows less of each.
     """
     trained, held_out = read_tables(directory / "metrics.jsonl")
     config, events = read_config(directory / "config.yaml"), read_events(directory)
@@ -98,7 +98,7 @@ def _add_times(curves: Payload, clock: Elapsed) -> Payload:
 
 
 def read_status(directory: Path) -> Payload:
-    """status.json; a run that says it is running and has been silent is `lost`."""
+    """Reads status.json. A run that claims to be running but has been silent is `lost`."""
     status = read_row(directory / "status.json")
     told = {key: status.get(key) for key in ("state", "reason", "step", "time", "host")}
     beat = number(status.get("heartbeat"))
@@ -110,7 +110,7 @@ def read_status(directory: Path) -> Payload:
 
 
 def read_config(path: Path) -> Payload:
-    """The configuration that the run was started with; empty where it cannot be read."""
+    """Reads the configuration that the run was started with; empty if it cannot be read."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -125,7 +125,7 @@ def read_config(path: Path) -> Payload:
 
 
 def _is_flat(events: Iterable[Any]) -> bool:
-    """Whether YAML neither nests deeply, which overflows the C loader's stack, nor has aliases."""
+    """Returns whether YAML has no aliases and no nesting that could overflow the C loader."""
     depth = 0
     for event in events:
         name = type(event).__name__
@@ -136,7 +136,7 @@ def _is_flat(events: Iterable[Any]) -> bool:
 
 
 def flatten(value: Any, path: str = "", depth: int = 12) -> dict[str, str]:
-    """Every value of a configuration as text, by its path."""
+    """Returns every value of a configuration as text, by its path."""
     if isinstance(value, dict) and value and depth:
         flat: dict[str, str] = {}
         for key, inner in value.items():
@@ -175,7 +175,7 @@ def _start(event: Row) -> Payload:
 
 
 def headline(table: Table, metric: str) -> Payload | None:
-    """Last and best value of what the run is judged by, with its interval where it has one."""
+    """Returns the last and best value of the judging metric, with its interval if it has one."""
     name, lower = metric.removeprefix("-"), metric.startswith("-")
     known = table.known(name)
     if not known:
@@ -188,8 +188,8 @@ def headline(table: Table, metric: str) -> Payload | None:
 
 
 def expectation(given: Any, table: Table, metric: str) -> Payload | None:
-    """Returns the range in which the recipe expects a metric, and whether it is there; None without
-    any.
+    """Returns the range in which the recipe expects a metric, and whether the run is on track; None
+    if the recipe expects nothing.
     """
     if not isinstance(given, dict) or not isinstance(given.get("at"), dict):
         return None
@@ -232,7 +232,7 @@ def marks(events: Sequence[Row], clock: Callable[[float], float], most: int) -> 
 
 
 def _mark(event: Row, ranks: Any) -> tuple[str, str]:
-    """The kind of a mark and its text; empty for events that have none."""
+    """Returns the kind of a mark and its text; empty for events without a mark."""
     step = f"step {event['step']:,}"
     match event["event"]:
         case "checkpoint":
@@ -251,10 +251,10 @@ def _mark(event: Row, ranks: Any) -> tuple[str, str]:
 
 
 def time_spent(table: Table, events: Sequence[Row], total: float) -> dict[str, float]:
-    """Seconds of all steps by what they went to, and those of evaluations.
+    """Returns how many seconds went to each part of the steps, and to evaluations.
 
-    A row has the mean of the steps since the last one or the last evaluation, so that all of them
-    together may seem to exceed the total time.
+    A row logs the mean of the steps since the last row or evaluation, so the sum is an estimate,
+    and may exceed the total time.
     """
     parts = {"data": "data_wait_ms", "all_reduce": "all_reduce_ms", "checkpoint": "checkpoint_ms"}
     names = {part: f"speed/{name}" for part, name in {"steps": "step_ms", **parts}.items()}
@@ -270,7 +270,7 @@ def time_spent(table: Table, events: Sequence[Row], total: float) -> dict[str, f
 
 
 def digests(events: Sequence[Row]) -> list[Payload]:
-    """The digest of each checkpoint, by step; the last one written counts."""
+    """Returns the digest of each checkpoint, in the order of steps; the last one written counts."""
     checkpoints = {event["step"]: event for event in events if event["event"] == "checkpoint"}
     steps = sorted(checkpoints)[-MOST_DIGESTS:]
     keys = ("step", "digest", "bytes", "time")
@@ -278,7 +278,7 @@ def digests(events: Sequence[Row]) -> list[Payload]:
 
 
 def read_code(directory: Path, room: int = DIFF_BYTES) -> Payload:
-    """Revision and branch; of what was not committed, a diff and the lines by file."""
+    """Returns revision and branch, and the uncommitted changes as a diff and as lines by file."""
     code: Payload = {"changes": [], "diff": ""}
     for line in _lines(directory / "git.txt"):
         key, _, value = line.partition(": ")
@@ -300,7 +300,7 @@ def read_code(directory: Path, room: int = DIFF_BYTES) -> Payload:
 
 
 def commands(start: Mapping[str, Any]) -> Payload:
-    """How to go on with the run: the command that started it, as a shell would take it."""
+    """Returns the command that started the run, and so continues it, quoted for a shell."""
     import shlex
 
     arguments, ranks = start.get("arguments"), start.get("ranks")
@@ -325,7 +325,7 @@ def commands(start: Mapping[str, Any]) -> Payload:
 
 
 def log_tail(path: Path) -> list[str]:
-    """The last lines of log.txt."""
+    """Returns the last lines of log.txt."""
     return [line[:400] for line in _lines(path)[-LOG_LINES:]]
 
 

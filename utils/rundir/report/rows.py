@@ -1,4 +1,4 @@
-"""metrics.jsonl as curves: columns of numbers, reduced to a few points that keep extremes."""
+"""Reads metrics.jsonl as columns of numbers, and reduces them to a few points with extremes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from utils.files import read_bytes
 
 Row = dict[str, Any]
 LONGEST = 1 << 30  # bytes of metrics.jsonl
-MANY = 1 << 20  # bytes that are worth loading pyarrow for
+MANY = 1 << 20  # bytes from which pyarrow is worth loading
 BLOCK = 1 << 22  # bytes that pyarrow reads at once
 DIGITS = 5  # of a value on the page
-HELD_OUT = "eval/"  # what evaluations log begins with it
+HELD_OUT = "eval/"  # the prefix of metrics that evaluations log
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows in the order of their steps; NaN stands where a row has no finite number."""
+    """Rows in the order of their steps, with NaN for values that are missing or not finite."""
 
     steps: np.ndarray
     columns: dict[str, np.ndarray]  # by name, each as long as `steps`
@@ -33,12 +33,12 @@ class Table:
         return len(self.steps)
 
     def column(self, name: str) -> np.ndarray:
-        """The values of a metric; NaN throughout where no row has it."""
+        """Returns the values of a metric, all NaN if no row has it."""
         values = self.columns.get(name)
         return np.full(len(self), np.nan) if values is None else values
 
     def known(self, name: str) -> list[tuple[int, float]]:
-        """Step and value of each row that has the metric."""
+        """Returns step and value of each row that has the metric."""
         values = self.column(name)
         there = np.isfinite(values)
         return list(zip(self.steps[there].tolist(), values[there].tolist(), strict=True))
@@ -48,7 +48,7 @@ class Table:
         return [name for name in self.columns if name != "time"]
 
     def where(self, wanted: np.ndarray) -> Table:
-        """The rows of these places, without the columns that none of them has."""
+        """Returns the rows at these indices, without columns that none of them has."""
         cut = {name: values[wanted] for name, values in self.columns.items()}
         columns = {name: values for name, values in cut.items() if np.isfinite(values).any()}
         return Table(self.steps[wanted], columns)
@@ -69,7 +69,7 @@ def read_tables(path: Path) -> tuple[Table, Table]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Every row as it stands, in the order of steps."""
+    """Returns every row as it was logged, in the order of steps."""
     rows = _parse(_read(path))
     rows.sort(key=itemgetter("step"))
     return rows
@@ -83,7 +83,7 @@ def _read(path: Path) -> bytes:
 
 
 def _fast(data: bytes) -> Table | None:
-    """The table of a file without any damage; None for pyarrow's least doubt."""
+    """Reads a file with pyarrow; None if anything in it is unusual, so that it is read by line."""
     try:
         from pyarrow import BufferReader, json, types
 
@@ -98,7 +98,7 @@ def _fast(data: bytes) -> Table | None:
             for name in table.column_names
             if types.is_int64(table[name].type) or types.is_floating(table[name].type)
         }
-    except Exception:  # it has many kinds of errors; whatever they mean, reading by line goes on
+    except Exception:  # pyarrow has many kinds of errors
         return None
     steps = columns.pop("step")
     return Table(steps.astype(np.int64), columns) if _fine(steps) else None
@@ -109,7 +109,7 @@ def _fine(steps: np.ndarray) -> bool:
 
 
 def _parse(data: bytes) -> list[Row]:
-    """Each row that has a step; damaged lines are left out."""
+    """Returns each row that has a step, without damaged lines."""
     rows = (_row(line) for line in data.splitlines() if line)
     return [row for row in rows if type(row) is dict and _is_step(row.get("step"))]
 
@@ -142,15 +142,15 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None."""
+    """Returns the value if it is a finite number, else None."""
     if type(value) is float and math.isfinite(value):
         return value
     return value if type(value) is int and abs(value) < 1 << 1000 else None
 
 
 def downsample(table: Table, points: int, extremes: bool = True) -> dict[str, Any]:
-    """Curves of at most so many points: mean, and where a point stands for several rows, their
-    least and largest, if those are wanted.
+    """Returns curves of at most `points` points. A point that stands for several rows is their
+    mean, with their least and largest value if `extremes` are wanted.
     """
     count = min(len(table), max(1, points))
     edges = np.arange(count + 1) * len(table) // max(1, count)

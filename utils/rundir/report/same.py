@@ -20,7 +20,7 @@ CHUNK = 1 << 23
 LEARNED = ("train/", "eval/")  # times and speeds differ between runs that are the same
 MOST_TENSORS = 30
 COMPARED_BYTES = 1 << 27  # of a tensor whose values are compared, beyond its bits
-# the number of its first row, how many the whole tensor has, dtype, shape, and where it lies
+# number of its first row, rows of the whole tensor, dtype, shape, place (file, offset, size)
 Piece = tuple[int, int, str, tuple[int, ...], tuple[Path, int, int]]
 
 
@@ -37,7 +37,7 @@ class Tensor:
         return sum(size for _, _, size in self.pieces)
 
     def content(self) -> Iterator[bytes]:
-        """All its bytes, in chunks."""
+        """Yields all its bytes, in chunks."""
         for file, start, left in self.pieces:
             with open_plain(file) as stream:
                 stream.seek(start)
@@ -52,7 +52,7 @@ class Tensor:
         return total.hexdigest()
 
     def values(self) -> Any:
-        """As an array of float64; None for types that have no such values."""
+        """Returns an array of float64, or None for dtypes that it cannot hold."""
         import numpy as np
 
         data = b"".join(self.content())
@@ -65,7 +65,7 @@ class Tensor:
 
 
 def compare(one: Path, other: Path) -> dict[str, Any]:
-    """Metrics of all steps and checkpoints of the same steps, of two runs."""
+    """Compares two runs: their metrics, and their checkpoints of the same steps."""
     metrics = _compare_rows(_by_step(one), _by_step(other))
     checkpoints = [
         _compare_checkpoints(step, one / "checkpoints", other / "checkpoints")
@@ -85,7 +85,7 @@ def compare(one: Path, other: Path) -> dict[str, Any]:
 def _verdict(
     metrics: Mapping[str, Any], checkpoints: Sequence[Row], recorded: Sequence[Row]
 ) -> dict[str, Any]:
-    """One line for people, and whether all that can be compared is the same."""
+    """Returns whether all that can be compared is the same, and a line that says so."""
     differences = []
     broken = next((each for each in checkpoints if not each["same"]), None)
     digest = next((each for each in recorded if not each["same"]), None)
@@ -121,7 +121,7 @@ def _by_step(directory: Path) -> dict[int, dict[str, Any]]:
 
 
 def _compare_rows(one: Mapping[int, Row], other: Mapping[int, Row]) -> dict[str, Any]:
-    """The first step with a metric that differs; steps that only one has logged do not count."""
+    """Returns the first step with a metric that differs, among the steps that both have logged."""
     common = sorted(one.keys() & other.keys())
     for step in common:
         names = sorted(one[step].keys() & other[step].keys())
@@ -142,7 +142,7 @@ def _steps(directory: Path) -> set[int]:
 
 
 def _compare_digests(one: Path, other: Path) -> list[dict[str, Any]]:
-    """Digests that both have recorded, also of checkpoints that are gone."""
+    """Compares the digests that both have recorded, also those of deleted checkpoints."""
     mine, theirs = (
         {each["step"]: each["digest"] for each in digests(read_events(run)) if each["digest"]}
         for run in (one, other)
@@ -158,7 +158,7 @@ def _compare_checkpoints(step: int, one: Path, other: Path) -> dict[str, Any]:
 
 
 def compare_folders(one: Path, other: Path) -> dict[str, Any]:
-    """Two checkpoints tensor by tensor; model first, since all else follows from it."""
+    """Compares two checkpoints tensor by tensor, the model's first: all else follows from them."""
     mine, theirs = tensors_in(one), tensors_in(other)
     if not mine or not theirs:
         return {"same": True, "count": 0, "differing": 0, "tensors": []}
@@ -183,7 +183,7 @@ def compare_folders(one: Path, other: Path) -> dict[str, Any]:
 
 
 def _distance(one: Tensor, other: Tensor) -> dict[str, Any]:
-    """How far apart two tensors are: the largest difference, and how many values differ."""
+    """Returns the largest difference between two tensors, and how many values differ."""
     if max(one.size, other.size) > COMPARED_BYTES:
         return {}
     a, b = one.values(), other.values()
@@ -196,8 +196,8 @@ def _distance(one: Tensor, other: Tensor) -> dict[str, Any]:
 
 
 def tensors_in(folder: Path) -> dict[str, Tensor]:
-    """Returns the place of each tensor of a checkpoint; pieces of shards count as one group. Empty
-    if a file cannot be read.
+    """Returns the place of each tensor of a checkpoint, or nothing if a file cannot be read. Pieces
+    of shards count as one group.
     """
     pieces: dict[str, list[Piece]] = {}
     for file in sorted(folder.glob("[!.]*.safetensors")):
@@ -217,7 +217,7 @@ def tensors_in(folder: Path) -> dict[str, Tensor]:
 
 
 def _entries(file: Path) -> dict[str, Piece]:
-    """The header of a safetensors file: its length in eight bytes, then JSON."""
+    """Reads the header of a safetensors file: its length in eight bytes, then JSON."""
     with open_plain(file) as stream:
         length = int.from_bytes(stream.read(8), "little")
         if length > HEADER_LIMIT:

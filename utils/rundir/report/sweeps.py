@@ -19,7 +19,7 @@ MOST_CURVES = 12  # of the best jobs; more could not be told apart
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether a sweep has left its summary there."""
+    """Returns whether the folder is that of a sweep, with its summary."""
     return (folder / SUMMARY).is_file()
 
 
@@ -64,7 +64,7 @@ def _job(row: Mapping[str, str | None], number: int) -> dict[str, Any]:
 
 
 def overrides(text: str) -> dict[str, str]:
-    """`lr=1e-3 arch=trm` as keys and values; a value may hold spaces."""
+    """Splits `lr=1e-3 arch=trm` into keys and values; a value may hold spaces."""
     matches = list(OVERRIDE.finditer(text))
     ends = [each.start() for each in matches[1:]] + [len(text)]
     return {
@@ -74,7 +74,7 @@ def overrides(text: str) -> dict[str, str]:
 
 
 def _best_runs(folder: Path, jobs: Sequence[Mapping[str, Any]], lower: bool) -> list[Any]:
-    """The runs of the best jobs, where their directories are still there."""
+    """Returns the runs of the best jobs whose directories still exist."""
     ranked = [job for job in jobs if job["value"] is not None and job["directory"]]
     ranked.sort(key=lambda job: job["value"] if lower else -job["value"])
     runs = []

@@ -1,8 +1,8 @@
-"""Makes runs that a run needs: if a key that names a run has arguments instead of a path, the same
-ranks make that run first.
+"""Makes the runs that a run needs: if a key that names a run holds arguments instead of a path, the
+same ranks make that run first.
 
-It is a run like any other, in a directory whose name follows from its configuration: it resumes
-where it was interrupted, and later runs find it finished.
+Such a run is like any other. The name of its directory follows from its configuration, so it
+resumes where it was interrupted, and later runs find it finished.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from utils.ranks.launchers import detect
 from utils.rundir.status import state_of
 
 PAUSE_S = 2.0
-# from the run that needs it, unless its arguments say otherwise
-HANDED_ON = (
+# keys that a needed run inherits from the run that needs it, unless its arguments have them
+INHERITED = (
     "data_path",
     "device",
     "backend",
@@ -46,74 +46,75 @@ HANDED_ON = (
 )
 
 
-def with_earlier_runs_made(
+def make_needed_runs(
     config: DictConfig, dist: Dist, run: Callable[[DictConfig], Any]
 ) -> DictConfig:
     """Makes the runs that a configuration needs, and returns it with their paths.
 
-    `run` trains a run that is missing. Called on all ranks together.
+    `run` trains one that is missing. Called on all ranks together.
     """
     plain: Any = OmegaConf.to_container(config)
-    perhaps = [
+    candidates = [
         (path, value) for path, value in leaves(plain) if isinstance(value, str) and "=" in value
     ]
-    rules = all_rules() if perhaps else {}  # half a second
-    for path, value in perhaps:
+    rules = all_rules() if candidates else {}  # takes half a second
+    for path, value in candidates:
         if is_marked(path, rules, A_RUN) and dist.broadcast_text(
             "yes" if is_arguments(value) else ""
         ):
             with dist.agreed():
-                earlier = _resolve(path, value, config)
-            done = _is_finished(earlier, dist)
+                needed = _resolve(path, value, config)
+            done = _is_finished(needed, dist)
             if not done and config.plan == "show":
                 raise ConfigError(
                     f"plan=show: {path} is a run that is not made yet; python pretrain.py {value}"
                 )
-            if not done and not _made_here(earlier, run):
-                _wait(path, earlier, dist, run)
-            OmegaConf.update(config, path, os.path.abspath(earlier.checkpoint_path))
+            if not done and not _make(needed, run):
+                _wait(path, needed, dist, run)
+            OmegaConf.update(config, path, os.path.abspath(needed.checkpoint_path))
     return config
 
 
 def is_arguments(value: str) -> bool:
-    """Returns whether a value is the arguments of a run and not a path, not even a mistyped one."""
+    """Returns whether a value holds the arguments of a run, and not a path, even a mistyped one."""
     return "=" in value and "/" not in value.partition("=")[0] and not os.path.exists(value)
 
 
 def _resolve(path: str, value: str, config: DictConfig) -> DictConfig:
-    """The configuration of the run that these arguments describe."""
+    """Returns the configuration of the run that these arguments describe."""
     try:
         given = shlex.split(value)
-        said = {word.partition("=")[0] for word in given}
-        mine = [
+        keys = {word.partition("=")[0] for word in given}
+        inherited = [
             f"{key}={as_override(OmegaConf.select(config, key))}"
-            for key in HANDED_ON
-            if key not in said
+            for key in INHERITED
+            if key not in keys
         ]
-        mine += [] if "run_name" in said else ["run_name=null"]  # it is found by what it is
-        raw = compose("pretrain", prepare([*mine, *given]), return_hydra_config=True)
+        # its name follows from its configuration
+        inherited += [] if "run_name" in keys else ["run_name=null"]
+        raw = compose("pretrain", prepare([*inherited, *given]), return_hydra_config=True)
         return configs.resolve(raw, dict(raw.hydra.runtime.choices), detect(os.environ))
-    except Exception as error:  # Hydra has many
+    except Exception as error:  # Hydra raises many kinds
         from utils.command.complaints import explain
 
         line = str(error) if isinstance(error, ConfigError) else explain(error)
         raise ConfigError(f"{path}={short(value)}: {line or str(error).splitlines()[0]}") from None
 
 
-def _is_finished(earlier: DictConfig, dist: Dist) -> bool:
+def _is_finished(needed: DictConfig, dist: Dist) -> bool:
     """Returns whether this run exists and is finished, as rank 0 sees it."""
-    folder = Path(earlier.checkpoint_path)
+    folder = Path(needed.checkpoint_path)
     done = (
         state_of(folder) == "finished"
         and (folder / "checkpoints" / "latest").is_file()
-        and _is_of(folder, earlier)
+        and _is_of(folder, needed)
     )
     return bool(dist.broadcast_text("yes" if done else ""))
 
 
-def _is_of(folder: Path, earlier: DictConfig) -> bool:
-    """Returns whether the run in a folder has these values; making it names any difference."""
-    rules, now = all_rules(), OmegaConf.to_container(earlier)
+def _is_of(folder: Path, needed: DictConfig) -> bool:
+    """Returns whether the run in a folder has this configuration; if not, making it says why."""
+    rules, now = all_rules(), OmegaConf.to_container(needed)
     try:
         then = OmegaConf.to_container(OmegaConf.create(read_text(folder / "config.yaml")))
         then = up_to_date(then)
@@ -123,22 +124,22 @@ def _is_of(folder: Path, earlier: DictConfig) -> bool:
     return all(value in (there.get(path, value), "auto") for path, value in here.items())
 
 
-def _wait(path: str, earlier: DictConfig, dist: Dist, run: Callable[[DictConfig], Any]) -> None:
-    """Waits until another process has made the run, or has given up and this one can make it."""
+def _wait(path: str, needed: DictConfig, dist: Dist, run: Callable[[DictConfig], Any]) -> None:
+    """Waits until another process has made the run, or has given up, so that this one makes it."""
     if dist.is_main:
-        print(f"{path}: waiting for {earlier.checkpoint_path}, which another run makes", flush=True)
-    while not _is_finished(earlier, dist) and not _made_here(earlier, run):
+        print(f"{path}: waiting for {needed.checkpoint_path}, which another run makes", flush=True)
+    while not _is_finished(needed, dist) and not _make(needed, run):
         time.sleep(PAUSE_S)
         if signum := signals.agreed_signal(dist.sums(signals.flags())):
             raise Stopped(
-                signum, f"{signal.Signals(signum).name} while waiting for {earlier.checkpoint_path}"
+                signum, f"{signal.Signals(signum).name} while waiting for {needed.checkpoint_path}"
             )
 
 
-def _made_here(earlier: DictConfig, run: Callable[[DictConfig], Any]) -> bool:
-    """Makes the run, unless another process is making it."""
+def _make(needed: DictConfig, run: Callable[[DictConfig], Any]) -> bool:
+    """Makes the run, unless another process is at it. Returns whether it was made."""
     try:
-        run(earlier)
+        run(needed)
     except Busy:
         return False
     return True

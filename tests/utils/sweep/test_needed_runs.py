@@ -1,6 +1,4 @@
-"""Runs that come before a run: when they are made, when they are only found, and what they are
-told.
-"""
+"""Runs that a run needs: when they are made, when they exist already, and what they inherit."""
 
 from __future__ import annotations
 
@@ -15,12 +13,12 @@ from tests.runs import config_of
 from utils.command import keys
 from utils.errors import Busy, ConfigError
 from utils.ranks.distributed import Dist
-from utils.sweep import earlier
+from utils.sweep import needed_runs
 
 
 def first(config: DictConfig, made: list[DictConfig], busy: int = 0) -> DictConfig:
-    """Have what comes first made by somebody who only pretends to; as often as `busy` says somebody
-    else is at it.
+    """Makes the needed runs with a stand-in for training; the first `busy` attempts find another
+    process at it.
     """
 
     def run(cfg: DictConfig) -> None:
@@ -37,7 +35,7 @@ def first(config: DictConfig, made: list[DictConfig], busy: int = 0) -> DictConf
         )
 
     with initialize_config_dir(str(keys.CONF), version_base="1.3"):
-        return earlier.with_earlier_runs_made(config, Dist(), run)
+        return needed_runs.make_needed_runs(config, Dist(), run)
 
 
 def test_it_is_made_once_for_what_it_is(tmp_path: Path) -> None:
@@ -104,7 +102,7 @@ def test_it_has_from_the_run_that_needs_it_what_is_about_the_machine(
 def test_who_finds_another_at_work_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(earlier, "PAUSE_S", 0.0)
+    monkeypatch.setattr(needed_runs, "PAUSE_S", 0.0)
     made: list[DictConfig] = []
     first(
         config_of(
@@ -146,8 +144,8 @@ def test_wrong_arguments_are_one_line(value: str, says: str) -> None:
 def test_paths_are_paths(tmp_path: Path) -> None:
     there = tmp_path / "lr=3"
     there.mkdir()
-    assert not earlier.is_arguments(str(there))
-    assert not earlier.is_arguments("runs/tms/a=b/mistyped"), (
+    assert not needed_runs.is_arguments(str(there))
+    assert not needed_runs.is_arguments("runs/tms/a=b/mistyped"), (
         "what has a slash before its first = is a path"
     )
-    assert earlier.is_arguments("data_path=runs/x")
+    assert needed_runs.is_arguments("data_path=runs/x")
