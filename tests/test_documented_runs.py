@@ -68,6 +68,7 @@ NOT_RUN = {
     r"data\.build": "tests/data",
     r"utils\.rundir\.report": "tests/utils/rundir",
     r"models\.component_files": "tests/models/decomposition",
+    r"data\.latent\.curve": "tests/data/latent tests/test_latent.py",
     r"data/latent/questions\.json": "tests/test_latent.py",
     r"models\.llama": "tests/models tests/test_latent.py",
     r"data_path=squad": "tests/data/latent/test_qa.py",

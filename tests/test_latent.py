@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from data.latent.answers import LABEL
 from data.latent.qa_files import read_path, split
@@ -31,7 +32,9 @@ from tests.runs import (
     stopped,
     train,
 )
+from tests.steps import steps_of, trainer_on
 from utils.latent import ANSWER_INPUTS
+from utils.ranks.distributed import Dist
 
 slow = pytest.mark.slow
 LOSSES = [
@@ -142,6 +145,68 @@ def test_exact_runs_are_equal_to_the_bit_and_go_on_at_other_ranks(
     again = train(tmp_path / "run", *arguments, ranks=2)
     assert digest(again.directory) == digest(one.directory)
     assert learned(again) == learned(one)
+
+
+TINY_LONG = [
+    "arch.forward_dtype=float32",
+    "data.stories.train=24",
+    "data.stories.test=4",
+    "arch.encoder={width:16,heads:2}",
+    "arch.adapter_width=16",
+    "arch.gist_width=16",
+    "arch.spread=2",
+]
+
+
+def test_the_recipe_for_longer_texts_asks_about_every_fact(
+    reader_folders: list[str], tmp_path: Path
+) -> None:
+    trainer = trainer_on(
+        Dist(),
+        tmp_path / "run",
+        "experiment=latent_long",
+        "data.stories.facts=5",
+        *TINY_LONG,
+        models(reader_folders),
+    )
+    batch = trainer.source.train_batch(0, 0)
+    assert batch["context"].shape == (2, 5 * len("cupboardab47 ") - 1)
+    assert batch["question_1"].shape[:2] == (2, 5)
+    assert (batch["answer_1"][..., 0] >= 0).all()
+    trained = {name: tensor.clone() for name, tensor in trainer.objective.state_dict().items()}
+    for step in steps_of(trainer, 1):
+        step()
+    now = trainer.objective.state_dict()
+    moved = {name for name, tensor in trained.items() if not torch.equal(tensor, now[name])}
+    assert {name.split(".")[1] for name in moved} == {"encoder", "adapters", "gist"}
+
+
+@slow
+def test_a_sweep_over_longer_texts_makes_a_picture(
+    reader_folders: list[str], tmp_path: Path
+) -> None:
+    """The README's two lines, with smaller nets and fewer steps."""
+    (tmp_path / "pretrain.py").symlink_to(ROOT / "pretrain.py")
+    sweep, curve = (
+        [*each.words[1:]]
+        for each in commands(ROOT / "models/latent/README.md")
+        if re.search("latent_long", str(each)) and "multirun" in str(each)
+    )
+    lengths = [word.replace("12,24", "3,5").replace("8,16", "2,4") for word in sweep[1:]]
+    small = [models(reader_folders), "max_steps=2", "wandb.mode=disabled"]
+    check_ended_well(run_line([*lengths, *TINY_LONG, *small], tmp_path, limit_s=250))
+    drawn = subprocess.run(
+        [sys.executable, *curve[:-1], "curve.png"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+        timeout=60,
+        capture_output=True,
+        text=True,
+    )
+    lengths = [line.split()[0] for line in drawn.stdout.splitlines()]
+    assert lengths == ["text", "38", "38", "64", "64"]
+    assert (tmp_path / "curve.png").stat().st_size > 1000
 
 
 def own_question_lines() -> list[list[str]]:

@@ -94,7 +94,7 @@ class QASource(Source):
         held_out: float = 0.1,
         skip: bool = False,
         models: Sequence[str] = (),
-        context_bytes: int = 256,
+        context_bytes: int | None = 256,
         answer_tokens: int | None = None,
         at_once: int = 1,
         most_test: int | None = None,
@@ -116,6 +116,7 @@ class QASource(Source):
             check_encodes(model.where, model.tokenizer, texts)
         self._sets = {name: Examples(some, self._form, self._models) for name, some in sets.items()}
         longest = max(some.longest_answer for some in self._sets.values())
+        context_bytes = context_bytes or max(some.longest_text for some in self._sets.values())
         limits = Limits(context_bytes, answer_tokens or max(1, longest), skip)
         for some in self._sets.values():
             some.fit(limits)

@@ -143,6 +143,7 @@ class Examples:
         self._tokens = [Tokens(examples, texts, form, model.tokenizer) for model in models]
         self._models = models
         self.examples = list(examples)
+        self.longest_text = max(1, self._bytes.longest)  # in bytes
         self.longest_answer = max((tokens.answers.longest for tokens in self._tokens), default=0)
 
     def fit(self, limits: Limits) -> Examples:

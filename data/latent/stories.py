@@ -26,18 +26,18 @@ def make_stories(
     """So many texts of so many facts each, in training of `least` to so many, with a question about
     every fact; of a test text about one.
 
-    `all_words`: in training, too, as a language model knows all words of its language.
+    No value occurs twice in a text if there are as many values as facts. `all_words`: in training,
+    too, as a language model knows all words of its language.
     """
     sets: Sets = {}
     for name, count in (("train", train), ("test", test)):
         keys, values = (
             _words(words, name == "test", all_words and name == "train") for words in (KEYS, VALUES)
         )
-        if facts > min(len(keys), len(values)):
-            most = min(len(keys), len(values))
+        if facts > len(keys):
             raise ConfigError(
-                f"data.stories.facts={facts}: at most {most}, as nothing occurs twice in a text;"
-                " give fewer"
+                f"data.stories.facts={facts}: at most {len(keys)}, as no key occurs twice in a"
+                " text; give fewer"
             )
         if least is not None and least > facts:
             raise ConfigError(
@@ -50,23 +50,33 @@ def make_stories(
             some = (
                 facts if name == "test" or least is None else int(draw.integers(least, facts + 1))
             )
-            chosen = list(zip(_some(draw, keys, some), _some(draw, values, some), strict=True))
+            twice = some > len(values)
+            chosen = list(
+                zip(_some(draw, keys, some), _some(draw, values, some, twice), strict=True)
+            )
             text = " ".join(f"{WHAT}{key}{value}" for key, value in chosen)
             asked = [
                 chosen[index] for index in draw.permutation(some)[: 1 if name == "test" else some]
             ]
             sets[name] += [
                 Example(
-                    text, f"{WHAT}{key}", (value,), f"story {number} of {name}", information(some)
+                    text,
+                    f"{WHAT}{key}",
+                    (value,),
+                    f"story {number} of {name}",
+                    information(some, twice),
                 )
                 for key, value in asked
             ]
     return sets
 
 
-def information(facts: int) -> float:
-    """The bits that tell one text from all others of so many facts, of all keys and values."""
-    return sum(math.log2((len(KEYS) - fact) * (len(VALUES) - fact)) for fact in range(facts))
+def information(facts: int, twice: bool = False) -> float:
+    """The bits that tell one text from all others of so many facts, of all keys and values, if a
+    value may occur `twice` or not.
+    """
+    keys = sum(math.log2(len(KEYS) - fact) for fact in range(facts))
+    return keys + sum(math.log2(len(VALUES) - (0 if twice else fact)) for fact in range(facts))
 
 
 def _words(words: tuple[str, ...], held_out: bool, everything: bool) -> list[str]:
@@ -77,5 +87,5 @@ def _words(words: tuple[str, ...], held_out: bool, everything: bool) -> list[str
     ]
 
 
-def _some(draw: np.random.Generator, of: list[str], count: int) -> list[str]:
-    return [of[index] for index in draw.choice(len(of), count, replace=False)]
+def _some(draw: np.random.Generator, of: list[str], count: int, twice: bool = False) -> list[str]:
+    return [of[index] for index in draw.choice(len(of), count, replace=twice)]

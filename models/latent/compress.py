@@ -114,7 +114,7 @@ class Compress(Objective):
             answer = batch[f"answer_{number}"].flatten(0, 1)
             logits = self.model.scores(
                 number,
-                _repeat((prefix, seen), asked.shape[1]),
+                (prefix, seen),
                 self._question(batch, number),
                 answer,
             )
@@ -282,13 +282,6 @@ class Compress(Objective):
 def texts_of(context_BL: Tensor) -> list[bytes]:
     """The texts of which the encoder reads the bytes."""
     return [bytes(byte for byte in row if byte >= 0) for row in context_BL.tolist()]
-
-
-def _repeat(before: Before, times: int) -> Before:
-    """Repeats each text's prefix for each of its questions."""
-    prefix, seen = before
-    again = [layer.repeat(times) for layer in seen]
-    return None if prefix is None else prefix.repeat_interleave(times, 0), again
 
 
 def _surprise(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -36,21 +36,35 @@ def begin_tokens(begin: int, like: Tensor) -> Tensor:
 def answer_logits(net: GPT, before: Before, said_BL: Tensor, answer_BA: Tensor) -> Tensor:
     """Returns the logits for each token of an answer [B, A, V], given the prompt and the tokens
     before it.
+
+    Each row of `before` may stand before several rows of `said_BL`, which follow one another; the
+    prefix is then read once for all of them.
     """
-    prefix, seen = before
     tokens_BL, lengths_B = concatenate_ragged(said_BL, answer_BA)
+    first, seen = _read_prefix(net, before, len(tokens_BL))
     x_BLD = net.embed(tokens_BL.clamp_min(0))
-    first = 0
-    if prefix is not None:
-        x_BLD, first = torch.cat((prefix, x_BLD), 1), prefix.shape[1]
-    hidden_BLD = net.read(x_BLD, None, _behind(seen, x_BLD), list(seen) or None)
-    places_BA = (first + lengths_B - (answer_BA >= 0).sum(1) - 1)[:, None] + torch.arange(
+    places_L = torch.arange(first, first + x_BLD.shape[1], device=said_BL.device)
+    hidden_BLD = net.read(x_BLD, places_L[None], _behind(seen, x_BLD), seen or None)
+    places_BA = (lengths_B - (answer_BA >= 0).sum(1) - 1)[:, None] + torch.arange(
         answer_BA.shape[1], device=said_BL.device
     )
     places_BA = places_BA.clamp(0, x_BLD.shape[1] - 1)
     return net.logits(
         hidden_BLD.gather(1, places_BA[..., None].expand(-1, -1, hidden_BLD.shape[-1]))
     )
+
+
+def _read_prefix(net: GPT, before: Before, rows: int) -> tuple[int, list[Past]]:
+    """Returns the length of the prefix, and the keys and values that so many rows look back at."""
+    prefix, seen = before
+    first = 0
+    if prefix is not None:
+        first = prefix.shape[1]
+        behind = _behind(seen, prefix)
+        seen = [Past(layer.key, layer.value) for layer in seen] or [Past() for _ in net.blocks]
+        net.read(prefix, None, behind, seen)
+    times = rows // len(seen[0].key) if seen and seen[0].key is not None else 1
+    return first, [layer.repeat(times) for layer in seen]
 
 
 def generate(net: GPT, before: Before, said_BL: Tensor, most: int) -> Tensor:

@@ -5,6 +5,7 @@ refused.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -224,6 +225,20 @@ def test_keys_and_values_of_test_stories_never_occur_in_training() -> None:
     }
     assert make_stories(3, 400, 100, 4) == sets
     assert make_stories(4, 400, 100, 4) != sets
+
+
+def test_values_occur_twice_in_a_text_only_if_there_are_fewer_than_facts() -> None:
+    for facts in (18, 19, 24):  # 18 of the 100 values are held out
+        for each in make_stories(3, 1, 8, facts)["test"]:
+            keys, values = zip(
+                *((fact[8:10], fact[10:]) for fact in each.context.split()), strict=True
+            )
+            assert len(set(keys)) == facts
+            assert (len(set(values)) == facts) == (facts == 18)
+            ways = [(676 - fact) * (100 - (fact if facts == 18 else 0)) for fact in range(facts)]
+            assert each.bits == pytest.approx(sum(map(math.log2, ways)))
+    with pytest.raises(ConfigError, match=r"data.stories.facts=999: at most .*, as no key occurs"):
+        make_stories(3, 1, 1, 999)
 
 
 def test_ragged_rows_end_where_they_end() -> None:
@@ -497,6 +512,9 @@ def test_answers_are_as_wide_as_the_longest_one_unless_told(
     typed = opened(QASource, **LENGTH, stories=STORIES, models=["x"], answer_tokens=5)
     assert typed.train_batch(0, 0)["answer_0"].shape[-1] == 5
     assert typed.spec.name == "made-up stories"
+    fitted = opened(QASource, **LENGTH, stories=STORIES, models=["x"], context_bytes=None)
+    assert typed.spec.seq_len == 256
+    assert fitted.spec.seq_len == len("cupboardab47 cupboardcd12 cupboardef03")
     with pytest.raises(ConfigError, match=r"has 3 tokens, its end included; give 3, or null"):
         opened(QASource, **LENGTH, stories=STORIES, models=["x"], answer_tokens=2)
 

@@ -106,6 +106,30 @@ def test_layers_see_what_a_deep_prefix_has() -> None:
     assert kept[0].length == 3, "answering leaves it as it is"
 
 
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_prefix_is_read_once_for_all_questions_about_its_text(
+    deep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, texts = net(), torch.tensor([[3, 4, 5], [6, 3, 2]])
+    read, shapes = reader.read, []
+
+    def counted(x: Tensor, *more: object) -> Tensor:
+        shapes.append(tuple(x.shape[:2]))
+        return read(x, *more)  # type: ignore[arg-type]
+
+    def before(rows: Tensor) -> tuple[Tensor, list[Past]]:
+        seen = [Past() for _ in reader.blocks]
+        read(reader.embed(rows + 7), past=seen)
+        return reader.embed(rows), seen if deep else []
+
+    repeated = before(texts.repeat_interleave(2, 0))
+    wanted = answer_logits(reader, repeated, padded(SAID, 7), padded(ANSWERS, 4))
+    monkeypatch.setattr(reader, "read", counted)
+    found = answer_logits(reader, before(texts), padded(SAID, 7), padded(ANSWERS, 4))
+    torch.testing.assert_close(found, wanted)
+    assert shapes == [(2, 3), (4, 11)]
+
+
 @pytest.mark.parametrize("prefix", [False, True])
 def test_answers_are_the_likeliest_tokens_of_each_row_by_itself(prefix: bool) -> None:
     reader = net()

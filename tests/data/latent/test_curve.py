@@ -1,0 +1,74 @@
+"""The picture of exact match against bytes: which evaluations it reads, and what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from data.latent.curve import main
+
+
+def run_of(folder: Path, text: int, size: int, latents: float, cut: float) -> Path:
+    """A run whose last evaluation, of two models, has these figures; an earlier one has others."""
+    folder.mkdir()
+    (folder / "config.yaml").write_text("arch: {send: int4}\n")
+    row = {
+        "exact/int4/0": latents - 0.1, "exact/int4/1": latents + 0.1, "exact/int8/0": 0.99,
+        "exact/cut/0": cut, "exact/cut/1": cut, "exact/text/0": 1.0, "exact/text/1": 0.9,
+        "bytes/int4": size, "bytes/int8": 2 * size, "bytes/text": text, "bytes/cut": size,
+        "bytes/deflated_size": text / 2,
+    }  # fmt: skip
+    for step, figures in ((900, dict.fromkeys(row, 0.0)), (1600, row)):
+        file = folder / f"evaluations/step_{step}/test/answers.json"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps(figures))
+    return folder
+
+
+def test_runs_and_sweeps_are_drawn_by_length_of_text_and_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    jobs = [run_of(tmp_path / "a", 311, 128, 0.8, 0.4), run_of(tmp_path / "b", 311, 64, 0.5, 0.2)]
+    sweep = tmp_path / "sweep"
+    sweep.mkdir()
+    (sweep / "summary.csv").write_text(
+        "job,overrides,state,directory\n"
+        + "".join(
+            f"{number},seed={number},finished,{job}\n" for number, job in enumerate(jobs, start=1)
+        )
+    )
+    alone = run_of(tmp_path / "c", 155, 64, 0.7, 0.3)
+    picture = tmp_path / "curve.png"
+    assert main([str(sweep), str(alone), str(picture)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "  text  deflate  bytes  latents  its first bytes   whole",
+        "   155       78     64    70.0%            30.0%   95.0%",
+        "   311      156     64    50.0%            20.0%   95.0%",
+        "   311      156    128    80.0%            40.0%   95.0%",
+    ]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["x.png"], "usage: python -m data.latent.curve RUN_OR_SWEEP"),
+        (["nowhere", "x.png"], "nowhere: no such folder; give that of a run or of a sweep"),
+        ([".", "x.txt"], "x.txt: is no name of a picture; end it with .png"),
+        ([".", "x.png"], ".: holds no evaluation of latents; give a run of arch=prefix"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
