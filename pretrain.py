@@ -141,7 +141,10 @@ def main(checked: DictConfig | None = None) -> NoReturn:
     """Runs the configuration that `cli.check` returned, or whatever Hydra makes of the command."""
     gc.freeze()  # what is imported stays, and need not be looked through again
     gc.enable()
-    cli.main(app if checked is None else partial(cli.run_checked, partial(pretrain, checked)))
+    if checked is None:
+        cli.main(partial(cli.run_composing, app))
+    else:
+        cli.main(partial(cli.run_checked, partial(pretrain, checked)))
 
 
 def pretrain(cfg: DictConfig) -> float | None:

@@ -35,6 +35,18 @@ LAUNCHER_PREFIXES = (
 )
 
 
+def run_code(code: str, *arguments: str, check: bool = False) -> subprocess.CompletedProcess[str]:
+    """Runs `python -c CODE` in the repository's root and returns what it printed."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=check,
+    )
+
+
 @dataclass(frozen=True)
 class Completed:
     """One rank's end. A rank that had to be killed has a negative return code and says so in

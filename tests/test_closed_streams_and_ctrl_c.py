@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import LAUNCHER_PREFIXES, ROOT
+from tests.ranks import LAUNCHER_PREFIXES, ROOT, run_code
 from tests.runs import FLOAT32, QUIET, TINY_TRM, Result, status
 
 
@@ -107,12 +107,7 @@ def test_signals_are_heard_before_anything_slow_is_loaded() -> None:
     slow = "sorted({'hydra', 'omegaconf', 'yaml', 'torch', 'numpy'} & sys.modules.keys())"
     code = "\n".join(["import os, sys", body[1], *ours, "from utils.ranks import signals"])
     code += f"\nsignals.install = lambda *_: (print({slow}, flush=True), os._exit(0))\n{call}"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout
-        == "[]\n"
-    )
+    assert run_code(code, check=True).stdout == "[]\n"
 
 
 @pytest.mark.skipif(

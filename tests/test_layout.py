@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.ranks import ROOT
+from tests.ranks import ROOT, run_code
 
 # Which of our packages, and rooms of utils, may import which. "utils" alone stands for the files
 # at its root.
@@ -193,14 +192,7 @@ def test_what_the_command_line_alone_tells_needs_nothing_slow(
     code += f"loaded = lambda: {slow} & sys.modules.keys()\n"
     code += "os._exit = lambda code: (print(loaded() or 'nothing slow', flush=True), end(code))\n"
     code += "runpy.run_path('pretrain.py', run_name='__main__')"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_code(code)
     assert done.stdout.splitlines()[-1] == "nothing slow", done.stderr
     assert done.returncode == status
     assert says in (done.stderr if status else done.stdout)

@@ -1,7 +1,5 @@
 """Every parameter has exactly one owner, and a config can make only what is ours."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from torch import nn
 from models.sparse_embedding import SparseEmbedding
 from optim.groups import build_clips, build_dense, build_sparse, claims
 from optim.schedule import build_schedule
-from tests.ranks import ROOT
+from tests.ranks import run_code
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 
@@ -198,4 +196,4 @@ def test_an_optimizer_does_not_load_the_compiler() -> None:
         " 'optim.adam_atan2.AdamATan2', 'lr': 0.1}}], {'weight': weight})\nsys.exit('torch._dynamo'"
         " in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+    run_code(code, check=True)

@@ -4,8 +4,6 @@ test_registry.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -15,7 +13,7 @@ from torch import nn
 from optim.adam_atan2 import AdamATan2
 from optim.builtin import adamw, muon
 from optim.optimizer_state import OptimizerState
-from tests.ranks import ROOT
+from tests.ranks import run_code
 
 
 def test_what_is_remembered_belongs_to_names_and_not_to_places() -> None:
@@ -79,14 +77,7 @@ for kind in (AdamATan2, adadelta, adamw, muon, sgd):
     print(type(optimizer).__name__, len(state.state()), changed, p.requires_grad)
 print('torch._dynamo' in sys.modules)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_code(code)
     kinds = {"AdamATan2": 3, "Adadelta": 3, "AdamW": 3, "Muon": 1, "SGD": 1}
     assert (
         done.stdout

@@ -98,6 +98,14 @@ def main(program: Callable[[], Any]) -> NoReturn:
     leave(0)
 
 
+def run_composing(app: Callable[[], Any]) -> None:
+    """Runs the program that `hydra.main` has wrapped, which composes the configuration itself."""
+    from utils.command import composing
+
+    composing.release()
+    app()
+
+
 def run_job(raw: DictConfig, run: Callable[[DictConfig], T]) -> T:
     """Resolves what Hydra composed and runs it."""
     return run_checked(lambda: run(resolve_job(raw)))

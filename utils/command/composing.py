@@ -28,6 +28,13 @@ IDLE: dict[str, Any] = {
 }
 
 
+def release() -> None:
+    """Undoes what `compose_single_run` leaves of Hydra's state, so that `hydra.main` can begin."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    GlobalHydra.instance().clear()
+
+
 def compose_single_run(arguments: Sequence[str]) -> DictConfig | None:
     """Returns the configuration of these arguments, with Hydra's own part, and leaves Hydra as
     `hydra.main` would inside a job.

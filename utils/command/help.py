@@ -58,7 +58,8 @@ def is_wanted(arguments: Sequence[str]) -> bool:
 
 def answer(arguments: Sequence[str]) -> str:
     """The text for a command line with `--help`; a ConfigError names a key that does not exist."""
-    choices, topics, folders = _read(arguments)
+    choices, topics = _read(arguments)
+    folders = keys.config_dirs(arguments)
     options = {group: _files(group, folders) for group in CHOSEN}
     for group, name in choices.items():
         if name not in options[group]:
@@ -72,22 +73,18 @@ def answer(arguments: Sequence[str]) -> str:
     return _overview(choices, options)
 
 
-def _read(arguments: Sequence[str]) -> tuple[dict[str, str], list[str], list[Path]]:
-    """The choices of groups, the topics, and the folders of `--config-dir`."""
-    choices, topics, folders = {}, [], []
+def _read(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Returns the choices of groups, and the topics."""
+    choices, topics = {}, []
     for before, argument in zip(("", *arguments), arguments, strict=False):
         option, _, value = argument.partition("=")
-        if before in ("--config-dir", "-cd"):
-            folders.append(Path(argument))
-        elif option == "--config-dir":
-            folders.append(Path(value))
-        elif argument.startswith("-") or before in WITH_VALUE:
+        if argument.startswith("-") or before in WITH_VALUE:
             continue
         elif not value:
             topics.append(option)
         elif option.lstrip("+") in CHOSEN:
             choices[option.lstrip("+")] = value
-    return choices, topics, folders
+    return choices, topics
 
 
 def _files(group: str, folders: Sequence[Path]) -> dict[str, Path]:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -193,15 +194,26 @@ def check_choice(group: str, choice: Any) -> None:
 
 
 def files(group: str) -> dict[str, Path]:
-    """The options of a group. As in Hydra, conf/ comes before what --config-dir adds."""
-    # what is not loaded has added nothing, and `--help` does without it
-    hydra = sys.modules.get("hydra.core.hydra_config")
-    ready = hydra is not None and hydra.HydraConfig.initialized()
-    sources = hydra.HydraConfig.get().runtime.config_sources if hydra is not None and ready else []
-    added = [Path(source.path) for source in sources if source.provider == "command-line"]
+    """Returns the options of a group. As in Hydra, conf/ comes before what --config-dir adds."""
+    hydra = sys.modules.get("hydra.core.hydra_config")  # `--help` does not import it
+    if hydra is not None and hydra.HydraConfig.initialized():
+        sources = hydra.HydraConfig.get().runtime.config_sources
+        added = [Path(source.path) for source in sources if source.provider == "command-line"]
+    else:  # Hydra has failed to compose the configuration, or has not begun
+        added = config_dirs(sys.argv[1:])
     return {
         path.stem: path for folder in (*added, CONF) for path in (folder / group).glob("*.yaml")
     }
+
+
+def config_dirs(arguments: Sequence[str]) -> list[Path]:
+    """Returns the folders that a command line adds by `--config-dir`."""
+    options = ("--config-dir", "-cd")
+    after = [value for option, value in pairwise(arguments) if option in options]
+    joined = [argument.partition("=") for argument in arguments]
+    return [Path(value) for value in after] + [
+        Path(value) for option, _, value in joined if option == options[0] and value
+    ]
 
 
 def _choices() -> dict[str, Rules]:

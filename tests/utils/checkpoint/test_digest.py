@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.ranks import ROOT, check_ended_well, run_module
+from tests.ranks import ROOT, check_ended_well, run_code, run_module
 from tests.utils.checkpoint.helpers import SHARDS, alone, declare, shard_state
 from utils.checkpoint import reader
 from utils.ranks.distributed import Dist
@@ -120,12 +120,5 @@ def test_the_digest_needs_no_torch(tmp_path: Path) -> None:
         f"import sys; from utils.checkpoint import reader; reader.digest({str(tmp_path)!r});"
         " print('torch' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = run_code(code, check=True)
     assert done.stdout == "False\n"

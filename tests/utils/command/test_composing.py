@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 import pretrain
-from tests.ranks import ROOT
+from tests.ranks import run_code, run_ranks
 from utils.command import cli, keys
 from utils.command.composing import compose_single_run
 
@@ -28,18 +26,14 @@ def as_before() -> Iterator[None]:
     GlobalHydra.instance().clear()
 
 
-def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *(["-c", code] if code else []), *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
 def test_it_is_what_hydra_composes() -> None:
     arguments = ["experiment=demo", "lr=2e-3", "arch.loss.loss_type=softmax_cross_entropy"]
     raw = compose_single_run(arguments)
     assert raw is not None
     assert HydraConfig.get().runtime.choices.experiment == "demo"
     text = OmegaConf.to_yaml(OmegaConf.masked_copy(raw, [key for key in raw if key != "hydra"]))
-    assert text.strip() == run("", "pretrain.py", "--cfg", "job", *arguments).stdout.strip()
+    (printed,) = run_ranks(1, ["pretrain.py", "--cfg", "job", *arguments])
+    assert text.strip() == printed.stdout.strip()
     raw.project_name = "${hydra:job.name}"  # a file may say so
     assert cli.resolve_job(raw).project_name == "pretrain"
 
@@ -56,7 +50,7 @@ def test_a_mistake_is_told_after_one_composition() -> None:
         "sys.argv = ['pretrain.py', 'lrr=1']\n"
         "runpy.run_path('pretrain.py', run_name='__main__')"
     )
-    done = run(code)
+    done = run_code(code)
     assert (done.returncode, done.stdout) == (2, "composes\n"), done.stderr
 
 
@@ -71,6 +65,20 @@ def test_the_program_runs_what_was_checked(monkeypatch: pytest.MonkeyPatch) -> N
     pretrain.main()
     gc.unfreeze()
     assert seen == [checked, "hydra"]
+
+
+def test_the_program_may_compose_again_what_was_checked() -> None:
+    """As a caller does who drops what `cli.check` returned."""
+    code = (
+        "import sys; from utils.checkpoint import reader; from utils.command import cli\n"
+        "from utils.sweep import entry\n"
+        "sys.argv = ['pretrain.py', 'experiment=digits', 'seed=3']\n"
+        "cli.check(sys.argv, reader.config_in, entry.sweep); import pretrain\n"
+        "pretrain.pretrain = lambda cfg: print('seed', cfg.seed, flush=True)\n"
+        "pretrain.main()"
+    )
+    done = run_code(code)
+    assert (done.returncode, done.stdout) == (0, "seed 3\n"), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -256,8 +256,14 @@ def test_files_of_ones_own_are_held_to_what_they_say(tmp_path: Path) -> None:
     )
     assert_one_line(
         run_line(["--config-dir", str(own), "arch=yours"], tmp_path),
-        "arch=yours: unknown; choose one of cnn, components, gpt, hrm, ",
+        "arch=yours: unknown; choose one of cnn, components, gpt, hrm, induction, mine, ",
     )
+    (own / "arch" / "mine.yaml").write_text(net + "sparkle_rate: 7\n")
+    for join in ("", "+"):  # Hydra refuses the first, this repository the second
+        assert_one_line(
+            run_line([*choice, f"{join}sparkle_rte=2"], tmp_path),
+            "sparkle_rte=2: unknown key; did you mean sparkle_rate?",
+        )
     (own / "arch" / "mine.yaml").write_text(net.replace("[>= 4]", "[=> 4]"))
     number = 1 + net.splitlines().index("  num_heads: 8  # [>= 4]")
     mistake = (

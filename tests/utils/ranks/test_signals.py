@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import ROOT
+from tests.ranks import ROOT, run_code
 from utils.ranks import signals
 
 LISTEN = """
@@ -194,8 +194,6 @@ runpy.run_path("pretrain.py", run_name="__main__")
 )
 def test_ctrl_c_is_one_line_whatever_is_being_imported(module: str, tmp_path: Path) -> None:
     code = INTERRUPTED.format(module=module, folder=str(tmp_path / "run"))
-    ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    ended = run_code(code)
     said = "stopped by SIGINT before training began\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", said)

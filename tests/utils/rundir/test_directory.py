@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ranks import run_code
 from utils import revision
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
@@ -315,13 +316,7 @@ def test_importing_it_loads_nothing_heavy() -> None:
         f"import sys, utils.rundir.directory; print([name for name in {heavy} if name in"
         " sys.modules])"
     )
-    root = Path(__file__).resolve().parents[3]
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
-        ).stdout
-        == "[]\n"
-    )
+    assert run_code(code, check=True).stdout == "[]\n"
 
 
 def test_an_evaluation_that_is_still_due_is_not_there_twice(tmp_path: Path) -> None:
