@@ -96,7 +96,7 @@ def test_the_number_of_ranks_changes_nothing(
 
 @slow
 def test_exact_runs_are_equal_to_the_bit_and_go_on_at_other_ranks(tmp_path: Path) -> None:
-    """The targets as well, each made by as many ranks as take it apart."""
+    """The targets as well, each trained by as many ranks as decompose it."""
 
     def arguments(name: str) -> list[str]:
         return [

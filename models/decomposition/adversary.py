@@ -1,8 +1,11 @@
-"""Masks under which a net errs most, found by ascent along the signs of gradients: what the
-published trainer calls PGD.
+"""Finds the masks under which a net errs most, by ascent along the signs of gradients: projected
+gradient descent (PGD) in the published trainer.
+
+A source is a number from 0 to 1 that sets a mask: at 0 it equals its gate, at 1 it is open.
 """
 
-# B batch, W numbers that a mask is drawn from, … positions, if there are any
+# B batch, W sources of an input: one for each component, and one for each remainder if it is
+# masked, … positions, if there are any
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ from torch import Tensor
 from utils.errors import ConfigError
 from utils.noise import Noise
 
-# from sources to how much the net errs under them, in sum
-Harm = Callable[[Tensor], Tensor]
+# returns the net's error under the masks of these sources, summed over rows
+TotalError = Callable[[Tensor], Tensor]
 INITS = ("random", "ones", "zeroes")
+GRADIENT = "source_gradient/"  # and the number of a step: the name of its sum over the batch
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,8 @@ class Adversary:
     def __post_init__(self) -> None:
         if self.scope not in ("row", "batch"):
             raise ConfigError(
-                f"arch.loss.adversarial.scope={self.scope}: choose row or batch, what has masks of"
-                " its own"
+                f"arch.loss.adversarial.scope={self.scope}: choose row (each row has masks of its"
+                " own) or batch (all rows share masks)"
             )
         if self.init not in INITS:
             raise ConfigError(
@@ -44,8 +48,8 @@ class Adversary:
             )
         if self.persistent and self.shared:
             raise ConfigError(
-                "arch.loss.adversarial.persistent=true: rows go on from masks of their own; use"
-                " arch.loss.adversarial.scope=row"
+                "arch.loss.adversarial.persistent=true: continues from the masks of each row, which"
+                " scope=batch does not have; use arch.loss.adversarial.scope=row"
             )
 
     @property
@@ -53,9 +57,9 @@ class Adversary:
         """True if all rows of a batch have the same masks."""
         return self.scope == "batch"
 
-    def first(self, drawn: Tensor, noise: Noise) -> Tensor:
-        """Returns the sources from which ascent begins: for every row [B, 1, …, W], as drawn or
-        constant; for all rows [1, 1, …, W], which are the same for all shards.
+    def initial_sources(self, drawn: Tensor, noise: Noise) -> Tensor:
+        """Returns the sources from which ascent starts: `drawn` [B, 1, …, W] or constants. If all
+        rows share masks they are [1, 1, …, W], and the same on all ranks.
         """
         if self.shared:
             shape = (*(1 for _ in drawn.shape[1:]), drawn.shape[-1])
@@ -65,30 +69,24 @@ class Adversary:
             return drawn
         return torch.full_like(drawn, float(self.init == "ones"))
 
-    def climbed(self, sources: Tensor, harm: Harm, steps: int) -> Tensor:
-        """Returns the sources after so many steps of ascent."""
+    def ascend(self, sources: Tensor, total_error: TotalError, steps: int) -> Tensor:
+        """Returns the sources after this many steps."""
         for _ in range(steps):
-            sources = self.step(sources, uphill(sources, harm))
+            sources = self.step(sources, source_gradient(sources, total_error))
         return sources
 
-    def climbed_together(self, sources: Tensor, totals: Mapping[str, Tensor]) -> Tensor:
-        """Returns the sources after the steps for which the sums over the batch are known."""
+    def ascend_along(self, sources: Tensor, totals: Mapping[str, Tensor]) -> Tensor:
+        """Returns the sources after the steps whose gradients are already summed over the batch."""
         for number in range(self.steps):
-            if (total := totals.get(sum_name(number))) is not None:
+            if (total := totals.get(f"{GRADIENT}{number}")) is not None:
                 sources = self.step(sources, total.to(sources.dtype))
         return sources
 
-    def step(self, sources: Tensor, uphill: Tensor) -> Tensor:
-        return (sources + self.rate * uphill.sign()).clamp_(0, 1)
+    def step(self, sources: Tensor, gradient: Tensor) -> Tensor:
+        return (sources + self.rate * gradient.sign()).clamp_(0, 1)
 
 
-def uphill(sources: Tensor, harm: Harm) -> Tensor:
-    """Returns the gradient of the harm that sources do."""
+def source_gradient(sources: Tensor, total_error: TotalError) -> Tensor:
     with torch.enable_grad():
         sources = sources.detach().requires_grad_()
-        return torch.autograd.grad(harm(sources), sources)[0]
-
-
-def sum_name(number: int) -> str:
-    """Returns the name of the gradients of a step among the sums over the batch."""
-    return f"uphill/{number}"
+        return torch.autograd.grad(total_error(sources), sources)[0]

@@ -1,4 +1,4 @@
-"""A frozen net whose matrices are sums of rank-one components, few of which each input needs.
+"""A frozen net whose matrices are sums of rank-one components. Each input should need few of them.
 
 Stochastic Parameter Decomposition: Bushnaq, Braun, Sharkey 2025 (arXiv 2506.20790).
 """
@@ -33,8 +33,8 @@ MOST_COMPONENTS = 1_000_000  # of a matrix
 
 
 class Mask(NamedTuple):
-    """The masks of one matrix: of its components, and of the rest they do not add up to. Without
-    the latter, the rest is left out.
+    """The masks of one matrix: of its components, and of the rest, W - V U. If `rest` is None, the
+    rest is left out.
     """
 
     components: Tensor
@@ -51,7 +51,9 @@ class Part(nn.Module):
 
 
 class Components(nn.Module):
-    """The target and its parts. A part that is tied to another has no weights of its own."""
+    """A target net, and a `Part` for each chosen matrix. A matrix that shares its weights with an
+    earlier one (see `ties`) shares its part, too.
+    """
 
     def __init__(
         self,
@@ -67,16 +69,16 @@ class Components(nn.Module):
         self.dtype = parse_dtype(forward_dtype)
         if init not in ("random", "inputs"):
             raise ConfigError(f"arch.init={init}: choose random or inputs")
-        self.init = init  # what the objective does before the first step
+        self.init = init  # for the objective, which knows the data
         self.target = load(
             target,
             spec,
             forward_dtype,
             (Toy, GPT, InductionHeads),
-            "arch=tms, resid_mlp, induction and gpt can be taken apart",
+            "arch=tms, resid_mlp, induction and gpt can be decomposed",
         )
         self.decode = spec.decode
-        self.seams = {seam.name: seam for seam in chosen(modules, seams_of(self.target.net))}
+        self.seams = {seam.name: seam for seam in choose_seams(modules, seams_of(self.target.net))}
         self.names, seams = list(self.seams), list(self.seams.values())
         self.ties = ties(seams)
         self.counts = by_pattern("arch.C", C, self.names)
@@ -86,8 +88,8 @@ class Components(nn.Module):
             if self.counts[number] != self.counts[first]:
                 raise ConfigError(
                     f"arch.C={C}: gives {self.names[first]} {self.counts[first]} components and"
-                    f" {self.names[number]} {self.counts[number]}, which share their weights; give"
-                    " both as many"
+                    f" {self.names[number]} {self.counts[number]}, but these two share their"
+                    " weights; give both the same number"
                 )
         sizes = {
             name: (*seam.matrix.shape, count)
@@ -112,16 +114,16 @@ class Components(nn.Module):
 
     @property
     def predicts_tokens(self) -> bool:
-        """True for a language model. A toy model has examples without positions, and answers
-        with numbers.
+        """True for a language model. A toy model's examples have no positions, and its outputs are
+        numbers.
         """
         return isinstance(self.target.net, GPT | InductionHeads)
 
     def factors(self, number: int) -> tuple[Tensor, Tensor]:
         """Returns V and U of a matrix."""
-        first, turned = self.ties.get(number, (number, False))
+        first, transposed = self.ties.get(number, (number, False))
         part: Any = self.parts[self.names[first].replace(".", "-")]
-        return (part.U.t(), part.V.t()) if turned else (part.V, part.U)
+        return (part.U.t(), part.V.t()) if transposed else (part.V, part.U)
 
     def columns(self, number: int) -> slice:
         """Returns the indices of a matrix's components among those of all matrices."""
@@ -133,7 +135,7 @@ class Components(nn.Module):
         return self.offsets[-1]
 
     def for_each_component(self, by_matrix: Tensor) -> Tensor:
-        """Repeats numbers [..., S] of matrices for each of their components [..., K]."""
+        """Expands a value for each matrix [..., S] to one for each component [..., K]."""
         if len(set(self.counts)) == 1:
             return by_matrix.repeat_interleave(self.counts[0], -1)
         counts = torch.tensor(self.counts, device=by_matrix.device)
@@ -183,20 +185,20 @@ class Components(nn.Module):
             return self.outputs(x, documents)
 
     def multiply(self, number: int, x: Tensor, mask: Mask) -> Tensor:
-        """Multiplies an input by the masked sum of a matrix's components, and by the masked rest of
-        the matrix, which they do not add up to.
+        """Multiplies an input by the masked sum of a matrix's components plus its masked rest, and
+        adds the bias.
         """
         seam, U = self.seams[self.names[number]], self.factors(number)[1].to(self.dtype)
-        inner, m = self.activations(number, x), mask.components.to(self.dtype)
+        activations, m = self.activations(number, x), mask.components.to(self.dtype)
         if mask.rest is None:
-            y = (inner * m) @ U
-        elif self.dtype.itemsize < 4:  # where x W - x V U would be rounding alone
-            rest = seam.times(x, self._difference(number).to(self.dtype))
-            y = torch.addcmul((inner * m) @ U, mask.rest.to(self.dtype), rest)
+            y = (activations * m) @ U
+        elif self.dtype.itemsize < 4:  # x W - x V U would be little but rounding
+            rest = seam.times(x, self._remainder(number).to(self.dtype))
+            y = torch.addcmul((activations * m) @ U, mask.rest.to(self.dtype), rest)
         else:
             share = mask.rest.to(self.dtype)
             y = torch.addcmul(
-                (inner * (m - share)) @ U, share, seam.times(x, seam.matrix.to(self.dtype))
+                (activations * (m - share)) @ U, share, seam.times(x, seam.matrix.to(self.dtype))
             )
         return y if seam.bias is None else y + seam.bias.to(self.dtype)
 
@@ -208,22 +210,22 @@ class Components(nn.Module):
         """Returns the activation of each component: an input times V."""
         return self.seams[self.names[number]].times(x, self.factors(number)[0].to(self.dtype))
 
-    def differences(self) -> list[Tensor]:
+    def remainders(self) -> list[Tensor]:
         """Returns W - V U of each matrix that has weights of its own."""
         return [
-            self._difference(number) for number in range(len(self.names)) if number not in self.ties
+            self._remainder(number) for number in range(len(self.names)) if number not in self.ties
         ]
 
-    def _difference(self, number: int) -> Tensor:
+    def _remainder(self, number: int) -> Tensor:
         return widen(self.seams[self.names[number]].matrix) - torch.mm(*self.factors(number))
 
 
-def chosen(patterns: Sequence[str], seams: Mapping[str, Seam]) -> list[Seam]:
+def choose_seams(patterns: Sequence[str], seams: Mapping[str, Seam]) -> list[Seam]:
     """Returns the matrices whose whole names match a pattern, in the net's order.
 
     Every pattern must match some. One that matches a fused matrix chooses it, and not its parts.
     """
-    pattern_of: dict[str, str] = {}  # the pattern that has chosen each
+    pattern_of: dict[str, str] = {}  # by the name of a chosen matrix
     for pattern in patterns:
         matching = matches("arch.modules", pattern, seams)
         if not matching:

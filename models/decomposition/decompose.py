@@ -1,5 +1,5 @@
-"""Stochastic Parameter Decomposition: components that add up to a net's weights, of which as few as
-possible are needed at a time.
+"""Stochastic Parameter Decomposition: trains components that add up to a net's weights so that each
+input needs as few of them as possible.
 
 Bushnaq, Braun, Sharkey 2025 (arXiv 2506.20790).
 """
@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.decomposition.adversary import Adversary, sum_name, uphill
+from models.decomposition.adversary import GRADIENT, Adversary, source_gradient
 from models.decomposition.anatomy import Anatomy
 from models.decomposition.components import Components
-from models.decomposition.first_inputs import read_inputs
+from models.decomposition.first_inputs import start_at_inputs
 from models.decomposition.known_answer import KnownAnswer
 from models.decomposition.masking import Masks, concat, errors, hidden_errors, route
 from models.layers import widen
@@ -37,21 +37,21 @@ from utils.ranks.distributed import Dist
 from utils.spec import IGNORE
 from utils.transfer import to_device
 
-# losses of nets masked at random
+# losses whose masks are drawn at random
 DRAWN = ("stochastic", "layerwise", "subset", "hidden", "adversarial")
-# all that ask for the same answers
+# all losses that compare a masked net with the target
 LOSSES = (*DRAWN, "unmasked", "masked", "masked_layerwise", "masked_subset")
-ALONE = ("layerwise", "masked_layerwise")  # those that mask one matrix at a time
+ONE_AT_A_TIME = ("layerwise", "masked_layerwise")  # these mask one matrix and leave the others
 EPS = 1e-12
-# What says which rows of a batch count; without either, as with prompts, there is nothing to
+# keys that say which rows of a batch count; batches with neither, such as prompts, have nothing to
 # measure
 MEASURED = frozenset({"labels", "counts"})
-LISTENING = 20  # steps of the warm-up between two looks at signals
+SIGNAL_STEPS = 20  # the warm-up looks for signals after this many steps
 
 
 class Decompose(Objective):
-    """Each loss is a sum over rows times its coefficient; those with a coefficient of 0 cost
-    nothing.
+    """Sums losses over rows, each times its coefficient. A loss whose coefficient is 0 is not
+    computed.
     """
 
     costs = frozenset({"loss", "faithfulness", "l0"})
@@ -103,8 +103,8 @@ class Decompose(Objective):
         }
         if not any(self.coefficients[name] for name in LOSSES):
             raise ConfigError(
-                f"arch.loss.stochastic=0: all of {', '.join(LOSSES)} are 0, and nothing asks for"
-                " the same answers; give one"
+                f"arch.loss.stochastic=0: all of {', '.join(LOSSES)} are 0, so that nothing"
+                " compares outputs with the target's; give one of them"
             )
         if reconstruction not in ("auto", "mse", "kl"):
             raise ConfigError(
@@ -112,8 +112,8 @@ class Decompose(Objective):
             )
         if reconstruction == "kl" and not model.predicts_tokens:
             raise ConfigError(
-                "arch.loss.reconstruction=kl: compares what is thought likely, and this net says"
-                " numbers; use mse"
+                "arch.loss.reconstruction=kl: compares probabilities of tokens, and this net"
+                " predicts numbers; use mse"
             )
         self.kl = model.predicts_tokens if reconstruction == "auto" else reconstruction == "kl"
         self.error_name = "kl" if self.kl else "mse"
@@ -122,8 +122,8 @@ class Decompose(Objective):
         self.subset_probability = subset_probability
         if hidden and all(seam.indexed for seam in model.seams.values()):
             raise ConfigError(
-                "arch.loss.hidden: compares what matrices read, and embeddings read numbers of"
-                " rows; choose other matrices by arch.modules as well"
+                f"arch.loss.hidden={hidden}: compares the inputs of matrices, and those of"
+                " embeddings are indices; choose other matrices by arch.modules as well"
             )
         self.p, self.p_end = p, p if p_end is None else p_end
         self.p_from, self.p_until = p_from, p_until
@@ -145,15 +145,15 @@ class Decompose(Objective):
         self._anatomy: Anatomy | None = None  # of an evaluation that has seen no batch yet
 
     def prepare(self, dist: Dist, source: Any, noise: Noise) -> None:
-        """Components read inputs of the data if `arch.init` says so, and add up to the weights
-        before anything else is asked of them.
+        """Lets components begin at inputs if `arch.init` says so, and trains them on faithfulness
+        alone.
         """
         if self.model.init == "inputs":
-            read_inputs(self.model, self._first_inputs(source, noise), noise, dist)
+            start_at_inputs(self.model, self._first_inputs(source, noise), noise, dist)
         parameters = list(self.model.parts.parameters())
         optimizer = torch.optim.AdamW(parameters, lr=self.warmup_lr, weight_decay=0.0, foreach=True)
         for step in range(self.warmup_steps):
-            if step % LISTENING == 0 and (
+            if step % SIGNAL_STEPS == 0 and (
                 signum := signals.agreed_signal(dist.sums(signals.flags()))
             ):
                 raise Stopped(
@@ -167,7 +167,7 @@ class Decompose(Objective):
         optimizer.zero_grad()
 
     def _first_inputs(self, source: Any, noise: Noise) -> list[list[Tensor]]:
-        """The inputs of each matrix in the first step, for each shard of this rank."""
+        """Returns the inputs of each matrix in the first step, for each shard of this rank."""
         by_shard = []
         for shard in noise.shards:
             batch = {
@@ -178,7 +178,9 @@ class Decompose(Objective):
         return by_shard
 
     def initial_carry(self, batch: Batch) -> Carry:
-        """Returns the adversary's sources if they persist from step to step; negative: none yet."""
+        """Returns the adversary's sources if they persist from step to step: negative until the
+        first step has set them.
+        """
         if not (self.adversary.coefficient and self.adversary.persistent):
             return None
         positions = tuple(batch["inputs"].shape[1:]) if self.model.predicts_tokens else ()
@@ -186,92 +188,95 @@ class Decompose(Objective):
         return {"sources": torch.full(shape, -1.0, device=batch["inputs"].device)}
 
     def rounds(self) -> int:
-        """Ascent that all rows share takes each step by a sum over the whole batch."""
-        return self.adversary.steps if self._climbs_together else 1
+        """Returns the steps of ascent if all rows share masks: each needs a sum over the batch."""
+        return self.adversary.steps if self._ascends_together else 1
 
     @property
-    def _climbs_together(self) -> bool:
+    def _ascends_together(self) -> bool:
         return bool(self.adversary.coefficient) and self.adversary.shared
 
     def statistics(self, batch: Batch, carry: Carry, ctx: Context) -> dict[str, Tensor]:
-        """How much of each component the whole batch needs, where its logarithm counts; and where
-        masks that all rows share do more harm.
+        """Returns what losses need of the whole batch: the importance of each component for
+        `frequency`, and the gradient of sources that all rows share.
         """
         weighs = self.frequency and self.coefficients["minimality"]
         weighs = weighs and "importance" not in ctx.totals  # the first round has summed it
-        if not (weighs or self._climbs_together):
+        if not (weighs or self._ascends_together):
             return {}
-        of, gates = self._seen(batch)
+        examples, gates = self._prepare_examples(batch)
         sums = {}
         if weighs:
-            sums["importance"] = self._importance(gates, of.times, ctx).double()
-        if self._climbs_together:
-            done = sum(name.startswith("uphill/") for name in ctx.totals)
-            sources = self._shared_sources(of, ctx)
-            sums[sum_name(done)] = uphill(sources, partial(self._harm, of)).double()
+            sums["importance"] = self._importance(gates, examples.repeats, ctx).double()
+        if self._ascends_together:
+            steps = sum(name.startswith(GRADIENT) for name in ctx.totals)
+            sources = self._shared_sources(examples, ctx)
+            gradient = source_gradient(sources, partial(self._total_error, examples))
+            sums[f"{GRADIENT}{steps}"] = gradient.double()
         return sums
 
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
-        of, gates = self._seen(batch)
+        examples, gates = self._prepare_examples(batch)
         rows = batch["inputs"].numel() if self.model.predicts_tokens else len(batch["inputs"])
-        terms, carry = self._reconstruction(of, ctx, carry)
+        terms, carry = self._reconstruction(examples, ctx, carry)
         if self.coefficients["faithfulness"]:
             terms["faithfulness"] = self._faithfulness() * rows
         if self.coefficients["minimality"]:
-            terms["minimality"] = self._minimality(gates, of.times, ctx)
-        weight = torch.full((), rows, device=of.x.device)
+            terms["minimality"] = self._minimality(gates, examples.repeats, ctx)
+        weight = torch.full((), rows, device=examples.x.device)
         loss = torch.stack([self.coefficients[name] * term for name, term in terms.items()]).sum()
-        live = (of.gates.detach() > self.live_above).sum(-1)
-        terms["l0"] = (live if of.times is None else live * of.times).sum()
+        live = (examples.gates.detach() > self.live_above).sum(-1)
+        terms["l0"] = (live if examples.repeats is None else live * examples.repeats).sum()
         return StepOut(
             loss, weight, {name: (term.detach(), weight) for name, term in terms.items()}, carry
         )
 
-    def _seen(self, batch: Batch) -> tuple[_Examples, Tensor]:
-        """The rows to be computed, and the gates of each before they are held between 0 and 1."""
+    def _prepare_examples(self, batch: Batch) -> tuple[_Examples, Tensor]:
+        """Returns the rows to compute, and their gates before clamping."""
         x, documents = self._inputs(batch)
-        said, inputs = self.model.probe(x, documents)
-        taken, times = self._needed(inputs)
+        target_out, inputs = self.model.probe(x, documents)
+        taken, repeats = self._rows_to_compute(inputs)
         if taken is not None:
-            x, said, inputs = x[taken], said[taken], [each[taken] for each in inputs]
+            x, target_out, inputs = x[taken], target_out[taken], [each[taken] for each in inputs]
         gates = self.model.gate_logits(inputs)
         lower, count = self.model.lower_gates(gates), len(batch["inputs"])
-        return _Examples(x, documents, widen(said), lower, taken, count, inputs, times), gates
+        return _Examples(
+            x, documents, widen(target_out), lower, taken, count, inputs, repeats
+        ), gates
 
     def predict(self, batch: Batch) -> Prediction:
-        """Compares the net's outputs with those of all its components, of the components scaled by
-        their gates, and of the live ones alone.
+        """Measures the error of the outputs with all components, with masks equal to the gates, and
+        with the needed components alone.
         """
         if not MEASURED & batch.keys():
             return Prediction({})
         x, documents = self._inputs(batch)
-        said, inputs = self.model.probe(x, documents)
-        said, gates = widen(said), self.model.lower_gates(self.model.gate_logits(inputs))
+        target_out, inputs = self.model.probe(x, documents)
+        target_out = widen(target_out)
+        gates = self.model.lower_gates(self.model.gate_logits(inputs))
         live = gates > self.live_above
         if "single" in batch:
             return Prediction({}, {"gates": gates, "live": live})
         counted = batch["labels"] != IGNORE if "labels" in batch else batch["counts"] > 0
-        ways = {
+        masks_by_name = {
             "unmasked": torch.ones_like(gates),
             "masked": gates,
             "rounded": live.to(gates.dtype),
         }
         kept: dict[str, Tensor] = {}
-        masks = Masks(torch.stack(list(ways.values()), 1))
-        answers = iter(ways)
+        masks = Masks(torch.stack(list(masks_by_name.values()), 1))
+        names = iter(masks_by_name)
 
-        def measure(out: Tensor, wanted: Tensor) -> Tensor:
+        def measure(out: Tensor, target_out: Tensor) -> Tensor:
             if self.model.predicts_tokens:
-                kept[next(answers)] = out
-            return self._error(out, wanted)
+                kept[next(names)] = out
+            return self._error(out, target_out)
 
-        by_way = dict(
-            zip(ways, errors(self.model, x, documents, said, masks, measure), strict=True)
-        )
+        passes = errors(self.model, x, documents, target_out, masks, measure)
+        error_by_name = dict(zip(masks_by_name, passes, strict=True))
         total = counted.sum()
         metrics: dict[str, tuple[Tensor, Tensor]] = {
             f"{self.error_name}_{name}": ((error * counted).sum(), total)
-            for name, error in by_way.items()
+            for name, error in error_by_name.items()
         }
         metrics["l0"] = ((live.sum(-1) * counted).sum(), total)
         for number, name in enumerate(self.model.names):
@@ -281,12 +286,14 @@ class Decompose(Objective):
             )
         metrics["faithfulness"] = (self._faithfulness() * total, total)
         if self.adversary.evaluate:
-            of = _Examples(x, documents, said, gates, None, len(x), inputs, counted=counted)
-            metrics[f"{self.error_name}_adversarial"] = (self._worst_case(of), total)
+            examples = _Examples(
+                x, documents, target_out, gates, None, len(x), inputs, counted=counted
+            )
+            metrics[f"{self.error_name}_adversarial"] = (self._adversarial_error(examples), total)
         if "labels" in batch:
             metrics |= {
                 f"ce_{name}": (_cross_entropy(out, batch["labels"]), total)
-                for name, out in {"target": said, **kept}.items()
+                for name, out in {"target": target_out, **kept}.items()
             }
         if self._anatomy is not None:
             # here and not in the evaluator: only here has sync=fsdp gathered the weights
@@ -295,15 +302,17 @@ class Decompose(Objective):
             self._anatomy = None
         return Prediction(metrics, {"gates": gates, "live": live, "counted": counted})
 
-    def _worst_case(self, of: _Examples) -> Tensor:
-        """The errors of evaluated rows, in sum, under the worst masks that ascent finds. Draws are
-        the same in all evaluations.
+    def _adversarial_error(self, examples: _Examples) -> Tensor:
+        """Returns the error of evaluated rows, summed, under the worst masks that ascent finds.
+        Draws are the same in all evaluations.
         """
-        noise = Noise(0, 0, [0], of.x.device)
-        drawn = noise.uniform("masks", of.shape(1, self._width)).to(of.gates.dtype)
-        first = self.adversary.first(drawn, noise)
-        worst = self.adversary.climbed(first, partial(self._harm, of), self.adversary.evaluate)
-        return self._harm(of, worst)
+        noise = Noise(0, 0, [0], examples.x.device)
+        drawn = noise.uniform("masks", examples.shape(1, self._width)).to(examples.gates.dtype)
+        first = self.adversary.initial_sources(drawn, noise)
+        worst = self.adversary.ascend(
+            first, partial(self._total_error, examples), self.adversary.evaluate
+        )
+        return self._total_error(examples, worst)
 
     def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
         if "single" in row:
@@ -314,13 +323,13 @@ class Decompose(Objective):
         return [self._anatomy]
 
     def compile_net(self, graphs: bool = False) -> None:
-        """Nothing is compiled: the net's matrices change places with masked ones in every pass, and
-        each place would be another graph.
+        """Compiles nothing: other matrices are replaced by masked ones in each pass, and each
+        choice would be another graph.
         """
 
     @property
     def _width(self) -> int:
-        """How many numbers a mask is drawn from."""
+        """The number of sources of an input, see adversary.py."""
         return self.model.total + self.whole * len(self.model.names)
 
     def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
@@ -331,12 +340,13 @@ class Decompose(Objective):
             else (inputs.to(self.model.dtype), None)
         )
 
-    def _needed(self, inputs: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
-        """Rows to be computed, and for how many each stands; None: all, each for itself.
+    def _rows_to_compute(self, inputs: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
+        """Returns the indices of the rows to compute, and how many rows each stands for; None: all
+        rows, each for itself.
 
-        Of a row from which no matrix gets anything, masks change nothing: nothing is wrong with it
-        whatever they are, and all such rows have the same gates. One stands for all. A GPU would
-        wait for the host to know how many.
+        If all matrices read zeros in a row, masks do not change its outputs, so its error is 0, and
+        its gates are those of all such rows. One of them is computed for all. Not on a GPU, which
+        would have to wait until the host knows their number.
         """
         if (
             self.model.predicts_tokens
@@ -348,69 +358,73 @@ class Decompose(Objective):
         (full,), (none,) = (~empty).nonzero(as_tuple=True), empty.nonzero(as_tuple=True)
         if not len(none):
             return None, None
-        times = widen(torch.ones(len(full) + 1, dtype=inputs[0].dtype))
-        times[-1] = len(none)
-        return torch.cat((full, none[:1])), times
+        repeats = widen(torch.ones(len(full) + 1, dtype=inputs[0].dtype))
+        repeats[-1] = len(none)
+        return torch.cat((full, none[:1])), repeats
 
     def _reconstruction(
-        self, of: _Examples, ctx: Context, carry: Carry
+        self, examples: _Examples, ctx: Context, carry: Carry
     ) -> tuple[dict[str, Tensor], Carry]:
-        """The losses that ask masked nets for the same answers, each with draws of its own."""
+        """Returns the losses that compare masked nets with the target, each with draws of its own,
+        and the carry.
+        """
         asked = {
             name: self.samples if name in ("stochastic", "hidden") else 1
             for name in DRAWN
             if self.coefficients[name]
         }
         sources = ctx.noise.uniform(
-            "masks", of.shape(sum(asked.values()), self._width), of.rows
-        ).to(of.gates.dtype)
+            "masks", examples.shape(sum(asked.values()), self._width), examples.rows
+        ).to(examples.gates.dtype)
         drawn = zip(asked, sources.split(list(asked.values()), dim=1), strict=True)
         parts = {
-            name: Masks.between(of.gates, self._sampled(each))
+            name: Masks.between(examples.gates, self._sample(each))
             for name, each in drawn
             if name != "adversarial"
-        } | self._as_gates_say(of)
+        } | self._fixed_masks(examples)
         for name in ("subset", "masked_subset"):
             if name in parts:
                 parts[name] = route(
                     parts[name],
                     self.model,
                     ctx.noise,
-                    of.batch,
-                    of.rows,
+                    examples.batch,
+                    examples.rows,
                     self.subset_probability,
                     name.replace("_", " "),
                 )
         if "adversarial" in asked:
-            worst = self._worst(of, sources[:, -1:], ctx, carry)
-            parts["adversarial"] = self._under(of, of.gates, worst)
+            worst = self._worst_sources(examples, sources[:, -1:], ctx, carry)
+            parts["adversarial"] = self._masks_from(examples, examples.gates, worst)
             carry = {"sources": worst.float()} if carry is not None else None
         hidden = parts.pop("hidden", None)
-        terms = self._answers(of, parts)
+        terms = self._output_losses(examples, parts)
         if hidden is not None:
-            changes = hidden_errors(self.model, of.x, of.documents, of.inputs, hidden)
+            changes = hidden_errors(
+                self.model, examples.x, examples.documents, examples.inputs, hidden
+            )
             terms["hidden"] = torch.stack([change.sum() for change in changes]).mean()
         return terms, carry
 
-    def _as_gates_say(self, of: _Examples) -> dict[str, Masks]:
-        """Masks that nothing is drawn for: all components and no more, or as far as gates are open
-        and no more.
-        """
-        gates = Masks(of.gates.unsqueeze(1))
+    def _fixed_masks(self, examples: _Examples) -> dict[str, Masks]:
+        """Returns the masks of losses that draw none: ones or gates, without remainders."""
+        gates = Masks(examples.gates.unsqueeze(1))
         parts = {"unmasked": Masks(torch.ones_like(gates.components))}
         parts |= dict.fromkeys(("masked", "masked_layerwise", "masked_subset"), gates)
         return {name: part for name, part in parts.items() if self.coefficients[name]}
 
-    def _answers(self, of: _Examples, parts: dict[str, Masks]) -> dict[str, Tensor]:
-        """The error of the net's answers under each of these masks, a mean over its passes."""
-        alone = {name: parts.pop(name) for name in ALONE if name in parts}
-        together = concat(list(parts.values())) if parts else Masks(of.gates.unsqueeze(1)[:, :0])
+    def _output_losses(self, examples: _Examples, parts: dict[str, Masks]) -> dict[str, Tensor]:
+        """Returns the error of the outputs under each loss's masks, as a mean over its passes."""
+        alone = {name: parts.pop(name) for name in ONE_AT_A_TIME if name in parts}
+        together = (
+            concat(list(parts.values())) if parts else Masks(examples.gates.unsqueeze(1)[:, :0])
+        )
         passes = iter(
             errors(
                 self.model,
-                of.x,
-                of.documents,
-                of.said,
+                examples.x,
+                examples.documents,
+                examples.target_out,
                 together,
                 self._error,
                 concat(list(alone.values())) if alone else None,
@@ -423,66 +437,76 @@ class Decompose(Objective):
             for name, count in counts.items()
         }
 
-    def _sampled(self, sources: Tensor) -> Tensor:
-        """Uniform draws as they are, or as ones and zeros for components; the rest of a matrix
-        keeps a uniform one.
+    def _sample(self, sources: Tensor) -> Tensor:
+        """Returns draws as they are or, with `sampling=binomial`, rounded to 0 or 1 for components;
+        those of remainders stay as they are.
         """
         if not self.binomial:
             return sources
         components, rest = sources.split([self.model.total, self._width - self.model.total], -1)
         return torch.cat([(components >= 0.5).to(sources.dtype), rest], -1)
 
-    def _worst(self, of: _Examples, drawn: Tensor, ctx: Context, carry: Carry) -> Tensor:
-        """Sources of the masks that the net suffers most from."""
+    def _worst_sources(
+        self, examples: _Examples, drawn: Tensor, ctx: Context, carry: Carry
+    ) -> Tensor:
+        """Returns the sources of the masks with the largest error that ascent finds."""
         if self.adversary.shared:
-            return self._shared_sources(of, ctx)
-        sources = self.adversary.first(drawn, ctx.noise)
+            return self._shared_sources(examples, ctx)
+        sources = self.adversary.initial_sources(drawn, ctx.noise)
         if carry is not None:
             sources = torch.where(carry["sources"] < 0, sources, carry["sources"].to(drawn.dtype))
-        return self.adversary.climbed(sources, partial(self._harm, of), self.adversary.steps)
+        return self.adversary.ascend(
+            sources, partial(self._total_error, examples), self.adversary.steps
+        )
 
-    def _shared_sources(self, of: _Examples, ctx: Context) -> Tensor:
-        """Sources that all rows of the batch share, as far as their ascent has come."""
-        like = of.gates.new_empty((1, 1, *of.gates.shape[1:-1], self._width))
-        return self.adversary.climbed_together(self.adversary.first(like, ctx.noise), ctx.totals)
+    def _shared_sources(self, examples: _Examples, ctx: Context) -> Tensor:
+        """Returns the sources that all rows share, after the steps whose sums are known."""
+        like = examples.gates.new_empty((1, 1, *examples.gates.shape[1:-1], self._width))
+        return self.adversary.ascend_along(
+            self.adversary.initial_sources(like, ctx.noise), ctx.totals
+        )
 
-    def _harm(self, of: _Examples, sources: Tensor) -> Tensor:
-        """How much the net errs under these sources, in sum."""
-        masks = self._under(of, of.gates.detach(), sources)
-        (error,) = errors(self.model, of.x, of.documents, of.said, masks, self._error)
-        return (error if of.counted is None else error * of.counted).sum()
+    def _total_error(self, examples: _Examples, sources: Tensor) -> Tensor:
+        """Returns the error under these sources, summed over rows."""
+        masks = self._masks_from(examples, examples.gates.detach(), sources)
+        (error,) = errors(
+            self.model, examples.x, examples.documents, examples.target_out, masks, self._error
+        )
+        return (error if examples.counted is None else error * examples.counted).sum()
 
-    def _under(self, of: _Examples, gates: Tensor, sources: Tensor) -> Masks:
-        """The masks that these sources make of gates [B, …, K]; all rows may share sources."""
+    def _masks_from(self, examples: _Examples, gates: Tensor, sources: Tensor) -> Masks:
+        """Returns the masks of gates [B, …, K] and sources, which rows may share."""
         shape = (len(gates), 1, *gates.shape[1:-1], sources.shape[-1])
         return Masks.between(gates, sources.expand(shape))
 
-    def _error(self, out: Tensor, said: Tensor) -> Tensor:
+    def _error(self, out: Tensor, target_out: Tensor) -> Tensor:
         out = widen(out)
         if not self.kl:
-            return (out - said).square().mean(-1)
+            return (out - target_out).square().mean(-1)
         return F.kl_div(
-            out.log_softmax(-1), said.log_softmax(-1), reduction="none", log_target=True
+            out.log_softmax(-1), target_out.log_softmax(-1), reduction="none", log_target=True
         ).sum(-1)
 
     def _faithfulness(self) -> Tensor:
-        """The mean square of what the components do not add up to."""
-        differences = self.model.differences()
-        return torch.stack([each.square().sum() for each in differences]).sum() / sum(
-            each.numel() for each in differences
+        """Returns the mean square of what is left of the matrices without their components."""
+        remainders = self.model.remainders()
+        return torch.stack([each.square().sum() for each in remainders]).sum() / sum(
+            each.numel() for each in remainders
         )
 
-    def _importance(self, gates: Tensor, times: Tensor | None, ctx: Context) -> Tensor:
-        """The importance loss of each component [K], summed over rows."""
+    def _importance(self, gates: Tensor, repeats: Tensor | None, ctx: Context) -> Tensor:
+        """Returns the importance of each component [K]: its gate to the power of p, summed over
+        rows.
+        """
         length = max(EPS, self.p_until - self.p_from)
         done = min(1.0, max(0.0, (ctx.progress - self.p_from) / length))
         p = self.p + (self.p_end - self.p) * done
         gates = self.model.upper_gates(gates).flatten(0, -2)
         gates = gates if p == 1 else (gates + EPS).pow(p)
-        return gates.sum(0) if times is None else times @ gates
+        return gates.sum(0) if repeats is None else repeats @ gates
 
-    def _minimality(self, gates: Tensor, times: Tensor | None, ctx: Context) -> Tensor:
-        importance_K = self._importance(gates, times, ctx)
+    def _minimality(self, gates: Tensor, repeats: Tensor | None, ctx: Context) -> Tensor:
+        importance_K = self._importance(gates, repeats, ctx)
         if not self.frequency:
             return importance_K.sum()
         # f(S) = S (1 + β log2(1 + S)) of the sum over the whole batch; this share's gradient is
@@ -496,22 +520,22 @@ class Decompose(Objective):
 
 @dataclass(frozen=True)
 class _Examples:
-    """Inputs, the net's outputs and gates; `rows` are their rows of the batch if they are not
-    all.
+    """The rows of a batch to compute, with the target's outputs and gates; `rows` are their indices
+    in the batch if they are not all.
     """
 
     x: Tensor
     documents: Tensor | None
-    said: Tensor
+    target_out: Tensor
     gates: Tensor
     rows: Tensor | None
     batch: int
     inputs: Sequence[Tensor]  # of each matrix
-    times: Tensor | None = None  # for how many each row stands, if not for itself
+    repeats: Tensor | None = None  # how many rows each stands for, if not for itself alone
     counted: Tensor | None = None  # in evaluations: padding does not count
 
     def shape(self, passes: int, width: int) -> tuple[int, ...]:
-        """The shape of the draws for the whole batch."""
+        """Returns the shape of draws for the whole batch."""
         return (self.batch, passes, *self.gates.shape[1:-1], width)
 
 

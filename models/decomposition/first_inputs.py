@@ -1,5 +1,5 @@
-"""Components that begin as readers of single inputs: V's columns are directions of inputs of their
-matrix, first some that differ, then any.
+"""Initialises components to inputs: V's columns are the directions of inputs of their matrix, first
+of some that differ, then of any.
 """
 
 # C components of a matrix, D width of its input, R inputs to choose from
@@ -17,21 +17,21 @@ from models.layers import widen
 from utils.noise import Noise
 from utils.ranks.distributed import Dist
 
-POOL = 8  # times as many inputs to choose from as there are components
-LIKE = 0.5  # cosine from which on an input is no longer different: three at once have 0.58
-DECIMALS = 5  # of cosines: whichever of two is less must not depend on rounding
+POOL = 8  # there are this many times as many inputs to choose from as components
+LIKE = 0.5  # an input is different below this cosine; an input with three has 0.58
+DECIMALS = 5  # of cosines: the choice must not depend on rounding
 
 
 @torch.no_grad()
-def read_inputs(
+def start_at_inputs(
     model: Components, by_shard: Sequence[Sequence[Tensor]], noise: Noise, dist: Dist
 ) -> None:
     """Replaces the columns of V by directions of inputs of its matrix.
 
-    `by_shard` holds the inputs of every matrix for each shard of `noise`. Every shard offers as
-    many inputs, drawn among those that are not zero. Where they are fewer than columns, the last
-    columns stay as they are. All ranks call this together, and the columns are the same at any
-    number of ranks.
+    `by_shard` holds the inputs of every matrix for each shard of `noise`. Every shard offers the
+    same number of inputs, drawn among those that are not zero. If there are fewer inputs than
+    columns, the last columns stay as they are. All ranks call this together, and the columns are
+    the same at any number of ranks.
     """
     shards = int(dist.sums([len(noise.shards)])[0])
     for number, name in enumerate(model.names):
@@ -39,7 +39,7 @@ def read_inputs(
             continue
         V_DC = model.factors(number)[0]
         most = -(-POOL * V_DC.shape[1] // shards)
-        # every row comes from one shard, and so from one rank
+        # one rank fills each shard's rows, so that the sum over ranks gathers them
         offered = V_DC.new_zeros(shards, most, 1 if model.seams[name].indexed else len(V_DC))
         for shard, inputs in zip(noise.shards, by_shard, strict=True):
             drawn = Noise(noise.seed, noise.step, [shard], noise.device)
@@ -53,8 +53,8 @@ def read_inputs(
 
 
 def _drawn(given: Tensor, most: int, noise: Noise, stream: str) -> Tensor:
-    """Returns up to `most` inputs of a shard, with length 1; those of an embedding are numbers of
-    rows, from 1 on.
+    """Returns up to `most` inputs of a shard, scaled to length 1; of an embedding, row indices plus
+    1, so that none is 0.
     """
     indices = not given.is_floating_point()
     rows = given.reshape(-1, 1) + 1 if indices else widen(given.flatten(0, -2))
@@ -63,11 +63,11 @@ def _drawn(given: Tensor, most: int, noise: Noise, stream: str) -> Tensor:
 
 
 def _different(pool_RD: Tensor, V_DC: Tensor) -> Tensor:
-    """Takes the first input, then the one that is the least like those taken so far as long as
-    there is a different one, then the others as they were drawn.
+    """Takes the first input, then repeatedly the one least like those taken, as long as one is
+    different, then the others in the order drawn.
 
-    Inputs of a toy model have one feature or more. So each feature gets a component if any input
-    has it alone, and the more of the others, the more often it is alone.
+    Inputs of a toy model have one feature or more. A feature that any input has alone thus gets a
+    component, and more of the remaining ones the more often it is alone.
     """
     most = min(len(pool_RD), V_DC.shape[1])
     likeness_R = pool_RD.new_full((len(pool_RD),), -1.0)
@@ -81,7 +81,7 @@ def _different(pool_RD: Tensor, V_DC: Tensor) -> Tensor:
 
 
 def _tokens(pool_R1: Tensor, V_DC: Tensor) -> Tensor:
-    """Takes different tokens, in the order drawn, as rows of zeros and a one."""
+    """Takes distinct tokens, in the order drawn, as one-hot rows."""
     different = list(dict.fromkeys((pool_R1[:, 0] - 1).long().tolist()))[: V_DC.shape[1]]
     indices = torch.tensor(different, dtype=torch.int64, device=V_DC.device)
     return F.one_hot(indices, len(V_DC)).to(V_DC.dtype)

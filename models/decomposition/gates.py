@@ -1,5 +1,5 @@
-"""Gates: small MLPs that say of each component how much of it an input needs, before they are held
-between 0 and 1.
+"""Gates: small MLPs that predict how much of each component an input needs, and the functions that
+clamp their outputs to between 0 and 1.
 """
 
 # N rows (examples, or positions), C components of a matrix, K components of all matrices, H hidden
@@ -20,13 +20,13 @@ from utils.errors import ConfigError
 
 SLOPE = 0.01  # of the leaky parts
 SHARPNESS = 10.0  # of the corners of `swish_hard`
-CHUNK = 1 << 17  # hidden numbers at once: they stay in the processor's cache
+CHUNK = 1 << 17  # hidden units times rows at once, which stay in the processor's cache
 KEPT_PIECES = 8
 
 
 class LowerLeaky(torch.autograd.Function):
-    """Between 0 and 1, for masks: below 0 a gate still learns that it should open, and nothing
-    else.
+    """Clamps to between 0 and 1, for masks. Below 0 a gradient passes only if it would open the
+    gate, times `SLOPE`.
     """
 
     @staticmethod
@@ -47,28 +47,28 @@ def lower_leaky(x: Tensor) -> Tensor:
 
 
 def upper_leaky(x: Tensor) -> Tensor:
-    """At least 0, and hardly more than 1, for what gates cost: above 1 one still learns that it
-    should close.
+    """Clamps to between 0 and 1, with a slope of `SLOPE` above 1, for the cost of gates: there a
+    gate still learns that it should close.
     """
     return torch.where(x > 1, 1 + SLOPE * (x - 1), x.clamp(0, 1))
 
 
 def swish_hard(x: Tensor) -> Tensor:
-    """A hard sigmoid with round corners, made of swish functions; just below 0 it is negative."""
+    """A hard sigmoid with round corners, a sum of swish functions; negative just below 0."""
     return 1 - x + (x - 1) * torch.sigmoid(SHARPNESS * (1 - x)) + x * torch.sigmoid(SHARPNESS * x)
 
 
 def swish_cost(x: Tensor) -> Tensor:
-    """`swish_hard`, never negative, as powers of it are taken."""
+    """`swish_hard`, clamped to at least 0, because its powers are taken."""
     return swish_hard(x).clamp_min(0)
 
 
 def hard(x: Tensor) -> Tensor:
-    """Held between 0 and 1, without gradients beyond."""
+    """Clamps to between 0 and 1, without gradients outside."""
     return x.clamp(0, 1)
 
 
-# Functions that turn gate scores into masks, and into what a gate costs
+# for masks, and for the cost of gates
 SIGMOIDS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "leaky_hard": (lower_leaky, upper_leaky),
     "hard": (hard, hard),
@@ -80,12 +80,11 @@ SIGMOIDS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]
 
 
 class ScalarMLPs(torch.autograd.Function):
-    """An MLP from one number to one number for each component, all at once, in pieces that stay in
+    """An MLP with one input and one output for each component, all at once, in pieces that stay in
     cache.
 
-    What autograd would make of it takes two to three times as long on a CPU: rows come last, so
-    that every product is with a row vector and every sum along memory; products of a matrix and a
-    column are many times slower there.
+    Two to three times as fast as autograd on a CPU. Rows come last, so that products are with row
+    vectors and sums run along memory: products with column vectors are many times slower.
     """
 
     @staticmethod
@@ -96,7 +95,7 @@ class ScalarMLPs(torch.autograd.Function):
             act_KHN = F.gelu(hidden_KHN)
             torch.bmm(out_KH[piece].unsqueeze(1), act_KHN, out=y_KN[piece].unsqueeze(1))
             kept += [hidden_KHN, act_KHN]
-        # what is larger than a cache is sooner computed again than fetched
+        # many pieces exceed the cache: computing them again is faster than reading them
         ctx.save_for_backward(
             x_KN, in_KH, bias_KH, out_KH, *(kept if len(kept) <= 2 * KEPT_PIECES else ())
         )
@@ -136,7 +135,7 @@ def _hidden(x_KN: Tensor, in_KH: Tensor, bias_KH: Tensor) -> Tensor:
 
 
 class MLPGates(nn.Module):
-    """Each looks at its own component's activation alone."""
+    """A gate reads only the activation of its component."""
 
     reads_activations = True
 
@@ -149,15 +148,15 @@ class MLPGates(nn.Module):
         self.outward_KH = nn.Parameter(torch.randn(total, hidden) * hidden**-0.5)
         self.outward_bias_K = nn.Parameter(torch.zeros(total))
 
-    def forward(self, inner: Sequence[Tensor]) -> Tensor:
-        """From activations [N, C] of each matrix to [N, K]."""
-        x_KN = torch.cat([inner_NC.t() for inner_NC in inner])
+    def forward(self, activations: Sequence[Tensor]) -> Tensor:
+        """Returns [N, K] from the activations [N, C] of each matrix."""
+        x_KN = torch.cat([each_NC.t() for each_NC in activations])
         y_KN = ScalarMLPs.apply(x_KN, self.inward_KH, self.inward_bias_KH, self.outward_KH)
         return y_KN.t() + self.outward_bias_K
 
 
 class VectorMLPGates(nn.Module):
-    """Each looks at the whole input of its matrix, by an MLP of its own."""
+    """A gate reads the whole input of its matrix, with an MLP of its own."""
 
     reads_activations = False
 
@@ -175,7 +174,7 @@ class VectorMLPGates(nn.Module):
         self.outward_bias_K = nn.Parameter(torch.zeros(sum(components)))
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
-        """From inputs [N, D] of each matrix to [N, K]."""
+        """Returns [N, K] from the inputs [N, D] of each matrix."""
         outputs = []
         for x_ND, inward, bias, outward_CH in zip(
             inputs, self.inward, self.inward_bias, self.outward, strict=True
@@ -186,7 +185,7 @@ class VectorMLPGates(nn.Module):
 
 
 class SharedMLPGates(nn.Module):
-    """All components of a matrix are judged by one MLP that looks at the whole input."""
+    """One MLP for all gates of a matrix, which reads the whole input."""
 
     reads_activations = False
 
@@ -204,7 +203,7 @@ class SharedMLPGates(nn.Module):
         self.outward_bias_K = nn.Parameter(torch.zeros(sum(components)))
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
-        """From inputs [N, D] of each matrix to [N, K]."""
+        """Returns [N, K] from the inputs [N, D] of each matrix."""
         layers = zip(inputs, self.inward, self.inward_bias, self.outward, strict=True)
         return (
             torch.cat(
@@ -228,10 +227,10 @@ MOST_HIDDEN = 65536
 
 
 class MixedGates(nn.Module):
-    """Gates whose kind or width differs between matrices: those alike are computed together."""
+    """Gates of several kinds or widths. Matrices with the same ones are computed together."""
 
     def __init__(self, alike: Mapping[tuple[str, int], Sequence[int]], made: list[Gates]) -> None:
-        """`alike` lists the numbers of the matrices that each of `made` is for."""
+        """`alike` has the numbers of the matrices that each of `made` is for."""
         super().__init__()
         self._numbers = list(alike.values())
         self.alike = nn.ModuleList(made)

@@ -16,11 +16,13 @@ MOST_STEPS, MOST_MATRICES, MOST_TABLE = 60, 24, 120
 
 
 def gates_scene(gates: Mapping[str, np.ndarray], components: Mapping[str, np.ndarray]) -> Files:
-    """Gates [N, C] of each matrix, and the number of the component in each of their columns."""
+    """Shows the gates [N, C] of each matrix. `components` has the number of the component in each
+    column.
+    """
     panels = []
     for name, gates_NC in gates.items():
         rows = min(len(gates_NC), MOST_ROWS)
-        # later columns are closed for every feature, or the matrix is no identity
+        # later columns are closed, or the matrix is not an identity
         columns = min(2 * len(gates_NC), gates_NC.shape[1], MOST_COLUMNS)
         panels.append(
             {
@@ -46,7 +48,7 @@ def gates_scene(gates: Mapping[str, np.ndarray], components: Mapping[str, np.nda
 
 
 def live_scene(counts: Mapping[int, Mapping[str, int]]) -> Files:
-    """How many components of each matrix were live after each of these steps."""
+    """Shows how many components of each matrix were live after each of these steps."""
     known = sorted(counts)
     steps = [known[place - 1] for place in spread(len(known), MOST_STEPS)]
     names = list(counts[steps[-1]])[:MOST_MATRICES]
@@ -82,7 +84,9 @@ def live_scene(counts: Mapping[int, Mapping[str, int]]) -> Files:
 
 
 def components_scene(kind: str, rows: Sequence[Sequence[Any]]) -> Files:
-    """Components with how often they are needed, and the tokens or features that need them most."""
+    """Lists components with how often they are needed, and the tokens or features that need them
+    most.
+    """
     return fitting(
         rows[:MOST_TABLE],
         lambda some: scene(

@@ -1,5 +1,6 @@
-"""The net of the induction-head task: attention alone, in which one layer's head notes what stood
-before each token, and the next layer's finds where the last token stood before.
+"""The net of the induction-head task: two layers of attention without MLPs. A head of the first
+layer notes which token stood before each token, and one of the second finds the place after the
+last token's earlier occurrence.
 """
 
 # B batch, L positions, D width, H heads, K width of a head, V vocabulary
@@ -64,7 +65,7 @@ class InductionHeads(nn.Module):
 
 
 class AttentionAlone(nn.Module):
-    """Causal attention whose queries and keys know their positions, and whose values do not
+    """Causal attention in which positions are added to queries and keys, but not to values
     (Press et al. 2020, arXiv 2012.15832).
     """
 

@@ -1,5 +1,5 @@
 """Compares a decomposition of a toy model with its known answer: each feature has a component of
-its own, in the direction of the net's weights for it.
+its own, which points in the direction of the net's weights for it.
 """
 
 # N features, C components of a matrix, D numbers that a feature is read from or written to
@@ -43,7 +43,7 @@ class KnownAnswer:
         )
         self._count: int = known["components"]
         self._parts = [by_feature(model, number) for number in range(len(model.names))]
-        self._at: list[Tensor] = []
+        self._features: list[Tensor] = []
         self._gates: list[Tensor] = []
         self._live: list[Tensor] = []
         compared = [
@@ -56,11 +56,11 @@ class KnownAnswer:
 
     @staticmethod
     def check(model: Components, known: Mapping[str, Any]) -> None:
-        """Every pattern must match."""
+        """Raises ConfigError if a pattern of `known` matches no matrix."""
         if known["dense"] and known["components"] is None:
             raise ConfigError(
-                "arch.loss.known.components=null: say how many components those of known.dense"
-                " have; for example 50"
+                "arch.loss.known.components=null: say how many components the matrices of"
+                " known.dense have; for example 50"
             )
         for key in ("identity", "dense"):
             for pattern in known[key]:
@@ -79,14 +79,16 @@ class KnownAnswer:
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
         gates, live = (prediction.outputs[name][: len(indices)].cpu() for name in ("gates", "live"))
-        self._at.append(torch.from_numpy(indices.copy()))
+        self._features.append(torch.from_numpy(indices.copy()))
         self._gates.append(gates.float())
         self._live.append(live)
 
     def rows(self) -> dict[str, Tensor]:
-        pieces_by_name = {"feature": self._at, "gates": self._gates, "live": self._live}
+        pieces_by_name = {"feature": self._features, "gates": self._gates, "live": self._live}
         return (
-            {name: torch.cat(pieces) for name, pieces in pieces_by_name.items()} if self._at else {}
+            {name: torch.cat(pieces) for name, pieces in pieces_by_name.items()}
+            if self._features
+            else {}
         )
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:
@@ -130,8 +132,8 @@ class KnownAnswer:
 
 
 def verdict(live: Mapping[str, int], metrics: Mapping[str, float]) -> str:
-    """One line: the live components and errors of each matrix, and whether these are the known
-    answer.
+    """Returns a line with the live components and errors of each matrix, and whether they are the
+    known answer.
     """
     parts, errors = [], []
     for name, count in live.items():
@@ -146,8 +148,8 @@ def verdict(live: Mapping[str, int], metrics: Mapping[str, float]) -> str:
 
 
 def matched(gates_NC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs of a feature and a component that suit each other best, in the order of features;
-    each is in one pair at most.
+    """Returns the features and components of the one-to-one pairs with the largest sum of gates, in
+    the order of features.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -155,8 +157,8 @@ def matched(gates_NC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def identity_error(gates_NC: np.ndarray, features: np.ndarray, components: np.ndarray) -> float:
-    """How many gates are further than they may be from 1 in these pairs and 0 elsewhere, and how
-    many features have no component.
+    """Counts gates that are further than `TOLERANCE` from 1 in these pairs and from 0 elsewhere,
+    and features without a component.
     """
     wanted_NC = np.zeros_like(gates_NC)
     wanted_NC[features, components] = 1
@@ -164,8 +166,8 @@ def identity_error(gates_NC: np.ndarray, features: np.ndarray, components: np.nd
 
 
 def dense_error(gates_NC: np.ndarray, count: int) -> float:
-    """How many gates are open of components beyond so many, and how many of those are needed by
-    fewer than two features.
+    """Counts open gates of components beyond the first `count` by need, and components among these
+    that fewer than two features need.
     """
     order = np.argsort(-gates_NC.sum(0), kind="stable")
     dense, rest = gates_NC[:, order[:count]], gates_NC[:, order[count:]]
@@ -179,10 +181,8 @@ def dense_error(gates_NC: np.ndarray, count: int) -> float:
 def likeness(
     weights_ND: np.ndarray, read_NC: np.ndarray, written_CD: np.ndarray
 ) -> dict[str, float]:
-    """The cosine between each feature's weights and the component most like them, and the ratio of
-    their lengths; means over features.
-
-    Without components both are 0.
+    """Returns the cosine between each feature's weights and the component most like them (mmcs) and
+    the ratio of their lengths (ml2r), as means over features: 0 without components.
     """
     if not len(written_CD):
         return {"mmcs": 0.0, "ml2r": 0.0}
@@ -200,9 +200,8 @@ def likeness(
 
 
 def towards_features(read_NC: np.ndarray, written_CD: np.ndarray) -> np.ndarray:
-    """The direction in which each component writes for the feature that it reads most.
-
-    A component's factors have no sign of their own: both may be negative.
+    """Returns the direction in which each component writes when the feature that it reads most is
+    active. A component stays the same if both of its factors change their sign.
     """
     most_C = np.abs(read_NC).argmax(0)
     sign_C = np.sign(read_NC[most_C, np.arange(read_NC.shape[1])])
@@ -210,18 +209,18 @@ def towards_features(read_NC: np.ndarray, written_CD: np.ndarray) -> np.ndarray:
 
 
 def by_feature(model: Components, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Returns a matrix with a row for each feature, how each component reads features, and what it
-    writes (or the other way round); None if neither side has features.
+    """Returns a matrix with a row for each feature, how much each component reads of each feature,
+    and what it writes; the other way round if outputs are features, None if neither side is.
     """
     net: Any = model.target.net
     matrix = model.seams[model.names[number]].matrix
-    # copies: the weights may go away or move on before they are looked at
+    # copies: weights may be released or updated before these are used
     V, U, matrix = (
         tensor.detach().to("cpu", torch.float64, copy=True)
         for tensor in (*model.factors(number), matrix)
     )
     embedding = getattr(net, "embedding_ND", None)
-    if embedding is not None:  # features come from directions of the stream, and go back to them
+    if embedding is not None:  # features are directions of the stream
         embedding = embedding.detach().double().cpu()
         if len(V) == embedding.shape[1]:
             V, matrix = embedding @ V, embedding @ matrix

@@ -1,4 +1,4 @@
-"""Masks of components, and the errors of a net's outputs under them."""
+"""Masks of components, and the errors of a net's outputs under these masks."""
 
 # B batch, Q passes in which all matrices are masked, K components of all matrices, S matrices, …
 # positions, if there are any
@@ -16,13 +16,13 @@ from models.decomposition.components import Components, Mask
 from models.layers import widen
 from utils.noise import Noise
 
-# called with outputs and the outputs wanted; returns an error for each row
+# called with outputs and the target's outputs; returns an error for each row
 Measure = Callable[[Tensor, Tensor], Tensor]
 
 
 class Masks:
-    """The masks of Q passes: one for each component [B, Q, …, K], and optionally one for each
-    matrix, for the rest that its components do not add up to [B, Q, …, S].
+    """The masks of Q passes: one for each component [B, Q, …, K], and optionally one for the rest
+    of each matrix, W - V U [B, Q, …, S].
     """
 
     def __init__(self, components: Tensor, rest: Tensor | None = None) -> None:
@@ -30,14 +30,14 @@ class Masks:
 
     @classmethod
     def between(cls, gates: Tensor, sources: Tensor) -> Masks:
-        """Makes masks between gates [B, …, K] and 1. `sources` [B, Q, …, K or K + S], from 0 to 1,
-        say how far towards 1; those beyond K are the masks of the rests.
+        """Returns masks between gates [B, …, K] and 1: gate + (1 - gate) × source. `sources`
+        [B, Q, …, K or K + S] are from 0 to 1; those beyond K are the masks of the rests.
         """
         gates, count = gates.unsqueeze(1), gates.shape[-1]
         components = torch.addcmul(gates, 1 - gates, sources[..., :count])
         return cls(components, sources[..., count:] if sources.shape[-1] > count else None)
 
-    def of(self, model: Components, number: int, passes: slice | int = slice(None)) -> Mask:
+    def of_matrix(self, model: Components, number: int, passes: slice | int = slice(None)) -> Mask:
         """Returns the masks of one matrix in these passes."""
         components = self.components[:, passes][..., model.columns(number)]
         return Mask(
@@ -55,10 +55,12 @@ def route(
     probability: float | None = None,
     stream: str = "subset",
 ) -> Masks:
-    """Keeps the masks of some matrices in each row, and leaves the other matrices as they are.
+    """Keeps the masks of some matrices in each row, drawn at random, and leaves the other matrices
+    as they are.
 
-    Each matrix is masked with the `probability`; without one, the number of matrices is drawn
-    first. `rows`: the numbers of these rows in the batch, if they are not all.
+    Each matrix is masked with `probability`; if that is None, their number is drawn first, evenly
+    from one to all. `rows` are the indices of these rows in the batch of size `batch`, if they are
+    not all.
     """
     shape, matrices = (batch, 1, *masks.components.shape[2:-1]), len(model.names)
     drawn = noise.uniform(stream, (*shape, matrices), rows)
@@ -68,7 +70,7 @@ def route(
     else:
         chosen = drawn < probability
     masked = chosen.to(masks.components.dtype)
-    whole = 1 - masked  # all of the components, and all that they do not add up to
+    whole = 1 - masked  # all components, and the rest
     kept = model.for_each_component(masked) * masks.components
     components = kept + model.for_each_component(whole)
     return Masks(components, whole if masks.rest is None else masked * masks.rest + whole)
@@ -93,21 +95,21 @@ def errors(
     model: Components,
     x: Tensor,
     documents: Tensor | None,
-    said: Tensor,
+    target_out: Tensor,
     masks: Masks,
     measure: Measure,
     one_by_one: Masks | None = None,
 ) -> list[Tensor]:
-    """Returns the error of each masked pass for each row, and after these, for each pass of
-    `one_by_one`, those with one matrix masked at a time.
+    """Returns the error of each row in each pass of `masks`. After these come, for each pass of
+    `one_by_one`, the errors with one matrix masked at a time.
     """
     if not model.predicts_tokens:
-        return _at_once(model, x, said, masks, measure, one_by_one)
+        return _errors_in_one_pass(model, x, target_out, masks, measure, one_by_one)
     everywhere = range(len(model.names))
 
     def of_pass(chosen: Masks, q: int, numbers: range) -> Tensor:
-        instead = {number: partial(_alone, model, chosen, q, number) for number in numbers}
-        return measure(model.run_with(x, instead, documents), said)
+        instead = {number: partial(_masked_output, model, chosen, q, number) for number in numbers}
+        return measure(model.run_with(x, instead, documents), target_out)
 
     passes = [of_pass(masks, q, everywhere) for q in range(masks.components.shape[1])]
     if one_by_one is not None:
@@ -126,53 +128,53 @@ def hidden_errors(
     inputs: Sequence[Tensor],
     masks: Masks,
 ) -> list[Tensor]:
-    """How far the inputs of matrices are from what the net gives them, for each masked pass: the
-    mean square over the numbers that all matrices read, per row.
+    """Returns for each masked pass by how much the inputs of matrices differ from those in the
+    target: for each row, the mean square over all numbers that matrices read.
     """
     width = sum(given.shape[-1] for given in inputs if given.is_floating_point())
 
     def of_pass(q: int) -> Tensor:
         squares: list[Tensor] = []
 
-        def one(number: int, given: Tensor) -> Tensor:
-            if given.is_floating_point():  # an embedding reads numbers of rows
+        def compute(number: int, given: Tensor) -> Tensor:
+            if given.is_floating_point():  # an embedding reads indices
                 change = widen(given) - widen(inputs[number])
                 squares.append(change.square().sum(-1))
-            return _alone(model, masks, q, number, given)
+            return _masked_output(model, masks, q, number, given)
 
-        model.run_with(x, {i: partial(one, i) for i in range(len(model.names))}, documents)
+        model.run_with(x, {i: partial(compute, i) for i in range(len(model.names))}, documents)
         return torch.stack(squares).sum(0) / width
 
     return [of_pass(q) for q in range(masks.components.shape[1])]
 
 
-def _alone(model: Components, masks: Masks, q: int, number: int, given: Tensor) -> Tensor:
-    """What a matrix gives in one of the passes."""
-    mask = masks.of(model, number, slice(q, q + 1))
+def _masked_output(model: Components, masks: Masks, q: int, number: int, given: Tensor) -> Tensor:
+    """Returns what a masked matrix computes in one of the passes."""
+    mask = masks.of_matrix(model, number, slice(q, q + 1))
     of_pass: Any = (None if each is None else each.squeeze(1) for each in mask)
     return model.multiply(number, given, Mask(*of_pass))
 
 
-def _at_once(
+def _errors_in_one_pass(
     model: Components,
     x: Tensor,
-    said: Tensor,
+    target_out: Tensor,
     masks: Masks,
     measure: Measure,
     one_by_one: Masks | None,
 ) -> list[Tensor]:
-    """All passes as one, in a dimension before the batch. As long as they are the same, there is
-    one of them.
+    """Computes all passes as one, in a dimension before the batch. Up to the first masked matrix
+    they are the same, and that dimension is 1.
     """
     Q, S, A = masks.components.shape[1], len(model.names), 0
     whole = masks
     if one_by_one is not None:
         A, whole = one_by_one.components.shape[1], concat([masks, one_by_one])
 
-    def one(number: int, given: Tensor) -> Tensor:
-        parts = whole.of(model, number)
-        turned: Any = (None if each is None else each.transpose(0, 1) for each in parts)
-        mask = Mask(*turned)
+    def compute(number: int, given: Tensor) -> Tensor:
+        mask = whole.of_matrix(model, number)
+        passes_first: Any = (None if each is None else each.transpose(0, 1) for each in mask)
+        mask = Mask(*passes_first)
         if not A:
             return model.multiply(number, given, mask)
         same, masked = len(given) == 1, [Q + a * S + number for a in range(A)]
@@ -181,7 +183,7 @@ def _at_once(
             given if same else torch.cat((given[:Q], *(given[i : i + 1] for i in masked))),
             mask,
         )
-        others = model.original(number, given if same else given[Q:])  # one in S is not used
+        others = model.original(number, given if same else given[Q:])  # one in S goes unused
         others = others.expand(A * S, *others.shape[1:])
         pieces, done = [y[:Q]], 0
         for a, place in enumerate(masked):
@@ -189,5 +191,5 @@ def _at_once(
             done = place - Q + 1
         return torch.cat((*pieces, others[done:]))
 
-    out = model.run_with(x.unsqueeze(0), {number: partial(one, number) for number in range(S)})
-    return list(measure(out, said).unbind())
+    out = model.run_with(x.unsqueeze(0), {number: partial(compute, number) for number in range(S)})
+    return list(measure(out, target_out).unbind())

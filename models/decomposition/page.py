@@ -1,7 +1,5 @@
 """Draws components.html: a page of each matrix's components, in one file that needs no network."""
 
-# N features, C components of a matrix, D numbers that they write
-
 from __future__ import annotations
 
 import json
@@ -10,7 +8,7 @@ from html import escape
 from typing import Any
 
 MOST = 2_000_000  # bytes of the page
-# contexts of a component, of which the page takes as many as fit
+# contexts of a component: the page takes the first of these that fits
 STEPS = (8, 6, 4, 3, 2, 1)
 
 HEAD = """<!doctype html>
@@ -167,11 +165,11 @@ show();
 def draw(
     title: str, kind: str, matrices: Sequence[Mapping[str, Any]], tokens: Mapping[int, str]
 ) -> str:
-    """Returns the page, with as many contexts and components as fit into its size.
+    """Returns the page, with as many contexts and components as fit into `MOST` bytes.
 
-    `kind` says what the inputs are: tokens or features; `tokens` are their texts, which contexts
-    name by number. Each matrix has a name, a summary, its components, and optionally what
-    `show` draws above them: gates and directions of toy models, and attributions.
+    `kind` says what the inputs are: "token" or "feature". `tokens` has the text of each token or
+    feature that contexts contain. Each matrix has a name, a summary, its components, and optionally
+    what `show` draws above them: gates and directions of toy models, and attributions.
     """
     most = max((len(matrix["components"]) for matrix in matrices), default=0)
     sizes = [(most, contexts) for contexts in STEPS]
@@ -186,7 +184,7 @@ def draw(
 
 
 def _cut(matrix: Mapping[str, Any], count: int, contexts: int) -> dict[str, Any]:
-    """A matrix with its first components alone, and their first contexts."""
+    """Returns a matrix with only its first components, and only their first contexts."""
     components = [
         {**each, "contexts": each["contexts"][:contexts]} for each in matrix["components"][:count]
     ]
@@ -224,7 +222,7 @@ def _page(
 
 
 def _renumbered(matrix: Mapping[str, Any], place: Mapping[int, int]) -> dict[str, Any]:
-    """A matrix whose contexts name tokens by their places on the page."""
+    """Returns a matrix whose contexts refer to tokens by their index in the page's list."""
     return {
         **matrix,
         "components": [

@@ -1,6 +1,4 @@
-"""Pictures of components as PNG files, drawn by matplotlib. Where that is not installed there are
-none.
-"""
+"""Draws components as PNG files with matplotlib; without it, there are none."""
 
 # N features, C components of a matrix, D numbers that they write
 
@@ -19,13 +17,13 @@ MOST_NUMBERS = 24  # numbers of components at an axis that can be read
 def gate_matrices(
     gates: Mapping[str, np.ndarray], components: Mapping[str, np.ndarray]
 ) -> dict[str, bytes]:
-    """The gates of each matrix by feature (rows) and component (columns).
+    """Draws the gates of each matrix by feature (rows) and component (columns).
 
     `components` has the number of the component in each column.
     """
 
     def draw(axes: Any, name: str) -> None:
-        # behind these, all are closed or it is no identity
+        # later columns are closed, or the matrix is not an identity
         shown = gates[name][:, : 2 * len(gates[name])]
         image = axes.imshow(
             shown, vmin=0, vmax=1, cmap="Blues", aspect="auto", interpolation="nearest"
@@ -51,10 +49,10 @@ def number_axis(
 def directions(
     parts: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]],
 ) -> dict[str, bytes]:
-    """The weights of each feature, and the directions in which live components write: as arrows
-    where there are two numbers, else as rows.
+    """Draws the weights of each feature and the directions in which live components write: arrows
+    in two dimensions, otherwise rows.
 
-    `parts` has of each matrix the weights [N, D], what live components write [C, D], and their
+    `parts` has the weights [N, D] of each matrix, what its live components write [C, D], and their
     numbers.
     """
 
@@ -84,7 +82,7 @@ def _draw_arrows(axes: Any, weights: np.ndarray, written: np.ndarray, numbers: n
         Line2D([], [], color="tab:blue", label="weights of a feature"),
         Line2D([], [], color="tab:orange", linewidth=4, alpha=0.6, label="live component"),
     ]
-    # below the arrows, where none of them ends
+    # below all arrows
     axes.legend(handles=handles, loc="lower center", ncols=2, fontsize=8, frameon=False)
     edge = 1.5 * reach
     axes.set_ylim(-1.25 * edge, edge)
@@ -109,8 +107,8 @@ def _draw_rows(axes: Any, weights: np.ndarray, written: np.ndarray, numbers: np.
 def histograms(
     gates: Mapping[str, np.ndarray], shares: Mapping[str, np.ndarray]
 ) -> dict[str, bytes]:
-    """For each matrix, a histogram of its gates, and the share of inputs that need each component,
-    the most needed first. Components that no input needs have no point.
+    """Draws a histogram of the gates of each matrix, and the share of inputs that need each of its
+    components, the most needed first. Components that no input needs have no point.
     """
 
     def opened(axes: Any, name: str) -> None:
@@ -141,14 +139,14 @@ def histograms(
 
 
 def whole_numbers(axis: Any) -> None:
-    """Puts ticks at whole numbers alone."""
+    """Puts ticks only at whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(integer=True, nbins=6))
 
 
 def over_time(counts: Mapping[int, Mapping[str, int]]) -> dict[str, bytes]:
-    """How many components were live after each of these steps."""
+    """Draws how many components were live after each of these steps."""
     names = list(next(iter(counts.values())))
 
     def draw(axes: Any, name: str) -> None:

@@ -2,7 +2,7 @@
 toy models, and attributions between components.
 """
 
-# N features, C components of a matrix, K of all matrices, D numbers that they write
+# N features, C components of a matrix, K components of all matrices, D width of what they write
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from models.decomposition.components import Components, Mask
 from models.decomposition.known_answer import by_feature, matched, towards_features
 
 MOST_ROWS, MOST_COLUMNS = 50, 60
-SINGLE = 0.75  # the size of a feature that is there alone
-OPEN = 0.1  # a gate of more than this needs its component
+SINGLE = 0.75  # the value of a single feature
+OPEN = 0.1  # a component is needed if its gate is above this
 
 
 def portraits(model: Components) -> dict[str, dict[str, Any]]:
-    """By the name of each matrix of a toy model, what components.html shows above its components.
-
-    Inputs are single features.
+    """Returns what components.html shows above the components of each matrix of a toy model, by the
+    matrix's name. Inputs have a single feature.
     """
     net: Any = model.target.net
     singles_NN = SINGLE * torch.eye(net.features, dtype=model.dtype, device=_device(model))
@@ -46,7 +45,9 @@ def _device(model: Components) -> torch.device:
 
 
 def _gates(gates_NC: np.ndarray, live_C: np.ndarray) -> dict[str, Any]:
-    """A table of gates: components in the order of the features that they suit best."""
+    """Returns a table of gates, with components in the order of the features that they match
+    best.
+    """
     _, own = matched(gates_NC)
     columns = [c for c in own if live_C[c]]
     columns += [c for c in live_C.nonzero()[0] if c not in columns]
@@ -59,7 +60,9 @@ def _gates(gates_NC: np.ndarray, live_C: np.ndarray) -> dict[str, Any]:
 
 
 def _directions(model: Components, number: int, live_C: np.ndarray) -> dict[str, Any]:
-    """The weights of each feature, and what live components write, where they are in a plane."""
+    """Returns the weights of each feature and what live components write, if both have two
+    dimensions.
+    """
     part = by_feature(model, number)
     if part is None or part[0].shape[1] != 2:
         return {}

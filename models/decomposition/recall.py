@@ -1,4 +1,4 @@
-"""Nets that are to recall a token at the end of a text."""
+"""The objective of nets that recall a token at the end of a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nets that are to give the numbers which they say themselves would be right."""
+"""The objective of toy models, whose net says which outputs are right."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from utils.measure.report import Prediction
 
 
 class Regress(Objective):
-    """Sums over examples the mean square of what is wrong with their numbers."""
+    """Sums the mean squared error of each example."""
 
     headline = Metric("loss", lower_is_better=True)
     model: Toy

@@ -1,4 +1,4 @@
-"""Matrices of a frozen net, each of which can be replaced by something else that computes."""
+"""Finds the matrices of a frozen net, and replaces their computation for a while."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from models.decomposition.toy import Transposed
 from models.layers import Embedding, Linear
 
-# A matrix is W [inputs, outputs], as it is multiplied from the right
+# A matrix W is [inputs, outputs]: y = x W
 
 Compute = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Seam:
-    """One matrix of a net, by the name of its module; or some outputs of a fused matrix, by the
-    name that a module of their own would have.
+    """A matrix of a net, named after its module; or a part of a fused matrix's outputs, with the
+    name that a module of its own would have.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Seam:
         return F.embedding(x, matrix) if self.indexed else x @ matrix
 
     def original(self, x: Tensor) -> Tensor:
-        """Computes what the net's own matrix computes, whatever has replaced it."""
+        """Computes the net's own outputs, also while the matrix is replaced."""
         if self.part is None:
             return type(self.module).forward(self.module, x)
         bias = self.bias
@@ -64,7 +64,7 @@ class Seam:
 
 
 def seams_of(net: nn.Module) -> dict[str, Seam]:
-    """Finds all matrices, by name; the parts of a fused one follow it."""
+    """Returns all matrices by name; the parts of a fused one follow it."""
     seams: dict[str, Seam] = {}
     parts: dict[str, Mapping[str, int]] = {}  # widths by name, by the name of the fused module
     for name, module in net.named_modules():
@@ -81,10 +81,10 @@ def seams_of(net: nn.Module) -> dict[str, Seam]:
 
 
 def ties(seams: list[Seam]) -> dict[int, tuple[int, bool]]:
-    """Finds matrices that share their numbers with an earlier one.
+    """Finds matrices that share their weights with an earlier one.
 
-    Returns, by the later one's number, the number of the first that has them and whether the later
-    one has them transposed.
+    Returns, by the number of the later matrix, the number of the first one with these weights, and
+    whether the later one has them transposed.
     """
     tied: dict[int, tuple[int, bool]] = {}
     for later, seam in enumerate(seams):
@@ -103,7 +103,7 @@ def _where(matrix: Tensor) -> tuple[int, int]:
 
 @contextmanager
 def replaced(seams: Mapping[str, Seam], instead: Mapping[str, Compute]) -> Iterator[None]:
-    """Lets these compute instead of the matrices of these names, as long as it lasts."""
+    """Replaces the computation of the named matrices within a `with` block."""
     fused: dict[Any, list[tuple[Seam, Compute]]] = {}
     try:
         for name, compute in instead.items():
@@ -121,9 +121,7 @@ def replaced(seams: Mapping[str, Seam], instead: Mapping[str, Compute]) -> Itera
 
 
 def _in_parts(module: Any, parts: list[tuple[Seam, Compute]], x: Tensor) -> Tensor:
-    """Computes a fused matrix part by part; outputs without a replacement come from its own
-    weights.
-    """
+    """Computes a fused matrix part by part. Parts without a replacement use its own weights."""
     pieces, done = [], 0
     for seam, compute in sorted(parts, key=lambda each: each[0].part or (0, 0)):
         first, end = seam.part or (0, 0)

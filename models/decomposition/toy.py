@@ -1,4 +1,4 @@
-"""Small nets of which it is known how they compute: what a way to take nets apart is tried on.
+"""Toy models: small nets whose right decomposition is known.
 
 Toy models of superposition: Elhage et al. 2022 (arXiv 2209.10652). Residual MLPs that compute in
 superposition: Braun et al. 2025 (arXiv 2501.14926), Bushnaq et al. 2025 (arXiv 2506.20790).
@@ -19,7 +19,7 @@ from utils.spec import Spec
 
 
 class Transposed(nn.Module):
-    """Another layer's matrix the other way round, with a bias of its own."""
+    """The transpose of another layer's matrix, with a bias of its own."""
 
     def __init__(self, other: Linear, width_out: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Transposed(nn.Module):
 
     @property
     def matrix(self) -> Tensor:
-        """As it is multiplied from the right."""
+        """Returns W [inputs, outputs]."""
         return self._other[0].weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,13 +47,13 @@ class Toy(nn.Module):
         self.dtype, self.features = parse_dtype(forward_dtype), spec.num_features
 
     def wanted(self, x_BN: Tensor) -> Tensor:
-        """The right answer."""
+        """Returns the right outputs."""
         return x_BN
 
 
 class TMS(Toy):
-    """relu(x Wᵀ W + b): more features than the bottleneck has numbers, told apart as long as few
-    are there at once.
+    """relu(x Wᵀ W + b): more features than the bottleneck is wide, told apart as long as few are
+    active at once.
     """
 
     def __init__(
@@ -80,9 +80,8 @@ class TMS(Toy):
 
 
 class ResidMLP(Toy):
-    """x + relu(x) of every feature, by MLPs with fewer neurons than there are features. They read
-    and write a stream into which the features are embedded by fixed random directions, and from
-    which they are read by the same.
+    """x + relu(x) of every feature, by MLPs with fewer neurons than features. They read from and
+    write to a stream. Fixed random directions embed the features in it, and read them from it.
     """
 
     embedding_ND: Tensor
@@ -134,7 +133,7 @@ class MLP(nn.Module):
 
 
 def _identity(width: int) -> Linear:
-    """A layer that changes nothing, and is never trained."""
+    """Returns a layer that computes the identity and is not trained."""
     layer = Linear(width, width)
     nn.init.eye_(layer.weight)
     layer.requires_grad_(False)

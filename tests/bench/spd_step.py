@@ -36,7 +36,7 @@ FILES = {
 
 
 def problem(recipe, task):
-    """The net to take apart, its data, and its tied layers."""
+    """The net to decompose, its data, and its tied layers."""
     known = {
         "device": "cpu",
         "feature_probability": task.feature_probability,

@@ -171,7 +171,7 @@ def test_what_cannot_be_a_target_is_refused(
     image = train(tmp_path / "cnn", "arch=cnn", *digits)
     with pytest.raises(
         ConfigError,
-        match=r"cnn: holds a CNN; arch=tms, resid_mlp, induction and gpt can be taken apart",
+        match=r"cnn: holds a CNN; arch=tms, resid_mlp, induction and gpt can be decomposed",
     ):
         trainer_on(
             Dist(), tmp_path / "run", "arch=components", *digits, f"arch.target={image.directory}"

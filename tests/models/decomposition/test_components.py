@@ -179,7 +179,7 @@ def test_passes_at_once_are_passes_one_by_one(
     monkeypatch.setattr(Components, "predicts_tokens", property(lambda self: True))
     monkeypatch.setattr(Components, "outputs", lambda self, x, documents=None: self.target.net(x))
     monkeypatch.setattr(Decompose, "_inputs", lambda self, batch: (batch["inputs"].double(), None))
-    monkeypatch.setattr(Decompose, "_needed", lambda self, inputs: (None, None))
+    monkeypatch.setattr(Decompose, "_rows_to_compute", lambda self, inputs: (None, None))
     slow = with_gradients(objective, {"inputs": batch["inputs"]}, ctx)
     # without width, rows are counted as positions are: only what is weighted by them differs
     rows = batch["inputs"].numel() - len(batch["inputs"])
@@ -196,15 +196,15 @@ def test_empty_examples_count_though_only_one_is_computed(
     objective, batch, ctx = objective_on(tms_target, tmp_path)
     objective = changed(objective, **losses)
     batch["inputs"][[1, 4, 6]] = 0
-    taken, times = objective._needed(objective.model.probe(batch["inputs"].double())[1])
+    taken, repeats = objective._rows_to_compute(objective.model.probe(batch["inputs"].double())[1])
     assert taken is not None
-    assert times is not None
+    assert repeats is not None
     empty = int((batch["inputs"] == 0).all(1).sum())
     assert empty >= 3
-    assert (len(taken), times[-1]) == (8 - empty + 1, empty)
+    assert (len(taken), repeats[-1]) == (8 - empty + 1, empty)
     few = with_gradients(objective, batch, ctx)
     metrics = objective(batch, None, ctx).metrics
-    monkeypatch.setattr(Decompose, "_needed", lambda self, inputs: (None, None))
+    monkeypatch.setattr(Decompose, "_rows_to_compute", lambda self, inputs: (None, None))
     all_of_them = with_gradients(objective, batch, ctx)
     assert_close(few, all_of_them, rtol=1e-9, atol=1e-12)
     assert_close(dict(metrics), dict(objective(batch, None, ctx).metrics), check_dtype=False)
@@ -303,7 +303,7 @@ def test_masks_may_be_one_of_two_values(tms_target: Path, tmp_path: Path) -> Non
     sources = torch.tensor([0.1, 0.5, 0.9, 0.49, 0, 1, 0.2, 0.7, 0.3, 0.6, 0.5, 0.4, 0.25, 0.75])
     ones = [0, 1, 1, 0, 0, 1, 0, 1, 0, 1, 1, 0]
     # the last two are for what components do not add up to
-    assert objective._sampled(sources).tolist() == [*ones, 0.25, 0.75]
+    assert objective._sample(sources).tolist() == [*ones, 0.25, 0.75]
 
 
 def test_the_adversary_does_more_harm_than_chance_and_may_go_on(
@@ -416,7 +416,7 @@ REFUSED = [
     ),
     (["arch.gates.sigmoid=soft"], r"arch\.gates\.sigmoid=soft: (must be|choose one of)"),
     (["arch.loss.p_from=0.5", "arch.loss.p_until=0.4"], "p_until=0.4: ends before"),
-    (["arch.loss.reconstruction=kl"], "kl: compares what is thought likely"),
+    (["arch.loss.reconstruction=kl"], "kl: compares probabilities of tokens"),
     (
         ["arch.loss.known.identity=[x]"],
         r"known\.identity=x: matches none of the chosen matrices, linear1, linear2",

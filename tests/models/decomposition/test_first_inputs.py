@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from models.decomposition.decompose import Decompose
-from models.decomposition.first_inputs import read_inputs
+from models.decomposition.first_inputs import start_at_inputs
 from tests.models.decomposition.test_components import objective_on
 from utils.noise import Noise
 from utils.ranks.distributed import Dist
@@ -30,7 +30,9 @@ def test_columns_are_different_inputs_and_then_any(objective: Decompose) -> None
     second = torch.tensor([[0, 3, 4, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0.5, 0, 0]]).double()
     for seed in range(5):
         V.data.copy_(before)
-        read_inputs(model, [[x, x[:, :2]] for x in (first, second)], Noise(seed, 0, [0, 1]), Dist())
+        start_at_inputs(
+            model, [[x, x[:, :2]] for x in (first, second)], Noise(seed, 0, [0, 1]), Dist()
+        )
         one, two, between = [0.0, 1, 0, 0, 0], [0.0, 0, 1, 0, 0], [0.0, 0.6, 0.8, 0, 0]
         # the second shard offers two inputs, of which either may come first
         found = [[round(value, 6) for value in column] for column in V[:, :4].t().tolist()]
@@ -46,7 +48,7 @@ def test_ranks_choose_what_one_rank_chooses(
     model, x = objective.model, torch.rand(4, 9, 5).double()
     inputs = [model.probe(shard)[1] for shard in x]
     V = model.factors(0)[0]
-    read_inputs(model, inputs, Noise(3, 0, range(4)), Dist())
+    start_at_inputs(model, inputs, Noise(3, 0, range(4)), Dist())
     together = V.detach().clone()
     sent: list[Tensor] = []
 
@@ -62,7 +64,7 @@ def test_ranks_choose_what_one_rank_chooses(
 
     for shards in ([0, 1], [2, 3]):
         V.data.zero_()
-        read_inputs(model, [inputs[shard] for shard in shards], Noise(3, 0, shards), Rank())
+        start_at_inputs(model, [inputs[shard] for shard in shards], Noise(3, 0, shards), Rank())
     assert_close(V.detach(), together, rtol=0, atol=0)
 
 

@@ -1,4 +1,4 @@
-"""The net of the induction-head task against its formula, and that it is taken apart."""
+"""The net of the induction-head task against its formula, and a decomposition of it."""
 
 from __future__ import annotations
 

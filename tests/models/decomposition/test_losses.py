@@ -197,11 +197,11 @@ def test_evaluations_tell_the_error_under_the_worst_masks(by_hand: ByHand, scope
 @pytest.mark.parametrize(
     ("adversarial", "says"),
     [
-        ({"scope": "all"}, "scope=all: choose row or batch"),
+        ({"scope": "all"}, "scope=all: choose row"),
         ({"init": "half"}, "init=half: choose one of random, ones, zeroes"),
         (
             {"scope": "batch", "persistent": True},
-            "persistent=true: rows go on from masks of their own",
+            "persistent=true: continues from the masks of each row",
         ),
     ],
 )
@@ -211,5 +211,5 @@ def test_what_an_adversary_cannot_be(by_hand: ByHand, adversarial: dict, says: s
 
 
 def test_embeddings_alone_have_no_hidden_activations(gpt_target: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="embeddings read numbers of rows"):
+    with pytest.raises(ConfigError, match="those of embeddings are indices"):
         objective_on(gpt_target, tmp_path, "arch.modules=[embed_tokens]", "arch.loss.hidden=1")
