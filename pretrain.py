@@ -37,7 +37,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from data.source import Arrays, RunSettings, Source
 from data.stream import ShardStream, eval_batches, to_tensors, train_loader
-from models.objective import Batch, Context, Objective, make_objective, to_device
+from models.objective import Batch, Context, Objective, make_objective
 from optim.ema import EMA
 from optim.groups import Clip, build_clips, build_dense, build_sparse
 from optim.optimizer_state import OptimizerState
@@ -66,6 +66,7 @@ from utils.ranks.distributed import Dist
 from utils.ranks.notices import Notices
 from utils.rundir.directory import RunDirectory
 from utils.sweep.needed_runs import make_needed_runs
+from utils.transfer import batch_to_device
 
 
 @dataclass
@@ -258,7 +259,7 @@ def fit_to_memory(
 
 
 def to_batch(rows: Arrays, device: torch.device) -> Batch:
-    return to_device(to_tensors([rows]), device)
+    return batch_to_device(to_tensors([rows]), device)
 
 
 def first_batch(
@@ -266,7 +267,9 @@ def first_batch(
 ) -> tuple[Batch, Context]:
     """Returns what the first step would see of these shards."""
     rows = [source.train_batch(0, shard) for shard in shards]
-    return to_device(to_tensors(rows), device), Context(0.0, Noise(cfg.seed, 0, shards, device))
+    return batch_to_device(to_tensors(rows), device), Context(
+        0.0, Noise(cfg.seed, 0, shards, device)
+    )
 
 
 def build_trainer(problem: Problem) -> Trainer:
@@ -417,7 +420,7 @@ def train_step(trainer: Trainer, micro_batches: list[Batch]) -> None:
     sync.zero()
     inputs = []
     for i, (shards, rows) in enumerate(zip(trainer.shard_groups, micro_batches, strict=True)):
-        batch = to_device(rows, device)
+        batch = batch_to_device(rows, device)
         carry = trainer.carries.get(i, partial(objective.initial_carry, batch))
         noise = Noise(cfg.seed, trainer.step, shards, device)
         inputs.append((batch, carry, Context(progress, noise)))
@@ -521,7 +524,7 @@ def evaluate(trainer: Trainer) -> int:
     clock = Clock()
 
     def predict(batch: Batch) -> Prediction:
-        return objective.predict(to_device(batch, dist.device))
+        return objective.predict(batch_to_device(batch, dist.device))
 
     objective.eval()
     try:

@@ -26,7 +26,6 @@ from models.optional_parts import (
     ReadsPublished,
     SplitsWeights,
 )
-from utils import transfer
 from utils.command.instantiate import make
 from utils.measure.hardware import count_flops
 from utils.measure.metrics import Metric, MetricSums
@@ -138,8 +137,3 @@ def make_objective(
         net = make({key: value for key, value in arch.items() if key != "loss"}, "arch", spec)
         objective: Objective = make(arch["loss"], "arch.loss", net)
     return objective.to(device, torch.float64 if objective.model.dtype == torch.float64 else None)
-
-
-def to_device(batch: dict[str, Tensor], device: torch.device) -> Batch:
-    """Moves a batch to a device, without waiting for it."""
-    return {name: transfer.to_device(tensor, device) for name, tensor in batch.items()}

@@ -73,8 +73,8 @@ class AdamATan2(torch.optim.Optimizer):
         # As published, only the second moment is corrected inside atan2; the first one's correction
         # scales the step.
         bias1, bias2 = 1 - beta1 ** group["step"], 1 - beta2 ** group["step"]
-        angles = torch._foreach_sqrt(squares)
-        torch._foreach_div_(angles, bias2**0.5)
-        for mean, angle in zip(means, angles, strict=True):  # there is no foreach atan2
-            torch.atan2(mean, angle, out=angle)
-        torch._foreach_add_(params, angles, alpha=-lr / bias1)
+        updates = torch._foreach_sqrt(squares)
+        torch._foreach_div_(updates, bias2**0.5)
+        for mean, update in zip(means, updates, strict=True):  # there is no foreach atan2
+            torch.atan2(mean, update, out=update)
+        torch._foreach_add_(params, updates, alpha=-lr / bias1)

@@ -13,7 +13,8 @@ from torch import Tensor
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 
-# N rows that a step may look up (all ranks' capacities together), W width
+# N look-ups that a step may make (all ranks' capacities together), W width.
+# An id is a row of the whole table; a row number is its place in this rank's `weights`.
 
 # called with a table's name, its weights, row numbers, and whether any of these rows changes
 UpdateHook = Callable[[str, Tensor, Tensor, Tensor], None]
@@ -83,23 +84,23 @@ class SparseSignSGD(torch.optim.Optimizer):
         self,
         name: str,
         weights: Tensor,
-        ids_N: Tensor,
+        rows_N: Tensor,
         sums_NW: Tensor,
         lr: float,
         weight_decay: float,
     ) -> None:
         # if no rank looked anything up, row 0 is rewritten unchanged
-        any_change, ids_N = ids_N[-1:] >= 0, ids_N.clamp_min(0)
+        any_change, rows_N = rows_N[-1:] >= 0, rows_N.clamp_min(0)
         for hook in self.before_update:
-            hook(name, weights, ids_N, any_change)
-        rows_NW = weights.index_select(0, ids_N)
+            hook(name, weights, rows_N, any_change)
+        before_NW = weights.index_select(0, rows_N)
         # sign() discards scale, so neither the number of ranks nor the loss weight has to be
         # divided out
-        moved_NW = (rows_NW * (1 - lr * weight_decay)).add_(
+        moved_NW = (before_NW * (1 - lr * weight_decay)).add_(
             sums_NW.sign_().to(weights.dtype), alpha=-lr
         )
-        # ids may repeat, with equal rows; `weights[ids] = …` is several times slower
-        weights.index_copy_(0, ids_N, torch.where(any_change[:, None], moved_NW, rows_NW))
+        # numbers may repeat, with equal values; `weights[rows_N] = …` is several times slower
+        weights.index_copy_(0, rows_N, torch.where(any_change[:, None], moved_NW, before_NW))
 
     def _gather(self, name: str, table: Table) -> tuple[Tensor, Tensor]:
         """Gathers all ranks' ids and row gradients by one collective; unused rows have id -1.

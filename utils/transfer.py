@@ -15,6 +15,11 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
+def batch_to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Copies every tensor of a batch to a device."""
+    return {name: to_device(tensor, device) for name, tensor in batch.items()}
+
+
 def to_host(tensor: Tensor) -> Callable[[], list[float]]:
     """Starts to copy a few numbers. Returns a function that waits for this copy alone, and returns
     the numbers.

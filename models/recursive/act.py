@@ -16,7 +16,7 @@ from torch import Tensor
 from models.interval import Interval
 from models.losses import LOSSES
 from models.objective import Batch, Context, Objective, StepOut
-from models.recursive.answering import answers_by_step, halting_margin, wants_to_halt
+from models.recursive.answering import answers_by_step
 from models.recursive.by_step import ByStep
 from models.recursive.recursion import RecursiveNet, State
 from models.recursive.thinking import ThinkingSteps
@@ -120,7 +120,7 @@ class ActObjective(Objective):
         sizes, seen = self.model.sizes, ByStep(batch["labels"], self.model.sizes.halt_max_steps)
         for step in answers_by_step(self.model, batch):
             logits_BTV, q_B2, steps = step
-            seen.add(logits_BTV, q_B2[:, 0], halting_margin(q_B2, sizes))
+            seen.add(logits_BTV, q_B2[:, 0], self.model.halting_margin(q_B2))
         halted = torch.ones_like(steps, dtype=torch.bool)
         _, _, metrics = self._losses(logits_BTV, q_B2, None, steps, halted, batch["labels"])
         outputs = {
@@ -153,7 +153,7 @@ class ActObjective(Objective):
         sizes = self.model.sizes
         if sizes.halt_max_steps == 1:
             return last
-        wants = wants_to_halt(q_B2, sizes)
+        wants = self.model.wants_to_halt(q_B2)
         explores = ctx.noise.uniform("explore", steps.shape) < sizes.halt_exploration_prob
         at_least = ctx.noise.integers("explore_steps", steps.shape, 2, sizes.halt_max_steps + 1)
         return (last | wants) & (steps >= explores * at_least)

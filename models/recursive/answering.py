@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from models.objective import Batch
-from models.recursive.recursion import RecursiveNet, Sizes, State
+from models.recursive.recursion import RecursiveNet, State
 from utils.noise import Noise
 
 # each batch size is compiled separately, so there are few sizes, each half of the one before
@@ -53,7 +53,7 @@ def answers_by_step(model: RecursiveNet, batch: Batch) -> Iterator[tuple[Tensor,
         yield logits_PTV, q_P2, steps_P
         if sizes.eval_halt:
             answer_NT, before_NT = logits_NTV.argmax(-1), answer_NT
-            going_N = going_N & ~(wants_to_halt(q_N2, sizes) & (answer_NT == before_NT).all(-1))
+            going_N = going_N & ~(model.wants_to_halt(q_N2) & (answer_NT == before_NT).all(-1))
             stay = _rows_to_keep(going_N, len(steps_P), model.compiled)
             if not len(stay):
                 return
@@ -63,18 +63,6 @@ def answers_by_step(model: RecursiveNet, batch: Batch) -> Iterator[tuple[Tensor,
                 chain = (stay[:, None] * sizes.chains + number_C).flatten()
                 state, inputs = (state[0][chain], state[1][chain]), inputs[chain]
                 rows = None if rows is None else rows[chain]
-
-
-def wants_to_halt(q_B2: Tensor, sizes: Sizes) -> Tensor:
-    """Returns which slots want to halt: in TRM if the halting logit is positive, in HRM if it is
-    above the logit of continuing.
-    """
-    return q_B2[:, 0] > (0.0 if sizes.no_ACT_continue else q_B2[:, 1])
-
-
-def halting_margin(q_B2: Tensor, sizes: Sizes) -> Tensor:
-    """Returns the difference of the two logits: positive for slots that want to halt."""
-    return q_B2[:, 0] - (0.0 if sizes.no_ACT_continue else q_B2[:, 1])
 
 
 def _rows_to_keep(going_N: Tensor, puzzles: int, compiled: bool) -> Tensor:

@@ -284,3 +284,13 @@ class RecursiveNet(nn.Module):
         if weights is None:
             return self.inner(*arguments)
         return functional_call(self.inner, weights, arguments)
+
+    def wants_to_halt(self, q_B2: Tensor) -> Tensor:
+        """Returns which slots want to halt: in TRM if the halting logit is positive, in HRM if it
+        is above the logit of continuing.
+        """
+        return q_B2[:, 0] > (0.0 if self.sizes.no_ACT_continue else q_B2[:, 1])
+
+    def halting_margin(self, q_B2: Tensor) -> Tensor:
+        """Returns the difference of the two logits: positive for slots that want to halt."""
+        return q_B2[:, 0] - (0.0 if self.sizes.no_ACT_continue else q_B2[:, 1])
