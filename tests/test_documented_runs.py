@@ -117,6 +117,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).symlink_to(ROOT / name)
     sudoku = ("--size", "4", "--blanks", "3", "--train", "16", "--test", "8")
     build(folder, "sudoku", *sudoku, "--output-dir", "data/sudoku-extreme-1k-aug-1000")
+    boards = ("--size", "6", "--blanks", "3", "--train", "8", "--test", "8")
+    build(folder, "sudoku", *boards, "--output-dir", "data/boards")
     maze = ("--size", "8", "--min-path", "5", "--train", "16", "--test", "8")
     build(folder, "maze", *maze, "--output-dir", "data/maze-30x30-hard-1k")
     write_folder(folder / "training", "abc", 0)
