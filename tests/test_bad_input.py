@@ -304,7 +304,7 @@ QUICK: list[Row] = [
     (["arch.hidden_size=1e9"], "arch.hidden_size=1000000000: must be at most 1048576"),
     (
         [f"init_from={LONG}"],
-        f"init_from={short(LONG)}: cannot be read (File name too long)",
+        f"init_from={short(LONG, 300)}: cannot be read (File name too long)",
     ),
     (
         [f"checkpoint_path={LONG}"],
@@ -323,9 +323,13 @@ QUICK: list[Row] = [
         "data_path=~/mine: the shell has left the ~ as it is; write data_path=$HOME/mine",
     ),
     (["data_paths=[/,nowhere]"], "data_paths[1]=nowhere: no such file or folder"),
+    ([f"resume={80 * 'x'}/nowhere"], f"resume={80 * 'x'}/nowhere: no such file or folder"),
     (["resume=nowhere"], "resume=nowhere: no such file or folder"),
     (["eval_only=true", "checkpoint=nowhere"], "checkpoint=nowhere: no such file or folder"),
-    ([f"data_path={LONG}/x"], f"data_path={short(LONG)}: cannot be read (File name too long)"),
+    (
+        [f"data_path={LONG}/x"],
+        f"data_path={short(LONG + '/x', 300)}: cannot be read (File name too long)",
+    ),
     (
         ["data_path=" + "x" * 5000],
         f"data_path={short(LONG)}: is 5000 bytes long; a name of a folder takes at most 200",

@@ -81,14 +81,14 @@ def brief(thing: object) -> str:
     return text if len(text) <= 300 else f"{text[:299]}…"
 
 
-def short(value: object) -> str:
+def short(value: object, most: int = 60) -> str:
     """A value as an error shows it: on one line and cut to a readable length."""
     if isinstance(value, int) and abs(value) >= 2**256:
         value = hex(value)  # there is no limit to what can be written so
     text = visible(
         "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     )
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def visible(text: str) -> str:

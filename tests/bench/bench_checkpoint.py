@@ -111,8 +111,9 @@ def rows(ranks: int, role: str, folder: Path, checkout: Path, width: int) -> lis
     common = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     common |= {"WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(checkout)}
+    common["PYTHONWARNINGS"] = "ignore"
     envs = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-    arguments = ["-W", "ignore", str(script), role, str(folder), str(width)]
+    arguments = [str(script), role, str(folder), str(width)]
     done = check_ended_well(run_as(envs, arguments, timeout=900, cwd=checkout))
     (line,) = [line for line in done[0].stdout.splitlines() if line.startswith("ROW ")]
     return json.loads(line.removeprefix("ROW "))

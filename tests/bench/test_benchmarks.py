@@ -56,12 +56,12 @@ def test_every_benchmark_can_be_imported(name: str) -> None:
 
 
 def commands() -> list[str]:
-    """Each benchmark as RESULTS.md and docs/ start it, without options that name a folder which
-    only the reader has, and each one alone.
+    """Each benchmark as RESULTS.md and docs/ start it, without arguments that name a folder which
+    only the reader has and what follows them, and each one alone.
     """
     texts = [ROOT / "RESULTS.md", *(ROOT / "docs").glob("*.md")]
     documented = [
-        re.sub(r" --[a-z-]+ [A-Z][A-Z/a-z-]*", "", command)
+        re.sub(r"( --[a-z-]+)? [A-Z][A-Z/a-z-]*( \d+)?", "", command)
         for path in texts
         for command in re.findall(r"python -m tests\.bench\.(bench_[^`\n]+)", path.read_text())
     ]
@@ -159,6 +159,6 @@ def test_saves_are_measured_in_a_folder_that_git_ignores(
     bench_checkpoint.main()
     lines = capsys.readouterr().out.splitlines()
     named = [line.split("|")[2].strip() for line in lines if line.startswith("| 2 |")]
-    assert named == ["now", "torch", "one process writes as much"][: 3 * len(ranks)]
+    assert named == ["now", "torch", "as many bytes, by one process, fsync"][: 3 * len(ranks)]
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
     assert not any((tmp_path / "runs").iterdir())

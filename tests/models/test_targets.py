@@ -158,7 +158,7 @@ def test_what_cannot_be_a_target_is_refused(
         objective_on(taken.directory, tmp_path)
     with pytest.raises(
         ConfigError,
-        match=r"arch\.target=.*: a net of models\.gpt\.GPT for 5 features: arch=gpt needs text",
+        match=r"arch\.target=.*language\.gpt\.GPT for 5 features: arch=gpt needs text",
     ):
         trainer_on(Dist(), tmp_path / "run", "experiment=tms_5_2", f"arch.target={gpt_target}")
     digits = [

@@ -21,6 +21,7 @@ from utils.gpus import gib_of_each
 from utils.ranks.launchers import Launch
 
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+PATH_SHOWN = 300  # characters: a path cut like other values would lose the end that is mistyped
 MOST = 1e30  # of any number: float32 must hold it, and what optimizers make of it
 
 
@@ -238,10 +239,14 @@ def check_paths(config: DictConfig, rules: Rules) -> None:
         except FileNotFoundError:
             # a crash may have left a step folder under another name, which readers find
             if not Path(value).name.startswith("step_"):
-                raise ConfigError(f"{path}={short(value)}: no such file or folder") from None
+                raise ConfigError(
+                    f"{path}={short(value, PATH_SHOWN)}: no such file or folder"
+                ) from None
         except OSError as error:
             said = brief(error)
-            raise ConfigError(f"{path}={short(value)}: cannot be read ({said})") from None
+            raise ConfigError(
+                f"{path}={short(value, PATH_SHOWN)}: cannot be read ({said})"
+            ) from None
     _check_folder(config.checkpoint_path)
 
 
@@ -254,6 +259,6 @@ def _check_folder(path: str) -> None:
         problem = brief(error)
     if problem:
         raise ConfigError(
-            f"checkpoint_path={short(path)}: cannot be made ({problem}); give a folder you may"
-            " write to"
+            f"checkpoint_path={short(path, PATH_SHOWN)}: cannot be made ({problem});"
+            " give a folder you may write to"
         )
