@@ -21,5 +21,6 @@ def test_every_way_trains_as_one_process_does(world_size, which, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(420)
 def test_compiled_nets_train_alike():
     check_ended_well(run_module(2, MODULE, "compiled", timeout=400))

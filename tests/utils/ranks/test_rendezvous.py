@@ -118,7 +118,7 @@ def test_each_way_of_not_meeting_is_said_in_one_line() -> None:
             (
                 "no port",
                 rank(1, 2, 99999),
-                "error on rank 1: MASTER_PORT=99999 is no port; export one from 1024 to 65535\n",
+                "error: MASTER_PORT=99999 is no port; export one from 1024 to 65535\n",
             ),
             (
                 "somebody else's port",

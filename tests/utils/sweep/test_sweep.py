@@ -300,7 +300,7 @@ def test_jobs_that_share_gpus_are_told_so(
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGUSR1, 138), (signal.SIGINT, 130)])
 def test_a_stopped_sweep_goes_on(signum: int, code: int, tmp_path: Path) -> None:
     """Its jobs save, and no step is done twice: the bits are those of runs that nobody stopped."""
-    command = ["-m", "seed=0,1,2", "sweep.jobs=2", *SHORT, "max_steps=40", "log_interval=2"]
+    command = ["-m", "seed=0,1,2", "sweep.jobs=2", *SHORT, "max_steps=120", "log_interval=2"]
     process = start(tmp_path, *command, LOCKSTEP_STATUS=str(tmp_path / "copy.json"))
     assert begun(tmp_path, 2)
     assert not (tmp_path / "copy.json").exists(), "a job does not speak for the sweep"
