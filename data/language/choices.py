@@ -1,5 +1,5 @@
-"""Questions with several endings, of which one is right, in HellaSwag's form: lines of JSON with
-`ctx`, `endings` and `label`.
+"""Multiple-choice questions in HellaSwag's form: lines of JSON with `ctx`, several `endings`, and
+the number of the right one as `label`.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ FORM = '{"ctx": "…", "endings": ["…", "…"], "label": 0}'
 class Choices:
     """Each example is a question with all its endings, one row each, padded to one length.
 
-    The labels of a row are those of its ending alone. Where a question is too long for the context,
-    its beginning is left out. `ending_bytes` is 0 where a question has fewer endings than another.
+    Only the tokens of a row's ending have labels. A question that is too long loses its beginning.
+    `ending_bytes` is 0 in rows that fill up a question with fewer endings than others.
     """
 
     def __init__(self, path: str, tokenizer: Tokenizer, seq_len: int) -> None:
         self._where = f"data.choices={path}"
-        asked = _read(self._where, Path(path))
+        questions = _read(self._where, Path(path))
         begin = [] if tokenizer.begin is None else [tokenizer.begin]
-        contexts = tokenizer.encode([context for context, _, _ in asked])
-        self._answers = np.array([answer for _, _, answer in asked], np.int64)
-        # of each question, for each ending: all tokens, and how many are the ending's
+        contexts = tokenizer.encode([context for context, _, _ in questions])
+        self._answers = np.array([answer for _, _, answer in questions], np.int64)
+        # for each question and ending: all tokens, and how many of them are the ending's
         self._rows: list[list[tuple[np.ndarray, int]]] = []
         self._bytes: list[list[int]] = []
-        for context, (_, endings, _) in zip(contexts, asked, strict=True):
+        for context, (_, endings, _) in zip(contexts, questions, strict=True):
             before = np.concatenate([begin, context])
             rows = []
             for ending in tokenizer.encode([f" {text}" for text in endings]):
@@ -72,7 +72,7 @@ class Choices:
 
 
 def _read(where: str, path: Path) -> list[tuple[str, Sequence[str], int]]:
-    """The questions of a file: what is asked, its endings, and which is right."""
+    """Returns the questions of a file: context, endings, and the number of the right one."""
     questions: list[tuple[str, Sequence[str], int]] = []
     try:
         check_file(where, path)
@@ -101,7 +101,7 @@ def _question(row: Any) -> tuple[str, Sequence[str], int]:
         raise ValueError("ctx must be a text, and endings a list of two texts or more")
     if not all(isinstance(text, str) and text.strip() for text in endings):
         raise ValueError("an ending is no text, or empty")
-    # HellaSwag's files have numbers, and those of the hub texts
+    # a number in HellaSwag's own files, a text in those of the hub
     if isinstance(label, bool) or not str(label).isdecimal() or int(label) >= len(endings):
         raise ValueError(f"label={short(label)} is not in 0 … {len(endings) - 1}")
     return context, endings, int(label)
@@ -110,12 +110,12 @@ def _question(row: Any) -> tuple[str, Sequence[str], int]:
 def choice_sets(
     path: str | None, where: str, tokenizer: Tokenizer | None, seq_len: int
 ) -> dict[str, Choices]:
-    """The evaluation set of a file, if one is given."""
+    """Returns the evaluation set of a file by its name, or nothing if no file is given."""
     if path is None:
         return {}
     if tokenizer is None:
         raise ConfigError(
-            f"data.choices={path}: {where}: no tokenizer stands in dataset.json; name one there, or"
+            f"data.choices={path}: {where}: dataset.json names no tokenizer; add one, or"
             " build again"
         )
     return {"choices": Choices(path, tokenizer, seq_len)}

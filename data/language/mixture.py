@@ -1,10 +1,9 @@
-"""Several corpora in fixed shares: which of them a position visits, exact at every moment and
-computed from the position.
+"""Mixes several corpora in fixed shares: which corpus a position visits follows from the position.
 
-Shares are whole numbers out of a `period`. After any n visits each corpus was visited within 1 of n
-× its share: its k-th visit must come no earlier than floor(k / share) and before ceil((k + 1) /
-share), and serving whoever is due first always succeeds (this is "Pfair" scheduling with one
-processor). One period is kept in a table; all that follow are like it.
+Shares are whole numbers out of a `period`. After any n visits, the number of visits to each corpus
+is within 1 of n × its share: its k-th visit comes no earlier than floor(k / share) and before
+ceil((k + 1) / share). Serving whichever corpus is due first always succeeds ("Pfair" scheduling
+with one processor). A table holds one period; all periods are the same.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ class Mixture:
         """`key` names the weights in messages."""
         exact = {name: _exact(f"{key}.{name}", weight) for name, weight in weights.items()}
         scale = lcm(*(weight.denominator for weight in exact.values()))
-        whole = [int(weight * scale) for weight in exact.values()]
-        # of each corpus, in a period
-        self.counts = np.array([number // gcd(*whole) for number in whole], np.int64)
-        self.period = sum(int(number) // gcd(*whole) for number in whole)
+        scaled = [int(weight * scale) for weight in exact.values()]
+        # visits to each corpus in a period
+        self.counts = np.array([number // gcd(*scaled) for number in scaled], np.int64)
+        self.period = sum(int(number) // gcd(*scaled) for number in scaled)
         if self.period > LONGEST:
             rounded = {
                 name: max(1, round(1000 * float(weight / sum(exact.values()))))
@@ -49,7 +48,7 @@ class Mixture:
             self._before[self._which == number] = np.arange(count)
 
     def visits(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For each position the number of its corpus, and how often that was visited before."""
+        """Returns the corpus of each position, and how often it was visited before."""
         periods, places = np.divmod(positions, self.period)
         which = self._which[places]
         return which, periods * self.counts[which] + self._before[places]
@@ -60,15 +59,17 @@ def _exact(key: str, weight: object) -> Fraction:
         raise ConfigError(
             f"{key}={weight}: must be a number more than 0; leave out what is not wanted"
         )
-    return Fraction(repr(weight))  # as the user has written it: 0.7 is seven tenths
+    return Fraction(repr(weight))  # as the user wrote it: 0.7 is seven tenths
 
 
 def _schedule(counts: list[int]) -> list[int]:
-    """Returns the corpus for each position of a period: of those allowed, the one due first."""
+    """Returns the corpus of each position of a period: among those allowed there, the one due
+    first.
+    """
     period, visits = sum(counts), []
-    # by the position from which it may come: whose visit, and which
+    # (first position at which it may come, corpus, number of the visit)
     waiting = [(0, number, 0) for number in range(len(counts))]
-    due: list[tuple[int, int, int]] = []  # by the last position at which it may come
+    due: list[tuple[int, int, int]] = []  # (last position, corpus, visit)
     for position in range(period):
         while waiting and waiting[0][0] <= position:
             _, number, visit = heapq.heappop(waiting)

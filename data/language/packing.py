@@ -1,5 +1,5 @@
-"""Windows of whole documents, and of pieces of those that are longer than a window: every token of
-a file but its last, which nothing follows, is an input of exactly one window.
+"""Packs whole documents, and pieces of those that are too long, into windows. Every token of a file
+but the last is an input of exactly one window.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from utils.errors import ConfigError
 
 # L is data.seq_len
 
-SCANNED = 1 << 24  # tokens looked at together while documents are sought
+SCANNED = 1 << 24  # tokens searched at once for the beginnings of documents
 
 
 class PackedWindows:
-    """Windows of at most L inputs. A document that is longer is cut into pieces of L and what is
-    left; what is shorter than L is packed, best-fit decreasing (Ding et al. 2024, arXiv
-    2404.10830), and the last token of a document predicts the begin token that follows it.
+    """Windows of at most L inputs. A longer document is cut into pieces of L and a rest. Rests and
+    shorter documents are packed by best-fit decreasing (Ding et al. 2024, arXiv 2404.10830). The
+    last token of a document predicts the begin token that follows it.
     """
 
     def __init__(self, corpus: Corpus, seq_len: int) -> None:
@@ -59,7 +59,7 @@ class PackedWindows:
                 documents[row, filled:stop] = number
                 filled = stop
             holes.append(filled)
-        # only some blocks of a file are looked at when it is opened
+        # opening a file checks only some of its blocks
         if max(read.view(np.uint32).max(initial=0) for read in (inputs, labels)) >= self._vocab:
             self._check(windows)
         for row, filled in enumerate(holes):
@@ -82,7 +82,7 @@ class PackedWindows:
 def pieces_of(tokens: np.ndarray, begin: int, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns where the pieces of a file's documents start, and how many inputs each has.
 
-    What stands before the first begin token is the end of a document that another file begins.
+    Tokens before the first begin token are the end of a document that begins in another file.
     """
     cuts_of_documents = [
         piece + np.flatnonzero(tokens[piece : piece + SCANNED] == begin)
@@ -99,8 +99,8 @@ def pieces_of(tokens: np.ndarray, begin: int, seq_len: int) -> tuple[np.ndarray,
 
 
 def best_fit(lengths: np.ndarray, room: int) -> np.ndarray:
-    """Returns the window of each piece: the longest piece comes first, and each goes where the
-    least room is left in which it fits. Pieces of one length are placed together.
+    """Returns the window of each piece. Pieces are placed from the longest to the shortest, each in
+    the fullest window that has room for it. Pieces of one length are placed together.
     """
     order = np.argsort(-lengths, kind="stable")
     placed = np.empty(len(lengths), np.int64)
@@ -127,10 +127,10 @@ def best_fit(lengths: np.ndarray, room: int) -> np.ndarray:
                 here, new = room, -(-len(group) // (room // length))
                 windows, made = np.arange(made, made + new), made + new
             each = here // length
-            whole, rest = divmod(min(len(group), len(windows) * each), each)
-            now, group = np.split(group, [whole * each + rest])
+            full, rest = divmod(min(len(group), len(windows) * each), each)
+            now, group = np.split(group, [full * each + rest])
             placed[now] = np.repeat(windows, each)[: len(now)]
-            put(windows[:whole], here - each * length)
-            put(windows[whole : whole + bool(rest)], here - rest * length)
-            put(windows[whole + bool(rest) :], here)
+            put(windows[:full], here - each * length)
+            put(windows[full : full + bool(rest)], here - rest * length)
+            put(windows[full + bool(rest) :], here)
     return placed

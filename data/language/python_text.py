@@ -1,5 +1,5 @@
-"""Text that every machine has: the source of Python's own standard library, as bytes, some files of
-it held out.
+"""Text that every machine has: the source of Python's standard library, as bytes, with some files
+held out.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ WITHOUT = {
     "tests",
     "turtledemo",
 }
-HELD_OUT = 20  # one file in so many
+HELD_OUT = 20  # one file in this many
 
 
 def python_text(mebibytes: int) -> Corpus:
-    """Files in the order of their names, a begin token before each, until there are so many
-    bytes.
+    """Reads files in the order of their names, each after a begin token, up to
+    `mebibytes` in all.
     """
     folder, tokenizer = Path(sysconfig.get_paths()["stdlib"]), Bytes()
     pieces: dict[str, list[np.ndarray]] = {"train": [], "val": []}
@@ -42,7 +42,7 @@ def python_text(mebibytes: int) -> Corpus:
         try:
             text = (folder / name).read_bytes()[:left]
         except OSError:
-            continue  # the fingerprint tells
+            continue  # the fingerprint differs then
         left -= len(text)
         split = "train" if zlib.crc32(name.encode()) % HELD_OUT else "val"
         pieces[split] += [np.array([tokenizer.begin], np.uint16), np.frombuffer(text, np.uint8)]

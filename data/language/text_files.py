@@ -1,7 +1,7 @@
-"""Documents in files: the lines of .jsonl, the rows of .parquet, and .txt files as a whole.
+"""Reads documents from files: lines of .jsonl, rows of .parquet, and whole .txt files.
 
-A document is known by its file and its row, and read from there: `data=stream` goes on where it
-was, and `data.build.tokens` reads the same documents in the same order.
+Reading can start at any file and row, so `data=stream` continues where it stopped.
+`data.build.tokens` reads the same documents in the same order.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from utils.files import open_plain
 
 SUFFIXES = (".jsonl", ".parquet", ".txt")
 PARQUET = b"PAR1"  # begins and ends every Parquet file
-# how messages name what is no plain file
+# how messages name files that are not plain
 SPECIAL = {stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device"}
-TOGETHER = 1024  # rows of Parquet
+TOGETHER = 1024  # rows of Parquet read at once
 
-# the number of a row, its text, and its size; last of all the number of rows, without a text
+# a row's number, text and size in bytes; after the last row, the number of rows and None
 Row = tuple[int, str | None, int]
 
 
@@ -49,7 +49,7 @@ class TextFiles:
         return len(self._paths)
 
     def rows(self, file: int, start: int = 0, step: int = 1) -> Iterator[Row]:
-        """Every `step`-th row of a file, from row `start` on."""
+        """Yields every `step`-th row of a file, from row `start` on."""
         path = self._paths[file]
         return read_file(f"data_path={path}", path, self._field, start, step)
 
@@ -65,7 +65,7 @@ class HubTexts:
         try:
             self._dataset: Any = load_dataset(name, split=split, streaming=True)
         except Exception as error:
-            # whatever `datasets` and the hub's client raise, the user's way out is the same
+            # `datasets` and the hub's client raise many kinds of errors
             raise ConfigError(
                 f"{self.where}: cannot be read ({brief(error)}); correct it, or build tokens with"
                 " python -m data.build.tokens"
@@ -75,7 +75,7 @@ class HubTexts:
         return self._dataset.num_shards
 
     def rows(self, file: int, start: int = 0, step: int = 1) -> Iterator[Row]:
-        """Every `step`-th row of a file, from row `start` on."""
+        """Yields every `step`-th row of a file, from row `start` on."""
         row = 0
         try:
             for row, content in enumerate(self._dataset.shard(len(self), file), 1):
@@ -93,10 +93,10 @@ class HubTexts:
 
 
 class Documents:
-    """The documents of one shard, and the position behind the last one.
+    """Iterates over the documents of one shard, and knows the position after the last one.
 
-    A shard owns whole files where they can be dealt out evenly; otherwise it owns every
-    `shards`-th row, counted over all files.
+    If the number of files is a multiple of the number of shards, a shard owns whole files;
+    otherwise it owns every `shards`-th row, counted over all files.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class Documents:
             self._files, self.step, first = range(shard, len(texts), shards), 1, 0
         else:
             self._files, self.step, first = range(len(texts)), shards, shard
-        self.file = file  # of those the shard owns
-        self.row = first if row is None else row  # the next one, maybe beyond the file's end
+        self.file = file  # among those that the shard owns
+        self.row = first if row is None else row  # the next one; it may be beyond the file's end
 
     def __iter__(self) -> Iterator[str]:
         while self.file < len(self._files):
@@ -128,7 +128,9 @@ class Documents:
 
 
 def check_file(where: str, path: Path) -> None:
-    """Refuse in an instant what is no plain file, or a .parquet without its beginning or end."""
+    """Refuses a file that is not plain, or a .parquet that is cut off, without reading
+    all of it.
+    """
     try:
         if (kind := SPECIAL.get(stat.S_IFMT(os.stat(path).st_mode))) is not None:
             raise ConfigError(f"{where}: is a {kind}, not a file; remove it, or save its content")
@@ -147,7 +149,7 @@ def check_file(where: str, path: Path) -> None:
 
 
 def read_file(where: str, path: Path, field: Field, start: int = 0, step: int = 1) -> Iterator[Row]:
-    """Every `step`-th row of a file, from row `start` on."""
+    """Yields every `step`-th row of a file, from row `start` on."""
     kind = path.suffix.lower()
     try:
         if kind == ".jsonl":
@@ -210,7 +212,7 @@ def _parquet_rows(where: str, path: Path, field: Field, start: int, step: int) -
 
 
 def text_of(where: str, row: Any, field: Field) -> str:
-    """The text in a row; null is empty."""
+    """Returns the text in a row; null is an empty text."""
     if not isinstance(row, dict) or field.name not in row:
         raise _lacking(where, field, list(row) if isinstance(row, dict) else [])
     if row[field.name] is not None and not isinstance(row[field.name], str):

@@ -1,10 +1,10 @@
-"""Text that is read and tokenized while training, from a folder or the hub, with nothing built
+"""Reads and tokenizes text while training, from a folder or the hub, without building anything
 first.
 
-The dataset is cut into as many streams as there are shards, whatever the number of ranks, and the
-checkpoint holds a cursor for each: a file, a row, and how many of the tokens from there on are
-used. Documents come in the order in which they are stored; at its end a stream begins again. The
-content of a document decides whether it is held out.
+The dataset is cut into as many streams as there are shards, whatever the number of ranks. The
+checkpoint holds a cursor for each stream: a file, a row, and how many tokens from there on are
+used. Documents come in the order in which they are stored; at its end, a stream begins again. A
+document's content decides whether it is held out.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from utils.measure.report import Evaluator
 
 TOGETHER = 16  # documents tokenized at once
 SCANNED = 1 << 16  # documents searched for held-out ones, at most
-STATE = 1 << 12  # bytes of a state of `datasets` in an earlier checkpoint
-ENDLESS = 1 << 60  # windows that a stream may give
+STATE = 1 << 12  # bytes of the state of `datasets` in checkpoints of earlier versions
+ENDLESS = 1 << 60  # windows of a stream, which has no end
 
 Cursor = dict[str, Tensor]
-Position = tuple[int, int]  # a file of the shard, and the next row of it
+Position = tuple[int, int]  # a file of the shard, and the next row in it
 
 
 class StreamSource(Source):
@@ -102,7 +102,7 @@ class StreamSource(Source):
             else HubTexts(str(hub), split, self._field)
         )
         self._streams: dict[int, _Stream] = {}
-        self._done = lambda: 0  # steps of the run, once a registry tells
+        self._done = lambda: 0  # the run's steps; `register_state` replaces it
         check_encodes(f"data.tokenizer={tokenizer}", self._tokenizer, Documents(self._texts))
         held_out, self.spec = self._look(val_tokens)
         known = Corpus(
@@ -126,7 +126,9 @@ class StreamSource(Source):
         )
 
     def train_batch(self, step: int, shard: int) -> Arrays:
-        """Returns the rows of a shard in the next step, in the last one again, or in step 0."""
+        """Returns a shard's rows. May be called for the next step, the last one again,
+        and step 0.
+        """
         if shard not in self._streams:
             self._streams[shard] = self._stream(shard)
         stream = self._streams[shard]
@@ -162,7 +164,9 @@ class StreamSource(Source):
         )
 
     def _tokens_of(self, texts: Sequence[str], held_out: bool) -> list[np.ndarray]:
-        """The tokens of the held-out documents, or of the others, each after a begin token."""
+        """Returns the tokens of the held-out documents, or of the others, each after a
+        begin token.
+        """
         wanted = [text for text in texts if text and self._is_held_out(text) == held_out]
         if not wanted:
             return []
@@ -175,7 +179,7 @@ class StreamSource(Source):
         return zlib.crc32(text.encode(errors="surrogatepass")) < self._share * (1 << 32)
 
     def _look(self, most: int) -> tuple[np.ndarray, Spec]:
-        """The first `most` held-out tokens, and the spec, whose fingerprint they make."""
+        """Returns the first `most` held-out tokens, and the spec, whose fingerprint is theirs."""
         pieces: list[np.ndarray] = []
         documents = islice(Documents(self._texts), SCANNED)
         while sum(map(len, pieces)) <= most and (together := list(islice(documents, TOGETHER))):
@@ -203,7 +207,7 @@ class StreamSource(Source):
 
 
 class _Stream:
-    """One shard's windows, step by step, and the cursor from which the next step goes on."""
+    """One shard's windows, step by step, and the cursor at which the next step continues."""
 
     def __init__(
         self,
@@ -220,21 +224,21 @@ class _Stream:
             self._documents = opened(*position)
             self._used, self.step = int(cursor["used"]), int(cursor["step"])
         self._texts = iter(self._documents)
-        # tokens since the stream last began; unknown, but some, where it goes on
+        # tokens since the stream last began; after a cursor they are unknown, but enough
         self._since_begin = 0 if self._here() == _position_of(opened()) else self._needed
         # tokens not yet used up, except the first `_used` of them, each with the position before it
         self._pieces: list[tuple[Position, np.ndarray]] = []
         self._rows: np.ndarray | None = None  # of the last step
-        self._cursors = {self.step: self._cursor()}  # before the last step, and after it
+        self._cursors = {self.step: self._cursor()}  # those before and after the last step
 
     @property
     def _needed(self) -> int:
-        """Tokens that a window reads."""
+        """How many tokens a window reads."""
         return self._shape[1] + 1
 
     def rows(self, step: int) -> np.ndarray:
-        """The windows of the next step, or of the last one again, each with one token more than it
-        predicts.
+        """Returns the windows of the next step, or of the last one again, each with one token more
+        than it predicts.
         """
         if self._rows is None or step != self.step - 1:
             assert step == self.step, (
@@ -255,20 +259,24 @@ class _Stream:
         return self._rows
 
     def cursor(self, step: int) -> Cursor:
-        """Returns the position after that step. A step may be loaded that is not trained yet."""
+        """Returns the cursor after that step. The last step that was read may not be
+        trained yet.
+        """
         return self._cursors[step]
 
     def _here(self) -> Position:
         return _position_of(self._documents)
 
     def _cursor(self) -> Cursor:
-        """The position before the first piece that is not used up, and how much of it is used."""
+        """Returns the position of the first piece that is not used up, and how much of
+        it is used.
+        """
         file, row = self._pieces[0][0] if self._pieces else self._here()
         values = {"file": file, "row": row, "used": self._used, "step": self.step}
         return {name: torch.tensor(value) for name, value in values.items()}
 
     def _ahead(self, count: int) -> np.ndarray:
-        """The next so many tokens; at its end the stream begins again."""
+        """Returns the next `count` tokens. At its end, the stream begins again."""
         held = sum(len(tokens) for _, tokens in self._pieces) - self._used
         while held < count:
             before = self._here()
@@ -304,7 +312,9 @@ def _position_of(documents: Documents) -> Position:
 def _position(
     where: str, opened: Callable[..., Documents], cursor: Mapping[str, Tensor]
 ) -> Position:
-    """Returns the position in a cursor; earlier checkpoints hold a state of `datasets` instead."""
+    """Returns the position in a cursor. Checkpoints of earlier versions hold a state of
+    `datasets`.
+    """
     if "state" not in cursor:
         return int(cursor["file"]), int(cursor["row"])
     begin = opened()
@@ -322,8 +332,8 @@ def _position(
 
 
 def _read_state(state: Any) -> tuple[int, int, int, int]:
-    """From a state of `datasets`: a file and a row, the rows before it modulo the shards, and the
-    shard's documents read from there on.
+    """Returns what a state of `datasets` says: a file and a row, the number of rows before it
+    modulo the shards, and how many of the shard's documents were read from there on.
     """
     if state is None:
         return 0, 0, 0, 0
@@ -339,8 +349,8 @@ def _read_state(state: Any) -> tuple[int, int, int, int]:
 
 
 def _like(saved: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
-    """The form of a cursor, or of one with a state of `datasets`; before the first step there is
-    none.
+    """Returns tensors shaped like a cursor, or like one with a state of `datasets`; before the
+    first step there is none.
     """
     if not saved and not step:
         return {}

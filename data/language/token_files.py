@@ -1,11 +1,11 @@
 """Token shards on disk: `.npy` arrays, and `.bin` files as llm.c and modded-nanogpt write them.
 
-A `.bin` begins with 256 int32 (little-endian, as all that follows): the magic 20240520, a version,
-the number of tokens. Version 1, as everybody has it, holds uint16; version 2 is ours and holds
-uint32, for vocabularies beyond 65,536.
+A `.bin` begins with 256 int32: the magic number 20240520, a version, the number of tokens. All
+numbers are little-endian. Version 1 is the usual one and holds uint16; version 2 is our own and
+holds uint32, for vocabularies beyond 65,536.
 
 Files for training have `train` in their name and held-out ones `val`, or they lie in folders of
-such names. A `dataset.json` beside them may say more, and what it says is checked: `vocab_size`,
+those names. A `dataset.json` beside them may say more, and is checked: `vocab_size`,
 `tokenizer` ("bytes" or a file), `begin_token`, `token_bytes` (of each id), `fingerprint`, `files`
 (tokens in each).
 """
@@ -32,14 +32,13 @@ VERSIONS: dict[int, type[np.unsignedinteger]] = {1: np.uint16, 2: np.uint32}
 SPLITS = ("train", "val")
 LARGEST_JSON = 1 << 26
 LONGEST_TOKEN = 1 << 20  # bytes of text
-# blocks of so many tokens are looked at when a corpus is opened, all of them where there are no
-# more
+# opening a corpus checks this many blocks of BLOCK tokens, or all if there are fewer
 SAMPLED, BLOCK = 256, 1 << 13
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The tokens of one corpus, and what is known of them."""
+    """The tokens of one corpus, and what is known about them."""
 
     where: str  # how messages name it: the user's key=value
     files: Mapping[str, list[np.ndarray]]  # of each split
@@ -51,7 +50,7 @@ class Corpus:
     names: Mapping[str, list[str]] = field(default_factory=dict)  # of the files, in messages
 
     def check(self, split: str, file: int, start: int, tokens: np.ndarray) -> None:
-        """A ConfigError if one of these tokens, which are read from `start` on, is not in the
+        """Raises ConfigError if one of these tokens, read from position `start` on, is not in the
         vocabulary.
         """
         wrong = np.flatnonzero(tokens.view(np.uint32) >= self.vocab_size)
@@ -68,17 +67,19 @@ class Corpus:
 def open_corpus(
     key: str, folder: Path, vocab_size: int | None = None, begin: int | None = None
 ) -> Corpus:
-    """Map all shards of a folder; `vocab_size` and `begin` stand in for what dataset.json does not
-    say, or says less of.
+    """Opens all files of a folder, memory-mapped. `begin` takes precedence over dataset.json, and
+    of two vocabulary sizes the larger one counts.
     """
     if not os.path.isdir(folder):
         raise ConfigError(
             f"{key}: no such folder; build one with python -m data.build.tokens --output-dir"
             f" {folder}"
         )
-    said = _read_json(key, folder / "dataset.json")
+    described = _read_json(key, folder / "dataset.json")
     paths = _find(key, folder)
-    size = vocab_size if said.vocab_size is None else max(vocab_size or 0, said.vocab_size)
+    size = (
+        vocab_size if described.vocab_size is None else max(vocab_size or 0, described.vocab_size)
+    )
     if size is None:
         raise ConfigError(
             f"{key}: no dataset.json there tells how many token ids there are; add data.vocab_size,"
@@ -86,13 +87,13 @@ def open_corpus(
         )
     files = {
         split: [
-            _open(key, path, path.relative_to(folder).as_posix(), said.files)
+            _open(key, path, path.relative_to(folder).as_posix(), described.files)
             for path in paths[split]
         ]
         for split in SPLITS
     }
     if lost := sorted(
-        said.files.keys()
+        described.files.keys()
         - {path.relative_to(folder).as_posix() for split in paths.values() for path in split}
     ):
         raise ConfigError(
@@ -106,7 +107,7 @@ def open_corpus(
         raise ConfigError(
             f"{key}: some files hold uint16 and some uint32; build all of them with one vocabulary"
         )
-    begin = said.begin if begin is None else begin
+    begin = described.begin if begin is None else begin
     if begin is not None and begin >= size:
         raise ConfigError(f"{key}: begin_token={begin} is not below vocab_size={size}; correct it")
     digest = hashlib.sha256()
@@ -122,15 +123,17 @@ def open_corpus(
                         " the right vocabulary"
                     )
                 digest.update(block.data)
-    tokenizer = load(key, said.tokenizer, folder) if said.tokenizer else None
+    tokenizer = load(key, described.tokenizer, folder) if described.tokenizer else None
     token_bytes = (
-        (*said.token_bytes, *[0] * (size - len(said.token_bytes))) if said.token_bytes else ()
+        (*described.token_bytes, *[0] * (size - len(described.token_bytes)))
+        if described.token_bytes
+        else ()
     )
     return Corpus(
         key,
         files,
         size,
-        said.fingerprint or f"sampled-{digest.hexdigest()}",
+        described.fingerprint or f"sampled-{digest.hexdigest()}",
         begin,
         tokenizer,
         token_bytes,
@@ -145,7 +148,7 @@ def bin_header(tokens: int, dtype: Any) -> bytes:
 
 
 def _find(key: str, folder: Path) -> dict[str, list[Path]]:
-    """The files of each split, by name."""
+    """Returns the files of each split, in the order of their names."""
     paths: dict[str, list[Path]] = {split: [] for split in SPLITS}
     try:
         here = sorted(path for path in folder.iterdir() if path.suffix in (".npy", ".bin"))
@@ -174,7 +177,7 @@ def _find(key: str, folder: Path) -> dict[str, list[Path]]:
 
 
 def _open(key: str, path: Path, name: str, listed: Mapping[str, int]) -> np.ndarray:
-    """One file, mapped."""
+    """Opens one file, memory-mapped."""
     try:
         array = open_array(path, 1) if path.suffix == ".npy" else _open_bin(path)
         if array.dtype not in VERSIONS.values():
@@ -210,8 +213,8 @@ def _open_bin(path: Path) -> np.ndarray:
 
 
 def _sample(path: Path, array: np.ndarray, files: int) -> Iterator[np.ndarray]:
-    """Blocks at even distances, the first and the last among them; read, not mapped, which would
-    bring in much more around them.
+    """Yields blocks at even distances, with the first and the last. They are read, because a
+    mapping would load much more around them.
     """
     blocks = -(-len(array) // BLOCK)
     chosen = np.unique(
@@ -228,7 +231,7 @@ def _sample(path: Path, array: np.ndarray, files: int) -> Iterator[np.ndarray]:
 
 
 @dataclass(frozen=True)
-class _Said:
+class _Description:
     """The contents of dataset.json."""
 
     vocab_size: int | None = None
@@ -239,9 +242,9 @@ class _Said:
     files: Mapping[str, int] = field(default_factory=dict)
 
 
-def _read_json(key: str, path: Path) -> _Said:
+def _read_json(key: str, path: Path) -> _Description:
     if not os.path.lexists(path):
-        return _Said()
+        return _Description()
     try:
         content = json.loads(read_bytes(path, LARGEST_JSON))
         if not isinstance(content, dict):
@@ -275,7 +278,9 @@ def _read_json(key: str, path: Path) -> _Said:
         raise ConfigError(
             f"{key}: dataset.json {brief(error)}; correct it, or build the dataset again"
         ) from None
-    return _Said(size, tokenizer, begin, tuple(sizes), content.get("fingerprint") or "", files)
+    return _Description(
+        size, tokenizer, begin, tuple(sizes), content.get("fingerprint") or "", files
+    )
 
 
 def _whole(content: Mapping[str, Any], name: str, least: int, most: int) -> int | None:

@@ -34,8 +34,8 @@ from data.source import (
 from utils.errors import ConfigError
 from utils.measure.report import Evaluator
 
-SEQUENCES = 64  # in an update, where nothing is said
-DRAWN = 1 << 12  # windows drawn together: few alone take as long as some thousand
+SEQUENCES = 64  # in an update, unless the configuration says otherwise
+DRAWN = 1 << 12  # windows drawn together: a few take as long as some thousand
 
 
 class TokenSource(Source):
@@ -85,7 +85,7 @@ class TokenSource(Source):
         )
         self._until = steps, run.eval_every_steps
         self._together = max(1, DRAWN // self._batch)  # steps whose windows are drawn together
-        # the last ones, and the corpora and windows of their rows
+        # the last ones drawn, and the corpora and windows of their rows
         self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
         self._tokenizer = first.tokenizer
         self._eval_sets: dict[str, EvalSet] = {}
@@ -100,8 +100,8 @@ class TokenSource(Source):
         self._eval_sets |= choice_sets(choices, first.where, first.tokenizer, seq_len)
         if prompt is not None and first.tokenizer is None:
             raise ConfigError(
-                f"data.prompt={prompt}: {first.where}: no tokenizer stands in dataset.json; name"
-                " one there, or build again"
+                f"data.prompt={prompt}: {first.where}: dataset.json names no tokenizer; add one,"
+                " or build again"
             )
         tokens = prompt_tokens(prompt, first.tokenizer, first.begin, first.files["val"], seq_len)
         if tokens is not None and max_new_tokens:
@@ -111,7 +111,7 @@ class TokenSource(Source):
         self.spec = Spec(
             vocab_size=first.vocab_size,
             seq_len=seq_len,
-            # cut otherwise, the same tokens are other data: 0.1 aligned windows with documents
+            # the same tokens cut differently are different data: 0.1 aligned windows with documents
             fingerprint="packed-" * documents
             + combined_fingerprint([corpus.fingerprint for corpus in corpora]),
             token_bytes=first.token_bytes,
@@ -127,7 +127,7 @@ class TokenSource(Source):
         return run_length(self._steps, self._batch, *self._until)
 
     def train_batch(self, step: int, shard: int) -> Arrays:
-        """The rows of one shard of one step."""
+        """Returns the rows of one shard of one step."""
         block, within = divmod(step, self._together)
         if self._drawn is None or self._drawn[0] != block:
             self._drawn = (
@@ -141,14 +141,16 @@ class TokenSource(Source):
         if len(self._windows) == 1:
             return self._windows[0].read(windows)
         batch: Arrays = {}
-        for number, of_corpus in enumerate(self._windows):
+        for number, corpus_windows in enumerate(self._windows):
             rows = np.flatnonzero(which == number)
-            for name, read in of_corpus.read(windows[rows]).items():
+            for name, read in corpus_windows.read(windows[rows]).items():
                 batch.setdefault(name, np.empty((len(which), self._length), np.int32))[rows] = read
         return batch
 
     def _epoch(self, corpora: Sequence[Corpus], interval: int | None) -> str:
-        """Says how many of the tokens that something follows are inputs within an epoch."""
+        """Returns a line on how many of the tokens an epoch visits. The last one of a file does not
+        count, as nothing follows it.
+        """
         tokens = sum(max(0, len(file) - 1) for corpus in corpora for file in corpus.files["train"])
         inputs = sum(windows.inputs for windows in self._windows)
         count = sum(windows.count for windows in self._windows)
@@ -156,17 +158,17 @@ class TokenSource(Source):
         # rounded down: 100 % means all
         shown = "100" if inputs == tokens else f"{math.floor(share * 100) / 100:.2f}"
         full = 100 * inputs / (count * self._length)
-        said = (
+        about = (
             f"an epoch has {count:,} windows, which visit {shown} % of {tokens:,} tokens and are"
             f" {full:.1f} % full"
         )
         if left := self._steps.left_out:
             of = "an epoch" if interval == 1 else f"{interval:,} epochs"
-            said += f"; {left:,} windows of {of} fill no update and are left out"
-        return said
+            about += f"; {left:,} windows of {of} fill no update and are left out"
+        return about
 
     def _draw(self, steps: range) -> tuple[np.ndarray, np.ndarray]:
-        """For each row of the global batches of these steps its corpus and its window."""
+        """Returns the corpus and the window of each row of these steps' global batches."""
         which, nth = self._mixture.visits(
             np.concatenate([np.arange(*self._steps.span(step)) for step in steps])
         )

@@ -1,5 +1,5 @@
-"""Windows of tokens in files: those that training visits, and held-out ones of which every token is
-predicted once.
+"""Windows of tokens in files: those of training, and held-out ones that predict every
+token once.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from utils.errors import ConfigError
 
 
 class Windows:
-    """Windows of L + 1 tokens, one behind the other, the last token of each the first of the next;
-    what is left in a file is dropped.
+    """Consecutive windows of L + 1 tokens; the last token of one is the first of the next. The rest
+    of a file is dropped.
     """
 
     def __init__(self, corpus: Corpus, seq_len: int) -> None:
@@ -38,7 +38,7 @@ class Windows:
         starts = (places * self._length).tolist()
         for row, (number, start) in enumerate(zip(file.tolist(), starts, strict=True)):
             out[row] = self._files[number][start : start + self._length + 1]
-        # only some blocks of a file are looked at when it is opened
+        # opening a file checks only some of its blocks
         if len(out) and out.view(np.uint32).max() >= self._corpus.vocab_size:
             for row, (number, start) in enumerate(zip(file.tolist(), starts, strict=True)):
                 self._corpus.check("train", number, start, out[row])
@@ -46,8 +46,8 @@ class Windows:
 
 
 def batch_of(tokens: np.ndarray, begin: int | None) -> Arrays:
-    """Inputs and labels of rows of L + 1 tokens; with `begin` also whose document each input
-    belongs to, within the row.
+    """Returns inputs and labels of rows of L + 1 tokens; with `begin`, the token that begins a
+    document, also the number of each input's document within its row.
     """
     inputs = tokens[:, :-1]
     batch = {"inputs": inputs, "labels": tokens[:, 1:]}
@@ -59,8 +59,8 @@ def batch_of(tokens: np.ndarray, begin: int | None) -> Arrays:
 
 
 class HeldOut:
-    """The first so many predictions of the held-out files: windows from file to file, each token
-    but a file's first predicted once.
+    """Windows of the held-out files: each token but a file's first is predicted once, and `most` of
+    them in all.
     """
 
     def __init__(

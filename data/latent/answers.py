@@ -1,4 +1,4 @@
-"""Compares answers of language models with the right ones: from latents, and from all baselines."""
+"""Scores the answers that language models give from latents, and from each baseline."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from utils.measure.png import panels
 from utils.measure.report import Prediction, Report
 
 FILE = "answers.json"
-MOST = 500  # earlier evaluations in the curve
+MOST = 500  # earlier evaluations in the curve, at most
 SHOWN = 5  # answers in the table
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 NAMES = {
@@ -44,7 +44,7 @@ LABEL, BYTES = 42, 7  # widths of columns
 
 
 class Answers:
-    """Exact match and F1 as SQuAD has them, for each model and each thing that it answers from."""
+    """SQuAD's exact match and F1, for each model and each input that it answers from."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Answers:
         return {name: torch.cat(pieces) for name, pieces in self._rows.items()}
 
     def recall(self, step: int, earlier: Callable[[str, int], Sequence[Path]]) -> None:
-        """How well they answered then."""
+        """Reads the scores of earlier evaluations, for the curve."""
         self._step = step
         for file in earlier(FILE, MOST):
             row, then = read_row(file), file.parents[1].name.removeprefix("step_")
@@ -137,8 +137,8 @@ class Answers:
         )
 
     def _headline(self, metrics: Mapping[str, float], way: str) -> str:
-        """Latents as they are sent beside the best text that a model can read of at most as many
-        bytes.
+        """Returns a line that compares latents, as they are sent, with the best readable text of at
+        most as many bytes.
         """
         size = metrics[f"bytes/{way}"]
         small = [each for each in READABLE if metrics[f"bytes/{each}"] <= size]
@@ -172,26 +172,28 @@ class Answers:
         return "\n".join(lines)
 
     def _some(self, rows: Mapping[str, Tensor], order: Tensor, way: str) -> str:
-        """A few questions with the answers from latents as they are sent."""
+        """Returns a few questions with the answers from latents, as they are sent."""
         lines = []
         for index in order[:SHOWN].tolist():
             example = self._examples[int(rows["index"][index])]
-            said = [
+            given = [
                 self.text(decode, rows[f"answer/{way}/{number}"][index].tolist())
                 for number, decode in enumerate(self._decode)
             ]
-            lines.append(f"\n{example.question} {example.answers[0]}; answered: {', '.join(said)}")
+            lines.append(f"\n{example.question} {example.answers[0]}; answered: {', '.join(given)}")
         return shown("".join(lines))
 
     def _shown(self, rows: Mapping[str, Tensor], index: int) -> dict[str, Any]:
-        """A question with all answers to it, for the report page."""
+        """Returns a question with all answers to it, for the report page."""
         example = self._examples[int(rows["index"][index])]
         answers = []
         for column in self._columns:
             way, _, number = column.rpartition("/")
-            said = self.text(self._decode[int(number)], rows[f"answer/{column}"][index].tolist())
+            given = self.text(self._decode[int(number)], rows[f"answer/{column}"][index].tolist())
             right = bool(rows[f"exact/{column}"][index])
-            answers.append({"from": NAMES[way], "model": int(number), "said": said, "right": right})
+            answers.append(
+                {"from": NAMES[way], "model": int(number), "said": given, "right": right}
+            )
         return {
             "context": shorten(example.context),
             "question": example.question,
@@ -238,16 +240,14 @@ class Answers:
         )
 
 
-def exact(said: str, right: Sequence[str]) -> float:
-    """Returns whether it is one of the right answers, but for case, punctuation, articles and
-    spaces.
-    """
-    return float(any(_plain(said) == _plain(answer) for answer in right))
+def exact(given: str, right: Sequence[str]) -> float:
+    """Returns 1 if the answer is right, ignoring case, punctuation, articles and spaces, else 0."""
+    return float(any(_plain(given) == _plain(answer) for answer in right))
 
 
-def f1(said: str, right: Sequence[str]) -> float:
+def f1(given: str, right: Sequence[str]) -> float:
     """Returns the F1 score of the words shared with the closest right answer."""
-    return max(_shared(_plain(said).split(), _plain(answer).split()) for answer in right)
+    return max(_shared(_plain(given).split(), _plain(answer).split()) for answer in right)
 
 
 def deflated_size(text: str) -> int:
@@ -260,8 +260,8 @@ def _plain(text: str) -> str:
     return " ".join(ARTICLES.sub(" ", letters).split())
 
 
-def _shared(said: Sequence[str], right: Sequence[str]) -> float:
-    if not said or not right:
-        return float(said == right)
-    both = (Counter(said) & Counter(right)).total()
-    return 2 * both / (len(said) + len(right))
+def _shared(given: Sequence[str], right: Sequence[str]) -> float:
+    if not given or not right:
+        return float(given == right)
+    both = (Counter(given) & Counter(right)).total()
+    return 2 * both / (len(given) + len(right))

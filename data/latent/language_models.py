@@ -17,7 +17,7 @@ from utils.files import read_text
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """The facts about one model that the data needs."""
+    """What the data needs to know about one model."""
 
     where: str  # for messages
     tokenizer: Tokenizer
@@ -53,8 +53,7 @@ def open_model(key: str, path: str) -> LanguageModel:
         tokenizer, seq_len, size = known, source.spec.seq_len, source.spec.vocab_size
     if tokenizer.begin is None:
         raise ConfigError(
-            f"{where}: its tokenizer has no token that stands before a text; give a model that"
-            " has one"
+            f"{where}: its tokenizer has no token that begins a text; give a model that has one"
         )
     return LanguageModel(where, tokenizer, tokenizer.begin, seq_len, size)
 

@@ -1,4 +1,4 @@
-"""Questions about texts, for language models that see of a text only what an encoder makes of it.
+"""Questions about texts, for language models that see only an encoder's latents of a text.
 
 The encoder gets a text's bytes; each model gets the question, and in evaluations the text, in
 tokens of its own.
@@ -33,9 +33,9 @@ def open_sets(
     skip: bool,
     all_words: bool = False,
 ) -> Sets:
-    """Examples with an answer, from files, from the hub, or made up.
+    """Returns the examples with an answer, from files, from the hub, or generated.
 
-    `all_words`: training stories hold the test stories' words, too.
+    With `all_words`, training stories use the test stories' words, too.
     """
     data_path = run.data_path
     if data_path is not None and hub is not None:
@@ -64,7 +64,7 @@ def open_sets(
     if not sets["train"]:
         if not run.eval_only:
             raise ConfigError(f"{where}: holds no question for training; add train.json")
-        sets["train"] = sets["test"]  # a first batch is wanted for its shapes
+        sets["train"] = sets["test"]  # only the shapes of a first batch are needed
     return sets
 
 
@@ -82,9 +82,7 @@ def with_answers(examples: Sequence[Example], skip: bool) -> list[Example]:
 
 
 class QASource(Source):
-    """Texts as bytes, and texts, questions and answers in the tokens of each model that is to
-    answer.
-    """
+    """Texts as bytes, and texts, questions and answers in the tokens of each answering model."""
 
     def __init__(
         self,
@@ -161,7 +159,7 @@ class QASource(Source):
         return run_length(self._steps, run.global_batch_size, run.max_steps, run.eval_every_steps)
 
     def train_batch(self, step: int, shard: int) -> Arrays:
-        """The rows of one shard of one step: texts, each with questions."""
+        """Returns the rows of one shard of one step: texts, each with its questions."""
         visits = shard_rows(self._order.visits(*self._steps.span(step)), shard, self._run.shards)
         return self._sets["train"].read_together(
             [self._rows[visit] for visit in visits], self._at_once

@@ -1,4 +1,4 @@
-"""Questions as arrays: a text's bytes, and all that models read in the tokens of each."""
+"""Converts questions to arrays: texts as bytes, and all that models read in their own tokens."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from data.source import Arrays
 from data.tokenizer import Tokenizer
 from utils.errors import ConfigError
 
-SIZE = "<size>"  # in what is said of something too long
+SIZE = "<size>"  # a placeholder in messages about something too long
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a model is shown a text, a question and an answer; an answer ends with what follows it
-    there.
+    """How a model is shown a text, a question and an answer. What follows `{answer}` in the form
+    ends an answer.
     """
 
     context: str
@@ -41,21 +41,21 @@ class Form:
 
     @property
     def end(self) -> str:
-        """The text that follows an answer."""
+        """The text that ends an answer."""
         return _unescaped(self.answer).partition("{answer}")[2]
 
     @property
     def around(self) -> tuple[str, str]:
-        """Returns the form's text before and after a context."""
-        before, _, behind = _unescaped(self.context).partition("{context}")
-        return before, behind
+        """The form's text before and after a context."""
+        before, _, after = _unescaped(self.context).partition("{context}")
+        return before, after
 
     def text(self, text: str) -> str:
-        """A text as models see it."""
+        """Returns a text as models see it."""
         return _unescaped(self.context).replace("{context}", text)
 
     def asked(self, example: Example) -> tuple[str, str]:
-        """A question, and the answer to be learnt."""
+        """Returns a question and the answer to learn, as models see them."""
         question = _unescaped(self.question).replace("{question}", example.question)
         return question, _unescaped(self.answer).replace("{answer}", example.answers[0])
 
@@ -77,36 +77,41 @@ class Tokens:
 
 
 class Cuts:
-    """Truncated texts as a model without an encoder would be shown them: what the form puts behind
-    a text stands behind the cut, too.
+    """Truncated texts as a model without an encoder reads them. What the form puts after a text
+    follows the cut, too.
     """
 
     def __init__(self, form: Form, tokenizer: Tokenizer) -> None:
         self._form, self._tokenizer = form, tokenizer
 
     def by_bytes(self, text: bytes, most: int) -> tuple[list[int], int]:
-        """The text's first bytes, and how many; a character is kept whole or not at all."""
-        whole, kept = self._shown(text), min(most, len(text))
+        """Returns the tokens of a text's first bytes, at most `most`, and how many bytes they are.
+
+        A character is kept whole or not at all.
+        """
+        uncut, kept = self._shown(text), min(most, len(text))
         while True:
             while 0 < kept < len(text) and text[kept] & 0xC0 == 0x80:  # within a character
                 kept -= 1
             tokens = self._shown(text[:kept])
-            # a word that is cut may take more tokens than all of it, and only the whole is sure
-            # to fit into the model
-            if len(tokens) <= len(whole) or not kept:
+            # a word that is cut may take more tokens than the whole word, and only the uncut text
+            # is sure to fit into the model
+            if len(tokens) <= len(uncut) or not kept:
                 return tokens, kept
             kept -= 1
 
     def by_tokens(self, text: bytes, most: int) -> tuple[list[int], int]:
-        """The first tokens of the text and what stands before it, and how many bytes of text."""
-        before, behind = self._form.around
+        """Returns the first `most` tokens of form and text, and how many of the text's bytes
+        they hold.
+        """
+        before, after = self._form.around
         tokens = self._encoded(before + _decoded(text))
         if len(tokens) <= most:
             return self._shown(text), len(text)
         kept = tokens[:most]
         size = sum(self._tokenizer.token_bytes[token] for token in kept)
         size -= len(before.encode(errors="surrogatepass"))
-        return kept + self._encoded(behind), min(max(size, 0), len(text))
+        return kept + self._encoded(after), min(max(size, 0), len(text))
 
     def _shown(self, text: bytes) -> list[int]:
         return self._encoded(self._form.text(_decoded(text)))
@@ -147,7 +152,7 @@ class Examples:
         self.longest_answer = max((tokens.answers.longest for tokens in self._tokens), default=0)
 
     def fit(self, limits: Limits) -> Examples:
-        """Leave out what does not fit, or refuse it; called once, before anything is read."""
+        """Leaves out examples that do not fit, or refuses them. Called once, before `read`."""
         self._limits = limits
         problems = self._problems()
         first = next((index for index, problem in enumerate(problems) if problem), None)
@@ -164,7 +169,7 @@ class Examples:
         return self
 
     def first(self, most: int | None) -> Examples:
-        """So many of them, at most."""
+        """Keeps at most the first `most` examples."""
         self._places, self.examples = self._places[:most], self.examples[:most]
         return self
 
@@ -172,8 +177,8 @@ class Examples:
         return len(self._places)
 
     def read(self, indices: np.ndarray) -> Arrays:
-        """These examples: the bytes of their texts, and for each model the tokens of texts,
-        questions and answers.
+        """Returns examples: the bytes of their texts, and the tokens of texts, questions and
+        answers for each model.
         """
         places = self._places[indices]
         texts = self._text_of[places]
@@ -185,7 +190,7 @@ class Examples:
         return arrays
 
     def together(self, most: int) -> list[np.ndarray]:
-        """Which examples are about the same text, in rows of so many at most."""
+        """Returns the indices of examples about the same text, in groups of at most `most`."""
         about: dict[int, list[int]] = {}
         for index, text in enumerate(self._text_of[self._places].tolist()):
             about.setdefault(text, []).append(index)
@@ -196,8 +201,8 @@ class Examples:
         ]
 
     def read_together(self, rows: Sequence[np.ndarray], most: int) -> Arrays:
-        """Texts, each with so many of its questions and answers, or what is empty in their
-        place.
+        """Returns a row for each group: its text, and its questions and answers, padded with EMPTY
+        to `most`.
         """
         arrays = self.read(np.concatenate(rows))
         firsts = np.cumsum([0, *(len(row) for row in rows[:-1])])
@@ -222,7 +227,7 @@ class Examples:
         return 1 + self._tokens[number].questions.longest + self._limits.answer_tokens
 
     def _problems(self) -> list[str]:
-        """Why each example does not fit, as a message; empty where it does."""
+        """Returns why each example does not fit, as a message, or an empty string if it does."""
         limits, problems = self._limits, [""] * len(self._text_of)
 
         def mark(sizes: np.ndarray, most: int, message: str) -> None:
@@ -253,7 +258,7 @@ class Examples:
 
 
 class WithOthers:
-    """The same set, each example with the text of the next one, which it is not about."""
+    """The same set; each example also has the text of the next one, as a wrong text."""
 
     def __init__(self, examples: Examples) -> None:
         self._examples = examples

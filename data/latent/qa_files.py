@@ -1,4 +1,4 @@
-"""Questions about texts, from files or the hub: SQuAD's layout, or one question in each row."""
+"""Reads questions about texts, from files or the hub, in SQuAD's layout or one in each row."""
 
 from __future__ import annotations
 
@@ -20,22 +20,20 @@ LAYOUT = 'SQuAD\'s layout, or rows of {"context": …, "question": …, "answer"
 
 @dataclass(frozen=True)
 class Example:
-    """A question about a text, and the answers that count as right, the first of which is
-    learnt.
-    """
+    """A question about a text, with the answers that count as right. Training uses the first."""
 
     context: str
     question: str
     answers: tuple[str, ...]
     where: str = ""  # for messages
-    bits: float = 0.0  # of information in the text, where that is known
+    bits: float = 0.0  # of information in the text, if that is known
 
 
 Sets = dict[str, list[Example]]
 
 
 def read_path(path: str) -> Sets:
-    """A folder with files for training and perhaps for testing, or one file for training."""
+    """Reads a folder with files for training and perhaps for testing, or one file for training."""
     if os.path.exists(path) and not os.path.isdir(path):
         return {"train": list(_read(Path(path))), "test": []}
     if not os.path.isdir(path):
@@ -66,7 +64,7 @@ def read_path(path: str) -> Sets:
 
 
 def read_hub(name: str) -> Sets:
-    """The rows of a dataset on the hub; what is held out is its split of validation."""
+    """Reads a dataset on the hub, whose `validation` split is the test set."""
     from datasets import load_dataset
 
     try:
@@ -74,7 +72,7 @@ def read_hub(name: str) -> Sets:
             "train": load_dataset(name, split="train"),
             "test": load_dataset(name, split="validation"),
         }
-    except Exception as error:  # whatever the hub's client raises, the user's way out is the same
+    except Exception as error:  # the hub's client raises many kinds of errors
         raise ConfigError(
             f"data.hub={name}: cannot be loaded ({brief(error)}); download it and give"
             " data_path=FOLDER"
@@ -87,8 +85,8 @@ def read_hub(name: str) -> Sets:
 
 
 def split(examples: Sequence[Example], held_out: float) -> Sets:
-    """Hold out texts by their content, so that no text is on both sides; of two texts or more,
-    at least one is on each side. One text alone is for training.
+    """Holds out texts by their content, so that no text is in both sets. If there are two texts or
+    more, each set gets one; a single text is for training.
     """
     sets: Sets = {"train": [], "test": []}
     places = {example.context: _place(example.context) for example in examples}
@@ -102,7 +100,7 @@ def split(examples: Sequence[Example], held_out: float) -> Sets:
 
 
 def _place(context: str) -> float:
-    """A number from 0 to 1 that looks random."""
+    """Returns a pseudo-random number from 0 to 1."""
     digest = hashlib.sha256(context.encode(errors="surrogatepass")).digest()
     return int.from_bytes(digest[:8]) / 2**64
 

@@ -1,5 +1,5 @@
-"""The same texts, questions and answers as plain text for a language model, all questions behind
-their text.
+"""The same texts, questions and answers as plain text for a language model: questions follow their
+text.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes
 from utils.errors import ConfigError
 
 BPE = "bpe:"
-BPE_LETTERS = 10_000_000  # of the text by which it is trained
-# Which pieces count, of a begin token, a text, and questions and answers by turns
+BPE_LETTERS = 10_000_000  # letters on which it is trained, at most
+# Which pieces are predicted: 0 is the begin token, 1 the text, then questions and answers in turns
 PREDICTED: dict[str, Callable[[int], bool]] = {
     "all": lambda number: True,
     "questions": lambda number: number >= 2,
@@ -59,7 +59,7 @@ class QAText(Source):
         check_encodes(f"data.tokenizer={tokenizer}", self.tokenizer, texts)
         if self.tokenizer.begin is None:
             raise ConfigError(
-                f"data.tokenizer={tokenizer}: has no token that stands before a text; give another"
+                f"data.tokenizer={tokenizer}: has no token that begins a text; give another"
             )
         self._sets = {
             name: Texts(some, shown, self.tokenizer, seq_len, skip, predict)
@@ -90,7 +90,7 @@ class QAText(Source):
         return run_length(self._steps, run.global_batch_size, run.max_steps, run.eval_every_steps)
 
     def train_batch(self, step: int, shard: int) -> Arrays:
-        """The rows of one shard of one step."""
+        """Returns the rows of one shard of one step."""
         return self._sets["train"].read(
             shard_rows(self._order.visits(*self._steps.span(step)), shard, self._run.shards)
         )
@@ -100,7 +100,7 @@ class QAText(Source):
 
 
 class Texts:
-    """A set of texts, read by index: tokens, and behind each the next one."""
+    """A set of texts, read by index as inputs and labels."""
 
     def __init__(
         self,
@@ -117,14 +117,14 @@ class Texts:
             about.setdefault(example.context, []).append(index)
         tokens = Tokens(examples, list(about), form, tokenizer)
         inputs, labels = [], []
-        longest, where = 0, ""  # of those that are too long
+        longest, where = 0, ""  # of the texts that are too long
         for text, members in enumerate(about.values()):
-            said = [
+            dialogue = [
                 piece
                 for index in members
                 for piece in (tokens.questions.row(index), tokens.answers.row(index))
             ]
-            pieces = [np.array([tokenizer.begin], np.int32), tokens.contexts.row(text), *said]
+            pieces = [np.array([tokenizer.begin], np.int32), tokens.contexts.row(text), *dialogue]
             row = np.concatenate(pieces)
             if len(row) <= seq_len + 1:
                 counted = [PREDICTED[predict](number) for number in range(len(pieces))]
@@ -165,9 +165,7 @@ class Texts:
 
 
 def _tokenizer(name: str, texts: Sequence[str]) -> Tokenizer:
-    """`bytes`, a file, or a BPE of so many tokens made from these texts, the same whenever it is
-    made.
-    """
+    """Opens `bytes` or a file, or trains a BPE on these texts, which is the same every time."""
     if name == "bytes":
         return Bytes()
     if not name.startswith(BPE):

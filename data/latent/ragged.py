@@ -1,4 +1,4 @@
-"""Rows of different lengths in one array, read as rows of one length."""
+"""Stores rows of different lengths in one array, and reads them padded to one length."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-EMPTY = -1  # where a row has come to its end
+EMPTY = -1  # beyond a row's end
 
 
 class Ragged:
@@ -26,17 +26,17 @@ class Ragged:
         return len(self._starts) - 1
 
     def row(self, index: int) -> np.ndarray:
-        """One of them, as long as it is."""
+        """Returns one row, without padding."""
         return self._values[self._starts[index] : self._starts[index + 1]]
 
     def read(self, indices: np.ndarray, width: int) -> np.ndarray:
-        """These rows, each `width` long; behind its end is EMPTY."""
+        """Returns these rows, each cut or padded with EMPTY to `width`."""
         starts, stops = self._starts[indices, None], self._starts[indices + 1, None]
-        places = starts + np.arange(width)
-        inside = places < stops
+        positions = starts + np.arange(width)
+        inside = positions < stops
         values = (
-            self._values[np.where(inside, places, 0)]
+            self._values[np.where(inside, positions, 0)]
             if len(self._values)
-            else np.zeros_like(places)
+            else np.zeros_like(positions)
         )
         return np.where(inside, values, EMPTY).astype(np.int32)

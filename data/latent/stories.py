@@ -1,5 +1,5 @@
-"""Made-up texts that say who has what, and questions about them: keys and values that are held out
-never occur in training.
+"""Generates texts of keys and values, and questions about them. Held-out keys and values never
+occur in training.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WHAT = "cupboard"
 KEYS = tuple(a + b for a in LETTERS for b in LETTERS)
 VALUES = tuple(f"{number:02}" for number in range(100))
-HELD_OUT = 5  # every fifth
+HELD_OUT = 5  # one word in five
 
 
 def make_stories(
     seed: int, train: int, test: int, facts: int, least: int | None = None, all_words: bool = False
 ) -> Sets:
-    """So many texts of so many facts each, in training of `least` to so many, with a question about
-    every fact; of a test text about one.
+    """Generates `train` and `test` texts of `facts` facts each; with `least`, training texts have
+    `least` to `facts`. A training text has a question about every fact, a test text about one.
 
-    No value occurs twice in a text if there are as many values as facts. `all_words`: in training,
-    too, as a language model knows all words of its language.
+    No value occurs twice in a text if there are enough values. With `all_words`, held-out words
+    occur in training, too, as a language model knows all words of its language.
     """
     sets: Sets = {}
     for name, count in (("train", train), ("test", test)):
@@ -72,8 +72,8 @@ def make_stories(
 
 
 def information(facts: int, twice: bool = False) -> float:
-    """The bits that tell one text from all others of so many facts, of all keys and values, if a
-    value may occur `twice` or not.
+    """Returns the bits that tell a text from all others of as many facts. With `twice`, a value may
+    occur more than once.
     """
     keys = sum(math.log2(len(KEYS) - fact) for fact in range(facts))
     return keys + sum(math.log2(len(VALUES) - (0 if twice else fact)) for fact in range(facts))

@@ -1,4 +1,4 @@
-"""What evaluations find out about components: how often each is needed, and by what."""
+"""Measures in evaluations how often each component is needed, and by which inputs."""
 
 # B batch, L positions, N rows, C components of a matrix, K of all matrices, T of the inputs that
 # need a component most, X places of a context
@@ -27,12 +27,12 @@ PAGE = "components.html"
 TOP, BINS = 8, 20
 SHOWN = 8  # components of a matrix in the report page's table
 BEFORE, AFTER = 10, 4  # tokens of a context besides the one that needs the component
-MOST_CONTEXTS = 100_000  # components, of more of which contexts would take too much memory
+MOST_CONTEXTS = 100_000  # components; contexts of more would take too much memory
 TEXTS, IN_TABLES = 4, 20  # attributions: texts, and components of a matrix
 MOST_MASKS = 1 << 26  # of components at all positions of these texts
 IN_TABLE = 3  # contexts of a component
-LIVE_SHARE = 1e-3  # of rows, in which a component must be needed to be one of the living
-MOST = 1000  # evaluations before
+LIVE_SHARE = 1e-3  # the share of rows that must need a component for it to count as live
+MOST = 1000  # earlier evaluations that are read
 
 
 class Anatomy:
@@ -67,8 +67,8 @@ class Anatomy:
         places = counted.nonzero()
         if not len(places):
             return
-        # matrix by matrix: of large nets, numbers of all components at once would take more memory
-        # than the net
+        # matrix by matrix: in large nets, the gates of all components at once would take more
+        # memory than the net
         pieces = [
             _measured(gates[..., columns], live[..., columns], what_BL, where, places, self._around)
             for columns in self._columns
@@ -107,15 +107,15 @@ class Anatomy:
 
     @property
     def _around(self) -> tuple[int, int]:
-        """How many places before and after a token belong to its context."""
+        """How many positions before and after a token belong to its context."""
         return self._before, self._after
 
     def rows(self) -> dict[str, Tensor]:
-        """One for each component: what this rank has seen of it."""
+        """Returns a row for each component: what this rank has seen of it."""
         return self._totals
 
     def recall(self, step: int, earlier: Callable[[str, int], Sequence[Path]]) -> None:
-        """How many were alive then."""
+        """Reads how many components were live in earlier evaluations."""
         self._step = step
         for file in earlier(MATRICES, MOST):
             row, then = read_row(file), file.parents[1].name.removeprefix("step_")
@@ -171,8 +171,8 @@ class Anatomy:
         )
 
     def _table(self, totals: Mapping[str, Tensor], share_K: Tensor) -> str:
-        """A line for each component: how often it is needed, and by what most; nothing of those
-        that no input needs.
+        """Returns a line for each component: how often it is needed, and by which inputs most. A
+        dead one has no inputs.
         """
         token = self._kind == "token"
         head = ["matrix", "component", "live", "mean gate", f"top {self._kind}s"]
@@ -187,7 +187,7 @@ class Anatomy:
         return "\n".join(lines) + "\n"
 
     def _top(self, totals: Mapping[str, Tensor], k: int) -> list[tuple[str, float]]:
-        """The inputs that need a component most, each with its highest gate; none if it is dead."""
+        """Returns the inputs that need a component most, with their highest gates; none if dead."""
         if not totals["live"][k]:
             return []
         top: dict[str, float] = {}
@@ -199,7 +199,7 @@ class Anatomy:
         return list(top.items())
 
     def _contexts(self, totals: Mapping[str, Tensor], k: int) -> str:
-        """The contexts that need a component most, as JSON strings with the token in [[ ]]."""
+        """Returns the contexts that need a component most, as JSON, with the token in [[ ]]."""
         if not totals["live"][k]:
             return ""
         written, at = [], self._before
@@ -212,7 +212,7 @@ class Anatomy:
         return ", ".join(written[:IN_TABLE])
 
     def _most_needed(self, totals: Mapping[str, Tensor], share_K: Tensor) -> list[list[Any]]:
-        """The most needed components of each matrix, as rows of the report page's table."""
+        """Returns the most needed components of each matrix, as rows for the report page."""
         rows: list[list[Any]] = []
         for name, columns in zip(self._names, self._columns, strict=True):
             order = share_K[columns].argsort(descending=True, stable=True)[:SHOWN]
@@ -224,7 +224,7 @@ class Anatomy:
         return [row for row in rows if row[2] >= LIVE_SHARE]
 
     def _page(self, totals: Mapping[str, Tensor], share_K: Tensor) -> str:
-        """components.html."""
+        """Returns components.html."""
         matrices = []
         for name, columns in zip(self._names, self._columns, strict=True):
             order = share_K[columns].argsort(descending=True, stable=True)
@@ -247,7 +247,7 @@ class Anatomy:
     def _component(
         self, totals: Mapping[str, Tensor], k: int, number: int, share: float
     ) -> dict[str, Any]:
-        """A component as the page shows it."""
+        """Returns what the page shows of a component."""
         contexts = []
         of_component = (totals[name][k].tolist() for name in ("value", "around", "gates_around"))
         for value, tokens, gates in zip(*of_component, strict=True):
@@ -261,7 +261,7 @@ class Anatomy:
                         "gates": [gates[place] for place in there],
                     }
                 )
-        if self._kind == "feature":  # of each feature the highest gate
+        if self._kind == "feature":  # keeps the highest gate of each feature
             contexts = list({each["tokens"][0]: each for each in reversed(contexts)}.values())[::-1]
         return {
             "number": number,
@@ -273,7 +273,7 @@ class Anatomy:
         }
 
     def _text(self, tokens: list[int]) -> str:
-        """Tokens as text, or the number of a feature."""
+        """Returns tokens as text, or the number of a feature."""
         if self._decode is None or not tokens:
             return " ".join(map(str, tokens))
         return self._decode(tokens)
@@ -287,12 +287,12 @@ class Anatomy:
 
 
 def _norms(V: Tensor, U: Tensor) -> Tensor:
-    """The norm of each component: of the outer product of its factors."""
+    """Returns the norm of each component, the outer product of its factors."""
     return (V.detach().norm(dim=0) * U.detach().norm(dim=1)).cpu()
 
 
 def _used(around: Tensor) -> list[int]:
-    """The tokens that contexts have."""
+    """Returns the tokens that occur in contexts."""
     return [token for token in around.unique().tolist() if token >= 0]
 
 
@@ -304,13 +304,13 @@ def _measured(
     places_N2: Tensor,
     around: tuple[int, int],
 ) -> dict[str, Tensor]:
-    """Statistics of each component of a matrix over these places: example, position."""
+    """Returns statistics of each component of a matrix over these places (example, position)."""
     example_N, position_N = places_N2.unbind(1)
     gates_NC, live_NC = gates_BLC[example_N, position_N], live_BLC[example_N, position_N]
     bins_NC = (gates_NC.float() * BINS).long().clamp_(max=BINS - 1) + BINS * torch.arange(
         gates_NC.shape[1], device=gates_NC.device
     )
-    # of equals the first, as in `_merged`
+    # among equal gates the first, as in `_merged`
     ordered_NC = gates_NC.float().sort(dim=0, descending=True, stable=True)
     values_CT, rows_CT = ordered_NC.values[:TOP].t(), ordered_NC.indices[:TOP].t()
     missing = TOP - values_CT.shape[1]
@@ -340,8 +340,8 @@ def _contexts_of(
     position_CT: Tensor,
     around: tuple[int, int],
 ) -> tuple[Tensor, Tensor]:
-    """The tokens around each place, -1 beyond a text's ends, and the component's gates there in
-    hundredths.
+    """Returns the tokens around each place, -1 beyond a text's ends, and the component's gates
+    there in hundredths.
     """
     offsets_X = torch.arange(-around[0], around[1] + 1, device=what_BL.device)
     places_CTX = position_CT.unsqueeze(-1) + offsets_X
@@ -354,8 +354,8 @@ def _contexts_of(
 
 
 def _merged(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The statistics of several ranks' rows as one: the top examples of all, in an order that does
-    not depend on how rows were dealt to ranks.
+    """Merges the statistics of several ranks. The order of the top examples does not depend on how
+    rows were distributed over ranks.
     """
     sums = {
         name: torch.stack([part[name] for part in parts]).sum(0)

@@ -1,5 +1,5 @@
 """Writes checkpoints in the background: training waits for a copy in memory, never for the disk.
-Each rank copies and writes its part alone.
+Each rank copies and writes its own part.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from utils.errors import ConfigError, brief
 from utils.ranks.distributed import Dist
 
 POLL_S = 0.02
-FILE_BYTES = 2 << 30  # of a file, nearly: no row is cut
+FILE_BYTES = 2 << 30  # the most in a file, approximately, because no row is cut
 DISK_LAG_S = 20.0  # how long a network disk may take to show one host what another wrote
 Files = dict[str, dict[str, int | str]]
 
@@ -50,7 +50,7 @@ class _Save:
 class Writer:
     """Created on all ranks together; all call `save` at the same steps.
 
-    Rank 0 calls `say`, also from its thread.
+    Only rank 0 calls `say`, also from its thread.
     """
 
     def __init__(
@@ -61,10 +61,12 @@ class Writer:
         keep: int | None = 2,
         published: Callable[[Path], None] = lambda folder: None,
     ) -> None:
-        """`published` hears on rank 0 of every checkpoint that is whole, in the writer's thread."""
+        """`published` is called on rank 0 with every complete checkpoint, in the
+        writer's thread.
+        """
         assert keep is None or keep >= 1, keep
         self.failures = 0  # in a row
-        self.best_failed = False  # whether the last save of a best did not come to be
+        self.best_failed = False  # whether the last save with `best` failed
         self._directory, self._dist, self._say = directory, dist, say
         self._published = published
         self._retention = Retention(directory, keep, say)
@@ -76,18 +78,18 @@ class Writer:
         with dist.agreed():
             if dist.is_main:
                 self._retention.tidy()
-        # Ranks come here after the tidying, and a rank that an earlier crash left behind does not
-        # know this name.
+        # Ranks arrive here after the tidying. A rank left over from an earlier crash does not know
+        # this token.
         self._token = uuid.uuid4().hex[:8]
         self._refuse_unshared()
 
     def _refuse_unshared(self) -> None:
-        """Every rank must see what rank 0 writes, or no checkpoint would ever be whole. Rank 0's
-        token becomes that of all.
+        """Raises ConfigError if a rank cannot see what rank 0 writes: no checkpoint would ever be
+        complete. Also makes rank 0's token that of all ranks.
         """
         dist = self._dist
         if dist.is_main and dist.world_size > 1:
-            with contextlib.suppress(OSError):  # of a full disk the first save will tell
+            with contextlib.suppress(OSError):  # the first save reports a full disk
                 self._mark.touch()
         self._token, marked = dist.broadcast_text(f"{self._token} {self._mark.exists()}").split()
         seen = marked == "False" or _until(self._mark.exists, lambda: DISK_LAG_S)
@@ -115,8 +117,8 @@ class Writer:
         """Copies this rank's part of the tensors and returns; a thread writes it after the previous
         save.
 
-        Tensors in `groups` are those of every rank, and dealt out; slices, and all in `shards`, are
-        this rank's own. Of `meta` and `best`, rank 0's count.
+        Tensors in `groups` are the same on every rank, and each rank writes a part of them. Slices,
+        and all of `shards`, are this rank's own. `meta` and `best` count on rank 0.
         """
         self._join()
         started = time.perf_counter()
@@ -127,16 +129,14 @@ class Writer:
         wanted = self._files_of(groups)
         if shards:
             first, last = min(shards), max(shards)
-            assert sorted(shards) == list(range(first, last + 1)), (
-                "a rank's shards stand side by side"
-            )
+            assert sorted(shards) == list(range(first, last + 1)), "a rank's shards are consecutive"
             wanted[f"shards.{first}-{last}"] = {
                 f"{shard}/{name}": Slice.whole(t)
                 for shard in shards
                 for name, t in shards[shard].items()
             }
-        stated = {**meta, "step": step, "groups": sorted(groups), "ranks": self._dist.world_size}
-        text = json.dumps(stated, indent=1) + "\n" if self._dist.is_main else ""
+        full_meta = {**meta, "step": step, "groups": sorted(groups), "ranks": self._dist.world_size}
+        text = json.dumps(full_meta, indent=1) + "\n" if self._dist.is_main else ""
         aside = self._directory / f".step_{step}.writing-{self._token}-{self._serial}"
         save = _Save(step, self._serial, aside, self._snapshot(wanted), text, best)
         self._thread = threading.Thread(target=self._run, args=(save,), name=f"save-step-{step}")
@@ -144,14 +144,14 @@ class Writer:
         self._stall_s += time.perf_counter() - started
 
     def wait(self) -> str:
-        """Waits until no save is in progress; returns why the last one failed, or empty. The same
-        on all ranks.
+        """Waits until no save is in progress. Returns why the last one failed, or an empty string;
+        the same on all ranks.
         """
         self._join()
         return self._outcome
 
     def take_stall_s(self) -> float:
-        """Seconds for which callers have waited since the last call."""
+        """Returns the seconds for which callers have waited since the last call."""
         taken, self._stall_s = self._stall_s, 0.0
         return taken
 
@@ -170,7 +170,7 @@ class Writer:
     def _files_of(
         self, groups: Mapping[str, Mapping[str, Tensor | Slice]]
     ) -> dict[str, dict[str, Slice]]:
-        """Returns what this rank writes, by the names of its files."""
+        """Returns the slices that this rank writes, by file."""
         rank, ranks = self._dist.rank, self._dist.world_size
         shared = {
             f"{group}/{name}": Slice.whole(tensor)
@@ -192,8 +192,8 @@ class Writer:
         return files
 
     def _snapshot(self, files: Mapping[str, Mapping[str, Slice]]) -> dict[str, dict[str, Slice]]:
-        """Copies into CPU memory that is reused from save to save: fresh pages cost more than
-        copying.
+        """Copies into CPU memory that is reused from save to save, because fresh pages cost more
+        than the copy.
         """
         buffers: dict[str, Tensor] = {}
         devices: set[torch.device] = set()
@@ -221,7 +221,7 @@ class Writer:
         return copied
 
     def _run(self, save: _Save) -> None:
-        """The thread of one save. No error in it may reach training."""
+        """Runs one save in its thread. No error in it may reach training."""
         files: Files = {}
         problem = ""
         try:
@@ -235,7 +235,7 @@ class Writer:
                 else self._follow(save, files, problem)
             )
         except Exception as error:
-            problem = problem or brief(error)  # the store went with the rank that hosts it
+            problem = problem or brief(error)  # the rank that hosts the store has gone
         self.failures = self.failures + 1 if problem else 0
         if save.best:
             self.best_failed = bool(problem)
@@ -246,10 +246,10 @@ class Writer:
         self._store.set(self._key(save.serial, self._dist.rank), json.dumps([files, problem]))
         outcome = self._receive(self._key(save.serial))
         if outcome is None:
-            # it may be writing yet: the folder stays
+            # rank 0 may still be writing, so the folder stays
             return f"rank 0: nothing heard from it for {self._patience_s:g} s"
         if outcome:
-            # rank 0 cannot see it where the disk turns out not to be shared
+            # rank 0 cannot remove it if the disk is not shared
             shutil.rmtree(save.aside, ignore_errors=True)
         return outcome
 
@@ -275,7 +275,7 @@ class Writer:
                 outcome = f"rank 0: {brief(error)}"
         if not outcome:
             self._retention.retire(save.step)
-            with contextlib.suppress(Exception):  # a record of it, which no checkpoint depends on
+            with contextlib.suppress(Exception):  # no checkpoint depends on it
                 self._published(self._directory / f"step_{save.step}")
         else:
             shutil.rmtree(save.aside, ignore_errors=True)
@@ -288,15 +288,15 @@ class Writer:
         if self._dist.world_size > 1:
             self._store.set(self._key(save.serial), outcome)
             if not failed:
-                # whoever takes part in this save has read how the last one went
+                # every rank in this save has read how the last one ended
                 self._store.delete_key(self._key(save.serial - 1))
         return outcome
 
     def _receive(self, key: str) -> str | None:
-        """Returns what another rank sent under this key; None if it takes too long."""
+        """Returns what another rank sent under this key, or None if that takes too long."""
         # Polled, because a blocking get would keep the store from everyone else in this process.
-        heard = _until(lambda: self._store.check([key]), lambda: self._patience_s)
-        return self._store.get(key).decode() if heard else None
+        arrived = _until(lambda: self._store.check([key]), lambda: self._patience_s)
+        return self._store.get(key).decode() if arrived else None
 
     @property
     def _store(self) -> c10d.Store:
@@ -319,8 +319,8 @@ def _write(aside: Path, files: Mapping[str, Mapping[str, Slice]]) -> Files:
 
 
 def _make(aside: Path) -> None:
-    """Makes the folder alone: a deleted run directory must not come back with a single checkpoint
-    in it.
+    """Makes the folder, but not the one around it: a deleted run directory must not come back with
+    a single checkpoint in it.
     """
     if not aside.parent.is_dir():
         raise OSError(f"{aside.parent} is not there: deleted, or moved away")
@@ -328,7 +328,7 @@ def _make(aside: Path) -> None:
 
 
 def _finish(save: _Save, files: Files) -> None:
-    """Adds meta.json and the manifest once the pieces of all ranks are there."""
+    """Adds meta.json and the manifest, once the files of all ranks have arrived."""
 
     def unseen() -> list[str]:
         there = {name: save.aside / name for name in files}
@@ -352,7 +352,9 @@ def _finish(save: _Save, files: Files) -> None:
 
 
 def _until(true: Callable[[], bool], patience_s: Callable[[], float]) -> bool:
-    """Returns whether a condition becomes true within a time, which may change meanwhile."""
+    """Waits for a condition, at most `patience_s()`, which may change meanwhile. Returns whether it
+    came true.
+    """
     started = time.monotonic()
     while not true():
         if time.monotonic() - started > patience_s():
@@ -362,14 +364,14 @@ def _until(true: Callable[[], bool], patience_s: Callable[[], float]) -> bool:
 
 
 def _publish(save: _Save, directory: Path, retention: Retention) -> None:
-    """Renames the folder and points to it; a crash anywhere leaves a whole checkpoint."""
+    """Renames the folder and points to it. A crash at any point leaves a complete checkpoint."""
     final = directory / f"step_{save.step}"
     pointers = ["latest", "best"] if save.best else ["latest"]
     for name in pointers:  # before any renaming, because a full disk refuses even these few bytes
         _write_text(directory / f".{name}.writing", f"{final.name}\n")
     if final.is_dir() or final.is_symlink():
         remove(aside_of(final))
-        # a folder cannot be renamed over a full one; until the next line readers look here
+        # a folder cannot be renamed over a full one; until it is replaced, readers look aside
         final.rename(aside_of(final))
     retention.make_way(final)
     save.aside.rename(final)

@@ -290,7 +290,7 @@ def test_documents_with_a_token_beyond_the_vocabulary_end_the_run(tmp_path: Path
 ROWS = [
     (
         ["data.prompt=x"],
-        "data.prompt=x: data_path={corpus}: no tokenizer stands in dataset.json",
+        "data.prompt=x: data_path={corpus}: dataset.json names no tokenizer",
         1,
     ),
     (
