@@ -73,11 +73,11 @@ class Gated(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
         x, opened = ctx.saved_tensors
         gate, up = x.chunk(2, dim=-1)
-        whole = torch.empty_like(x)
-        of_gate, of_up = whole.chunk(2, dim=-1)
+        grad_x = torch.empty_like(x)
+        of_gate, of_up = grad_x.chunk(2, dim=-1)
         torch.mul(grad, opened, out=of_up)
         torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=of_gate)
-        return whole
+        return grad_x
 
 
 class Heads(torch.autograd.Function):
@@ -120,8 +120,8 @@ class Heads(torch.autograd.Function):
         ctx: Any, of_query: Tensor, of_key: Tensor, of_value: Tensor
     ) -> Grads:
         (cos_K, sin_K, *saved), (shape, both) = ctx.saved_tensors, ctx.sizes
-        whole = of_value.new_empty(shape)
-        whole[:, :, both:].copy_(of_value.transpose(1, 2))
+        grad_x = of_value.new_empty(shape)
+        grad_x[:, :, both:].copy_(of_value.transpose(1, 2))
         grad = torch.cat((of_query.transpose(1, 2), of_key.transpose(1, 2)), dim=2)
         half = grad.dtype.itemsize == 2
         if half:
@@ -129,12 +129,12 @@ class Heads(torch.autograd.Function):
         if saved:
             grad = _halves_unnormed(grad, *saved) if half else _unnormed(grad, *saved)
         if cos_K is None or sin_K is None:
-            whole[:, :, :both].copy_(grad)
+            grad_x[:, :, :both].copy_(grad)
         elif half:
-            whole[:, :, :both].copy_(_turned(grad, cos_K, sin_K, -1))
+            grad_x[:, :, :both].copy_(_turned(grad, cos_K, sin_K, -1))
         else:
-            _turned(grad, cos_K, sin_K, -1, whole[:, :, :both])
-        return whole, None, None, None, None
+            _turned(grad, cos_K, sin_K, -1, grad_x[:, :, :both])
+        return grad_x, None, None, None, None
 
 
 def _unnormed(grad: Tensor, x: Tensor, scale: Tensor, beside: Tensor | None = None) -> Tensor:
@@ -144,10 +144,10 @@ def _unnormed(grad: Tensor, x: Tensor, scale: Tensor, beside: Tensor | None = No
     product = grad * x
     along = product.sum(-1, keepdim=True)
     share = along.mul_(-0.5).mul_(scale.pow(3)).div_(x.shape[-1]).mul_(2)
-    whole = torch.mul(grad, scale)
+    grad_x = torch.mul(grad, scale)
     if beside is not None:
-        whole.add_(beside)
-    return whole.add_(torch.mul(x, share, out=product))
+        grad_x.add_(beside)
+    return grad_x.add_(torch.mul(x, share, out=product))
 
 
 def _halves_unnormed(grad: Tensor, y: Tensor, scale: Tensor) -> Tensor:

@@ -249,12 +249,12 @@ def arch_in(folder: Path) -> dict[str, Any]:
     try:
         return arch_of(json.loads(read_text(folder / "config.json")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        said = (
+        reason = (
             str(error)
             if isinstance(error, ConfigError)
             else f"config.json cannot be read ({brief(error)}); give a folder with a Llama model"
         )
-        raise ConfigError(f"{folder}: {said}") from None
+        raise ConfigError(f"{folder}: {reason}") from None
 
 
 def _check_same_net(folder: Path, shape: Shape) -> None:
@@ -309,9 +309,9 @@ def write(
     norms = _qk_norms(shape) if shape.qk_norm and not shape.qk_weights else []
     theirs = {name: torch.ones(head) for name in norms}
     for name, tensor in weights.items():
-        parts = tensor.split(sizes.get(name.split(".", 2)[-1], [len(tensor)]))
+        pieces = tensor.split(sizes.get(name.split(".", 2)[-1], [len(tensor)]))
         theirs |= {
-            part: rows.contiguous() for part, rows in zip(their_names(name), parts, strict=True)
+            part: rows.contiguous() for part, rows in zip(their_names(name), pieces, strict=True)
         }
     config = config_of(shape, len(weights["embed_tokens.embedding_weight"]), seq_len, begin)
     try:

@@ -38,10 +38,12 @@ class NamedTensors(nn.Module):
 
     def frozen(self) -> dict[str, dict[str, str]]:
         """Returns the path and the hash of each frozen part, by its name."""
-        parts = self.named_modules(remove_duplicate=False)  # a part may be reached by several names
+        modules = self.named_modules(
+            remove_duplicate=False
+        )  # a part may be reached by several names
         return {
             name: {"path": part.path, "sha256": part.sha256}
-            for name, part in parts
+            for name, part in modules
             if isinstance(part, Frozen)
         }
 

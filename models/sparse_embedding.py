@@ -91,11 +91,11 @@ class SplitEmbedding(SparseEmbedding):
 
         Called once, on all ranks together, and before anything refers to `weights`.
         """
-        whole, self._dist = self.weights, dist
+        table, self._dist = self.weights, dist
         size = -(-self.rows // dist.world_size)
         for rank in range(dist.world_size):
-            block = torch.zeros(size, whole.shape[1], dtype=whole.dtype, device=dist.device)
-            there = whole[rank * size : (rank + 1) * size]
+            block = torch.zeros(size, table.shape[1], dtype=table.dtype, device=dist.device)
+            there = table[rank * size : (rank + 1) * size]
             block[: len(there)] = there
             dist.broadcast(block)
             if rank == dist.rank:

@@ -67,14 +67,16 @@ def _parts(
     )
     told(sum(len(part.puzzles) for part in made))
     shown()
-    whole = Hard(*(np.concatenate(parts) for parts in zip(*made, strict=True)))
-    count = len(whole.puzzles)
-    different = len(np.unique(relabel_digits(whole.answers, SIZE), axis=0))
+    boards = Hard(*(np.concatenate(parts) for parts in zip(*made, strict=True)))
+    count = len(boards.puzzles)
+    different = len(np.unique(relabel_digits(boards.answers, SIZE), axis=0))
     if different < count:
         raise ConfigError(
             f"--seed {seed}: {count - different} of the {count} boards came twice; try another seed"
         )
     return [
         Hard(*parts)
-        for parts in zip(*(np.split(field, np.cumsum(counts)[:-1]) for field in whole), strict=True)
+        for parts in zip(
+            *(np.split(field, np.cumsum(counts)[:-1]) for field in boards), strict=True
+        )
     ]

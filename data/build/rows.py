@@ -80,8 +80,8 @@ def _held_out(boards: Boards, options: argparse.Namespace) -> tuple[Boards, Boar
 
 def repeats(boards: Mapping[str, Boards]) -> str:
     """Which puzzles come more than once, for the line that says what was made; empty if none."""
-    whole = {split: np.ascontiguousarray(puzzles) for split, (puzzles, _) in boards.items()}
-    rows = {split: all_.view(f"V{all_.shape[1]}")[:, 0] for split, all_ in whole.items()}
+    contiguous = {split: np.ascontiguousarray(puzzles) for split, (puzzles, _) in boards.items()}
+    rows = {split: all_.view(f"V{all_.shape[1]}")[:, 0] for split, all_ in contiguous.items()}
     notes = [
         f"{count:,} {split} puzzles come again in their set"
         for split, puzzles in rows.items()

@@ -195,10 +195,10 @@ def build(options: argparse.Namespace) -> str:
         notes = _encode_all(
             options, aside, name, parts_of(documents()), sum(path.stat().st_size for path in paths)
         )
-        said = _describe(notes, tokenizer, options)
-        write_whole(aside / "dataset.json", json.dumps(said) + "\n")
+        description = _describe(notes, tokenizer, options)
+        write_whole(aside / "dataset.json", json.dumps(description) + "\n")
         for left in aside.iterdir():  # notes, and what a start that was killed has half written
-            if left.name not in (*said["files"], "dataset.json", "tokenizer.json"):
+            if left.name not in (*description["files"], "dataset.json", "tokenizer.json"):
                 left.unlink()
         _put_in_place(aside, folder)
     except OSError as error:
@@ -206,18 +206,19 @@ def build(options: argparse.Namespace) -> str:
             f"--output-dir {folder}: cannot be written ({brief(error)}); choose another folder"
         ) from None
     tokens = {
-        split: sum(count for file, count in said["files"].items() if file.startswith(split))
+        split: sum(count for file, count in description["files"].items() if file.startswith(split))
         for split in SPLITS
     }
     exact = (
         ""
-        if said["token_bytes"]
+        if description["token_bytes"]
         else "; this tokenizer changes the text, so there will be no bits per byte"
     )
-    shown = (
-        f"{said['bytes_per_token']:.3f} bytes per token, vocabulary {said['vocab_size']:,}{exact}"
+    return (
+        f"{folder}: {tokens['train']:,} tokens for training, {tokens['val']:,} held out,"
+        f" {description['bytes_per_token']:.3f} bytes per token,"
+        f" vocabulary {description['vocab_size']:,}{exact}"
     )
-    return f"{folder}: {tokens['train']:,} tokens for training, {tokens['val']:,} held out, {shown}"
 
 
 def _check(options: argparse.Namespace, folder: Path) -> None:

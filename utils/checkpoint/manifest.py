@@ -49,8 +49,8 @@ def damage(
     present = {entry.name for entry in folder.glob("[!.]*.safetensors")}
     for name in sorted(filter(wanted, files.keys() | present)):
         try:
-            whole = hashed or not name.endswith(".safetensors")
-            problem = _file_damage(folder / name, files.get(name), whole)
+            checks_hash = hashed or not name.endswith(".safetensors")
+            problem = _file_damage(folder / name, files.get(name), checks_hash)
         except OSError as error:
             problem = f"cannot be read ({brief(error)})"
         if problem:

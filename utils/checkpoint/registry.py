@@ -270,12 +270,12 @@ class Registry:
 
     def _whole(self, tensors: Tensors) -> Tensors:
         """Gives tensors the shapes that they have in a checkpoint."""
-        whole = dict(tensors)
+        shapes = dict(tensors)
         for name, tensor in tensors.items():
             if rows := self._row_ranges.row_range(name, tensor.ndim):
                 shape = (rows.of, *tensor.shape[1:])
-                whole[name] = torch.empty(shape, dtype=tensor.dtype, device="meta")
-        return whole
+                shapes[name] = torch.empty(shape, dtype=tensor.dtype, device="meta")
+        return shapes
 
     def _offered(self, tensors: Tensors) -> Offered:
         """Returns the tensors, or this rank's rows of them, that a checkpoint may take."""

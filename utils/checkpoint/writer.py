@@ -178,15 +178,17 @@ class Writer:
             for name, tensor in tensors.items()
             if not isinstance(tensor, Slice)
         }
-        mine = deal(shared, ranks)[rank]
+        share = deal(shared, ranks)[rank]
         files: dict[str, dict[str, Slice]] = {}
         for group, tensors in groups.items():
             own = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Slice)}
-            own |= {name: mine[f"{group}/{name}"] for name in tensors if f"{group}/{name}" in mine}
+            own |= {
+                name: share[f"{group}/{name}"] for name in tensors if f"{group}/{name}" in share
+            }
             size = sum(piece.tensor.nbytes for piece in own.values())
-            parts = deal(own, max(1, -(-size // FILE_BYTES)))
-            if len(parts) > 1:
-                files |= {f"{group}.{rank}-{number}": p for number, p in enumerate(parts) if p}
+            pieces = deal(own, max(1, -(-size // FILE_BYTES)))
+            if len(pieces) > 1:
+                files |= {f"{group}.{rank}-{number}": p for number, p in enumerate(pieces) if p}
             elif own or (rank == 0 and not tensors):  # a group without tensors is a file, too
                 files[group if ranks == 1 else f"{group}.{rank}"] = own
         return files

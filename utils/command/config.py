@@ -53,12 +53,12 @@ def resolve(
             " with # @package _global_"
         )
     # groups take over from the root
-    mine = sorted(
+    keys_in_order = sorted(
         (key for key in given if key not in ("hydra", "experiment")), key=GROUPS.__contains__
     )
     # Twice: a value must have its proper type before others are filled in with it, and theirs is
     # known only then.
-    given = check_keys({key: given[key] for key in mine}, defaults, rules)
+    given = check_keys({key: given[key] for key in keys_in_order}, defaults, rules)
     config = OmegaConf.create(check_keys(fill_in(given), defaults, rules))
     OmegaConf.resolve(config)
     check_divisors(config, rules)
@@ -118,8 +118,8 @@ def fill_in(given: Plain) -> Plain:
         filled: Any = OmegaConf.to_container(OmegaConf.create(given), resolve=True)
     except (OmegaConfBaseException, RecursionError, ValueError) as error:
         key = str(getattr(error, "full_key", None) or "")
-        said = dict(leaves(given)).get(key)
-        raise ConfigError(f"{key}={short(said)}: {_reason(error)}") from None
+        value_given = dict(leaves(given)).get(key)
+        raise ConfigError(f"{key}={short(value_given)}: {_reason(error)}") from None
     for path, value in leaves(filled):
         if is_interpolation(value):
             raise ConfigError(

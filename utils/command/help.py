@@ -126,10 +126,10 @@ def _overview(choices: Mapping[str, str], options: Mapping[str, Mapping[str, Pat
         chosen = f" (here {choices[group]})" if group in choices else ""
         names = ", ".join(sorted(options[group]))
         lines += _wrap_text(f"  {group}=", f"{names}{chosen}", indent=14)
-    parts = {"": keys.CONF / "pretrain.yaml"} | {
+    files = {"": keys.CONF / "pretrain.yaml"} | {
         group: options[group][choices[group]] for group in GROUPS
     }
-    for group, file in parts.items():
+    for group, file in files.items():
         title = f"{group}={choices[group]}: {_about(file)}" if group else "Every run"
         lines += ["", *_wrap_text("", title, indent=0), *_list(*keys.read(file, group))]
     return "\n".join(lines)
@@ -193,12 +193,12 @@ def _one(path: str, home: str, default: Any, rules: Rules) -> str:
     lines.append("    " + type_names(rule.holds or (type(default),)))
     if bounds:
         lines[-1] += f"; {' and '.join(bounds)}"
-    said = [rule.about]
-    parts = path.split(".")
-    above = {".".join(parts[:end]) for end in range(1, len(parts) + 1)} & rules.keys()
+    sentences = [rule.about]
+    names = path.split(".")
+    above = {".".join(names[:end]) for end in range(1, len(names) + 1)} & rules.keys()
     marks = {mark for key in above for mark in rules[key].marks}
-    said += [meaning for mark, meaning in MEANING.items() if mark in marks]
-    for text in filter(None, said):
+    sentences += [meaning for mark, meaning in MEANING.items() if mark in marks]
+    for text in filter(None, sentences):
         lines += _wrap_text("", text, indent=4)
     return "\n".join(lines)
 

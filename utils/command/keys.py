@@ -70,14 +70,14 @@ def defaults_and_rules(choices: Mapping[str, str]) -> tuple[Plain, Rules]:
     """Returns the default and the rule of every key of a run with these choices."""
     for group in GROUPS:
         check_choice(group, choices.get(group))
-    parts = [
+    contents = [
         read(CONF / "pretrain.yaml"),
         *(read(files(group)[choices[group]], group) for group in GROUPS),
     ]
     defaults: Any = OmegaConf.to_container(
-        OmegaConf.merge(*(part[0] for part in parts)), resolve=True
+        OmegaConf.merge(*(part[0] for part in contents)), resolve=True
     )
-    return defaults, {path: rule for _, rules in parts for path, rule in rules.items()}
+    return defaults, {path: rule for _, rules in contents for path, rule in rules.items()}
 
 
 def all_rules() -> Rules:
@@ -108,8 +108,8 @@ def _follows(path: str, values: Mapping[str, Any], rules: Rules) -> bool:
 
 def is_marked(path: str, rules: Rules, *marks: str) -> bool:
     """Returns whether a key, or a section around it, has one of these marks."""
-    parts = path.partition("[")[0].split(".")
-    sections = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+    names = path.partition("[")[0].split(".")
+    sections = (".".join(names[:end]) for end in range(1, len(names) + 1))
     return any(rules[section].marks & {*marks} for section in sections if section in rules)
 
 

@@ -218,10 +218,10 @@ def check_divisors(config: DictConfig, rules: Rules) -> None:
     for path, rule in rules.items():
         if rule.divides:
             multiple = f"{path.rpartition('.')[0]}.{rule.divides}"
-            value, whole = OmegaConf.select(config, path), OmegaConf.select(config, multiple)
-            if value and whole and whole % value:
+            value, number = OmegaConf.select(config, path), OmegaConf.select(config, multiple)
+            if value and number and number % value:
                 raise ConfigError(
-                    f"{multiple}={whole} is not a multiple of {path}={value}; change one of them"
+                    f"{multiple}={number} is not a multiple of {path}={value}; change one of them"
                 )
 
 
@@ -243,9 +243,9 @@ def check_paths(config: DictConfig, rules: Rules) -> None:
                     f"{path}={short(value, PATH_SHOWN)}: no such file or folder"
                 ) from None
         except OSError as error:
-            said = brief(error)
+            reason = brief(error)
             raise ConfigError(
-                f"{path}={short(value, PATH_SHOWN)}: cannot be read ({said})"
+                f"{path}={short(value, PATH_SHOWN)}: cannot be read ({reason})"
             ) from None
     _check_folder(config.checkpoint_path)
 

@@ -66,21 +66,21 @@ def job_name(
         for key in keys
         if re.split(r"[./]", key)[0] != "hydra" and not is_marked(key, rules, SAME_RUN)
     }
-    parts = {
+    values = {
         key: choices[key] if key in choices else OmegaConf.select(config, key)
         for key in sorted(keys)
     }
-    full = ",".join(f"{key}={value}" for key, value in parts.items())
+    full = ",".join(f"{key}={value}" for key, value in values.items())
     if not full:
         return name
     room = min(READABLE, WITH_JOB - len(os.fsencode(f"{name}-")))
-    if len(full) <= room and all(FIT.fullmatch(str(value)) for value in parts.values()):
+    if len(full) <= room and all(FIT.fullmatch(str(value)) for value in values.values()):
         return f"{name}-{full}"
-    digest = hashlib.sha256(os.fsencode(repr(parts))).hexdigest()[:8]
+    digest = hashlib.sha256(os.fsencode(repr(values))).hexdigest()[:8]
     with suppress(OSError, ValueError):
         for folder in sorted(runs.glob(f"{glob.escape(name)}-*-{digest}")):
             return str(folder.relative_to(runs))
     if len(full) > room:
         given = [override.partition("=")[0].lstrip("+~") for override in overrides]
-        full = ",".join(f"{key}={parts[key]}" for key in dict.fromkeys(given) if key in parts)
+        full = ",".join(f"{key}={values[key]}" for key in dict.fromkeys(given) if key in values)
     return f"{name}-{re.sub(UNFIT, '_', full)[: room - 9]}-{digest}"

@@ -219,9 +219,9 @@ class Evaluation:
         )
         gathered = {}
         for name in every[having[0]].split("\n") if having else ():
-            parts = self.dist.gather(rows.get(name, torch.empty(0)))
-            if parts is not None:
-                gathered[name] = torch.cat([parts[rank] for rank in having])
+            pieces = self.dist.gather(rows.get(name, torch.empty(0)))
+            if pieces is not None:
+                gathered[name] = torch.cat([pieces[rank] for rank in having])
         return gathered
 
     def _save(self, path: Path, kept: list[Batch]) -> None:
@@ -246,8 +246,8 @@ class Evaluation:
             except (OSError, SafetensorError) as error:
                 aside.unlink(missing_ok=True)
                 problem = f"{path.name} cannot be written ({brief(error)}); the run goes on"
-        for said in filter(None, self.dist.all_gather_text(problem) if self.keep else ()):
-            self._folder.say(said)
+        for failure in filter(None, self.dist.all_gather_text(problem) if self.keep else ()):
+            self._folder.say(failure)
 
 
 def check_names(config: Any, source: Any, objective: Any, to_batch: Callable[[Any], Batch]) -> None:

@@ -14,18 +14,18 @@ def heat_map(
     values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], title: str
 ) -> str:
     """Draws a table of numbers; each row is shaded by its own largest value."""
-    parts = []
+    elements = []
     for y, row in enumerate(values):
         most = max((abs(value) for value in row), default=0.0) or 1.0
         for x, value in enumerate(row):
             share = abs(value) / most
             left, top = MARGIN + x * CELL, MARGIN + y * CELL
-            parts.append(
+            elements.append(
                 f'<rect x="{left}" y="{top}" width="{CELL}" height="{CELL}" fill="{COLOURS[0]}"'
                 f' fill-opacity="{share:.3f}"/>'
             )
             if value:
-                parts.append(
+                elements.append(
                     _text(
                         left + CELL / 2,
                         top + CELL / 2 + 4,
@@ -34,47 +34,49 @@ def heat_map(
                         "#fff" if share > 0.5 else "#222",
                     )
                 )
-    parts += [
+    elements += [
         _text(MARGIN - 6, MARGIN + (y + 0.5) * CELL + 4, name, "end") for y, name in enumerate(rows)
     ]
-    parts += [
+    elements += [
         _text(MARGIN + (x + 0.5) * CELL, MARGIN - 6, name, "middle")
         for x, name in enumerate(columns)
     ]
-    return _picture(MARGIN + CELL * len(columns) + 8, MARGIN + CELL * len(rows) + 8, title, parts)
+    return _picture(
+        MARGIN + CELL * len(columns) + 8, MARGIN + CELL * len(rows) + 8, title, elements
+    )
 
 
 def line_chart(lines: Mapping[str, Sequence[float]], title: str, first: int = 1) -> str:
     """Draws shares between 0 and 1, one line each, over whole numbers from `first`."""
-    parts = [
+    elements = [
         _text(MARGIN - 6, _height(share) + 4, f"{share:g}", "end") for share in (0.0, 0.5, 1.0)
     ]
-    parts += [
+    elements += [
         f'<path d="M{MARGIN} {_height(share)}H{WIDTH - 8}" stroke="#ddd"/>'
         for share in (0.0, 0.5, 1.0)
     ]
     longest = max((len(line) for line in lines.values()), default=1)
     step = (WIDTH - MARGIN - 24) / max(1, longest - 1)
     for x in sorted({0, (longest - 1) // 2, longest - 1}):
-        parts.append(_text(MARGIN + x * step, HEIGHT - 8, str(first + x), "middle"))
+        elements.append(_text(MARGIN + x * step, HEIGHT - 8, str(first + x), "middle"))
     for number, (name, line) in enumerate(lines.items()):
         colour = COLOURS[number % len(COLOURS)]
         points = [f"{MARGIN + x * step:.1f},{_height(share):.1f}" for x, share in enumerate(line)]
         # browsers show them where the pointer rests
         values = "".join(f"\n{first + x}: {share:g}" for x, share in enumerate(line))
-        parts.append(
+        elements.append(
             f'<g fill="none" stroke="{colour}"'
             f' stroke-width="2"><title>{escape(name)}{values}</title>'
         )
-        parts.append(f'<polyline points="{" ".join(points)}"/>')
-        parts += [
+        elements.append(f'<polyline points="{" ".join(points)}"/>')
+        elements += [
             f'<circle cx="{x}" cy="{y}" r="2"/>' for x, y in (point.split(",") for point in points)
         ]
-        parts += [
+        elements += [
             "</g>",
             _text(WIDTH - 12, _height(line[-1] if line else 0.0) - 6, name, "end", colour),
         ]
-    return _picture(WIDTH, HEIGHT, title, parts)
+    return _picture(WIDTH, HEIGHT, title, elements)
 
 
 def _height(share: float) -> float:
@@ -85,7 +87,7 @@ def _text(x: float, y: float, text: str, anchor: str, colour: str = "#222") -> s
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
 
 
-def _picture(width: int, height: int, title: str, parts: Sequence[str]) -> str:
+def _picture(width: int, height: int, title: str, elements: Sequence[str]) -> str:
     width = max(width, 16 + 6 * len(title))
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
@@ -96,7 +98,7 @@ def _picture(width: int, height: int, title: str, parts: Sequence[str]) -> str:
             head,
             f'<rect width="{width}" height="{height}" fill="#fff"/>',
             _text(8, 18, title, "start"),
-            *parts,
+            *elements,
             "</svg>\n",
         ]
     )

@@ -84,15 +84,15 @@ class _Attention(torch.autograd.Function):
 @contextmanager
 def _fused_attention() -> Iterator[list[torch.Size]]:
     """Replaces attention, which PyTorch decomposes on the meta device; yields queries' sizes."""
-    whole, seen = F.scaled_dot_product_attention, []
+    original, seen = F.scaled_dot_product_attention, []
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *given: Any, **keys: Any) -> Tensor:
         seen.append(q.shape)
         attended: Tensor = _Attention.apply(q, k, v)
         return attended
 
-    setattr(F, whole.__name__, attend)
+    setattr(F, original.__name__, attend)
     try:
         yield seen
     finally:
-        setattr(F, whole.__name__, whole)
+        setattr(F, original.__name__, original)

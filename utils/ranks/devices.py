@@ -31,8 +31,8 @@ def most_devices(dist: Dist) -> int:
     """Returns how many devices each rank can have. Called on all ranks together."""
     if dist.device.type != "cuda":
         return 1
-    mine = torch.cuda.device_count() // len(_neighbours(dist))
-    return max(1, min(map(int, dist.all_gather_text(str(mine)))))
+    each = torch.cuda.device_count() // len(_neighbours(dist))
+    return max(1, min(map(int, dist.all_gather_text(str(each)))))
 
 
 def _neighbours(dist: Dist) -> list[list]:
@@ -44,9 +44,9 @@ def _neighbours(dist: Dist) -> list[list]:
     return [each for each in everyone if each[0] == host]
 
 
-def pick_devices(taken: Sequence[int], mine: int, there: int, count: int) -> list[int]:
-    """Returns `count` of a host's `there` devices for the rank whose own is `mine`. `taken` are the
-    ranks' own devices.
+def pick_devices(taken: Sequence[int], own: int, there: int, count: int) -> list[int]:
+    """Returns `count` of a host's `there` devices for the rank whose device is `own`. `taken` are
+    the devices of all ranks there.
     """
     if there < count * len(taken):
         raise ConfigError(
@@ -54,7 +54,7 @@ def pick_devices(taken: Sequence[int], mine: int, there: int, count: int) -> lis
             f" and there are {there}; start fewer ranks, or give fewer devices"
         )
     spare = [index for index in range(there) if index not in taken]
-    return [mine, *spare[sorted(taken).index(mine) :: len(taken)]][:count]
+    return [own, *spare[sorted(taken).index(own) :: len(taken)]][:count]
 
 
 def home(number: int, models: int, devices: int) -> int:

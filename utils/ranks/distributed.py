@@ -91,10 +91,10 @@ class Dist:
         if self.world_size == 1:
             return [tensor]
         tensor = tensor.contiguous()
-        parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        tensors = [torch.empty_like(tensor) for _ in range(self.world_size)]
         with self.waiting():
-            c10d.all_gather(parts, tensor)
-        return parts
+            c10d.all_gather(tensors, tensor)
+        return tensors
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor] | None:
         """Returns the tensors of all ranks on rank 0, on the CPU, and None on other ranks. Their
@@ -108,13 +108,13 @@ class Dist:
         if not self.is_main:
             # sent as bytes, because backends send few types; cloned, because `contiguous` keeps the
             # strides of a single element
-            whole = tensor.clone(memory_format=torch.contiguous_format)
-            content = whole.view(-1).view(torch.uint8)
+            contiguous = tensor.clone(memory_format=torch.contiguous_format)
+            content = contiguous.view(-1).view(torch.uint8)
             if len(content):
                 with self.waiting():
                     c10d.send(content.to(device), dst=0)
             return None
-        parts = [tensor.cpu()]
+        tensors = [tensor.cpu()]
         for rank, text in enumerate(shapes[1:], start=1):
             dtype, *shape = text.split()
             part = torch.empty([*map(int, shape)], dtype=getattr(torch, dtype))
@@ -123,8 +123,8 @@ class Dist:
                 with self.waiting():
                     c10d.recv(content, src=rank)
                 part = content.cpu().view(part.dtype).view(part.shape)
-            parts.append(part)
-        return parts
+            tensors.append(part)
+        return tensors
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Overwrites a tensor with rank 0's."""
@@ -146,10 +146,10 @@ class Dist:
         padded = torch.zeros(max(1, max(sizes)), dtype=torch.uint8)
         if content:
             padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        parts = self.all_gather(padded.to(self.device))
+        buffers = self.all_gather(padded.to(self.device))
         return [
             bytes(part[:size].cpu().numpy()).decode(errors="surrogateescape")
-            for part, size in zip(parts, sizes, strict=True)
+            for part, size in zip(buffers, sizes, strict=True)
         ]
 
     def barrier(self) -> None:
@@ -170,13 +170,13 @@ class Dist:
             yield
         except Exception as error:
             own = error
-        mine = ""
+        problem = ""
         # a PeerError from a nested agreement is another rank's error
         if own is not None and not isinstance(own, PeerError):
-            mine = str(own) if isinstance(own, ConfigError) else summary(own)
-        problems = self.all_gather_text(mine)
+            problem = str(own) if isinstance(own, ConfigError) else summary(own)
+        problems = self.all_gather_text(problem)
         first = next((rank for rank, text in enumerate(problems) if text), None)
-        if first is not None and mine != problems[first]:
+        if first is not None and problem != problems[first]:
             raise PeerError(f"rank {first}: {problems[first]}") from own
         if own is not None:
             raise own

@@ -113,7 +113,7 @@ def render(
     shown = (
         "–" if value is None else f"{100 * value:.1f}%" if "accuracy" in name else f"{value:.4g}"
     )
-    parts = {
+    fields = {
         "steps": f"{'' if columns else 'step '}{step:>{len(str(total))}}/{total}",
         "loss": f"loss {'–' if loss is None else f'{loss:.3g}'}",
         "headline": f"{name.replace('_', ' ')} {shown}",
@@ -123,15 +123,15 @@ def render(
         ),
         "left": f"{'–' if seconds_left is None else duration(seconds_left)} left",
     }
-    text = "  ".join(parts.values())
+    text = "  ".join(fields.values())
     length = min(BAR, columns - len(text) - 2)
     if length >= 5:
         full = int(length * share)
         return f"{'━' * full}{'─' * (length - full)}  {text}"
     percent = f"{100 * share:3.0f}%"
     for spare in ("", *SPARE):
-        parts.pop(spare, "")
-        line = "  ".join([percent, *parts.values()])
+        fields.pop(spare, "")
+        line = "  ".join([percent, *fields.values()])
         if not columns or len(line) <= columns:
             return line
     # half a number would be a wrong one

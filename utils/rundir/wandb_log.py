@@ -225,9 +225,9 @@ def begin(given: Mapping[str, Any]) -> Any:
 def copy(rows: BinaryIO, run: Any, directory: Path) -> None:
     """Logs the new complete lines. W&B keeps the steps it saw before a run was continued."""
     place, data = rows.tell(), rows.read()
-    whole = data[: data.rfind(b"\n") + 1]  # a full disk takes half a line, which is taken back
-    rows.seek(place + len(whole))
-    for row in map(json.loads, whole.splitlines()):
+    lines = data[: data.rfind(b"\n") + 1]  # a full disk takes half a line, which is taken back
+    rows.seek(place + len(lines))
+    for row in map(json.loads, lines.splitlines()):
         step, _ = row.pop("step"), row.pop("time")
         values = {name: math.nan if value is None else value for name, value in row.items()}
         # an evaluation's pictures are written before its row

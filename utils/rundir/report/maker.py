@@ -77,8 +77,8 @@ class Maker:
         with process.stderr as stream:
             lines = stream.read(1 << 16).decode(errors="replace").splitlines() if status else []
         if status:
-            said = lines[-1] if lines else f"exit status {status}"
-            self._note(f"{FILE} cannot be made ({brief(said)})")
+            reason = lines[-1] if lines else f"exit status {status}"
+            self._note(f"{FILE} cannot be made ({brief(reason)})")
 
     def _wait(self, deadline: float) -> None:
         if self._process is None:

@@ -256,8 +256,12 @@ def time_spent(table: Table, events: Sequence[Row], total: float) -> dict[str, f
     A row logs the mean of the steps since the last row or evaluation, so the sum is an estimate,
     and may exceed the total time.
     """
-    parts = {"data": "data_wait_ms", "all_reduce": "all_reduce_ms", "checkpoint": "checkpoint_ms"}
-    names = {part: f"speed/{name}" for part, name in {"steps": "step_ms", **parts}.items()}
+    activities = {
+        "data": "data_wait_ms",
+        "all_reduce": "all_reduce_ms",
+        "checkpoint": "checkpoint_ms",
+    }
+    names = {part: f"speed/{name}" for part, name in {"steps": "step_ms", **activities}.items()}
     counts = np.diff(table.steps, prepend=0)
     spent = {
         part: float(np.nansum(counts * table.column(name))) / 1e3 for part, name in names.items()
@@ -265,7 +269,7 @@ def time_spent(table: Table, events: Sequence[Row], total: float) -> dict[str, f
     evaluated = [event for event in events if event["event"] == "evaluated"]
     spent["evaluation"] = sum(number(event.get("seconds")) or 0.0 for event in evaluated)
     steps_s = min(spent.pop("steps"), total - spent["evaluation"])
-    spent["compute"] = max(0.0, steps_s - sum(spent[part] for part in parts))
+    spent["compute"] = max(0.0, steps_s - sum(spent[part] for part in activities))
     return {part: round(seconds, 3) for part, seconds in spent.items()}
 
 
