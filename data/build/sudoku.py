@@ -18,10 +18,11 @@ import numpy as np
 
 from data.build.common import Parser, check_output, write_dataset
 from data.build.hard_sudoku import SIZE as HARD_SIZE
-from data.build.hard_sudoku import hard_parts
+from data.build.hard_sudoku import extreme_parts, hard_parts
 from data.build.rows import Boards, check, codes, collect, convert, repeats, solve_unanswered
 from data.recursive.own_puzzle import solve_boards
 from data.recursive.sudoku import BOXES, DIGITS, generate, is_solved
+from data.recursive.sudoku_hard import Hard
 from data.recursive.sudoku_sets import BLANK, sudoku_split
 from data.recursive.tables import Row
 from utils.errors import ConfigError, exit_status
@@ -29,6 +30,7 @@ from utils.errors import ConfigError, exit_status
 # by size: hard enough to be interesting, and nearly every board can lose so many
 BLANKS = {4: 9, 6: 23, 9: 50, 16: 140}
 GUESSES = 24  # of a hard board, at least; its images under other symmetries take 18 in the median
+EXTREME = "extreme"  # --hard as in Sudoku-Extreme
 SIZES = {size * size: size for size in BOXES}
 
 
@@ -82,13 +84,7 @@ def build(options: argparse.Namespace) -> str:
         boards = convert(options, parse_rows, SIZES.get)
         size = SIZES[boards["test"][0].shape[1]]
     elif options.hard:
-        if options.size != HARD_SIZE or options.blanks is not None:
-            raise ConfigError(
-                f"--hard: makes boards of size {HARD_SIZE} that can lack no digit; give --size"
-                f" {HARD_SIZE}, and no --blanks"
-            )
-        least = GUESSES if options.min_guesses is None else options.min_guesses
-        hard = hard_parts((options.train, options.test), least, options.seed, options.workers)
+        hard = _hard(options)
         size, boards = (
             HARD_SIZE,
             {
@@ -121,6 +117,25 @@ def build(options: argparse.Namespace) -> str:
         f"{folder}: {trained}{examples['test']} test boards,"
         f" {size}x{size}{_rated(ratings)}{repeats(boards)}"
     )
+
+
+def _hard(options: argparse.Namespace) -> list[Hard]:
+    """Training and test boards that need search."""
+    if options.size != HARD_SIZE or options.blanks is not None:
+        raise ConfigError(
+            f"--hard: makes boards of size {HARD_SIZE} that can lack no digit; give --size"
+            f" {HARD_SIZE}, and no --blanks"
+        )
+    counts = options.train, options.test
+    if options.hard == EXTREME:
+        if options.min_guesses is not None:
+            raise ConfigError(
+                f"--min-guesses {options.min_guesses}: --hard {EXTREME} draws the guesses from"
+                " Sudoku-Extreme's distribution; leave one of them out"
+            )
+        return extreme_parts(counts, options.seed, options.workers)
+    least = GUESSES if options.min_guesses is None else options.min_guesses
+    return hard_parts(counts, least, options.seed, options.workers)
 
 
 def _rated(ratings: Mapping[str, np.ndarray] | None) -> str:
@@ -169,8 +184,11 @@ def parser() -> argparse.ArgumentParser:
     )
     generated.add_argument(
         "--hard",
-        action="store_true",
-        help="boards that need search and can lack no digit, found step by step",
+        nargs="?",
+        const=True,
+        choices=(EXTREME,),
+        help="boards that need search and can lack no digit, found step by step; with"
+        f" {EXTREME} as hard as those of Sudoku-Extreme",
     )
     generated.add_argument(
         "--workers", type=int, help="processes for --hard; by default one a core"

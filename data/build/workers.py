@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from typing import Any, TypeVar
 
 from utils.errors import ConfigError
@@ -55,7 +55,7 @@ def in_order(
 
     waiting: deque[Future[T]] = deque()
     try:
-        with ProcessPoolExecutor(workers, context, _begin, (told,)) as pool:
+        with _exit_on_sigterm(), ProcessPoolExecutor(workers, context, _begin, (told,)) as pool:
             try:
                 for task in tasks:
                     waiting.append(pool.submit(work, *task))
@@ -63,6 +63,10 @@ def in_order(
                         yield result(waiting.popleft())
                 while waiting:
                     yield result(waiting.popleft())
+            except (KeyboardInterrupt, SystemExit):
+                for process in active_children():  # or the pool waits for what they have begun
+                    process.terminate()
+                raise
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
     except BrokenProcessPool:
@@ -70,6 +74,22 @@ def in_order(
             "a process was killed, as the system does when memory runs out; start again, with fewer"
             " --workers"
         ) from None
+
+
+@contextmanager
+def _exit_on_sigterm() -> Generator[None, None, None]:
+    """SIGTERM raises SystemExit: killed at once, Python leaves the pool's semaphores behind, and
+    warns of them.
+    """
+    at_once = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if not at_once or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def tell(more: int) -> None:

@@ -1,4 +1,4 @@
-"""Small datasets whose rows say which they are."""
+"""Small datasets whose rows say which they are, and what puzzles are checked by."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from data.recursive.sudoku import search, to_masks
 from data.source import Arrays, Source
 from utils.measure.report import Prediction
 
@@ -76,3 +77,12 @@ def shown(source: Source, set_name: str, example: Arrays, answer: np.ndarray) ->
         )
         text += evaluator.report(evaluator.rows()).text
     return text
+
+
+def is_minimal(puzzle: np.ndarray) -> bool:
+    """Returns whether a Sudoku has one solution, and several without any one of its clues."""
+    clues = np.flatnonzero(puzzle)
+    boards = np.tile(puzzle, (1 + len(clues), 1))
+    boards[1 + np.arange(len(clues)), clues] = 0
+    counts = search(to_masks(boards, 9), 9, limit=2).counts
+    return counts[0] == 1 and bool((counts[1:] == 2).all())

@@ -1,5 +1,9 @@
 """Sudoku boards that need search."""
 
+import os
+import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -9,8 +13,25 @@ from data.build import workers as progress
 from data.recursive import sudoku_hard
 from data.recursive.puzzles import PuzzleSource
 from data.recursive.sudoku import generate, is_solved, random_solutions, search, to_digits, to_masks
+from tests.data.recursive.helpers import is_minimal
 from tests.data.recursive.test_sudoku import build, hashes
+from tests.ranks import ROOT
 from tests.sources import opened
+
+# a build that says when its processes have told of a board
+LONG = """
+import sys
+from data.build import hard_sudoku, sudoku
+
+if __name__ == "__main__":
+    show, said = hard_sudoku.show, []
+    def listen(text):
+        if not text.startswith("0 of") and not said:
+            said.append(print("told", flush=True))
+        show(text)
+    hard_sudoku.show = listen
+    sys.exit(sudoku.main(sys.argv[1:]))
+"""
 
 
 def test_hard_boards_are_unique_and_can_lack_no_digit():
@@ -22,11 +43,7 @@ def test_hard_boards_are_unique_and_can_lack_no_digit():
     assert (found.counts == 1).all()
     assert (found.guesses == guesses).all()
     assert guesses.min() >= 2
-    for puzzle in puzzles:
-        cells = np.flatnonzero(puzzle)
-        less = np.tile(puzzle, (len(cells), 1))
-        less[np.arange(len(cells)), cells] = 0
-        assert (search(to_masks(less, 9), 9, limit=2).counts == 2).all(), "a digit is not needed"
+    assert all(map(is_minimal, puzzles)), "a digit is not needed"
 
 
 def test_walks_lead_to_harder_boards():
@@ -166,6 +183,35 @@ def test_tasks_tell_how_far_they_are_before_they_end(monkeypatch, workers):
     assert heard[-1] == 4
     progress.tell(1)  # nobody listens any more
     assert heard[-1] == 4
+
+
+def test_sigterm_ends_the_work_as_an_exception():
+    with pytest.raises(SystemExit) as ended, progress._exit_on_sigterm():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_killed_build_leaves_nothing_behind(tmp_path, number, status):
+    options = ("--size", "9", "--hard", "--workers", "2", "--output-dir", str(tmp_path / "out"))
+    with subprocess.Popen(
+        [sys.executable, "-c", LONG, *options],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "told\n"
+        begun = time.monotonic()
+        running.send_signal(number)
+        _, errors = running.communicate(timeout=60)
+    assert running.returncode == status, errors
+    assert time.monotonic() - begun < 20, "waits for no board"
+    assert "leaked" not in errors
+    assert not (tmp_path / "out").exists()
 
 
 def test_progress_is_told_without_a_terminal_too(capsys, monkeypatch):
