@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.bench import bench_checkpoint, bench_step
+from tests.bench import bench_checkpoint, bench_gpt_step, bench_step
 from tests.ranks import ROOT
 
 NAMES = sorted(path.stem for path in (ROOT / "tests" / "bench").glob("bench_*.py"))
@@ -132,6 +133,24 @@ def test_what_a_benchmark_lacks_is_named(
     monkeypatch.setattr(sys, "argv", [name])
     importlib.import_module(f"tests.bench.{name}").main()
     assert capsys.readouterr().out.startswith("skipped: give ")
+
+
+def test_steps_of_language_models_are_measured_and_profiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    tiny = ["bench_gpt_step", "--sizes", "tiny", "--rounds", "2"]
+    monkeypatch.setattr(sys, "argv", tiny)
+    bench_gpt_step.main()
+    rows = [line.split("|")[2:-1] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[0].strip() for row in rows] == [*bench_gpt_step.OURS, "a plain GPT-2"]
+    assert all(float(cell) > 0 for row in rows for cell in row[1:])
+    step = bench_gpt_step.ours(bench_gpt_step.SIZES["tiny"], {}, torch.float32)
+    assert "aten::mm" in bench_gpt_step.profiled(step, 1)
+    monkeypatch.setattr(sys, "argv", [*tiny, "--nanogpt", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        bench_gpt_step.main()
+    assert f"--nanogpt {tmp_path}: no checkout of nanoGPT" in capsys.readouterr().err
 
 
 def test_a_folder_without_published_code_is_named(
