@@ -33,6 +33,7 @@ MOST_MASKS = 1 << 26  # of components at all positions of these texts
 IN_TABLE = 3  # contexts of a component
 LIVE_SHARE = 1e-3  # the share of rows that must need a component for it to count as live
 MOST = 1000  # earlier evaluations that are read
+GOLDEN = -7046029254386353131  # 2**64 divided by the golden ratio, as a signed number
 
 
 class Anatomy:
@@ -233,7 +234,8 @@ class Anatomy:
             matrices.append(
                 {
                     "name": name,
-                    "summary": f"{dead + len(order)} components; no input needs {dead} of them.",
+                    "summary": f"{dead + len(order)} components; "
+                    + (f"no input needs {dead} of them." if dead else "some input needs each."),
                     "components": [
                         self._component(totals, columns.start + c, c, float(share_K[columns][c]))
                         for c in order.tolist()
@@ -305,12 +307,14 @@ def _measured(
     around: tuple[int, int],
 ) -> dict[str, Tensor]:
     """Returns statistics of each component of a matrix over these places (example, position)."""
-    example_N, position_N = places_N2.unbind(1)
+    drawn_N = _drawn(where_B[places_N2[:, 0]], places_N2[:, 1])
+    mixed_N = drawn_N.argsort()
+    drawn_N, (example_N, position_N) = drawn_N[mixed_N], places_N2[mixed_N].unbind(1)
     gates_NC, live_NC = gates_BLC[example_N, position_N], live_BLC[example_N, position_N]
     bins_NC = (gates_NC.float() * BINS).long().clamp_(max=BINS - 1) + BINS * torch.arange(
         gates_NC.shape[1], device=gates_NC.device
     )
-    # among equal gates the first, as in `_merged`
+    # among equal gates the first that is drawn, as in `_merged`
     ordered_NC = gates_NC.float().sort(dim=0, descending=True, stable=True)
     values_CT, rows_CT = ordered_NC.values[:TOP].t(), ordered_NC.indices[:TOP].t()
     missing = TOP - values_CT.shape[1]
@@ -326,11 +330,18 @@ def _measured(
         ),
         "value": F.pad(values_CT, (0, missing), value=-1),
         "what": F.pad(what_BL[example_N, position_N][rows_CT].long(), (0, missing)),
-        "where": F.pad(where_B[example_N][rows_CT], (0, missing)),
+        "drawn": F.pad(drawn_N[rows_CT], (0, missing)),
         "around": F.pad(tokens_CTX.int(), (0, 0, 0, missing), value=-1),
         "gates_around": F.pad(gates_CTX, (0, 0, 0, missing)),
     }
     return {name: tensor.cpu() for name, tensor in totals.items()}
+
+
+def _drawn(where_N: Tensor, position_N: Tensor) -> Tensor:
+    """Returns a number for each place, which orders places as if by chance, and at any number of
+    ranks alike: the first texts would otherwise fill the contexts of all gates that reach 1.
+    """
+    return (where_N.long() * (1 << 32) + position_N) * GOLDEN
 
 
 def _contexts_of(
@@ -361,14 +372,14 @@ def _merged(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         name: torch.stack([part[name] for part in parts]).sum(0)
         for name in ("live", "gate", "rows", "histogram")
     }
-    value, where = (torch.cat([part[name] for part in parts], 1) for name in ("value", "where"))
-    first = where.argsort(dim=1, stable=True)
+    value, drawn = (torch.cat([part[name] for part in parts], 1) for name in ("value", "drawn"))
+    first = drawn.argsort(dim=1, stable=True)
     order = first.gather(1, value.gather(1, first).argsort(dim=1, descending=True, stable=True))[
         :, :TOP
     ]
     rows = torch.arange(len(order)).unsqueeze(1)
     top = {
         name: torch.cat([part[name] for part in parts], 1)[rows, order]
-        for name in ("value", "what", "where", "around", "gates_around")
+        for name in ("value", "what", "drawn", "around", "gates_around")
     }
     return sums | top

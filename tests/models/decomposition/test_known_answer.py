@@ -14,7 +14,7 @@ import torch
 from torch.testing import assert_close
 
 from models.decomposition import page, pictures
-from models.decomposition.anatomy import TOP, _measured, _merged
+from models.decomposition.anatomy import TOP, _drawn, _measured, _merged
 from models.decomposition.components import Mask
 from models.decomposition.gates_scene import components_scene, gates_scene, live_scene
 from models.decomposition.known_answer import (
@@ -85,10 +85,21 @@ def test_shares_of_rows_add_up_to_all_of_them() -> None:
     }
     assert merged["live"].tolist() == live.sum((0, 1)).tolist()
     assert merged["histogram"].sum(1).tolist() == [40] * 3
+    drawn = _drawn(where, torch.zeros(40, dtype=torch.long)).tolist()
     for c in range(3):
-        first = sorted(range(40), key=lambda n: (-float(gates[n, 0, c]), n))[:TOP]
-        assert merged["where"][c].tolist() == first, "the most needed, and of equals the first"
+        first = sorted(range(40), key=lambda n: (-float(gates[n, 0, c]), drawn[n]))[:TOP]
+        assert merged["drawn"][c].tolist() == [drawn[n] for n in first]
         assert merged["what"][c].tolist() == what[first, 0].tolist()
+
+
+def test_contexts_of_a_gate_that_many_places_open_come_from_all_texts() -> None:
+    gates, tokens = torch.ones(100, 50, 1), torch.arange(100).unsqueeze(1).expand(100, 50)
+    everywhere = torch.ones(100, 50).nonzero()
+    found = _measured(gates, gates > 0.1, tokens, torch.arange(100), everywhere, (0, 0))
+    texts = sorted(found["what"][0].tolist())
+    assert len(set(texts)) == TOP, "two contexts come from one text"
+    assert texts[0] < 25
+    assert texts[-1] >= 75
 
 
 def test_contexts_are_the_tokens_around_with_their_gates() -> None:
@@ -97,7 +108,7 @@ def test_contexts_are_the_tokens_around_with_their_gates() -> None:
     counted = torch.tensor([[True, True, True], [True, False, True]])
     found = _measured(gates, gates > 0.1, tokens, torch.tensor([4, 5]), counted.nonzero(), (1, 1))
     assert found["what"][0, :5].tolist() == [20, 12, 11, 10, 22]
-    assert found["where"][0, :5].tolist() == [5, 4, 4, 4, 5]
+    assert found["value"][0, :5].tolist() == pytest.approx([0.9, 0.3, 0.2, 0.1, 0])
     assert found["around"][0, :3].tolist() == [[-1, 20, 21], [11, 12, -1], [10, 11, 12]]
     assert found["gates_around"][0, :3].tolist() == [[0, 90, 50], [20, 30, 0], [10, 20, 30]]
     assert found["value"][0, 5:].tolist() == [-1] * (TOP - 5)
@@ -128,13 +139,9 @@ def test_a_toy_models_page_and_table(tms_target: Path, tmp_path: Path) -> None:
     rows = torch.eye(5, dtype=torch.float64) * 0.75
     report = anatomy_on(objective, {"inputs": rows, "counts": torch.ones(5)})
     table = str(report.files["components.tsv"]).splitlines()
-    assert table[1].split("\t") == [
-        "linear1",
-        "0",
-        "1.000000",
-        "0.500000",
-        "0 0.50, 1 0.50, 2 0.50, 3 0.50, 4 0.50",
-    ]
+    *head, features = table[1].split("\t")
+    assert head == ["linear1", "0", "1.000000", "0.500000"]
+    assert sorted(features.split(", ")) == ["0 0.50", "1 0.50", "2 0.50", "3 0.50", "4 0.50"]
     assert table[5].split("\t") == ["linear1", "4", "0.000000", "0.000000", ""]
     first, second = on_page(report)["matrices"]
     assert [each["number"] for each in first["components"]] == [0, 1, 2, 3, 5]
