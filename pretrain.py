@@ -56,10 +56,10 @@ from utils.command.instantiate import make
 from utils.command.limits import check_passes
 from utils.measure import capacity, compiling, hardware
 from utils.measure.evaluation import Evaluation, check_names
+from utils.measure.evaluator import Prediction
 from utils.measure.metrics import Clock, Meter, Metric
 from utils.measure.micro_batch import shards_at_once
 from utils.measure.profile import traced
-from utils.measure.report import Prediction
 from utils.noise import Noise
 from utils.ranks import distributed, signals
 from utils.ranks.distributed import Dist

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from data.source import Arrays, Batch
-from utils.measure.report import Prediction, Report
+from utils.measure.evaluator import Prediction, Report
 
 
 class ExampleText:

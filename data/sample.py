@@ -13,7 +13,7 @@ from torch import Tensor
 
 from data.source import Batch, OneExample
 from data.tokenizer import Tokenizer
-from utils.measure.report import Prediction, Report
+from utils.measure.evaluator import Prediction, Report
 from utils.measure.scene import scene
 
 MOST_SHOWN = 8000  # characters of a continuation on the report page

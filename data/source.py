@@ -13,7 +13,7 @@ import numpy as np
 from utils.checkpoint.registry import Registry
 from utils.command.instantiate import make
 from utils.errors import ConfigError
-from utils.measure.report import Batch, Evaluator
+from utils.measure.evaluator import Batch, Evaluator
 from utils.spec import IGNORE, Spec
 
 __all__ = ["IGNORE", "Arrays", "Batch", "EvalSet", "OneExample", "RunSettings", "Source", "Spec"]

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from utils.measure.evaluator import Batch, Prediction, Report
 from utils.measure.metrics import wilson
-from utils.measure.report import Batch, Prediction, Report
 
 
 class Interval:

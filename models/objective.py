@@ -27,9 +27,9 @@ from models.optional_parts import (
     SplitsWeights,
 )
 from utils.command.instantiate import make
+from utils.measure.evaluator import Batch, Prediction
 from utils.measure.hardware import count_flops
 from utils.measure.metrics import Metric, MetricSums
-from utils.measure.report import Batch, Prediction
 from utils.noise import Noise
 from utils.spec import Spec
 

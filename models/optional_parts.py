@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from models.graphs import keep_what_outlives_a_replay
 from models.named_tensors import NamedTensors
-from utils.measure.report import Evaluator
+from utils.measure.evaluator import Evaluator
 from utils.noise import Noise
 from utils.ranks.distributed import Dist
 
@@ -90,7 +90,8 @@ class HasEvaluators:
         """Returns fresh evaluators for a set whose batches have the same keys as `row`.
 
         Called on all ranks, once for each set of an evaluation. They get every batch of the set
-        with its prediction; see `utils.measure.report`. Default: none, only the means of `predict`.
+        with its prediction; see `utils.measure.evaluator`. Default: none, only the means of
+        `predict`.
         """
         return ()
 

@@ -24,7 +24,7 @@ from models.objective import Batch, Context, Objective, StepOut
 from optim.replicas import sha256
 from optim.sync.allreduce import Reducer
 from optim.sync.buckets import Bucket
-from utils.measure.report import Prediction
+from utils.measure.evaluator import Prediction
 from utils.noise import Noise
 from utils.ranks.distributed import Dist
 from utils.spec import IGNORE, Spec

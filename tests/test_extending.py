@@ -66,7 +66,7 @@ from torch import nn
 
 from models.layers import parse_dtype
 from models.objective import Objective, StepOut
-from utils.measure.report import Prediction
+from utils.measure.evaluator import Prediction
 
 
 class Perceptron(nn.Module):
@@ -82,13 +82,13 @@ class Perceptron(nn.Module):
 
 class Classify(Objective):
     def forward(self, batch, carry, ctx):
-        loss, count, metrics = self._score(batch)
+        loss, count, metrics = self.score(batch)
         return StepOut(loss, count, metrics)
 
     def predict(self, batch):
-        return Prediction(self._score(batch)[2], {})
+        return Prediction(self.score(batch)[2], {})
 
-    def _score(self, batch):
+    def score(self, batch):
         labels, logits = batch["labels"], self.model(batch["inputs"])
         count, right = (labels >= 0).sum(), (logits.argmax(-1) == labels).sum()
         loss = F.cross_entropy(logits, labels, reduction="sum", ignore_index=-100)

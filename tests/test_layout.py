@@ -106,7 +106,7 @@ def test_each_folder_lists_its_files(folder: str) -> None:
         if path.suffix in (".py", ".c", ".sh", ".slurm")
     } - {"__init__.py"}
     listed = [name for name, _ in rows]
-    assert len(set(listed)) == len(listed)
+    assert listed == sorted(set(listed))
     assert set(listed) <= files
     assert tracked(folder) & files <= set(listed)
     assert all(about.strip() for _, about in rows)

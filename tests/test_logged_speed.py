@@ -19,13 +19,13 @@ def test_examples_are_examples_whatever_a_loss_is_divided_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An objective that divides by pixels, as one of language divides by tokens."""
-    score = ClassifyObjective._score
+    score = ClassifyObjective.score
 
     def by_pixels(self: ClassifyObjective, logits_BC: torch.Tensor, labels_B: torch.Tensor):
         loss, weight, metrics = score(self, logits_BC, labels_B)
         return loss * TOKENS, weight * TOKENS, metrics
 
-    monkeypatch.setattr(ClassifyObjective, "_score", by_pixels)
+    monkeypatch.setattr(ClassifyObjective, "score", by_pixels)
     monkeypatch.setattr("utils.measure.hardware.tune", lambda exact: None)
     small = [
         "arch=cnn",

@@ -9,9 +9,9 @@ import numpy as np
 from torch import Tensor
 
 from data.source import IGNORE, Batch
-from utils.measure.figures import heat_map
-from utils.measure.report import Prediction, Report
+from utils.measure.evaluator import Prediction, Report
 from utils.measure.scene import scene
+from utils.measure.svg import heat_map
 
 
 class Confusion:

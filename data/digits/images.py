@@ -23,7 +23,7 @@ from data.order import Order, cut_steps, run_length, shard_rows
 from data.source import IGNORE, Arrays, RunLength, RunSettings, Source, Spec
 from utils.errors import ConfigError, brief
 from utils.files import read_bytes
-from utils.measure.report import Evaluator
+from utils.measure.evaluator import Evaluator
 
 SIDE = 28
 CLASSES = 10

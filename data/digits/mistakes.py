@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from data.source import IGNORE, Batch
-from utils.measure.report import Prediction, Report
+from utils.measure.evaluator import Prediction, Report
 from utils.measure.scene import fitting, levels, scene
 
 SHOWN = 24

@@ -34,7 +34,7 @@ from data.source import Arrays, EvalSet, RunLength, RunSettings, Source, Spec
 from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes
 from utils.checkpoint.registry import Registry
 from utils.errors import ConfigError, short
-from utils.measure.report import Evaluator
+from utils.measure.evaluator import Evaluator
 
 TOGETHER = 16  # documents tokenized at once
 SCANNED = 1 << 16  # documents searched for held-out ones, at most

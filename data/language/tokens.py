@@ -32,7 +32,7 @@ from data.source import (
     combined_fingerprint,
 )
 from utils.errors import ConfigError
-from utils.measure.report import Evaluator
+from utils.measure.evaluator import Evaluator
 
 SEQUENCES = 64  # in an update, unless the configuration says otherwise
 DRAWN = 1 << 12  # windows drawn together: a few take as long as some thousand

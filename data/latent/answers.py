@@ -21,8 +21,8 @@ from data.sample import shown
 from data.source import Batch
 from utils.files import read_row
 from utils.latent import ANSWER_INPUTS, CUTS, WIRES
+from utils.measure.evaluator import Prediction, Report
 from utils.measure.png import panels
-from utils.measure.report import Prediction, Report
 
 FILE = "answers.json"
 MOST = 500  # earlier evaluations in the curve, at most

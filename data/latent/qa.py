@@ -22,7 +22,7 @@ from data.order import Order, cut_evenly, run_length, shard_rows
 from data.source import Arrays, EvalSet, RunLength, RunSettings, Source, Spec
 from data.tokenizer import check_encodes
 from utils.errors import ConfigError
-from utils.measure.report import Evaluator
+from utils.measure.evaluator import Evaluator
 
 
 def open_sets(

@@ -31,7 +31,7 @@ from data.recursive.arc_scene import arc_scene, grids_of, in_turn, shown_pair
 from data.recursive.puzzle_files import PuzzleSplit
 from data.source import Batch
 from utils.errors import ConfigError, brief
-from utils.measure.report import Prediction, Report
+from utils.measure.evaluator import Prediction, Report
 from utils.measure.scene import Files
 
 PASSES = (1, 2, 5, 10, 100, 1000)

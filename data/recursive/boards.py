@@ -14,7 +14,7 @@ from torch import Tensor
 from data.recursive import maze
 from data.recursive.sudoku import BOXES, DIGITS
 from data.source import IGNORE, Batch
-from utils.measure.report import Prediction, Report
+from utils.measure.evaluator import Prediction, Report
 from utils.measure.scene import Files, fitting, scene, spread
 
 SHOWN = 4  # solved examples, and as many unsolved ones

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from data.recursive.maze import leads
 from data.source import Batch
+from utils.measure.evaluator import Prediction, Report
 from utils.measure.metrics import format_metrics
-from utils.measure.report import Prediction, Report
 
 
 class MazePaths:

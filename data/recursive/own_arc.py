@@ -23,7 +23,7 @@ from data.recursive.puzzle_pool import Member
 from data.recursive.puzzle_text import columns
 from data.source import IGNORE, Arrays
 from utils.errors import ConfigError, brief
-from utils.measure.report import Report
+from utils.measure.evaluator import Report
 
 
 class OwnTask:

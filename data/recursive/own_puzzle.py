@@ -30,7 +30,7 @@ from data.recursive.sudoku import WIDTH, geometry, is_solved, search, to_digits,
 from data.recursive.sudoku_sets import BLANK
 from data.source import IGNORE, Arrays, Batch
 from utils.errors import ConfigError
-from utils.measure.report import Prediction, Report
+from utils.measure.evaluator import Prediction, Report
 from utils.measure.scene import Files, fitting
 
 # guesses after which nobody knows how many solutions a board has; one of size 9 that has a single

@@ -36,7 +36,7 @@ from data.source import (
     combined_fingerprint,
 )
 from utils.errors import ConfigError, short
-from utils.measure.report import Evaluator
+from utils.measure.evaluator import Evaluator
 
 # By name: called with a split, a set's name and how many evaluations vote together; returns what
 # makes a fresh evaluator for each evaluation

@@ -17,8 +17,8 @@ from data.recursive.maze import square_symmetries
 from data.recursive.sudoku_sets import cell_permutations, digit_permutations
 from data.source import IGNORE, Arrays, Batch, EvalSet
 from utils.errors import ConfigError
+from utils.measure.evaluator import Prediction, Report
 from utils.measure.metrics import format_metrics
-from utils.measure.report import Prediction, Report
 
 TOGETHER = 1 << 9  # examples counted at once
 

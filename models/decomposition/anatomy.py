@@ -21,7 +21,7 @@ from models.decomposition.export import MATRICES, TABLE
 from models.decomposition.gates_scene import components_scene, live_scene
 from models.decomposition.portrait import between_matrices, portraits
 from utils.files import read_row
-from utils.measure.report import Batch, Prediction, Report
+from utils.measure.evaluator import Batch, Prediction, Report
 
 PAGE = "components.html"
 TOP, BINS = 8, 20

@@ -29,8 +29,8 @@ from models.decomposition.masking import Masks, concat, errors, hidden_errors, r
 from models.layers import widen
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.errors import ConfigError, Stopped
+from utils.measure.evaluator import Evaluator, Prediction
 from utils.measure.metrics import Metric
-from utils.measure.report import Evaluator, Prediction
 from utils.noise import Noise
 from utils.ranks import signals
 from utils.ranks.distributed import Dist

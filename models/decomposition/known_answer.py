@@ -18,7 +18,7 @@ from models.decomposition import pictures
 from models.decomposition.components import Components
 from models.decomposition.gates_scene import gates_scene
 from utils.errors import ConfigError
-from utils.measure.report import Batch, Prediction, Report
+from utils.measure.evaluator import Batch, Prediction, Report
 
 TOLERANCE = 0.1  # how far a gate may be from 0 or 1
 

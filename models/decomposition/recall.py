@@ -8,8 +8,8 @@ from torch import Tensor
 
 from models.decomposition.induction import InductionHeads
 from models.objective import Batch, Carry, Context, Objective, StepOut
+from utils.measure.evaluator import Prediction
 from utils.measure.metrics import Metric
-from utils.measure.report import Prediction
 
 
 class Recall(Objective):

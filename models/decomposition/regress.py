@@ -9,8 +9,8 @@ from torch.func import functional_call
 from models.decomposition.toy import Toy
 from models.layers import cast_weights, widen
 from models.objective import Batch, Carry, Context, Objective, StepOut
+from utils.measure.evaluator import Prediction
 from utils.measure.metrics import Metric
-from utils.measure.report import Prediction
 
 
 class Regress(Objective):

@@ -15,8 +15,8 @@ from models.digits.cnn import CNN
 from models.interval import Interval
 from models.layers import cast_weights, widen
 from models.objective import Batch, Carry, Context, Objective, StepOut
+from utils.measure.evaluator import Evaluator, Prediction
 from utils.measure.metrics import MetricSums
-from utils.measure.report import Evaluator, Prediction
 from utils.spec import IGNORE
 
 
@@ -33,12 +33,12 @@ class ClassifyObjective(Objective):
             (ctx.noise.uniform(f"dropout{number}", (slots, width)) >= rate) / (1 - rate)
             for number, (width, rate) in enumerate(layers)
         )
-        loss, weight, metrics = self._score(self._logits(batch, masks), batch["labels"])
+        loss, weight, metrics = self.score(self._logits(batch, masks), batch["labels"])
         return StepOut(loss, weight, {"accuracy": metrics["accuracy"]})
 
     def predict(self, batch: Batch) -> Prediction:
         logits_BC = self._logits(batch, None)
-        _, _, metrics = self._score(logits_BC, batch["labels"])
+        _, _, metrics = self.score(logits_BC, batch["labels"])
         return Prediction(metrics, {"logits": logits_BC, "answer": logits_BC.argmax(-1)})
 
     def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
@@ -51,7 +51,7 @@ class ClassifyObjective(Objective):
         masks = None if masks is None else tuple(mask.to(dtype) for mask in masks)
         return widen(functional_call(self.model, cast_weights(self.model, dtype), (images, masks)))
 
-    def _score(self, logits_BC: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor, MetricSums]:
+    def score(self, logits_BC: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor, MetricSums]:
         loss = F.cross_entropy(logits_BC, labels_B.long(), ignore_index=IGNORE, reduction="sum")
         weight = (labels_B != IGNORE).sum()
         right = (logits_BC.argmax(-1) == labels_B).sum()

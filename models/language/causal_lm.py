@@ -18,8 +18,8 @@ from models.language.gpt import GPT
 from models.layers import Past
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.errors import ConfigError
+from utils.measure.evaluator import Prediction
 from utils.measure.metrics import Metric, MetricSums
-from utils.measure.report import Prediction
 from utils.spec import IGNORE
 
 
@@ -50,7 +50,7 @@ class CausalLM(Objective):
         self._piece: Callable[[Tensor, Tensor], Tensor] = self._cross_entropy
 
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
-        return StepOut(*self._score(batch))
+        return StepOut(*self.score(batch))
 
     def predict(self, batch: Batch) -> Prediction:
         """Scores a text; or continues a prompt, if the batch has room for a continuation; or takes
@@ -60,7 +60,7 @@ class CausalLM(Objective):
             return Prediction({}, {"continuation": self.continue_prompt(batch)})
         if "ending_bytes" in batch:
             return self.choose_ending(batch)
-        return Prediction(self._score(batch)[2])
+        return Prediction(self.score(batch)[2])
 
     def choose_ending(self, batch: Batch) -> Prediction:
         """Takes the likeliest ending of each question, and the likeliest per byte."""
@@ -128,7 +128,7 @@ class CausalLM(Objective):
         super().compile_net(graphs)
         self._piece = torch.compile(self._cross_entropy, dynamic=False)
 
-    def _score(self, batch: Batch) -> tuple[Tensor, Tensor, MetricSums]:
+    def score(self, batch: Batch) -> tuple[Tensor, Tensor, MetricSums]:
         labels_BL = batch["labels"].long()
         counted_BL = labels_BL != IGNORE
         hidden_BLD = self.model(batch["inputs"], batch.get("documents"))

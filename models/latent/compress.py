@@ -21,8 +21,8 @@ from models.layers import widen
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.errors import ConfigError
 from utils.latent import ANSWER_INPUTS, CUTS, WIRES
+from utils.measure.evaluator import Prediction
 from utils.measure.metrics import Metric
-from utils.measure.report import Prediction
 from utils.noise import Noise
 from utils.ranks.distributed import Dist
 

@@ -21,8 +21,8 @@ from models.recursive.by_step import ByStep
 from models.recursive.recursion import RecursiveNet, State
 from models.recursive.thinking import ThinkingSteps
 from utils.errors import ConfigError
+from utils.measure.evaluator import Evaluator, Prediction
 from utils.measure.metrics import Metric, MetricSums
-from utils.measure.report import Evaluator, Prediction
 from utils.spec import IGNORE
 
 

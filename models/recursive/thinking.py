@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.measure.figures import line_chart
-from utils.measure.report import Batch, Prediction, Report
+from utils.measure.evaluator import Batch, Prediction, Report
 from utils.measure.scene import Files, scene
+from utils.measure.svg import line_chart
 from utils.spec import IGNORE
 
 

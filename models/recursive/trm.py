@@ -26,10 +26,11 @@ class TRMInner(Inner):
         high, low = cycles
         with torch.no_grad():
             for _ in range(high - 1):
-                state = self._round(state, x_BLD, cos_sin, low)
-        return self._round(state, x_BLD, cos_sin, low)
+                state = self.one_round(state, x_BLD, cos_sin, low)
+        return self.one_round(state, x_BLD, cos_sin, low)
 
-    def _round(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, passes: int) -> State:
+    def one_round(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, passes: int) -> State:
+        """Refines z_L so many times, then z_H once."""
         z_H, z_L = state
         question_and_answer = z_H + x_BLD
         for _ in range(passes):

@@ -34,13 +34,11 @@ class ExactReducer(Reducer):
 
     def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
         """Lays out buckets, and the rank's branch of the tree."""
-        assert self._shards % dist.world_size == 0, (
-            "the configuration check should have refused this"
-        )
-        assert dist.world_size & (dist.world_size - 1) == 0, (
-            "the configuration check should have refused this"
-        )
-        self._merges = merges_after_each(self._shards // dist.world_size)
+        ranks = dist.world_size
+        refused = "the configuration check should have refused this"
+        assert ranks & (ranks - 1) == 0, refused
+        assert self._shards % ranks == 0, refused
+        self._merges = merges_after_each(self._shards // ranks)
         return super().wrap(objective, dist)
 
     def zero(self) -> None:

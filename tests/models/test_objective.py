@@ -20,7 +20,7 @@ from tests.data.digits.test_images import write_idx
 from tests.ranks import ROOT
 from tests.runs import TINY_CNN, TINY_GPT, TINY_TRM
 from tests.steps import steps_of, trainer_on
-from utils.measure.report import Prediction
+from utils.measure.evaluator import Prediction
 from utils.noise import Noise
 from utils.ranks.distributed import Dist
 from utils.spec import Spec

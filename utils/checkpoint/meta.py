@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.checkpoint.stepfolders import STEP_FOLDER
-from utils.command.moved import up_to_date
+from utils.command.renamed import up_to_date
 from utils.errors import brief, short
 from utils.files import read_text
 

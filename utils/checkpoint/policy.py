@@ -20,6 +20,7 @@ from utils.rundir.directory import RunDirectory
 # bytes of the largest checkpoints that are hashed for the report; the second with exact=true
 DIGEST_BYTES, EXACT_BYTES = 64 << 20, 1 << 30
 FAILED_SAVES = 3  # in a row, after which the run stops
+REMEDY = "make room there"
 
 
 class Checkpointer:
@@ -67,9 +68,9 @@ class Checkpointer:
         Called with the sums of all ranks' notices, so all ranks decide the same.
         """
         if sums.directory_is_lost:
-            self._give_up("its directory was gone for a moment")
+            self._give_up("its directory was gone for a moment; see that it stays")
         if sums.saves_fail:
-            self._give_up(f"{FAILED_SAVES} saves in a row failed")
+            self._give_up(f"{FAILED_SAVES} saves in a row failed; {REMEDY}")
         return sums.signal(), bool(sums.save_is_due)
 
     def saves_now(self) -> bool:
@@ -106,7 +107,7 @@ class Checkpointer:
             if any(self._run.dist.all_gather_text(self._run.lost())):
                 break
             self._save(self._best_step == step)
-        self._give_up(f"step {step} could not be saved ({problem})")
+        self._give_up(f"step {step} could not be saved ({problem}); {REMEDY}")
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -154,8 +155,6 @@ class Checkpointer:
         self._saved_step, self._saved_at = self._saved.run_state.step, time.monotonic()
 
     def _give_up(self, why: str) -> None:
-        there = (
-            f"checkpoint_path={self._run.directory}: {why}; make room there, and start the run"
-            " again to go on"
-        )
-        raise RunError(self._run.lost() or there)  # only rank 0 knows what is lost, and prints it
+        # only rank 0 knows what is lost, and prints it
+        there = f"checkpoint_path={self._run.directory}: {why}, and start the run again to go on"
+        raise RunError(self._run.lost() or there)

@@ -214,7 +214,7 @@ def _failure(error: BaseException, launch: Launch, alone: bool) -> Failure:
     """Returns what the user and other ranks learn of an error; `alone`: no other rank can explain
     it.
     """
-    from utils.command.complaints import explain
+    from utils.command.hydra_errors import explain
 
     line = (
         str(error)
@@ -287,7 +287,7 @@ def _ending_here() -> Iterator[None]:
         leave(0)
     except Exception as error:
         # a job ends by SystemExit: this is what Hydra met before it, or around it
-        from utils.command.complaints import blame
+        from utils.command.hydra_errors import blame
 
         line = blame(error, sys.argv[1:])
         leave(report(ConfigError(line) if line else error, launch))

@@ -204,11 +204,19 @@ def _one(path: str, home: str, default: Any, rules: Rules) -> str:
 
 
 def _about(file: Path) -> str:
-    """The first line of the comment that opens a file, after its package and its command."""
+    """The first lines of the comment that opens a file, after its package and its command, as far
+    as the first that ends a sentence.
+    """
+    about: list[str] = []
     for line in file.read_text(encoding="utf-8").splitlines():
-        if not (keys.GLOBAL.match(f"{line}\n") or COMMAND.match(line)):
-            return line.lstrip("# ") if line.startswith("#") else ""
-    return ""
+        if keys.GLOBAL.match(f"{line}\n") or COMMAND.match(line):
+            continue
+        if not line.startswith("#"):
+            break
+        about.append(line.lstrip("# "))
+        if line.endswith((".", ":")):
+            break
+    return " ".join(about)
 
 
 def _wrap_text(left: str, text: str, indent: int) -> list[str]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from utils.command.moved import current_name
+from utils.command.renamed import current_name
 from utils.errors import ConfigError, brief, short
 from utils.files import ROOT
 

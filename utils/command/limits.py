@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from utils.command.instantiate import literals_of
 from utils.command.keys import A_PATH, Rules
-from utils.command.moved import current_name
+from utils.command.renamed import current_name
 from utils.command.values import Rule, leaves
 from utils.errors import ConfigError, brief, short
 from utils.gpus import gib_of_each

@@ -15,8 +15,8 @@ from torch import Tensor
 from utils.errors import ConfigError, brief
 from utils.files import safe_name
 from utils.measure import scene
+from utils.measure.evaluator import Batch, Evaluator, Folder, Prediction, Recalls, Report
 from utils.measure.metrics import Metric, format_metrics, means, stack
-from utils.measure.report import Batch, Evaluator, Folder, Prediction, Recalls, Report
 from utils.ranks import signals
 from utils.ranks.distributed import Dist
 

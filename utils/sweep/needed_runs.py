@@ -24,7 +24,7 @@ from utils.command import config as configs
 from utils.command.arguments import prepare
 from utils.command.from_checkpoint import as_override
 from utils.command.keys import A_RUN, SAME_RUN, all_rules, is_marked, run_values
-from utils.command.moved import up_to_date
+from utils.command.renamed import up_to_date
 from utils.command.values import leaves
 from utils.errors import Busy, ConfigError, Stopped, short
 from utils.files import read_text
@@ -95,7 +95,7 @@ def _resolve(path: str, value: str, config: DictConfig) -> DictConfig:
         raw = compose("pretrain", prepare([*inherited, *given]), return_hydra_config=True)
         return configs.resolve(raw, dict(raw.hydra.runtime.choices), detect(os.environ))
     except Exception as error:  # Hydra raises many kinds
-        from utils.command.complaints import explain
+        from utils.command.hydra_errors import explain
 
         line = str(error) if isinstance(error, ConfigError) else explain(error)
         raise ConfigError(f"{path}={short(value)}: {line or str(error).splitlines()[0]}") from None

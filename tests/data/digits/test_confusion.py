@@ -16,7 +16,7 @@ from data.recursive.puzzles import PuzzleSource
 from data.source import IGNORE
 from tests.data.recursive.helpers import write_dataset
 from tests.sources import opened
-from utils.measure.report import Prediction, Report
+from utils.measure.evaluator import Prediction, Report
 
 LABELS, ANSWERS = [0, 0, 0, 2, 2, 2, 2], [0, 1, 0, 2, 2, 0, 2]
 

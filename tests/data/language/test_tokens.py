@@ -20,7 +20,7 @@ from data.source import IGNORE
 from data.stream import ShardStream, eval_batches, train_loader
 from tests.data.language.token_helpers import VOCAB, source, write_bin, write_corpus, write_npy
 from utils.errors import ConfigError
-from utils.measure.report import Prediction
+from utils.measure.evaluator import Prediction
 
 
 def starts(made: TokenSource, steps: range) -> list[int]:

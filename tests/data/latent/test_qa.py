@@ -29,7 +29,7 @@ from tests.data.language.token_helpers import deaf_tokenizer
 from tests.sources import opened
 from utils.errors import ConfigError
 from utils.latent import ANSWER_INPUTS, WIRES
-from utils.measure.report import Prediction, Report
+from utils.measure.evaluator import Prediction, Report
 
 FORM = {"context": "{context}\\n", "question": "{question}", "answer": "{answer}\\n"}
 STORIES = {"train": 20, "test": 10, "facts": 3}

@@ -10,7 +10,7 @@ import torch
 
 from data.recursive.sudoku import search, to_masks
 from data.source import Arrays, Source
-from utils.measure.report import Prediction
+from utils.measure.evaluator import Prediction
 
 SEQ_LEN = 4
 VOCAB = 17

@@ -25,7 +25,7 @@ from tests.ranks import ROOT
 from tests.runs import QUIET, train
 from tests.sources import opened
 from utils.errors import ConfigError
-from utils.measure.report import Prediction, Report
+from utils.measure.evaluator import Prediction, Report
 
 GOLDEN = ROOT / "tests" / "golden" / "arc_votes.npz"
 BATCH = 16

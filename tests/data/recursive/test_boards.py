@@ -12,7 +12,7 @@ import torch
 
 from data.recursive import maze
 from data.recursive.boards import SHOWN, Boards
-from utils.measure.report import Prediction, Report
+from utils.measure.evaluator import Prediction, Report
 from utils.measure.scene import MOST
 from utils.spec import IGNORE
 

@@ -30,7 +30,7 @@ from data.recursive.puzzle_text import puzzle_text
 from data.recursive.puzzles import PuzzleSource
 from data.recursive.sudoku_sets import sudoku_split
 from tests.sources import opened
-from utils.measure.report import Prediction
+from utils.measure.evaluator import Prediction
 
 SMALL = generate(8, 16, False, 3, range(4))
 

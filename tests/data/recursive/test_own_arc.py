@@ -16,7 +16,7 @@ from data.recursive.puzzles import PuzzleSource
 from tests.data.recursive.arc_helpers import built, write_folder
 from tests.sources import opened
 from utils.errors import ConfigError
-from utils.measure.report import Prediction, Report
+from utils.measure.evaluator import Prediction, Report
 
 IMAGES = 6
 

@@ -23,7 +23,7 @@ from tests.data.recursive.test_maze import tokens
 from tests.ranks import ROOT
 from tests.sources import opened
 from utils.errors import ConfigError
-from utils.measure.report import Prediction, Report
+from utils.measure.evaluator import Prediction, Report
 
 BOARD = "1 2 | 3 .\n. . | 1 2\n----+----\n2 1 | 4 3\n4 3 | 2 1"
 LINE = "123...1221434321"

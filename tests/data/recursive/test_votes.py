@@ -20,7 +20,7 @@ from data.source import IGNORE, Arrays
 from tests.data.recursive.test_maze import SMALL
 from tests.sources import opened
 from utils.errors import ConfigError
-from utils.measure.report import Prediction
+from utils.measure.evaluator import Prediction
 
 SOLVED = np.array([[1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1]], np.uint8)
 

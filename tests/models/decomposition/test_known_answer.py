@@ -28,7 +28,7 @@ from models.decomposition.known_answer import (
 from models.decomposition.portrait import attributions
 from tests.models.decomposition.test_components import changed, objective_on
 from utils.errors import ConfigError
-from utils.measure.report import Report
+from utils.measure.evaluator import Report
 from utils.measure.scene import MOST
 
 

@@ -24,7 +24,7 @@ from tests.ranks import check_ended_well, run_module
 from tests.sources import opened
 from utils.errors import ConfigError
 from utils.latent import ANSWER_INPUTS, WIRES
-from utils.measure.report import Prediction
+from utils.measure.evaluator import Prediction
 from utils.noise import Noise
 from utils.ranks.distributed import Dist
 

@@ -12,7 +12,7 @@ from models.interval import Interval
 from models.recursive.by_step import MOST_RECORDED, ByStep
 from models.recursive.thinking import ThinkingSteps
 from tests.models.recursive.test_act import batch_of, make
-from utils.measure.report import Prediction, Report
+from utils.measure.evaluator import Prediction, Report
 from utils.spec import IGNORE
 
 ROWS, PADDING = 40, 8

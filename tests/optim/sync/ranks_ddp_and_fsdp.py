@@ -28,7 +28,7 @@ from optim.sync.ddp import DDP
 from optim.sync.fsdp import FSDP
 from utils.checkpoint.registry import Registry
 from utils.errors import ConfigError, RunError
-from utils.measure.report import Prediction
+from utils.measure.evaluator import Prediction
 from utils.noise import Noise
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist

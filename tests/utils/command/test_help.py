@@ -51,6 +51,16 @@ def test_help_for_one_thing(topic: str, says: str) -> None:
     assert says in " ".join(answer(["--help", topic]).split()), "however its lines break"
 
 
+def test_help_cuts_no_sentence(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\n# python pretrain.py experiment=mine\n"
+        "# An hour. About\n# 1.5 GB, mostly.\n# A detail.\nseed: 1\n"
+    )
+    text = answer(["--help", "experiment", f"--config-dir={tmp_path}"])
+    assert "  mine              An hour. About 1.5 GB, mostly.\n" in text
+
+
 def test_help_for_what_is_not_there() -> None:
     with pytest.raises(ConfigError, match=r"^--help learn: unknown key; --help lists the keys$"):
         answer(["--help", "learn"])

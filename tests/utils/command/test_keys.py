@@ -229,7 +229,7 @@ def test_generic_code_names_no_key_of_one_task() -> None:
         "evaluators",
     }
     named = re.compile(rf"[.\"']({'|'.join(of_one)})\b(?!\()")  # a method may be called like a key
-    history = ROOT / "utils/command/moved.py"  # which must name what there was
+    history = ROOT / "utils/command/renamed.py"  # which must name what there was
     for path in {ROOT / "pretrain.py", *(ROOT / "utils").rglob("*.py")} - {history}:
         assert not named.findall(path.read_text()), path
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from utils.errors import PeerError
 from utils.measure.evaluation import Evaluation
-from utils.measure.report import Batch, Prediction, Report
+from utils.measure.evaluator import Batch, Prediction, Report
 from utils.ranks import distributed, signals
 from utils.ranks.distributed import Dist
 

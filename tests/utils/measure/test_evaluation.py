@@ -21,8 +21,8 @@ from tests.utils.measure.ranks_evaluation import EXAMPLES
 from tests.utils.rundir.test_status import fill
 from utils.errors import ConfigError
 from utils.measure.evaluation import Evaluation, Means, check_names
+from utils.measure.evaluator import Batch, Prediction, Report
 from utils.measure.metrics import stack
-from utils.measure.report import Batch, Prediction, Report
 from utils.ranks.distributed import Dist
 
 ONE = torch.ones(())

@@ -11,7 +11,7 @@ import torch
 
 from tests.ranks import ROOT
 from utils.measure import scene
-from utils.measure.report import Prediction
+from utils.measure.evaluator import Prediction
 
 
 def test_a_scene_is_json_that_a_browser_reads() -> None:

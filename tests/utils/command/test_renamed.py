@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from tests.runs import TINY_GPT, digest, train
 from utils.checkpoint.manifest import MANIFEST, entry_of, text_of
 from utils.command.instantiate import find
-from utils.command.moved import MOVED, REPEATED, up_to_date
+from utils.command.renamed import MOVED, REPEATED, up_to_date
 from utils.files import ROOT
 
 

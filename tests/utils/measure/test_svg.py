@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from utils.measure.figures import COLOURS, heat_map, line_chart
+from utils.measure.svg import COLOURS, heat_map, line_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 
