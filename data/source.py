@@ -16,7 +16,10 @@ from utils.errors import ConfigError
 from utils.measure.evaluator import Batch, Evaluator
 from utils.spec import IGNORE, Spec
 
-__all__ = ["IGNORE", "Arrays", "Batch", "EvalSet", "OneExample", "RunSettings", "Source", "Spec"]
+__all__ = [
+    "IGNORE", "Arrays", "Batch", "EvalSet", "OneExample", "RunLength", "RunSettings", "Source",
+    "Spec",
+]  # fmt: skip
 
 Arrays = dict[str, np.ndarray]
 

@@ -41,7 +41,7 @@ from utils.measure.evaluator import Evaluator
 # By name: called with a split, a set's name and how many evaluations vote together; returns what
 # makes a fresh evaluator for each evaluation
 EVALUATORS: dict[str, Callable[[PuzzleSplit, str, int], Callable[[], Evaluator]]] = {
-    "arc": lambda split, name, pool: partial(ArcVotes, ArcPairs(split, name), pool),
+    "arc": lambda split, name, pooled: partial(ArcVotes, ArcPairs(split, name), pooled),
 }
 VOTE = "vote"  # asks for images of every example as well
 SPELT_OUT = {"arc@ARC": "arc"}  # as TRM's own configuration names them
@@ -127,9 +127,9 @@ class PuzzleSource(Source):
                 if len(self._eval_sets[key])
             }
         filled = {key: of for key, of in self._test.items() if len(self._eval_sets.get(key, ()))}
-        pool = 1 if run.eval_only else arc_pool
+        pooled = 1 if run.eval_only else arc_pool
         self._chosen = {
-            key: scorers_of(*of, pool) if by_data else [make(*of, pool) for make in chosen]
+            key: scorers_of(*of, pooled) if by_data else [make(*of, pooled) for make in chosen]
             for key, of in filled.items()
         }
         self.spec = Spec(
@@ -264,14 +264,14 @@ def own_examples(
     return lambda: [Answers(own, known.vocab_size), AnswersByStep(own)], own
 
 
-def scorers_of(split: PuzzleSplit, name: str, pool: int) -> list[Callable[[], Evaluator]]:
+def scorers_of(split: PuzzleSplit, name: str, pooled: int) -> list[Callable[[], Evaluator]]:
     """Returns the evaluators of a set if the user names none: votes for ARC, as in TRM, if the
     dataset has what they need.
     """
     if (split.metadata.vocab_size, split.metadata.seq_len) != (VOCAB, CELLS):
         return []
     try:
-        return [EVALUATORS["arc"](split, name, pool)]
+        return [EVALUATORS["arc"](split, name, pooled)]
     except ConfigError:  # built without names of puzzles, or another puzzle of the same shape
         return []
 
