@@ -3,7 +3,19 @@ SHELL := /bin/bash
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: train test test-all test-slurm lint format bench stages gpu wheels clean
+.PHONY: help setup train test test-all test-slurm lint format bench stages gpu wheels clean
+
+help:
+	@echo 'make setup       create .venv from the lock file (every other target does it first)'
+	@echo 'make train       train a small TRM on Sudoku: the first thing to try, a minute'
+	@echo 'make test        the fast tests, 6 minutes on two cores'
+	@echo 'make test-all    the slow ones too, 45 minutes'
+	@echo 'make test-slurm  a private Slurm of two nodes; as root'
+	@echo 'make lint        ruff and mypy; make format fixes what ruff can'
+	@echo 'make bench       the tables of RESULTS.md'
+	@echo 'make gpu         tests and measurements on a GPU machine: docs/hardware.md'
+
+setup: .venv/ready
 
 train: .venv/ready
 	$(PY) pretrain.py experiment=demo

@@ -168,7 +168,7 @@ class DecoderBlock(nn.Module):
 class GPT(nn.Module):
     """Turns tokens into hidden states, from which `logits` makes scores of the next token.
 
-    Each weight is cast where it is used, so that blocks may be sharded one by one.
+    Each weight is cast where it is used, so that blocks may be split over ranks one by one.
     """
 
     def __init__(self, spec: Spec, **keys) -> None:
@@ -201,7 +201,7 @@ class GPT(nn.Module):
 
     @property
     def blocks(self) -> Sequence[DecoderBlock]:
-        """The blocks, each of which may be compiled, recomputed or sharded by itself."""
+        """The blocks, each of which may be compiled, recomputed or split by itself."""
         return list(self.layers)  # type: ignore[arg-type]
 
     def forward(self, tokens_BL: Tensor, documents_BL: Tensor | None = None) -> Tensor:

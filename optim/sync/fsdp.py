@@ -27,7 +27,7 @@ from utils.ranks.distributed import Dist
 
 
 class FSDP(Common):
-    """Shards every block of the net by itself, and all other parameters as one outer unit. Calls of
+    """Splits every block of the net by itself, and all other parameters as one outer unit. Calls of
     the objective that need weights go through the outer unit.
     """
 
