@@ -243,7 +243,9 @@ class Anatomy:
                     **self._portraits.get(name, {}),
                 }
             )
-        texts = {token: self._text([token]) for token in _used(totals["around"])}
+        # numbers of tokens need a space between them
+        apart = " " if self._decode is None and self._kind == "token" else ""
+        texts = {token: self._text([token]) + apart for token in _used(totals["around"])}
         return page.draw(f"Components after step {self._step}", self._kind, matrices, texts)
 
     def _component(

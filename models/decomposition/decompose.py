@@ -85,6 +85,7 @@ class Decompose(Objective):
         masked_layerwise: float = 0.0,
         masked_subset: float = 0.0,
         subset_probability: float | None = None,
+        positions: str = "all",
     ) -> None:
         super().__init__(model)
         self.adversary = Adversary(**adversarial)
@@ -115,6 +116,14 @@ class Decompose(Objective):
                 "arch.loss.reconstruction=kl: compares probabilities of tokens, and this net"
                 " predicts numbers; use mse"
             )
+        if positions not in ("all", "last"):
+            raise ConfigError(f"arch.loss.positions={positions}: choose all or last")
+        if positions == "last" and not model.predicts_tokens:
+            raise ConfigError(
+                "arch.loss.positions=last: compares outputs at the end of texts, and this net reads"
+                " none; use all"
+            )
+        self.last_alone = positions == "last"
         self.kl = model.predicts_tokens if reconstruction == "auto" else reconstruction == "kl"
         self.error_name = "kl" if self.kl else "mse"
         self.headline = Metric(f"{self.error_name}_rounded", lower_is_better=True)
@@ -480,6 +489,16 @@ class Decompose(Objective):
         return Masks.between(gates, sources.expand(shape))
 
     def _error(self, out: Tensor, target_out: Tensor) -> Tensor:
+        """Returns the error of each row. Where only the ends of texts count, an end stands for all
+        positions of its text, so that means over positions are means over texts.
+        """
+        if not self.last_alone:
+            return self._row_errors(out, target_out)
+        length = out.shape[-2]
+        ends = self._row_errors(out[..., -1:, :], target_out[..., -1:, :])
+        return F.pad(length * ends, (length - 1, 0))
+
+    def _row_errors(self, out: Tensor, target_out: Tensor) -> Tensor:
         out = widen(out)
         if not self.kl:
             return (out - target_out).square().mean(-1)

@@ -417,6 +417,8 @@ REFUSED = [
     (["arch.gates.sigmoid=soft"], r"arch\.gates\.sigmoid=soft: (must be|choose one of)"),
     (["arch.loss.p_from=0.5", "arch.loss.p_until=0.4"], "p_until=0.4: ends before"),
     (["arch.loss.reconstruction=kl"], "kl: compares probabilities of tokens"),
+    (["arch.loss.positions=last"], "last: compares outputs at the end of texts, and this net"),
+    (["arch.loss.positions=first"], r"arch\.loss\.positions=first: (must be|choose all or last)"),
     (
         ["arch.loss.known.identity=[x]"],
         r"known\.identity=x: matches none of the chosen matrices, linear1, linear2",

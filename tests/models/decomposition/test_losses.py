@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from models.decomposition.decompose import Decompose
+from models.decomposition.masking import Masks, errors
 from models.objective import Context
 from tests.models.decomposition.test_components import changed, objective_on
 from utils.errors import ConfigError
@@ -213,3 +214,25 @@ def test_what_an_adversary_cannot_be(by_hand: ByHand, adversarial: dict, says: s
 def test_embeddings_alone_have_no_hidden_activations(gpt_target: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="those of embeddings are indices"):
         objective_on(gpt_target, tmp_path, "arch.modules=[embed_tokens]", "arch.loss.hidden=1")
+
+
+def test_the_end_of_a_text_may_be_all_that_counts(gpt_target: Path, tmp_path: Path) -> None:
+    objective, batch, ctx = objective_on(gpt_target, tmp_path)
+    model, x = objective.model, batch["inputs"]
+    last = changed(objective, **NOTHING, masked=1.0, positions="last")
+    out = last(batch, None, ctx)
+    target_out, inputs = model.probe(x, batch.get("documents"))
+    gates = model.lower_gates(model.gate_logits(inputs))
+    masks = Masks(gates.unsqueeze(1))
+    kept: list[Tensor] = []
+
+    def keep(masked_out: Tensor, _: Tensor) -> Tensor:
+        kept.append(masked_out)
+        return masked_out
+
+    errors(model, x, batch.get("documents"), target_out, masks, keep)
+    wanted, found = (each[:, -1].log_softmax(-1) for each in (target_out, kept[0]))
+    kl_B = (wanted.exp() * (wanted - found)).sum(-1)
+    assert_close(out.loss / out.weight, kl_B.mean())
+    everywhere = changed(objective, **NOTHING, masked=1.0)(batch, None, ctx)
+    assert abs(everywhere.loss - out.loss) > 1e-6
