@@ -4,7 +4,9 @@ steps, with FSDP as well.
     python -m tests.bench.bench_allreduce
 
 In the first table the ways run in turns inside one process group, so that whatever else the machine
-does hits all alike. Each is timed from clearing the gradients until the reduced ones are there.
+does hits all alike. Each is timed from clearing the gradients until the reduced ones are there, by
+the clock (the slowest rank's time) and in CPU time (that of all ranks), which says more on a loaded
+machine.
 Ours includes its finiteness check, which names the rank and the parameter; DDP has none, so it runs
 a second time followed by the check of the total norm that loops usually make.
 
@@ -52,6 +54,8 @@ ROWS, TOKENS, STEPS = 2, 128, 4
 # what is freed goes back at once, so that what is held is what is needed
 PRECISE = {"MALLOC_MMAP_THRESHOLD_": "1000000"}
 BUCKET_MB = float(os.environ.get("BUCKET_MB", "16"))
+Step = Callable[[Tensor], tuple[float, float]]  # the seconds of a rank by each of CLOCKS
+CLOCKS = {"clock": c10d.ReduceOp.MAX, "CPU": c10d.ReduceOp.SUM}
 
 
 class Reasoner(nn.Module):
@@ -94,44 +98,57 @@ def nets() -> dict[str, tuple[Callable[[], nn.Module], Tensor]]:
     }
 
 
-def ours(net: nn.Module, dist: Dist) -> Callable[[Tensor], float]:
+class Clocks:
+    """Counts from the moment at which all ranks are there."""
+
+    def __init__(self, dist: Dist) -> None:
+        dist.barrier()
+        self.start = time.perf_counter(), time.process_time()
+
+    def passed(self) -> tuple[float, float]:
+        """Returns the seconds since then by the clock, and those of all threads' CPU time."""
+        clock, cpu = self.start
+        return time.perf_counter() - clock, time.process_time() - cpu
+
+
+def ours(net: nn.Module, dist: Dist) -> Step:
     reducer = Reducer(BUCKET_MB)
     reducer.wrap(net, dist)
 
-    def step(tokens: Tensor) -> float:
+    def step(tokens: Tensor) -> tuple[float, float]:
         loss = net(tokens).square().sum()
-        start = _aligned(dist)
+        start = Clocks(dist)
         reducer.zero()
         with reducer.backward(last=True):
             loss.backward()
         reducer.finish([1.0])()
-        return time.perf_counter() - start
+        return start.passed()
 
     return step
 
 
-def per_parameter(net: nn.Module, dist: Dist) -> Callable[[Tensor], float]:
-    def step(tokens: Tensor) -> float:
+def per_parameter(net: nn.Module, dist: Dist) -> Step:
+    def step(tokens: Tensor) -> tuple[float, float]:
         loss = net(tokens).square().sum()
-        start = _aligned(dist)
+        start = Clocks(dist)
         net.zero_grad()
         loss.backward()
         for p in net.parameters():
             c10d.all_reduce(p.grad)
             p.grad /= dist.world_size
-        return time.perf_counter() - start
+        return start.passed()
 
     return step
 
 
-def ddp(net: nn.Module, dist: Dist, check: bool = False) -> Callable[[Tensor], float]:
+def ddp(net: nn.Module, dist: Dist, check: bool = False) -> Step:
     wrapped = nn.parallel.DistributedDataParallel(
         net, gradient_as_bucket_view=True, broadcast_buffers=False
     )
 
-    def step(tokens: Tensor) -> float:
+    def step(tokens: Tensor) -> tuple[float, float]:
         loss = wrapped(tokens).square().sum()
-        start = _aligned(dist)
+        start = Clocks(dist)
         net.zero_grad()
         loss.backward()
         if (
@@ -139,7 +156,7 @@ def ddp(net: nn.Module, dist: Dist, check: bool = False) -> Callable[[Tensor], f
             and not torch.nn.utils.get_total_norm([p.grad for p in net.parameters()]).isfinite()
         ):
             raise RuntimeError("a gradient is not finite")
-        return time.perf_counter() - start
+        return start.passed()
 
     return step
 
@@ -193,14 +210,15 @@ def whole_steps(way: str, dist: Dist) -> None:
     )
     times = []
     for _ in range(STEPS + 2):
-        start = _aligned(dist)
+        start = Clocks(dist)
         sync.zero()
         with sync.backward(last=True):
             out = wrapped(batch, None, context)
             out.loss.backward()
         assert sync.finish([out.weight])().finite
         optimizer.step()
-        times.append(_aligned(dist) - start)
+        dist.barrier()
+        times.append(start.passed()[0])
     print(
         dist.world_size * ROWS * TOKENS / statistics.median(times[2:]),
         (peak_memory(dist.device) - before) / 1e6,
@@ -234,25 +252,35 @@ def table_of_steps() -> None:
         )
 
 
-def _aligned(dist: Dist) -> float:
-    dist.barrier()
-    return time.perf_counter()
-
-
-def measure(dist: Dist, build: Callable[[], nn.Module], tokens: Tensor) -> dict[str, list[float]]:
-    """Milliseconds of each way, round by round, the slowest rank counting in every round."""
-    steps = {}
+def measure(
+    dist: Dist, build: Callable[[], nn.Module], tokens: Tensor
+) -> dict[str, dict[str, list[float]]]:
+    """Returns milliseconds by clock and way, round by round."""
+    steps: dict[str, Step] = {}
     for name, way in WAYS.items():
         torch.manual_seed(0)
         steps[name] = way(build(), dist)
-    times: dict[str, list[float]] = {name: [] for name in WAYS}
+    times: dict[str, dict[str, list[float]]] = {
+        clock: {name: [] for name in WAYS} for clock in CLOCKS
+    }
     for round_ in range(ROUNDS + 3):
         for name, step in steps.items():
-            slowest = torch.tensor(step(tokens))
-            c10d.all_reduce(slowest, c10d.ReduceOp.MAX)
-            if round_ >= 3:  # DDP lays out its buckets anew after its first step
-                times[name].append(slowest.item() * 1000)
+            for (clock, over_ranks), seconds in zip(CLOCKS.items(), step(tokens), strict=True):
+                of_ranks = torch.tensor(seconds)
+                c10d.all_reduce(of_ranks, over_ranks)
+                if round_ >= 3:  # DDP lays out its buckets anew after its first step
+                    times[clock][name].append(of_ranks.item() * 1000)
     return times
+
+
+def row(name: str, size: int, clock: str, of_ways: dict[str, list[float]]) -> str:
+    """Returns a row of the first table."""
+    one, *others = ((statistics.median(ms), min(ms)) for ms in of_ways.values())
+    columns = "".join(f"{f'{median:.1f} ({best:.1f})':>15}" for median, best in (one, *others))
+    ratios = "".join(
+        f"{'{:.2f} ({:.2f})'.format(*map(truediv, other, one)):>19}" for other in others
+    )
+    return f"{name:18}{size / 1e6:>5.1f}M{clock:>6}{columns}{ratios}"
 
 
 def one_rank() -> None:
@@ -268,23 +296,15 @@ def one_rank() -> None:
                 " bests), above 1: ours is faster"
             )
             print(
-                f"{'net':18}{'size':>6}"
+                f"{'net':18}{'size':>6}{'by':>6}"
                 + "".join(f"{way:>15}" for way in WAYS)
                 + "".join(f"{way + '/ours':>19}" for way in list(WAYS)[1:])
             )
         for name, (build, tokens) in nets().items():
             size = sum(p.numel() for p in build().parameters())
-            one, *others = (
-                (statistics.median(ms), min(ms)) for ms in measure(dist, build, tokens).values()
-            )
-            if dist.is_main:
-                columns = "".join(
-                    f"{f'{median:.1f} ({best:.1f})':>15}" for median, best in (one, *others)
-                )
-                ratios = "".join(
-                    f"{'{:.2f} ({:.2f})'.format(*map(truediv, other, one)):>19}" for other in others
-                )
-                print(f"{name:18}{size / 1e6:>5.1f}M{columns}{ratios}", flush=True)
+            for clock, of_ways in measure(dist, build, tokens).items():
+                if dist.is_main:
+                    print(row(name, size, clock, of_ways), flush=True)
     finally:
         distributed.stop()
 

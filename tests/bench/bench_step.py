@@ -3,7 +3,7 @@ of the published code, beside it in both, as its nets run in bfloat16 unless tol
 
 `python -m tests.bench.bench_step --hrm FOLDER --trm FOLDER` (they want einops and pydantic). Every
 way is a process of its own, and steps are taken in turn, so that whatever else the machine does
-meets all of them.
+meets all of them. Times are CPU time.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def batch_of(net: str) -> dict[str, Any]:
 
 
 def serve(net: str, way: str, folder: str) -> None:
-    """A step for every line that comes, and the seconds it took."""
+    """A step for every line that comes, and the CPU seconds it took."""
     import torch
 
     torch.set_num_threads(1)
@@ -184,9 +184,9 @@ def serve(net: str, way: str, folder: str) -> None:
     step()
     print("ready", flush=True)
     for _ in sys.stdin:
-        began = time.perf_counter()
+        began = time.process_time()
         step()
-        print(time.perf_counter() - began, flush=True)
+        print(time.process_time() - began, flush=True)
 
 
 def compare(net: str, folder: str) -> None:
