@@ -8,7 +8,7 @@ from data.tokenizer import BEGINS
 
 
 def train_bpe(texts: Iterator[str], size: int, most: int) -> str:
-    """A byte-level BPE of so many tokens, a begin token among them, from the first so many
+    """Trains a byte-level BPE of `size` tokens, a begin token among them, on the first `most`
     characters.
     """
     from tokenizers import Tokenizer as Library

@@ -16,7 +16,7 @@ from data.order import generator
 
 ROUNDS = 6  # each half is mixed three times
 LARGEST = 1 << 60  # larger indices could overflow
-DRAWN = 1 << 12  # NumPy draws smaller orders: with so few pairs, the network does not look random
+DRAWN = 1 << 12  # NumPy draws smaller orders: with few pairs, the network does not look random
 
 
 class Permutation:

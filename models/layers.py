@@ -298,7 +298,7 @@ class Past:
         return Past(self.key.to(device), self.value.to(device))
 
     def repeat(self, times: int) -> Past:
-        """Repeats each row so many times."""
+        """Repeats each row this many times."""
         if self.key is None or self.value is None:
             return Past()
         return Past(self.key.repeat_interleave(times, 0), self.value.repeat_interleave(times, 0))
@@ -354,7 +354,7 @@ class Block(nn.Module):
         mix_positions: int = 0,
     ) -> None:
         super().__init__()
-        if mix_positions:  # an MLP over so many positions takes the place of attention
+        if mix_positions:  # an MLP over this many positions takes the place of attention
             self.mlp_t = mlp(mix_positions)
         else:
             self.self_attn = Attention(width, heads)

@@ -29,7 +29,7 @@ def check_count(key: str, value: object, most: int) -> None:
 
 
 def check_memory(weights: int) -> None:
-    """Raises ConfigError if so many weights do not fit into this machine's memory.
+    """Raises ConfigError if this many weights do not fit into this machine's memory.
 
     Weights are drawn on the CPU for every device. A net without numbers, on the meta device, may
     have any size.

@@ -42,7 +42,7 @@ IMAGES = 8  # turns and reflections of a square
 
 
 def fits(cells: int) -> bool:
-    """Returns whether a maze may have so many cells."""
+    """Returns whether a maze may have this many cells."""
     return cells > 1 and is_square(cells)
 
 
@@ -170,7 +170,7 @@ def parser() -> argparse.ArgumentParser:
     source.add_argument(
         "--size",
         type=int,
-        help=f"generate mazes of so many rows and columns, at most {LONGEST_SIDE}",
+        help=f"generate mazes of this many rows and columns, at most {LONGEST_SIDE}",
     )
     source.add_argument(
         "--input-dir", help="folder that holds train.csv and test.csv, or test.csv alone"
@@ -198,7 +198,7 @@ def parser() -> argparse.ArgumentParser:
     given.add_argument(
         "--held-out",
         type=int,
-        help="so many training mazes become the test set, where there is no test.csv",
+        help="this many training mazes become the test set, where there is no test.csv",
     )
     given.add_argument(
         "--subsample-size", type=int, help="training mazes to keep, chosen at random"

@@ -197,7 +197,7 @@ def parser() -> argparse.ArgumentParser:
     given.add_argument(
         "--held-out",
         type=int,
-        help="so many training boards become the test set, where there is no test.csv",
+        help="this many training boards become the test set, where there is no test.csv",
     )
     given.add_argument(
         "--subsample-size", type=int, help="training boards to keep, chosen at random"

@@ -120,7 +120,7 @@ def encode_part(number: int, part: Part, folder: Path, tokenizer: Tokenizer) -> 
 
 
 def batches_of(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Texts in pieces of so many characters at least."""
+    """Texts in pieces of at least this many characters."""
     batch: list[str] = []
     held = 0
     for text in texts:
@@ -353,7 +353,9 @@ def parser() -> argparse.ArgumentParser:
     )
     kind = made.add_mutually_exclusive_group(required=True)
     kind.add_argument("--tokenizer", help="bytes, or a tokenizer.json")
-    kind.add_argument("--train-bpe", type=int, help="train a byte-level BPE of so many tokens here")
+    kind.add_argument(
+        "--train-bpe", type=int, help="train a byte-level BPE of this many tokens here"
+    )
     made.add_argument(
         "--bpe-mib", type=int, default=256, help="text that it is trained on, at most"
     )

@@ -188,7 +188,7 @@ def _close_others(tokens: np.ndarray, path: list[int]) -> None:
 
 
 def _reaching(open_cells: np.ndarray, starts: np.ndarray, side: int, steps: int) -> np.ndarray:
-    """Which boards have cells so many steps from the start: all boards spread at once, a row of
+    """Which boards have cells this far from the start: all boards spread at once, a row of
     cells in a number's bits.
     """
     word, bits = (np.uint32, 32) if side <= 32 else (np.uint64, 64)

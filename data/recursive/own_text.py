@@ -210,7 +210,7 @@ def maze_tokens(puzzle: Puzzle, side: int) -> np.ndarray:
 
 
 def _drawn_below(where: str, lines: list[tuple[int, str]], rows: int) -> list[Puzzle]:
-    """Puzzles of so many lines each."""
+    """Puzzles of this many lines each."""
     return [
         Puzzle(f"{where}: line {part[0][0]}", part[0][0], "\n".join(line for _, line in part))
         for part in (lines[start : start + rows] for start in range(0, len(lines), rows))

@@ -29,7 +29,7 @@ FOR_EVER = 1 << 60
 # guesses at which a large board counts as one of several solutions; one of size 9 never needs as
 # many
 TOO_DEEP = 500
-TRIES = 256  # of which so many at least are tried together
+TRIES = 256  # at least this many of them are tried together
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ WALK = np.dtype(
 
 
 def wanted_levels(count: int, rng: np.random.Generator) -> np.ndarray:
-    """The levels of so many boards, evenly spread over the distribution, in random order."""
+    """Returns levels evenly spread over the distribution, in random order."""
     share = (rng.permutation(count) + rng.random(count)) / count
     return np.interp(share, np.linspace(0, 1, len(LEVELS)), LEVELS)
 
@@ -104,7 +104,7 @@ class Walk:
         return guesses
 
     def reaches(self, wanted: float, steps: int) -> bool:
-        """Takes so many steps, or fewer if a puzzle reaches the wanted level."""
+        """Takes this many steps, or fewer if a puzzle reaches the wanted level."""
         least = round(wanted * UNIT)
         slices = [min(SLICE, steps - first) for first in range(0, steps, SLICE)]
         numbers = ((ctypes.c_int64(least), ctypes.c_int64(more)) for more in slices)

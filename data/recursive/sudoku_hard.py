@@ -25,7 +25,7 @@ EXTRA = 3
 # happen to stand
 IMAGES = 8
 REMEMBERED = 128  # other boards that a walk keeps in mind
-PATIENCE = 200  # so many steps of every walk without a new board are enough
+PATIENCE = 200  # steps of every walk without a new board, after which the search ends
 LAST = 9  # after every cell that has a turn
 
 

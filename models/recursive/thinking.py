@@ -91,7 +91,7 @@ def _scenes(sums: Mapping[str, Tensor], lines: Mapping[str, list[float]]) -> Fil
         "thinking_steps",
         "lines",
         "Accuracy by thinking step",
-        "What the net would have answered had it been stopped after so many steps.",
+        "What the net would have answered had it been stopped after each step.",
         x=axis,
         y={"label": "share of examples, or of cells", "percent": True, "min": 0, "max": 1},
         lines=[

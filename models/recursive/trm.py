@@ -30,7 +30,7 @@ class TRMInner(Inner):
         return self.one_round(state, x_BLD, cos_sin, low)
 
     def one_round(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, passes: int) -> State:
-        """Refines z_L so many times, then z_H once."""
+        """Refines z_L `passes` times, then z_H once."""
         z_H, z_L = state
         question_and_answer = z_H + x_BLD
         for _ in range(passes):

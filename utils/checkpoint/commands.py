@@ -124,7 +124,7 @@ def export(path: str, folder: Path) -> str:
 
 
 def _catch_up_rows(rows: Tensor, weights: Tensor, missed: Tensor, rate: float) -> Tensor:
-    """Averages of rows up to now: weights have stood still for so many steps."""
+    """Averages of rows up to now: weights have stood still for `missed` steps."""
     towards = 1 - rate ** missed.double()
     return rows + (weights.float() - rows) * towards.float()[:, None]
 

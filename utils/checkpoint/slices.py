@@ -55,7 +55,7 @@ def deal(slices: Mapping[str, Slice], parts: int) -> list[dict[str, Slice]]:
 
 
 def _rows_before(bytes_: int, size: int, rows: int) -> int:
-    """How many rows of a size begin within so many bytes."""
+    """How many rows of a size begin within this many bytes."""
     if size == 0:  # of rows without content, all or none
         return rows if bytes_ > 0 else 0
     return min(max(-(-bytes_ // size), 0), rows)

@@ -40,7 +40,7 @@ class Needs:
     parameters: int = 0  # how many numbers train
 
     def state(self, ranks: int, split: bool) -> int:
-        """Bytes that stay from step to step on one of so many ranks; `split`: ranks share what
+        """Bytes that stay from step to step on one of this many ranks; `split`: ranks share what
         trains.
         """
         own = self.trained + self.gradients + self.remembered + self.averaged
@@ -59,7 +59,7 @@ class Needs:
         return max(loads)
 
     def passes(self, shards: int) -> int:
-        """The peak while so many shards are computed at once."""
+        """The peak while this many shards are computed at once."""
         return self.first + (shards - 1) * self.each
 
 

@@ -75,7 +75,7 @@ def cards_of(dist: Dist) -> list[Card]:
 
 
 def cards_named(text: str) -> list[Card]:
-    """Parses `8x80` or `2x80+24`: GPUs of so many GiB."""
+    """Parses `8x80` or `2x80+24`: GPUs of this many GiB."""
     return [Card("GPU", int(gib * GIB)) for gib in gib_of_each(text)]
 
 

@@ -245,7 +245,8 @@ def test_wrong_lines_are_refused(
     )
     monkeypatch.setattr("data.build.maze.PATIENCE", 16 * TOGETHER)
     assert main([*line.split(), "--output-dir", str(tmp_path / "set")]) == 2
-    assert capsys.readouterr().err.startswith(error)
+    *_, last = capsys.readouterr().err.splitlines()  # a slow machine tells how far it is before
+    assert last.startswith(error)
 
 
 def test_evaluations_count_every_shortest_path() -> None:
