@@ -106,14 +106,15 @@ def test_boards_depend_on_their_number_alone(monkeypatch):
 @pytest.mark.slow
 @NATIVE
 @pytest.mark.timeout(1800)
-def test_boards_are_as_hard_as_those_of_sudoku_extreme():
-    wanted = sudoku_extreme.wanted_levels(24, np.random.default_rng(1))
-    made = sudoku_extreme.extreme_boards(wanted, 1, 0)
-    image = cell_permutations(9, 24 * 8, np.random.default_rng(0))
-    puzzles = np.take_along_axis(np.repeat(made.puzzles, 8, axis=0), image, axis=1)
+def test_boards_are_as_hard_as_wanted():
+    wanted = np.linspace(2, 7, 6)
+    made = sudoku_extreme.extreme_boards(wanted, 0, 0)
+    image = cell_permutations(9, 6 * 16, np.random.default_rng(0))
+    puzzles = np.take_along_axis(np.repeat(made.puzzles, 16, axis=0), image, axis=1)
     guesses = search(to_masks(puzzles, 9), 9, limit=2).guesses
-    assert np.allclose(np.quantile(guesses, [0.5, 0.75]), [82, 149], rtol=0.3)
-    assert 3 < np.quantile(guesses, 0.25) < 25
+    levels = np.log2(1 + guesses).reshape(6, 16).mean(axis=1)
+    assert np.corrcoef(levels, wanted)[0, 1] > 0.9
+    assert abs(np.median(levels - wanted)) < 0.5
 
 
 @NATIVE
