@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.latent import wire
-from models.latent.generation import NOTHING, Before, begin_tokens
+from models.latent.generation import NO_PREFIX, LayeredPrefix, begin_tokens
 from models.latent.prefix import BEGIN, Prefix
 from models.layers import widen
 from models.objective import Batch, Carry, Context, Objective, StepOut
@@ -30,8 +30,8 @@ USUAL = 64  # texts whose latents are averaged
 
 
 class Compress(Objective):
-    """Each loss is a number for each example, averaged over models, times its coefficient; those
-    with a coefficient of 0 cost nothing.
+    """Sums the losses of each example, averaged over models and weighted by their coefficients. A
+    loss with a coefficient of 0 is not computed.
     """
 
     headline = Metric("exact_match")
@@ -69,24 +69,26 @@ class Compress(Objective):
             )
         if gist and model.gist is None:
             raise ConfigError(
-                f"arch.loss.gist={gist}: asks for texts back, and arch.gist_width=0 makes nothing"
-                " that says them; give a width"
+                f"arch.loss.gist={gist}: needs the part that predicts texts, and"
+                " arch.gist_width=0 leaves it out; give a width"
             )
         if alone and not gist:
             raise ConfigError(
-                f"arch.loss.alone={alone}: is how long the gist alone teaches the encoder, and"
-                " arch.loss.gist=0; use alone=0"
+                f"arch.loss.alone={alone}: is the share of the run in which only the gist"
+                " teaches the encoder, and arch.loss.gist=0; use alone=0"
             )
         if hidden and not gist:
             raise ConfigError(
-                f"arch.loss.hidden={hidden}: is the share of bytes that the gist does without, and"
+                f"arch.loss.hidden={hidden}: is the share of bytes hidden from the gist, and"
                 " arch.loss.gist=0; use hidden=0"
             )
         self.k, self.temperature, self.alone, self.hidden = k, temperature, alone, hidden
         self.register_buffer("usual", torch.full((USUAL, model.positions), -1, dtype=torch.int32))
 
     def move_to_devices(self, dist: Dist) -> None:
-        """Spreads the frozen models over a rank's devices; what trains is on the first."""
+        """Moves the parts that train to the rank's first device, and spreads the frozen models over
+        all of its devices.
+        """
         super().move_to_devices(dist)
         self.model.spread_out(dist)
 
@@ -103,127 +105,128 @@ class Compress(Objective):
 
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
         z = self.model.transmit(self.model.encode(batch["context"]))
-        asked = (batch["answer_0"] >= 0).any(-1)  # B, Q: of each text so many questions
+        is_question = (batch["answer_0"] >= 0).any(-1)  # B, Q: Q questions about each text
         z_for_models = z if ctx.progress >= self.alone else z.detach()  # at first, the gist alone
         terms: dict[str, Tensor] = {}
-        right = []
+        correct = []
         prefixes = []
         for number in range(len(self.model.model_specs)):
             prefix, seen = self.model.adapt(number, z_for_models)
             prefixes.append(prefix)
             answer = batch[f"answer_{number}"].flatten(0, 1)
-            logits = self.model.scores(
+            logits = self.model.answer_logits(
                 number,
                 (prefix, seen),
-                self._question(batch, number),
+                self._prompts(batch, number),
                 answer,
             )
-            right.append(
-                ((logits.argmax(-1) == answer) | (answer < 0)).all(1).view(asked.shape) & asked
+            correct.append(
+                ((logits.argmax(-1) == answer) | (answer < 0)).all(1).view(is_question.shape)
+                & is_question
             )
-            for name, term in self._of_one(batch, number, logits, answer).items():
-                terms[name] = terms.get(name, 0) + (term.view(asked.shape) * asked).sum(1) / len(
-                    self.model.model_specs
-                )
+            for name, term in self._answer_losses(batch, number, logits, answer).items():
+                terms[name] = terms.get(name, 0) + (term.view(is_question.shape) * is_question).sum(
+                    1
+                ) / len(self.model.model_specs)
             if self.coefficients["scale"]:
                 ratio = widen(prefix).square().mean((1, 2)).sqrt() / self.model.sizes[number]
-                terms["scale"] = terms.get("scale", 0) + (ratio - 1).square() * asked.sum(1) / len(
-                    self.model.model_specs
-                )
+                terms["scale"] = terms.get("scale", 0) + (ratio - 1).square() * is_question.sum(
+                    1
+                ) / len(self.model.model_specs)
         if self.coefficients["gist"]:
-            terms["gist"] = self._gist(z, batch["context"], ctx.noise) * asked.sum(1)
+            terms["gist"] = self._gist(z, batch["context"], ctx.noise) * is_question.sum(1)
         if self.coefficients["align"] and len(prefixes) > 1:
-            pairs = [wire.alike(*pair) for pair in combinations(prefixes, 2)]
-            terms["align"] = torch.stack(pairs).mean(0) * asked.sum(1)
-        weight = asked.sum()
+            pairs = [wire.cosine_gap(*pair) for pair in combinations(prefixes, 2)]
+            terms["align"] = torch.stack(pairs).mean(0) * is_question.sum(1)
+        weight = is_question.sum()
         sums = {name: term.sum() for name, term in terms.items()}
         loss = torch.stack([self.coefficients[name] * term for name, term in sums.items()]).sum()
         metrics = {name: (term.detach(), weight) for name, term in sums.items()}
         return StepOut(
             loss,
             weight,
-            {**metrics, "exact_match": (torch.stack(right).double().mean(0).sum(), weight)},
+            {**metrics, "exact_match": (torch.stack(correct).double().mean(0).sum(), weight)},
         )
 
     def predict(self, batch: Batch) -> Prediction:
-        """Answers from latents, in each way to send them, and from all that these are compared
-        with.
-        """
+        """Returns answers from latents, in each way to send them, and from every baseline."""
         z, other = self.model.encode(batch["context"]), self.model.encode(batch["other"])
         mean = self.model.encode(self.usual).mean(0).expand_as(z)
         counted = (batch["answer_0"] >= 0).any(1)
         outputs: dict[str, Tensor] = {}
         metrics = {}
         exact = []
-        latents = {"other": wire.sent(other, self.model.send), "mean": mean} | {
-            way: wire.sent(z, way) for way in WIRES
+        latents = {"other": wire.rounded(other, self.model.send), "mean": mean} | {
+            way: wire.rounded(z, way) for way in WIRES
         }
         models = range(len(self.model.model_specs))
-        cuts = {way: [self._cut(batch, number, way) for number in models] for way in CUTS}
+        cuts = {way: [self._truncated(batch, number, way) for number in models] for way in CUTS}
         for number in models:
             answer = batch[f"answer_{number}"]
             shown = {way: cut[number][0] for way, cut in cuts.items()}
-            for way, before, said in self._ways(batch, number, latents, shown):
+            for way, before, prompt in self._inputs(batch, number, latents, shown):
                 outputs[f"answer/{way}/{number}"] = self.model.generate(
-                    number, before, said, answer.shape[1]
+                    number, before, prompt, answer.shape[1]
                 ).int()
-            made = outputs[f"answer/{self.model.send}/{number}"]
-            exact.append(((made == answer) | (answer < 0)).all(1) & counted)
-            logits = self.model.scores(
+            generated = outputs[f"answer/{self.model.send}/{number}"]
+            exact.append(((generated == answer) | (answer < 0)).all(1) & counted)
+            logits = self.model.answer_logits(
                 number,
                 self.model.adapt(number, latents[self.model.send]),
-                self._question(batch, number),
+                self._prompts(batch, number),
                 answer,
             )
             metrics[f"bits/{number}"] = (
-                _surprise(logits, answer).sum() / math.log(2),
+                _cross_entropy(logits, answer).sum() / math.log(2),
                 (answer >= 0).sum(),
             )
         metrics["exact_match"] = (torch.stack(exact).double().mean(0).sum(), counted.sum())
         outputs["wire"] = torch.full_like(counted, WIRES.index(self.model.send), dtype=torch.int32)
-        return Prediction(metrics, outputs | self._bytes(batch, cuts))
+        return Prediction(metrics, outputs | self._input_bytes(batch, cuts))
 
-    def _ways(
+    def _inputs(
         self, batch: Batch, number: int, latents: dict[str, Tensor], cuts: dict[str, Tensor]
-    ) -> Iterator[tuple[str, Before, Tensor]]:
-        """Yields each way to answer: its name, the prefix before the question, and the tokens from
+    ) -> Iterator[tuple[str, LayeredPrefix, Tensor]]:
+        """Yields what a model answers from: its name, the prefix, and the prompt, which goes from
         the begin token to the question's end.
         """
-        question, text = self._question(batch, number), batch[f"context_{number}"]
+        question, text = self._prompts(batch, number), batch[f"context_{number}"]
         begin = question[:, :1]
         for way in ANSWER_INPUTS:
             if way in latents:
                 yield way, self.model.adapt(number, latents[way]), question
             else:
                 shown = cuts | {"text": text, "nothing": text[:, :0]}
-                yield way, NOTHING, torch.cat((begin, shown[way], question[:, 1:]), 1)
+                yield way, NO_PREFIX, torch.cat((begin, shown[way], question[:, 1:]), 1)
 
-    def _of_one(
+    def _answer_losses(
         self, batch: Batch, number: int, logits: Tensor, answer: Tensor
     ) -> dict[str, Tensor]:
         """Returns the loss terms of one model's answers, for each question."""
-        wanted, counted = self.coefficients, answer >= 0
-        surprise = _surprise(logits, answer)
+        coefficients, counted = self.coefficients, answer >= 0
+        costs = _cross_entropy(logits, answer)
         terms = {}
-        if wanted["answer"]:
-            terms["answer"] = _mean(surprise, counted)
-        if wanted["first"]:
-            terms["first"] = surprise[:, 0]
-        if wanted["first_k"]:
-            terms["first_k"] = _mean(surprise[:, : self.k], counted[:, : self.k])
-        if wanted["distill"]:
+        if coefficients["answer"]:
+            terms["answer"] = _mean(costs, counted)
+        if coefficients["first"]:
+            terms["first"] = costs[:, 0]
+        if coefficients["first_k"]:
+            terms["first_k"] = _mean(costs[:, : self.k], counted[:, : self.k])
+        if coefficients["distill"]:
             with torch.no_grad():
-                question = self._question(batch, number)
+                question = self._prompts(batch, number)
                 text = batch[f"context_{number}"].repeat_interleave(
                     len(question) // len(batch["context"]), 0
                 )
                 whole = torch.cat((question[:, :1], text, question[:, 1:]), 1)
-                teacher = self.model.scores(number, NOTHING, whole, answer) / self.temperature
+                teacher = (
+                    self.model.answer_logits(number, NO_PREFIX, whole, answer) / self.temperature
+                )
             student = (logits / self.temperature).log_softmax(-1)
-            apart = F.kl_div(
+            divergence = F.kl_div(
                 student, teacher.log_softmax(-1), reduction="none", log_target=True
             ).sum(-1)
-            terms["distill"] = _mean(apart * counted, counted) * self.temperature**2
+            terms["distill"] = _mean(divergence * counted, counted) * self.temperature**2
         return terms
 
     def _gist(self, z: Tensor, context: Tensor, noise: Noise) -> Tensor:
@@ -234,16 +237,16 @@ class Compress(Objective):
         mistakes unseen words for seen ones.
         """
         assert self.model.gist is not None
-        wanted = context
+        targets = context
         if self.hidden:
-            gone = noise.uniform("hidden", context.shape) < self.hidden
+            hidden = noise.uniform("hidden", context.shape) < self.hidden
             z = self.model.transmit(
-                self.model.encode(context.masked_fill(gone & (context >= 0), BEGIN))
+                self.model.encode(context.masked_fill(hidden & (context >= 0), BEGIN))
             )
-            wanted = context.masked_fill(gone, -1)
-        return _mean(_surprise(widen(self.model.gist(z)), wanted), wanted >= 0)
+            targets = context.masked_fill(hidden, -1)
+        return _mean(_cross_entropy(widen(self.model.gist(z)), targets), targets >= 0)
 
-    def _question(self, batch: Batch, number: int) -> Tensor:
+    def _prompts(self, batch: Batch, number: int) -> Tensor:
         """Returns the questions about all texts as rows, each after a begin token."""
         question, begin = (
             batch[f"question_{number}"].flatten(0, -2),
@@ -252,40 +255,40 @@ class Compress(Objective):
         assert begin is not None
         return torch.cat((begin_tokens(begin, question), question), 1)
 
-    def _cut(self, batch: Batch, number: int, way: str) -> tuple[Tensor, Tensor]:
-        """A truncated text in a model's tokens, each row of its own length, and its bytes."""
+    def _truncated(self, batch: Batch, number: int, way: str) -> tuple[Tensor, Tensor]:
+        """Returns truncated texts in a model's tokens, padded with -1, and their sizes in bytes."""
         model, device = self.model, batch["context"].device
         most = {"first": model.places, "cut": model.sent_bytes}[way]
         cut = model.model_specs[number].cuts[way]
-        found = [cut(text, most) for text in texts_of(batch["context"])]
-        width = max(len(tokens) for tokens, _ in found)
-        rows = [[*tokens, *[-1] * (width - len(tokens))] for tokens, _ in found]
+        truncated = [cut(text, most) for text in texts_of(batch["context"])]
+        width = max(len(tokens) for tokens, _ in truncated)
+        rows = [[*tokens, *[-1] * (width - len(tokens))] for tokens, _ in truncated]
         return (
             torch.tensor(rows, dtype=torch.int32).to(device),
-            torch.tensor([size for _, size in found]).to(device),
+            torch.tensor([size for _, size in truncated]).to(device),
         )
 
-    def _bytes(
+    def _input_bytes(
         self, batch: Batch, cuts: dict[str, list[tuple[Tensor, Tensor]]]
     ) -> dict[str, Tensor]:
-        """The bytes that are read to answer, of each example."""
+        """Returns the size in bytes of what each example is answered from."""
         model, text = self.model, (batch["context"] >= 0).sum(1)
         fixed = {way: wire.size(model.latents, model.wire, way) for way in WIRES}
         fixed |= {"other": model.sent_bytes, "mean": model.sent_bytes, "nothing": 0}
-        found = {way: torch.full_like(text, count) for way, count in fixed.items()}
-        found["text"] = text
+        sizes = {way: torch.full_like(text, count) for way, count in fixed.items()}
+        sizes["text"] = text
         for way, cut in cuts.items():
-            found[way] = torch.stack([size for _, size in cut]).double().mean(0)
-        return {f"bytes/{way}": found[way] for way in ANSWER_INPUTS}
+            sizes[way] = torch.stack([size for _, size in cut]).double().mean(0)
+        return {f"bytes/{way}": sizes[way] for way in ANSWER_INPUTS}
 
 
 def texts_of(context_BL: Tensor) -> list[bytes]:
-    """The texts of which the encoder reads the bytes."""
+    """Returns the encoder's texts, without padding."""
     return [bytes(byte for byte in row if byte >= 0) for row in context_BL.tolist()]
 
 
-def _surprise(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Cross entropy of each token; 0 where there is none."""
+def _cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Returns the cross entropy of each token; 0 for padding."""
     costs = F.cross_entropy(
         logits.flatten(0, 1), tokens.clamp_min(0).long().flatten(), reduction="none"
     ).view(tokens.shape)

@@ -1,7 +1,7 @@
-"""Language models that read latents in place of a text: an encoder makes few vectors of it, and an
-adapter a prefix for each model.
+"""Frozen language models that read latents in place of a text.
 
-The models are frozen; what trains lies around them.
+An encoder turns the text into a few vectors, and an adapter turns these into a prefix for each
+model. Only the encoder and the adapters train.
 """
 
 # B batch, L positions, D width, M latents, W numbers of a latent as it is sent, H heads, K head
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from models import halves
 from models.latent import wire
-from models.latent.generation import Before, answer_logits, generate
+from models.latent.generation import LayeredPrefix, answer_logits, generate
 from models.layers import (
     Embedding,
     Linear,
@@ -38,8 +38,7 @@ from utils.ranks.devices import devices_of, home
 from utils.ranks.distributed import Dist
 from utils.spec import Spec
 
-# a text's bytes, and what stands before them and in place of those that are hidden: of an empty
-# row it is all that is seen
+# the 256 bytes and BEGIN, which stands before a text (so that no row is empty) and for hidden bytes
 BYTES, BEGIN = 257, 256
 EPS = 1e-5
 MOST = {
@@ -52,13 +51,11 @@ MOST = {
     "spread": 1024,
     "gist_width": WIDTH,
 }
-NEAR = 1.0  # how queries begin: the logarithm of how much they prefer what is near
+NEARNESS = 1.0  # before training: the logarithm of how strongly queries prefer near positions
 
 
 class Gather(nn.Module):
-    """Queries that are learnt look at positions of a text and, with an MLP, think about what they
-    have seen.
-    """
+    """Cross-attention from learnt queries to the positions of a text, with or without an MLP."""
 
     def __init__(self, width: int, heads: int, queries: int, mlp: bool = True) -> None:
         super().__init__()
@@ -72,41 +69,40 @@ class Gather(nn.Module):
         self.query_norm, self.norm = RMSNorm(width, EPS), RMSNorm(width, EPS)
         self.mlp_norm = RMSNorm(width, EPS) if mlp else None
         self.mlp = SwiGLU(width, gated_width(width, 4.0, 32)) if mlp else None
-        self.nearness = nn.Parameter(torch.full((heads,), NEAR))
+        self.nearness = nn.Parameter(torch.full((heads,), NEARNESS))
 
     def forward(self, x_BLD: Tensor, seen_BL: Tensor | None) -> Tensor:
         batch, width = len(x_BLD), x_BLD.shape[-1]
         q_BMD = self.queries.to(x_BLD.dtype).expand(batch, -1, -1)
         query = self._by_head(self.q_proj(self.query_norm(q_BMD)))
         key, value = map(self._by_head, self.kv_proj(self.norm(x_BLD)).split(width, -1))
-        mixed_BHMK = halves.attention(query, key, value, self.near(x_BLD, seen_BL))
+        mixed_BHMK = halves.attention(query, key, value, self.position_bias(x_BLD, seen_BL))
         x_BMD = q_BMD + self.o_proj(mixed_BHMK.transpose(1, 2).flatten(-2))
         if self.mlp is None or self.mlp_norm is None:
             return x_BMD
         return x_BMD + self.mlp(self.mlp_norm(x_BMD))
 
     def _by_head(self, x_BLD: Tensor) -> Tensor:
-        """[B, L, D] as [B, H, L, K]."""
+        """Returns [B, L, D] as [B, H, L, K]."""
         return x_BLD.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-    def near(self, x_BLD: Tensor, seen_BL: Tensor | None) -> Tensor:
-        """Queries are spread evenly over the text, and each prefers what is near to it: how much
-        so, heads learn.
+    def position_bias(self, x_BLD: Tensor, seen_BL: Tensor | None) -> Tensor:
+        """Returns a bias for attention scores [B, H, M, L]: queries are spread evenly over the
+        text, and each prefers positions near to it. Heads learn how strongly.
         """
         seen = x_BLD.new_ones(x_BLD.shape[:2], dtype=torch.bool) if seen_BL is None else seen_BL
         count = self.queries.shape[0]
-        # B, L
-        there = (torch.arange(x_BLD.shape[1], device=x_BLD.device) + 0.5) / seen.sum(
+        position_BL = (torch.arange(x_BLD.shape[1], device=x_BLD.device) + 0.5) / seen.sum(
             1, keepdim=True
         )
-        here = (torch.arange(count, device=x_BLD.device) + 0.5) / count
-        apart = (there[:, None] - here[None, :, None]) * min(count, x_BLD.shape[1])
-        bias = -self.nearness.exp()[None, :, None, None] * apart.square()[:, None]
+        query_M = (torch.arange(count, device=x_BLD.device) + 0.5) / count
+        distance_BML = (position_BL[:, None] - query_M[None, :, None]) * min(count, x_BLD.shape[1])
+        bias = -self.nearness.exp()[None, :, None, None] * distance_BML.square()[:, None]
         return bias.masked_fill(~seen[:, None, None], -torch.inf).to(x_BLD.dtype)
 
 
 class Encoder(nn.Module):
-    """A text's bytes as M latents of W numbers, of size one each."""
+    """Turns a text's bytes into M latents of W numbers, whose root mean square is 1."""
 
     def __init__(
         self,
@@ -120,12 +116,12 @@ class Encoder(nn.Module):
         mlp: bool = True,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Without `layers` and `mlp`, latents are sums over bytes: a byte counts the same whatever
-        stands beside it, so words that never occurred are spelt like others.
+        """Without `layers` and `mlp`, latents are weighted sums over bytes: a byte contributes the
+        same next to any other, so unseen words are spelt like seen ones.
         """
         super().__init__()
         self.dtype = dtype
-        shape = Shape(max(layers, 1), width, heads)  # of blocks there may be none
+        shape = Shape(max(layers, 1), width, heads)  # there may be no block
         self.embed = Embedding(BYTES, width, 1.0)
         self.places = nn.Parameter(torch.randn(positions + 1, width))
         self.rotary = RotaryEmbedding(
@@ -150,14 +146,14 @@ class Encoder(nn.Module):
 
 
 class Adapter(nn.Module):
-    """Latents as a model's own: a prefix of its stream, as large as its embeddings are, and keys
-    and values of its layers.
+    """Turns latents into a model's prefix: vectors as large as its embeddings and, with `deep`,
+    keys and values for its layers.
     """
 
     def __init__(
         self, wire: int, latents: int, spread: int, width: int, net: GPT, deep: bool
     ) -> None:
-        """`spread`: places in the prefix for each latent."""
+        """`spread`: positions in the prefix for each latent."""
         super().__init__()
         shape = net.shape
         self.places = nn.Parameter(torch.randn(latents * spread, width))
@@ -188,9 +184,7 @@ class Adapter(nn.Module):
 
 
 class Gist(nn.Module):
-    """Says a text's bytes by its latents alone, all at once: what is not in the latents cannot be
-    said.
-    """
+    """Predicts all bytes of a text at once, from its latents alone."""
 
     def __init__(self, positions: int, latents: int, wire: int, width: int, heads: int) -> None:
         super().__init__()
@@ -205,7 +199,7 @@ class Gist(nn.Module):
 
 
 class Prefix(nn.Module):
-    """All that trains, and the frozen models."""
+    """The encoder, the adapters and the gist, which train, and the frozen models."""
 
     sizes: Tensor
 
@@ -248,7 +242,7 @@ class Prefix(nn.Module):
                     f" {model.seq_len}; give fewer, or another net"
                 )
             part = load(path, model, forward_dtype, (GPT,), "only nets of arch=gpt answer", key)
-            # they are read alone: what a pass would cast each time is kept so
+            # frozen weights are only read: cast them once instead of in every pass
             if self.dtype.itemsize == 2:
                 for parameter in part.parameters():
                     parameter.data = parameter.data.to(self.dtype)
@@ -277,51 +271,53 @@ class Prefix(nn.Module):
 
     @property
     def sent_bytes(self) -> int:
-        """The bytes of a text's latents as they are sent."""
+        """The size of a text's latents as they are sent."""
         return wire.size(self.latents, self.wire, self.send)
 
     def net(self, number: int) -> GPT:
-        """A frozen model."""
+        """Returns a frozen model."""
         net = self.frozen[number].net
         assert isinstance(net, GPT)
         return net
 
     def device_of(self, number: int) -> torch.device:
-        """The device that a frozen model is on."""
+        """Returns the device that a frozen model is on."""
         return self.net(number).embed_tokens.embedding_weight.device
 
     def encode(self, context_BL: Tensor) -> Tensor:
-        """A text's latents."""
+        """Returns the latents of each text."""
         return self.encoder(context_BL)
 
     def transmit(self, z_BMW: Tensor) -> Tensor:
-        """Latents as they arrive; what rounds them is nothing to the gradient, which it would
-        end.
+        """Returns latents as they arrive. Gradients pass the rounding unchanged; its own gradient
+        is 0.
         """
-        return z_BMW + (wire.sent(z_BMW, self.send) - z_BMW).detach()
+        return z_BMW + (wire.rounded(z_BMW, self.send) - z_BMW).detach()
 
     def adapt(self, number: int, z_BMW: Tensor) -> tuple[Tensor, list[Past]]:
-        """Latents as a model's prefix, and as what its layers have seen."""
+        """Returns a model's prefix, and keys and values for its layers if the adapter is deep."""
         return self.adapters[number](z_BMW.to(self.dtype), self.sizes[number])
 
-    def scores(self, number: int, before: Before, said_BL: Tensor, answer_BA: Tensor) -> Tensor:
-        """Returns a model's logits for an answer. Inputs are moved to the model's device, logits
-        come back.
+    def answer_logits(
+        self, number: int, before: LayeredPrefix, prompt_BL: Tensor, answer_BA: Tensor
+    ) -> Tensor:
+        """Returns a model's logits for an answer, on the answer's device. The model may be on
+        another.
         """
         where = self.device_of(number)
-        found = answer_logits(
-            self.net(number), _moved(before, where), said_BL.to(where), answer_BA.to(where)
+        logits = answer_logits(
+            self.net(number), _on_device(before, where), prompt_BL.to(where), answer_BA.to(where)
         )
-        return widen(found).to(answer_BA.device)
+        return widen(logits).to(answer_BA.device)
 
-    def generate(self, number: int, before: Before, said_BL: Tensor, most: int) -> Tensor:
+    def generate(self, number: int, before: LayeredPrefix, prompt_BL: Tensor, count: int) -> Tensor:
         """Returns a model's greedy answers."""
         where = self.device_of(number)
-        return generate(self.net(number), _moved(before, where), said_BL.to(where), most).to(
-            said_BL.device
+        return generate(self.net(number), _on_device(before, where), prompt_BL.to(where), count).to(
+            prompt_BL.device
         )
 
 
-def _moved(before: Before, where: torch.device) -> Before:
+def _on_device(before: LayeredPrefix, where: torch.device) -> LayeredPrefix:
     prefix, seen = before
     return None if prefix is None else prefix.to(where), [layer.to(where) for layer in seen]

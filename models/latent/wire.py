@@ -1,4 +1,4 @@
-"""Latents as they are sent: how many bytes they take, and what arrives."""
+"""How latents are sent: rounding, and size in bytes."""
 
 # B batch, M latents, W numbers of each
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from models.layers import widen
 
 LEVELS = {"int8": 127, "int4": 7}
-SCALE_BYTES = 2  # of each latent: a float16
+SCALE_BYTES = 2  # a float16 for each latent
 
 
-def sent(z_BMW: Tensor, way: str) -> Tensor:
-    """Returns the latents as they arrive."""
+def rounded(z_BMW: Tensor, way: str) -> Tensor:
+    """Returns the latents as they arrive, rounded."""
     if way == "float16":
         return z_BMW.half().to(z_BMW.dtype)
     most = LEVELS[way]
@@ -23,16 +23,16 @@ def sent(z_BMW: Tensor, way: str) -> Tensor:
 
 
 def size(latents: int, numbers: int, way: str) -> int:
-    """In bytes."""
+    """Returns the size in bytes of so many latents, each of so many numbers."""
     if way == "float16":
         return 2 * latents * numbers
     bits = 8 if way == "int8" else 4
     return latents * (-(-numbers * bits // 8) + SCALE_BYTES)
 
 
-def alike(first_BMD: Tensor, second_BMD: Tensor) -> Tensor:
-    """By how much the angles between an example's vectors differ in two models, whose widths may
-    differ [B].
+def cosine_gap(first_BMD: Tensor, second_BMD: Tensor) -> Tensor:
+    """Returns the mean squared difference between the cosines of an example's vectors in one model
+    and in another [B]. The models may have different widths.
     """
     cosines = [
         torch.nn.functional.normalize(widen(each), dim=-1) for each in (first_BMD, second_BMD)

@@ -17,7 +17,7 @@ from data.latent.qa import QASource
 from data.stream import to_tensors
 from models.latent import wire
 from models.latent.compress import USUAL, Compress
-from models.latent.generation import NOTHING, answer_logits, generate
+from models.latent.generation import NO_PREFIX, answer_logits, generate
 from models.latent.prefix import BEGIN, Encoder, Prefix
 from models.objective import Context
 from tests.ranks import check_ended_well, run_module
@@ -129,7 +129,7 @@ def test_each_loss_is_a_mean_over_examples_and_models(
         student = answer_logits(net, (prefix, seen), said, answer)
         teacher = answer_logits(
             net,
-            NOTHING,
+            NO_PREFIX,
             torch.cat((begin, rows[f"context_{number}"], rows[f"question_{number}"]), 1),
             answer,
         )
@@ -327,7 +327,7 @@ def test_evaluations_answer_from_everything(source: QASource, reader_folders: li
     said = torch.cat(
         (torch.full((4, 1), source.spec.language_models[0].begin_token), batch["question_0"]), 1
     )
-    before = objective.model.adapt(0, wire.sent(z, "float16"))
+    before = objective.model.adapt(0, wire.rounded(z, "float16"))
     first = answer_logits(objective.model.net(0), before, said, batch["answer_0"])[:, 0].argmax(-1)
     assert found.outputs["answer/other/0"][:, 0].tolist() == first.tolist()
     # questions differ
@@ -357,7 +357,7 @@ def test_baselines_are_what_a_model_with_no_encoder_would_be_given(
             said = tokenizer.encode([text, example.question])
             whole = torch.tensor([[tokenizer.begin, *said[0], *said[1]]], dtype=torch.int32)
             with torch.no_grad():
-                wanted = generate(objective.model.net(number), NOTHING, whole, 4)[0]
+                wanted = generate(objective.model.net(number), NO_PREFIX, whole, 4)[0]
             assert found.outputs[f"answer/{way}/{number}"][row].tolist() == wanted.tolist(), way
             if way == "cut" or number == 1:  # tokens of both models count, with equal weights
                 continue
@@ -425,7 +425,7 @@ def test_usual_texts_are_those_that_training_begins_with(
         ({"answer": 0.0}, "arch.loss.answer=0: all losses are 0"),
         (
             {"answer": 1.0, "hidden": 0.3},
-            "arch.loss.hidden=0.3: is the share of bytes that the gist does without",
+            "arch.loss.hidden=0.3: is the share of bytes hidden from the gist",
         ),
     ],
 )
@@ -436,7 +436,7 @@ def test_what_cannot_be_is_refused(
         make(source, reader_folders, **keys)
 
 
-def test_texts_cannot_be_asked_back_from_nobody(
+def test_texts_cannot_be_predicted_without_the_part_that_does(
     source: QASource, reader_folders: list[str]
 ) -> None:
     net = Prefix(
@@ -453,8 +453,8 @@ def test_texts_cannot_be_asked_back_from_nobody(
     with pytest.raises(
         ConfigError,
         match=(
-            r"^arch.loss.gist=1.0: asks for texts back, and arch.gist_width=0 makes nothing that"
-            r" says them"
+            r"^arch.loss.gist=1.0: needs the part that predicts texts, and arch.gist_width=0 leaves"
+            r" it out"
         ),
     ):
         Compress(net, **LOSSES | {"gist": 1.0})

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models.language.gpt import GPT
 from models.latent.generation import (
-    NOTHING,
+    NO_PREFIX,
     answer_logits,
     begin_tokens,
     concatenate_ragged,
@@ -59,7 +59,7 @@ def test_rows_are_joined_at_either_side() -> None:
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_scores_of_answers_are_those_of_each_row_by_itself(qk_norm: bool) -> None:
     reader = net(qk_norm=qk_norm)
-    together = answer_logits(reader, NOTHING, padded(SAID, 7), padded(ANSWERS, 4))
+    together = answer_logits(reader, NO_PREFIX, padded(SAID, 7), padded(ANSWERS, 4))
     for row, (said, answer) in enumerate(zip(SAID, ANSWERS, strict=True)):
         alone = reader.logits(reader(torch.tensor([said + answer])))[0, len(said) - 1 : -1]
         torch.testing.assert_close(together[row, : len(answer)], alone)
@@ -69,7 +69,7 @@ def test_the_embeddings_of_a_text_as_prefix_are_the_text() -> None:
     reader, text = net(), torch.tensor([[3, 4, 5]] * 4)
     before = reader.embed(text), []
     there = answer_logits(
-        reader, NOTHING, torch.cat((text, padded(SAID, 7)), 1), padded(ANSWERS, 4)
+        reader, NO_PREFIX, torch.cat((text, padded(SAID, 7)), 1), padded(ANSWERS, 4)
     )
     torch.testing.assert_close(
         answer_logits(reader, before, padded(SAID, 7), padded(ANSWERS, 4)), there
@@ -77,7 +77,7 @@ def test_the_embeddings_of_a_text_as_prefix_are_the_text() -> None:
     whole = torch.cat((text, padded(SAID, 7)), 1)
     assert (
         generate(reader, before, padded(SAID, 7), 5).tolist()
-        == generate(reader, NOTHING, whole, 5).tolist()
+        == generate(reader, NO_PREFIX, whole, 5).tolist()
     )
 
 
@@ -91,7 +91,7 @@ def test_layers_see_what_a_deep_prefix_has() -> None:
     seen = [Past() for _ in reader.blocks]
     reader.read(reader.embed(text), past=seen)
     there = answer_logits(
-        reader, NOTHING, torch.cat((text, padded(SAID, 7)), 1), padded(ANSWERS, 4)
+        reader, NO_PREFIX, torch.cat((text, padded(SAID, 7)), 1), padded(ANSWERS, 4)
     )
     kept = [Past(layer.key, layer.value) for layer in seen]
     torch.testing.assert_close(
@@ -101,7 +101,7 @@ def test_layers_see_what_a_deep_prefix_has() -> None:
     whole = torch.cat((text, padded(SAID, 7)), 1)
     assert (
         generate(reader, (None, kept), padded(SAID, 7), 5).tolist()
-        == generate(reader, NOTHING, whole, 5).tolist()
+        == generate(reader, NO_PREFIX, whole, 5).tolist()
     )
     assert kept[0].length == 3, "answering leaves it as it is"
 
@@ -133,7 +133,7 @@ def test_a_prefix_is_read_once_for_all_questions_about_its_text(
 @pytest.mark.parametrize("prefix", [False, True])
 def test_answers_are_the_likeliest_tokens_of_each_row_by_itself(prefix: bool) -> None:
     reader = net()
-    before = (torch.randn(4, 3, 16, dtype=torch.float64), []) if prefix else NOTHING
+    before = (torch.randn(4, 3, 16, dtype=torch.float64), []) if prefix else NO_PREFIX
     made = generate(reader, before, padded(SAID, 9), 6)
     for row, said in enumerate(SAID):
         tokens = list(said)
