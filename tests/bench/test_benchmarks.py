@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.bench import bench_checkpoint, bench_gpt_step, bench_step
+from tests.bench import bench_checkpoint, bench_gpt_step, bench_latent, bench_step
 from tests.ranks import ROOT
 
 NAMES = sorted(path.stem for path in (ROOT / "tests" / "bench").glob("bench_*.py"))
@@ -133,6 +133,17 @@ def test_what_a_benchmark_lacks_is_named(
     monkeypatch.setattr(sys, "argv", [name])
     importlib.import_module(f"tests.bench.{name}").main()
     assert capsys.readouterr().out.startswith("skipped: give ")
+
+
+@pytest.mark.slow
+def test_steps_of_latents_are_measured_beside_ddp(
+    reader_folders: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench_latent", *reader_folders])
+    bench_latent.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["wall", "cpu"]
+    assert all(float(line.split()[-4]) > 0 for line in lines)
 
 
 def test_steps_of_language_models_are_measured_and_profiled(
