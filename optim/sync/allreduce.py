@@ -90,7 +90,7 @@ class Reducer(Common):
                     bucket.wait()
         finite = [bucket.finite() for bucket in self.buckets] if late else []
         status = to_host(torch.cat([self.buckets[-1].tail, *finite]))
-        scale(self._grads(), inverse_weight(self.buckets[-1].tail[0]))
+        scale(self.gradients(), inverse_weight(self.buckets[-1].tail[0]))
         return lambda: self._verdict(status)
 
     def _verdict(self, status: Callable[[], list[float]]) -> Verdict:
@@ -112,7 +112,8 @@ class Reducer(Common):
         for name, parameter in self.parameters.items():
             parameter.register_post_accumulate_grad_hook(self._hook_for(name))
 
-    def _grads(self) -> list[Tensor]:
+    def gradients(self) -> list[Tensor]:
+        """Returns a flat tensor for each bucket."""
         return [bucket.grads for bucket in self.buckets]
 
     def _sum_over_ranks(self, bucket: Bucket) -> None:

@@ -80,8 +80,8 @@ class Common:
         """Sums the status message over ranks and divides the gradients. On CUDA the host does not
         wait.
         """
-        self._collect()
-        grads = self._grads()
+        self.collect_gradients()
+        grads = self.gradients()
         status = torch.cat(
             [
                 self._status(loss_weights, [*self.magnitudes, *map(magnitude, checked)], notices),
@@ -98,7 +98,7 @@ class Common:
         """Scales dense gradients to a norm of at most `max_norm` together; returns the norm before,
         still on the device.
         """
-        grads = self._grads() if names is None else self._grads_of(names)
+        grads = self.gradients() if names is None else self._grads_of(names)
         # at least float32, because sums of squares overflow in half precision
         wide = [
             torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32))
@@ -116,13 +116,16 @@ class Common:
         """Returns None: every rank holds all rows."""
         return None
 
-    def _collect(self) -> None:
-        """Gives every parameter a gradient, zero if it has none."""
+    def collect_gradients(self) -> None:
+        """Called by `finish`, before anything else: gives every parameter a gradient, zero if it
+        has none. A sync that has summed nothing so far sums here.
+        """
         for parameter in self.parameters.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
-    def _grads(self) -> list[Tensor]:
+    def gradients(self) -> list[Tensor]:
+        """Returns the gradients, for dividing and clipping."""
         return [
             parameter.grad for parameter in self.parameters.values() if parameter.grad is not None
         ]

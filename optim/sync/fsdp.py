@@ -109,7 +109,7 @@ class FSDP(Common):
         first = min(self.dist.rank * -(-len(owner) // self.dist.world_size), len(owner))
         return RowRange(first, first + len(owner.to_local()), len(owner))
 
-    def _collect(self) -> None:
+    def collect_gradients(self) -> None:
         for name, share in self.parameters.items():
             grad = self._split[name].grad
             share.grad = torch.zeros_like(share) if grad is None else grad.to_local()
@@ -117,7 +117,7 @@ class FSDP(Common):
         self.magnitudes = (
             [self._own_magnitude]
             if self.dist.world_size > 1
-            else [magnitude(grad) for grad in self._grads()]
+            else [magnitude(grad) for grad in self.gradients()]
         )
 
     def _norm_over_ranks(self, norm: Tensor) -> Tensor:

@@ -185,7 +185,7 @@ class PerParameter(Common):
     def backward(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def _collect(self) -> None:
+    def collect_gradients(self) -> None:
         for parameter in self.parameters.values():
             self.dist.all_reduce(parameter.grad)
 
