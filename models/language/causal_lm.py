@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from models import llama
+from models.language import decoding
 from models.language.gpt import GPT
-from models.layers import Past
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.errors import ConfigError
 from utils.measure.evaluator import Prediction
@@ -94,18 +94,16 @@ class CausalLM(Objective):
         all). When the context is full, its later half becomes the prompt of a new one.
         """
         tokens_BL, room = batch["inputs"].long(), self.model.seq_len
-        tokens_BL = tokens_BL[:, -room:]
+        tokens_BL, length = tokens_BL[:, -room:], batch["continuation"].shape[1]
         draw = torch.Generator().manual_seed(int(batch["sample_seed"][0]))
-        past: list[Past] = []
-        new = tokens_BL
-        made: list[Tensor] = []
-        for _ in range(batch["continuation"].shape[1]):
-            if not past or past[0].length == room:
-                past = [Past() for _ in self.model.blocks]
-                new = tokens_BL if not made else tokens_BL[:, -max(1, room // 2) :]
-            logits_BV = self.model.next_logits(new, past)
+        reader = decoding.reader(self.model, tokens_BL.shape[1] + length)
+        new, made = tokens_BL, list[Tensor]()
+        for _ in range(length):
+            if made and reader.length == room:
+                reader.forget()
+                new = torch.cat((tokens_BL, *made), 1)[:, -max(1, room // 2) :]
+            logits_BV = reader.next_logits(new)
             new = _draw_tokens(logits_BV, batch["temperature"], batch["top_k"], draw)
-            tokens_BL = torch.cat((tokens_BL, new), 1)
             made.append(new)
         return torch.cat(made, 1).int() if made else batch["continuation"]
 

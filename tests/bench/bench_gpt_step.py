@@ -124,7 +124,7 @@ def ours(size: Size, keys: dict[str, Any], dtype: torch.dtype) -> Step:
 
 def other(size: Size, folder: Path | None, dtype: torch.dtype) -> Step:
     """A step of nanoGPT's net, or of a plain one."""
-    net = Plain(size) if folder is None else _nanogpt(size, folder)
+    net = Plain(size) if folder is None else nanogpt(size, folder)
     inputs, labels = batch_of(size)
 
     def step() -> None:
@@ -136,7 +136,8 @@ def other(size: Size, folder: Path | None, dtype: torch.dtype) -> Step:
     return step
 
 
-def _nanogpt(size: Size, folder: Path) -> nn.Module:
+def nanogpt(size: Size, folder: Path) -> nn.Module:
+    """nanoGPT's net of this size, from a checkout."""
     found = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
     assert found is not None
     assert found.loader is not None

@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.bench import bench_checkpoint, bench_gpt_step, bench_latent, bench_step
+from tests.bench import (
+    bench_checkpoint,
+    bench_generate,
+    bench_gpt_step,
+    bench_latent,
+    bench_step,
+)
 from tests.ranks import ROOT
 
 NAMES = sorted(path.stem for path in (ROOT / "tests" / "bench").glob("bench_*.py"))
@@ -48,6 +54,21 @@ class ACTLossHead(torch.nn.Module):
 
     def forward(self, return_keys, carry, batch):
         return carry + 1, self.net.weight.sum()
+"""
+
+# nanoGPT's names, and a text of nothing
+CHECKOUT = """
+import torch
+
+GPTConfig = dict
+
+class GPT(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+
+    def generate(self, tokens, more, temperature, top_k):
+        assert temperature and top_k
+        return torch.nn.functional.pad(tokens, (0, more))
 """
 
 
@@ -126,7 +147,7 @@ def test_published_code_wins_over_our_packages_of_these_names(
     assert len([float(each) for each in seconds]) == 2
 
 
-@pytest.mark.parametrize("name", ["bench_latent", "bench_shakespeare"])
+@pytest.mark.parametrize("name", ["bench_generate", "bench_latent", "bench_shakespeare"])
 def test_what_a_benchmark_lacks_is_named(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,6 +183,20 @@ def test_steps_of_language_models_are_measured_and_profiled(
     with pytest.raises(SystemExit):
         bench_gpt_step.main()
     assert f"--nanogpt {tmp_path}: no checkout of nanoGPT" in capsys.readouterr().err
+
+
+def test_texts_are_timed_beside_those_of_a_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.py").write_text(CHECKOUT)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    monkeypatch.setattr(bench_generate, "TEXTS", ((bench_gpt_step.SIZES["tiny"], 12),))
+    monkeypatch.setattr(
+        sys, "argv", ["bench_generate", "--nanogpt", str(tmp_path), "--rounds", "1"]
+    )
+    bench_generate.main()
+    *_, row = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"\| 8 \| 12 \| [\d.]+ \| [\d.]+ \([\d.]+×\) \| .*×\) \|", row)
 
 
 def test_a_folder_without_published_code_is_named(
