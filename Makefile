@@ -1,4 +1,4 @@
-# Each target sets up .venv from the lock file first, once.
+# Targets that need .venv make it from the lock file first, once.
 SHELL := /bin/bash
 PYTHON ?= python3
 PY := .venv/bin/python
@@ -6,7 +6,7 @@ PY := .venv/bin/python
 .PHONY: help setup train test test-all test-slurm lint format bench stages gpu wheels clean
 
 help:
-	@echo 'make setup       create .venv from the lock file (every other target does it first)'
+	@echo 'make setup       create .venv from the lock file (targets that need it do so first)'
 	@echo 'make train       train a small TRM on Sudoku: the first thing to try, a minute'
 	@echo 'make test        the fast tests, 6 minutes on two cores'
 	@echo 'make test-all    the slow ones too, 45 minutes'

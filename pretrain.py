@@ -98,7 +98,7 @@ class Trainer(Problem):
     Every rank has its own `dist`, its own shards, and hence its own `shard_groups`, `carries` and
     sums in `meter`. It reads data and measures speed by itself, and only rank 0 writes to `run`.
     Where `sync` or a table splits weights, a rank holds its share of `sync.parameters`, `dense`,
-    `sparse` and `ema`. All else is equal on all ranks at every step.
+    `sparse` and `ema`. All else that the training depends on is equal on all ranks at every step.
     """
 
     shard_groups: list[range]  # this rank's shards, one group for each micro-batch
@@ -194,7 +194,10 @@ def train_or_evaluate(trainer: Trainer, start: resume.Start) -> None:
 
 
 def open_directory(trainer: Trainer, start: resume.Start) -> None:
-    """Opens the run's directory and log. Called last, because it moves an earlier run aside."""
+    """Opens the run's directory and log.
+
+    Called after everything that can be refused, because it moves an earlier run aside.
+    """
     cfg, run, objective = trainer.cfg, trainer.run, trainer.objective
     # tools that compare runs look up here which metric judges them
     text = OmegaConf.to_yaml({**cfg, "objective_metric": str(trainer.judging_metric)})
@@ -250,7 +253,7 @@ def build_problem(cfg: DictConfig, dist: Dist, run: RunDirectory, start: resume.
 def fit_to_memory(
     cfg: DictConfig, dist: Dist, run: RunDirectory, source: Source, sync: Sync
 ) -> None:
-    """Applies `plan`: chooses a layout that fits, by a net on the meta device."""
+    """Applies `plan`: chooses a layout that fits, using a net on the meta device."""
     net = make_objective(cfg.arch, cfg.seed, source.spec, capacity.META)
     optimizer_state = OptimizerState(build_dense(cfg.optim.dense, net.trained())).like({}, 1)
     first = partial(first_batch, cfg, source, capacity.META)
@@ -345,7 +348,7 @@ def group_shards(problem: Problem) -> list[range]:
 
 
 def register_parts(trainer: Trainer) -> Registry:
-    """Registers the state that checkpoints hold; for an evaluation, only the weights."""
+    """Registers the state that checkpoints hold; for an evaluation, only weights and averages."""
     cfg, objective, ema = trainer.cfg, trainer.objective, trainer.ema
     row_ranges = RowRangesOfTables(trainer.sync, objective.tables())
     saved = Registry(partial(origin_of, trainer), row_ranges)
@@ -512,7 +515,7 @@ def after_step(trainer: Trainer, notices: Notices) -> bool:
 
 
 def evaluate(trainer: Trainer) -> int:
-    """Evaluates every example of every set once over all ranks.
+    """Evaluates every example of every set exactly once, split over the ranks.
 
     Returns the signal that cut it short, or 0.
     """
