@@ -72,8 +72,8 @@ def _parts(
     seed: int,
     workers: int | None,
 ) -> list[Hard]:
-    """What the tasks make, in parts of these sizes; no two of their solved boards are alike up to
-    the names of digits.
+    """Returns the boards that the tasks make, in parts of these sizes. Refuses a seed that makes a
+    solved board twice, up to the names of digits.
     """
 
     def told(done: int) -> None:
