@@ -2,7 +2,8 @@
 
 Matrix products are fast in half precision, so the operations between them take half of a step. The
 functions here give the same values up to rounding. A compiler does better on its own, and in
-float32 autograd's formulas keep the published code's bits.
+float32 autograd's formulas keep the published code's bits; only causal attention over long
+sequences, which that code has not, goes through `Attend` in float32 as well.
 """
 
 # B batch, H heads, L positions, K head width
@@ -18,8 +19,11 @@ from torch import Tensor
 
 # positions × head width, such as 128 × 64; for longer sequences half precision is faster
 SHORT = 1 << 13
-# positions × positions of all heads: more scores than these would take more than 32 MiB
-FEW = 1 << 24
+# bytes of scores that attention may keep for its backward pass
+FEW = 1 << 25
+# causal attention by products: so many positions at once. Larger blocks compute more scores that
+# nobody sees, and the products of smaller ones are slower
+BLOCK = {torch.bfloat16: 128, torch.float32: 64}
 
 
 def spares_passes(x: Tensor) -> bool:
@@ -42,13 +46,14 @@ def attention(
 ) -> Tensor:
     """Calls PyTorch's fused kernel, in float32 for short sequences on a CPU.
 
-    There the kernel takes two to seven times as long in half precision. In bfloat16, two batched
-    products take half of the time of either, if the scores are few. `mask` says what each
-    position sees (bool), or what is added to its scores (float); with `shared_keys`, there are
-    fewer heads of keys and values than of queries.
+    There the kernel takes two to seven times as long in half precision. Batched products take
+    half of the time of either in bfloat16, and three quarters in float32 if they are causal and
+    long, as long as the scores are few. `mask` says what each position sees (bool), or what is
+    added to its scores (float); with `shared_keys`, there are fewer heads of keys and values than
+    of queries.
     """
     dtype = query_BHLK.dtype
-    if mask is None and not shared_keys and _has_few_scores(query_BHLK, key_BHLK):
+    if mask is None and not shared_keys and _suits_products(query_BHLK, key_BHLK, causal):
         return Attend.apply(query_BHLK, key_BHLK, value_BHLK, causal)
     if dtype.itemsize == 2 and query_BHLK.device.type == "cpu" and key_BHLK[0, 0].numel() <= SHORT:
         query_BHLK, key_BHLK, value_BHLK = query_BHLK.float(), key_BHLK.float(), value_BHLK.float()
@@ -87,19 +92,33 @@ def attention_within(
     return torch.cat(mixed, dim=1).unflatten(1, (batch, length)).transpose(0, 1)
 
 
-def _has_few_scores(query_BHLK: Tensor, key_BHLK: Tensor) -> bool:
+def _suits_products(query_BHLK: Tensor, key_BHLK: Tensor, causal: bool) -> bool:
     batch, heads, length, _ = query_BHLK.shape
-    return (
-        query_BHLK.dtype == torch.bfloat16
+    dtype = query_BHLK.dtype
+    if not (
+        dtype in BLOCK
         and query_BHLK.device.type == "cpu"
         and not torch.compiler.is_compiling()
         and key_BHLK.shape[2] == length > 1
-        and batch * heads * length * length <= FEW
-    )
+    ):
+        return False
+    # the kernel is as fast over short sequences in float32, and has the published code's bits
+    if dtype == torch.float32 and not (causal and length > 2 * BLOCK[dtype]):
+        return False
+    seen = sum(rows.stop * (rows.stop - rows.start) for rows in _blocks(length, dtype, causal))
+    return batch * heads * seen * dtype.itemsize <= FEW
+
+
+def _blocks(length: int, dtype: torch.dtype, causal: bool) -> list[slice]:
+    """Returns the positions whose scores are computed together: all, unless attention is causal."""
+    size = BLOCK[dtype] if causal else length
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
 class Attend(torch.autograd.Function):
-    """Attention by batched products, with all scores in memory."""
+    """Attention by batched products, with the scores in memory. If it is causal, each block of
+    positions reads the keys up to its own end.
+    """
 
     @staticmethod
     def forward(
@@ -107,30 +126,63 @@ class Attend(torch.autograd.Function):
     ) -> Tensor:
         query, key, value = (x.flatten(0, 1) for x in (query_BHLK, key_BHLK, value_BHLK))
         length, ctx.scale = query.shape[1], query.shape[2] ** -0.5
-        hidden = query.new_zeros(length, length)
-        if causal:
-            hidden = hidden.fill_(-torch.inf).triu_(1)
-        scores = torch.baddbmm(
-            hidden, query, key.transpose(1, 2), beta=int(causal), alpha=ctx.scale
-        )
-        shares = torch.softmax(scores, dim=-1)
-        ctx.save_for_backward(query, key, value, shares)
-        return torch.bmm(shares, value).view_as(query_BHLK)
+        ctx.blocks = _blocks(length, query.dtype, causal)
+        kept, mixed = [], []
+        for rows in ctx.blocks:
+            hidden = query.new_zeros(rows.stop - rows.start, rows.stop)
+            if causal:
+                hidden = hidden.fill_(-torch.inf).triu_(1 + rows.start)
+            scores = torch.baddbmm(
+                hidden,
+                query[:, rows],
+                key[:, : rows.stop].transpose(1, 2),
+                beta=int(causal),
+                alpha=ctx.scale,
+            )
+            kept.append(torch.softmax(scores, dim=-1))
+            mixed.append(torch.bmm(kept[-1], value[:, : rows.stop]))
+        ctx.save_for_backward(query, key, value, *kept)
+        return _joined(mixed).view_as(query_BHLK)
 
     @staticmethod
     def backward(  # type: ignore[override]
         ctx: Any, grad_BHLK: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, None]:
-        query, key, value, shares = ctx.saved_tensors
+        query, key, value, *kept = ctx.saved_tensors
         grad = grad_BHLK.flatten(0, 1)
-        of_value = torch.bmm(shares.transpose(1, 2), grad)
-        of_shares = torch.bmm(grad, value.transpose(1, 2))
-        of_scores = torch._softmax_backward_data(of_shares, shares, -1, shares.dtype)
-        nothing = grad.new_zeros(())
-        of_query = torch.baddbmm(nothing, of_scores, key, beta=0, alpha=ctx.scale)
-        of_key = torch.baddbmm(nothing, of_scores.transpose(1, 2), query, beta=0, alpha=ctx.scale)
-        shape = grad_BHLK.shape
-        return of_query.view(shape), of_key.view(shape), of_value.view(shape), None
+        of_query: list[Tensor] = []
+        of_key = of_value = None
+        for rows, shares in zip(reversed(ctx.blocks), reversed(kept), strict=True):
+            seen = slice(rows.stop)
+            of_shares = torch.bmm(grad[:, rows], value[:, seen].transpose(1, 2))
+            of_scores = torch._softmax_backward_data(of_shares, shares, -1, shares.dtype)
+            of_query.insert(0, _product(of_scores, key[:, seen], ctx.scale))
+            here = _product(of_scores.transpose(1, 2), query[:, rows], ctx.scale)
+            of_value_here = torch.bmm(shares.transpose(1, 2), grad[:, rows])
+            if of_key is None or of_value is None:  # the last block sees all keys
+                of_key, of_value = here, of_value_here
+                if len(kept) > 1:  # in half precision, a sum would round for each block
+                    of_key, of_value = of_key.float(), of_value.float()
+            else:
+                of_key[:, seen] += here
+                of_value[:, seen] += of_value_here
+        assert of_key is not None
+        assert of_value is not None
+        shape, dtype = grad_BHLK.shape, key.dtype
+        return (
+            _joined(of_query).view(shape),
+            of_key.to(dtype).view(shape),
+            of_value.to(dtype).view(shape),
+            None,
+        )
+
+
+def _product(left: Tensor, right: Tensor, factor: float) -> Tensor:
+    return torch.baddbmm(left.new_zeros(()), left, right, beta=0, alpha=factor)
+
+
+def _joined(blocks: list[Tensor]) -> Tensor:
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
 
 
 class Norm(torch.autograd.Function):

@@ -104,6 +104,42 @@ def test_few_scores_in_bfloat16_go_through_two_products(
     assert len(taken) == bool(few)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "positions"), [(torch.float32, 193), (torch.bfloat16, 129), (torch.bfloat16, 257)]
+)
+def test_long_causal_attention_by_blocks_is_that_of_float64(
+    dtype: torch.dtype, positions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(4, 2, 3, positions, 16).to(dtype)
+    taken, apply = [], halves.Attend.apply
+    monkeypatch.setattr(
+        halves.Attend, "apply", lambda *given: (taken.append(given), apply(*given))[1]
+    )
+    results = []
+    for kind in (dtype, torch.float64):
+        query, key, value = (x.to(kind).requires_grad_() for x in inputs[:3].clone())
+        mixed = halves.attention(query, key, value, causal=True)
+        mixed.backward(inputs[3].to(kind))
+        results.append((mixed, query.grad, key.grad, value.grad))
+    assert len(taken) == 1, "float64 goes through PyTorch's kernel"
+    step = 8 * torch.finfo(dtype).eps
+    for mine, exact in zip(*results, strict=True):
+        assert mine.dtype == dtype
+        torch.testing.assert_close(mine.double(), exact, rtol=step, atol=step)
+
+
+def test_in_float32_only_long_causal_attention_leaves_the_published_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = []
+    monkeypatch.setattr(halves.Attend, "apply", lambda *given: (taken.append(given), given[0])[1])
+    for positions, causal in ((128, True), (129, True), (500, False)):
+        x = torch.ones(1, 1, positions, 8)
+        halves.attention(x, x, x, causal=causal)
+    assert [given[0].shape[2] for given in taken] == [129]
+
+
 def test_only_eager_half_precision_goes_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """float32 keeps the published code's bits, and a compiler sees operations that it can fuse."""
     assert halves.spares_passes(torch.ones(1, dtype=torch.bfloat16))
