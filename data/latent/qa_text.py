@@ -1,5 +1,8 @@
 """The same texts, questions and answers as plain text for a language model: questions follow their
 text.
+
+A model learns to look up facts in short texts within hundreds of steps, and in long ones only from
+there: with `growing_steps`, training begins with the shortest texts.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ from data.latent.qa import open_sets
 from data.latent.qa_examples import Form, Tokens
 from data.latent.qa_files import Example
 from data.latent.ragged import EMPTY, Ragged
-from data.order import Order, cut_evenly, run_length, shard_rows
+from data.order import Order, cut_evenly, generator, run_length, shard_rows
 from data.source import IGNORE, Arrays, EvalSet, RunLength, RunSettings, Source, Spec
 from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes
 from utils.errors import ConfigError
 
 BPE = "bpe:"
 BPE_LETTERS = 10_000_000  # letters on which it is trained, at most
+STRIDE = 32  # while texts grow, rows have a multiple of so many positions
 # Which pieces are predicted: 0 is the begin token, 1 the text, then questions and answers in turns
 PREDICTED: dict[str, Callable[[int], bool]] = {
     "all": lambda number: True,
@@ -33,7 +37,11 @@ PREDICTED: dict[str, Callable[[int], bool]] = {
 
 
 class QAText(Source):
-    """Every text once an epoch, with all its questions and answers."""
+    """Every text once an epoch, with all its questions and answers.
+
+    In the first `growing_steps`, texts are drawn with replacement: at first from the shortest, and
+    from more and more of them, in order of length.
+    """
 
     def __init__(
         self,
@@ -45,10 +53,11 @@ class QAText(Source):
         seq_len: int = 256,
         tokenizer: str = "bytes",
         predict: str = "all",
+        growing_steps: int = 0,
         form: Mapping[str, str],
         stories: Mapping[str, Any],
     ) -> None:
-        self._run, shown = run, Form(**form)
+        self._run, self._growing_steps, shown = run, growing_steps, Form(**form)
         sets = open_sets(run, hub, held_out, stories, skip, all_words=True)
         texts = [
             text
@@ -91,9 +100,19 @@ class QAText(Source):
 
     def train_batch(self, step: int, shard: int) -> Arrays:
         """Returns the rows of one shard of one step."""
-        return self._sets["train"].read(
-            shard_rows(self._order.visits(*self._steps.span(step)), shard, self._run.shards)
-        )
+        texts, visits = self._sets["train"], self._visits(step)
+        # all shards have one width, as if one process read them all
+        width = texts.width_of(visits) if self._growing_steps else None
+        return texts.read(shard_rows(visits, shard, self._run.shards), width)
+
+    def _visits(self, step: int) -> np.ndarray:
+        """Returns the numbers of a step's texts."""
+        if step >= self._growing_steps:
+            return self._order.visits(*self._steps.span(step))
+        by_length = self._sets["train"].by_length
+        joined = -(-len(by_length) * (step + 1) // self._growing_steps)
+        draw = generator(self._run.seed, "growing texts", step)
+        return by_length[draw.integers(joined, size=self._run.global_batch_size)]
 
     def eval_sets(self) -> Mapping[str, EvalSet]:
         return {"test": self._sets["test"]}
@@ -150,8 +169,20 @@ class Texts:
     def __len__(self) -> int:
         return len(self._inputs)
 
-    def read(self, indices: np.ndarray) -> Arrays:
-        inputs, labels = (each.read(indices, self._width) for each in (self._inputs, self._labels))
+    @cached_property
+    def by_length(self) -> np.ndarray:
+        """The texts' numbers, shortest first."""
+        return self._inputs.lengths.argsort(kind="stable")
+
+    def width_of(self, indices: np.ndarray) -> int:
+        """Returns the positions that these texts need, rounded up."""
+        longest = int(self._inputs.lengths[indices].max())
+        return min(self._width, -(-longest // STRIDE) * STRIDE)
+
+    def read(self, indices: np.ndarray, width: int | None = None) -> Arrays:
+        """Returns rows of `width` positions, by default as many as the longest text may have."""
+        width = width or self._width
+        inputs, labels = (each.read(indices, width) for each in (self._inputs, self._labels))
         return {
             "inputs": np.where(inputs == EMPTY, 0, inputs),
             "labels": np.where(inputs == EMPTY, IGNORE, labels),

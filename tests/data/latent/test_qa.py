@@ -482,6 +482,34 @@ def test_a_language_model_reads_texts_with_all_their_questions(predict: str) -> 
         opened(QAText, **LENGTH, stories=STORIES, seq_len=70)
 
 
+def test_texts_grow_from_the_shortest_and_shards_have_one_width() -> None:
+    stories = {"train": 40, "test": 4, "facts": 6, "least": 1}
+    usual, growing = (
+        opened(QAText, **LENGTH, stories=stories, seq_len=170, growing_steps=steps)
+        for steps in (0, 10)
+    )
+
+    def rows_of(source: QAText, step: int) -> np.ndarray:
+        return np.concatenate([source.train_batch(step, shard)["inputs"] for shard in range(2)])
+
+    def facts(rows: np.ndarray) -> list[int]:
+        # a line end follows the text, and each answer but the last
+        return (rows == ord("\n")).sum(1).tolist()
+
+    epoch = sorted(count for step in range(10) for count in facts(rows_of(usual, step)))
+    assert (epoch[0], epoch[-1]) == (1, 6)
+    for step in range(10):
+        rows = rows_of(growing, step)
+        assert max(facts(rows)) <= epoch[4 * step + 3]
+        longest = (rows > 0).sum(1).max()
+        assert rows.shape == (4, min(170, -(-longest // 32) * 32)), "no more padding than needed"
+        assert np.array_equal(rows, rows_of(growing, step))
+    assert max(facts(rows_of(growing, 9)) + facts(rows_of(growing, 8))) > epoch[0]
+    for step in (10, 11):
+        rows = rows_of(growing, step)
+        assert np.array_equal(rows, rows_of(usual, step)[:, : rows.shape[1]])
+
+
 def test_tokens_made_of_the_texts_are_the_same_whenever_they_are_made() -> None:
     one, two = (opened(QAText, **LENGTH, stories=STORIES, tokenizer="bpe:280") for _ in range(2))
     assert one.spec.fingerprint == two.spec.fingerprint
