@@ -51,6 +51,7 @@ SMALL = {
     "experiment=latent_reader": ["data.stories={train:64,test:8}"],
     "experiment=latent": [SMALL_READERS, "data.stories={train:64,test:8}"],
     "arch=trm": SMALL_PUZZLES,
+    "experiment=sudoku_extreme_cpu": ["global_batch_size=8", "arch.forward_dtype=float32"],
     "experiment=sudoku_extreme": SMALL_PUZZLES,
     "experiment=maze_hard": SMALL_PUZZLES,
     "data_path": SMALL_PUZZLES,
@@ -116,7 +117,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pretrain.py", "launch"):
         (folder / name).symlink_to(ROOT / name)
     sudoku = ("--size", "4", "--blanks", "3", "--train", "16", "--test", "8")
-    build(folder, "sudoku", *sudoku, "--output-dir", "data/sudoku-extreme-1k-aug-1000")
+    for name in ("sudoku-extreme-1k-aug-1000", "sudoku-extreme-1k"):
+        build(folder, "sudoku", *sudoku, "--output-dir", f"data/{name}")
     boards = ("--size", "6", "--blanks", "3", "--train", "8", "--test", "8")
     build(folder, "sudoku", *boards, "--output-dir", "data/boards")
     maze = ("--size", "8", "--min-path", "5", "--train", "16", "--test", "8")
@@ -131,8 +133,9 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         build(folder, "tokens", *text, "--output-dir", f"data/{name}")
     (folder / "FOLDER_WITH_IDX_FILES").mkdir()
     write_idx(folder / "FOLDER_WITH_IDX_FILES", compressed=False)
-    for experiment in ("demo", "lm"):
-        first = Command("", (), ("python", "pretrain.py", f"experiment={experiment}"))
+    boards = "sudoku_extreme_cpu data_path=data/sudoku-extreme-1k"
+    for line in ("demo", "lm", boards):
+        first = Command("", (), ("python", "pretrain.py", *f"experiment={line}".split()))
         check_ended_well(run_line(small(first), folder, limit_s=200))
     return folder
 

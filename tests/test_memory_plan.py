@@ -17,7 +17,7 @@ from models import by_hand
 from optim.groups import build_dense
 from optim.optimizer_state import OptimizerState
 from tests.ranks import check_ended_well, run_ranks
-from tests.runs import QUIET, TINY_CNN, TINY_GPT, TINY_PREFIX, TINY_TRM, config_of
+from tests.runs import QUIET, TINY_CNN, TINY_GPT, TINY_PREFIX, TINY_SUDOKU, TINY_TRM, config_of
 from tests.steps import steps_of, trainer_on
 from utils.command.instantiate import make
 from utils.measure import capacity
@@ -31,6 +31,7 @@ TOYS = ["global_batch_size=64", "max_steps=3", "data.held_out=64"]
 RUNS = {
     "trm": TINY_TRM,
     "hrm": [each for each in TINY_TRM if "_len" not in each and "ACT" not in each] + ["arch=hrm"],
+    "sudoku": TINY_SUDOKU,
     "digits": TINY_CNN,
     "tokens": TINY_GPT,
     "recompute": [*TINY_GPT, "arch.recompute=true"],

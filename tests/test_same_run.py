@@ -17,7 +17,17 @@ import yaml
 from safetensors.torch import load_file
 
 from tests.ranks import ROOT, run_ranks
-from tests.runs import FLOAT32, QUIET, TINY_CNN, TINY_TRM, Result, assert_same_run, torchrun, train
+from tests.runs import (
+    FLOAT32,
+    QUIET,
+    TINY_CNN,
+    TINY_SUDOKU,
+    TINY_TRM,
+    Result,
+    assert_same_run,
+    torchrun,
+    train,
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +51,13 @@ def test_trm_is_the_same_run_at_any_number_of_ranks(
     other = train(tmp_path / "run", *TINY_TRM, ranks=ranks)
     assert_same_run(trm, other)
     assert scenes(trm) == scenes(other) != {}, "the report page shows the same boards"
+
+
+def test_guessing_is_the_same_run_at_three_ranks(tmp_path: Path) -> None:
+    one = train(tmp_path / "one", *TINY_SUDOKU)
+    other = train(tmp_path / "run", *TINY_SUDOKU, ranks=3)
+    assert_same_run(one, other)
+    assert scenes(one) == scenes(other) != {}, "the report page shows the same boards"
 
 
 def scenes(run: Result) -> dict[str, str]:

@@ -203,6 +203,9 @@ def parser() -> argparse.ArgumentParser:
     given.add_argument(
         "--subsample-size", type=int, help="training mazes to keep, chosen at random"
     )
+    given.add_argument(
+        "--test-subsample-size", type=int, help="test mazes to keep, chosen at random"
+    )
     given.add_argument("--min-difficulty", type=int, help="drop mazes with a smaller rating")
     return made
 

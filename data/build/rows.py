@@ -29,7 +29,7 @@ Parse = Callable[[str, Iterable[Row], int | None], Boards]
 def convert(
     options: argparse.Namespace, parse: Parse, fits: Callable[[int], object]
 ) -> dict[str, Boards]:
-    """Returns the published splits. If asked, subsamples training puzzles, and holds some out to
+    """Returns the published splits. If asked, subsamples them, and holds training puzzles out to
     test on. A test file may come without a training file.
     """
 
@@ -44,7 +44,7 @@ def convert(
                     f"--{option.replace('_', '-')} {value}: there is no train.csv in"
                     f" {options.input_dir} to choose from; leave it out"
                 )
-        return {"test": read("test")}
+        return {"test": subsample("test", read("test"), options)}
     boards = {"train": read("train")}
     if options.held_out is None:
         boards["test"] = read("test", ", or --held-out")
@@ -56,7 +56,7 @@ def convert(
             f"test puzzles have {test_cells} cells, training puzzles {cells}; give files of one"
             " size"
         )
-    return boards | {"train": subsample(boards["train"], options.subsample_size, options.seed)}
+    return {split: subsample(split, of, options) for split, of in boards.items()}
 
 
 def _there(input_dir: str) -> list[str]:
@@ -243,14 +243,17 @@ def check(file: str, lines: list[int], good: np.ndarray | np.bool_, problem: str
         )
 
 
-def subsample(boards: Boards, wanted: int | None, seed: int) -> Boards:
-    """So many of them, chosen at random; all of them if that is not asked for."""
+def subsample(split: str, boards: Boards, options: argparse.Namespace) -> Boards:
+    """As many boards of a split as are asked for, chosen at random; by default all of them."""
+    option = {"train": "subsample_size", "test": "test_subsample_size"}[split]
     puzzles, answers = boards
+    wanted: int | None = getattr(options, option)
     if wanted is None:
         return boards
-    if wanted > len(puzzles):
+    if not 0 < wanted <= len(puzzles):
         raise ConfigError(
-            f"--subsample-size {wanted}: there are only {len(puzzles)} boards; ask for fewer"
+            f"--{option.replace('_', '-')} {wanted}: there are {len(puzzles)} {split} boards; ask"
+            " for at least 1, and no more than that"
         )
-    chosen = np.random.default_rng(seed).choice(len(puzzles), wanted, replace=False)
+    chosen = np.random.default_rng(options.seed).choice(len(puzzles), wanted, replace=False)
     return puzzles[chosen], answers[chosen]

@@ -202,6 +202,9 @@ def parser() -> argparse.ArgumentParser:
     given.add_argument(
         "--subsample-size", type=int, help="training boards to keep, chosen at random"
     )
+    given.add_argument(
+        "--test-subsample-size", type=int, help="test boards to keep, chosen at random"
+    )
     given.add_argument("--min-difficulty", type=int, help="drop boards with a smaller rating")
     return made
 

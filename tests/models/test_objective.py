@@ -18,7 +18,7 @@ from models.layers import DTYPES, RotaryEmbedding
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from tests.data.digits.test_images import write_idx
 from tests.ranks import ROOT
-from tests.runs import TINY_CNN, TINY_GPT, TINY_TRM
+from tests.runs import TINY_CNN, TINY_GPT, TINY_SUDOKU, TINY_TRM
 from tests.steps import steps_of, trainer_on
 from utils.measure.evaluator import Prediction
 from utils.noise import Noise
@@ -56,6 +56,7 @@ TEXT = [argument for argument in TINY_GPT if not argument.startswith("data")]
 LINES = {
     "hrm puzzles": ["arch=hrm", *(each for each in TINY_TRM[1:] if each not in TRM_ALONE)],
     "trm puzzles": TINY_TRM,
+    "sudoku puzzles": TINY_SUDOKU,
     "cnn digits": TINY_CNN,
     "cnn mnist": [*TINY_CNN, "data=mnist", "data_path={mnist}"],
     "gpt tokens": TINY_GPT,

@@ -281,6 +281,18 @@ def test_csv_files_are_converted(tmp_path, csv_boards):
     assert np.load(out / "train" / "all__group_indices.npy").tolist() == list(range(0, 19, 3))
 
 
+def test_some_test_boards_are_kept(tmp_path, csv_boards, capsys):
+    given = (tmp_path / "out", "--input-dir", tmp_path / "csv", "--test-subsample-size")
+    assert build(*given, 3) == 0
+    kept = {board.tobytes() for board in np.load(tmp_path / "out" / "test" / "all__inputs.npy")}
+    assert len(kept) == 3
+    assert kept <= {board.tobytes() for board in csv_boards["test"][0] + np.uint8(1)}
+    assert len(np.load(tmp_path / "out" / "train" / "all__inputs.npy")) == 12
+    for wanted in (0, 6):
+        assert build(*given, wanted) == 2
+        assert f"--test-subsample-size {wanted}: there are 5 test boards" in capsys.readouterr().err
+
+
 def test_boards_of_sixteen_are_read_by_letters_and_drawn(tmp_path):
     train, test = generate(16, (2, 2), 100, seed=0)
     write_csv(tmp_path / "csv", {"train": train, "test": test})

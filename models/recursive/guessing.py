@@ -1,0 +1,191 @@
+"""Sudoku by guessing: the net fills in what it is sure of, guesses one cell, and thinks again.
+
+In training, each slot plays its board to the end. A guess is drawn from the net's own
+probabilities; some wrong ones are corrected, and the others stay for a while, so that the net
+learns to tell boards with a wrong guess from others. In an evaluation, a search over guesses
+relies on that.
+"""
+
+# B slots, T cells, N digits
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.interval import Interval
+from models.objective import Batch, Context, Objective, StepOut
+from models.recursive.by_step import ByStep
+from models.recursive.search import Rules, answers_by_search, fill_in
+from models.recursive.sudoku_net import BLANK, SudokuNet, what_is_known
+from models.recursive.thinking import ThinkingSteps
+from utils.measure.evaluator import Evaluator, Prediction
+from utils.measure.metrics import Metric, MetricSums
+from utils.noise import Noise
+from utils.spec import IGNORE
+
+
+@dataclass(frozen=True)
+class GuessCarry:
+    """What each slot keeps from one step to the next."""
+
+    state: Tensor
+    board: Tensor  # the puzzle with what has been filled in
+    steps: Tensor  # taken on this puzzle
+    lost: Tensor  # steps since the first wrong guess, 0 before it
+    done: Tensor  # whether the slot takes a new puzzle in the next step
+    batch: Batch  # its puzzle
+
+
+class GuessObjective(Objective):
+    """Sums two losses over slots: the cross entropy of the cells that are still open, where no
+    guess was wrong, and that of the value. Padding rows do not count.
+    """
+
+    headline = Metric("exact_accuracy")
+    costs = frozenset({"cell_loss", "value_loss", "accepted_wrongly"})
+    model: SudokuNet
+
+    def __init__(
+        self,
+        model: SudokuNet,
+        think_steps: int = 2,
+        sure: float = 0.97,
+        beam: int = 16,
+        search_steps: int = 40,
+        accept: float = 0.95,
+        board_steps: int = 24,
+        revealed: float = 0.25,
+        corrected: float = 0.5,
+        wrong_steps: int = 6,
+        value_weight: float = 0.3,
+    ) -> None:
+        super().__init__(model)
+        self.rules = Rules(think_steps, sure, beam, search_steps, accept)
+        self.board_steps, self.wrong_steps = board_steps, wrong_steps
+        self.revealed, self.corrected = revealed, corrected
+        self.value_weight = value_weight
+
+    def initial_carry(self, batch: Batch) -> GuessCarry:
+        """Returns slots that are all done, so that the first step fills them."""
+        nothing = torch.zeros_like(batch["puzzle_identifiers"])
+        state = self.model.fresh_state(len(nothing))
+        return GuessCarry(state, batch["inputs"], nothing, nothing, nothing == 0, batch)
+
+    def forward(self, batch: Batch, carry: GuessCarry, ctx: Context) -> StepOut:
+        carry = self._refill(carry, batch, ctx.noise)
+        inputs_BT, labels_BT = carry.batch["inputs"], carry.batch["labels"]
+        known_BTN = what_is_known(inputs_BT, carry.board, self.model.side)
+        state, logits_BTN, value_B = self.model(carry.state, known_BTN)
+
+        counted_BT, valid_B = labels_BT != IGNORE, (labels_BT != IGNORE).any(-1)
+        right_B, open_BT = carry.lost == 0, carry.board == BLANK
+        digits_BT = (labels_BT - BLANK - 1).clamp_min(0).long()
+        nats_BT = F.cross_entropy(logits_BTN.mT, digits_BT, reduction="none")
+        learnt_BT = open_BT & counted_BT & right_B[:, None]
+        cell_loss = ((nats_BT * learnt_BT).sum(-1) / learnt_BT.sum(-1).clamp_min(1)).sum()
+        value_nats_B = F.binary_cross_entropy_with_logits(
+            value_B, right_B.to(value_B.dtype), reduction="none"
+        )
+        value_loss = (value_nats_B * valid_B).sum()
+
+        with torch.no_grad():
+            played = self._play(carry, state, logits_BTN, ctx.noise)
+        metrics = {
+            **self._metrics(carry, played, value_B, valid_B),
+            "cell_loss": (cell_loss.detach(), learnt_BT.any(-1).sum()),
+            "value_loss": (value_loss.detach(), valid_B.sum()),
+        }
+        return StepOut(cell_loss + self.value_weight * value_loss, valid_B.sum(), metrics, played)
+
+    @torch.no_grad()
+    def predict(self, batch: Batch) -> Prediction:
+        """Searches for the answers, and records the best ones after each step."""
+        labels_BT, steps = batch["labels"], self.rules.search_steps
+        seen = ByStep(labels_BT, steps)
+        for logits_BTV, margin_B in answers_by_search(self.model, batch, self.rules):
+            value_B = margin_B + self.rules.threshold
+            seen.add(logits_BTV, value_B, margin_B)
+        counted_BT = labels_BT != IGNORE
+        cells_B, answer_BT = counted_BT.sum(-1), logits_BTV.argmax(-1)
+        right_B = (counted_BT & (answer_BT == labels_BT)).sum(-1)
+        valid_B, solved_B = cells_B > 0, right_B == cells_B
+        count = valid_B.sum()
+        found_B = margin_B > 0
+        metrics = {
+            "exact_accuracy": ((valid_B & solved_B).sum(), count),
+            "accuracy": ((right_B / cells_B.clamp_min(1)).sum(), count),
+            "accepted": ((valid_B & found_B).sum(), count),
+            "accepted_wrongly": ((valid_B & found_B & ~solved_B).sum(), count),
+        }
+        outputs = {"logits": logits_BTV, "answer": answer_BT, "q_halt_logits": value_B}
+        return Prediction(metrics, outputs | seen.outputs())
+
+    def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
+        return [Interval(self.headline.name), ThinkingSteps()]
+
+    def _refill(self, carry: GuessCarry, batch: Batch, noise: Noise) -> GuessCarry:
+        """Gives slots that are done a puzzle of the new batch, some of whose blanks are revealed in
+        half of them: an easier board to learn from.
+        """
+        shape, done_B = batch["inputs"].shape, carry.done
+        share_B = self.revealed * noise.uniform("share", shape[:1])
+        share_B = share_B * (noise.uniform("easier", shape[:1]) < 0.5)
+        inputs_BT, labels_BT = batch["inputs"], batch["labels"]
+        reveal_BT = noise.uniform("reveal", shape) < share_B[:, None]
+        reveal_BT = reveal_BT & (inputs_BT == BLANK) & (labels_BT != IGNORE)
+        new = batch | {"inputs": torch.where(reveal_BT, labels_BT, inputs_BT)}
+        puzzle = {name: _where(done_B, new[name], carry.batch[name]) for name in new}
+        return GuessCarry(
+            _where(done_B, self.model.fresh_state(len(done_B)), carry.state),
+            _where(done_B, puzzle["inputs"], carry.board),
+            torch.where(done_B, 0, carry.steps),
+            torch.where(done_B, 0, carry.lost),
+            torch.zeros_like(done_B),
+            puzzle,
+        )
+
+    def _play(
+        self, carry: GuessCarry, state: Tensor, logits_BTN: Tensor, noise: Noise
+    ) -> GuessCarry:
+        """Fills in what the net is sure of and, if it has thought for long enough, one guess."""
+        labels_BT, slots_B = carry.batch["labels"], torch.arange(len(logits_BTN))
+        slots_B = slots_B.to(logits_BTN.device)
+        p_BTN = logits_BTN.softmax(-1)
+        board_BT, cell_B, p_B = fill_in(carry.board, p_BTN, self.rules.sure, noise)
+        guesses_B = (p_B > 0) & (carry.steps >= self.rules.think_steps)
+
+        below_BN = p_BTN[slots_B, cell_B].cumsum(-1)
+        drawn_B1 = noise.uniform("digit", p_B.shape)[:, None] * below_BN[:, -1:]
+        digit_B = (below_BN <= drawn_B1).sum(-1).clamp_max(self.model.side - 1) + BLANK + 1
+        truth_B = labels_BT[slots_B, cell_B]
+        corrects_B = (noise.uniform("correct", p_B.shape) < self.corrected) & (truth_B != IGNORE)
+        digit_B = torch.where(corrects_B, truth_B.long(), digit_B).to(board_BT.dtype)
+        board_BT[slots_B, cell_B] = torch.where(guesses_B, digit_B, board_BT[slots_B, cell_B])
+
+        wrong_B = ((board_BT != BLANK) & (labels_BT != IGNORE) & (board_BT != labels_BT)).any(-1)
+        lost_B, steps_B = torch.where(wrong_B, carry.lost + 1, carry.lost), carry.steps + 1
+        full_B = (carry.board != BLANK).all(-1)  # as the net has just seen it
+        done_B = full_B | (steps_B >= self.board_steps) | (lost_B > self.wrong_steps)
+        return GuessCarry(state, board_BT, steps_B, lost_B, done_B, carry.batch)
+
+    def _metrics(
+        self, carry: GuessCarry, played: GuessCarry, value_B: Tensor, valid_B: Tensor
+    ) -> MetricSums:
+        done_B = played.done & valid_B
+        solved_B = (played.board == carry.batch["labels"]).all(-1)
+        right_B, count = carry.lost == 0, valid_B.sum()
+        return {
+            "exact_accuracy": ((solved_B & done_B).sum(), done_B.sum()),
+            "value_accuracy": ((((value_B >= 0) == right_B) & valid_B).sum(), count),
+            "steps": ((played.steps * done_B).sum(), done_B.sum()),
+        }
+
+
+def _where(rows_B: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(rows_B.view(-1, *[1] * (new.ndim - 1)), new, old)

@@ -1,0 +1,182 @@
+"""Searches for the answers of Sudoku boards by guessing, along the lines that a net rates best."""
+
+# P puzzles of a batch, N nodes of all puzzles, C children, T cells, D digits, V vocabulary
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.objective import Batch
+from models.recursive.sudoku_net import BLANK, SudokuNet, what_is_known
+from utils.noise import Noise
+
+TOGETHER = 64  # nodes that go through the net at once: the shape that it is compiled for
+BRANCHES = 3  # most digits that are tried in a cell
+LEAST = 0.02  # the probability that a digit needs to be tried, unless it is the likeliest
+NEVER = -1e4  # as a logit
+JITTER = 0.1  # in training, cells are guessed whose probabilities lie so close to the best
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How guesses are made."""
+
+    think_steps: int  # before the first guess
+    sure: float  # a digit with a higher probability is filled in at once
+    beam: int  # nodes of each puzzle that are kept
+    search_steps: int
+    accept: float  # a full board that is right with a higher probability ends the search
+
+    @property
+    def threshold(self) -> float:
+        """Returns `accept` as a logit."""
+        return math.log(self.accept / (1 - self.accept))
+
+
+def fill_in(
+    board_NT: Tensor, p_NTD: Tensor, sure: float, noise: Noise | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Fills in digits that the net is sure of. Returns the new boards, and for each the cell to
+    guess next with the probability of its likeliest digit, -1 if no cell is left.
+
+    It is the cell with the likeliest digit of all, or with `noise` one that comes close.
+    """
+    best_NT, digit_NT = p_NTD.max(-1)
+    open_NT = board_NT == BLANK
+    sure_NT = open_NT & (best_NT > sure)
+    board_NT = torch.where(sure_NT, (digit_NT + BLANK + 1).to(board_NT.dtype), board_NT)
+    p_NT = torch.where(open_NT & ~sure_NT, best_NT, -1.0)
+    rank_NT = p_NT
+    if noise is not None:
+        jitter_NT = JITTER * noise.uniform("cell", p_NT.shape)
+        rank_NT = torch.where(p_NT > 0, p_NT + jitter_NT, p_NT)
+    cell_N = rank_NT.argmax(-1)
+    return board_NT, cell_N, p_NT.gather(1, cell_N[:, None])[:, 0]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Boards with guesses, which the net has not seen yet; several for each puzzle."""
+
+    puzzle: Tensor
+    board: Tensor
+    state: Tensor
+
+    def take(self, rows: Tensor) -> Nodes:
+        return Nodes(self.puzzle[rows], self.board[rows], self.state[rows])
+
+
+class Answers:
+    """The best answer of each puzzle so far: its full board of the highest value, and before there
+    is one, the board of its best node with the likeliest digits in the blanks.
+    """
+
+    def __init__(self, inputs_PT: Tensor, vocabulary: int, dtype: torch.dtype) -> None:
+        new = partial(torch.full, dtype=dtype, device=inputs_PT.device)
+        self.logits_PTV = new((*inputs_PT.shape, vocabulary), 0.0)
+        self.value_P = new((len(inputs_PT),), NEVER)  # a logit, for full boards alone
+
+    def take_in(self, nodes: Nodes, logits_NTD: Tensor, value_N: Tensor) -> None:
+        """Takes over the best of some nodes where it is better, or where no board is full yet."""
+        full_N = (nodes.board != BLANK).all(-1)
+        best = best_of_each(nodes.puzzle, value_N + torch.where(full_N, -NEVER, 0.0), 1)
+        value_N = torch.where(full_N, value_N, NEVER)
+        best = best[value_N[best] >= self.value_P[nodes.puzzle[best]]]
+        puzzle = nodes.puzzle[best]
+        self.logits_PTV[puzzle] = as_logits(nodes.board[best], logits_NTD[best])
+        self.value_P[puzzle] = value_N[best]
+
+
+def answers_by_search(
+    model: SudokuNet, batch: Batch, rules: Rules
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields, after each step, the logits of each puzzle's best answer so far, and by how much its
+    value exceeds what is accepted. Ends when no puzzle has nodes left.
+    """
+    inputs_PT, device = batch["inputs"], batch["inputs"].device
+    wide = torch.promote_types(model.dtype, torch.float32)
+    answers = Answers(inputs_PT, model.side + BLANK + 1, wide)
+    first_P = torch.arange(len(inputs_PT), device=device)
+    nodes = Nodes(first_P, inputs_PT, model.fresh_state(len(inputs_PT)))
+    weights, threshold = model.weights_in_dtype(), rules.threshold
+    for step in range(rules.search_steps):
+        state, logits_NTD, value_N = think(model, weights, inputs_PT, nodes)
+        nodes = Nodes(nodes.puzzle, nodes.board, state)
+        answers.take_in(nodes, logits_NTD, value_N)
+        yield answers.logits_PTV.clone(), answers.value_P - threshold
+
+        searched_P = answers.value_P <= threshold
+        going = (searched_P[nodes.puzzle] & (nodes.board == BLANK).any(-1)).nonzero()[:, 0]
+        if not len(going):
+            return
+        nodes, p_NTD, value_N = nodes.take(going), logits_NTD[going].softmax(-1), value_N[going]
+        nodes = next_nodes(nodes, p_NTD, value_N, rules, guess=step >= rules.think_steps)
+
+
+def think(
+    model: SudokuNet, weights: dict[str, Tensor], inputs_PT: Tensor, nodes: Nodes
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs one step of the net on all nodes, some at a time."""
+    known_NTD = what_is_known(inputs_PT[nodes.puzzle], nodes.board, model.side)
+    outs = []
+    for state, known in zip(nodes.state.split(TOGETHER), known_NTD.split(TOGETHER), strict=True):
+        count = len(state)
+        if model.compiled and count < TOGETHER:
+            more = torch.arange(TOGETHER, device=state.device).clamp_max(count - 1)
+            state, known = state[more], known[more]
+        outs.append([out[:count] for out in model(state.contiguous(), known, weights)])
+    state, logits, value = (torch.cat(parts) for parts in zip(*outs, strict=True))
+    return state, logits, value
+
+
+def next_nodes(nodes: Nodes, p_NTD: Tensor, value_N: Tensor, rules: Rules, guess: bool) -> Nodes:
+    """Fills in what is sure and, if asked to `guess`, replaces each node by one for each likely
+    digit of its next cell. Keeps the best nodes of each puzzle.
+
+    A node's rank is the probability that its guesses are right: that of its parent by the net's
+    value, times that of its digit.
+    """
+    board_NT, cell_N, p_N = fill_in(nodes.board, p_NTD, rules.sure)
+    nodes = Nodes(nodes.puzzle, board_NT, nodes.state)
+    if not guess:
+        return nodes
+    at_N = torch.arange(len(p_N), device=p_N.device)
+    p_NC, digit_NC = p_NTD[at_N, cell_N].topk(BRANCHES)
+    open_N1 = (p_N > 0)[:, None]
+    p_NC = torch.where(open_N1, p_NC, 1.0)
+    first_C = torch.arange(BRANCHES, device=p_N.device) == 0
+    tried_NC = first_C | (open_N1 & (p_NC > LEAST))
+    rank_NC = F.logsigmoid(value_N)[:, None] + p_NC.log()
+    parent, child = tried_NC.nonzero().unbind(1)
+    kept = best_of_each(nodes.puzzle[parent], rank_NC[parent, child], rules.beam)
+    parent, child = parent[kept], child[kept]
+    nodes = nodes.take(parent)
+    digit = (digit_NC[parent, child] + BLANK + 1).to(nodes.board.dtype)
+    rows, cells = torch.arange(len(parent), device=p_N.device), cell_N[parent]
+    nodes.board[rows, cells] = torch.where(open_N1[parent, 0], digit, nodes.board[rows, cells])
+    return nodes
+
+
+def best_of_each(puzzle_N: Tensor, rank_N: Tensor, count: int) -> Tensor:
+    """Returns the rows of the `count` highest ranks of each puzzle, puzzle by puzzle."""
+    order = rank_N.argsort(descending=True, stable=True)
+    order = order[puzzle_N[order].argsort(stable=True)]
+    sorted_N = puzzle_N[order]
+    place_N = torch.arange(len(order), device=order.device) - torch.searchsorted(sorted_N, sorted_N)
+    return order[place_N < count]
+
+
+def as_logits(board_NT: Tensor, logits_NTD: Tensor) -> Tensor:
+    """Returns logits over the vocabulary: those of the digits, and certainty for filled cells."""
+    logits_NTV = F.pad(logits_NTD, (BLANK + 1, 0), value=NEVER)
+    digits_V = torch.arange(logits_NTV.shape[-1], device=board_NT.device)
+    filled_NT1 = (board_NT != BLANK)[..., None]
+    certain_NTV = torch.where(board_NT[..., None] == digits_V, 0.0, NEVER)
+    return torch.where(filled_NT1, certain_NTV, logits_NTV)

@@ -1,0 +1,186 @@
+"""Training by guessing: what a slot plays, what it learns from, and what counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data.recursive.sudoku import generate
+from models.objective import Context
+from models.recursive.guessing import GuessObjective
+from models.recursive.sudoku_net import BLANK, SudokuNet
+from tests.runs import TINY_SUDOKU, train
+from utils.noise import Noise
+from utils.spec import IGNORE, Spec
+
+LEARNS = [
+    "arch.hidden_size=16", "arch.forward_dtype=float32", "arch.loss.search_steps=40",
+    "data.embedded.train=200", "max_steps=200", "epochs=null", "eval_interval=null", "ema=false",
+]  # fmt: skip
+SPEC = Spec(vocab_size=6, seq_len=16, table_rows=1)
+
+
+def make(**keys) -> GuessObjective:
+    torch.manual_seed(0)
+    net = SudokuNet(SPEC, hidden_size=8, passes=2)
+    with torch.no_grad():  # a net that prefers some digits
+        net.inner.option_head.weight.normal_(generator=torch.Generator().manual_seed(1))
+    return GuessObjective(net, **{"think_steps": 1, "board_steps": 9, **keys})
+
+
+def batch_of(rows: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    (puzzles, answers) = generate(4, (rows,), 9, seed)[0]
+    tokens = [
+        torch.from_numpy(np.asarray(boards).astype(np.int32)) for boards in (puzzles, answers)
+    ]
+    inputs, labels = (of.view(rows, 16) + BLANK for of in tokens)
+    identifiers = torch.zeros(rows, dtype=torch.int32)
+    return {"inputs": inputs, "labels": labels, "puzzle_identifiers": identifiers}
+
+
+def steps(objective: GuessObjective, count: int, rows: int = 8, shards=(0, 1), part=slice(None)):
+    """The carries and outputs of consecutive steps."""
+    carry, seen = None, []
+    for step in range(count):
+        batch = {name: of[part] for name, of in batch_of(rows, step).items()}
+        carry = objective.initial_carry(batch) if carry is None else carry
+        out = objective(batch, carry, Context(0.0, Noise(3, step, list(shards))))
+        seen.append((batch, out))
+        carry = out.carry
+    return seen
+
+
+def test_a_slot_plays_its_puzzle_until_it_is_done() -> None:
+    seen = steps(make(), 30)
+    ended = kept = 0
+    for (_, before), (batch, after) in pairwise(seen):
+        done = before.carry.done
+        for name in ("labels", "puzzle_identifiers"):
+            now = after.carry.batch[name]
+            assert torch.equal(now[done], batch[name][done])
+            assert torch.equal(now[~done], before.carry.batch[name][~done])
+        going = before.carry.board[~done]
+        assert (after.carry.board[~done][going != BLANK] == going[going != BLANK]).all(), (
+            "what is filled in stays"
+        )
+        assert (after.carry.steps == torch.where(done, 1, before.carry.steps + 1)).all()
+        ended, kept = ended + int(done.sum()), kept + int((~done).sum())
+    assert ended
+    assert kept
+
+
+def test_one_guess_a_step_once_it_has_thought() -> None:
+    seen = steps(make(think_steps=2, sure=1.0, revealed=0.0), 12)
+    for (_, before), (_, after) in pairwise(seen):
+        done, going = (
+            before.carry.done,
+            (after.carry.steps > 2) & (before.carry.board == BLANK).any(-1),
+        )
+        guesses = ((after.carry.board != before.carry.board) & ~done[:, None]).sum(-1)
+        assert (guesses[~done] == going[~done].int()).all()
+
+
+def test_corrected_guesses_are_never_wrong_and_uncorrected_ones_end_the_game() -> None:
+    for _, out in steps(make(corrected=1.0, sure=1.0), 20):
+        assert int(out.carry.lost.sum()) == 0
+    seen = [out.carry for _, out in steps(make(corrected=0.0, wrong_steps=2, sure=1.0), 20)]
+    assert any(carry.lost.any() for carry in seen)
+    for carry in seen:
+        labels, board = carry.batch["labels"], carry.board
+        wrong = ((board != BLANK) & (board != labels)).any(-1)
+        assert torch.equal(carry.lost > 0, wrong)
+        assert carry.done[carry.lost > 2].all()
+        assert int(carry.lost.max()) <= 3
+
+
+def test_losses_by_hand() -> None:
+    """A right slot learns its open cells, a wrong one only its value."""
+    objective, batch = make(value_weight=0.3), batch_of(4)
+    carry = objective.initial_carry(batch)
+    board = batch["inputs"].clone()
+    cell = int((board[1] == BLANK).nonzero()[0])
+    board[1, cell] = (batch["labels"][1, cell] - BLANK) % 4 + BLANK + 1
+    lost = torch.tensor([0, 1, 0, 0], dtype=torch.int32)
+    carry = replace(carry, board=board, lost=lost, done=torch.zeros(4, dtype=torch.bool))
+    out = objective(batch, carry, Context(0.0, Noise(0, 0, [0])))
+
+    options = torch.zeros(4, 16, 4, dtype=torch.long)
+    for row, at in np.ndindex(4, 16):
+        token = int(board[row, at])
+        if token != BLANK:
+            given = bool(batch["inputs"][row, at] == token)
+            options[row, at] = 3
+            options[row, at, token - BLANK - 1] = 1 if given else 2
+    _, logits, value = objective.model(carry.state, options)
+    expected = torch.tensor(0.0)
+    for row in range(4):
+        p = torch.sigmoid(value[row])
+        expected = expected - 0.3 * (p if row != 1 else 1 - p).log()
+        if row != 1:
+            open_cells = (board[row] == BLANK).nonzero()[:, 0].tolist()
+            digits = (batch["labels"][row] - BLANK - 1).tolist()
+            nats = [-logits[row, at].log_softmax(-1)[digits[at]] for at in open_cells]
+            expected = expected + sum(nats) / len(nats)
+    torch.testing.assert_close(out.loss, expected)
+    assert int(out.weight) == 4
+
+
+def test_slots_do_not_see_each_other() -> None:
+    """A step over two shards is the two steps over one shard each."""
+    whole = steps(make(), 6)
+    for shard in (0, 1):
+        rows = slice(4 * shard, 4 * shard + 4)
+        for (_, out), (_, part) in zip(
+            whole, steps(make(), 6, shards=[shard], part=rows), strict=True
+        ):
+            assert torch.equal(out.carry.board[rows], part.carry.board)
+            torch.testing.assert_close(out.carry.state[rows], part.carry.state)
+
+
+def test_padding_rows_count_nowhere() -> None:
+    def out_of(objective, batch, shards):
+        carry = objective.initial_carry(batch)
+        out = objective(batch, carry, Context(0.0, Noise(3, 0, shards)))
+        out.loss.backward()
+        return out
+
+    batch, plain, padded = batch_of(4), make(), make()
+    more = {name: torch.cat([rows, rows]) for name, rows in batch.items()}
+    more["labels"] = torch.cat([batch["labels"], torch.full_like(batch["labels"], IGNORE)])
+    short, long = out_of(plain, batch, [0]), out_of(padded, more, [0, 1])
+    torch.testing.assert_close(long.loss, short.loss)
+    assert int(long.weight) == int(short.weight) == 4
+    for name, pair in short.metrics.items():
+        torch.testing.assert_close(
+            [torch.as_tensor(number).double() for number in long.metrics[name]],
+            [torch.as_tensor(number).double() for number in pair],
+        )
+    for one, other in zip(padded.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
+    predicted, alone = padded.eval().predict(more), plain.eval().predict(batch)
+    assert {
+        k: [int(v) for v in pair] for k, pair in predicted.metrics.items() if k != "accuracy"
+    } == {k: [int(v) for v in pair] for k, pair in alone.metrics.items() if k != "accuracy"}
+
+
+@pytest.mark.parametrize("revealed", [0.0, 1.0])
+def test_some_boards_are_made_easier(revealed: float) -> None:
+    objective, batch = make(revealed=revealed), batch_of(64)
+    out = objective(batch, objective.initial_carry(batch), Context(0.0, Noise(0, 0, [0])))
+    puzzle = out.carry.batch["inputs"]
+    filled = (puzzle != batch["inputs"]).sum(-1)
+    assert (puzzle[puzzle != BLANK] == batch["labels"][puzzle != BLANK]).all()
+    easier = int((filled > 0).sum())
+    assert easier == 0 if not revealed else 20 < easier < 44, "half of them"
+
+
+def test_it_learns_to_solve_small_boards(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", *TINY_SUDOKU, *LEARNS)
+    last = [row for row in run.rows if "eval/exact_accuracy" in row][-1]
+    assert last["eval/exact_accuracy"] > 0.9
+    assert last["eval/accepted"] > 0.9, "the net knows that it is right"

@@ -1,0 +1,118 @@
+"""The search over guesses, with a net that is made up and so makes known mistakes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from models.recursive.search import Rules, answers_by_search, best_of_each, fill_in
+from models.recursive.sudoku_net import BLANK
+
+RULES = Rules(think_steps=1, sure=0.97, beam=4, search_steps=30, accept=0.95)
+SOLUTION = torch.tensor([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1]) + BLANK
+
+
+class MadeUpNet:
+    """Knows the solution, but finds another digit a little likelier in every cell. Notices a wrong
+    guess after `delay` further steps, or once the board is full.
+    """
+
+    side, compiled, dtype = 4, False, torch.float32
+
+    def __init__(self, delay: int = 0, value: float = 5.0) -> None:
+        self.delay, self.value, self.calls = delay, value, 0
+
+    def fresh_state(self, boards: int) -> torch.Tensor:
+        return torch.zeros(boards, 1)
+
+    def weights_in_dtype(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def __call__(self, state: torch.Tensor, known: torch.Tensor, weights: object):
+        self.calls += len(state)
+        right = torch.nn.functional.one_hot(SOLUTION - BLANK - 1, 4).bool()
+        guessed = known == 2
+        wrong = (guessed & ~right).any(-1).any(-1)
+        state = torch.where(wrong[:, None], state + 1, 0)
+        p = 0.4 * right + 0.59 * right.roll(1, -1) + 1e-3
+        full = (known != 0).all(-1).all(-1)
+        noticed = wrong & (full | (state[:, 0] > self.delay))
+        logits = (p / p.sum(-1, keepdim=True)).log().expand(len(state), -1, -1)
+        return state, logits, torch.where(noticed, -self.value, self.value)
+
+
+def solve(net: MadeUpNet, blanks: list[int], rules: Rules) -> tuple[bool, list]:
+    puzzle = SOLUTION.clone()
+    puzzle[blanks] = BLANK
+    steps = list(answers_by_search(net, {"inputs": puzzle[None]}, rules))
+    return torch.equal(steps[-1][0].argmax(-1)[0], SOLUTION), steps
+
+
+def test_a_beam_of_two_finds_what_the_likeliest_digits_miss() -> None:
+    blanks = [0, 5, 10, 15]
+    assert solve(MadeUpNet(), blanks, RULES)[0]
+    assert solve(MadeUpNet(), blanks, replace(RULES, beam=2))[0]
+    assert not solve(MadeUpNet(), blanks, replace(RULES, beam=1))[0]
+
+
+def test_mistakes_that_are_noticed_late_need_a_wider_beam() -> None:
+    blanks = [0, 5, 10, 15, 3]
+    assert not solve(MadeUpNet(delay=2), blanks, replace(RULES, beam=2))[0]
+    assert solve(MadeUpNet(delay=2), blanks, replace(RULES, beam=16))[0]
+
+
+def test_the_search_ends_with_an_accepted_board_or_goes_on() -> None:
+    _, steps = solve(MadeUpNet(), [0, 5], RULES)
+    margins = [float(margin) for _, margin in steps]
+    assert margins[-1] > 0 >= max(margins[:-1])
+    # of a net that is never sure enough, every node is seen
+    unsure = MadeUpNet(value=1.0)
+    solved, steps = solve(unsure, [0, 5], RULES)
+    assert solved
+    assert float(steps[-1][1]) <= 0
+
+
+def test_more_puzzles_than_fit_at_once_are_each_searched_as_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    blank = torch.rand(90, 16, generator=generator) < 0.3
+    puzzles = torch.where(blank, BLANK, SOLUTION)
+    *_, (together, margin) = answers_by_search(MadeUpNet(1), {"inputs": puzzles}, RULES)
+    for row in (0, 1, 63, 64, 89):
+        *_, (alone, own_margin) = answers_by_search(
+            MadeUpNet(1), {"inputs": puzzles[row : row + 1]}, RULES
+        )
+        torch.testing.assert_close(together[row], alone[0])
+        torch.testing.assert_close(margin[row], own_margin[0])
+
+
+def test_a_padded_row_takes_one_step() -> None:
+    net = MadeUpNet()
+    steps = list(answers_by_search(net, {"inputs": torch.zeros(3, 16, dtype=torch.long)}, RULES))
+    assert (len(steps), net.calls) == (1, 3)
+
+
+def test_sure_digits_are_filled_in_and_the_likeliest_other_cell_is_next() -> None:
+    board = torch.tensor([[BLANK, 3, BLANK, BLANK], [3, 3, 3, 3]])
+    p = torch.tensor([[0.5, 0.5], [0.9, 0.1], [0.01, 0.99], [0.3, 0.7]])
+    filled, cell, likeliest = fill_in(board, p.expand(2, -1, -1), 0.97)
+    assert filled.tolist() == [[BLANK, 3, 3, BLANK], [3, 3, 3, 3]]
+    assert int(cell[0]) == 3
+    torch.testing.assert_close(likeliest, torch.tensor([0.7, -1.0]))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_the_best_of_each_puzzle_are_kept(count: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    puzzle = torch.randint(0, 4, (30,), generator=generator)
+    rank = torch.randn(30, generator=generator)
+    kept = best_of_each(puzzle, rank, count)
+    expected = [
+        row
+        for one in range(4)
+        for row in sorted((puzzle == one).nonzero()[:, 0].tolist(), key=lambda row: -rank[row])[
+            :count
+        ]
+    ]
+    assert kept.tolist() == expected

@@ -1,0 +1,101 @@
+"""The net for Sudoku: its answers move with the board under every symmetry."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from data.recursive.sudoku import BOXES
+from data.recursive.sudoku_sets import cell_permutations, digit_permutations
+from models.recursive.sudoku_net import (
+    EXCLUDED,
+    GIVEN,
+    GUESSED,
+    OPEN,
+    SudokuNet,
+    members,
+    what_is_known,
+)
+from utils.errors import ConfigError
+from utils.spec import Spec
+
+
+def spec_of(side: int) -> Spec:
+    return Spec(vocab_size=side + 2, seq_len=side * side, table_rows=1)
+
+
+def trained_net(side: int, **keys) -> SudokuNet:
+    """A net with random weights everywhere, as after training, in float64."""
+    torch.manual_seed(0)
+    net = SudokuNet(spec_of(side), hidden_size=8, passes=3, forward_dtype="float64", **keys)
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+    return net.double().eval()
+
+
+@pytest.mark.parametrize("side", [4, 6, 9])
+def test_answers_move_with_the_board_under_every_symmetry(side: int) -> None:
+    net, rng = trained_net(side), np.random.default_rng(side)
+    boards = 6
+    known = torch.from_numpy(rng.integers(0, 4, (1, side * side, side))).expand(boards, -1, -1)
+    cells = torch.from_numpy(cell_permutations(side, boards, rng)).long()
+    digits = torch.from_numpy(digit_permutations(side, boards, rng)[:, 1:].astype(np.int64)) - 1
+
+    def image(of_BTN: torch.Tensor) -> torch.Tensor:
+        moves = zip(of_BTN, cells, digits, strict=True)
+        return torch.stack([one[cell][:, digit] for one, cell, digit in moves])
+
+    assert not torch.equal(image(known), known)
+    with torch.no_grad():
+        _, logits, value = net(net.fresh_state(boards), known)
+        _, of_images, value_of_images = net(net.fresh_state(boards), image(known))
+    assert logits.std() > 0.1, "the net says the same of all options: the test shows nothing"
+    torch.testing.assert_close(of_images, image(logits))
+    torch.testing.assert_close(value_of_images, value)
+
+
+def test_a_board_that_is_no_image_has_other_answers() -> None:
+    """Two cells swapped across boxes: the units differ, and so must what the net makes of them."""
+    net, rng = trained_net(9), np.random.default_rng(1)
+    known = torch.from_numpy(rng.integers(0, 4, (1, 81, 9)))
+    order = torch.arange(81)
+    order[[0, 80]] = order[[80, 0]]
+    with torch.no_grad():
+        value, other = (net(net.fresh_state(1), of)[2] for of in (known, known[:, order]))
+    assert (value - other).abs() > 1e-6
+
+
+@pytest.mark.parametrize("side", BOXES)
+def test_units_are_rows_columns_and_boxes(side: int) -> None:
+    rows, columns, boxes = members(side).view(3, side, side, side).bool()
+    height, width = BOXES[side]
+    for unit in range(side):
+        assert rows[unit].nonzero()[:, 0].unique().tolist() == [unit]
+        assert columns[unit].nonzero()[:, 1].unique().tolist() == [unit]
+        inside = boxes[unit].nonzero()
+        assert len(inside) == side
+        assert len((inside // torch.tensor([height, width])).unique(dim=0)) == 1
+
+
+def test_what_is_known_of_each_option() -> None:
+    inputs, board = torch.tensor([[2, 1, 1, 1]]), torch.tensor([[2, 3, 1, 1]])
+    known = what_is_known(inputs, board, 2)
+    assert known.tolist() == [
+        [[GIVEN, EXCLUDED], [EXCLUDED, GUESSED], [OPEN, OPEN], [OPEN, OPEN]],
+    ]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Spec(vocab_size=6, seq_len=81, table_rows=1),
+        Spec(vocab_size=11, seq_len=80, table_rows=1),
+        Spec(vocab_size=12, seq_len=900, table_rows=1),
+        Spec(num_classes=10),
+    ],
+)
+def test_other_data_is_refused(spec: Spec) -> None:
+    with pytest.raises(ConfigError, match="arch=sudoku solves Sudoku boards, which"):
+        SudokuNet(spec)
