@@ -14,13 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models import by_hand, halves
+from models import by_hand, documents, halves
+from models.documents import Sees
 from utils.errors import ConfigError
 
 CosSin = tuple[Tensor, Tensor]
-# what positions see of each other: a mask, or the lengths of documents within which they see
-# themselves and those before them; None: `causal` tells
-Sees = Tensor | list[int] | None
 # float64 is for comparing runs: it keeps weights in float64, too, so that rounding hides no
 # difference
 DTYPES = {
@@ -259,7 +257,9 @@ class Attention(nn.Module):
         if past is not None:
             key, value = past.extend(key, value)
         shared_keys = self.kv_heads < self.heads
-        if isinstance(mask, list):
+        if isinstance(mask, documents.Packed):
+            mixed_BHLK = documents.attention_packed(query, key, value, mask, shared_keys)
+        elif isinstance(mask, list):
             mixed_BHLK = halves.attention_within(query, key, value, mask, shared_keys)
         else:
             mixed_BHLK = halves.attention(query, key, value, mask, causal, shared_keys)

@@ -20,6 +20,8 @@ class Spec:
     image_shape: tuple[int, ...] = ()
     token_bytes: tuple[int, ...] = ()  # the bytes of text of each token, if known
     begin_token: int | None = None  # the token before a text
+    # the most documents in a row, if attention should stay within them
+    most_documents: int = field(default=0, compare=False)
     prompt_len: int = 0  # tokens of the longest question with its begin token and an answer
     # of the frozen language models that answer questions about the data, each with its own tokens
     language_models: tuple[Spec, ...] = ()

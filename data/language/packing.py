@@ -10,12 +10,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from data.language.token_files import Corpus
+from data.language.windows import SCANNED
 from data.source import IGNORE, Arrays
 from utils.errors import ConfigError
 
 # L is data.seq_len
-
-SCANNED = 1 << 24  # tokens searched at once for the beginnings of documents
 
 
 class PackedWindows:
@@ -38,7 +37,11 @@ class PackedWindows:
         )
         self._file_of = file_of.astype(np.int32)[order]
         self.count = int(windows.max(initial=-1)) + 1
-        self._ends = np.cumsum(np.bincount(windows, minlength=self.count))
+        pieces = np.bincount(windows, minlength=self.count)
+        self._ends = np.cumsum(pieces)
+        filled = np.bincount(windows, lengths, minlength=self.count)
+        # what is left of a window counts as a document, too
+        self.most_documents = int((pieces + (filled < seq_len)).max(initial=0))
         self.inputs = int(lengths.sum())
         if not self.inputs:
             raise ConfigError(

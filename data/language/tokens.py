@@ -88,15 +88,16 @@ class TokenSource(Source):
         # the last ones drawn, and the corpora and windows of their rows
         self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
         self._tokenizer = first.tokenizer
+        most_documents = [windows.most_documents for windows in self._windows]
         self._eval_sets: dict[str, EvalSet] = {}
         if not (run.eval_only and prompt is not None):
             for name, corpus, share in zip(
                 names, corpora, self._mixture.counts / self._mixture.period, strict=True
             ):
                 most = None if val_tokens is None else max(1, round(val_tokens * float(share)))
-                self._eval_sets[f"val-{name}" if mix else "val"] = HeldOut(
-                    corpus, seq_len, most, self._begin
-                )
+                held_out = HeldOut(corpus, seq_len, most, self._begin)
+                self._eval_sets[f"val-{name}" if mix else "val"] = held_out
+                most_documents.append(held_out.most_documents() if documents else 0)
         self._eval_sets |= choice_sets(choices, first.where, first.tokenizer, seq_len)
         if prompt is not None and first.tokenizer is None:
             raise ConfigError(
@@ -118,6 +119,7 @@ class TokenSource(Source):
             name=run.data_path or "Python's standard library",
             epoch=self._epoch(corpora, run.eval_interval or run.epochs),
             begin_token=first.begin,
+            most_documents=max(most_documents),
             decode=None if first.tokenizer is None else first.tokenizer.decode,
             tokenizer=None if first.tokenizer is None else first.tokenizer.published,
         )

@@ -12,11 +12,15 @@ from utils.errors import ConfigError
 
 # L is data.seq_len
 
+SCANNED = 1 << 24  # tokens searched at once for the beginnings of documents
+
 
 class Windows:
     """Consecutive windows of L + 1 tokens; the last token of one is the first of the next. The rest
     of a file is dropped.
     """
+
+    most_documents = 0  # they are not told apart
 
     def __init__(self, corpus: Corpus, seq_len: int) -> None:
         self._corpus, self._files, self._length = corpus, corpus.files["train"], seq_len
@@ -88,12 +92,31 @@ class HeldOut:
             counts[row] = count = min(self._length, self._predictions[number] - start)
             tokens[row, : count + 1] = self._files[number][start : start + count + 1]
             self._corpus.check("val", number, start, tokens[row])
-        batch = batch_of(tokens, self._begin)
-        batch["labels"] = np.where(
-            np.arange(self._length) < counts, batch["labels"], np.int32(IGNORE)
-        )
-        return batch
+        return self._cut(tokens, counts)
 
     def padding(self, rows: int) -> Arrays:
-        batch = batch_of(np.zeros((rows, self._length + 1), np.int32), self._begin)
-        return batch | {"labels": np.full((rows, self._length), IGNORE, np.int32)}
+        nothing = np.zeros((rows, self._length + 1), np.int32)
+        return self._cut(nothing, np.zeros((rows, 1), np.int64))
+
+    def _cut(self, tokens: np.ndarray, counts: np.ndarray) -> Arrays:
+        """Returns a batch whose rows predict so many tokens; what follows is one more document."""
+        batch = batch_of(tokens, self._begin)
+        counted = np.arange(self._length) < counts
+        batch["labels"] = np.where(counted, batch["labels"], np.int32(IGNORE))
+        if "documents" in batch:
+            batch["documents"] = np.where(counted, batch["documents"], np.int32(0))
+        return batch
+
+    def most_documents(self) -> int:
+        """Returns the largest number of documents in a window; what is left of one counts, too."""
+        most = 1
+        together = self._length * (SCANNED // self._length + 1)
+        for tokens, count in zip(self._files, self._predictions, strict=True):
+            # some whole windows at a time, as a file may be larger than memory
+            for start in range(0, count, together):
+                inputs = np.asarray(tokens[start : min(start + together, count)])
+                begins = np.flatnonzero(inputs == self._begin)
+                inside = begins[begins % self._length > 0] // self._length
+                full = len(inputs) % self._length == 0
+                most = max(most, int(np.bincount(inside, minlength=1).max()) + 2 - full)
+        return most

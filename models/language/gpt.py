@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from models import documents
+from models.documents import Sees
 from models.layers import (
     Attention,
     CosSin,
@@ -21,7 +23,6 @@ from models.layers import (
     RMSNorm,
     RotaryEmbedding,
     Scaling,
-    Sees,
     SwiGLU,
     gated_width,
     parse_dtype,
@@ -182,6 +183,9 @@ class GPT(nn.Module):
             spec.seq_len,
             spec.token_bytes,
         )
+        self.most_documents = spec.most_documents
+        if spec.most_documents:
+            documents.load_kernel()
         width = shape.hidden_size
         check_memory(shape.weights + (2 - shape.tied) * width * spec.vocab_size)
         self.embed_tokens = Embedding(spec.vocab_size, width, STD)
@@ -208,7 +212,11 @@ class GPT(nn.Module):
         """Returns normed hidden states. Each position sees itself and those before it; with
         `documents_BL`, the number of each position's document, only those of its own document.
         """
-        mask = None if documents_BL is None else _within(documents_BL)
+        mask = None
+        if documents_BL is not None:
+            mask = documents.within(
+                documents_BL, self.most_documents, self.dtype, self.shape.head_width
+            )
         cos, sin = self.rotary_emb()
         cos_sin = cos[: tokens_BL.shape[1]], sin[: tokens_BL.shape[1]]
         x_BLD = self.embed(tokens_BL)
@@ -290,18 +298,3 @@ class GPT(nn.Module):
         )
         width = self.shape.num_heads * self.shape.head_width
         return 6 * weights + 12 * len(self.layers) * width * self.seq_len
-
-
-def _within(documents_BL: Tensor) -> Tensor | list[int]:
-    """Returns what each position sees: itself and those before it, of its own document.
-
-    On a CPU, whose memory the host reads without waiting, these are the lengths of the documents: a
-    mask takes 1.2 to 5 times as long. Compiled code and other devices get a mask, which has one
-    shape whatever the documents.
-    """
-    if documents_BL.device.type == "cpu" and not torch.compiler.is_compiling():
-        begins_BL = documents_BL.diff(prepend=documents_BL[:, :1] - 1) != 0
-        ends = torch.tensor([begins_BL.numel()])
-        return torch.cat((begins_BL.flatten().nonzero()[:, 0], ends)).diff().tolist()
-    same_BLL = documents_BL[:, :, None] == documents_BL[:, None, :]
-    return same_BLL.tril()[:, None]

@@ -184,6 +184,40 @@ def test_documents_lie_one_behind_the_other_within_their_window(tmp_path: Path) 
     assert {*made.eval_sets()["val"].padding(1)} == {"inputs", "labels", "documents"}
 
 
+@pytest.mark.parametrize("begin", [7, 0])
+@pytest.mark.parametrize("seq_len", [16, 100, 1000])
+@pytest.mark.parametrize("shares", [(0.2, 0.01), (0.05, 0.5)])
+def test_a_model_knows_how_many_documents_a_window_has_at_most(
+    seq_len: int,
+    begin: int,
+    shares: tuple[float, float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("data.language.windows.SCANNED", 40)
+    draw = np.random.default_rng(0)
+    for name, size, share in zip(("train", "val"), (3000, 500), shares, strict=True):
+        tokens = np.where(draw.random(size) < share, begin, draw.integers(8, 2000, size))
+        write_npy(tmp_path / f"{name}.npy", tokens.astype(np.uint16))
+    keys = {
+        "vocab_size": 2000,
+        "begin_token": begin,
+        "seq_len": seq_len,
+        "epochs": 1,
+        "global_batch_size": 2,
+    }
+    made = source(tmp_path, **keys, documents=True)
+    held_out = made.eval_sets()["val"]
+    read = [held_out.read(np.arange(len(held_out))), held_out.padding(3)]
+    most = [
+        max((np.diff(row) != 0).sum() + 1 for row in batch["documents"])
+        for batch in (epoch_of(made), *read)
+    ]
+    assert max(most) <= made.spec.most_documents <= max(most) + 1
+    assert most[2] == 1
+    assert source(tmp_path, **keys).spec.most_documents == 0
+
+
 def test_corpora_of_documents_are_mixed(tmp_path: Path) -> None:
     for name in "ab":
         write_documents(tmp_path / name, DOCUMENTS)

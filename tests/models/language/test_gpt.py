@@ -78,13 +78,6 @@ def test_nobody_sees_the_future_or_another_document() -> None:
     )
 
 
-def test_documents_are_told_apart_where_their_numbers_change() -> None:
-    documents = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0]], dtype=torch.int32)
-    assert gpt._within(documents) == [2, 2, 3, 1, 4]
-    mask = gpt._within(documents.to("meta"))
-    assert mask.shape == (3, 1, 4, 4), "on other devices the host may not wait for numbers"
-
-
 def test_heads_that_share_keys_are_heads_with_equal_keys() -> None:
     torch.manual_seed(0)
     shared, full = Attention(16, 4, 2), Attention(16, 4)

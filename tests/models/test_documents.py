@@ -1,0 +1,193 @@
+"""Attention within documents: by lengths, by bounds for PyTorch's `varlen_attn`, and by a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+
+from models import documents, halves
+from models.language.gpt import GPT
+from utils.spec import Spec
+
+DOCUMENTS = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0]], dtype=torch.int32)
+OTHERS = torch.tensor([[0, 1, 1, 1], [0, 1, 2, 3], [5, 5, 4, 4]], dtype=torch.int32)
+CUDA = torch.device("cuda")
+
+
+def mask_of(documents_BL: Tensor) -> Tensor:
+    far = documents.within(documents_BL.to("meta"), 0, torch.bfloat16, 64)
+    assert isinstance(far, Tensor)
+    assert far.shape == (3, 1, 4, 4), "on other devices the host may not wait for numbers"
+    return (documents_BL[:, :, None] == documents_BL[:, None, :]).tril()[:, None]
+
+
+def attended(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int) -> Tensor:
+    """What the kernel computes, segment by segment, if it is called as it demands."""
+    assert query.dtype == key.dtype == value.dtype == torch.bfloat16
+    assert bounds.dtype == torch.int32
+    assert bounds[0] == 0
+    assert query.ndim == key.ndim == value.ndim == 3
+    assert query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
+    parts = []
+    for length in bounds.diff().tolist():
+        assert 0 <= length <= longest
+        first = sum(len(part) for part in parts)
+        rows = slice(first, first + length)
+        heads = (x[rows].transpose(0, 1).double()[None] for x in (query, key, value))
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+        parts.append(mixed[0].transpose(0, 1).to(query.dtype))
+    return torch.cat(parts)
+
+
+def of_2_10(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    is_causal: bool = False,
+    return_aux: Any = None,
+) -> Tensor:
+    assert is_causal
+    return of_2_11(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, window_size=(-1, 0))
+
+
+def of_2_11(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: Any = None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+) -> Tensor:
+    assert key.shape[1] == query.shape[1]
+    return of_2_12(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, window_size=window_size)
+
+
+def of_2_12(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: Any = None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+) -> Tensor:
+    assert cu_seq_k is cu_seq_q
+    assert max_q == max_k
+    assert window_size == (-1, 0)
+    assert enable_gqa or key.shape[1] == query.shape[1]
+    return attended(query, key, value, cu_seq_q, max_q)
+
+
+@pytest.mark.parametrize("documents_BL", [DOCUMENTS, OTHERS])
+def test_documents_begin_where_their_numbers_change(documents_BL: Tensor) -> None:
+    lengths = documents.within(documents_BL, 0, torch.float32, 8)
+    assert lengths == ([2, 2, 3, 1, 4] if documents_BL is DOCUMENTS else [1, 3, 1, 1, 1, 1, 2, 2])
+    bounds, longest = documents.packed(documents_BL, 4)
+    assert (bounds.shape, bounds.dtype, longest) == ((13,), torch.int32, 4)
+    assert bounds.diff().tolist() == lengths + [0] * (12 - len(lengths))
+    with pytest.raises(RuntimeError, match="more documents than its data said"):
+        documents.packed(OTHERS, 2)
+
+
+@pytest.mark.parametrize("function", [of_2_10, of_2_11, of_2_12])
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_bounds_attend_as_a_mask_does(
+    key_heads: int, function: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "_varlen", documents.Varlen(function))
+    torch.manual_seed(0)
+    inputs = [torch.randn(3, 4, heads, 8).bfloat16() for heads in (4, key_heads, key_heads, 4)]
+    *inputs, grad = (x.transpose(1, 2) for x in inputs)
+    results = []
+    for kind in (torch.bfloat16, torch.float64):
+        query, key, value = (x.to(kind, copy=True).requires_grad_() for x in inputs)
+        shared = key_heads < 4
+        if kind == torch.bfloat16:
+            seen = documents.packed(DOCUMENTS, 3)
+            mixed = documents.attention_packed(query, key, value, seen, shared)
+        else:
+            mixed = halves.attention(query, key, value, mask_of(DOCUMENTS), False, shared)
+        mixed.backward(grad.to(kind))
+        results.append((mixed, query.grad, key.grad, value.grad))
+    step = 4 * torch.finfo(torch.bfloat16).eps
+    for mine, exact in zip(*results, strict=True):
+        torch.testing.assert_close(mine.double(), exact, rtol=step, atol=step)
+
+
+def test_pytorchs_kernel_takes_these_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as shapes go: tensors without values stand in for those of a GPU."""
+    varlen_attn = pytest.importorskip("torch.nn.attention.varlen").varlen_attn
+    monkeypatch.setattr(documents, "_varlen", documents.Varlen(varlen_attn))
+    query, key, value = leaves = [
+        torch.empty(3, heads, 4, 8, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        for heads in (4, 2, 2)
+    ]
+    seen = documents.packed(DOCUMENTS.to("meta"), 3)
+    mixed = documents.attention_packed(query, key, value, seen, True)
+    assert (mixed.shape, mixed.dtype) == (leaves[0].shape, torch.bfloat16)
+    mixed.sum().backward()
+    assert [leaf.grad is not None and leaf.grad.shape for leaf in leaves] == [
+        leaf.shape for leaf in leaves
+    ]
+
+
+def test_the_kernel_is_for_half_precision_and_few_documents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = [CUDA, 1024, 16, torch.bfloat16, 64]
+    assert not documents.suits_kernel(*asked), "nothing is loaded without a GPU"
+    monkeypatch.setattr(documents, "_varlen", documents.Varlen(of_2_12))
+    assert documents.suits_kernel(*asked)
+    for place, other in (
+        (0, torch.device("cpu")),
+        (1, 1023),
+        (2, 17),
+        (2, 0),
+        (3, torch.float32),
+        (4, 60),
+        (4, 264),
+    ):
+        changed = [*asked]
+        changed[place] = other
+        assert not documents.suits_kernel(*changed), other
+
+
+def test_other_documents_are_no_other_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "_varlen", documents.Varlen(torch.compiler.disable(of_2_12)))
+    monkeypatch.setattr(documents, "suits_kernel", lambda *_: True)
+    torch.manual_seed(0)
+    net = GPT(
+        Spec(vocab_size=11, seq_len=4, most_documents=4),
+        num_layers=2,
+        hidden_size=16,
+        num_heads=2,
+        forward_dtype="bfloat16",
+    )
+    tokens, counter = torch.randint(11, (3, 4)), CompileCounter()
+    compiled = torch.compile(net, backend=counter)
+    seen = []
+    for documents_BL in (DOCUMENTS, OTHERS):
+        mine = compiled(tokens, documents_BL)
+        seen.append(counter.frame_count)
+        torch.testing.assert_close(mine, net(tokens, documents_BL), rtol=0.03, atol=0.03)
+    assert seen[0] == seen[1] > 0
