@@ -51,13 +51,15 @@ MOST = {
     "spread": 1024,
     "gist_width": WIDTH,
 }
-NEARNESS = 1.0  # before training: the logarithm of how strongly queries prefer near positions
+NEARNESS = 1.0  # the logarithm of how strongly queries prefer near positions before training
 
 
 class Gather(nn.Module):
     """Cross-attention from learnt queries to the positions of a text, with or without an MLP."""
 
-    def __init__(self, width: int, heads: int, queries: int, mlp: bool = True) -> None:
+    def __init__(
+        self, width: int, heads: int, queries: int, mlp: bool = True, nearness: float = NEARNESS
+    ) -> None:
         super().__init__()
         self.heads = heads
         self.queries = nn.Parameter(torch.randn(queries, width))
@@ -69,7 +71,7 @@ class Gather(nn.Module):
         self.query_norm, self.norm = RMSNorm(width, EPS), RMSNorm(width, EPS)
         self.mlp_norm = RMSNorm(width, EPS) if mlp else None
         self.mlp = SwiGLU(width, gated_width(width, 4.0, 32)) if mlp else None
-        self.nearness = nn.Parameter(torch.full((heads,), NEARNESS))
+        self.nearness = nn.Parameter(torch.full((heads,), nearness))
 
     def forward(self, x_BLD: Tensor, seen_BL: Tensor | None) -> Tensor:
         batch, width = len(x_BLD), x_BLD.shape[-1]
@@ -114,6 +116,7 @@ class Encoder(nn.Module):
         heads: int,
         refiner: int,
         mlp: bool = True,
+        nearness: float = NEARNESS,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """Without `layers` and `mlp`, latents are weighted sums over bytes: a byte contributes the
@@ -128,7 +131,7 @@ class Encoder(nn.Module):
             width // heads, 0, max(positions + 1, latents), shape.rope_theta, dtype
         )
         self.layers = nn.ModuleList(DecoderBlock(shape) for _ in range(layers))
-        self.gather = Gather(width, heads, latents, mlp)
+        self.gather = Gather(width, heads, latents, mlp, nearness)
         self.refiner = nn.ModuleList(DecoderBlock(shape) for _ in range(refiner))
         self.norm, self.to_wire = RMSNorm(width, EPS), Linear(width, wire)
 

@@ -312,6 +312,15 @@ def test_without_layers_and_mlp_each_byte_counts_for_itself(
     assert torch.allclose(first + second, third + fourth) == adds_up
 
 
+@pytest.mark.parametrize(("nearness", "apart"), [(3.0, True), (-20.0, False)])
+def test_latents_begin_with_the_bytes_near_them(nearness: float, apart: bool) -> None:
+    torch.manual_seed(0)
+    net = Encoder(8, 2, 6, 16, 0, heads=2, refiner=0, mlp=False, nearness=nearness)
+    first, second = net(torch.tensor([list(text) for text in (b"cup 12ab", b"cup 12az")]))
+    same = [torch.allclose(*pair) for pair in zip(first, second, strict=True)]
+    assert same == [apart, False], "the first latent is far from the last byte"
+
+
 def test_evaluations_answer_from_everything(source: QASource, reader_folders: list[str]) -> None:
     objective = make(source, reader_folders)
     batch, found = held_out(source, objective, [0, 1, 2, 3])
