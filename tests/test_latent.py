@@ -185,16 +185,17 @@ def test_the_recipe_for_longer_texts_asks_about_every_fact(
 def test_a_sweep_over_longer_texts_makes_a_picture(
     reader_folders: list[str], tmp_path: Path
 ) -> None:
-    """The README's two lines, with smaller nets and fewer steps."""
+    """The README's three lines, with smaller nets and fewer steps."""
     (tmp_path / "pretrain.py").symlink_to(ROOT / "pretrain.py")
-    sweep, curve = (
+    shorter, longer, curve = (
         [*each.words[1:]]
         for each in commands(ROOT / "models/latent/README.md")
         if re.search("latent_long", str(each)) and "multirun" in str(each)
     )
-    lengths = [word.replace("12,24", "3,5").replace("8,16", "2,4") for word in sweep[1:]]
     small = [models(reader_folders), "max_steps=2", "wandb.mode=disabled"]
-    check_ended_well(run_line([*lengths, *TINY_LONG, *small], tmp_path, limit_s=250))
+    for sweep, facts in ((shorter, "facts=3"), (longer, "facts=5")):
+        tiny = [re.sub(r"facts=\d+", facts, word).replace("8,16", "2,4") for word in sweep[1:]]
+        check_ended_well(run_line([*tiny, *TINY_LONG, *small], tmp_path, limit_s=250))
     drawn = subprocess.run(
         [sys.executable, *curve[:-1], "curve.png"],
         cwd=tmp_path,

@@ -118,7 +118,7 @@ def _picture(points: Sequence[Point]) -> dict[str, bytes]:
             label="the text's first bytes, all of them at the right",
         )
         axes.axvline(some[0].deflated, color="tab:red", ls="--", label="the text, deflated")
-        axes.set(title=name, xlabel="bytes", ylim=(0, 1.02))
+        axes.set(title=name, xlabel="bytes", ylabel="exact match", ylim=(0, 1.02))
         axes.set_xlim(left=0)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7, loc="lower right")
