@@ -18,7 +18,7 @@ from models.losses import LOSSES
 from models.objective import Batch, Context, Objective, StepOut
 from models.recursive.answering import answers_by_step
 from models.recursive.by_step import ByStep
-from models.recursive.recursion import RecursiveNet, State
+from models.recursive.recursion import RecursiveNet, State, where_slots
 from models.recursive.thinking import ThinkingSteps
 from utils.errors import ConfigError
 from utils.measure.evaluator import Evaluator, Prediction
@@ -141,7 +141,7 @@ class ActObjective(Objective):
         halted = carry.halted
         fresh_H, fresh_L = self.model.fresh_states(*batch["inputs"].shape)
         z_H, z_L = carry.state
-        state = _where(halted, fresh_H, z_H), _where(halted, fresh_L, z_L)
+        state = where_slots(halted, fresh_H, z_H), where_slots(halted, fresh_L, z_L)
         steps = torch.where(halted, 0, carry.steps)
         return ActCarry(state, steps, halted, _current_puzzles(carry, batch, batch))
 
@@ -197,11 +197,7 @@ class ActObjective(Objective):
 
 def _current_puzzles(carry: ActCarry, batch: Batch, names: Iterable[str]) -> Batch:
     """Returns each slot's puzzle in this step: a new one if the slot has halted, else its own."""
-    return {name: _where(carry.halted, batch[name], carry.batch[name]) for name in names}
-
-
-def _where(rows: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    return torch.where(rows.view(-1, *[1] * (new.ndim - 1)), new, old)
+    return {name: where_slots(carry.halted, batch[name], carry.batch[name]) for name in names}
 
 
 def _right_cells(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:

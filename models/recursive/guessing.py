@@ -21,6 +21,7 @@ from torch import Tensor
 from models.interval import Interval
 from models.objective import Batch, Context, Objective, StepOut
 from models.recursive.by_step import ByStep
+from models.recursive.recursion import where_slots
 from models.recursive.search import Rules, answers_by_search, fill_in
 from models.recursive.sudoku_net import BLANK, SudokuNet, what_is_known
 from models.recursive.thinking import ThinkingSteps
@@ -32,7 +33,7 @@ from utils.spec import IGNORE
 
 @dataclass(frozen=True)
 class GuessCarry:
-    """What each slot keeps from one step to the next."""
+    """The state that each slot keeps from one step to the next."""
 
     state: Tensor
     board: Tensor  # the puzzle with what has been filled in
@@ -140,10 +141,10 @@ class GuessObjective(Objective):
         reveal_BT = noise.uniform("reveal", shape) < share_B[:, None]
         reveal_BT = reveal_BT & (inputs_BT == BLANK) & (labels_BT != IGNORE)
         new = batch | {"inputs": torch.where(reveal_BT, labels_BT, inputs_BT)}
-        puzzle = {name: _where(done_B, new[name], carry.batch[name]) for name in new}
+        puzzle = {name: where_slots(done_B, new[name], carry.batch[name]) for name in new}
         return GuessCarry(
-            _where(done_B, self.model.fresh_state(len(done_B)), carry.state),
-            _where(done_B, puzzle["inputs"], carry.board),
+            where_slots(done_B, self.model.fresh_state(len(done_B)), carry.state),
+            where_slots(done_B, puzzle["inputs"], carry.board),
             torch.where(done_B, 0, carry.steps),
             torch.where(done_B, 0, carry.lost),
             torch.zeros_like(done_B),
@@ -185,7 +186,3 @@ class GuessObjective(Objective):
             "value_accuracy": ((((value_B >= 0) == right_B) & valid_B).sum(), count),
             "steps": ((played.steps * done_B).sum(), done_B.sum()),
         }
-
-
-def _where(rows_B: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    return torch.where(rows_B.view(-1, *[1] * (new.ndim - 1)), new, old)

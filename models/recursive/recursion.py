@@ -294,3 +294,8 @@ class RecursiveNet(nn.Module):
     def halting_margin(self, q_B2: Tensor) -> Tensor:
         """Returns the difference of the two logits: positive for slots that want to halt."""
         return q_B2[:, 0] - (0.0 if self.sizes.no_ACT_continue else q_B2[:, 1])
+
+
+def where_slots(slots_B: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """Returns the new rows for the given slots, and the old ones for all others."""
+    return torch.where(slots_B.view(-1, *[1] * (new.ndim - 1)), new, old)

@@ -31,7 +31,7 @@ EPS = 1e-6
 
 
 class Unit(nn.Module):
-    """What a unit replies to the sum of its options' messages."""
+    """Computes a unit's reply from the sum of its options' messages."""
 
     def __init__(self, options: int, width: int, hidden: int) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ def mask_of(documents_BL: Tensor) -> Tensor:
 
 
 def attended(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int) -> Tensor:
-    """What the kernel computes, segment by segment, if it is called as it demands."""
+    """Computes attention segment by segment, and checks the arguments as the kernel does."""
     assert query.dtype == key.dtype == value.dtype == torch.bfloat16
     assert bounds.dtype == torch.int32
     assert bounds[0] == 0
