@@ -4,6 +4,7 @@ digests and logged metrics.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,33 @@ def test_a_damaged_newest_checkpoint_is_named_and_skipped(
     assert "continued at step 8" in (tmp_path / "run" / "log.txt").read_text()
     assert digest(again.directory) == digest(undisturbed.directory)
     assert learned(again) == learned(undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after", "arguments"),
+    [
+        (2, 2, ["sync=fsdp"]),
+        (3, 2, ["sync=fsdp"]),
+        (4, 2, ["arch.puzzle_emb_sharded=true"]),
+        (4, 3, []),
+    ],
+)
+def test_a_damaged_byte_is_seen_in_every_file(
+    before: int, after: int, arguments: list[str], tmp_path: Path
+) -> None:
+    """Whichever ranks read the file, and whichever wrote it."""
+    command = [*INTERRUPTED, *arguments, "checkpoint_interval=4"]
+    stopped(tmp_path / "run", *command, ranks=before)
+    for file in sorted((tmp_path / "run" / "checkpoints" / "step_10").glob("*.safetensors")):
+        shutil.copytree(tmp_path / "run", tmp_path / file.name)
+        damaged = tmp_path / file.name / "checkpoints" / "step_10" / file.name
+        content = bytearray(damaged.read_bytes())
+        content[-1] ^= 1
+        damaged.write_bytes(content)
+        again = train(tmp_path / file.name, *command, "max_steps=11", ranks=after)
+        assert f"step_10 is damaged ({file.name}" in again.stdout
+        assert "continued at step 8" in (tmp_path / file.name / "log.txt").read_text()
 
 
 @pytest.mark.slow

@@ -55,12 +55,12 @@ def exit_status(
 ) -> int:
     """Prints what `work` returns; the exit status is 0, or 2 after one line about wrong input."""
     try:
-        print(work())
+        print(visible_lines(str(work())))
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
     except expected as error:
-        print(_line_of(error), file=sys.stderr)
+        print(visible(_line_of(error)), file=sys.stderr)
         return 2
     return 0
 
@@ -96,3 +96,8 @@ def visible(text: str) -> str:
     return "".join(
         character if character.isprintable() else ascii(character)[1:-1] for character in text
     )
+
+
+def visible_lines(text: str) -> str:
+    """The text on its own lines, without characters that control a terminal."""
+    return "\n".join(map(visible, text.split("\n")))

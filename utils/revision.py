@@ -5,12 +5,19 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import shutil
 import subprocess
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
+from utils.errors import visible
 from utils.files import ROOT
 
 LIMIT = 20_000_000  # characters of a diff worth keeping
+LARGEST_SOURCE = 1_000_000  # bytes of an untracked file that is kept
+SOURCES = {".py", ".pyi", ".yaml", ".yml", ".toml", ".sh", ".slurm", ".c", ".cu", ".cpp"}
+LEFT_OUT = "# untracked, left out: "
 
 
 def revision() -> str:
@@ -35,14 +42,29 @@ def summary() -> str:
 
 
 def uncommitted() -> str:
-    """The diff against HEAD, preceded by the names of untracked files as comments that `git apply`
-    skips.
+    """The diff against HEAD with untracked sources as new files, preceded by comments, which
+    `git apply` skips, that name the untracked files left out.
     """
-    names = _git("ls-files", "--others", "--exclude-standard", "--", ".").splitlines()
-    diff = _git("diff", "HEAD", "--no-color", "--no-ext-diff", "--", ".")
+    names = _git("ls-files", "--others", "--exclude-standard", "-z", "--", ".").split("\0")[:-1]
+    kept = [name for name in names if _is_small_source(name)]
+    with tempfile.TemporaryDirectory() as folder:
+        env = {}
+        if kept:  # in an index of our own, so that the user's stays as it is
+            index = Path(folder) / "index"
+            with suppress(OSError):
+                shutil.copyfile(ROOT / _git("rev-parse", "--git-path", "index").strip(), index)
+            env = {"GIT_INDEX_FILE": str(index)}
+            _git("add", "--intent-to-add", "--", *kept, **env)
+        diff = _git("diff", "HEAD", "--no-color", "--no-ext-diff", "--", ".", **env)
     if len(diff) > LIMIT:
         diff = diff[:LIMIT] + "\n# cut here\n"
-    return "".join(f"# untracked: {name}\n" for name in names) + diff
+    left_out = sorted({*names} - {*kept})
+    return "".join(f"{LEFT_OUT}{visible(name)}\n" for name in left_out) + diff
+
+
+def _is_small_source(name: str) -> bool:
+    path = ROOT / name
+    return path.suffix in SOURCES and path.is_file() and path.stat().st_size <= LARGEST_SOURCE
 
 
 def code_hashes() -> dict[str, str]:
@@ -57,9 +79,9 @@ def code_hashes() -> dict[str, str]:
     }
 
 
-def _git(*words: str) -> str:
+def _git(*words: str, **variables: str) -> str:
     # No optional locks: a run must not get in the way of a commit that is being made.
-    env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", **variables}
     try:
         done = subprocess.run(
             ["git", *words],

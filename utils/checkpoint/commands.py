@@ -14,7 +14,7 @@ from utils.checkpoint import contents, reader, tensorfiles
 from utils.checkpoint.contents import Stored
 from utils.checkpoint.meta import config_of
 from utils.checkpoint.slices import Slice
-from utils.errors import ConfigError, brief
+from utils.errors import ConfigError, brief, visible
 from utils.files import write_whole
 from utils.rundir.report import same
 
@@ -46,8 +46,8 @@ def show(path: str) -> str:
     written += [f"PyTorch {meta['torch']}"] if "torch" in meta else []
     written += [" ".join(meta["code"].split())] if meta.get("code") else []
     lines = [
-        f"{checkpoint.folder}: step {meta.get('step', 'unknown')}, {len(tensors)} tensors,"
-        f" {total:,} bytes in {len(files)} files",
+        f"{visible(str(checkpoint.folder))}: step {meta.get('step', 'unknown')},"
+        f" {len(tensors)} tensors, {total:,} bytes in {len(files)} files",
         *([f"written by {', '.join(written)}"] if written else []),
         *_table({name: _row(stored) for name, stored in tensors.items()}),
     ]
@@ -63,7 +63,7 @@ def verify(path: str) -> str:
                 f"checkpoint={path}: {folder.name} is damaged ({problem}); {reader.ANOTHER}"
             )
         size = sum(file.stat().st_size for file in folder.iterdir())
-        return f"{folder}: whole, {len([*folder.iterdir()])} files, {size:,} bytes"
+        return f"{visible(str(folder))}: whole, {len([*folder.iterdir()])} files, {size:,} bytes"
 
     return reader.reading(Path(path), read)
 
@@ -75,11 +75,13 @@ def diff(one: str, other: str) -> str:
             raise ConfigError(f"{path}: a file of weights alone; give a run or a step_* folder")
         reader.open_checkpoint(path)  # refuses what is missing or cut short
     comparison = same.compare_folders(*(reader.step_folder(Path(path)) for path in (one, other)))
+    if comparison["unreadable"]:
+        raise ConfigError(comparison["unreadable"])
     if comparison["same"]:
         return f"{SAME}: {comparison['count']} tensors, to the bit"
     lines = [f"{comparison['differing']} of {comparison['count']} tensors differ"]
     for tensor in comparison["tensors"]:
-        lines.append(f"{tensor['name']}: {_difference(tensor)}")
+        lines.append(f"{visible(tensor['name'])}: {_difference(tensor)}")
     if comparison["differing"] > len(comparison["tensors"]):
         lines.append("…")
     return "\n".join(lines)
@@ -141,7 +143,7 @@ def _row(stored: Stored) -> tuple[str, ...]:
 
 def _table(rows: dict[str, tuple[str, ...]]) -> list[str]:
     """Lines with columns of equal width; sizes stand right."""
-    cells = [(name, *row) for name, row in sorted(rows.items())]
+    cells = [tuple(map(visible, (name, *row))) for name, row in sorted(rows.items())]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join(

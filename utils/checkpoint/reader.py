@@ -22,7 +22,7 @@ from utils.checkpoint.stepfolders import folder_or_aside, identity, read_pointer
 from utils.checkpoint.tensorfiles import Unreadable
 from utils.command.instantiate import check_special
 from utils.command.values import leaves
-from utils.errors import ConfigError, brief
+from utils.errors import ConfigError, brief, visible
 
 if TYPE_CHECKING:  # the digest does without, and answers a second earlier
     from torch import Tensor
@@ -180,7 +180,7 @@ def verify(folder: Path, hashed: bool = True) -> str:
     else one line: the file, and why not. Unless it is `hashed`, the content of tensors may differ.
     """
     folder = folder_or_aside(folder)
-    return manifest.damage(folder, hashed=hashed) or contents.problem(folder)
+    return visible(manifest.damage(folder, hashed=hashed) or contents.problem(folder))
 
 
 def newest_whole(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from utils.checkpoint.meta import config_of
 from utils.checkpoint.registry import Origin, Registry
 from utils.checkpoint.stepfolders import folder_or_aside, steps_in
 from utils.command.keys import MAY_CHANGE, SAME_RUN, all_rules, run_values
-from utils.errors import ConfigError, brief, said_of, short
+from utils.errors import ConfigError, brief, said_of, short, visible
 from utils.files import read_text
 from utils.measure.hardware import forward_dtype
 from utils.ranks.distributed import Dist
@@ -117,10 +117,10 @@ def restore(
         if not problem:
             saved.run_state.load(start.meta)
             for line in saved.origin().differences(start.meta):
-                run.say(line)
+                run.say(visible(line))
             break
         tries -= 1
-        problem = problem.removesuffix(f"; {reader.ANOTHER}")
+        problem = visible(problem.removesuffix(f"; {reader.ANOTHER}"))
         start = _broadcast_start(dist, partial(_instead, start, problem, config, run.say, tries))
     return start
 
@@ -201,17 +201,11 @@ def damage_seen_by_any(opened: reader.Opened, names: Collection[str], dist: Dist
     stated = {name: opened.sha256.get(name, "") for name in sorted(names)}
     everyone = _exchange([gethostname(), stated], dist)
     hashed = {}
-    for number, name in enumerate(stated):
-        readers = [
-            rank
-            for rank, (where, theirs) in enumerate(everyone)
-            if where == everyone[dist.rank][0] and name in theirs
-        ]
-        if readers[number % len(readers)] == dist.rank:
-            try:
-                hashed[name] = str(manifest.entry_of(opened.folder / name)["sha256"])
-            except OSError as error:
-                hashed[name] = f"cannot be read ({brief(error)})"
+    for name in files_to_hash(everyone, dist.rank):
+        try:
+            hashed[name] = str(manifest.entry_of(opened.folder / name)["sha256"])
+        except OSError as error:
+            hashed[name] = f"cannot be read ({brief(error)})"
     claims = [*enumerate(theirs for _, theirs in everyone), *enumerate(_exchange(hashed, dist))]
     expected: dict[str, str] = {}
     for rank, values in claims:
@@ -222,6 +216,23 @@ def damage_seen_by_any(opened: reader.Opened, names: Collection[str], dist: Dist
                 why = value if unread else "sha256 differs"
                 return f"{opened.folder.name} is damaged ({name}: {why}{where})"
     return ""
+
+
+def files_to_hash(everyone: Sequence[tuple[str, Collection[str]]], rank: int) -> list[str]:
+    """Returns the files that this rank hashes, given the host and the files of every rank.
+
+    Each host hashes each file that its ranks read, once: by its number among the files of all
+    ranks, so that ranks which read different files agree on who does.
+    """
+    host = everyone[rank][0]
+    mine = []
+    for number, name in enumerate(sorted({name for _, files in everyone for name in files})):
+        readers = [
+            each for each, (at, files) in enumerate(everyone) if at == host and name in files
+        ]
+        if readers and readers[number % len(readers)] == rank:
+            mine.append(name)
+    return mine
 
 
 def _exchange(value: Any, dist: Dist) -> list[Any]:

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import torch
 
 from utils import revision
-from utils.errors import Busy, ConfigError, RunError, Stopped, brief
+from utils.errors import Busy, ConfigError, RunError, Stopped, brief, visible_lines
 from utils.files import read_bytes, safe_name, write_whole
 from utils.ranks.distributed import Dist
 from utils.ranks.signals import STATUS
@@ -194,7 +194,8 @@ class RunDirectory:
         self._tracker.report()
 
     def say(self, text: str) -> None:
-        """Writes a line to the terminal and to log.txt."""
+        """Writes a line to the terminal and to log.txt; names in it may be a stranger's."""
+        text = visible_lines(text)
         self._bar.say(text)
         if self._status is None and self.dist.is_main:
             self._early.append(text)
@@ -362,6 +363,7 @@ class RunDirectory:
 
     def _claim(self) -> str:
         """Locks the directory before anything in it is read. Returns who else has it, or ""."""
+        folders.refuse_links(self.directory)
         if self._evaluates:
             folders.refuse_checkpoints(self.directory)
             return ""
@@ -414,11 +416,11 @@ def _record_code(directory: Path) -> str:
 
 
 def _code(record: Mapping[str, bytes]) -> tuple[bytes, list[bytes]]:
-    """Revision and changes, without the names of untracked files, which come and go."""
+    """Revision and changes, without the names of files left out, which come and go."""
     changes = [
         line
         for line in record.get("uncommitted.diff", b"").splitlines()
-        if not line.startswith(b"# untracked: ")
+        if not line.startswith(revision.LEFT_OUT.encode())
     ]
     return record["git.txt"].partition(b"\n")[0], changes
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
-from utils.errors import ConfigError, brief
+from utils.errors import ConfigError, brief, visible
 
 # What tells a run directory from a folder that something else (Hydra, a user) has made.
 MARKS = ("config.yaml", "metrics.jsonl", "log.txt", "checkpoints")
 FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "log.txt", "status.json")
+WRITTEN = ("checkpoints", "evaluations")  # folders in a run's folder that it writes into
 OF_CHECKPOINTS = re.compile(r"checkpoints|latest|meta\.json|manifest\.json|step_\d+")
 
 
@@ -82,6 +84,32 @@ def refuse_inside(directory: Path) -> None:
                 f"checkpoint_path={directory}: {folder} belongs to a run's checkpoints ({marker});"
                 " give the folder of a run"
             )
+
+
+def refuse_links(directory: Path) -> None:
+    """Refuses links within a run's folder: it may be a stranger's, and lead to any file.
+
+    The folder itself may be a link, and W&B makes links of its own.
+    """
+    for entry in _entries(directory):
+        if entry.is_symlink():
+            path = visible(os.path.relpath(entry.path, directory))
+            raise ConfigError(
+                f"checkpoint_path={directory}: {path} there is a link, and a run writes only into"
+                " its own folder; remove it"
+            )
+
+
+def _entries(folder: Path | str, inside: str = "") -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in found:
+        yield entry
+        if entry.is_dir(follow_symlinks=False) and (inside or entry.name) in WRITTEN:
+            yield from _entries(entry.path, inside or entry.name)
 
 
 def check_files(directory: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from models.sparse_embedding import SparseEmbedding
@@ -16,6 +16,7 @@ from tests.utils.checkpoint.helpers import META, alone, together
 from utils.checkpoint.__main__ import main
 from utils.checkpoint.writer import Writer
 from utils.ranks.distributed import Dist
+from utils.rundir.report import same
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0) -> str:
@@ -69,6 +70,40 @@ def test_diff_finds_the_same_in_other_files_and_says_what_differs(
     assert "model.safetensors: missing" in told(
         capsys, "diff", tmp_path / "one", tmp_path / "two", status=2
     )
+
+
+def test_a_file_that_cannot_be_read_is_not_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [alone(tmp_path / name, 7) for name in ("one", "two")]
+    file = folders[1] / "shards.0-7.safetensors"
+    content = bytearray(file.read_bytes())
+    content[8:9] = b"?"  # where the header begins
+    file.write_bytes(content)
+    said = told(capsys, "diff", *folders, status=2)
+    assert str(file) in said
+    for file in folders[1].glob("*.safetensors"):
+        file.unlink()
+    compared = same.compare_folders(*folders)
+    assert (compared["same"], compared["count"]) == (False, 0)
+    assert str(folders[1]) in compared["unreadable"]
+
+
+def test_names_of_a_strangers_tensors_do_not_reach_the_terminal_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = "a\x1b[2J\nb"
+    folders = [tmp_path / name / "step_7" for name in ("one", "two")]
+    for value, folder in enumerate(folders):
+        folder.mkdir(parents=True)
+        (folder / "meta.json").write_text(
+            json.dumps({"step": 7, "groups": ["model"], "code": evil})
+        )
+        save_file({evil: torch.tensor([value])}, folder / "model.safetensors")
+    for command in (("show", folders[0]), ("diff", *folders)):
+        said = told(capsys, *command, status=int(command[0] == "diff"))
+        assert "\x1b" not in said
+        assert r"a\x1b[2J\nb" in said
 
 
 def test_export_writes_weights_or_their_averages(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -359,6 +360,26 @@ def test_a_file_is_hashed_once_on_each_host(
     assert resume.damage_seen_by_any(checkpoint, both, Dist()) == (
         "step_30 is damaged (ema.safetensors: sha256 differs)"
     )
+
+
+def test_every_file_is_hashed_by_one_rank_of_each_host_that_reads_it() -> None:
+    """Ranks may read different files, as after a change of their number or with `sync=fsdp`."""
+    draw = random.Random(0)
+    names = [f"{group}.{number}" for group in ("model", "ema", "shards") for number in range(4)]
+    for _ in range(1000):
+        everyone = [
+            (draw.choice("ab"), draw.sample(names, draw.randint(0, len(names))))
+            for _ in range(draw.randint(1, 9))
+        ]
+        hashed = [
+            (host, name)
+            for rank, (host, _) in enumerate(everyone)
+            for name in resume.files_to_hash(everyone, rank)
+        ]
+        read = {(host, name) for host, files in everyone for name in files}
+        assert sorted(hashed) == sorted(read)
+        for rank, (_, files) in enumerate(everyone):
+            assert {*resume.files_to_hash(everyone, rank)} <= {*files}
 
 
 FROZEN = {"target": {"path": "runs/target/model.safetensors", "sha256": "a" * 64}}

@@ -160,15 +160,21 @@ def test_the_code_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert revision.summary() == f"revision: {commit}\nbranch: trunk\nuncommitted changes: no\n"
     (tmp_path / "code" / "a.py").write_text("two\n")
     revision.summary.cache_clear()
-    (tmp_path / "code" / "new.py").write_text("")
+    (tmp_path / "code" / "new.py").write_text("three\n")
+    (tmp_path / "code" / "weights.bin").write_text("")
+    (tmp_path / "code" / "large.py").write_bytes(b"#" * (revision.LARGEST_SOURCE + 1))
     opened(tmp_path / "x").close()
     assert (tmp_path / "x" / "git.txt").read_text().endswith("uncommitted changes: yes\n")
     diff = (tmp_path / "x" / "uncommitted.diff").read_text()
-    assert diff.startswith("# untracked: new.py\n")
+    left_out = "".join(f"{revision.LEFT_OUT}{name}\n" for name in ("large.py", "weights.bin"))
+    assert diff.startswith(f"{left_out}diff --git a/a.py")
     assert "-one\n+two\n" in diff
+    assert "?? new.py" in run_git("status", "--porcelain"), "the user's index stays as it is"
     run_git("checkout", "-q", "a.py")
+    (tmp_path / "code" / "new.py").unlink()
     run_git("apply", str(tmp_path / "x" / "uncommitted.diff"))
     assert (tmp_path / "code" / "a.py").read_text() == "two\n"
+    assert (tmp_path / "code" / "new.py").read_text() == "three\n"
     monkeypatch.setenv("PATH", "")
     revision.summary.cache_clear()
     assert revision.summary() == ""
@@ -289,7 +295,7 @@ def test_the_code_a_run_began_with_stays_recorded(
     monkeypatch.setattr(revision, "summary", lambda: texts["summary"])
     monkeypatch.setattr(revision, "uncommitted", lambda: texts["uncommitted"])
     opened(tmp_path).close()
-    texts["uncommitted"] = "# untracked: notes.txt\n"  # no other code
+    texts["uncommitted"] = "# untracked, left out: notes.txt\n"  # no other code
     opened(tmp_path, resumed=1).close()
     assert {path.name for path in tmp_path.glob("*git*")} == {"git.txt"}
     for number, (commit, change) in enumerate(
@@ -307,7 +313,7 @@ def test_the_code_a_run_began_with_stays_recorded(
         (tmp_path / f"uncommitted{old}.diff").read_text()
         for old in (".old-1", ".old-2", ".old-3", "")
     ]
-    assert changes == ["# untracked: notes.txt\n", "", "-one\n+two\n", ""]
+    assert changes == ["# untracked, left out: notes.txt\n", "", "-one\n+two\n", ""]
 
 
 def test_importing_it_loads_nothing_heavy() -> None:

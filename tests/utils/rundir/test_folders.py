@@ -102,3 +102,43 @@ def test_no_run_lives_within_anothers_checkpoints(tmp_path: Path) -> None:
             refuse_inside(inside)
     for other in (tmp_path / "a", tmp_path / "b" / "c"):
         refuse_inside(other)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "log.txt",
+        ".status.json.writing",
+        "checkpoints",
+        "checkpoints/step_1/meta.json",
+        "evaluations/x",
+    ],
+)
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_run_writes_through_no_link(name: str, evaluates: bool, tmp_path: Path) -> None:
+    """A folder may come from a stranger, and its links lead to any file of the user's."""
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    (run / name).parent.mkdir(parents=True)
+    elsewhere.write_text("keep")
+    (run / name).symlink_to(elsewhere)
+    with (
+        pytest.raises(ConfigError, match=f"{name} there is a link"),
+        RunDirectory(run, Dist(), evaluates),
+    ):
+        pass
+    assert elsewhere.read_text() == "keep"
+
+
+def test_the_folder_itself_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    with RunDirectory(tmp_path / "run", Dist()) as run:
+        run.begin("a: 1", OFF)
+    assert (tmp_path / "disk" / "config.yaml").read_text() == "a: 1"
+
+
+def test_lines_in_the_log_hold_no_control_characters(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "run", Dist()) as run:
+        run.begin("a: 1", OFF)
+        run.say("one\x1b[2J\ntwo")
+    assert r"one\x1b[2J" in (tmp_path / "run" / "log.txt").read_text()

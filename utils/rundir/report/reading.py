@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from utils.files import read_bytes, read_row, read_text
+from utils.revision import LEFT_OUT
 from utils.rundir.report.evaluations import files_of, read_pictures, read_scenes
 from utils.rundir.report.page import escape
 from utils.rundir.report.rows import Row, Table, downsample, number, read_tables
@@ -295,8 +296,8 @@ def read_code(directory: Path, room: int = DIFF_BYTES) -> Payload:
     for line in diff:
         if line.startswith("diff --git "):
             current = changes.setdefault(line.rpartition(" b/")[2], [0, 0])
-        elif line.startswith("# untracked: "):
-            changes[line.removeprefix("# untracked: ")] = [0, 0]
+        elif line.startswith(LEFT_OUT):
+            changes[line.removeprefix(LEFT_OUT)] = [0, 0]
         elif line[:1] in "+-" and line[:1] and line[:4] not in ("+++ ", "--- "):
             current[line[0] == "-"] += 1
     code["changes"] = [[name, *counts] for name, counts in list(changes.items())[:40]]

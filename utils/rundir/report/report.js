@@ -1692,6 +1692,8 @@ const lockstep = (() => {
         tensors:
           each.count === undefined
             ? "only digests are left"
+            : each.unreadable
+              ? each.unreadable
             : each.same
               ? `${plural(each.count, "tensor")} compared`
               : `${format(each.differing)} of ${plural(each.count, "tensor")} differ`,
@@ -1712,7 +1714,7 @@ const lockstep = (() => {
           ),
         ),
       );
-    if (same.first) {
+    if (same.first && same.first.tensors.length) {
       const differing = same.first.tensors.map((each) => ({
         name: el("code", {}, each.name),
         shape: each.why || (each.shape || []).join(" × ") || "scalar",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from utils.errors import brief, visible
 from utils.files import open_plain
 from utils.rundir.report.evaluations import STEP
 from utils.rundir.report.reading import digests, read_events
@@ -93,8 +94,10 @@ def _verdict(
         at = metrics["differs"]
         values = f"{at['values'][0]!r} and {at['values'][1]!r}"
         differences.append((at["step"], f"metric {at['name']} ({values})"))
-    if broken:
-        tensor = broken["tensors"][0]["name"] if broken["tensors"] else "its tensors"
+    if broken and broken["unreadable"]:
+        differences.append((broken["step"], f"the checkpoint: {broken['unreadable']}"))
+    elif broken:
+        tensor = broken["tensors"][0]["name"]
         differences.append((broken["step"], f"tensor {tensor} of the checkpoint"))
     if digest and (not broken or digest["step"] < broken["step"]):
         differences.append((digest["step"], "the recorded digest of the checkpoint"))
@@ -158,10 +161,20 @@ def _compare_checkpoints(step: int, one: Path, other: Path) -> dict[str, Any]:
 
 
 def compare_folders(one: Path, other: Path) -> dict[str, Any]:
-    """Compares two checkpoints tensor by tensor, the model's first: all else follows from them."""
-    mine, theirs = tensors_in(one), tensors_in(other)
-    if not mine or not theirs:
-        return {"same": True, "count": 0, "differing": 0, "tensors": []}
+    """Compares two checkpoints tensor by tensor, the model's first: all else follows from them.
+
+    What cannot be read is not the same: `unreadable` says which file, and why.
+    """
+    try:
+        mine, theirs = tensors_in(one), tensors_in(other)
+    except ValueError as error:
+        return {
+            "same": False,
+            "count": 0,
+            "differing": 0,
+            "tensors": [],
+            "unreadable": visible(str(error)),
+        }
     names = sorted(mine.keys() | theirs.keys(), key=lambda name: (name[:6] != "model/", name))
     differing: list[dict[str, Any]] = []
     for name in names:
@@ -179,6 +192,7 @@ def compare_folders(one: Path, other: Path) -> dict[str, Any]:
         "count": len(names),
         "differing": len(differing),
         "tensors": most,
+        "unreadable": "",
     }
 
 
@@ -196,8 +210,8 @@ def _distance(one: Tensor, other: Tensor) -> dict[str, Any]:
 
 
 def tensors_in(folder: Path) -> dict[str, Tensor]:
-    """Returns the place of each tensor of a checkpoint, or nothing if a file cannot be read. Pieces
-    of shards count as one group.
+    """Returns the place of each tensor of a checkpoint; raises ValueError with the file that cannot
+    be read. Pieces of shards count as one group.
     """
     pieces: dict[str, list[Piece]] = {}
     for file in sorted(folder.glob("[!.]*.safetensors")):
@@ -205,8 +219,10 @@ def tensors_in(folder: Path) -> dict[str, Tensor]:
         try:
             for name, piece in _entries(file).items():
                 pieces.setdefault(f"{group}/{name}", []).append(piece)
-        except (OSError, ValueError, KeyError, TypeError):
-            return {}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{file} cannot be read ({brief(error)})") from None
+    if not pieces:
+        raise ValueError(f"{folder} holds no tensors")
     tensors = {}
     for name, members in pieces.items():
         members.sort(key=lambda piece: piece[0])
