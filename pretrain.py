@@ -37,9 +37,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from data.source import Arrays, RunSettings, Source
 from data.stream import ShardStream, eval_batches, to_tensors, train_loader
+from models import laws
 from models.objective import Batch, Context, Objective, make_objective
 from optim.ema import EMA
 from optim.groups import Clip, build_clips, build_dense, build_sparse
+from optim.norms import Norms
 from optim.optimizer_state import OptimizerState
 from optim.replicas import broadcast_from_rank_0, check_files, check_same
 from optim.schedule import Schedule, build_schedule, set_lr
@@ -51,6 +53,7 @@ from utils.checkpoint.carries import Carries
 from utils.checkpoint.init_from import initial_weights
 from utils.checkpoint.policy import Checkpointer
 from utils.checkpoint.registry import Origin, Registry, RunState
+from utils.checkpoint.stepfolders import Retention
 from utils.command import config
 from utils.command.instantiate import make
 from utils.command.limits import check_passes
@@ -110,6 +113,7 @@ class Trainer(Problem):
     schedule: Schedule
     ema: EMA | None
     clips: list[Clip]  # norms to which gradients are scaled
+    norms: Norms  # of logged steps
     judging_metric: Metric  # of evaluations; decides which checkpoint is the best
     flops_per_example: int = 0
     saved: Registry = field(init=False)  # what checkpoints hold
@@ -162,9 +166,22 @@ def pretrain(cfg: DictConfig) -> float | None:
         with dist.agreed():
             trainer = build_trainer(problem)
         start = resume.restore(start, trainer.saved, cfg, run, trainer.total_steps)
-        check_names(cfg, problem.source, problem.objective, partial(to_batch, device=dist.device))
+        try_laws(trainer, start)
         train_or_evaluate(trainer, start)
         return trainer.run_state.results.get(trainer.judging_metric.name)
+
+
+def try_laws(trainer: Trainer, start: resume.Start) -> None:
+    """Checks names of metrics, and before a new run whether source and objective keep the laws."""
+    cfg, source, objective = trainer.cfg, trainer.source, trainer.objective
+    device = trainer.dist.device
+    is_new = cfg.check and start.folder is None and not cfg.eval_only
+    if is_new:
+        make_batch = partial(first_batch, cfg, source, device)
+        with trainer.dist.agreed():
+            laws.check_laws(source, objective, make_batch, cfg.shards, trainer.owned)
+    check = partial(laws.check_prediction, objective) if is_new else None
+    check_names(cfg, source, objective, partial(to_batch, device=device), check)
 
 
 def train_or_evaluate(trainer: Trainer, start: resume.Start) -> None:
@@ -172,6 +189,8 @@ def train_or_evaluate(trainer: Trainer, start: resume.Start) -> None:
     cfg, run = trainer.cfg, trainer.run
     if start.is_finished(trainer.total_steps):
         run.confirm_finished(trainer.step)
+        if trainer.dist.is_main:
+            Retention(run.directory / "checkpoints", None, run.say).tidy()
         run.say(
             f"{cfg.run_name} is finished, {trainer.step:,} steps: {run.directory}; resume=false"
             " would begin again"
@@ -212,7 +231,7 @@ def open_directory(trainer: Trainer, start: resume.Start) -> None:
     data = trainer.source.spec.name
     facts = {
         "parameters": size,
-        "dtype": str(objective.model.dtype).removeprefix("torch."),
+        "dtype": str(objective.dtype).removeprefix("torch."),
         "data": data,
         "fingerprint": trainer.source.spec.fingerprint,
         "total_steps": trainer.total_steps,
@@ -223,7 +242,7 @@ def open_directory(trainer: Trainer, start: resume.Start) -> None:
     run.say(f"{cfg.run_name}: {size:,} parameters, {trainer.total_steps:,} steps on {data}")
     if trainer.source.spec.epoch:
         run.say(trainer.source.spec.epoch)
-    run.say(hardware.describe(trainer.dist, objective.model.dtype))
+    run.say(hardware.describe(trainer.dist, objective.dtype))
 
 
 def build_problem(cfg: DictConfig, dist: Dist, run: RunDirectory, start: resume.Start) -> Problem:
@@ -281,7 +300,8 @@ def build_trainer(problem: Problem) -> Trainer:
     parameters, tables = problem.sync.parameters, objective.tables()
     check_passes(cfg, dist.world_size, problem.shard_size)
     shard_groups = group_shards(problem)
-    ema = EMA(parameters, tables if cfg.ema_tables else {}, cfg.ema_rate) if cfg.ema else None
+    averaged_tables = tables if cfg.ema_tables else {}
+    ema = EMA(parameters, averaged_tables, cfg.ema_rate, cfg.ema_warmup) if cfg.ema else None
     hooks = [ema.before_rows_change] if ema is not None else []
     most_rows = problem.shard_size * len(dist.owned_shards(cfg.shards, rank=0))
     first_shard = partial(first_batch, cfg, source, dist.device, problem.owned[:1])
@@ -298,9 +318,10 @@ def build_trainer(problem: Problem) -> Trainer:
         ),
         ema=ema,
         clips=build_clips(cfg.grad_clip, parameters),
+        norms=Norms(problem.sync),
         judging_metric=objective.judging_metric(cfg.objective_metric),
     )
-    if hardware.peak_flops(dist.device, objective.model.dtype):
+    if hardware.peak_flops(dist.device, objective.dtype):
         trainer.flops_per_example = objective.flops_per_example(*first_shard())
     if cfg.compile in (True, "max") or (cfg.compile == "auto" and dist.device.type == "cuda"):
         torch.compiler.set_stance("default")  # an earlier run in this process may have changed it
@@ -320,7 +341,7 @@ def compile_long_run(trainer: Trainer) -> None:
     def operations_per_step() -> float:
         return examples * objective.flops_per_example(*first(trainer.owned[:1]))
 
-    dtype, steps = objective.model.dtype, trainer.total_steps
+    dtype, steps = objective.dtype, trainer.total_steps
     long = compiling.is_long(cfg, dtype, steps, operations_per_step)
     if dist.broadcast_text("yes" if long else ""):
         one_pass = partial(objective.rehearse, *first(trainer.shard_groups[0]))
@@ -395,7 +416,7 @@ def train(trainer: Trainer) -> None:
         # does what was due when the run was interrupted
         sums = trainer.dist.sums(trainer.checkpointer.notices().numbers())
         after_step(trainer, Notices.from_numbers(sums))
-        clock = Clock()
+        clock = restarted_clock(trainer)
         while run_state.step < length.total_steps:
             with clock.waiting():
                 _, micro_batches = next(loader)
@@ -403,17 +424,28 @@ def train(trainer: Trainer) -> None:
             run_state.step += 1
             step_is_done()
             clock.tick(length.examples_per_update)
-            logs = run_state.step % cfg.log_interval == 0 or run_state.step == length.total_steps
+            logs = is_logged(trainer, run_state.step)
             run_state.evaluation_due = length.evaluates_after(run_state.step)
             pauses = logs or run_state.evaluation_due or trainer.checkpointer.saves_now()
             if pauses or trainer.verdicts.has_notices:
                 trainer.verdicts.check()  # before anything is logged or saved
             if logs:
                 log(trainer, clock)
-                clock = Clock()
+                clock = restarted_clock(trainer)
             if after_step(trainer, trainer.verdicts.take_notices()):
-                clock = Clock()
+                clock = restarted_clock(trainer)
         trainer.checkpointer.wait_until_saved()
+
+
+def restarted_clock(trainer: Trainer) -> Clock:
+    """Returns a new clock, and drops the waits that belong to the time before it."""
+    trainer.sync.take_wait_s()
+    trainer.checkpointer.take_stall_s()
+    return Clock()
+
+
+def is_logged(trainer: Trainer, step: int) -> bool:
+    return step % trainer.cfg.log_interval == 0 or step == trainer.total_steps
 
 
 def train_step(trainer: Trainer, micro_batches: list[Batch]) -> None:
@@ -453,11 +485,14 @@ def train_step(trainer: Trainer, micro_batches: list[Batch]) -> None:
         return
     for shards, out in zip(trainer.shard_groups, outputs, strict=True):
         trainer.meter.add({**out.metrics, "loss": (out.loss, out.weight)}, shards[0])
+    if is_logged(trainer, trainer.step + 1):
+        trainer.norms.before_update()
     for names, max_norm in trainer.clips:
         sync.clip(max_norm, names)
     set_lr(trainer.optimizers, trainer.schedule(trainer.step + 1))
     for optimizer in trainer.optimizers:
         optimizer.step()
+    trainer.norms.after_update()
     if trainer.ema is not None:
         trainer.ema.update()
     trainer.carries.put(out.carry for out in outputs)
@@ -479,12 +514,13 @@ def log(trainer: Trainer, clock: Clock) -> None:
     means = trainer.meter.read(trainer.dist)
     row = {f"train/{name}": value for name, value in means.items()}
     row["train/lr"] = trainer.dense[-1].param_groups[0]["lr"]
+    row |= {f"train/{name}": norm for name, norm in trainer.norms.take().items()}
     if (steps_per_epoch := trainer.source.length.steps_per_epoch) is not None:
         row["epoch"] = trainer.step / steps_per_epoch
     waited_s, stalled_s = trainer.sync.take_wait_s(), trainer.checkpointer.take_stall_s()
     row |= clock.speeds(max(1, spec.seq_len), waited_s, stalled_s)
     speed = row["speed/examples_per_s"]
-    row |= hardware.load(trainer.dist, objective.model.dtype, trainer.flops_per_example * speed)
+    row |= hardware.load(trainer.dist, objective.dtype, trainer.flops_per_example * speed)
     trainer.run.log(trainer.step, row)
     name = objective.headline.name
     trainer.run.progress(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.layers import Dropout
 from models.optional_parts import (
     Compiles,
     HasCarry,
@@ -74,6 +75,18 @@ class Objective(
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self._dropouts = []
+        for name, layer in model.named_modules():
+            if isinstance(layer, Dropout):
+                layer.stream = name
+                self._dropouts.append(layer)
+        self.register_forward_pre_hook(_give_noise)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which the net computes: its `dtype`, by default that of its weights."""
+        weights = (p.dtype for p in self.model.parameters() if p.is_floating_point())
+        return getattr(self.model, "dtype", None) or next(weights, torch.float32)
 
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
         """Returns the loss of a micro-batch as a sum, its weight, metrics and the next carry.
@@ -128,6 +141,12 @@ class Objective(
         return count_flops(lambda: self.rehearse(batch, ctx)) // len(next(iter(batch.values())))
 
 
+def _give_noise(objective: Objective, arguments: tuple[Batch, Carry, Context]) -> None:
+    """Hands the step's noise to the dropout layers before a forward pass."""
+    for layer in objective._dropouts:
+        layer.noise = arguments[2].noise
+
+
 def make_objective(
     arch: Any, seed: int, spec: Spec, device: torch.device | None = None
 ) -> Objective:
@@ -136,4 +155,4 @@ def make_objective(
         torch.manual_seed(seed)  # initialisers draw from the global generator
         net = make({key: value for key, value in arch.items() if key != "loss"}, "arch", spec)
         objective: Objective = make(arch["loss"], "arch.loss", net)
-    return objective.to(device, torch.float64 if objective.model.dtype == torch.float64 else None)
+    return objective.to(device, torch.float64 if objective.dtype == torch.float64 else None)

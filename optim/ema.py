@@ -9,10 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from utils.averages import Decay
 from utils.errors import ConfigError
 from utils.transfer import fill
 
-DIGIT = 1 << 11  # three digits of this base make any number of steps
 ROWS_AT_ONCE = 1 << 16  # a whole table is walked in blocks: temporaries stay small
 
 
@@ -22,18 +22,22 @@ class HasWeights(Protocol):
 
 class EMA:
     """Averages in float32. A table's row is brought up to date only before it changes or is read:
-    between two changes its weights are constant, so n updates are one update with `rate ** n`.
+    between two changes its weights are constant, so several updates are one by the product of
+    their rates.
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], tables: Mapping[str, HasWeights], rate: float
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        tables: Mapping[str, HasWeights],
+        rate: float,
+        warms_up: bool = False,
     ) -> None:
         if not 0 <= rate < 1:
             raise ConfigError(
                 f"ema_rate={rate}: the share of the old average per step; choose 0 up to but not"
                 " including 1, such as 0.999"
             )
-        self.rate = rate
         self.steps = 0
         self._parameters = dict(parameters)
         self._tables = dict(tables)
@@ -41,7 +45,10 @@ class EMA:
         self._rows = {
             name: table.weights.detach().float().clone() for name, table in self._tables.items()
         }
-        self._powers = {name: _powers_of(rate, rows.device) for name, rows in self._rows.items()}
+        self._decay = Decay(rate, warms_up)
+        self._decays = {
+            name: Decay(rate, warms_up, rows.device) for name, rows in self._rows.items()
+        }
         # the step up to which each row's average is up to date
         self._seen = {
             name: torch.zeros(len(rows), dtype=torch.int32, device=rows.device)
@@ -58,7 +65,7 @@ class EMA:
             torch._foreach_lerp_(
                 list(self._dense.values()),
                 [p.detach().float() for p in self._parameters.values()],
-                1 - self.rate,
+                1 - self._decay.at(self.steps),
             )
 
     @torch.no_grad()
@@ -75,7 +82,7 @@ class EMA:
         )
         steps = torch.where(any_change, self.steps, seen)
         self._rows[name].index_copy_(
-            0, ids, self._catch_up_rows(name, rows, weights.index_select(0, ids), steps - seen)
+            0, ids, self._catch_up_rows(name, rows, weights.index_select(0, ids), seen, steps)
         )
         self._seen[name].index_copy_(0, ids, steps)
 
@@ -121,13 +128,11 @@ class EMA:
     def _kinds(self) -> dict[str, dict[str, Tensor]]:
         return {"dense": self._dense, "rows": self._rows, "seen": self._seen}
 
-    def _catch_up_rows(self, name: str, rows: Tensor, weights: Tensor, missed: Tensor) -> Tensor:
-        # `pow` and `lerp` may round a row differently by its position in the tensor, and a rank may
-        # hold only a part of the table
-        low, middle, high = (
-            powers[(missed >> shift) % DIGIT] for shift, powers in self._powers[name].items()
-        )
-        towards = (1 - low * middle * high).float()[:, None]
+    def _catch_up_rows(
+        self, name: str, rows: Tensor, weights: Tensor, seen: Tensor, steps: Tensor
+    ) -> Tensor:
+        # `lerp` may round a row differently by its position in the tensor
+        towards = (1 - self._decays[name].between(seen, steps)).float()[:, None]
         return rows + (weights.float() - rows) * towards
 
     @torch.no_grad()
@@ -135,12 +140,9 @@ class EMA:
         """Brings all rows up to date."""
         for name, table in self._tables.items():
             for block in _blocks(len(table.weights)):
-                rows = self._rows[name][block]
-                rows.copy_(
-                    self._catch_up_rows(
-                        name, rows, table.weights[block], self.steps - self._seen[name][block]
-                    )
-                )
+                rows, seen = self._rows[name][block], self._seen[name][block]
+                steps = torch.full_like(seen, self.steps)
+                rows.copy_(self._catch_up_rows(name, rows, table.weights[block], seen, steps))
             self._seen[name].fill_(self.steps)
 
     @torch.no_grad()
@@ -156,15 +158,6 @@ class EMA:
                 rows = table.weights[block].clone()
                 table.weights[block] = self._rows[name][block]
                 self._rows[name][block] = rows
-
-
-def _powers_of(rate: float, device: torch.device) -> dict[int, Tensor]:
-    """Returns a table of powers for each digit of an exponent, by the digit's lowest bit."""
-    tables = {}
-    for shift in (0, 11, 22):
-        powers = [rate ** (digit << shift) for digit in range(DIGIT)]
-        tables[shift] = torch.tensor(powers, dtype=torch.float64, device=device)
-    return tables
 
 
 def _blocks(rows: int) -> Iterator[slice]:

@@ -25,6 +25,7 @@ from optim.replicas import sha256
 from optim.sync.allreduce import Reducer
 from optim.sync.buckets import Bucket
 from utils.measure.evaluator import Prediction
+from utils.measure.metrics import Metric
 from utils.noise import Noise
 from utils.ranks.distributed import Dist
 from utils.spec import IGNORE, Spec
@@ -124,6 +125,24 @@ class HalfFrozen(SquaredError):
         return super().predict(batch)
 
 
+class MeanError(SquaredError):
+    """A mean in place of a sum."""
+
+    def error(self, batch: Batch) -> Tensor:
+        return super().error(batch) / len(batch["labels"])
+
+
+class Misnamed(SquaredError):
+    headline = Metric("acuracy")
+
+
+class WithDropout(Net):
+    """PyTorch's own dropout, whose masks differ from rank to rank."""
+
+    def make_base(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(784, HIDDEN), nn.Dropout(0.5))
+
+
 def totals_of_one_rank() -> None:
     Reducer._over_ranks = lambda self, tensor: tensor  # type: ignore[method-assign]
 
@@ -148,6 +167,9 @@ KINDS: dict[str, tuple[type[nn.Module], type[Objective], Callable[[], None]]] = 
     "totals": (Net, LogOfSum, lambda: None),
     "totals-of-one-rank": (Net, LogOfSum, totals_of_one_rank),
     "prepared": (Net, Prepared, lambda: None),
+    "mean": (Net, MeanError, lambda: None),
+    "misnamed": (Net, Misnamed, lambda: None),
+    "dropout": (WithDropout, SquaredError, lambda: None),
     "half-frozen": (HalfFrozenNet, HalfFrozen, say_what_travels),
 }
 

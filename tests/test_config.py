@@ -246,7 +246,7 @@ def test_every_experiment_runs_two_steps(name: str, tmp_path: Path) -> None:
         shrunk.append(f"arch.target='{target} {smaller} checkpoint_path={tmp_path}/target'")
     if "/arch: gpt" in recipe:
         shrunk.append("data.seq_len=64")
-    result = train(tmp_path / "run", f"experiment={name}", *shrunk, timeout=400)
+    result = train(tmp_path / "run", f"experiment={name}", *shrunk, "check=true", timeout=400)
     assert len(result.series("train/loss")) == 2
     first = recipe.splitlines()
     assert first[0] == "# @package _global_"

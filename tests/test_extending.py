@@ -173,7 +173,12 @@ def test_one_file_and_one_yaml_each_train_on_two_ranks(
     monkeypatch.setattr(ranks, "forks", None)  # which have imported the repository itself
     results = {}
     for number in (1, 2):
-        arguments = ["experiment=parity", *QUIET, f"checkpoint_path={tmp_path}/{number}"]
+        arguments = [
+            "experiment=parity",
+            *QUIET,
+            "check=true",
+            f"checkpoint_path={tmp_path}/{number}",
+        ]
         check_ended_well(
             run_ranks(number, [str(extended / "pretrain.py"), *arguments], cwd=tmp_path)
         )
@@ -211,7 +216,7 @@ def test_the_examples_of_a_guide_train_on_two_ranks(
     monkeypatch.setattr(ranks, "forks", None)
     losses = {}
     for number in (1, 2):
-        arguments = [*GUIDES[guide], *QUIET, f"checkpoint_path={tmp_path}/{number}"]
+        arguments = [*GUIDES[guide], *QUIET, "check=true", f"checkpoint_path={tmp_path}/{number}"]
         arguments += ["arch.forward_dtype=float64", "num_workers=0"]
         check_ended_well(
             run_ranks(number, [str(extended / "pretrain.py"), *arguments], cwd=tmp_path)

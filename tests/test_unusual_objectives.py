@@ -18,12 +18,13 @@ import pretrain
 from data.digits.images import ImageSource
 from data.source import RunSettings
 from optim.replicas import sha256
-from tests.ranks import Completed, check_ended_well, run_module
+from tests.ranks import Completed, assert_one_line, check_ended_well, run_module
 from tests.ranks_unusual_objectives import HIDDEN, KINDS, LogOfSum, Net
 from tests.runs import QUIET, Result, config_of, digest
 from utils.checkpoint.registry import Registry
 from utils.command.instantiate import make
 
+slow = pytest.mark.slow
 STEPS, LR = 5, 0.05
 DIGITS = [
     "arch=cnn",
@@ -287,3 +288,27 @@ def test_a_source_enters_where_its_shards_go_on(
     assert {shard: int(tensors["row"]) for shard, tensors in taken.items()} == {
         shard: 100 * shard + 3 for shard in range(8)
     }
+
+
+@pytest.mark.parametrize(
+    ("what", "ranks", "line"),
+    [
+        ("mean", 1, "MeanError.forward: the loss of a shard is"),
+        pytest.param("mean", 2, "MeanError.forward: the loss of a shard is", marks=slow),
+        pytest.param("dropout", 3, "draws from the global generator of PyTorch", marks=slow),
+        ("dropout", 2, "draws from the global generator of PyTorch"),
+        pytest.param("misnamed", 4, "Misnamed.headline=eval/acuracy: not known", marks=slow),
+    ],
+)
+def test_an_objective_that_would_break_the_promise_is_refused(
+    what: str, ranks: int, line: str, tmp_path: Path
+) -> None:
+    done = run(what, tmp_path / "run", "check=true", ranks=ranks)
+    assert_one_line(done, line)
+    assert not (tmp_path / "run").exists()
+    if ranks == 2:
+        check_ended_well(run(what, tmp_path / "run", "check=false", ranks=ranks))
+
+
+def test_what_sums_over_the_whole_batch_keeps_the_laws(tmp_path: Path) -> None:
+    check_ended_well(run("totals", tmp_path / "run", "check=true", ranks=2))

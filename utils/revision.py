@@ -52,7 +52,7 @@ def uncommitted() -> str:
         if kept:  # in an index of our own, so that the user's stays as it is
             index = Path(folder) / "index"
             with suppress(OSError):
-                shutil.copyfile(ROOT / _git("rev-parse", "--git-path", "index").strip(), index)
+                shutil.copy2(ROOT / _git("rev-parse", "--git-path", "index").strip(), index)
             env = {"GIT_INDEX_FILE": str(index)}
             _git("add", "--intent-to-add", "--", *kept, **env)
         diff = _git("diff", "HEAD", "--no-color", "--no-ext-diff", "--", ".", **env)

@@ -1,16 +1,32 @@
-"""The facts about the data that a model needs: shapes, sizes and names."""
+"""The facts about the data that a net needs: shapes, sizes and names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-IGNORE = -100  # label of cells and rows that count in no loss and no metric
+from utils.errors import ConfigError
+
+IGNORE = -100  # label of all that counts in no loss and no metric: cells, tokens, padding rows
+
+
+class MissingFact(ConfigError, AttributeError):
+    """A net asks for a fact that the data at hand does not have."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """Shapes and sizes that a source tells a net."""
+    """Shapes and sizes that a source tells a net.
+
+    A line of research whose data has other facts subclasses it beside its source:
+
+        @dataclass(frozen=True)
+        class SignalSpec(Spec):
+            channels: int = 0
+
+    Its nets then read `spec.channels`; with other data that is an error of one line.
+    """
 
     vocab_size: int = 0
     seq_len: int = 0
@@ -22,18 +38,18 @@ class Spec:
     begin_token: int | None = None  # the token before a text
     # the most documents in a row, if attention should stay within them
     most_documents: int = field(default=0, compare=False)
-    prompt_len: int = 0  # tokens of the longest question with its begin token and an answer
-    # of the frozen language models that answer questions about the data, each with its own tokens
-    language_models: tuple[Spec, ...] = ()
     fingerprint: str = ""
     # turns tokens into text
     decode: Callable[[Sequence[int]], str] | None = field(default=None, compare=False, repr=False)
-    # truncates texts for a baseline, by the kind of cut: called with a text and the tokens or bytes
-    # to keep, returns the model's tokens, and how many bytes of text they hold
-    cuts: Mapping[str, Callable[[bytes, int], tuple[Sequence[int], int]]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
     # returns the tokenizer.json to publish with the net
     tokenizer: Callable[[], str] | None = field(default=None, compare=False, repr=False)
     name: str = field(default="the data", compare=False)  # shown to the user
     epoch: str = field(default="", compare=False)  # what an epoch visits, shown to the user
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for facts that this data does not have."""
+        if name.startswith("__"):  # copying and pickling ask for these
+            raise AttributeError(name)
+        raise MissingFact(
+            f"the net needs `{name}`, which {self.name} does not have; use other data"
+        )

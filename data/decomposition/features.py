@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from data.order import generator, shard_rows
-from data.source import Arrays, RunLength, RunSettings, Source, Spec
+from data.source import IGNORE, Arrays, RunLength, RunSettings, Source, Spec
 from utils.errors import ConfigError
 
 
@@ -87,11 +87,11 @@ class FeatureSet:
         return len(self._inputs)
 
     def read(self, indices: np.ndarray) -> Arrays:
-        return self._batch(self._inputs[indices], 1.0)
+        return self._batch(self._inputs[indices], 0)
 
     def padding(self, rows: int) -> Arrays:
-        return self._batch(np.zeros((rows, self._inputs.shape[1]), np.float32), 0.0)
+        return self._batch(np.zeros((rows, self._inputs.shape[1]), np.float32), IGNORE)
 
-    def _batch(self, inputs: np.ndarray, counts: float) -> Arrays:
-        batch = {"inputs": inputs, "counts": np.full(len(inputs), counts, np.float32)}
+    def _batch(self, inputs: np.ndarray, label: int) -> Arrays:
+        batch = {"inputs": inputs, "labels": np.full(len(inputs), label, np.int32)}
         return batch | ({"single": np.ones(len(inputs), np.float32)} if self._single else {})

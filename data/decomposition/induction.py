@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from data.order import generator, shard_rows
-from data.source import Arrays, RunLength, RunSettings, Source, Spec
+from data.source import IGNORE, Arrays, RunLength, RunSettings, Source, Spec
 from utils.errors import ConfigError
 
 BEGIN = 0  # the first token of each text
@@ -84,9 +84,9 @@ class Texts:
 
     def read(self, indices: np.ndarray) -> Arrays:
         rows = {name: array[indices] for name, array in self._texts.items()}
-        return {**rows, "counts": np.ones(rows["inputs"].shape, np.float32)}
+        return {**rows, "labels": np.zeros(rows["inputs"].shape, np.int32)}
 
     def padding(self, rows: int) -> Arrays:
         shape = (rows, self._texts["inputs"].shape[1])
         empty = {"inputs": np.zeros(shape, np.int32), "answer": np.zeros(rows, np.int32)}
-        return {**empty, "counts": np.zeros(shape, np.float32)}
+        return {**empty, "labels": np.full(shape, IGNORE, np.int32)}

@@ -7,7 +7,8 @@ tokens of its own.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +24,25 @@ from data.source import Arrays, EvalSet, RunLength, RunSettings, Source, Spec
 from data.tokenizer import check_encodes
 from utils.errors import ConfigError
 from utils.measure.evaluator import Evaluator
+
+
+@dataclass(frozen=True)
+class ReaderSpec(Spec):
+    """A frozen language model that answers, with tokens of its own."""
+
+    prompt_len: int = 0  # tokens of the longest question with its begin token and an answer
+    # truncates texts for a baseline, by the kind of cut: called with a text and the tokens or bytes
+    # to keep, returns the model's tokens, and how many bytes of text they hold
+    cuts: Mapping[str, Callable[[bytes, int], tuple[Sequence[int], int]]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+
+
+@dataclass(frozen=True)
+class QuestionsSpec(Spec):
+    """Texts with questions."""
+
+    language_models: tuple[ReaderSpec, ...] = ()
 
 
 def open_sets(
@@ -131,7 +151,7 @@ class QASource(Source):
         ]
         cuts = [Cuts(self._form, each.tokenizer) for each in self._models]
         specs = [
-            Spec(
+            ReaderSpec(
                 vocab_size=each.vocab_size,
                 seq_len=each.seq_len,
                 begin_token=each.begin,
@@ -143,7 +163,7 @@ class QASource(Source):
             )
             for number, each in enumerate(self._models)
         ]
-        self.spec = Spec(
+        self.spec = QuestionsSpec(
             seq_len=context_bytes,
             language_models=tuple(specs),
             name=(run.data_path or hub or "made-up stories")

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-EMPTY = -1  # beyond a row's end
+from utils.spec import IGNORE
+
+EMPTY = IGNORE  # beyond a row's end
 
 
 class Ragged:

@@ -45,7 +45,6 @@ ONE_AT_A_TIME = ("layerwise", "masked_layerwise")  # these mask one matrix and l
 EPS = 1e-12
 # keys that say which rows of a batch count; batches with neither, such as prompts, have nothing to
 # measure
-MEASURED = frozenset({"labels", "counts"})
 SIGNAL_STEPS = 20  # the warm-up looks for signals after this many steps
 
 
@@ -256,7 +255,7 @@ class Decompose(Objective):
         """Measures the error of the outputs with all components, with masks equal to the gates, and
         with the needed components alone.
         """
-        if not MEASURED & batch.keys():
+        if "labels" not in batch:
             return Prediction({})
         x, documents = self._inputs(batch)
         target_out, inputs = self.model.probe(x, documents)
@@ -265,7 +264,7 @@ class Decompose(Objective):
         live = gates > self.live_above
         if "single" in batch:
             return Prediction({}, {"gates": gates, "live": live})
-        counted = batch["labels"] != IGNORE if "labels" in batch else batch["counts"] > 0
+        counted = batch["labels"] != IGNORE
         masks_by_name = {
             "unmasked": torch.ones_like(gates),
             "masked": gates,
@@ -326,7 +325,7 @@ class Decompose(Objective):
     def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
         if "single" in row:
             return [KnownAnswer(self.model, self.known)]
-        if not MEASURED & row.keys():
+        if "labels" not in row:
             return []
         self._anatomy = Anatomy(self.model)
         return [self._anatomy]

@@ -10,6 +10,7 @@ from models.decomposition.induction import InductionHeads
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.measure.evaluator import Prediction
 from utils.measure.metrics import Metric
+from utils.spec import IGNORE
 
 
 class Recall(Objective):
@@ -27,7 +28,7 @@ class Recall(Objective):
     def predict(self, batch: Batch) -> Prediction:
         """Reports the share of tokens that are the likeliest, and the cross entropy."""
         logits_BV, answer_B = self._logits(batch), batch["answer"].long()
-        counted_B = batch["counts"][:, -1] > 0
+        counted_B = batch["labels"][:, -1] != IGNORE
         nats_B = F.cross_entropy(logits_BV, answer_B, reduction="none")
         right_B = logits_BV.argmax(-1) == answer_B
         sums = {"accuracy": right_B, "loss": nats_B}

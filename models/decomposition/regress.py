@@ -11,6 +11,7 @@ from models.layers import cast_weights, widen
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.measure.evaluator import Prediction
 from utils.measure.metrics import Metric
+from utils.spec import IGNORE
 
 
 class Regress(Objective):
@@ -26,14 +27,14 @@ class Regress(Objective):
     def predict(self, batch: Batch) -> Prediction:
         """Reports a mean loss, except for examples with a single feature."""
         errors_B, answer_BN = self._errors(batch["inputs"])
-        counts_B = batch["counts"]
+        counts_B = batch["labels"] != IGNORE
         metrics = (
             {} if "single" in batch else {"loss": ((errors_B * counts_B).sum(), counts_B.sum())}
         )
         return Prediction(metrics, {"answer": answer_BN})
 
     def _errors(self, inputs_BN: Tensor) -> tuple[Tensor, Tensor]:
-        x_BN = inputs_BN.to(self.model.dtype)
+        x_BN = inputs_BN.to(self.dtype)
         answer_BN = widen(
             functional_call(self.model, cast_weights(self.model, x_BN.dtype), (x_BN,))
         )

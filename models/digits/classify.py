@@ -21,35 +21,28 @@ from utils.spec import IGNORE
 
 
 class ClassifyObjective(Objective):
-    """Sums the cross entropy over examples; dropout masks are drawn by step and shard."""
+    """Sums the cross entropy over examples."""
 
     costs = frozenset({"loss"})
     model: CNN
 
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
-        slots = batch["labels"].shape[0]
-        layers = zip(self.model.dropout_widths, self.model.dropout, strict=True)
-        masks = tuple(
-            (ctx.noise.uniform(f"dropout{number}", (slots, width)) >= rate) / (1 - rate)
-            for number, (width, rate) in enumerate(layers)
-        )
-        loss, weight, metrics = self.score(self._logits(batch, masks), batch["labels"])
+        loss, weight, metrics = self.score(self._logits(batch), batch["labels"])
         return StepOut(loss, weight, {"accuracy": metrics["accuracy"]})
 
     def predict(self, batch: Batch) -> Prediction:
-        logits_BC = self._logits(batch, None)
+        logits_BC = self._logits(batch)
         _, _, metrics = self.score(logits_BC, batch["labels"])
         return Prediction(metrics, {"logits": logits_BC, "answer": logits_BC.argmax(-1)})
 
     def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
         return [Interval(self.headline.name)]
 
-    def _logits(self, batch: Batch, masks: tuple[Tensor, ...] | None) -> Tensor:
-        dtype = self.model.dtype
+    def _logits(self, batch: Batch) -> Tensor:
+        dtype = self.dtype
         # the mean and the standard deviation of MNIST's pixels
         images = ((batch["inputs"].unsqueeze(1).float() - 33.3) / 78.6).to(dtype)
-        masks = None if masks is None else tuple(mask.to(dtype) for mask in masks)
-        return widen(functional_call(self.model, cast_weights(self.model, dtype), (images, masks)))
+        return widen(functional_call(self.model, cast_weights(self.model, dtype), (images,)))
 
     def score(self, logits_BC: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor, MetricSums]:
         loss = F.cross_entropy(logits_BC, labels_B.long(), ignore_index=IGNORE, reduction="sum")

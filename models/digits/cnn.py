@@ -7,17 +7,13 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.layers import parse_dtype
+from models.layers import Dropout, parse_dtype
 from utils.errors import ConfigError
 from utils.spec import Spec
 
 
 class CNN(nn.Module):
-    """conv32 – conv64 – pool – fc128 – fc. The objective passes in scaled dropout masks, so that
-    they depend on step and shard alone.
-    """
-
-    dropout_widths = (9216, 128)
+    """conv32 – conv64 – pool – fc128 – fc, with dropout before both linear layers."""
 
     def __init__(
         self, spec: Spec, dropout: tuple[float, float] = (0.25, 0.5), forward_dtype: str = "float32"
@@ -35,15 +31,14 @@ class CNN(nn.Module):
                 f"arch.dropout={dropout}: must be two rates, each at least 0 and less than 1; for"
                 " example [0.25,0.5]"
             )
-        self.dropout, self.dtype = tuple(dropout), parse_dtype(forward_dtype)
+        self.dtype = parse_dtype(forward_dtype)
+        self.dropout0, self.dropout1 = map(Dropout, dropout)
         self.conv1 = nn.Conv2d(1, 32, 3)
         self.conv2 = nn.Conv2d(32, 64, 3)
         self.fc1 = nn.Linear(9216, 128)
         self.fc2 = nn.Linear(128, spec.num_classes)
 
-    def forward(self, images_B1HW: Tensor, masks: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, images_B1HW: Tensor) -> Tensor:
         x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(images_B1HW)))), 2).flatten(1)
-        x = x if masks is None else x * masks[0]
-        x = F.relu(self.fc1(x))
-        x = x if masks is None else x * masks[1]
-        return self.fc2(x)
+        x = F.relu(self.fc1(self.dropout0(x)))
+        return self.fc2(self.dropout1(x))

@@ -25,6 +25,7 @@ from utils.measure.evaluator import Prediction
 from utils.measure.metrics import Metric
 from utils.noise import Noise
 from utils.ranks.distributed import Dist
+from utils.spec import IGNORE
 
 USUAL = 64  # texts whose latents are averaged
 
@@ -83,7 +84,9 @@ class Compress(Objective):
                 " arch.loss.gist=0; use hidden=0"
             )
         self.k, self.temperature, self.alone, self.hidden = k, temperature, alone, hidden
-        self.register_buffer("usual", torch.full((USUAL, model.positions), -1, dtype=torch.int32))
+        self.register_buffer(
+            "usual", torch.full((USUAL, model.positions), IGNORE, dtype=torch.int32)
+        )
 
     def move_to_devices(self, dist: Dist) -> None:
         """Moves the parts that train to the rank's first device, and spreads the frozen models over
@@ -243,7 +246,7 @@ class Compress(Objective):
             z = self.model.transmit(
                 self.model.encode(context.masked_fill(hidden & (context >= 0), BEGIN))
             )
-            targets = context.masked_fill(hidden, -1)
+            targets = context.masked_fill(hidden, IGNORE)
         return _mean(_cross_entropy(widen(self.model.gist(z)), targets), targets >= 0)
 
     def _prompts(self, batch: Batch, number: int) -> Tensor:
@@ -256,13 +259,13 @@ class Compress(Objective):
         return torch.cat((begin_tokens(begin, question), question), 1)
 
     def _truncated(self, batch: Batch, number: int, way: str) -> tuple[Tensor, Tensor]:
-        """Returns truncated texts in a model's tokens, padded with -1, and their sizes in bytes."""
+        """Returns truncated texts in a model's tokens, padded with IGNORE, and their bytes."""
         model, device = self.model, batch["context"].device
         most = {"first": model.places, "cut": model.sent_bytes}[way]
         cut = model.model_specs[number].cuts[way]
         truncated = [cut(text, most) for text in texts_of(batch["context"])]
         width = max(len(tokens) for tokens, _ in truncated)
-        rows = [[*tokens, *[-1] * (width - len(tokens))] for tokens, _ in truncated]
+        rows = [[*tokens, *[IGNORE] * (width - len(tokens))] for tokens, _ in truncated]
         return (
             torch.tensor(rows, dtype=torch.int32).to(device),
             torch.tensor([size for _, size in truncated]).to(device),

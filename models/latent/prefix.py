@@ -222,8 +222,6 @@ class Prefix(nn.Module):
         forward_dtype: str = "float32",
     ) -> None:
         super().__init__()
-        if not spec.language_models:
-            raise ConfigError("arch=prefix needs questions about texts; use data=qa")
         asked = {f"encoder.{key}": value for key, value in encoder.items()}
         asked |= {"latents": latents, "wire": wire, "adapter_width": adapter_width}
         check_sizes(MOST, asked | {"spread": spread, "gist_width": gist_width})

@@ -28,6 +28,7 @@ from models.recursive.thinking import ThinkingSteps
 from utils.measure.evaluator import Evaluator, Prediction
 from utils.measure.metrics import Metric, MetricSums
 from utils.noise import Noise
+from utils.ranks import signals
 from utils.spec import IGNORE
 
 
@@ -112,6 +113,8 @@ class GuessObjective(Objective):
         for logits_BTV, margin_B in answers_by_search(self.model, batch, self.rules):
             value_B = margin_B + self.rules.threshold
             seen.add(logits_BTV, value_B, margin_B)
+            if signals.pending():  # the evaluation is cut short, and repeated after a resume
+                break
         counted_BT = labels_BT != IGNORE
         cells_B, answer_BT = counted_BT.sum(-1), logits_BTV.argmax(-1)
         right_B = (counted_BT & (answer_BT == labels_BT)).sum(-1)

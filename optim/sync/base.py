@@ -165,6 +165,13 @@ class Sync(Protocol):
         """
         ...
 
+    def norm(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Returns the norm of tensors that are laid out as `parameters`, over all ranks' shares.
+
+        All ranks call it together. The result stays on the device.
+        """
+        ...
+
     def row_range(self, name: str, ndim: int) -> RowRange | None:
         """Returns which rows of a tensor this rank holds, or None if every rank holds all of it.
 

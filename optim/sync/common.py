@@ -17,6 +17,8 @@ from utils.ranks.distributed import Dist
 from utils.ranks.notices import NONE, NOTICES, Notices
 from utils.transfer import to_device, to_host
 
+SPANS = 500  # measured on CUDA before the older half is added up
+
 
 class Common:
     """Assumes that every rank holds whole tensors, and that gradients are summed over ranks by the
@@ -99,18 +101,22 @@ class Common:
         still on the device.
         """
         grads = self.gradients() if names is None else self._grads_of(names)
-        # at least float32, because sums of squares overflow in half precision
-        wide = [
-            torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32))
-            for g in grads
-        ]
-        norm = self._norm_over_ranks(torch.linalg.vector_norm(torch.stack(wide)))
+        norm = self.norm(grads)
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         if factor.device.type == "cpu" and factor == 1:  # saves a pass; a GPU would be waited for
             return norm
         for grad in grads:
             grad.mul_(factor)
         return norm
+
+    def norm(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Returns the norm of all these parameters, gradients or updates together."""
+        # at least float32, because sums of squares overflow in half precision
+        wide = [
+            torch.linalg.vector_norm(t, dtype=torch.promote_types(t.dtype, torch.float32))
+            for t in tensors
+        ]
+        return self._norm_over_ranks(torch.linalg.vector_norm(torch.stack(wide)))
 
     def row_range(self, name: str, ndim: int) -> RowRange | None:
         """Returns None: every rank holds all rows."""
@@ -212,11 +218,17 @@ class Stopwatch:
         yield
         end.record()
         self._spans.append((begin, end))
+        if len(self._spans) == 2 * SPANS:  # events must not pile up until somebody reads
+            self._add(self._spans[:SPANS])
+            del self._spans[:SPANS]
 
     def read(self) -> float:
         """Returns the seconds counted since the last call."""
-        for begin, end in self._spans:
-            end.synchronize()
-            self._seconds += begin.elapsed_time(end) / 1000
+        self._add(self._spans)
         seconds, self._seconds, self._spans = self._seconds, 0.0, []
         return seconds
+
+    def _add(self, spans: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> None:
+        for begin, end in spans:
+            end.synchronize()
+            self._seconds += begin.elapsed_time(end) / 1000

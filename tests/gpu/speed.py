@@ -87,7 +87,7 @@ class Measured:
             ]
         ms, batch = statistics.median(spans), trainer.source.length.examples_per_update
         flops = trainer.flops_per_example * batch
-        peak = hardware.peak_flops(device, trainer.objective.model.dtype)
+        peak = hardware.peak_flops(device, trainer.objective.dtype)
         self._found |= {
             "parameters": sum(p.numel() for p in trainer.objective.parameters()),
             "batch": batch,
@@ -98,7 +98,7 @@ class Measured:
             "flops": flops,
             "mfu": flops / ms * 1e3 / peak if peak else None,
             "peak_bytes": hardware.peak_memory(device),
-            "dtype": str(trainer.objective.model.dtype).removeprefix("torch."),
+            "dtype": str(trainer.objective.dtype).removeprefix("torch."),
         }
         self._found["waits"] = (
             waits(lambda: self._step(trainer, parts)) if device.type == "cuda" else None

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+from data.latent.qa import QuestionsSpec, ReaderSpec
 from models.decomposition.toy import TMS, ResidMLP
 from models.language.gpt import GPT
 from models.latent.prefix import Prefix
@@ -14,6 +15,7 @@ from utils.errors import ConfigError
 from utils.spec import Spec
 
 TEXT, FEATURES = Spec(vocab_size=256, seq_len=64), Spec(num_features=5)
+READER = ReaderSpec(vocab_size=256, seq_len=64)
 GPT_KEYS = {"num_layers": 2, "hidden_size": 16, "num_heads": 2}
 PREFIX_KEYS = {
     "models": [],
@@ -28,7 +30,7 @@ PREFIX_KEYS = {
 
 
 def prefix(**changed: object) -> Prefix:
-    spec = Spec(seq_len=32, language_models=(TEXT,))
+    spec = QuestionsSpec(seq_len=32, language_models=(READER,))
     return Prefix(spec, **PREFIX_KEYS | changed)
 
 

@@ -13,13 +13,13 @@ from utils.ranks.distributed import Dist
 RATE = 0.9
 
 
-def make(rate=RATE):
+def make(rate=RATE, warms_up=False):
     torch.manual_seed(0)
     net = nn.Linear(3, 2)
     table = SparseEmbedding(40, 3)
     table.weights.normal_()
     optimizer = SparseSignSGD({"table": table}, 16, Dist(), lr=0.1, weight_decay=0.1)
-    ema = EMA(dict(net.named_parameters()), {"table": table}, rate)
+    ema = EMA(dict(net.named_parameters()), {"table": table}, rate, warms_up)
     optimizer.before_update.append(ema.before_rows_change)
     return net, table, optimizer, ema
 
@@ -42,13 +42,16 @@ def everything(net, table):
     return [p.detach().clone() for p in net.parameters()] + [table.weights.clone()]
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.9, 0.999])
-def test_equals_an_average_of_everything_after_every_step(rate):
-    net, table, optimizer, ema = make(rate)
+@pytest.mark.parametrize("warms_up", [False, True])
+@pytest.mark.parametrize("rate", [0.0, 0.5, 0.9, 0.999])
+def test_equals_an_average_of_everything_after_every_step(rate, warms_up):
+    net, table, optimizer, ema = make(rate, warms_up)
     eager = [value.double() for value in everything(net, table)]
     for step, _ in enumerate(train(net, table, optimizer, ema, 30)):
+        t = step + 1
+        kept = min(rate, (1 + t) / (10 + t)) if warms_up else rate
         eager = [
-            rate * old + (1 - rate) * new.double()
+            kept * old + (1 - kept) * new.double()
             for old, new in zip(eager, everything(net, table), strict=True)
         ]
         if step in (3, 17, 18, 29):

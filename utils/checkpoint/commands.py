@@ -21,6 +21,8 @@ from utils.rundir.report import same
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from utils.averages import Decay
+
 SAME = "the same"
 AVERAGE, ROWS = "dense/", "rows/"  # of weights, and of tables, which are brought up to date
 
@@ -102,9 +104,10 @@ def export(path: str, folder: Path) -> str:
             weights[name.removeprefix(AVERAGE)] = tensor
         elif name.startswith(ROWS):
             table = name.removeprefix(ROWS)
-            missed = int(average["steps"]) - average[f"seen/{table}"]
             weights[f"{table}.weights"] = _catch_up_rows(
-                tensor, weights[f"{table}.weights"], missed, _rate(meta)
+                tensor,
+                weights[f"{table}.weights"],
+                _decay(meta).between(average[f"seen/{table}"], average["steps"]),
             )
     try:
         folder.mkdir(parents=True)
@@ -125,14 +128,16 @@ def export(path: str, folder: Path) -> str:
     )
 
 
-def _catch_up_rows(rows: Tensor, weights: Tensor, missed: Tensor, rate: float) -> Tensor:
-    """Averages of rows up to now: weights have stood still for `missed` steps."""
-    towards = 1 - rate ** missed.double()
-    return rows + (weights.float() - rows) * towards.float()[:, None]
+def _catch_up_rows(rows: Tensor, weights: Tensor, kept: Tensor) -> Tensor:
+    """Averages of rows up to now: weights have stood still since they changed."""
+    return rows + (weights.float() - rows) * (1 - kept).float()[:, None]
 
 
-def _rate(meta: dict[str, Any]) -> float:
-    return float(config_of(meta["config"])["ema_rate"])
+def _decay(meta: dict[str, Any]) -> Decay:
+    from utils.averages import Decay
+
+    config = config_of(meta["config"])
+    return Decay(float(config["ema_rate"]), bool(config.get("ema_warmup")))
 
 
 def _row(stored: Stored) -> tuple[str, ...]:

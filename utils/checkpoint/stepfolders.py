@@ -88,7 +88,9 @@ class Retention:
         self._said: set[str] = set()
 
     def tidy(self) -> None:
-        """Makes the directory, and removes what crashed writers left."""
+        """Makes the directory, points to a checkpoint that a crashed writer had moved in, and
+        removes what else crashed writers left.
+        """
         directory = self._directory
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -98,6 +100,11 @@ class Retention:
                 f"checkpoint_path: {directory} cannot be used ({brief(error)}); give a folder you"
                 " may write to"
             ) from None
+        for pointer in POINTERS:
+            aside = directory / f".{pointer}.writing"
+            if (name := read_pointer(aside)) and (directory / name).is_dir():
+                with contextlib.suppress(OSError):
+                    aside.replace(directory / pointer)
         for entry in entries:
             inner, _, state = entry.name.removeprefix(".").partition(".")
             if not entry.name.startswith(".") or not (

@@ -89,10 +89,11 @@ class Evaluation:
         of_objective, kept, empty = Means(), [], True
         measuring = [of_objective, *evaluators]
         for indices, batch in batches:
-            # all ranks decide together: the others would wait for one that left by itself
+            prediction, empty = predict(batch), False
+            # All ranks decide together: the others would wait for one that left by itself. Only
+            # now, because a prediction may have been cut short.
             if signum := signals.agreed_signal(self.dist.sums(signals.flags())):
                 return signum
-            prediction, empty = predict(batch), False
             if not len(indices):
                 continue
             for evaluator in measuring:
@@ -250,12 +251,21 @@ class Evaluation:
             self._folder.say(failure)
 
 
-def check_names(config: Any, source: Any, objective: Any, to_batch: Callable[[Any], Batch]) -> None:
-    """Raises ConfigError if the configuration names metrics or outputs that do not exist.
+def check_names(
+    config: Any,
+    source: Any,
+    objective: Any,
+    to_batch: Callable[[Any], Batch],
+    check: Callable[[Prediction], None] | None = None,
+) -> None:
+    """Raises ConfigError if the configuration names metrics or outputs that do not exist; with a
+    `check` of predictions, also if the objective's headline is not among its metrics.
 
     Called before training: evaluates one padding row of each set.
     """
     metric, outputs = Metric.parse(config.objective_metric or "").name, config.eval_save_outputs
+    if check and not metric:
+        metric = objective.judging_metric(None).name
     sets = {name: examples for name, examples in source.eval_sets().items() if len(examples)}
     if not sets or not (metric or outputs):
         return
@@ -266,6 +276,8 @@ def check_names(config: Any, source: Any, objective: Any, to_batch: Callable[[An
         for key, examples in sets.items():
             row = to_batch(examples.padding(1))
             prediction = objective.predict(row)
+            if check:
+                check(prediction)
             scalars = [
                 name
                 for evaluator in (*source.evaluators(key), *objective.evaluators(row))
@@ -277,9 +289,14 @@ def check_names(config: Any, source: Any, objective: Any, to_batch: Callable[[An
                 measured[key] = names
     objective.train()
     metrics |= {_key(key, measured, name) for key, names in measured.items() for name in names}
-    known = {"objective_metric": metrics, "eval_save_outputs": tensors}
+    if not metrics and not config.objective_metric:  # sets that are only shown
+        metric = ""
+    where = (
+        "objective_metric" if config.objective_metric else f"{type(objective).__name__}.headline"
+    )
+    known = {where: metrics, "eval_save_outputs": tensors}
     for key, wanted in (
-        ("objective_metric", [metric] if metric else []),
+        (where, [metric] if metric else []),
         ("eval_save_outputs", outputs),
     ):
         if unknown := [name for name in wanted if name not in known[key]]:

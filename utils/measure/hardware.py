@@ -143,12 +143,14 @@ def describe(dist: Dist, dtype: torch.dtype) -> str:
 def tune(exact: bool = False) -> None:
     """Allows TF32 for float32 products on GPUs that have it, and keeps freed memory."""
     torch.set_float32_matmul_precision("high")
-    if exact and torch.cuda.is_available():
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
-        # an operation that has no such kernel says so, and ends the run
-        torch.use_deterministic_algorithms(True)
+    if torch.cuda.is_available():
+        if exact:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+            torch.backends.cudnn.benchmark = False
+        # An operation that has no such kernel says so, and ends the run. Off again for a later run
+        # of this process.
+        torch.use_deterministic_algorithms(exact)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        torch.backends.cudnn.benchmark = False
     if hasattr(ctypes.CDLL(None), "mallopt"):  # glibc
         # by default every large tensor is mapped, page-faulted in and unmapped again at each use
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 32 * 2**20)

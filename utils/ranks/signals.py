@@ -95,6 +95,11 @@ def flags() -> list[float]:
     return [float(_state.asked == signum) for signum in ORDER]
 
 
+def pending() -> bool:
+    """Returns whether this process has received a signal: what takes long may then end early."""
+    return any(flags())
+
+
 def agreed_signal(sums: Sequence[float]) -> int:
     """Returns the signal that all ranks follow, given the sums of their flags, or 0."""
     return next((int(signum) for signum, total in zip(ORDER, sums, strict=True) if total > 0.5), 0)

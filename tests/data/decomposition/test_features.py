@@ -10,6 +10,7 @@ import pytest
 from data.decomposition.features import FeatureSource
 from tests.sources import opened
 from utils.errors import ConfigError
+from utils.spec import IGNORE
 
 KEYS = {"seed": 3, "shards": 8, "global_batch_size": 4096, "max_steps": 10, "num_features": 7}
 
@@ -53,12 +54,12 @@ def test_evaluations_see_fresh_examples_and_each_feature_alone() -> None:
     source = opened(FeatureSource, **KEYS, held_out=100, single=0.5)
     sets = source.eval_sets()
     held_out = sets["features"].read(np.arange(100))
-    assert held_out["counts"].tolist() == [1.0] * 100
+    assert held_out["labels"].tolist() == [0] * 100
     assert not np.array_equal(held_out["inputs"], source.train_batch(0, 0)["inputs"][:100])
     assert np.array_equal(
         sets["single"].read(np.arange(7))["inputs"], 0.5 * np.eye(7, dtype=np.float32)
     )
-    assert sets["single"].padding(2)["counts"].tolist() == [0.0, 0.0]
+    assert sets["single"].padding(2)["labels"].tolist() == [IGNORE, IGNORE]
     assert [done for done in range(12) if source.length.evaluates_after(done)] == [10]
 
 

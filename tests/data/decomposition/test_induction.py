@@ -8,6 +8,7 @@ import pytest
 from data.decomposition.induction import InductionSource
 from tests.sources import opened
 from utils.errors import ConfigError
+from utils.spec import IGNORE
 
 KEYS = {"seed": 3, "shards": 8, "global_batch_size": 64, "max_steps": 10}
 KEYS |= {"vocab_size": 6, "seq_len": 9}
@@ -34,8 +35,8 @@ def test_the_answer_stood_behind_the_marker() -> None:
 def test_evaluations_count_all_positions_of_fresh_texts() -> None:
     source = opened(InductionSource, **KEYS, held_out=10)
     (texts,) = source.eval_sets().values()
-    assert texts.read(np.array([3, 1]))["counts"].tolist() == [[1.0] * 9] * 2
-    assert not texts.padding(2)["counts"].any()
+    assert texts.read(np.array([3, 1]))["labels"].tolist() == [[0] * 9] * 2
+    assert (texts.padding(2)["labels"] == IGNORE).all()
     fresh, trained = texts.read(np.arange(8))["inputs"], source.train_batch(0, 0)["inputs"]
     assert not np.array_equal(fresh, trained)
     assert source.spec.vocab_size == 8

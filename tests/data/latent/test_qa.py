@@ -30,6 +30,7 @@ from tests.sources import opened
 from utils.errors import ConfigError
 from utils.latent import ANSWER_INPUTS, WIRES
 from utils.measure.evaluator import Prediction, Report
+from utils.spec import IGNORE
 
 FORM = {"context": "{context}\\n", "question": "{question}", "answer": "{answer}\\n"}
 STORIES = {"train": 20, "test": 10, "facts": 3}
@@ -243,7 +244,11 @@ def test_values_occur_twice_in_a_text_only_if_there_are_fewer_than_facts() -> No
 
 def test_ragged_rows_end_where_they_end() -> None:
     rows = Ragged([np.array([1, 2, 3]), np.array([], np.int32), np.array([4])])
-    assert rows.read(np.array([2, 0, 1]), 4).tolist() == [[4, -1, -1, -1], [1, 2, 3, -1], [-1] * 4]
+    assert rows.read(np.array([2, 0, 1]), 4).tolist() == [
+        [4, *[IGNORE] * 3],
+        [1, 2, 3, IGNORE],
+        [IGNORE] * 4,
+    ]
     assert rows.read(np.array([0]), 2).tolist() == [[1, 2]]
     assert rows.row(0).tolist() == [1, 2, 3]
     assert (rows.longest, len(rows)) == (3, 3)

@@ -15,7 +15,7 @@ from models.objective import Context
 from tests.runs import train
 from utils.errors import ConfigError
 from utils.noise import Noise
-from utils.spec import Spec
+from utils.spec import IGNORE, Spec
 
 SPEC = Spec(vocab_size=7, seq_len=5)
 
@@ -53,11 +53,11 @@ def test_the_last_tokens_answer_is_what_counts() -> None:
     nats = -logs[[0, 1, 2], answer]
     out = objective({"inputs": tokens, "answer": answer}, None, Context(0.0, Noise(0, 0, [0])))
     assert_close(out.loss, nats.sum())
-    counts = torch.ones(3, 5)
-    counts[2] = 0  # padding
-    likeliest = {"inputs": tokens, "answer": logs.argmax(-1), "counts": counts}
+    labels = torch.zeros(3, 5)
+    labels[2] = IGNORE  # padding
+    likeliest = {"inputs": tokens, "answer": logs.argmax(-1), "labels": labels}
     assert objective.predict(likeliest).metrics["accuracy"] == (2, 2)
-    found = objective.predict({"inputs": tokens, "answer": answer, "counts": counts}).metrics
+    found = objective.predict({"inputs": tokens, "answer": answer, "labels": labels}).metrics
     assert_close(found["loss"][0], nats[:2].sum())
 
 

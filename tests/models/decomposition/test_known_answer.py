@@ -137,7 +137,7 @@ def test_a_toy_models_page_and_table(tms_target: Path, tmp_path: Path) -> None:
         objective.model.gates.outward_KH[:] = 0
         objective.model.gates.outward_bias_K[[4, 10]] = -1e9
     rows = torch.eye(5, dtype=torch.float64) * 0.75
-    report = anatomy_on(objective, {"inputs": rows, "counts": torch.ones(5)})
+    report = anatomy_on(objective, {"inputs": rows, "labels": torch.zeros(5)})
     table = str(report.files["components.tsv"]).splitlines()
     *head, features = table[1].split("\t")
     assert head == ["linear1", "0", "1.000000", "0.500000"]
@@ -300,10 +300,10 @@ def test_the_last_line_says_whether_the_answer_is_the_known_one() -> None:
 def test_a_set_of_single_features_has_other_metrics(tms_target: Path, tmp_path: Path) -> None:
     objective, batch, _ = objective_on(tms_target, tmp_path)
     made = changed(objective, known={"identity": ["linear1"], "dense": [], "components": None})
-    assert [type(one).__name__ for one in made.evaluators({"single": 1, "counts": 1})] == [
+    assert [type(one).__name__ for one in made.evaluators({"single": 1, "labels": 1})] == [
         "KnownAnswer"
     ]
-    assert [type(one).__name__ for one in made.evaluators({"counts": 1})] == ["Anatomy"]
+    assert [type(one).__name__ for one in made.evaluators({"labels": 1})] == ["Anatomy"]
     assert objective.evaluators({"inputs": 1}) == []
     assert not objective.predict({"inputs": batch["inputs"]}).outputs, (
         "of examples that nobody counts there is nothing to say"
@@ -317,7 +317,7 @@ def test_nothing_alive_is_no_likeness(tms_target: Path, tmp_path: Path) -> None:
     torch.nn.init.constant_(objective.model.gates.outward_bias_K, -1e9)
     (known,) = objective.evaluators({"single": 1})
     rows = torch.eye(5, dtype=torch.float64) * 0.75
-    batch = {"inputs": rows, "counts": torch.ones(5), "single": torch.ones(5)}
+    batch = {"inputs": rows, "labels": torch.zeros(5), "single": torch.ones(5)}
     with torch.no_grad():
         known.add(np.arange(5), batch, objective.predict(batch))
     assert known.report(known.rows()).metrics == {

@@ -19,6 +19,7 @@ from models.objective import Context
 from tests.models.decomposition.test_components import changed, objective_on
 from utils.errors import ConfigError
 from utils.noise import Noise
+from utils.spec import IGNORE
 
 NOTHING = {"stochastic": 0.0, "layerwise": 0.0, "faithfulness": 0.0, "minimality": 0.0}
 C = 6
@@ -181,17 +182,17 @@ def test_evaluations_tell_the_error_under_the_worst_masks(by_hand: ByHand, scope
     h = by_hand
     adversarial = {**ADVERSARY, "coefficient": 0.0, "init": "zeroes", "scope": scope, "evaluate": 3}
     objective = changed(h.objective, adversarial=adversarial)
-    counts = torch.ones(8)
+    labels = torch.zeros(8)
     with torch.no_grad():
-        found = objective.predict({**h.batch, "counts": counts}).metrics["mse_adversarial"]
+        found = objective.predict({**h.batch, "labels": labels}).metrics["mse_adversarial"]
         shared = scope == "batch"
         expected = ascent(h, torch.zeros(1 if shared else 8, 14).double(), 3, shared)
         assert_close(found[0], expected.sum())
-        padded = {"inputs": torch.cat((h.batch["inputs"], torch.ones(3, 5))), "counts": counts}
-        padded["counts"] = torch.cat((counts, torch.zeros(3)))
+        padded = {"inputs": torch.cat((h.batch["inputs"], torch.ones(3, 5))), "labels": labels}
+        padded["labels"] = torch.cat((labels, torch.full((3,), IGNORE)))
         assert_close(objective.predict(padded).metrics["mse_adversarial"][0], expected.sum())
     assert (
-        "mse_adversarial" not in changed(h.objective).predict({**h.batch, "counts": counts}).metrics
+        "mse_adversarial" not in changed(h.objective).predict({**h.batch, "labels": labels}).metrics
     )
 
 

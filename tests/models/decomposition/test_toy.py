@@ -11,7 +11,7 @@ from models.decomposition.toy import TMS, ResidMLP
 from models.objective import Context
 from utils.errors import ConfigError
 from utils.noise import Noise
-from utils.spec import Spec
+from utils.spec import IGNORE, Spec
 
 
 def test_tms_is_its_formula_and_its_matrix_is_tied() -> None:
@@ -50,10 +50,10 @@ def test_the_loss_is_a_sum_of_mean_squares() -> None:
     out = objective({"inputs": x}, None, Context(0.0, Noise(0, 0, range(8))))
     assert_close(out.loss, (objective.model(x) - x).square().mean(1).sum())
     assert out.weight == 8
-    counts = torch.tensor([1.0] * 6 + [0.0] * 2)
-    total, count = objective.predict({"inputs": x, "counts": counts}).metrics["loss"]
+    labels = torch.tensor([0] * 6 + [IGNORE] * 2)
+    total, count = objective.predict({"inputs": x, "labels": labels}).metrics["loss"]
     assert_close(total / count, (objective.model(x) - x)[:6].square().mean())
-    assert not objective.predict({"inputs": x, "counts": counts, "single": counts}).metrics
+    assert not objective.predict({"inputs": x, "labels": labels, "single": labels}).metrics
 
 
 def test_other_data_and_other_shapes_are_refused() -> None:

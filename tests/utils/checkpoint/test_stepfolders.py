@@ -299,3 +299,19 @@ def test_files_of_two_checkpoints_are_not_mixed(
     monkeypatch.setattr(reader, "read_all", late)
     loaded = reader.load(tmp_path, ["model", "ema"])[0]
     assert {group["weight"].max().item() for group in loaded.values()} == {2.0}
+
+
+def test_a_crash_before_the_pointers_are_renamed_loses_no_best(tmp_path: Path) -> None:
+    """The resumed run believes that the best is saved, so the pointer must be there."""
+    alone(tmp_path, 5, best=True)
+    (tmp_path / "best").rename(tmp_path / ".best.writing")
+    (tmp_path / ".step_5.replaced").mkdir()
+    (tmp_path / ".step_9.writing-x-1").mkdir()
+    alone(tmp_path, 6, keep=1)
+    assert stepfolders.read_pointer(tmp_path / "best") == "step_5"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "best",
+        "latest",
+        "step_5",
+        "step_6",
+    ]

@@ -17,6 +17,7 @@ from utils.revision import LEFT_OUT
 from utils.rundir.report.evaluations import files_of, read_pictures, read_scenes
 from utils.rundir.report.page import escape
 from utils.rundir.report.rows import Row, Table, downsample, number, read_tables
+from utils.rundir.status import FRESH_S
 
 Payload = dict[str, Any]
 COSTS = re.compile(r"loss|bpb|error|perplexity")  # metrics where lower is better
@@ -26,7 +27,6 @@ LEAST_POINTS = 20
 DEEPEST = 50  # levels of a configuration; ours have five
 MOST_DIGESTS, MOST_FILES, LOG_LINES = 200, 60, 30
 DIFF_BYTES = 20_000  # shown of uncommitted changes
-HEARTBEAT_S = 90.0  # a run that has been silent for so long is taken to have died
 
 
 def read_run(directory: Path, points: int = 500, room: int = 300_000, together: int = 1) -> Payload:
@@ -105,7 +105,7 @@ def read_status(directory: Path) -> Payload:
     beat = number(status.get("heartbeat"))
     if told["state"] == "running" and beat is not None:
         told["heartbeat"] = beat
-        if time.time() - beat > HEARTBEAT_S:
+        if time.time() - beat > FRESH_S:
             told["state"] = "lost"
     return told
 
@@ -316,7 +316,7 @@ def commands(start: Mapping[str, Any]) -> Payload:
     prefix = {
         "none": "python",
         "torchrun": f"torchrun --nproc-per-node {ranks}",
-        "slurm": f"srun --ntasks {ranks} python",
+        "srun": f"srun --ntasks {ranks} python",
     }
     launcher = str(start.get("launcher"))
     if isinstance(hosts, list) and len(hosts) > 1 and ranks % len(hosts) == 0:

@@ -1,0 +1,222 @@
+"""Tries the laws of the contracts on the source and the objective of a new run, before its first
+step: what fails is one line that names the class.
+
+docs/your-own-code.md shows each law with its line, and says what a trial cannot see.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.objective import Batch, Context, Objective, StepOut
+from utils.errors import ConfigError
+from utils.measure.evaluator import Prediction
+from utils.noise import Noise
+
+# how far the loss of a shard may be from the sum of its halves, as a share of their magnitudes
+ROUNDING, HALF_PRECISION = 1e-3, 0.05
+MakeBatch = Callable[[Sequence[int]], tuple[Batch, Context]]
+
+
+@dataclass(frozen=True)
+class NoiseOfRows(Noise):
+    """The random numbers that some rows of a batch get as part of the whole batch."""
+
+    first: int = 0
+    rows: int = 0
+    whole: int = 0  # rows of the whole batch
+
+    def _bits(self, stream: str, shape: Sequence[int], rows: Tensor | None = None) -> Tensor:
+        if shape[0] % self.rows:  # drawn by shard, not by row
+            return super()._bits(stream, shape, rows)
+        each = shape[0] // self.rows
+        whole, start = (each * self.whole, *shape[1:]), each * self.first
+        if rows is not None:
+            return super()._bits(stream, whole, rows + start)
+        return super()._bits(stream, whole)[start : start + shape[0]]
+
+
+def check_laws(
+    source: Any, objective: Objective, make_batch: MakeBatch, shards: int, owned: range
+) -> None:
+    """Raises ConfigError for the first law that the source or the objective breaks.
+
+    Called on every rank before the first step of a new run. Each rank tries a shard of its own, in
+    the time of two forward passes of it. Changes nothing.
+    """
+    device = make_batch(owned[:1])[1].noise.device
+    _check_source(source, owned[0], device)
+    batch, ctx = make_batch(owned[:1])
+    if len(next(iter(batch.values()))) == 1:  # cannot be halved
+        if shards == 1:
+            return
+        batch, ctx = make_batch([owned[0], (owned[0] + 1) % shards])
+    try:
+        # compiling for halves of a shard would take longer than the trial
+        with torch.compiler.set_stance("force_eager"):
+            _check_objective(objective, batch, ctx)
+    finally:
+        for table in objective.tables().values():
+            table.take_row_grads()
+
+
+def check_prediction(objective: Objective, prediction: Any) -> None:
+    """Raises ConfigError unless `predict` returned what its contract says."""
+    where = f"{_name(objective)}.predict"
+    if not isinstance(prediction, Prediction):
+        raise ConfigError(f"{where}: returns {_kind(prediction)}; return a Prediction")
+    _check_metrics(where, prediction.metrics)
+
+
+def _check_source(source: Any, shard: int, device: torch.device) -> None:
+    where = f"{_name(source)}.train_batch"
+    if not source.spec.fingerprint:
+        raise ConfigError(
+            f"{_name(source)}: spec.fingerprint is empty, so that a run would resume on other data"
+            " without a word; give a text that changes with the data"
+        )
+    with _generators_untouched(where, "np.random.default_rng([seed, step, shard])", device):
+        one, two = source.train_batch(0, shard), source.train_batch(0, shard)
+    for name in sorted(one.keys() | two.keys()):
+        if name not in one or name not in two or not _same_bits(one[name], two[name]):
+            raise ConfigError(
+                f"{where}: {name} of step 0, shard {shard} differs between two calls; let it depend"
+                " on the seed, the step and the shard alone"
+            )
+
+
+def _check_objective(objective: Objective, batch: Batch, ctx: Context) -> None:
+    where = f"{_name(objective)}.forward"
+    versions = {name: buffer._version for name, buffer in objective.named_buffers()}
+    rows = len(next(iter(batch.values())))
+    halves = [slice(0, rows // 2), slice(rows // 2, rows)]
+    parts = [(batch, ctx), *(_rows_of(batch, ctx, half) for half in halves)]
+    with _generators_untouched(
+        where, "ctx.noise, and dropout from models.layers.Dropout", ctx.noise.device
+    ):
+        totals: dict[str, Tensor] = {}
+        with torch.no_grad():
+            for _ in range(objective.rounds()):
+                sums = [_statistics(objective, part, totals) for part in parts]
+                for name, value in sums[0].items():
+                    _check_sum(
+                        f"{_name(objective)}.statistics: {name}", value, [s[name] for s in sums[1:]]
+                    )
+                totals |= sums[0]
+        outs = [_forward(objective, part, totals) for part in parts]
+    for name, buffer in objective.named_buffers():
+        if buffer._version != versions[name]:
+            raise ConfigError(
+                f"{where}: changes the buffer {name}, which each rank would change by its own"
+                " shards; keep such state in the carry"
+            )
+    precision = HALF_PRECISION if objective.dtype in (torch.bfloat16, torch.float16) else ROUNDING
+    for what in ("loss", "weight"):
+        whole, *in_halves = (torch.as_tensor(getattr(out, what)) for out in outs)
+        _check_sum(f"{where}: the {what}", whole, in_halves, precision)
+
+
+def _rows_of(batch: Batch, ctx: Context, rows: slice) -> tuple[Batch, Context]:
+    whole, noise = len(next(iter(batch.values()))), ctx.noise
+    part = NoiseOfRows(
+        noise.seed, noise.step, noise.shards, noise.device,
+        first=rows.start, rows=rows.stop - rows.start, whole=whole,
+    )  # fmt: skip
+    return {name: value[rows] for name, value in batch.items()}, replace(ctx, noise=part)
+
+
+def _statistics(
+    objective: Objective, part: tuple[Batch, Context], totals: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    batch, ctx = part
+    carry = objective.initial_carry(batch)
+    return objective.statistics(batch, carry, replace(ctx, totals=totals))
+
+
+def _forward(
+    objective: Objective, part: tuple[Batch, Context], totals: Mapping[str, Tensor]
+) -> StepOut:
+    batch, ctx = part
+    carry = objective.initial_carry(batch)
+    objective.look_ahead([(batch, carry)], alone=True)
+    out = objective(batch, carry, replace(ctx, totals=totals))
+    where = f"{_name(objective)}.forward"
+    if not isinstance(out, StepOut):
+        raise ConfigError(f"{where}: returns {_kind(out)}; return a StepOut")
+    if not isinstance(out.loss, Tensor) or out.loss.numel() != 1:
+        raise ConfigError(f"{where}: the loss is {_kind(out.loss)}; return the sum, one number")
+    _check_metrics(where, out.metrics)
+    return replace(out, loss=out.loss.detach())
+
+
+def _check_metrics(where: str, metrics: Any) -> None:
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(f"{where}: metrics are {_kind(metrics)}; return a dict by name")
+    for name, pair in metrics.items():
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ConfigError(
+                f"{where}: metric {name} is {_kind(pair)}; return its (sum, count) as a tuple"
+            )
+
+
+def _check_sum(what: str, whole: Tensor, parts: Sequence[Tensor], share: float = ROUNDING) -> None:
+    """Refuses a value that is not the sum of its parts, but for rounding."""
+    total = torch.stack([part.double() for part in parts]).sum(0)
+    magnitude = torch.stack([part.double().abs() for part in parts]).sum(0)
+    gap = (whole.double() - total).abs()
+    if bool((gap > share * magnitude + 1e-12).any()):  # NaN is for `on_nonfinite` to judge
+        worst = int(gap.flatten().argmax())
+        here, there = (float(value.flatten()[worst]) for value in (whole, total))
+        if math.isfinite(here) and math.isfinite(there):
+            raise ConfigError(
+                f"{what} of a shard is {here:.6g}, but {there:.6g} over its two halves; return the"
+                " sum over examples, neither a mean nor what depends on the other rows of a batch"
+            )
+
+
+@contextmanager
+def _generators_untouched(where: str, instead: str, device: torch.device) -> Iterator[None]:
+    before = _generators(device)
+    yield
+    for name, state in _generators(device).items():
+        if state != before[name]:
+            raise ConfigError(
+                f"{where}: draws from the global generator of {name}, which depends on the rank and"
+                f" on what ran before; draw from {instead}"
+            )
+
+
+def _generators(device: torch.device) -> dict[str, Any]:
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002 (users' code may draw from it)
+    states = {
+        "PyTorch": torch.get_rng_state().numpy().tobytes(),
+        "NumPy": (kind, np.asarray(keys).tobytes(), *rest),
+        "Python": random.getstate(),
+    }
+    if device.type == "cuda":
+        states["CUDA"] = torch.cuda.get_rng_state(device).numpy().tobytes()
+    return states
+
+
+def _same_bits(one: Any, other: Any) -> bool:
+    one, other = np.asarray(one), np.asarray(other)
+    return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+
+
+def _name(thing: object) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return f"a {type(value).__name__}"

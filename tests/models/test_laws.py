@@ -1,0 +1,183 @@
+"""Each law, broken by a user's own source or objective, is one line; docs/your-own-code.md shows
+it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from models.laws import check_laws, check_prediction
+from models.layers import Dropout
+from models.objective import Batch, Context, Objective, StepOut
+from tests.ranks import ROOT
+from utils.errors import ConfigError
+from utils.measure.evaluator import Prediction
+from utils.noise import Noise
+from utils.spec import Spec
+
+GUIDE = (ROOT / "docs" / "your-own-code.md").read_text()
+SHARDS, ROWS = 4, 6
+
+
+class MySource:
+    spec = Spec(num_features=3, fingerprint="3 features")
+
+    def train_batch(self, step: int, shard: int) -> dict[str, np.ndarray]:
+        draws = np.random.default_rng([0, step, shard])
+        return {"inputs": self.draw(draws), "labels": draws.integers(0, 2, ROWS)}
+
+    def draw(self, draws: np.random.Generator) -> np.ndarray:
+        return draws.random((ROWS, 3), dtype=np.float32)
+
+
+class MyObjective(Objective):
+    def forward(self, batch: Batch, carry: Any, ctx: Context) -> StepOut:
+        losses_B = F.cross_entropy(self.model(batch["inputs"]), batch["labels"], reduction="none")
+        return self.out(losses_B, ctx)
+
+    def out(self, losses_B: Tensor, ctx: Context) -> Any:
+        weight = torch.tensor(len(losses_B))
+        return StepOut(losses_B.sum(), weight, {"loss": (losses_B.detach().sum(), weight)})
+
+
+def named(kind: type, name: str) -> type:
+    """As if it stood in models/mine.py or data/mine.py."""
+    kind.__qualname__ = name
+    kind.__module__ = "data.mine" if "Source" in name else "models.mine"
+    return kind
+
+
+def check(
+    source: type = MySource,
+    objective: type[Objective] = MyObjective,
+    net: Callable[[], nn.Module] = lambda: nn.Linear(3, 2),
+    rows: int = ROWS,
+) -> None:
+    made = named(source, "MySource")()
+    torch.manual_seed(0)
+    model = named(objective, "MyObjective")(net())
+
+    def make_batch(shards: Any) -> tuple[Batch, Context]:
+        batches = [made.train_batch(0, shard) for shard in shards]
+        batch = {
+            name: torch.from_numpy(np.concatenate([b[name][:rows] for b in batches]))
+            for name in batches[0]
+        }
+        return batch, Context(0.0, Noise(0, 0, shards))
+
+    check_laws(made, model, make_batch, SHARDS, range(1, 3))
+
+
+class Unseeded(MySource):
+    def draw(self, draws: np.random.Generator) -> np.ndarray:
+        return np.random.default_rng().random((ROWS, 3), dtype=np.float32)
+
+
+class GlobalNumbers(MySource):
+    def draw(self, draws: np.random.Generator) -> np.ndarray:
+        random.random()
+        return super().draw(draws)
+
+
+class WithoutFingerprint(MySource):
+    spec = Spec(num_features=3)
+
+
+class Mean(MyObjective):
+    def out(self, losses_B: Tensor, ctx: Context) -> Any:
+        return StepOut(losses_B.mean(), torch.tensor(1), {})
+
+
+class Counted(nn.Linear):
+    """A net with state that no carry holds."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+class FloatMetric(MyObjective):
+    def out(self, losses_B: Tensor, ctx: Context) -> Any:
+        return StepOut(losses_B.sum(), torch.tensor(len(losses_B)), {"loss": 0.5})
+
+
+class Pair(MyObjective):
+    def out(self, losses_B: Tensor, ctx: Context) -> Any:
+        return losses_B.sum(), len(losses_B)
+
+
+BROKEN = {
+    "unseeded": {"source": Unseeded},
+    "global numbers": {"source": GlobalNumbers},
+    "fingerprint": {"source": WithoutFingerprint},
+    "dropout": {"net": lambda: nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))},
+    "mean": {"objective": Mean},
+    "batch norm": {"net": lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))},
+    "state": {"net": Counted},
+    "metric": {"objective": FloatMetric},
+    "tuple": {"objective": Pair},
+}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, ROWS])
+def test_what_keeps_the_laws_passes(rows: int) -> None:
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 8), Dropout(0.5), nn.Linear(8, 2))
+
+    check(net=net, rows=rows)
+
+
+@pytest.mark.parametrize("law", BROKEN)
+def test_a_broken_law_is_the_line_that_the_guide_shows(law: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(**BROKEN[law])
+    assert "\n" not in str(refused.value)
+    assert str(refused.value) in " ".join(GUIDE.split())
+
+
+def test_predictions_have_sums_and_counts() -> None:
+    objective = MyObjective(nn.Linear(3, 2))
+    check_prediction(objective, Prediction({"accuracy": (torch.tensor(1), torch.tensor(2))}))
+    with pytest.raises(ConfigError, match=r"MyObjective.predict: metric accuracy is a float"):
+        check_prediction(objective, Prediction({"accuracy": 0.5}))  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match=r"MyObjective.predict: returns a tensor of shape \[1\]"):
+        check_prediction(objective, torch.zeros(1))
+
+
+def test_dropout_depends_on_step_shard_and_layer_alone() -> None:
+    net = nn.Sequential(Dropout(0.5), Dropout(0.5))
+    objective, x = MyObjective(net), torch.ones(8, 5)
+    together = Noise(0, 3, [4, 5])
+    objective._forward_pre_hooks[next(iter(objective._forward_pre_hooks))](
+        objective, ({}, None, Context(0.0, together))
+    )
+    both = [layer(x) for layer in net]
+    assert not torch.equal(both[0], both[1])
+    assert {*both[0].unique().tolist()} == {0.0, 2.0}
+    for number, shard in enumerate((4, 5)):
+        net[0].noise = Noise(0, 3, [shard])
+        assert_close(net[0](x[:4]), both[0][4 * number : 4 * number + 4], rtol=0, atol=0)
+    assert torch.equal(net.eval()(x), x)
+
+
+def test_a_net_without_a_dtype_has_that_of_its_weights() -> None:
+    assert MyObjective(nn.Linear(3, 2).double()).dtype == torch.float64
+    assert MyObjective(nn.Identity()).dtype == torch.float32
+
+
+def test_a_line_of_research_adds_facts_and_a_missing_one_is_one_line() -> None:
+    with pytest.raises(ConfigError, match="the net needs `channels`, which boards does not have"):
+        _ = Spec(name="boards").channels
