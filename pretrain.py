@@ -7,29 +7,11 @@ and logs, evaluates and saves between them.
 
 from __future__ import annotations
 
-from utils.ranks import interrupt
-
-if __name__ == "__main__":
-    interrupt.end_quietly()  # before the imports below, which take a second
-
-import gc
-import sys
-
-from utils.checkpoint import reader
-from utils.command import cli
-from utils.sweep import entry
-
-if __name__ == "__main__":
-    gc.disable()  # `main` enables it: imports leave no garbage, and looking for it costs 0.25 s
-    # reports a wrong command line before anything slow is imported
-    checked = cli.check(sys.argv, reader.config_in, entry.sweep)
-
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import hydra
 import torch
@@ -48,14 +30,15 @@ from optim.schedule import Schedule, build_schedule, set_lr
 from optim.sparse_signsgd import SparseSignSGD
 from optim.split_tables import RowRangesOfTables
 from optim.sync.base import Sync, Verdicts
-from utils.checkpoint import resume
+from utils.checkpoint import reader, resume
 from utils.checkpoint.carries import Carries
 from utils.checkpoint.init_from import initial_weights
 from utils.checkpoint.policy import Checkpointer
 from utils.checkpoint.registry import Origin, Registry, RunState
 from utils.checkpoint.stepfolders import Retention
-from utils.command import config
+from utils.command import cli, config
 from utils.command.instantiate import make
+from utils.command.keys import CONF, VERSION
 from utils.command.limits import check_passes
 from utils.measure import capacity, compiling, hardware
 from utils.measure.evaluation import Evaluation, check_names
@@ -137,19 +120,9 @@ class Trainer(Problem):
         return [*self.sparse, *self.dense]
 
 
-@hydra.main(config_path=str(config.CONF), config_name="pretrain", version_base="1.3")
+@hydra.main(config_path=str(CONF), config_name="pretrain", **VERSION)
 def app(raw: DictConfig) -> float | None:
-    return cli.run_job(raw, pretrain)
-
-
-def main(checked: DictConfig | None = None) -> NoReturn:
-    """Runs the configuration that `cli.check` returned, or whatever Hydra makes of the command."""
-    gc.freeze()  # what is imported stays, and need not be looked through again
-    gc.enable()
-    if checked is None:
-        cli.main(partial(cli.run_composing, app))
-    else:
-        cli.main(partial(cli.run_checked, partial(pretrain, checked)))
+    return cli.run_job(raw, reader.config_in, pretrain)
 
 
 def pretrain(cfg: DictConfig) -> float | None:
@@ -587,4 +560,4 @@ def evaluate(trainer: Trainer) -> int:
 
 
 if __name__ == "__main__":
-    main(checked)
+    cli.main(app)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import Doc
 
 from models import by_hand, documents, halves
 from models.documents import Sees
@@ -28,6 +30,12 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
+
+# of the keys `forward_dtype`
+ForwardDtype = Annotated[
+    Literal["auto", "bfloat16", "float16", "float32", "float64"],
+    Doc("auto: bfloat16 where the machine is fast at it, else float32"),
+]
 
 
 def lecun_normal(*shape: int, std: float) -> Tensor:

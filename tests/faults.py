@@ -43,12 +43,11 @@ from models.latent.compress import Compress
 from models.recursive.act import ActObjective
 from optim import sparse_signsgd
 from optim.sync import base
-from utils.checkpoint import manifest, reader, resume, writer
+from utils.checkpoint import manifest, resume, writer
 from utils.command import cli
 from utils.ranks import signals
 from utils.ranks.launchers import detect
 from utils.rundir import wandb_log
-from utils.sweep import entry
 
 PLACES: dict[str, tuple[Any, str]] = {
     "objective": (ActObjective, "forward"),
@@ -85,7 +84,7 @@ def main() -> None:
     if "FAULT_LATE" in os.environ:
         base.LAG["cpu"] = 1
     sys.argv = ["pretrain.py", *arguments]
-    pretrain.main(cli.check(sys.argv, reader.config_in, entry.sweep))
+    cli.main(pretrain.app)
 
 
 def plant(what: str, where: str, moments: Container[int], delay: float = 0.0) -> None:

@@ -24,6 +24,7 @@ from models.objective import Batch, Context, Objective, StepOut
 from optim.replicas import sha256
 from optim.sync.allreduce import Reducer
 from optim.sync.buckets import Bucket
+from utils.command import cli
 from utils.measure.evaluator import Prediction
 from utils.measure.metrics import Metric
 from utils.noise import Noise
@@ -179,7 +180,7 @@ def main() -> None:
     cnn.CNN, classify.ClassifyObjective, change = KINDS[what]  # type: ignore[misc,assignment]
     change()
     sys.argv = ["pretrain.py", *arguments]
-    pretrain.main()
+    cli.main(pretrain.app)
 
 
 if __name__ == "__main__":

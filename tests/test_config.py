@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from tests.data.recursive.arc_helpers import built, write_folder
 from tests.ranks import ROOT
 from tests.runs import QUIET, config_of, torchrun, train
-from utils.command import values
+from utils.command import keys
 from utils.errors import ConfigError
 
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
@@ -256,7 +256,7 @@ def test_every_experiment_runs_two_steps(name: str, tmp_path: Path) -> None:
 
 def in_config(path: str, cfg: DictConfig) -> bool:
     """Returns whether the configuration has a key at this path."""
-    return path in dict(values.leaves(OmegaConf.to_container(cfg)))
+    return path in dict(keys.leaves(OmegaConf.to_container(cfg)))
 
 
 @pytest.mark.parametrize(

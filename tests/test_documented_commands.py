@@ -18,8 +18,8 @@ from omegaconf import OmegaConf
 
 from tests.documented import Command, anchors, commands, files, links
 from tests.ranks import ROOT
-from utils.command import config, keys
-from utils.command.arguments import prepare
+from utils.command import cli, config, keys
+from utils.command.arguments import CHOICES, prepare
 from utils.errors import ConfigError
 from utils.ranks.launchers import Launch
 
@@ -136,9 +136,12 @@ def check_pretrain(arguments: Sequence[str], ranks: int = 1) -> None:
 
 
 def resolve(overrides: Sequence[str], ranks: int, job: list[str] | None = None) -> None:
-    prepared = prepare(overrides, config_in=saved_config)
-    raw, choices = composed(tuple(prepared))
-    config.resolve(raw, choices, Launch(world_size=ranks), job)
+    raw, choices = composed(tuple(prepare(overrides)))
+    given = [override.partition("=")[0].lstrip("+~") for override in overrides]
+    if {"eval_only", "checkpoint"} <= {*given} and not CHOICES & {*given}:
+        raw = cli._adopt(raw, given, saved_config(raw.checkpoint))
+    with initialize_config_dir(str(keys.CONF), version_base="1.3"):
+        config.resolve(raw, choices, Launch(world_size=ranks), job)
 
 
 @cache
@@ -154,7 +157,8 @@ def saved_config(checkpoint: str) -> Mapping[Any, Any]:
     if checkpoint not in EVALUATED:
         return {}
     raw, choices = composed(tuple(EVALUATED[checkpoint]))
-    saved: Any = OmegaConf.to_container(config.resolve(raw, choices, Launch()))
+    with initialize_config_dir(str(keys.CONF), version_base="1.3"):
+        saved: Any = OmegaConf.to_container(config.resolve(raw, choices, Launch()))
     return saved
 
 

@@ -232,7 +232,7 @@ def test_the_example_holds_thirty_questions_and_its_model_is_published_with_its_
         tokenizer="bpe:400",
         seq_len=192,
         form={"context": " {context}\n", "question": " {question}", "answer": "{answer}\n"},
-        stories={},
+        stories={},  # type: ignore[typeddict-item]
     )
     assert source.spec.tokenizer is not None
     published = FromFile("", "", content=source.spec.tokenizer().encode())

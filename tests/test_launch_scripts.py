@@ -67,7 +67,7 @@ def test_scripts_are_short_and_say_how_they_are_called(path: Path) -> None:
         ("chain.sh", {}, "how many jobs?"),
         ("elastic.sh", {}, "STORE=: must be HOST:PORT, as launch/elastic.sh store prints it"),
         ("elastic.sh", {"STORE": "x:1", "RANKS": "0"}, "RANKS=0: must be a number; for example"),
-        ("local.sh", {"RANKS": "1"}, "learning_rate=1: unknown key"),
+        ("local.sh", {"RANKS": "1"}, "learning_rate: unknown key"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(name: str, variables: dict[str, str], said: str) -> None:

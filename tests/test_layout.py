@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import ROOT, run_code
+from tests.ranks import ROOT
 
 # Which of our packages, and rooms of utils, may import which. "utils" alone stands for the files
 # at its root.
@@ -164,35 +164,3 @@ def test_the_loop_names_no_task() -> None:
     assert not re.findall(
         r"\b(sudoku|maze|arc|mnist|digits|trm|hrm|gpt|cnn)\b", code, flags=re.IGNORECASE
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "says"),
-    [
-        (["--help"], 0, "experiment"),
-        (["--help", "lr"], 0, "lr=0.0001"),
-        (["data_path=nowhere"], 2, "error: data_path=nowhere: no such file or folder"),
-        (["arch.num_heads=7"], 2, "is not a multiple of arch.num_heads=7"),
-        (["--cfg", "job"], 0, "global_batch_size: 768"),
-        (["lrr=1"], 2, "error: lrr=1: unknown key; did you mean lr?"),
-        (["lr=fast"], 2, "error: lr=fast: must be a number"),
-        (
-            ["global_batch_size=100"],
-            2,
-            "error: global_batch_size=100 is not a multiple of shards=8",
-        ),
-    ],
-)
-def test_what_the_command_line_alone_tells_needs_nothing_slow(
-    arguments: list[str], status: int, says: str
-) -> None:
-    slow = {"torch", "numpy", "safetensors", "wandb", "data.source", "models.objective"}
-    slow |= {"hydra"} if "--help" in arguments else set()
-    code = f"import os, runpy, sys; sys.argv = ['pretrain.py', *{arguments}]; end = os._exit\n"
-    code += f"loaded = lambda: {slow} & sys.modules.keys()\n"
-    code += "os._exit = lambda code: (print(loaded() or 'nothing slow', flush=True), end(code))\n"
-    code += "runpy.run_path('pretrain.py', run_name='__main__')"
-    done = run_code(code)
-    assert done.stdout.splitlines()[-1] == "nothing slow", done.stderr
-    assert done.returncode == status
-    assert says in (done.stderr if status else done.stdout)

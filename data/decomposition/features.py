@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt
+from typing_extensions import Doc
 
 from data.order import generator, shard_rows
 from data.source import IGNORE, Arrays, RunLength, RunSettings, Source, Spec
@@ -23,12 +26,22 @@ class FeatureSource(Source):
         self,
         run: RunSettings,
         *,
-        num_features: int = 5,
-        probability: float = 0.05,
-        low: float = 0.0,
-        high: float = 1.0,
-        held_out: int = 4096,
-        single: float = 0.75,
+        num_features: PositiveInt = 5,
+        probability: Annotated[
+            float, Field(gt=0, le=1), Doc("probability that a feature is active")
+        ] = 0.05,
+        low: Annotated[float, Doc("smallest value of an active feature")] = 0.0,
+        high: Annotated[float, Doc("largest value")] = 1.0,
+        held_out: Annotated[
+            NonNegativeInt, Doc("examples in the evaluation set `features`")
+        ] = 4096,
+        single: Annotated[
+            float,
+            Doc(
+                "value of the active feature in the evaluation set `single`, whose examples "
+                "have one feature each"
+            ),
+        ] = 0.75,
     ) -> None:
         if not low < high:
             raise ConfigError(

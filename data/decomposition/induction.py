@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field, PositiveInt
+from typing_extensions import Doc
 
 from data.order import generator, shard_rows
 from data.source import IGNORE, Arrays, RunLength, RunSettings, Source, Spec
@@ -25,10 +28,15 @@ class InductionSource(Source):
         self,
         run: RunSettings,
         *,
-        vocab_size: int = 128,
-        seq_len: int = 64,
-        prefix_window: int | None = None,
-        held_out: int = 1024,
+        vocab_size: Annotated[
+            PositiveInt, Doc("tokens besides the first one of a text and the marker")
+        ] = 128,
+        seq_len: Annotated[int, Field(ge=5)] = 64,
+        prefix_window: Annotated[
+            Annotated[int, Field(ge=2)] | None,
+            Doc("the marker stands among so many tokens; null: anywhere"),
+        ] = None,
+        held_out: Annotated[PositiveInt, Doc("texts in the evaluation set")] = 1024,
     ) -> None:
         if seq_len < 5:
             raise ConfigError(

@@ -17,11 +17,14 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import pydantic
 import torch
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
+from typing_extensions import Doc
 
 from data.language.choices import choice_sets
 from data.language.text_files import Documents, Field, HubTexts, TextFiles
@@ -33,6 +36,7 @@ from data.sample import Continuation, prompt_set, prompt_tokens
 from data.source import Arrays, EvalSet, RunLength, RunSettings, Source, Spec
 from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes
 from utils.checkpoint.registry import Registry
+from utils.command.marks import A_PATH, MAY_CHANGE, NAMES_PROJECT, SAME_RUN
 from utils.errors import ConfigError, short
 from utils.measure.evaluator import Evaluator
 
@@ -52,18 +56,46 @@ class StreamSource(Source):
         self,
         run: RunSettings,
         *,
-        hub: str | None = None,
-        split: str = "train",
-        field: str = "text",
-        tokenizer: str = "bytes",
-        seq_len: int = 256,
-        val_share: float = 0.05,
-        val_tokens: int = 1 << 16,
-        choices: str | None = None,
-        prompt: str | None = None,
-        max_new_tokens: int = 0,
-        temperature: float = 1.0,
-        top_k: int = 0,
+        hub: Annotated[
+            str | None,
+            MAY_CHANGE,
+            NAMES_PROJECT,
+            Doc("name of a dataset on the hub, instead of data_path"),
+        ] = None,
+        split: Annotated[str, Doc("of the hub's dataset")] = "train",
+        field: Annotated[str, Doc("the key or column that holds the text")] = "text",
+        tokenizer: Annotated[str, MAY_CHANGE, Doc("bytes, or a tokenizer.json")] = "bytes",
+        seq_len: Annotated[PositiveInt, Doc("tokens in a window")] = 256,
+        val_share: Annotated[
+            float, pydantic.Field(gt=0, lt=1), Doc("share of the documents that is held out")
+        ] = 0.05,
+        val_tokens: Annotated[PositiveInt, Doc("held-out tokens in an evaluation")] = 1 << 16,
+        choices: Annotated[
+            str | None,
+            SAME_RUN,
+            A_PATH,
+            Doc(
+                "a .jsonl file of multiple-choice questions for evaluations, in HellaSwag's "
+                "form: ctx, endings, label"
+            ),
+        ] = None,
+        prompt: Annotated[
+            str | None,
+            SAME_RUN,
+            Doc("text that evaluations continue; null: the start of the held-out text"),
+        ] = None,
+        max_new_tokens: Annotated[
+            NonNegativeInt, SAME_RUN, Doc("length of the continuation in tokens; 0: none")
+        ] = 0,
+        temperature: Annotated[
+            float,
+            pydantic.Field(ge=0, le=1000),
+            SAME_RUN,
+            Doc("of sampling; 0: always the likeliest token"),
+        ] = 1.0,
+        top_k: Annotated[
+            NonNegativeInt, SAME_RUN, Doc("draw from so many likeliest tokens; 0: from all")
+        ] = 0,
     ) -> None:
         if run.num_workers:
             raise ConfigError(

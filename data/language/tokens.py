@@ -10,8 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt
+from typing_extensions import Doc
 
 from data.language.choices import choice_sets
 from data.language.mixture import Mixture
@@ -31,6 +34,7 @@ from data.source import (
     Spec,
     combined_fingerprint,
 )
+from utils.command.marks import A_PATH, SAME_RUN
 from utils.errors import ConfigError
 from utils.measure.evaluator import Evaluator
 
@@ -45,18 +49,58 @@ class TokenSource(Source):
         self,
         run: RunSettings,
         *,
-        seq_len: int = 256,
-        mix: Mapping[str, float] | None = None,
-        documents: bool = False,
-        vocab_size: int | None = None,
-        begin_token: int | None = None,
-        val_tokens: int | None = 1 << 20,
-        choices: str | None = None,
-        prompt: str | None = None,
-        max_new_tokens: int = 0,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        embedded: Mapping[str, int] | None = None,
+        seq_len: Annotated[PositiveInt, Doc("tokens in a window")] = 256,
+        mix: Annotated[
+            dict[str, Any] | None,
+            Doc(
+                "corpora, which are folders in data_path, and their shares: {a: 0.7, b: 0.3}; "
+                "an epoch is as long as all of them together"
+            ),
+        ] = None,
+        documents: Annotated[
+            bool,
+            Doc(
+                "windows hold whole documents and pieces of long ones; attention stays within a "
+                "document"
+            ),
+        ] = False,
+        vocab_size: Annotated[
+            PositiveInt | None,
+            Doc("size of the vocabulary, where dataset.json does not give it or gives less"),
+        ] = None,
+        begin_token: Annotated[
+            NonNegativeInt | None,
+            Doc("the id before each document, where dataset.json does not give it"),
+        ] = None,
+        val_tokens: Annotated[
+            PositiveInt | None, Doc("held-out tokens in an evaluation; null: all")
+        ] = 1 << 20,
+        choices: Annotated[
+            str | None,
+            SAME_RUN,
+            A_PATH,
+            Doc(
+                "a .jsonl file of multiple-choice questions for evaluations, in HellaSwag's "
+                "form: ctx, endings, label"
+            ),
+        ] = None,
+        prompt: Annotated[
+            str | None,
+            SAME_RUN,
+            Doc("text that evaluations continue; null: the start of the held-out text"),
+        ] = None,
+        max_new_tokens: Annotated[
+            NonNegativeInt, SAME_RUN, Doc("length of the continuation in tokens; 0: none")
+        ] = 0,
+        temperature: Annotated[
+            float, Field(ge=0, le=1000), SAME_RUN, Doc("of sampling; 0: always the likeliest token")
+        ] = 1.0,
+        top_k: Annotated[
+            NonNegativeInt, SAME_RUN, Doc("draw from so many likeliest tokens; 0: from all")
+        ] = 0,
+        embedded: Annotated[
+            dict[str, Any] | None, Doc("at most so much of Python's standard library")
+        ] = None,
     ) -> None:
         self._shards, self._length = run.shards, seq_len
         self._batch = sequences(run, seq_len)

@@ -10,9 +10,11 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, PositiveInt, with_config
+from typing_extensions import Doc, TypedDict
 
 from data.latent.answers import Answers
 from data.latent.language_models import open_model
@@ -22,6 +24,7 @@ from data.latent.stories import make_stories
 from data.order import Order, cut_evenly, run_length, shard_rows
 from data.source import Arrays, EvalSet, RunLength, RunSettings, Source, Spec
 from data.tokenizer import check_encodes
+from utils.command.marks import A_RUN, STRICT
 from utils.errors import ConfigError
 from utils.measure.evaluator import Evaluator
 
@@ -101,6 +104,31 @@ def with_answers(examples: Sequence[Example], skip: bool) -> list[Example]:
     return answered
 
 
+@with_config(STRICT)
+class FormKeys(TypedDict):
+    """How models are shown a text, a question, and an answer with its end; \n is a line end."""
+
+    context: str
+    question: str
+    answer: str
+
+
+@with_config(STRICT)
+class StoriesKeys(TypedDict):
+    """Generated texts about who has what."""
+
+    train: Annotated[PositiveInt, Doc("texts")]
+    test: Annotated[
+        PositiveInt,
+        Doc("texts with a question each; their keys and values never occur in training"),
+    ]
+    facts: Annotated[int, Field(ge=1, le=1000), Doc("in each text")]
+    least: Annotated[
+        Annotated[int, Field(ge=1, le=1000)] | None,
+        Doc("training texts have from so many to `facts` facts; null: always `facts`"),
+    ]
+
+
 class QASource(Source):
     """Texts as bytes, and texts, questions and answers in the tokens of each answering model."""
 
@@ -108,16 +136,45 @@ class QASource(Source):
         self,
         run: RunSettings,
         *,
-        hub: str | None = None,
-        held_out: float = 0.1,
-        skip: bool = False,
-        models: Sequence[str] = (),
-        context_bytes: int | None = 256,
-        answer_tokens: int | None = None,
-        at_once: int = 1,
-        most_test: int | None = None,
-        form: Mapping[str, str],
-        stories: Mapping[str, Any],
+        hub: Annotated[
+            str | None,
+            Doc(
+                "a dataset on the hub in SQuAD's layout; with neither this nor data_path, texts "
+                "are generated"
+            ),
+        ] = None,
+        held_out: Annotated[
+            float, Field(ge=0, lt=1), Doc("share of texts for testing, where no test file is given")
+        ] = 0.1,
+        skip: Annotated[
+            bool, Doc("leaves out what does not fit or has no answer, instead of refusing it")
+        ] = False,
+        models: Annotated[Sequence[str], A_RUN] = (),
+        context_bytes: Annotated[
+            PositiveInt | None,
+            Doc(
+                "bytes of the longest text, which are the positions of the encoder; null: from "
+                "the data"
+            ),
+        ] = 256,
+        answer_tokens: Annotated[
+            PositiveInt | None,
+            Doc("tokens of the longest answer with its end, for each model; null: from the data"),
+        ] = None,
+        at_once: Annotated[
+            int,
+            Field(ge=1, le=1000),
+            Doc("questions about one text that training answers together, where there are as many"),
+        ] = 1,
+        most_test: Annotated[PositiveInt | None, Doc("at most so many test questions")] = None,
+        form: Annotated[
+            FormKeys,
+            Doc(
+                "how models are shown a text, a question, and an answer with its end; \\n is a "
+                "line end"
+            ),
+        ],
+        stories: Annotated[StoriesKeys, Doc("generated texts about who has what")],
     ) -> None:
         if not models:
             raise ConfigError(

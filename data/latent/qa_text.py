@@ -11,9 +11,11 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt, with_config
+from typing_extensions import Doc, TypedDict
 
 from data.bpe import train_bpe
 from data.latent.qa import open_sets
@@ -23,6 +25,7 @@ from data.latent.ragged import EMPTY, Ragged
 from data.order import Order, cut_evenly, generator, run_length, shard_rows
 from data.source import IGNORE, Arrays, EvalSet, RunLength, RunSettings, Source, Spec
 from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes
+from utils.command.marks import STRICT
 from utils.errors import ConfigError
 
 BPE = "bpe:"
@@ -36,6 +39,31 @@ PREDICTED: dict[str, Callable[[int], bool]] = {
 }
 
 
+@with_config(STRICT)
+class FormKeys(TypedDict):
+    """How a text, a question and an answer are shown, as in data=qa; \n is a line end."""
+
+    context: str
+    question: str
+    answer: str
+
+
+@with_config(STRICT)
+class StoriesKeys(TypedDict):
+    """Generated texts about who has what."""
+
+    train: Annotated[PositiveInt, Doc("texts")]
+    test: Annotated[
+        PositiveInt,
+        Doc("texts with a question each; their keys and values never occur in training"),
+    ]
+    facts: Annotated[int, Field(ge=1, le=1000), Doc("in each text")]
+    least: Annotated[
+        Annotated[int, Field(ge=1, le=1000)] | None,
+        Doc("training texts have from so many to `facts` facts; null: always `facts`"),
+    ]
+
+
 class QAText(Source):
     """Every text once an epoch, with all its questions and answers.
 
@@ -47,15 +75,38 @@ class QAText(Source):
         self,
         run: RunSettings,
         *,
-        hub: str | None = None,
-        held_out: float = 0.1,
-        skip: bool = False,
-        seq_len: int = 256,
-        tokenizer: str = "bytes",
-        predict: str = "all",
-        growing_steps: int = 0,
-        form: Mapping[str, str],
-        stories: Mapping[str, Any],
+        hub: Annotated[
+            str | None,
+            Doc(
+                "a dataset on the hub in SQuAD's layout; with neither this nor data_path, texts "
+                "are generated"
+            ),
+        ] = None,
+        held_out: Annotated[
+            float, Field(ge=0, lt=1), Doc("share of texts for testing, where no test file is given")
+        ] = 0.1,
+        skip: Annotated[
+            bool, Doc("leaves out what does not fit or has no answer, instead of refusing it")
+        ] = False,
+        seq_len: Annotated[
+            PositiveInt, Doc("tokens of the longest text with its questions and answers")
+        ] = 256,
+        tokenizer: Annotated[
+            str, Doc("bytes; bpe:SIZE, trained on the training texts; or a tokenizer.json")
+        ] = "bytes",
+        predict: Annotated[
+            Literal["all", "questions", "answers"],
+            Doc("which tokens count: all, those of questions and answers, or those of answers"),
+        ] = "all",
+        growing_steps: Annotated[
+            NonNegativeInt,
+            Doc("steps in which training goes from the shortest texts to all of them"),
+        ] = 0,
+        form: Annotated[
+            FormKeys,
+            Doc("how a text, a question and an answer are shown, as in data=qa; \\n is a line end"),
+        ],
+        stories: Annotated[StoriesKeys, Doc("generated texts about who has what")],
     ) -> None:
         self._run, self._growing_steps, shown = run, growing_steps, Form(**form)
         sets = open_sets(run, hub, held_out, stories, skip, all_words=True)

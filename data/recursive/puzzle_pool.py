@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -104,7 +105,7 @@ def open_datasets(
     data_path: str | None,
     data_paths: Sequence[str] | None,
     data_paths_test: Sequence[str] | None,
-    embedded: Mapping[str, int] | None,
+    embedded: Mapping[str, Any] | None,
     eval_only: bool = False,
 ) -> tuple[list[Member], list[Member]]:
     """Opens the training and test splits that the user's keys name, or the embedded Sudoku.

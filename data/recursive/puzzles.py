@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field, with_config
+from typing_extensions import Doc, TypedDict
 
 from data.example_text import ExampleText
 from data.order import Order, cut_steps, generator, run_length, shard_rows
@@ -35,6 +38,7 @@ from data.source import (
     Spec,
     combined_fingerprint,
 )
+from utils.command.marks import MAY_CHANGE, SAME_RUN, STRICT
 from utils.errors import ConfigError, short
 from utils.measure.evaluator import Evaluator
 
@@ -67,6 +71,18 @@ def evaluator_names(given: Sequence[str | Mapping[str, str]]) -> list[str]:
     return list(dict.fromkeys(names))  # type: ignore[arg-type]
 
 
+@with_config(STRICT)
+class EmbeddedKeys(TypedDict):
+    """Embedded."""
+
+    size: int
+    train: int
+    test: int
+    blanks: int
+    num_aug: int
+    seed: int
+
+
 class PuzzleSource(Source):
     """Training batches and evaluation sets of one or several puzzle datasets."""
 
@@ -76,11 +92,30 @@ class PuzzleSource(Source):
         *,
         data_paths: Sequence[str] | None = None,
         data_paths_test: Sequence[str] | None = None,
-        embedded: Mapping[str, int] | None = None,
+        embedded: EmbeddedKeys | None = None,
         evaluators: Sequence[str | Mapping[str, str]] | None = None,
-        puzzle: str | None = None,
-        votes: int = 8,
-        arc_pool: int = 1,
+        puzzle: Annotated[
+            str | None,
+            MAY_CHANGE,
+            Doc("with eval_only: a puzzle of your own, or a file of them, to be answered"),
+        ] = None,
+        votes: Annotated[
+            int,
+            Field(ge=2, le=64),
+            Doc(
+                "images of each puzzle that vote with evaluators=[vote], and augmentations of "
+                "an ARC task in data.puzzle"
+            ),
+        ] = 8,
+        arc_pool: Annotated[
+            int,
+            Field(ge=1, le=1000),
+            SAME_RUN,
+            Doc(
+                "with evaluators=[arc]: the answers of this many last evaluations in training "
+                "also vote together, as pooled_pass@k"
+            ),
+        ] = 1,
     ) -> None:
         names = evaluator_names(evaluators or ())
         chosen = [EVALUATORS[name] for name in names if name != VOTE]

@@ -14,18 +14,21 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
+from pydantic import PositiveInt, with_config
 from torch import Tensor, nn
+from typing_extensions import Doc, TypedDict
 
 from models.decomposition.gates import KINDS, SIGMOIDS, make_gates
 from models.decomposition.induction import InductionHeads
 from models.decomposition.seams import Seam, replaced, seams_of, ties
 from models.decomposition.toy import Toy
-from models.layers import parse_dtype, widen
+from models.layers import ForwardDtype, parse_dtype, widen
 from models.sizes import check_count, check_memory
 from models.targets import GPT, load
+from utils.command.marks import A_RUN, STRICT
 from utils.errors import ConfigError
 from utils.spec import Spec
 
@@ -50,6 +53,24 @@ class Part(nn.Module):
         self.U = nn.Parameter(torch.randn(components, width_out) * components**-0.5)
 
 
+@with_config(STRICT)
+class GatesKeys(TypedDict):
+    """Gates."""
+
+    kind: Annotated[
+        dict[str, Any] | Literal["mlp", "vector_mlp", "shared_mlp"],
+        Doc(
+            "mlp: one for each component, which reads its activation; vector_mlp: one for "
+            "each component, which reads the whole input; shared_mlp: one for all "
+            "components of a matrix"
+        ),
+    ]
+    width: Annotated[PositiveInt | dict[str, Any], Doc("hidden units of each MLP")]
+    sigmoid: Literal[
+        "leaky_hard", "hard", "normal", "upper_leaky_hard", "lower_leaky_hard", "swish_hard"
+    ]
+
+
 class Components(nn.Module):
     """A target net, and a `Part` for each chosen matrix. A matrix that shares its weights with an
     earlier one (see `ties`) shares its part, too.
@@ -58,12 +79,25 @@ class Components(nn.Module):
     def __init__(
         self,
         spec: Spec,
-        target: str | None,
-        modules: Sequence[str],
-        C: int | Mapping[str, int],
-        gates: Mapping[str, Any],
-        forward_dtype: str = "float32",
-        init: str = "random",
+        target: Annotated[str | None, A_RUN, Doc("the net that is decomposed")],
+        modules: Annotated[
+            list[str],
+            Doc(
+                "patterns of names of matrices; each must match one. q_proj, k_proj, v_proj, "
+                "gate_proj and up_proj are parts of fused matrices; a pattern that matches the "
+                "fused matrix chooses it whole"
+            ),
+        ],
+        C: Annotated[PositiveInt | dict[str, Any], Doc("components of each matrix")],
+        gates: GatesKeys,
+        forward_dtype: ForwardDtype = "float32",
+        init: Annotated[
+            Literal["random", "inputs"],
+            Doc(
+                "what components read at the beginning: random directions, or those of inputs "
+                "of their matrix in the first step"
+            ),
+        ] = "random",
     ) -> None:
         super().__init__()
         self.dtype = parse_dtype(forward_dtype)

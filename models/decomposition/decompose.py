@@ -14,11 +14,13 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, with_config
 from torch import Tensor
+from typing_extensions import Doc, TypedDict
 
 from models.decomposition.adversary import GRADIENT, Adversary, source_gradient
 from models.decomposition.anatomy import Anatomy
@@ -28,6 +30,7 @@ from models.decomposition.known_answer import KnownAnswer
 from models.decomposition.masking import Masks, concat, errors, hidden_errors, route
 from models.layers import widen
 from models.objective import Batch, Carry, Context, Objective, StepOut
+from utils.command.marks import STRICT, Share
 from utils.errors import ConfigError, Stopped
 from utils.measure.evaluator import Evaluator, Prediction
 from utils.measure.metrics import Metric
@@ -48,6 +51,44 @@ EPS = 1e-12
 SIGNAL_STEPS = 20  # the warm-up looks for signals after this many steps
 
 
+@with_config(STRICT)
+class AdversarialKeys(TypedDict):
+    """With the worst masks that ascent finds."""
+
+    coefficient: NonNegativeFloat
+    steps: Annotated[PositiveInt, Doc("steps of ascent")]
+    rate: Annotated[float, Field(gt=0, le=1), Doc("by how much a step changes each mask")]
+    persistent: Annotated[
+        bool, Doc("ascent continues, for each row of the batch, where it ended in the step before")
+    ]
+    scope: Annotated[
+        Literal["row", "batch"],
+        Doc("row: each row has masks of its own; batch: all rows of the batch have the same"),
+    ]
+    init: Annotated[
+        Literal["random", "ones", "zeroes"],
+        Doc("where ascent starts, between gates (0) and open masks (1)"),
+    ]
+    evaluate: Annotated[
+        NonNegativeInt,
+        Doc(
+            "steps of ascent in evaluations, which then report the error under these masks; 0: none"
+        ),
+    ]
+
+
+@with_config(STRICT)
+class KnownKeys(TypedDict):
+    """The known answer of a toy model, by patterns of matrices."""
+
+    identity: Annotated[list[str], Doc("each feature has a component of its own")]
+    dense: Annotated[list[str], Doc("each component serves several features")]
+    components: Annotated[
+        PositiveInt | None,
+        Doc("number of components of each dense matrix, without others; needed with dense"),
+    ]
+
+
 class Decompose(Objective):
     """Sums losses over rows, each times its coefficient. A loss whose coefficient is 0 is not
     computed.
@@ -59,32 +100,94 @@ class Decompose(Objective):
     def __init__(
         self,
         model: Components,
-        reconstruction: str,
-        faithfulness: float,
-        stochastic: float,
-        layerwise: float,
-        subset: float,
-        adversarial: Mapping[str, Any],
-        minimality: float,
-        frequency: float,
-        p: float,
-        p_end: float | None,
-        p_from: float,
-        samples: int,
-        whole: bool,
-        warmup_steps: int,
-        warmup_lr: float,
-        live_above: float,
-        known: Mapping[str, Any],
-        unmasked: float = 0.0,
-        masked: float = 0.0,
-        sampling: str = "continuous",
-        p_until: float = 1.0,
-        hidden: float = 0.0,
-        masked_layerwise: float = 0.0,
-        masked_subset: float = 0.0,
-        subset_probability: float | None = None,
-        positions: str = "all",
+        reconstruction: Annotated[
+            Literal["auto", "mse", "kl"],
+            Doc("how outputs are compared; auto: kl if the net predicts tokens, else mse"),
+        ],
+        faithfulness: Annotated[
+            NonNegativeFloat, Doc("mean square of what the components of a matrix do not add up to")
+        ],
+        stochastic: Annotated[NonNegativeFloat, Doc("with all matrices masked at random")],
+        layerwise: Annotated[
+            NonNegativeFloat, Doc("with one matrix masked at random, as a mean over matrices")
+        ],
+        subset: Annotated[
+            NonNegativeFloat, Doc("with some of the matrices masked at random, drawn for each row")
+        ],
+        adversarial: Annotated[AdversarialKeys, Doc("with the worst masks that ascent finds")],
+        minimality: Annotated[
+            NonNegativeFloat, Doc("few components are needed: the sum of gates to the power of p")
+        ],
+        frequency: Annotated[
+            NonNegativeFloat,
+            Doc(
+                "components that many inputs need cost more: times 1 + this × log2(1 + sum over "
+                "the batch)"
+            ),
+        ],
+        p: Annotated[float, Field(gt=0, le=100)],
+        p_end: Annotated[
+            Annotated[float, Field(gt=0, le=100)] | None,
+            Doc("the power at the end of the run; null: p"),
+        ],
+        p_from: Annotated[
+            float, Field(ge=0, lt=1), Doc("share of the run after which the power begins to change")
+        ],
+        samples: Annotated[
+            int,
+            Field(ge=1, le=1000),
+            Doc("draws of masks for the stochastic loss and the hidden one"),
+        ],
+        whole: Annotated[
+            bool, Doc("the remainder of each matrix is one more component, with a mask of its own")
+        ],
+        warmup_steps: Annotated[
+            NonNegativeInt,
+            Doc("steps on faithfulness alone before the first step, also after init_from"),
+        ],
+        warmup_lr: Annotated[float, Field(gt=0, le=1000), Doc("learning rate of these steps")],
+        live_above: Annotated[
+            float,
+            Field(ge=0, lt=1),
+            Doc("evaluations take a component as needed if its gate is above this"),
+        ],
+        known: Annotated[
+            KnownKeys, Doc("the known answer of a toy model, by patterns of matrices")
+        ],
+        unmasked: Annotated[NonNegativeFloat, Doc("with all components and no remainder")] = 0.0,
+        masked: Annotated[NonNegativeFloat, Doc("with masks equal to the gates")] = 0.0,
+        sampling: Annotated[
+            Literal["continuous", "binomial"],
+            Doc("a mask is drawn between its gate and 1, or is either of the two"),
+        ] = "continuous",
+        p_until: Annotated[Share, Doc("share of the run after which it has changed")] = 1.0,
+        hidden: Annotated[
+            NonNegativeFloat,
+            Doc(
+                "mean square by which the inputs of matrices change when all matrices are "
+                "masked at random"
+            ),
+        ] = 0.0,
+        masked_layerwise: Annotated[
+            NonNegativeFloat, Doc("the same for one matrix at a time, as a mean over matrices")
+        ] = 0.0,
+        masked_subset: Annotated[
+            NonNegativeFloat, Doc("the same for some of the matrices, drawn for each row")
+        ] = 0.0,
+        subset_probability: Annotated[
+            Annotated[float, Field(gt=0, le=1)] | None,
+            Doc(
+                "probability that a matrix is masked; null: the number of masked matrices is "
+                "drawn evenly from 1 to all"
+            ),
+        ] = None,
+        positions: Annotated[
+            Literal["all", "last"],
+            Doc(
+                "which outputs of a text are compared; last: those at its end alone, for nets "
+                "that answer there"
+            ),
+        ] = "all",
     ) -> None:
         super().__init__(model)
         self.adversary = Adversary(**adversarial)

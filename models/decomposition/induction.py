@@ -7,12 +7,16 @@ last token's earlier occurrence.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 import torch.nn.functional as F
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from models.layers import Embedding, Linear, parse_dtype, widen
+from models.layers import Embedding, ForwardDtype, Linear, parse_dtype, widen
 from models.sizes import LAYERS, WIDTH, check_memory, check_sizes
+from utils.command.marks import Divides
 from utils.errors import ConfigError
 from utils.spec import Spec
 
@@ -26,10 +30,10 @@ class InductionHeads(nn.Module):
     def __init__(
         self,
         spec: Spec,
-        hidden_size: int = 16,
-        num_heads: int = 1,
-        num_layers: int = 2,
-        forward_dtype: str = "float32",
+        hidden_size: Annotated[int, Field(ge=2)] = 16,
+        num_heads: Annotated[PositiveInt, Divides("hidden_size")] = 1,
+        num_layers: Annotated[int, Field(ge=1, le=1000)] = 2,
+        forward_dtype: ForwardDtype = "float32",
     ) -> None:
         super().__init__()
         if not (spec.vocab_size and spec.seq_len) or spec.table_rows:

@@ -8,11 +8,15 @@ superposition: Braun et al. 2025 (arXiv 2501.14926), Bushnaq et al. 2025 (arXiv 
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 import torch.nn.functional as F
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
+from typing_extensions import Doc
 
-from models.layers import Linear, parse_dtype
+from models.layers import ForwardDtype, Linear, parse_dtype
 from models.sizes import LAYERS, WIDTH, check_memory, check_sizes
 from utils.errors import ConfigError
 from utils.spec import Spec
@@ -59,9 +63,11 @@ class TMS(Toy):
     def __init__(
         self,
         spec: Spec,
-        hidden_size: int = 2,
-        identity_layers: int = 0,
-        forward_dtype: str = "float32",
+        hidden_size: Annotated[PositiveInt, Doc("fewer than there are features")] = 2,
+        identity_layers: Annotated[
+            int, Field(ge=0, le=1000), Doc("fixed identity layers in the middle")
+        ] = 0,
+        forward_dtype: ForwardDtype = "float32",
     ) -> None:
         super().__init__(spec, forward_dtype, "tms")
         sizes = {"hidden_size": hidden_size, "identity_layers": identity_layers}
@@ -89,10 +95,10 @@ class ResidMLP(Toy):
     def __init__(
         self,
         spec: Spec,
-        hidden_size: int = 1000,
-        mlp_width: int = 50,
-        num_layers: int = 1,
-        forward_dtype: str = "float32",
+        hidden_size: Annotated[PositiveInt, Doc("width of the stream")] = 1000,
+        mlp_width: Annotated[PositiveInt, Doc("neurons of all layers together")] = 50,
+        num_layers: Annotated[int, Field(ge=1, le=1000)] = 1,
+        forward_dtype: ForwardDtype = "float32",
     ) -> None:
         super().__init__(spec, forward_dtype, "resid_mlp")
         sizes = {"hidden_size": hidden_size, "mlp_width": mlp_width, "num_layers": num_layers}

@@ -4,32 +4,33 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
-from models.layers import Dropout, parse_dtype
+from models.layers import Dropout, ForwardDtype, parse_dtype
 from utils.errors import ConfigError
 from utils.spec import Spec
+
+Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class CNN(nn.Module):
     """conv32 – conv64 – pool – fc128 – fc, with dropout before both linear layers."""
 
     def __init__(
-        self, spec: Spec, dropout: tuple[float, float] = (0.25, 0.5), forward_dtype: str = "float32"
+        self,
+        spec: Spec,
+        dropout: tuple[Rate, Rate] = (0.25, 0.5),
+        forward_dtype: ForwardDtype = "float32",
     ) -> None:
         super().__init__()
         if spec.image_shape != (28, 28):
             raise ConfigError(
                 f"arch=cnn needs images of 28×28, the data has {spec.image_shape or 'none'}; use"
                 " data=digits or data=mnist"
-            )
-        if len(dropout) != 2 or not all(
-            isinstance(rate, int | float) and 0 <= rate < 1 for rate in dropout
-        ):
-            raise ConfigError(
-                f"arch.dropout={dropout}: must be two rates, each at least 0 and less than 1; for"
-                " example [0.25,0.5]"
             )
         self.dtype = parse_dtype(forward_dtype)
         self.dropout0, self.dropout1 = map(Dropout, dropout)

@@ -7,16 +7,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import Doc
 
 from models import llama
 from models.language import decoding
 from models.language.gpt import GPT
 from models.objective import Batch, Carry, Context, Objective, StepOut
+from utils.command.marks import Share
 from utils.errors import ConfigError
 from utils.measure.evaluator import Prediction
 from utils.measure.metrics import Metric, MetricSums
@@ -34,7 +38,21 @@ class CausalLM(Objective):
     model: GPT
     bytes_V: Tensor
 
-    def __init__(self, model: GPT, chunk_tokens: int | None = None, z_loss: float = 0.0) -> None:
+    def __init__(
+        self,
+        model: GPT,
+        chunk_tokens: Annotated[
+            PositiveInt | None,
+            Doc("computes the logits of at most so many tokens at once; null: of all"),
+        ] = None,
+        z_loss: Annotated[
+            Share,
+            Doc(
+                "coefficient of the squared log of the softmax's denominator in the training "
+                "loss; PaLM: 1e-4"
+            ),
+        ] = 0.0,
+    ) -> None:
         super().__init__(model)
         self.z_loss = z_loss
         if chunk_tokens is not None and chunk_tokens < 1:

@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import Doc
 
 from models import documents
 from models.documents import Sees
@@ -18,6 +21,7 @@ from models.layers import (
     Attention,
     CosSin,
     Embedding,
+    ForwardDtype,
     Linear,
     Past,
     RMSNorm,
@@ -29,6 +33,7 @@ from models.layers import (
     widen,
 )
 from models.sizes import LAYERS, WIDTH, check_memory, check_sizes
+from utils.command.marks import Divides, Share
 from utils.errors import ConfigError, short
 from utils.spec import Spec
 
@@ -49,22 +54,39 @@ MOST = {"num_layers": LAYERS, "hidden_size": WIDTH, "mlp_width": WIDTH}
 class Shape:
     """The keys under `arch`."""
 
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    kv_heads: int | None = None
-    mlp_width: int | None = None
-    tied: bool = False
-    qk_norm: bool = False
-    logit_cap: float | None = None
-    recompute: bool = False
-    rms_norm_eps: float = 1e-5
-    rope_theta: float = 10000.0
-    forward_dtype: str = "float32"
-    head_dim: int | None = None
-    qk_weights: bool = False
-    qkv_bias: bool = False
-    rope_scaling: Mapping[str, float] | None = None
+    num_layers: Annotated[int, Field(ge=1, le=1000)]
+    hidden_size: Annotated[int, Field(ge=2)]
+    num_heads: Annotated[PositiveInt, Divides("hidden_size")]
+    kv_heads: Annotated[
+        PositiveInt | None, Doc("groups of heads share so many keys and values; null: num_heads")
+    ] = None
+    mlp_width: Annotated[
+        PositiveInt | None, Doc("null: 8/3 of hidden_size, rounded up to a multiple of 64")
+    ] = None
+    tied: Annotated[bool, Doc("the output layer uses the weights of the embedding")] = False
+    qk_norm: Annotated[bool, Doc("normalises queries and keys")] = False
+    logit_cap: Annotated[PositiveFloat | None, Doc("caps logits softly at ± this")] = None
+    recompute: Annotated[
+        bool, Doc("computes blocks again in the backward pass: less memory, a third more work")
+    ] = False
+    rms_norm_eps: Share = 1e-5
+    rope_theta: Annotated[PositiveFloat, Doc("base of the rotary frequencies")] = 10000.0
+    forward_dtype: ForwardDtype = "float32"
+    head_dim: Annotated[
+        Annotated[int, Field(ge=2)] | None,
+        Doc("the width of a head; null: hidden_size / num_heads"),
+    ] = None
+    qk_weights: Annotated[
+        bool, Doc("these norms have weights and come before the rotation, as in Qwen3")
+    ] = False
+    qkv_bias: Annotated[bool, Doc("queries, keys and values have biases, as in Qwen2")] = False
+    rope_scaling: Annotated[
+        dict[str, Any] | None,
+        Doc(
+            "as in Llama 3.1: {factor: 8, low_freq_factor: 1, high_freq_factor: 4, "
+            "original_max_position_embeddings: 8192}"
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         for key in POSITIVE:
@@ -171,6 +193,8 @@ class GPT(nn.Module):
 
     Each weight is cast where it is used, so that blocks may be split over ranks one by one.
     """
+
+    takes = Shape  # the class that lists the keys of the constructor
 
     def __init__(self, spec: Spec, **keys) -> None:
         super().__init__()

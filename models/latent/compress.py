@@ -7,18 +7,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
+from typing_extensions import Doc
 
 from models.latent import wire
 from models.latent.generation import NO_PREFIX, LayeredPrefix, begin_tokens
 from models.latent.prefix import BEGIN, Prefix
 from models.layers import widen
 from models.objective import Batch, Carry, Context, Objective, StepOut
+from utils.command.marks import Share
 from utils.errors import ConfigError
 from utils.latent import ANSWER_INPUTS, CUTS, WIRES
 from utils.measure.evaluator import Prediction
@@ -42,17 +45,38 @@ class Compress(Objective):
     def __init__(
         self,
         model: Prefix,
-        answer: float,
-        first: float,
-        first_k: float,
-        k: int,
-        distill: float,
-        temperature: float,
-        gist: float,
-        align: float,
-        scale: float,
-        alone: float = 0.0,
-        hidden: float = 0.0,
+        answer: Annotated[NonNegativeFloat, Doc("cross entropy of the answer's tokens")],
+        first: Annotated[NonNegativeFloat, Doc("the same for its first token")],
+        first_k: Annotated[NonNegativeFloat, Doc("the same for its first k tokens")],
+        k: PositiveInt,
+        distill: Annotated[
+            NonNegativeFloat,
+            Doc("Kullback-Leibler divergence from the model's own scores when it reads the text"),
+        ],
+        temperature: Annotated[float, Field(gt=0, le=1000), Doc("of both scores in distill")],
+        gist: Annotated[
+            NonNegativeFloat,
+            Doc("cross entropy of the text's bytes, predicted from its latents alone"),
+        ],
+        align: Annotated[
+            NonNegativeFloat,
+            Doc("how much the angles between an example's prefix vectors differ between models"),
+        ],
+        scale: Annotated[
+            NonNegativeFloat, Doc("how much the size of prefixes differs from that of embeddings")
+        ],
+        alone: Annotated[
+            Share,
+            Doc(
+                "share of the run in which only gist trains the encoder, because answers would "
+                "pull harder at first"
+            ),
+        ] = 0.0,
+        hidden: Annotated[
+            float,
+            Field(ge=0, lt=1),
+            Doc("share of the text's bytes that gist hides from the encoder and does not ask for"),
+        ] = 0.0,
     ) -> None:
         super().__init__(model)
         self.coefficients = {

@@ -9,18 +9,20 @@ model. Only the encoder and the adapters train.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, NonNegativeInt, PositiveInt, with_config
 from torch import Tensor, nn
+from typing_extensions import Doc, TypedDict
 
 from models import halves
 from models.latent import wire
 from models.latent.generation import LayeredPrefix, answer_logits, generate
 from models.layers import (
     Embedding,
+    ForwardDtype,
     Linear,
     Past,
     RMSNorm,
@@ -33,6 +35,7 @@ from models.layers import (
 )
 from models.sizes import LAYERS, WIDTH, check_sizes
 from models.targets import GPT, DecoderBlock, Shape, load
+from utils.command.marks import A_RUN, STRICT, Divides
 from utils.errors import ConfigError
 from utils.ranks.devices import devices_of, home
 from utils.ranks.distributed import Dist
@@ -201,6 +204,29 @@ class Gist(nn.Module):
         )
 
 
+@with_config(STRICT)
+class EncoderKeys(TypedDict):
+    """Encoder."""
+
+    width: Annotated[int, Field(ge=2)]
+    layers: Annotated[int, Field(ge=0, le=1000)]
+    heads: Annotated[PositiveInt, Divides("width")]
+    refiner: Annotated[
+        int,
+        Field(ge=0, le=1000),
+        Doc("layers in which latents attend to each other before they are sent"),
+    ]
+    mlp: Annotated[bool, Doc("an MLP follows the attention by which latents gather bytes")]
+    nearness: Annotated[
+        float,
+        Field(ge=-20, le=20),
+        Doc(
+            "before training: the logarithm of how strongly latents prefer bytes near their "
+            "part of the text"
+        ),
+    ]
+
+
 class Prefix(nn.Module):
     """The encoder, the adapters and the gist, which train, and the frozen models."""
 
@@ -209,20 +235,34 @@ class Prefix(nn.Module):
     def __init__(
         self,
         spec: Spec,
-        models: Sequence[str],
-        latents: int,
-        wire: int,
-        encoder: Mapping[str, Any],
-        adapter_width: int,
-        spread: int,
-        deep: bool,
-        gist_width: int,
-        send: str = "float16",
-        devices: int = 1,
-        forward_dtype: str = "float32",
+        models: Annotated[list[str], A_RUN, Doc("the frozen models")],
+        latents: Annotated[PositiveInt, Doc("vectors for each text")],
+        wire: Annotated[PositiveInt, Doc("numbers in each vector")],
+        encoder: EncoderKeys,
+        adapter_width: Annotated[PositiveInt, Doc("hidden units of each adapter")],
+        spread: Annotated[PositiveInt, Doc("positions of a model's prefix for each latent")],
+        deep: Annotated[
+            bool, Doc("adapters also make keys and values for each layer of their model")
+        ],
+        gist_width: Annotated[
+            NonNegativeInt,
+            Doc("width of the part that predicts texts from their latents; 0: no such part"),
+        ],
+        send: Annotated[
+            Literal["float16", "int8", "int4"], Doc("how vectors are sent, also in training")
+        ] = "float16",
+        devices: Annotated[
+            int,
+            Field(ge=1, le=64),
+            Doc(
+                "GPUs of each rank: the models are spread over them, and what trains is on the "
+                "first"
+            ),
+        ] = 1,
+        forward_dtype: ForwardDtype = "float32",
     ) -> None:
         super().__init__()
-        asked = {f"encoder.{key}": value for key, value in encoder.items()}
+        asked: dict[str, Any] = {f"encoder.{key}": value for key, value in encoder.items()}
         asked |= {"latents": latents, "wire": wire, "adapter_width": adapter_width}
         check_sizes(MOST, asked | {"spread": spread, "gist_width": gist_width})
         self.dtype = parse_dtype(forward_dtype)

@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
+from typing_extensions import Doc
 
 from models.interval import Interval
 from models.losses import LOSSES
@@ -43,7 +45,14 @@ class ActObjective(Objective):
     costs = frozenset({"lm_loss", "q_halt_loss", "q_continue_loss"})
     model: RecursiveNet
 
-    def __init__(self, model: RecursiveNet, loss_type: str, label_smoothing: float = 0.0) -> None:
+    def __init__(
+        self,
+        model: RecursiveNet,
+        loss_type: Literal["stablemax_cross_entropy", "softmax_cross_entropy"],
+        label_smoothing: Annotated[
+            float, Field(ge=0, lt=1), Doc("share of the target that is spread over all tokens")
+        ] = 0.0,
+    ) -> None:
         super().__init__(model)
         if loss_type not in LOSSES:
             raise ConfigError(f"arch.loss.loss_type={loss_type}: choose one of {', '.join(LOSSES)}")

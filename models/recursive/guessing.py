@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
+from typing_extensions import Doc
 
 from models.interval import Interval
 from models.objective import Batch, Context, Objective, StepOut
@@ -25,6 +27,7 @@ from models.recursive.recursion import where_slots
 from models.recursive.search import Rules, answers_by_search, fill_in
 from models.recursive.sudoku_net import BLANK, SudokuNet, what_is_known
 from models.recursive.thinking import ThinkingSteps
+from utils.command.marks import SAME_RUN, Share
 from utils.measure.evaluator import Evaluator, Prediction
 from utils.measure.metrics import Metric, MetricSums
 from utils.noise import Noise
@@ -56,16 +59,44 @@ class GuessObjective(Objective):
     def __init__(
         self,
         model: SudokuNet,
-        think_steps: int = 2,
-        sure: float = 0.97,
-        beam: int = 16,
-        search_steps: int = 40,
-        accept: float = 0.95,
-        board_steps: int = 24,
-        revealed: float = 0.25,
-        corrected: float = 0.5,
-        wrong_steps: int = 6,
-        value_weight: float = 0.3,
+        think_steps: Annotated[
+            int, Field(ge=0, le=1000), Doc("steps on a board before the first guess")
+        ] = 2,
+        sure: Annotated[
+            float, Field(ge=0.5, le=1), Doc("digits of a higher probability are filled in at once")
+        ] = 0.97,
+        beam: Annotated[
+            PositiveInt,
+            SAME_RUN,
+            Doc("boards with guesses that an evaluation keeps for each puzzle"),
+        ] = 16,
+        search_steps: Annotated[
+            int, Field(ge=1, le=1000), SAME_RUN, Doc("most steps of an evaluation")
+        ] = 40,
+        accept: Annotated[
+            float,
+            Field(gt=0, lt=1),
+            SAME_RUN,
+            Doc(
+                "a full board that is right with a higher probability, by the net's own word, "
+                "ends an evaluation's search"
+            ),
+        ] = 0.95,
+        board_steps: Annotated[
+            int, Field(ge=1, le=1000), Doc("most steps on a board in training")
+        ] = 24,
+        revealed: Annotated[
+            Share, Doc("in half of the boards, up to this share of the blanks is given")
+        ] = 0.25,
+        corrected: Annotated[
+            Share, Doc("share of the guesses of training that are put right")
+        ] = 0.5,
+        wrong_steps: Annotated[
+            int, Field(ge=0, le=1000), Doc("steps in training after a wrong guess")
+        ] = 6,
+        value_weight: Annotated[
+            NonNegativeFloat, Doc("of the loss of telling boards with wrong guesses")
+        ] = 0.3,
     ) -> None:
         super().__init__(model)
         self.rules = Rules(think_steps, sure, beam, search_steps, accept)

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.func import functional_call
+from typing_extensions import Doc
 
 from models.layers import (
     ROPES,
     Block,
     CosSin,
     Embedding,
+    ForwardDtype,
     Level,
     Linear,
     SwiGLU,
@@ -28,6 +32,7 @@ from models.layers import (
 )
 from models.sizes import LAYERS, WIDTH, check_sizes
 from models.sparse_embedding import SparseEmbedding, SplitEmbedding
+from utils.command.marks import SAME_RUN, Divides, Share
 from utils.errors import ConfigError
 from utils.spec import Spec
 
@@ -51,32 +56,82 @@ MOST = {
 class Sizes:
     """The keys under `arch` of both nets, named as users of HRM and TRM know them."""
 
-    H_cycles: int
-    L_cycles: int
-    H_layers: int
-    L_layers: int
-    hidden_size: int
-    num_heads: int
-    expansion: float
-    puzzle_emb_ndim: int
-    pos_encodings: str
-    halt_max_steps: int
-    halt_exploration_prob: float
-    forward_dtype: str = "float32"
-    rms_norm_eps: float = 1e-5
-    rope_theta: float = 10000.0
-    mlp_multiple: int = 256
-    mlp_norm: bool = False
-    depth_warmup: float = 0.0
-    starts: int = 1
-    eval_halt: bool = False
-    chains: int = 1
-    chain_noise: float = 1.0
+    H_cycles: Annotated[int, Field(ge=1, le=1000)]
+    L_cycles: Annotated[int, Field(ge=1, le=1000)]
+    H_layers: Annotated[
+        int,
+        Field(ge=0, le=1000),
+        Doc("kept for published launch lines; one stack serves both levels"),
+    ]
+    L_layers: Annotated[int, Field(ge=1, le=1000)]
+    hidden_size: PositiveInt
+    num_heads: Annotated[PositiveInt, Divides("hidden_size")]
+    expansion: Annotated[PositiveFloat, Doc("width of the MLPs, as a multiple of hidden_size")]
+    puzzle_emb_ndim: NonNegativeInt
+    pos_encodings: Annotated[
+        Literal["rope", "rope2d", "learned", "none"], Doc("rope2d: for a square grid")
+    ]
+    halt_max_steps: Annotated[PositiveInt, Doc("most thinking steps on one puzzle")]
+    halt_exploration_prob: Annotated[
+        Share,
+        Doc(
+            "probability, in each training step, that a slot must have thought for a random "
+            "number of steps before it may halt"
+        ),
+    ]
+    forward_dtype: ForwardDtype = "float32"
+    rms_norm_eps: Share = 1e-5
+    rope_theta: Annotated[PositiveFloat, Doc("base of the rotary frequencies")] = 10000.0
+    mlp_multiple: Annotated[
+        PositiveInt, Doc("the width of the gated MLPs is rounded up to a multiple of this")
+    ] = 256
+    mlp_norm: Annotated[
+        bool, Doc("normalises the gated activations of the MLPs, for optim=muon")
+    ] = False
+    depth_warmup: Annotated[
+        Share, Doc("share of the run in which a step takes a third, then two thirds of the cycles")
+    ] = 0.0
+    starts: Annotated[
+        int,
+        Field(ge=1, le=64),
+        Doc("scratchpads that think about each puzzle; the net learns from the best one"),
+    ] = 1
+    eval_halt: Annotated[
+        bool,
+        SAME_RUN,
+        Doc(
+            "evaluations leave a puzzle once the net wants to halt and its answer has "
+            "settled, not after all steps"
+        ),
+    ] = False
+    chains: Annotated[
+        PositiveInt,
+        SAME_RUN,
+        Doc(
+            "evaluations think about each puzzle in so many chains; the one with the "
+            "highest halting logit answers"
+        ),
+    ] = 1
+    chain_noise: Annotated[
+        NonNegativeFloat,
+        SAME_RUN,
+        Doc(
+            "standard deviation of the noise that all chains but the first add to the learned start"
+        ),
+    ] = 1.0
     chain_seed: int = 0
-    puzzle_emb_len: int = 0  # 0: as many positions as the puzzle embedding fills
-    puzzle_emb_sharded: bool = False
-    mlp_t: bool = False
-    no_ACT_continue: bool = False
+    puzzle_emb_len: Annotated[
+        NonNegativeInt, Doc("positions before the tokens; 0: as many as puzzle_emb_ndim fills")
+    ] = 0  # 0: as many positions as the puzzle embedding fills
+    puzzle_emb_sharded: Annotated[
+        bool,
+        SAME_RUN,
+        Doc("each rank holds a part of the puzzle table and of its average, instead of all rows"),
+    ] = False
+    mlp_t: Annotated[bool, Doc("mixes tokens by an MLP instead of attention")] = False
+    no_ACT_continue: Annotated[
+        bool, Doc("halts by the sign of one logit; false: by HRM's two Q values")
+    ] = False
 
     def __post_init__(self) -> None:
         for key in (
@@ -218,6 +273,8 @@ class Inner(nn.Module):
 
 class RecursiveNet(nn.Module):
     """Wraps the inner net: casts its weights, and makes initial states and steps of reasoning."""
+
+    takes = Sizes  # the class that lists the keys of the constructors
 
     def __init__(self, inner: Inner) -> None:
         super().__init__()

@@ -14,13 +14,16 @@ board needs to be shown in more than one of its images.
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from torch.func import functional_call
+from typing_extensions import Doc
 
-from models.layers import Linear, cast_weights, lecun_normal, parse_dtype, rms_norm
+from models.layers import ForwardDtype, Linear, cast_weights, lecun_normal, parse_dtype, rms_norm
 from models.sizes import WIDTH, check_count
 from utils.errors import ConfigError
 from utils.spec import Spec
@@ -97,10 +100,12 @@ class SudokuNet(nn.Module):
     def __init__(
         self,
         spec: Spec,
-        hidden_size: int = 32,
-        expansion: float = 2.0,
-        passes: int = 4,
-        forward_dtype: str = "float32",
+        hidden_size: PositiveInt = 32,
+        expansion: Annotated[
+            float, Field(gt=0, le=1000), Doc("hidden width, as a multiple of hidden_size")
+        ] = 2.0,
+        passes: Annotated[int, Field(ge=1, le=1000), Doc("exchanges of messages in a step")] = 4,
+        forward_dtype: ForwardDtype = "float32",
     ) -> None:
         super().__init__()
         side = math.isqrt(spec.seq_len)

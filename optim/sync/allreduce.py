@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+from pydantic import PositiveFloat
 from torch import Tensor, nn
 
 from optim.sync.base import Sync, Verdict
@@ -24,7 +25,7 @@ from utils.transfer import to_host
 LARGE = 1 << 14  # elements from which copying a gradient costs more than the call
 
 
-def build(bucket_mb: float, exact: bool, shards: int) -> Sync:
+def build(bucket_mb: PositiveFloat, exact: bool, shards: int) -> Sync:
     """Builds `sync=allreduce`: the reducer below, or with `exact=true` the one in `exact.py`."""
     if not exact:
         return Reducer(bucket_mb)

@@ -6,12 +6,14 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as c10d
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import Doc
 
 from optim.sync.base import Verdict
 from optim.sync.buckets import magnitude
@@ -29,9 +31,11 @@ class DDP(Common):
 
     def __init__(
         self,
-        bucket_mb: float = 25.0,
-        find_unused_parameters: bool = False,
-        static_graph: bool = False,
+        bucket_mb: Annotated[float, Field(ge=1)] = 25.0,
+        find_unused_parameters: Annotated[
+            bool, Doc("for nets that leave out parameters in some steps")
+        ] = False,
+        static_graph: Annotated[bool, Doc("for nets that do the same in every step")] = False,
     ) -> None:
         if not bucket_mb > 0:
             raise ConfigError(f"sync.bucket_mb={bucket_mb}: a bucket holds something; try 25")

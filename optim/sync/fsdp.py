@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as c10d
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from typing_extensions import Doc
 
 from optim.sync.buckets import magnitude
 from optim.sync.common import Common
@@ -34,7 +35,16 @@ class FSDP(Common):
     name = "fsdp"
     splits_weights = True
 
-    def __init__(self, reshard_after_forward: bool = True) -> None:
+    def __init__(
+        self,
+        reshard_after_forward: Annotated[
+            bool,
+            Doc(
+                "frees a block's weights after its forward pass, and fetches them again for its "
+                "backward pass"
+            ),
+        ] = True,
+    ) -> None:
         self._reshards = reshard_after_forward
 
     def wrap(self, objective: Any, dist: Dist) -> nn.Module:

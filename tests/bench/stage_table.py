@@ -11,7 +11,7 @@ from pathlib import Path
 
 from utils.checkpoint.reader import digest
 from utils.files import read_row
-from utils.sweep.results import result_in
+from utils.rundir.report.sweeps import result
 
 # In the order of the table: what a way is called, and the keys that make it
 WAYS = {
@@ -100,7 +100,7 @@ def measured(folder: Path) -> Measured | None:
     said = re.findall(r"\d+ ranks?(?: by \w+)? on (.*)", (folder / "log.txt").read_text())
     return Measured(
         samples_per_s=speed(training, "speed/examples_per_s"),
-        epoch_s=result_in(folder).seconds / training[-1]["epoch"],
+        epoch_s=result(folder).seconds / training[-1]["epoch"],
         peak_bytes=max(row["memory/peak_bytes"] for row in training),
         accuracy=tests[-1]["eval/accuracy"],
         tested=round(tests[-1]["eval/accuracy_n"]),

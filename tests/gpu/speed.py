@@ -23,10 +23,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import pretrain
 from tests.ranks import ROOT
-from utils.checkpoint import reader
 from utils.command import cli
 from utils.measure import hardware
-from utils.sweep import entry
 
 WARM, TIMED, KERNELS = 6, 30, 12
 LIMIT_S = 60.0  # fewer are timed where steps are long
@@ -170,7 +168,7 @@ def main() -> None:
     file, *arguments = sys.argv[1:]
     pretrain.train_step = Measured(pretrain.train_step, Path(file))
     sys.argv = ["pretrain.py", *arguments]
-    pretrain.main(cli.check(sys.argv, reader.config_in, entry.sweep))
+    cli.main(pretrain.app)
 
 
 if __name__ == "__main__":

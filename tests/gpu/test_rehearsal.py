@@ -64,6 +64,4 @@ def test_of_a_given_dataset_few_boards_are_held_out(
 
 
 def test_a_way_that_does_not_exist_yet_is_a_line_of_the_table() -> None:
-    assert parts.measured(["compile=turbo"], 60).startswith(
-        "error: compile=turbo: must be auto, true"
-    )
+    assert parts.measured(["compile=turbo"], 60).startswith("error: compile=turbo: must be")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from utils.checkpoint.stepfolders import STEP_FOLDER
-from utils.command.renamed import up_to_date
 from utils.errors import brief, short
 from utils.files import read_text
 
@@ -119,7 +118,7 @@ def config_of(text: str) -> dict[Any, Any]:
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"config: cannot be read ({' '.join(str(error).split())[:120]})") from None
     assert isinstance(config, dict)
-    return up_to_date(config)
+    return config
 
 
 def _check_events(text: str) -> None:

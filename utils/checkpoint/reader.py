@@ -21,7 +21,7 @@ from utils.checkpoint.manifest import MANIFEST
 from utils.checkpoint.stepfolders import folder_or_aside, identity, read_pointer, steps_in
 from utils.checkpoint.tensorfiles import Unreadable
 from utils.command.instantiate import check_special
-from utils.command.values import leaves
+from utils.command.keys import leaves
 from utils.errors import ConfigError, brief, visible
 
 if TYPE_CHECKING:  # the digest does without, and answers a second earlier

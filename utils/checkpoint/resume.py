@@ -17,7 +17,8 @@ from utils.checkpoint import manifest, reader
 from utils.checkpoint.meta import config_of
 from utils.checkpoint.registry import Origin, Registry
 from utils.checkpoint.stepfolders import folder_or_aside, steps_in
-from utils.command.keys import MAY_CHANGE, SAME_RUN, all_rules, run_values
+from utils.command.keys import fields_of, run_values
+from utils.command.marks import MAY_CHANGE, SAME_RUN
 from utils.errors import ConfigError, brief, said_of, short, visible
 from utils.files import read_text
 from utils.measure.hardware import forward_dtype
@@ -360,8 +361,8 @@ def _differences(saved: Mapping[Any, Any], config: DictConfig) -> dict[str, tupl
     the code.
     """
     now: Any = OmegaConf.to_container(config)
-    rules = all_rules()
-    old, new = (run_values(side, rules, SAME_RUN, MAY_CHANGE) for side in (saved, now))
+    fields = fields_of(now)
+    old, new = (run_values(side, fields, SAME_RUN, MAY_CHANGE) for side in (dict(saved), now))
     # auto became the old one
     changed = {
         key: (old[key], new[key])

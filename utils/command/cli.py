@@ -1,15 +1,9 @@
-"""The edge of the program: arguments in, one line of error out, a clean exit in every case.
-
-Importing this module loads nothing slow, and no function here does before signals are handled:
-Ctrl-C may come at once.
-"""
+"""The edge of the program: arguments in, one line of error out, a clean exit in every case."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,141 +11,97 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from utils.command import help as help_text
+from utils.command import keys
+from utils.command.arguments import CHOICES, prepare
+from utils.command.config import resolve
+from utils.command.hydra_errors import explain
+from utils.command.limits import check_paths
+from utils.command.naming import sweep_name
 from utils.errors import ConfigError, LocalError, PeerError, RankError, RunError, Stopped, visible
 from utils.ranks import same_host, signals
 from utils.ranks.failure import ECHO, ENDED, FOUND, LINGER_S, PRINTED, Failure, summary
 from utils.ranks.launchers import Launch, detect, on_one_host
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from utils.ranks.failure_watch import Watch
 
 T = TypeVar("T")
+ConfigIn = Callable[[str], Mapping[Any, Any]]  # reads the configuration in a checkpoint
 
+# hydra.sweep.dir is named after what is swept, so that the same sweep finds its own folder
+# 2.4 calls it so; the old name is deprecated there, and this one before
+register = OmegaConf.register_new_resolver if keys.VERSION else OmegaConf.register_resolver
+if not OmegaConf.has_resolver("sweep_name"):
+    register("sweep_name", sweep_name)
 BAD_INPUT, INTERRUPTED = 2, 130
 REPORTED = "exit_status"  # an error has it once it has been reported
+# an evaluation lies beside its run, and repeats the last one
+OF_THE_RUN = {"run_name", "project_name", "eval_batch_size"}
 
 
-class _Checked(BaseException):
-    """Stops Hydra once the configuration has been checked."""
-
-
-def check(
-    arguments: list[str],
-    config_in: Callable[[str], Mapping[Any, Any]],
-    sweep: Callable[[Sequence[str], Launch], None],
-) -> DictConfig | None:
-    """Answers `--help`, or ends with one line of error, before anything slow is loaded.
-
-    Returns the configuration of a single run, or None where `hydra.main` has to compose it again.
-    Leaves `arguments` as Hydra can read them. `config_in` reads the configuration in a checkpoint,
-    for evaluations. `sweep` runs several jobs, if that takes processes alone.
-    """
+def main(app: Callable[[], Any]) -> NoReturn:
+    """Runs the program that `hydra.main` has wrapped, then ends the process."""
     with _ending_here():
-        from utils.command import help as help_text
-        from utils.command.arguments import prepare, refuse_usage, sweeps
-        from utils.command.composing import compose_single_run
-
         launch = detect(os.environ)
-        if help_text.is_wanted(arguments[1:]):
-            text = help_text.answer(arguments[1:])
+        if help_text.is_wanted(sys.argv[1:]):
+            text = help_text.answer(sys.argv[1:])
             if launch.rank == 0:
                 print(text)
             leave(0)
-        arguments[1:] = prepare(arguments[1:], launch.rank, _scratch(), config_in)
-        refuse_usage()
+        sys.argv[1:] = prepare(sys.argv[1:], launch)
         # Hydra then hands its exceptions to us instead of printing them
         os.environ["HYDRA_FULL_ERROR"] = "1"
-        if sweeps(arguments):
-            sweep(arguments[1:], launch)
-            return None  # its jobs are looked at one by one
-
-        def looked_at(cfg: DictConfig) -> DictConfig:
-            if on_one_host(os.environ, launch):  # other hosts may see other disks
-                look_at_paths(cfg)
-            return cfg
-
-        if (raw := compose_single_run(arguments[1:])) is not None:
-            return run_job(raw, looked_at)
-        import hydra
-
-        from utils.command.config import CONF
-
-        def stop(cfg: DictConfig) -> NoReturn:
-            looked_at(cfg)
-            raise _Checked
-
-        job = partial(run_job, run=stop)
-        job.__module__ = "pretrain"  # by which Hydra calls the program
-        try:
-            hydra.main(config_path=str(CONF), config_name="pretrain", version_base="1.3")(job)()
-        except _Checked:
-            return None
-        leave(0)  # it has answered
-
-
-def main(program: Callable[[], Any]) -> NoReturn:
-    """Runs the program, then ends the process."""
-    with _ending_here():
-        program()
+        app()
     leave(0)
 
 
-def run_composing(app: Callable[[], Any]) -> None:
-    """Runs the program that `hydra.main` has wrapped, which composes the configuration itself."""
-    from utils.command import composing
-
-    composing.release()
-    app()
-
-
-def run_job(raw: DictConfig, run: Callable[[DictConfig], T]) -> T:
-    """Resolves what Hydra composed and runs it."""
-    return run_checked(lambda: run(resolve_job(raw)))
-
-
-def run_checked(job: Callable[[], T]) -> T:
-    """Runs a job, and ends the program on errors itself: Hydra would add a line of its own."""
+def run_job(raw: DictConfig, config_in: ConfigIn, run: Callable[[DictConfig], T]) -> T:
+    """Runs one job that Hydra composed, and ends the program on errors itself: Hydra would add a
+    line of its own.
+    """
     try:
-        return job()
+        launch = detect(os.environ)
+        config = resolve_job(raw, config_in, launch)
+        if on_one_host(os.environ, launch):  # other hosts may see other disks
+            check_paths(config)
+        return run(config)
     except Exception as error:
         raise SystemExit(report(error, detect(os.environ))) from None
 
 
-def resolve_job(raw: DictConfig, launch: Launch | None = None) -> DictConfig:
-    """Returns the checked configuration of one job, for this launch or another; called inside
-    Hydra.
+def resolve_job(raw: DictConfig, config_in: ConfigIn, launch: Launch) -> DictConfig:
+    """Returns the checked configuration of one job; called inside Hydra.
+
+    An evaluation that names no arch, data or experiment has that of its checkpoint, which
+    `config_in` reads.
     """
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
-    from utils.command.config import resolve
-
-    launch, state = launch or detect(os.environ), HydraConfig.get()
-    overrides = list(state.overrides.task) if state.mode == RunMode.MULTIRUN else None
+    state = HydraConfig.get()
     if state.job.chdir:
-        raise ConfigError(
-            "hydra.job.chdir=true: paths are relative to the folder where the command was started;"
-            " remove it"
-        )
-    try:
-        return resolve(raw, dict(state.runtime.choices), launch, overrides)
-    except ConfigError:
-        if launch.rank == 0 or overrides is None or "basic_sweeper" in state.sweeper._target_:
-            raise
-        # a sweeper that draws at random proposes other values on other ranks; rank 0's count
+        raise ConfigError("hydra.job.chdir=true: paths are relative to where a run starts")
+    given = [override.partition("=")[0].lstrip("+~") for override in state.overrides.task]
+    if raw.get("eval_only") is True and raw.get("checkpoint") and not CHOICES & {*given}:
+        raw = _adopt(raw, given, config_in(str(raw.checkpoint)))
+    overrides = list(state.overrides.task) if state.mode == RunMode.MULTIRUN else None
+    return resolve(raw, dict(state.runtime.choices), launch, overrides)
+
+
+def _adopt(raw: DictConfig, given: Sequence[str], saved: Mapping[Any, Any]) -> DictConfig:
+    """Returns a saved run's configuration, with the keys that were given, and those that say how
+    this machine computes.
+    """
+    if not saved:  # a file of weights alone
         return raw
-
-
-def look_at_paths(config: DictConfig) -> None:
-    """Raises ConfigError for a path that is wrong, before anything slow is loaded."""
-    from hydra.core.hydra_config import HydraConfig
-
-    from utils.command.keys import defaults_and_rules
-    from utils.command.limits import check_paths
-
-    check_paths(config, defaults_and_rules(HydraConfig.get().runtime.choices)[1])
+    machine = {key for key in map(str, raw) if key in keys.kept_by_machine()} - OF_THE_RUN
+    config = OmegaConf.create(dict(saved))
+    for key in [*machine, *given]:
+        if not key.startswith("hydra"):
+            OmegaConf.update(config, key, OmegaConf.select(raw, key), force_add=True)
+    return config
 
 
 @contextmanager
@@ -214,8 +164,6 @@ def _failure(error: BaseException, launch: Launch, alone: bool) -> Failure:
     """Returns what the user and other ranks learn of an error; `alone`: no other rank can explain
     it.
     """
-    from utils.command.hydra_errors import explain
-
     line = (
         str(error)
         if isinstance(error, ConfigError | PeerError | RankError | RunError)
@@ -245,8 +193,7 @@ def _is_collectives(error: BaseException) -> bool:
 
 
 def _stopped_at_once(launch: Launch, signum: int, line: str) -> bool:
-    """Cleans up when a signal ends this process at once; returns whether this rank says so."""
-    shutil.rmtree(_scratch(), ignore_errors=True)
+    """Says that a signal ends this process at once; returns whether this rank prints it."""
     if (watch := _watch()) is not None:
         if watch.reported or watch.cause:  # launchers end all when one has gone
             return False
@@ -287,10 +234,7 @@ def _ending_here() -> Iterator[None]:
         leave(0)
     except Exception as error:
         # a job ends by SystemExit: this is what Hydra met before it, or around it
-        from utils.command.hydra_errors import blame
-
-        line = blame(error, sys.argv[1:])
-        leave(report(ConfigError(line) if line else error, launch))
+        leave(report(error, launch))
     except BaseException as error:
         leave(report(error, launch))
 
@@ -324,16 +268,10 @@ def leave(code: int) -> NoReturn:
     # for them
     if code == 0:
         _leave_group()
-    shutil.rmtree(_scratch(), ignore_errors=True)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
-
-
-def _scratch() -> str:
-    """Returns a folder for Hydra's files on ranks other than 0."""
-    return f"{tempfile.gettempdir()}/lockstep-sweep-{os.getpid()}"
 
 
 def _on(launch: Launch) -> str:

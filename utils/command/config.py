@@ -1,36 +1,22 @@
-"""From the command line to one checked, resolved configuration.
-
-Imports no torch: errors must come fast.
-"""
+"""From what Hydra composed to one checked, resolved, named configuration."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra import compose
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from utils.command.keys import CONF as CONF
-from utils.command.keys import (
-    GROUPS,
-    NAMES_PROJECT,
-    SAME_RUN,
-    Plain,
-    Rules,
-    defaults_and_rules,
-    is_marked,
-    run_values,
-    unknown,
-)
-from utils.command.limits import check_combinations, check_divisors
+from utils.command import keys
+from utils.command.keys import GROUPS, Plain, fields_of, is_marked, leaves
+from utils.command.limits import check_combinations
+from utils.command.marks import NAMES_PROJECT, SAME_RUN
 from utils.command.naming import check_name, folder_name, job_name
-from utils.command.values import Rule, check_plain, check_value, is_interpolation, leaves
-from utils.errors import ConfigError, short
+from utils.errors import ConfigError
 from utils.ranks.launchers import Launch
 
 
@@ -44,32 +30,19 @@ def resolve(
 
     `overrides` are those of a job of a sweep.
     """
-    defaults, rules = defaults_and_rules(choices)
-    given: Any = OmegaConf.to_container(config, resolve=False)
-    if given.get("experiment"):
-        key, value = next(leaves(given["experiment"], "experiment"))
-        raise ConfigError(
-            f"{key}={short(value)}: nothing reads keys below experiment; begin its file"
-            " with # @package _global_"
-        )
-    # groups take over from the root
-    keys_in_order = sorted(
-        (key for key in given if key not in ("hydra", "experiment")), key=GROUPS.__contains__
-    )
-    # Twice: a value must have its proper type before others are filled in with it, and theirs is
-    # known only then.
-    given = check_keys({key: given[key] for key in keys_in_order}, defaults, rules)
-    config = OmegaConf.create(check_keys(fill_in(given), defaults, rules))
-    OmegaConf.resolve(config)
-    check_divisors(config, rules)
-    check_combinations(config, launch)
-    if config.sweep.only is not None and overrides is None:
-        raise ConfigError(
-            f"sweep.only={config.sweep.only}: chooses a job of a sweep, and this is none; add -m,"
-            " or remove it"
-        )
-    name_run(config, choices, rules, overrides)
-    return config
+    for group in GROUPS:
+        if not isinstance(choices.get(group), str):
+            raise ConfigError(
+                f"{group}={choices.get(group)}: choose one; --help {group} lists them"
+            )
+    written = _plain(config, resolve=False)
+    checked = keys.check(_plain(config, resolve=True))
+    made = OmegaConf.create(checked)
+    check_combinations(made, launch)
+    if made.sweep.only is not None and overrides is None:
+        raise ConfigError(f"sweep.only={made.sweep.only}: chooses a job of a sweep; add -m")
+    name_run(made, written, choices, overrides)
+    return made
 
 
 def publish(config: DictConfig, dist: Any) -> DictConfig:
@@ -77,68 +50,24 @@ def publish(config: DictConfig, dist: Any) -> DictConfig:
     return OmegaConf.create(dist.broadcast_text(OmegaConf.to_yaml(config)))
 
 
-def check_keys(
-    given: Plain, defaults: Plain, rules: Rules, above: str = "", root: Plain | None = None
-) -> Plain:
-    """Refuses unknown keys and wrong values; returns the values in their proper types.
-
-    Interpolations are left as they are.
-    """
-    if root is None:
-        check_plain("", root := given)
-    right: Plain = {}
-    if missing := [key for key in defaults if key not in given]:
-        raise ConfigError(
-            f"{above}{missing[0]}: every key is needed and this one was deleted; remove"
-            f" ~{above}{missing[0]}"
-        )
-    for key, value in given.items():
-        path = f"{above}{key}"
-        rule = rules.get(path, Rule())
-        if key not in defaults:
-            raise ConfigError(f"{path}={short(value)}: {unknown(path)}")
-        if isinstance(defaults[key], dict) and isinstance(value, dict):
-            right[key] = check_keys(value, defaults[key], rules, f"{path}.", root)
-        elif rule.follows:
-            if not is_interpolation(value) and value != root[rule.follows]:
-                raise ConfigError(
-                    f"{path}={short(value)}: follows {rule.follows}; set {rule.follows} instead"
-                )
-            right[key] = value if is_interpolation(value) else f"${{{rule.follows}}}"
-        else:
-            right[key] = (
-                value if is_interpolation(value) else check_value(path, value, defaults[key], rule)
-            )
-    return right
-
-
-def fill_in(given: Plain) -> Plain:
-    """Replaces every interpolation by its value."""
-    try:
-        filled: Any = OmegaConf.to_container(OmegaConf.create(given), resolve=True)
-    except (OmegaConfBaseException, RecursionError, ValueError) as error:
-        key = str(getattr(error, "full_key", None) or "")
-        value_given = dict(leaves(given)).get(key)
-        raise ConfigError(f"{key}={short(value_given)}: {_reason(error)}") from None
-    for path, value in leaves(filled):
-        if is_interpolation(value):
-            raise ConfigError(
-                f"{path}={short(value)}: ${{ begins an interpolation and no value; remove it"
-            )
-    return filled
+def _plain(config: DictConfig, resolve: bool) -> Plain:
+    own = OmegaConf.masked_copy(config, [key for key in map(str, config) if key != "hydra"])
+    plain: Any = OmegaConf.to_container(own, resolve=resolve)
+    return plain
 
 
 def name_run(
-    config: DictConfig, choices: Mapping[str, str], rules: Rules, overrides: Sequence[str] | None
+    config: DictConfig, written: Plain, choices: Mapping[str, str], overrides: Sequence[str] | None
 ) -> None:
-    """Names the run after its configuration, so that the same command finds its own run."""
+    """Names the run after its configuration, so that the same command finds its own run.
+
+    `written` is the configuration with its interpolations.
+    """
     plain: Any = OmegaConf.to_container(config)
+    fields = fields_of(plain)
+    named_after = ((key, value) for key, value in leaves(plain) if value)
     key, data = next(
-        (
-            (path, value)
-            for path, value in leaves(plain)
-            if value and is_marked(path, rules, NAMES_PROJECT)
-        ),
+        ((key, value) for key, value in named_after if is_marked(key, fields, NAMES_PROJECT)),
         ("", None),
     )
     if config.run_name is not None:
@@ -149,11 +78,11 @@ def name_run(
             check_name(key, config.project_name)
     config.project_name = config.project_name or choices["data"]
     if config.run_name is None:
-        content = json.dumps(run_values(plain, rules, SAME_RUN), sort_keys=True)
+        content = json.dumps(_differences(plain, written, choices), sort_keys=True)
         config.run_name = f"{choices['arch']}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
     elif overrides is not None:  # jobs of a sweep that share a name must not share a directory
         runs = Path("runs", config.project_name)
-        config.run_name = job_name(config.run_name, config, choices, overrides, rules, runs)
+        config.run_name = job_name(config.run_name, config, choices, overrides, fields, runs)
     if config.eval_only:  # beside the run that it evaluates, and never in its place
         config.run_name += "-evaluation"
     check_name("project_name", config.project_name)
@@ -162,21 +91,23 @@ def name_run(
     )
 
 
-def _reason(error: Exception) -> str:
-    text = str(error).partition("\n")[0]
-    if match := re.search(r"Environment variable '(.*)' not found", text):
-        return (
-            f"the environment variable {match[1]} is not set; export it, or give the value itself"
-        )
-    if match := re.search(r"Interpolation key '(.*)' not found|Error resolving key '(.*)'", text):
-        return f"there is no key {match[1] or match[2]}"
-    if (
-        isinstance(error, RecursionError)
-        or "Recursive interpolation" in text
-        or "parent node" in text
-    ):
-        return "leads back to itself; give a value"
-    return (
-        "cannot be read as an interpolation"
-        f" ({text.removeprefix('GrammarParseError raised while resolving interpolation: ')})"
-    )
+def _differences(config: Plain, written: Plain, choices: Mapping[str, str]) -> Plain:
+    """Returns the choices, and the values that differ from their defaults: a key that is new does
+    not rename old runs.
+    """
+    chosen = {group: choices[group] for group in GROUPS if group != "sync"}
+    default = compose("pretrain", [f"{group}={choice}" for group, choice in chosen.items()])
+    # lists are compared whole
+    defaults = dict(leaves(_plain(default, resolve=False), into_lists=False))
+    fields = fields_of(config)
+    values = dict(leaves(config, into_lists=False))
+    now = dict(leaves(written, into_lists=False))
+    differing = {
+        path: values.get(path)
+        for path in now.keys() | defaults.keys()
+        if now.get(path) != defaults.get(path)
+        and values.get(path) != defaults.get(path)
+        and not is_marked(path, fields, SAME_RUN)
+        and path.partition(".")[0] not in ("sync", "experiment")
+    }
+    return chosen | differing

@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from utils.command.renamed import current_name
 from utils.errors import ConfigError, brief, short
 from utils.files import ROOT
 
@@ -86,7 +85,6 @@ def _definition(key: str, target: Any) -> tuple[str, ast.ClassDef | ast.Function
     where = f"{key}._target_={target}"
     if not isinstance(target, str):
         raise ConfigError(f"{where}: must be a name like {package}.module.Name")
-    target = current_name(target)
     if not target.startswith(f"{package}.") or f"{target}.".startswith(f"{NOT_FOR_RUNS}."):
         raise ConfigError(
             f"{where}: only things of this repository can be made; choose one under {package}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from dataclasses import dataclass
 from math import ceil
@@ -13,16 +12,13 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from utils.command.instantiate import literals_of
-from utils.command.keys import A_PATH, Rules
-from utils.command.renamed import current_name
-from utils.command.values import Rule, leaves
+from utils.command.keys import fields_of, is_marked, leaves
+from utils.command.marks import A_PATH
 from utils.errors import ConfigError, brief, short
 from utils.gpus import gib_of_each
 from utils.ranks.launchers import Launch
 
-DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 PATH_SHOWN = 300  # characters: a path cut like other values would lose the end that is mistyped
-MOST = 1e30  # of any number: float32 must hold it, and what optimizers make of it
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class SyncTraits:
 
 def traits_of(sync: DictConfig) -> SyncTraits:
     """Returns the traits of the configured sync without importing it."""
-    target = current_name(str(sync.get("_target_")))
+    target = str(sync.get("_target_"))
     stated = literals_of("sync", target)
     module = target.split(".")[-2]
     return SyncTraits(
@@ -48,11 +44,6 @@ def traits_of(sync: DictConfig) -> SyncTraits:
 
 def check_combinations(config: DictConfig, launch: Launch) -> None:
     """Raises ConfigError for the first values that do not go together."""
-    for path, value in leaves(OmegaConf.to_container(config)):
-        if isinstance(value, float) and abs(value) > MOST:
-            raise ConfigError(f"{path}={value}: must be at most {MOST:g}")
-    if not DEVICE.fullmatch(config.device):
-        raise ConfigError(f"device={short(config.device)}: choose auto, cpu or cuda")
     batch, shards = config.global_batch_size, config.shards
     # without a batch the data decides on its size, and checks it
     if batch is not None and batch % shards:
@@ -131,29 +122,6 @@ def check_combinations(config: DictConfig, launch: Launch) -> None:
         check_passes(config, launch.world_size, batch // shards)
     if config.exact:
         check_exact(config, launch)
-    check_expected(config.expected)
-
-
-def check_expected(expected: DictConfig | None) -> None:
-    """`{metric: NAME, at: {STEP: [LOWEST, HIGHEST]}}`, which the report draws."""
-    if expected is None:
-        return
-    example = "write for example {metric: eval/accuracy, at: {1000: [0.97, 1.0]}}"
-    if set(expected) != {"metric", "at"} or not isinstance(expected.metric, str):
-        raise ConfigError(f"expected={short(expected)}: needs metric and at; {example}")
-    plain: Any = OmegaConf.to_container(expected)
-    at = plain["at"]
-    right = isinstance(at, dict) and all(
-        str(step).isdecimal() and _is_range(bounds) for step, bounds in at.items()
-    )
-    if not right:
-        raise ConfigError(f"expected.at={short(at)}: {example}")
-
-
-def _is_range(bounds: Any) -> bool:
-    if not isinstance(bounds, list) or len(bounds) != 2:
-        return False
-    return all(type(end) in (int, float) for end in bounds) and bounds[0] <= bounds[1]
 
 
 def check_split_weights(config: DictConfig, sync: str) -> None:
@@ -213,34 +181,25 @@ def check_exact(config: DictConfig, launch: Launch) -> None:
         )
 
 
-def check_divisors(config: DictConfig, rules: Rules) -> None:
-    """Raises ConfigError for the first key that must divide another one and does not."""
-    for path, rule in rules.items():
-        if rule.divides:
-            multiple = f"{path.rpartition('.')[0]}.{rule.divides}"
-            value, number = OmegaConf.select(config, path), OmegaConf.select(config, multiple)
-            if value and number and number % value:
-                raise ConfigError(
-                    f"{multiple}={number} is not a multiple of {path}={value}; change one of them"
-                )
-
-
-def check_paths(config: DictConfig, rules: Rules) -> None:
+def check_paths(config: DictConfig) -> None:
     """Raises ConfigError for the first path that cannot be what its key needs.
 
     Only a look: what a file holds is checked when it is read.
     """
-    for path, value in leaves(OmegaConf.to_container(config)):
-        rule = rules.get(path.partition("[")[0], Rule())
-        if A_PATH not in rule.marks or not isinstance(value, str) or value in rule.holds:
+    plain: Any = OmegaConf.to_container(config)
+    fields = fields_of(plain)
+    for path, value in leaves(plain):
+        if not isinstance(value, str) or value == "auto" or not is_marked(path, fields, A_PATH):
             continue
         try:
             os.stat(value)
         except FileNotFoundError:
             # a crash may have left a step folder under another name, which readers find
             if not Path(value).name.startswith("step_"):
+                built = path.startswith("data_path")
+                how = "; python -m data.build.NAME builds one, see data/README.md" if built else ""
                 raise ConfigError(
-                    f"{path}={short(value, PATH_SHOWN)}: no such file or folder"
+                    f"{path}={short(value, PATH_SHOWN)}: no such file or folder{how}"
                 ) from None
         except OSError as error:
             reason = brief(error)

@@ -11,8 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
+from pydantic.fields import FieldInfo
 
-from utils.command.keys import SAME_RUN, Rules, is_marked
+from utils.command.keys import is_marked
+from utils.command.marks import SAME_RUN
 from utils.errors import ConfigError, short
 
 LONGEST = 200  # bytes; file systems take 255, and `.old-1` and the like are put behind a name
@@ -37,6 +39,16 @@ def check_name(key: str, name: str) -> None:
             )
 
 
+def sweep_name(overrides: Sequence[str]) -> str:
+    """The name of a sweep's folder: the keys with several values, and a digest of all overrides but
+    those that say how it runs.
+    """
+    own = [each for each in overrides if not each.startswith(("sweep.", "hydra."))]
+    several = [each.partition("=")[0] for each in own if re.search(r"=.*[,(]", each)]
+    digest = hashlib.sha256(os.fsencode("\0".join(own))).hexdigest()[:8]
+    return f"{re.sub(UNFIT, '_', ','.join(several))[:READABLE]}-{digest}".lstrip("-")
+
+
 def folder_name(path: str) -> str:
     """The last name of a path, however the path is written."""
     name = Path(path).name
@@ -48,7 +60,7 @@ def job_name(
     config: DictConfig,
     choices: Mapping[str, str],
     overrides: Sequence[str],
-    rules: Rules,
+    fields: Mapping[str, FieldInfo],
     runs: Path,
 ) -> str:
     """The name of one job of a sweep that fixes `run_name`: that name, and every override that
@@ -64,7 +76,7 @@ def job_name(
     keys = {
         key
         for key in keys
-        if re.split(r"[./]", key)[0] != "hydra" and not is_marked(key, rules, SAME_RUN)
+        if re.split(r"[./]", key)[0] != "hydra" and not is_marked(key, fields, SAME_RUN)
     }
     values = {
         key: choices[key] if key in choices else OmegaConf.select(config, key)

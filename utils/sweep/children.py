@@ -4,32 +4,76 @@ to them.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import selectors
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+import torch
+from omegaconf import DictConfig
+
 from utils.errors import ConfigError, Stopped, visible
+from utils.files import ROOT, read_row
 from utils.ranks import signals
 from utils.ranks.launchers import FAMILIES
-from utils.rundir.status import COPY, FINAL
-from utils.sweep.jobs import Job, command
+from utils.rundir.status import COPY, FILE, FINAL
 
 LOOK_S = 0.1
-PATIENCE_S = 30.0  # for children whose sweep fails itself
-PR_SET_PDEATHSIG = 1
 # variables by which a child would take itself for the launcher's rank that started it
-NUMBERED = {family.rank for family in FAMILIES.values()}
-NOT_THEIRS = {"MASTER_ADDR", "MASTER_PORT", COPY}  # the sweep itself writes COPY
+NOT_THEIRS = {family.rank for family in FAMILIES.values()} | {"MASTER_ADDR", "MASTER_PORT", COPY}
+TORCHRUN = [
+    *("-m", "torch.distributed.run", "--standalone"),
+    "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+]
+
+
+@dataclass
+class Job:
+    """One run of a sweep; if its configuration is wrong, `error` says why."""
+
+    number: int  # from 1
+    overrides: list[str]
+    config: DictConfig | None
+    error: str = ""
+    status: int = 0  # with which it ended
+
+    @property
+    def directory(self) -> Path | None:
+        return None if self.config is None else Path(self.config.checkpoint_path)
+
+    def row(self) -> dict[str, Any]:
+        """Returns what the report reads of a job."""
+        about = " ".join(each for each in self.overrides if not each.startswith("sweep."))
+        directory = str(self.directory or "")
+        return {"number": self.number, "overrides": about, "directory": directory}
+
+    def command(self, ranks: int) -> list[str]:
+        """Returns the command that runs it as a process of its own, under its name."""
+        assert self.config is not None
+        own = [each for each in self.overrides if not each.startswith("sweep.")]
+        name = self.config.run_name
+        if self.config.eval_only:
+            name = name.removesuffix("-evaluation")
+        launcher = [*TORCHRUN, f"--nproc-per-node={ranks}"] if ranks > 1 else []
+        program = str(ROOT / "pretrain.py")
+        return [sys.executable, *launcher, program, *_options(), *own, f"run_name='{name}'"]
+
+    def status_row(self) -> dict[str, Any]:
+        return read_row(self.directory / FILE) if self.directory else {}
+
+    @property
+    def is_requeued(self) -> bool:
+        return self.status_row().get("state") == "requeue"
+
+    @property
+    def reason(self) -> str:
+        return str(self.status_row().get("reason", ""))
 
 
 @dataclass
@@ -39,108 +83,91 @@ class Child:
     job: Job
     process: subprocess.Popen[bytes]
     share: int  # the number of its share of the machine
-    signalled: int = 0  # the first signal that was sent to it
-    # the beginning of a line, by file descriptor
-    unfinished: dict[int, bytes] = field(default_factory=dict)
+    unfinished: dict[int, bytes] = field(default_factory=dict)  # beginnings of lines, by descriptor
 
 
 class Children:
     """Starts jobs until there are no more."""
 
     def __init__(
-        self, options: Sequence[str], shares: Sequence[Mapping[str, str]], ranks: int
+        self, settings: DictConfig, jobs: Sequence[Job], on_end: Callable[[], object]
     ) -> None:
-        """`shares` are environment variables, one set for each job that runs at once; `ranks` is
-        the number of ranks of each job.
-        """
-        self._options, self._shares, self._ranks = options, shares, ranks
+        """`settings` are the keys `sweep.*`; `on_end` is called whenever a job has ended."""
+        self._settings, self._on_end = settings, on_end
+        self._all, self._left = jobs, [job for job in jobs if not job.error]
+        for job in jobs:
+            if job.error:
+                signals.say(f"error: job {job.number}: {job.error}")
+                job.status = 2
+        at_once = min(settings.jobs, len(self._left))
+        device = self._left[0].config.device if self._left else "cpu"  # type: ignore[union-attr]
+        gpus = [] if device == "cpu" or at_once * settings.ranks == 1 else gpus_here(os.environ)
+        self._shares = shares(at_once, settings.ranks, os.environ, gpus, os.cpu_count() or 1)
         self._running: list[Child] = []
         self._pipes = selectors.DefaultSelector()
 
-    def run(
-        self,
-        next_job: Callable[[Collection[Path | None]], Job | None],
-        on_end: Callable[[Job, int], None],
-        is_bad: Callable[[Job], bool] = lambda job: False,
-    ) -> None:
-        """Runs jobs until `next_job` has no more.
-
-        `next_job` returns a job whose directory is not among the busy ones, or None. `on_end` gets
-        each job with its exit status. `is_bad` tells whether to stop a job early.
-        """
-        signals.install(
-            1, self._kill_all
-        )  # as rank 1, which prints nothing about signals: the children do
+    def run(self) -> None:
+        """Runs all jobs; raises Stopped if a signal came, once the jobs have saved and ended."""
+        # as rank 1, which prints nothing about signals: the children do
+        signals.install(1, self._kill_all)
         signals.defer()
         forwarded = False
         try:
-            while True:
-                if not signals.stop_signal():
-                    while len(self._running) < len(self._shares):
-                        job = next_job({child.job.directory for child in self._running})
-                        if job is None:
-                            break
-                        self._start(job)
-                elif not forwarded:
+            while self._running or self._next() is not None:
+                if signum := signals.stop_signal():
+                    if not forwarded:
+                        self._signal_all(signum)
                     forwarded = True
-                    self.signal_all(signals.stop_signal())
-                if not self._running:
-                    break
+                    if not self._running:
+                        break
+                while len(self._running) < len(self._shares) and (job := self._next()):
+                    self._start(job)
                 self._listen()
-                for child in list(self._running):
-                    over = child.process.poll() is not None
-                    child.job.locate(child.process.pid if self._ranks == 1 else None)
-                    if over:
-                        self._end(child)
-                        on_end(child.job, self._status(child))
-                    elif not child.signalled and not signals.stop_signal() and is_bad(child.job):
-                        _signal(child, signal.SIGTERM)
+                for child in [each for each in self._running if each.process.poll() is not None]:
+                    self._end(child)
+                    self._on_end()
         finally:
-            self._stop_all()
+            self._kill_all(0, "")
         if signum := signals.stop_signal():
-            raise Stopped(
-                signum,
-                f"{signal.Signals(signum).name}: the sweep has stopped; the same command goes on"
-                " with it",
-            )
+            name = signal.Signals(signum).name
+            raise Stopped(signum, f"{name}: the sweep has stopped; the same command goes on")
 
-    def signal_all(self, signum: int) -> None:
-        """Sends a signal to all running jobs."""
-        for child in self._running:
-            _signal(child, signum)
+    def _next(self) -> Job | None:
+        """Returns the next job; if two jobs are the same run, the second waits."""
+        failed = self._settings.on_error == "stop" and any(job.status for job in self._all)
+        busy = {child.job.directory for child in self._running}
+        if not self._left or failed or signals.stop_signal() or self._left[0].directory in busy:
+            return None
+        return self._left[0]
 
     def _start(self, job: Job) -> None:
-        environment = {
-            key: value for key, value in os.environ.items() if key not in NUMBERED | NOT_THEIRS
-        } | {**self._free_share()[1]}
-        job.begun, job.evaluation = time.time(), None
+        self._left.remove(job)
+        taken = {child.share for child in self._running}
+        number = next(i for i in range(len(self._shares)) if i not in taken)
+        environment = {key: value for key, value in os.environ.items() if key not in NOT_THEIRS}
         apart = subprocess.PIPE if len(self._shares) > 1 else None
+        print(f"job {job.number} of {len(self._all)}: {' '.join(job.overrides)}", flush=True)
         process = subprocess.Popen(
-            command(self._options, job, self._ranks),
-            env=environment,
+            job.command(self._settings.ranks),
+            env=environment | self._shares[number],
             stdin=subprocess.DEVNULL,
             stdout=apart,
             stderr=apart,
             start_new_session=True,
-            preexec_fn=_with_parent(),
         )
-        child = Child(job, process, self._free_share()[0])
+        child = Child(job, process, number)
         self._running.append(child)
         for stream, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             if stream is not None:
                 os.set_blocking(stream.fileno(), False)
                 self._pipes.register(stream, selectors.EVENT_READ, (child, out))
 
-    def _free_share(self) -> tuple[int, Mapping[str, str]]:
-        taken = {child.share for child in self._running}
-        return next(
-            (number, share) for number, share in enumerate(self._shares) if number not in taken
-        )
-
     def _listen(self) -> None:
         if not self._pipes.get_map():
-            time.sleep(LOOK_S)
-        for key, _ in self._pipes.select(LOOK_S) if self._pipes.get_map() else ():
+            with suppress(subprocess.TimeoutExpired):
+                self._running[0].process.wait(LOOK_S)
+            return
+        for key, _ in self._pipes.select(LOOK_S):
             if not self._take(key.fileobj, *key.data):  # type: ignore[arg-type]
                 self._pipes.unregister(key.fileobj)
 
@@ -153,44 +180,28 @@ class Children:
         *lines, rest = (child.unfinished.pop(stream.fileno(), b"") + text).split(b"\n")
         child.unfinished[stream.fileno()] = rest
         for line in lines if text else [rest] if rest else []:
-            _say(out, f"{child.job.number}: {visible(line.decode(errors='replace'))}")
+            print(
+                f"{child.job.number}: {visible(line.decode(errors='replace'))}",
+                file=out,
+                flush=True,
+            )
         return bool(text)
 
     def _end(self, child: Child) -> None:
         self._running.remove(child)
-        for key in list(self._pipes.get_map().values()):
-            if key.data[0] is child:
-                while self._take(key.fileobj, *key.data) and _ready(key.fileobj):  # type: ignore[arg-type]
-                    pass
-                self._pipes.unregister(key.fileobj)
-                key.fileobj.close()  # type: ignore[union-attr]
-
-    def _status(self, child: Child) -> int:
-        """Returns the run's exit status, from status.json if torchrun hides it. A run that a signal
-        killed before it handled signals counts as stopped.
-        """
+        for key in [key for key in self._pipes.get_map().values() if key.data[0] is child]:
+            self._take(key.fileobj, *key.data)  # type: ignore[arg-type]
+            self._pipes.unregister(key.fileobj)
         status, row = child.process.returncode, child.job.status_row()
-        # Slurm signals jobs and sweep at once
-        recorded, signum = row.get("exit_status"), child.signalled or signals.stop_signal()
-        if self._ranks > 1 and status and row.get("state") in FINAL and isinstance(recorded, int):
-            return recorded or status
-        if status and signum and row.get("state") != "failed":
-            return signals.STATUS[signum]
-        if status < 0:
-            _say(sys.stderr, f"{child.job.name} was killed by {_name(-status)}")
-            return 1
-        return status
+        # torchrun hides the status of its ranks
+        recorded = row.get("exit_status") if row.get("state") in FINAL else None
+        if self._settings.ranks > 1 and status and isinstance(recorded, int):
+            status = recorded or status
+        child.job.status = 1 if status < 0 else status
 
-    def _stop_all(self) -> None:
-        """Asks all jobs to save and end when the sweep itself fails."""
-        self.signal_all(signal.SIGTERM)
-        deadline = time.monotonic() + PATIENCE_S
-        while (
-            any(child.process.poll() is None for child in self._running)
-            and time.monotonic() < deadline
-        ):
-            self._listen()
-        self._kill_all(0, "")
+    def _signal_all(self, signum: int) -> None:
+        for child in self._running:
+            child.process.send_signal(signum)
 
     def _kill_all(self, signum: int, line: str) -> bool:
         for child in self._running:
@@ -199,66 +210,35 @@ class Children:
         return True
 
 
+def _options() -> list[str]:
+    """Returns the options of this process that its jobs need as well: where configurations lie."""
+    options = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else []
+    return [*(each for each in options if each not in ("-m", "--multirun")), "--"]
+
+
 def shares(
     at_once: int, ranks: int, environment: Mapping[str, str], gpus: Sequence[str], cores: int
 ) -> list[dict[str, str]]:
     """Returns each job's share of the machine: its GPUs, and equally many cores for each rank."""
-    if at_once == ranks == 1:
-        return [{}]
     if 0 < len(gpus) < ranks:
         raise ConfigError(
-            f"sweep.ranks={ranks}: there"
-            f" {'is 1 GPU' if len(gpus) == 1 else f'are {len(gpus)} GPUs'}, and each rank takes one"
+            f"sweep.ranks={ranks}: there are {len(gpus)} GPUs, and each rank takes one"
         )
     each: list[dict[str, str]] = [{} for _ in range(at_once)]
+    if at_once * ranks == 1:
+        return each
     for number, share in enumerate(each):
         if "OMP_NUM_THREADS" not in environment:
             share["OMP_NUM_THREADS"] = str(max(1, cores // (at_once * ranks)))
         if gpus:  # jobs share them if there are too few
-            share["CUDA_VISIBLE_DEVICES"] = ",".join(
-                gpus[(number * ranks + rank) % len(gpus)] for rank in range(ranks)
-            )
+            own = (gpus[(number * ranks + rank) % len(gpus)] for rank in range(ranks))
+            share["CUDA_VISIBLE_DEVICES"] = ",".join(own)
     return each
 
 
 def gpus_here(environment: Mapping[str, str]) -> list[str]:
     """Returns the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     given = environment.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return (
-            []
-            if given.startswith("-")
-            else [name.strip() for name in given.split(",") if name.strip()]
-        )
-    import torch
-
-    return [str(number) for number in range(torch.cuda.device_count())]
-
-
-def _with_parent() -> Callable[[], object] | None:
-    """Returns what a child calls first, so that it saves and ends if the sweep is killed."""
-    return (
-        partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGTERM)
-        if sys.platform == "linux"
-        else None
-    )
-
-
-def _signal(child: Child, signum: int) -> None:
-    child.signalled = child.signalled or signum
-    child.process.send_signal(signum)
-
-
-def _name(signum: int) -> str:
-    return signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
-
-
-def _ready(stream: Any) -> bool:
-    with selectors.DefaultSelector() as selector:
-        selector.register(stream, selectors.EVENT_READ)
-        return bool(selector.select(0))
-
-
-def _say(stream: Any, text: str) -> None:
-    with suppress(OSError, ValueError):  # a closed pipe is no reason to end a run
-        print(text, file=stream, flush=True)
+    if given is None:
+        return [str(number) for number in range(torch.cuda.device_count())]
+    return [name.strip() for name in given.split(",") if name.strip() and not given.startswith("-")]

@@ -15,17 +15,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra import compose
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from utils.command import config as configs
 from utils.command.arguments import prepare
-from utils.command.from_checkpoint import as_override
-from utils.command.keys import A_RUN, SAME_RUN, all_rules, is_marked, run_values
-from utils.command.renamed import up_to_date
-from utils.command.values import leaves
+from utils.command.hydra_errors import explain
+from utils.command.keys import fields_of, is_marked, leaves, run_values
+from utils.command.marks import A_RUN, SAME_RUN
 from utils.errors import Busy, ConfigError, Stopped, short
 from utils.files import read_text
 from utils.ranks import signals
@@ -35,15 +34,7 @@ from utils.rundir.status import state_of
 
 PAUSE_S = 2.0
 # keys that a needed run inherits from the run that needs it, unless its arguments have them
-INHERITED = (
-    "data_path",
-    "device",
-    "backend",
-    "timeout_s",
-    "exact",
-    "num_workers",
-    "wandb.mode",
-)
+INHERITED = ("data_path", "device", "backend", "timeout_s", "exact", "num_workers", "wandb.mode")
 
 
 def make_needed_runs(
@@ -54,24 +45,22 @@ def make_needed_runs(
     `run` trains one that is missing. Called on all ranks together.
     """
     plain: Any = OmegaConf.to_container(config)
-    candidates = [
-        (path, value) for path, value in leaves(plain) if isinstance(value, str) and "=" in value
-    ]
-    rules = all_rules() if candidates else {}  # takes half a second
-    for path, value in candidates:
-        if is_marked(path, rules, A_RUN) and dist.broadcast_text(
-            "yes" if is_arguments(value) else ""
-        ):
-            with dist.agreed():
-                needed = _resolve(path, value, config)
-            done = _is_finished(needed, dist)
-            if not done and config.plan == "show":
-                raise ConfigError(
-                    f"plan=show: {path} is a run that is not made yet; python pretrain.py {value}"
-                )
-            if not done and not _make(needed, run):
-                _wait(path, needed, dist, run)
-            OmegaConf.update(config, path, os.path.abspath(needed.checkpoint_path))
+    fields = fields_of(plain)
+    for path, value in leaves(plain):
+        if not isinstance(value, str) or "=" not in value or not is_marked(path, fields, A_RUN):
+            continue
+        if not dist.broadcast_text("yes" if is_arguments(value) else ""):
+            continue
+        with dist.agreed():
+            needed = _resolve(path, value, config)
+        done = _is_finished(needed, dist)
+        if not done and config.plan == "show":
+            raise ConfigError(
+                f"plan=show: {path} is a run that is not made yet; python pretrain.py {value}"
+            )
+        if not done and not _make(needed, run):
+            _wait(path, needed, dist, run)
+        OmegaConf.update(config, path, os.path.abspath(needed.checkpoint_path))
     return config
 
 
@@ -84,43 +73,38 @@ def _resolve(path: str, value: str, config: DictConfig) -> DictConfig:
     """Returns the configuration of the run that these arguments describe."""
     try:
         given = shlex.split(value)
-        keys = {word.partition("=")[0] for word in given}
-        inherited = [
-            f"{key}={as_override(OmegaConf.select(config, key))}"
-            for key in INHERITED
-            if key not in keys
-        ]
-        # its name follows from its configuration
-        inherited += [] if "run_name" in keys else ["run_name=null"]
+    except ValueError as error:
+        raise ConfigError(f"{path}={short(value)}: {error}") from None
+    keys = {word.partition("=")[0] for word in given}
+    # its name follows from its configuration
+    inherited = [] if "run_name" in keys else ["run_name=null"]
+    for key in INHERITED:
+        if key not in keys and (own := OmegaConf.select(config, key)) is not None:
+            inherited.append(f"{key}={own}".replace("=True", "=true").replace("=False", "=false"))
+    try:
         raw = compose("pretrain", prepare([*inherited, *given]), return_hydra_config=True)
         return configs.resolve(raw, dict(raw.hydra.runtime.choices), detect(os.environ))
-    except Exception as error:  # Hydra raises many kinds
-        from utils.command.hydra_errors import explain
-
+    except (ConfigError, HydraException, OmegaConfBaseException) as error:
         line = str(error) if isinstance(error, ConfigError) else explain(error)
-        raise ConfigError(f"{path}={short(value)}: {line or str(error).splitlines()[0]}") from None
+        raise ConfigError(f"{path}={short(value)}: {line}") from None
 
 
 def _is_finished(needed: DictConfig, dist: Dist) -> bool:
     """Returns whether this run exists and is finished, as rank 0 sees it."""
     folder = Path(needed.checkpoint_path)
-    done = (
-        state_of(folder) == "finished"
-        and (folder / "checkpoints" / "latest").is_file()
-        and _is_of(folder, needed)
-    )
+    done = state_of(folder) == "finished" and _is_of(folder, needed)
     return bool(dist.broadcast_text("yes" if done else ""))
 
 
 def _is_of(folder: Path, needed: DictConfig) -> bool:
     """Returns whether the run in a folder has this configuration; if not, making it says why."""
-    rules, now = all_rules(), OmegaConf.to_container(needed)
+    now: Any = OmegaConf.to_container(needed)
+    fields = fields_of(now)
     try:
-        then = OmegaConf.to_container(OmegaConf.create(read_text(folder / "config.yaml")))
-        then = up_to_date(then)
-    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException):
+        then: Any = OmegaConf.to_container(OmegaConf.create(read_text(folder / "config.yaml")))
+    except (OSError, ValueError, OmegaConfBaseException):
         return False
-    there, here = (run_values(config, rules, SAME_RUN) for config in (then, now))  # type: ignore[arg-type]
+    there, here = (run_values(config, fields, SAME_RUN) for config in (then, now))
     return all(value in (there.get(path, value), "auto") for path, value in here.items())
 
 

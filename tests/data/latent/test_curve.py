@@ -34,12 +34,11 @@ def test_runs_and_sweeps_are_drawn_by_length_of_text_and_bytes(
     jobs = [run_of(tmp_path / "a", 311, 128, 0.8, 0.4), run_of(tmp_path / "b", 311, 64, 0.5, 0.2)]
     sweep = tmp_path / "sweep"
     sweep.mkdir()
-    (sweep / "summary.csv").write_text(
-        "job,overrides,state,directory\n"
-        + "".join(
-            f"{number},seed={number},finished,{job}\n" for number, job in enumerate(jobs, start=1)
-        )
-    )
+    listed = [
+        {"number": number, "overrides": f"seed={number}", "directory": str(job)}
+        for number, job in enumerate(jobs, start=1)
+    ]
+    (sweep / "jobs.json").write_text(json.dumps(listed))
     alone = run_of(tmp_path / "c", 155, 64, 0.7, 0.3)
     picture = tmp_path / "curve.png"
     assert main([str(sweep), str(alone), str(picture)]) == 0

@@ -75,7 +75,7 @@ def twin_of(objective: Decompose, monkeypatch: pytest.MonkeyPatch, **keys: Any) 
         "twin",
         [r"layers\..*"],
         C=6,
-        gates={"kind": "mlp", "width": 16},
+        gates={"kind": "mlp", "width": 16, "sigmoid": "leaky_hard"},
         forward_dtype="float64",
         **keys,
     ).double()

@@ -8,11 +8,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from tests.ranks import ROOT, run_code
+from tests.ranks import ROOT
 from utils.ranks import signals
 
 LISTEN = """
@@ -187,13 +186,3 @@ sys.meta_path.insert(0, Finder)
 sys.argv = ["pretrain.py", "experiment=demo", "checkpoint_path=" + {folder!r}]
 runpy.run_path("pretrain.py", run_name="__main__")
 """
-
-
-@pytest.mark.parametrize(
-    "module", ["utils.checkpoint", "utils.command", "hydra", "data.source", "torch"]
-)
-def test_ctrl_c_is_one_line_whatever_is_being_imported(module: str, tmp_path: Path) -> None:
-    code = INTERRUPTED.format(module=module, folder=str(tmp_path / "run"))
-    ended = run_code(code)
-    said = "stopped by SIGINT before training began\n"
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", said)

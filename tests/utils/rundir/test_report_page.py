@@ -290,12 +290,17 @@ def test_wrong_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def sweep_folder(folder: Path) -> Path:
-    rows = ["job,overrides,state,metric,value,best,steps,seconds,directory"]
-    for number, (lr, value) in enumerate([("1e-4", 0.5), ("1e-3", 0.9), ("1e-2", "")], start=1):
-        state = "finished" if value else "failed"
-        rows.append(f"{number},lr={lr} optim={EVIL[:12]},{state},eval/x,{value},{value},9,1.5,")
-    folder.mkdir()
-    (folder / "summary.csv").write_text("\n".join(rows) + "\n")
+    jobs = []
+    for number, (lr, value) in enumerate([("1e-4", 0.5), ("1e-3", 0.9), ("1e-2", None)], start=1):
+        run = folder / f"run{number}"
+        run.mkdir(parents=True)
+        (run / "config.yaml").write_text("objective_metric: eval/x\n")
+        (run / "status.json").write_text(json.dumps({"state": "finished" if value else "failed"}))
+        rows = [{"step": 9, "time": 1.0, "eval/x": value}] if value else []
+        (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        about = f"lr={lr} optim={EVIL[:12]}{number}"
+        jobs.append({"number": number, "overrides": about, "directory": str(run)})
+    (folder / "jobs.json").write_text(json.dumps(jobs))
     return folder
 
 

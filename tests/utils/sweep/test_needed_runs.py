@@ -124,9 +124,9 @@ def test_who_finds_another_at_work_waits_for_it(
     [
         (
             "experiment=tms_targett",
-            "arch.target=experiment=tms_targett: experiment=tms_targett: unknown; choose one of",
+            "experiment/tms_targett",
         ),
-        ("experiment=tms_target max_stepz=3", "max_stepz=3: unknown key; did you mean max_steps?"),
+        ("experiment=tms_target max_stepz=3", "max_stepz: unknown key; did you mean max_steps?"),
         ("experiment=tms_target lr=[", "arch.target=experiment=tms_target lr=[: "),
         ("experiment=tms_target 'open", "No closing quotation"),
     ],
