@@ -59,7 +59,7 @@ class Local(Launcher):
         folder = Path(self._master.hydra.sweep.dir)
         folder.mkdir(parents=True, exist_ok=True)
         rows = [job.row() for job in self._jobs]
-        write_whole(folder / sweeps.JOBS, json.dumps(rows, indent=1) + "\n")
+        sweeps.replace(folder / sweeps.JOBS, json.dumps(rows, indent=1) + "\n")
         try:
             Children(settings, batch, lambda: sweeps.write_table(folder)).run()
         except Stopped as stopped:
@@ -75,7 +75,7 @@ class Local(Launcher):
         """Composes and checks a job, for as many ranks as it will have."""
         composed = self._context.config_loader.load_sweep_config(self._master, overrides)
         with open_dict(composed):
-            composed.hydra.job.id = composed.hydra.job.num = number - 1
+            composed.hydra.job.id, composed.hydra.job.num = str(number - 1), number - 1
         before = HydraConfig.instance().cfg
         HydraConfig.instance().set_config(composed)
         try:

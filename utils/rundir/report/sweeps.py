@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +79,13 @@ def read_sweep(folder: Path) -> dict[str, Any]:
     }
 
 
+def replace(path: Path, content: str) -> None:
+    """Replaces a file that several tasks of a job array write."""
+    aside = path.with_name(f".{socket.gethostname()}-{os.getpid()}-{path.name}")
+    write_whole(aside, content)
+    os.replace(aside, path)
+
+
 def write_table(folder: Path) -> str:
     """Writes summary.csv, and returns the table as text, best first."""
     jobs = _jobs(folder)
@@ -87,7 +96,7 @@ def write_table(folder: Path) -> str:
         about = " ".join(f"{key}={value}" for key, value in job["keys"].items())
         ends = [job[key] for key in ("value", "best", "step", "seconds", "directory")]
         rows.writerow([job["number"], about, job["state"], job["result"].metric, *ends])
-    write_whole(folder / SUMMARY, text.getvalue())
+    replace(folder / SUMMARY, text.getvalue())
     lower = any(job["result"].lower for job in jobs)
     lines = [f"{'job':>4}  {'state':<9} {'value':>11}  overrides"]
     for best in _ranked(jobs, lower):
