@@ -152,7 +152,7 @@ def test_a_task_of_a_job_array_runs_one_job_of_the_whole_table(tmp_path: Path) -
 @slow
 @pytest.mark.skipif(not find_spec("hydra_plugins.hydra_optuna_sweeper"), reason="no plugin")
 def test_a_study_that_was_stopped_repeats_no_trial(tmp_path: Path) -> None:
-    arguments = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "lr=interval(1e-4,1e-2)"]
+    arguments = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "beta1=interval(0.5,0.9)"]
     arguments += ["max_steps=400", "eval_every_steps=200", "checkpoint_interval=50"]
     process = start(tmp_path, *arguments)
     assert begun(tmp_path, 2)
