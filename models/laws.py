@@ -53,9 +53,8 @@ def check_laws(
     Called on every rank before the first step of a new run. Each rank tries a shard of its own, in
     the time of two forward passes of it. Changes nothing.
     """
-    device = make_batch(owned[:1])[1].noise.device
-    _check_source(source, owned[0], device)
     batch, ctx = make_batch(owned[:1])
+    _check_source(source, owned[0], ctx.noise.device)
     if len(next(iter(batch.values()))) == 1:  # cannot be halved
         if shards == 1:
             return

@@ -151,12 +151,6 @@ TABLE: list[Row] = [
     (["data_path=nowhere"], "data_path", 2),
     (["data_path=~/mine"], "data_path"),
     (["data_paths=[/,nowhere]"], "data_paths[1]"),
-    (
-        [
-            "resume=xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx/nowhere"
-        ],
-        "resume",
-    ),
     (["resume=nowhere"], "resume"),
     (["eval_only=true", "checkpoint=nowhere"], "checkpoint"),
     (["checkpoint_path=/etc/passwd/x"], "checkpoint_path"),

@@ -14,18 +14,17 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt, with_config
-from typing_extensions import Doc, TypedDict
+from pydantic import Field, NonNegativeInt, PositiveInt
+from typing_extensions import Doc
 
 from data.bpe import train_bpe
-from data.latent.qa import open_sets
+from data.latent.qa import FormKeys, StoriesKeys, open_sets
 from data.latent.qa_examples import Form, Tokens
 from data.latent.qa_files import Example
 from data.latent.ragged import EMPTY, Ragged
 from data.order import Order, cut_evenly, generator, run_length, shard_rows
 from data.source import IGNORE, Arrays, EvalSet, RunLength, RunSettings, Source, Spec
 from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes
-from utils.command.marks import STRICT
 from utils.errors import ConfigError
 
 BPE = "bpe:"
@@ -37,31 +36,6 @@ PREDICTED: dict[str, Callable[[int], bool]] = {
     "questions": lambda number: number >= 2,
     "answers": lambda number: number >= 2 and number % 2 == 1,
 }
-
-
-@with_config(STRICT)
-class FormKeys(TypedDict):
-    """How a text, a question and an answer are shown, as in data=qa; \n is a line end."""
-
-    context: str
-    question: str
-    answer: str
-
-
-@with_config(STRICT)
-class StoriesKeys(TypedDict):
-    """Generated texts about who has what."""
-
-    train: Annotated[PositiveInt, Doc("texts")]
-    test: Annotated[
-        PositiveInt,
-        Doc("texts with a question each; their keys and values never occur in training"),
-    ]
-    facts: Annotated[int, Field(ge=1, le=1000), Doc("in each text")]
-    least: Annotated[
-        Annotated[int, Field(ge=1, le=1000)] | None,
-        Doc("training texts have from so many to `facts` facts; null: always `facts`"),
-    ]
 
 
 class QAText(Source):
