@@ -172,14 +172,11 @@ def _line(path: str, given: Plain, error: ValidationError) -> str:
 def _place_of(path: str, given: Any, location: tuple[int | str, ...]) -> tuple[str, Any]:
     """The key that an error is about, without the names of a union's members, and its value."""
     for step in location:
-        if isinstance(given, Mapping) and (step in given or path == "" or given is not None):
-            if step not in given and path and not isinstance(step, str):
-                break
-            inside = step in given
+        if isinstance(given, Mapping):
             path = f"{path}.{step}" if path else str(step)
-            given = given.get(step)
-            if not inside:
-                break
+            if step not in given:
+                return path, None
+            given = given[step]
         elif isinstance(given, list) and isinstance(step, int) and step < len(given):
             path, given = f"{path}[{step}]", given[step]
     return path, given
