@@ -24,7 +24,7 @@ from utils.errors import ConfigError, RunError, Stopped
 from utils.files import write_whole
 from utils.ranks import signals
 from utils.ranks.launchers import Launch
-from utils.rundir.report import sweeps
+from utils.report import sweeps
 from utils.rundir.status import COPY
 from utils.sweep.children import Children, Job
 

@@ -62,7 +62,7 @@ POSITIONAL = {
     "models.component_files": (2, 2),
     "models.llama": (2, 2),
     "utils.checkpoint": (1, 3),
-    "utils.rundir.report": (1, 99),
+    "utils.report": (1, 99),
 }
 SBATCH = {
     "-N", "-t", "-p", "-A", "--array", "--ntasks-per-node", "--gpus-per-node", "--gpus",

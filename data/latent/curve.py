@@ -6,6 +6,7 @@ python -m data.latent.curve RUN_OR_SWEEP [RUN_OR_SWEEP …] PICTURE.png
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from data.latent.answers import FILE
 from utils.errors import ConfigError, exit_status
 from utils.files import read_row, read_text, write_whole
 from utils.measure.png import panels
-from utils.rundir.report.sweeps import is_sweep, read_sweep
 
 USAGE = "usage: python -m data.latent.curve RUN_OR_SWEEP [RUN_OR_SWEEP …] PICTURE.png"
 
@@ -60,9 +60,12 @@ def runs_in(folder: Path) -> list[Path]:
     """The runs of a sweep, or the run itself."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder; give that of a run or of a sweep")
-    if not is_sweep(folder):
-        return [folder]
-    return [Path(job["directory"]) for job in read_sweep(folder)["jobs"]]
+    jobs = folder / "jobs.json"
+    return (
+        [Path(job["directory"]) for job in json.loads(read_text(jobs))]
+        if jobs.is_file()
+        else [folder]
+    )
 
 
 def point_of(run: Path) -> Point:

@@ -33,7 +33,7 @@ CASES = {
     "`experiment=digits`, to its first step": [*RUN, "experiment=digits"],
     "`experiment=demo` on two ranks of torchrun": [*TORCHRUN, *RUN, "experiment=demo"],
     "`python -m utils.checkpoint show`": [*CHECKPOINT, "show", "RUN"],
-    "`python -m utils.rundir.report`": ["-m", "utils.rundir.report", "RUN"],
+    "`python -m utils.report`": ["-m", "utils.report", "RUN"],
 }
 
 

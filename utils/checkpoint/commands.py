@@ -16,7 +16,7 @@ from utils.checkpoint.meta import config_of
 from utils.checkpoint.slices import Slice
 from utils.errors import ConfigError, brief, visible
 from utils.files import write_whole
-from utils.rundir.report import same
+from utils.report import same
 
 if TYPE_CHECKING:
     from torch import Tensor

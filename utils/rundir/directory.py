@@ -31,8 +31,8 @@ from utils.ranks.signals import STATUS
 from utils.rundir import folders
 from utils.rundir.append import AppendedFile, Troubles, keep_rows, steps_evaluated
 from utils.rundir.lock import Lock
+from utils.rundir.maker import PATIENCE_S, Maker
 from utils.rundir.progress import ProgressBar
-from utils.rundir.report.maker import PATIENCE_S, Maker
 from utils.rundir.status import FINAL, Status, other_writer, state_of
 from utils.rundir.wandb_log import Tracker, resolve_mode
 

@@ -16,7 +16,7 @@ from tests.utils.checkpoint.helpers import META, alone, together
 from utils.checkpoint.__main__ import main
 from utils.checkpoint.writer import Writer
 from utils.ranks.distributed import Dist
-from utils.rundir.report import same
+from utils.report import same
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0) -> str:

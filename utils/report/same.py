@@ -12,9 +12,9 @@ from typing import Any
 
 from utils.errors import brief, visible
 from utils.files import open_plain
-from utils.rundir.report.evaluations import STEP
-from utils.rundir.report.reading import digests, read_events
-from utils.rundir.report.rows import Row, read_rows
+from utils.report.evaluations import STEP
+from utils.report.reading import digests, read_events
+from utils.report.rows import Row, read_rows
 
 HEADER_LIMIT = 1 << 27
 CHUNK = 1 << 23

@@ -17,12 +17,12 @@ from safetensors.torch import save_file
 from tests.browser import chromium, opened
 from tests.runs import TINY_TRM, train
 from utils.errors import ConfigError
-from utils.rundir.report.__main__ import MOST_BYTES, draw, main, read
-from utils.rundir.report.page import escape
-from utils.rundir.report.reading import read_run
-from utils.rundir.report.rows import MANY, downsample, read_tables
-from utils.rundir.report.same import compare
-from utils.rundir.report.sweeps import overrides
+from utils.report.__main__ import MOST_BYTES, draw, main, read
+from utils.report.page import escape
+from utils.report.reading import read_run
+from utils.report.rows import MANY, downsample, read_tables
+from utils.report.same import compare
+from utils.report.sweeps import overrides
 
 EVIL = '</script><img src=x onerror="hacked=1"><b>\u2028\'"&amp;<!-- {{}} ]]>'
 CONFIG = """run_name: mine

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from utils.files import read_bytes, read_row, read_text
+from utils.report.evaluations import files_of, read_pictures, read_scenes
+from utils.report.page import escape
+from utils.report.rows import Row, Table, downsample, number, read_tables
 from utils.revision import LEFT_OUT
-from utils.rundir.report.evaluations import files_of, read_pictures, read_scenes
-from utils.rundir.report.page import escape
-from utils.rundir.report.rows import Row, Table, downsample, number, read_tables
 from utils.rundir.status import FRESH_S
 
 Payload = dict[str, Any]

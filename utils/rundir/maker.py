@@ -44,7 +44,7 @@ class Maker:
     @property
     def command(self) -> list[str]:
         """The command that draws the page, to be run in this repository's folder."""
-        return [sys.executable, "-m", "utils.rundir.report", "--beside", str(self._directory)]
+        return [sys.executable, "-m", "utils.report", "--beside", str(self._directory)]
 
     def _start(self) -> None:
         null = subprocess.DEVNULL

@@ -17,8 +17,8 @@ import yaml
 
 from utils.errors import ConfigError
 from utils.files import ROOT, read_text, write_whole
-from utils.rundir.report.reading import read_run
-from utils.rundir.report.rows import read_rows
+from utils.report.reading import read_run
+from utils.report.rows import read_rows
 from utils.rundir.status import other_writer, state_of
 
 JOBS, SUMMARY = "jobs.json", "summary.csv"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.files import read_bytes
-from utils.rundir.report.page import escape
+from utils.report.page import escape
 
 Payload = dict[str, Any]
 SCENE = ".scene.json"

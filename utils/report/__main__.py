@@ -1,4 +1,4 @@
-"""`python -m utils.rundir.report RUN [RUN …]`: draws the report page of a run, compares several,
+"""`python -m utils.report RUN [RUN …]`: draws the report page of a run, compares several,
 or shows a sweep.
 """
 
@@ -15,11 +15,11 @@ from typing import Any
 
 from utils.errors import ConfigError, brief, exit_status
 from utils.files import write_whole
-from utils.rundir.report.maker import FILE
-from utils.rundir.report.page import render, shell_bytes
-from utils.rundir.report.reading import read_run
-from utils.rundir.report.same import compare
-from utils.rundir.report.sweeps import is_sweep, read_sweep
+from utils.report.page import render, shell_bytes
+from utils.report.reading import read_run
+from utils.report.same import compare
+from utils.report.sweeps import is_sweep, read_sweep
+from utils.rundir.maker import FILE
 
 LONGEST_S = 120  # to draw a page while its run goes on
 MOST_BYTES = 500_000  # of a page
@@ -32,7 +32,7 @@ MOST_COMPARED = 6  # runs that are compared tensor by tensor
 def main(arguments: list[str]) -> int:
     """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m utils.rundir.report",
+        prog="python -m utils.report",
         description="Draws report.html of a run, compares runs, or shows a sweep.",
     )
     parser.add_argument(

@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser import chromium, opened
 from utils.measure.scene import levels, scene
-from utils.rundir.report.__main__ import FILE, main
+from utils.report.__main__ import FILE, main
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>&lt;b&gt;"
 SOLUTION = "1234341221434321"
