@@ -26,7 +26,6 @@ ROOMS = {
         "utils.command",
         "utils.measure",
         "utils.rundir",
-        "utils.report",
         "utils.checkpoint",
     },
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from utils.checkpoint import commands
+from utils.checkpoint import tools
 from utils.checkpoint.imported import import_weights
 from utils.checkpoint.reader import digest
 from utils.errors import ConfigError, exit_status
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     def work() -> str:
         nonlocal differs
         answer = answer_to(arguments)
-        differs = arguments[0] == "diff" and not answer.startswith(commands.SAME)
+        differs = arguments[0] == "diff" and not answer.startswith(tools.SAME)
         return answer
 
     return exit_status(work, (ValueError, OSError)) or int(differs)
@@ -37,13 +37,13 @@ def answer_to(arguments: list[str]) -> str:
         case ["digest", path]:
             return digest(path)
         case ["show", path]:
-            return commands.show(path)
+            return tools.show(path)
         case ["verify", path]:
-            return commands.verify(path)
+            return tools.verify(path)
         case ["diff", one, other]:
-            return commands.diff(one, other)
+            return tools.diff(one, other)
         case ["export", path, folder]:
-            return commands.export(path, Path(folder))
+            return tools.export(path, Path(folder))
         case ["import", file, folder]:
             return import_weights(Path(file), Path(folder))
     raise ConfigError(USAGE)

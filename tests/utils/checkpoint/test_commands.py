@@ -13,10 +13,10 @@ from torch import nn
 from models.sparse_embedding import SparseEmbedding
 from optim.ema import EMA
 from tests.utils.checkpoint.helpers import META, alone, together
+from utils.checkpoint import tools
 from utils.checkpoint.__main__ import main
 from utils.checkpoint.writer import Writer
 from utils.ranks.distributed import Dist
-from utils.report import same
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0) -> str:
@@ -84,7 +84,7 @@ def test_a_file_that_cannot_be_read_is_not_the_same(
     assert str(file) in said
     for file in folders[1].glob("*.safetensors"):
         file.unlink()
-    compared = same.compare_folders(*folders)
+    compared = tools.compare(*folders)
     assert (compared["same"], compared["count"]) == (False, 0)
     assert str(folders[1]) in compared["unreadable"]
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from tests.browser import chromium, opened
 from tests.runs import TINY_TRM, train
+from tests.utils.checkpoint.helpers import META
+from utils.checkpoint.writer import Writer
 from utils.errors import ConfigError
+from utils.ranks.distributed import Dist
 from utils.report.__main__ import MOST_BYTES, draw, main, read
 from utils.report.page import escape
 from utils.report.reading import read_run
@@ -242,10 +244,12 @@ def test_no_text_can_end_the_script_that_holds_it() -> None:
 
 
 def checkpoint(run: Path, step: int, **tensors: torch.Tensor) -> None:
-    folder = run / "checkpoints" / f"step_{step}"
-    folder.mkdir(parents=True)
-    save_file(tensors, folder / "model.safetensors")
-    save_file({"0/carry": torch.zeros(2)}, folder / "shards.0-7.safetensors")
+    writer = Writer(run / "checkpoints", Dist(), pytest.fail)
+    writer.save(
+        step, {"model": tensors}, {0: {"carry": torch.zeros(2)}}, {**META, "config": "shards: 1"}
+    )
+    assert writer.wait() == ""
+    writer.close()
 
 
 def test_where_two_runs_first_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,9 @@
-"""What the command line tells about checkpoints: their tensors, whether they are whole, where two
-differ; and their weights in a file for other programs.
-"""
+"""Shows, verifies, compares and exports checkpoints."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -14,9 +13,9 @@ from utils.checkpoint import contents, reader, tensorfiles
 from utils.checkpoint.contents import Stored
 from utils.checkpoint.meta import config_of
 from utils.checkpoint.slices import Slice
+from utils.checkpoint.tensorfiles import Unreadable
 from utils.errors import ConfigError, brief, visible
 from utils.files import write_whole
-from utils.report import same
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from utils.averages import Decay
 
 SAME = "the same"
+MOST_TENSORS = 30  # that differ and are named
+BLOCK_BYTES = 1 << 26  # of a tensor that are compared at once
 AVERAGE, ROWS = "dense/", "rows/"  # of weights, and of tables, which are brought up to date
 
 
@@ -32,16 +33,7 @@ def show(path: str) -> str:
     files.
     """
     checkpoint = reader.open_checkpoint(path)
-    meta = checkpoint.meta
-    groups = {
-        **checkpoint.groups,
-        "shards": contents.find_tensors(contents.pieces_in(checkpoint.folder)),
-    }
-    tensors = {
-        f"{group}/{name}": stored
-        for group, members in groups.items()
-        for name, stored in members.items()
-    }
+    meta, tensors = checkpoint.meta, _tensors(checkpoint.folder)
     files = sorted({file.name for stored in tensors.values() for file, _ in stored.pieces})
     total = sum(stored.size for stored in tensors.values())
     written = [f"{meta['ranks']} rank{'s' * (meta['ranks'] > 1)}"] if "ranks" in meta else []
@@ -75,8 +67,7 @@ def diff(one: str, other: str) -> str:
     for path in (one, other):
         if reader.is_weights(Path(path)):
             raise ConfigError(f"{path}: a file of weights alone; give a run or a step_* folder")
-        reader.open_checkpoint(path)  # refuses what is missing or cut short
-    comparison = same.compare_folders(*(reader.step_folder(Path(path)) for path in (one, other)))
+    comparison = compare(Path(one), Path(other))
     if comparison["unreadable"]:
         raise ConfigError(comparison["unreadable"])
     if comparison["same"]:
@@ -87,6 +78,85 @@ def diff(one: str, other: str) -> str:
     if comparison["differing"] > len(comparison["tensors"]):
         lines.append("…")
     return "\n".join(lines)
+
+
+def compare(one: Path, other: Path) -> dict[str, Any]:
+    """Compares two checkpoints tensor by tensor, those of the model first.
+
+    `tensors` describes the first that differ. Checkpoints that cannot be read are not the same;
+    `unreadable` is the reason.
+    """
+    differing: list[dict[str, Any]] = []
+    names: list[str] = []
+    unreadable = ""
+    try:
+        mine, theirs = _tensors(one), _tensors(other)
+        names = sorted(mine | theirs, key=lambda name: (not name.startswith("model/"), name))
+        for name in names:
+            if name not in mine or name not in theirs:
+                differing.append({"name": name, "why": "only one run has it"})
+            elif found := _compare(mine[name], theirs[name]):
+                differing.append({"name": name, **found})
+    except (ConfigError, OSError) as error:
+        unreadable = visible(brief(error))
+    return {
+        "same": not differing and not unreadable,
+        "count": len(names),
+        "differing": len(differing),
+        "tensors": differing[:MOST_TENSORS],
+        "unreadable": unreadable,
+    }
+
+
+def _tensors(path: Path) -> dict[str, Stored]:
+    """Every tensor of a checkpoint, the state of shards included, by `group/name`."""
+    checkpoint = reader.open_checkpoint(path)
+    try:
+        shards = contents.find_tensors(contents.pieces_in(checkpoint.folder))
+    except Unreadable as error:
+        raise ConfigError(f"{checkpoint.folder / error.file} {error}") from None
+    groups = {**checkpoint.groups, "shards": shards}
+    return {
+        f"{group}/{name}": stored
+        for group, members in groups.items()
+        for name, stored in members.items()
+    }
+
+
+def _compare(one: Stored, other: Stored) -> dict[str, Any]:
+    """Returns how two tensors differ; empty if all their bits are equal."""
+    import torch
+
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return {
+            "why": f"{one.dtype} {list(one.shape)} and {other.dtype} {list(other.shape)}",
+        }
+    rows = one.shape[0] if one.shape else 1
+    at_once = max(1, BLOCK_BYTES * rows // max(1, one.size))
+    count, largest, same_bits = 0, 0.0, True
+    for first in range(0, rows, at_once):
+        stop = min(rows, first + at_once)
+        mine, theirs = one.read(first, stop), other.read(first, stop)
+        if not torch.equal(_bits(mine), _bits(theirs)):
+            same_bits = False
+            mine, theirs = mine.double(), theirs.double()
+            gaps = (mine - theirs)[mine != theirs].abs().nan_to_num(nan=math.inf)
+            count += len(gaps)
+            largest = max([largest, *gaps.topk(min(1, len(gaps))).values.tolist()])
+    if same_bits:
+        return {}
+    return {
+        "shape": list(one.shape),
+        "largest": largest if math.isfinite(largest) else None,
+        "count": count,
+        "of": math.prod(one.shape),
+    }
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    import torch
+
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def export(path: str, folder: Path) -> str:
@@ -162,7 +232,5 @@ def _table(rows: dict[str, tuple[str, ...]]) -> list[str]:
 def _difference(tensor: dict[str, Any]) -> str:
     if "why" in tensor:
         return str(tensor["why"])
-    if "of" not in tensor:
-        return f"shape {tensor['shape']}, other bits"
     largest = "beyond all numbers" if tensor["largest"] is None else f"{tensor['largest']:.3g}"
     return f"{tensor['count']:,} of {tensor['of']:,} values, by at most {largest}"
