@@ -25,8 +25,8 @@ from typing import Any, cast
 import numpy as np
 
 from data.build.arc_variants import Variants, rows, variants
-from data.build.common import TEST_PUZZLES, Parser, Pieces, check_output, write_dataset
-from data.build.workers import show, shown
+from data.build.common import TEST_PUZZLES, Parser, Pieces, check_output, whole, write_dataset
+from data.build.workers import progress
 from data.recursive.arc import BLANK, CELLS, NAMES, PAD, VOCAB
 from data.recursive.arc_tasks import Pair, Task, read_tasks, standing_in_training
 from data.recursive.puzzle_files import MOST_IDS, Metadata, PuzzleSet, PuzzleSplit
@@ -46,9 +46,6 @@ def build(options: argparse.Namespace) -> str:
     """Make the dataset; returns what was made, in a few lines."""
     folder = Path(options.output_dir)
     check_output(folder)
-    for name, value in (("--num-aug", options.num_aug), ("--seed", options.seed)):
-        if value < 0:
-            raise ConfigError(f"{name} {value}: must not be negative; try {-value}")
     if not options.inputs:
         raise ConfigError(
             "--train, --test: neither is given; name a folder of task files, or what comes before"
@@ -56,9 +53,10 @@ def build(options: argparse.Namespace) -> str:
         )
     tasks = read_tasks(options.inputs)
     made = []
-    for task in tasks:
-        made.append(variants(task, options.num_aug, options.seed))
-        show(f"{len(made):,} of {len(tasks):,} tasks augmented")
+    with progress(len(tasks), "task") as bar:
+        for task in tasks:
+            made.append(variants(task, options.num_aug, options.seed))
+            bar.update()
     splits, others = make_splits(made), {}
     if options.layout == "trm":
         tested = {
@@ -68,7 +66,6 @@ def build(options: argparse.Namespace) -> str:
         }
         others[TEST_PUZZLES] = json.dumps(tested)
     write_dataset(folder, splits, names(made, options.layout), others)
-    shown()
     sizes = ", ".join(
         f"{len(splits[name].sets['all'].inputs):,} {name} examples" for name in splits
     )
@@ -113,12 +110,10 @@ def _split(split: str, metadata: Metadata, part: Sequence[tuple[Variants, int]])
     index = np.int32 if indices[-1] < 2**31 else np.int64
 
     def pieces(side: int) -> Iterator[np.ndarray]:
-        for number, (one, _) in enumerate(part, 1):
-            yield from rows(one, side, training)
-            show(
-                f"{split}: {('inputs', 'labels')[side]} of {number:,} of {len(part):,} tasks"
-                " written"
-            )
+        with progress(len(part), "task") as bar:
+            for one, _ in part:
+                yield from rows(one, side, training)
+                bar.update()
 
     shape = (int(indices[-1]), CELLS)
     inputs, labels = (cast(Any, Pieces(shape, partial(pieces, side))) for side in range(2))
@@ -168,16 +163,7 @@ def _leaks(tasks: list[Task]) -> list[str]:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = Parser(
-        prog="data.build.arc",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    made.add_argument(
-        "--output-dir",
-        required=True,
-        help="folder of the dataset; an earlier dataset there is replaced",
-    )
+    made = Parser("arc", __doc__)
     made.set_defaults(inputs=[])
     made.add_argument(
         "--train", nargs="+", action=Inputs, metavar="INPUT", help="all pairs are trained on"
@@ -190,7 +176,7 @@ def parser() -> argparse.ArgumentParser:
         help="what shows a task is trained on, what asks is tested",
     )
     made.add_argument(
-        "--num-aug", type=int, default=1000, help="augmentations of every task, all different"
+        "--num-aug", type=whole(0), default=1000, help="augmentations of every task, all different"
     )
     made.add_argument(
         "--layout",
@@ -198,7 +184,7 @@ def parser() -> argparse.ArgumentParser:
         default="trm",
         help="whose names identifiers.json has; trm adds test_puzzles.json",
     )
-    made.add_argument("--seed", type=int, default=42)
+    made.add_argument("--seed", type=whole(0), default=42)
     return made
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import shutil
@@ -39,10 +38,33 @@ class Pieces:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong."""
+    """The command line of a builder, with its output folder. A wrong option is one line."""
+
+    def __init__(self, name: str, about: str | None) -> None:
+        shape = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog=f"data.build.{name}", description=about, formatter_class=shape)
+        self.add_argument(
+            "--output-dir",
+            required=True,
+            help="folder of the dataset; an earlier dataset there is replaced",
+        )
 
     def error(self, message: str) -> Any:
-        self.exit(2, f"{self.prog}: {message}; see --help\n")
+        raise ConfigError(f"{self.prog}: {message}; see --help")
+
+
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """The type of an option that is a whole number from `least` to `most`."""
+
+    def parsed(text: str) -> int:
+        value = int(text)
+        if value < least or (most is not None and value > most):
+            bound = "" if most is None else f" and at most {most}"
+            raise argparse.ArgumentTypeError(f"{value}: must be at least {least}{bound}")
+        return value
+
+    parsed.__name__ = "whole number"
+    return parsed
 
 
 def check_output(folder: Path, splits: tuple[str, ...] = ("train", "test")) -> None:
@@ -69,12 +91,10 @@ def check_output(folder: Path, splits: tuple[str, ...] = ("train", "test")) -> N
 
 def write_dataset(
     folder: Path, splits: Mapping[str, PuzzleSplit], identifiers: list[str],
-    others: Mapping[str, str] | None = None, ratings: Mapping[str, np.ndarray] | None = None,
+    others: Mapping[str, str] | None = None,
 ) -> None:  # fmt: skip
-    """Write aside, then rename: the folder holds the old dataset or the new one, never half of one.
-
-    `others`: texts by file name. How hard the groups of a split are, where it is known, stands
-    beside its arrays.
+    """Writes a dataset aside, then renames it: the folder holds the old dataset or the new one,
+    never half of one. `others` are texts by file name.
     """
     check_output(folder)
     aside = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
@@ -82,8 +102,6 @@ def write_dataset(
     try:
         for name, split in splits.items():
             _write_split(aside / name, split)
-            if ratings is not None:
-                _write_array(aside / name / "all__ratings.npy", ratings[name], hashlib.sha256())
         for name, text in {IDENTIFIERS: json.dumps(identifiers), **(others or {})}.items():
             _write_text(aside / name, text)
         if folder.exists():

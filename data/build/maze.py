@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from data.build.common import Parser, check_output, write_dataset
+from data.build.common import Parser, check_output, whole, write_dataset
 from data.build.rows import Boards, check, codes, collect, convert, repeats, solve_unanswered
-from data.build.workers import in_order, show, shown
+from data.build.workers import in_order, progress
 from data.recursive.maze import (
     CHARACTERS,
     GOAL,
@@ -81,12 +81,6 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
     """Mazes for both splits, of which none is another's image."""
     side, wanted = options.size, options.train + options.test
     min_path = round(side * 11 / 3) if options.min_path is None else options.min_path
-    for key, value in (("size", side), ("train", options.train), ("test", options.test)):
-        if not 1 <= value <= (LONGEST_SIDE if key == "size" else value):
-            raise ConfigError(
-                f"--{key} {value}: must be at least 1"
-                + (f" and at most {LONGEST_SIDE}" if key == "size" else "")
-            )
     if not 2 <= min_path <= side * side:
         raise ConfigError(
             f"--min-path {min_path}: a path in a maze of size {side} has 2 to {side * side} cells;"
@@ -97,14 +91,12 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
         (side, min_path, options.unique, options.seed, range(start, start + CHUNKS))
         for start in count(0, CHUNKS)
     )
-    with closing(in_order(generate, tasks, options.workers)) as chunks:
+    chunks = in_order(generate, tasks, options.workers)
+    with closing(chunks), progress(wanted, "maze") as bar:
         for number, mazes in enumerate(chunks, start=1):
             for maze in mazes:
                 kept.setdefault(min(image.tobytes() for image in images(maze[0][None])), maze)
-            show(
-                f"{min(len(kept), wanted):,} of {wanted:,} mazes, {number * CHUNKS * TOGETHER:,}"
-                " boards tried"
-            )
+            bar.update(min(len(kept), wanted) - bar.n)
             if len(kept) >= wanted:
                 break
             if not kept and number * CHUNKS * TOGETHER >= PATIENCE:
@@ -112,7 +104,6 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
                     f"--min-path {min_path}: none of {PATIENCE:,} boards of size {side} has a path"
                     " so long; ask for less"
                 )
-    shown()
     inputs, labels = (np.stack(part) for part in zip(*[*kept.values()][:wanted], strict=True))
     return {
         "train": (inputs[: options.train], labels[: options.train]),
@@ -133,8 +124,6 @@ def build(options: argparse.Namespace) -> str:
     """Make the dataset; returns what was made, in one line."""
     folder = Path(options.output_dir)
     check_output(folder)
-    if options.seed < 0:
-        raise ConfigError(f"--seed {options.seed}: must not be negative; try {-options.seed}")
     boards = make(options) if options.size is not None else convert(options, parse_rows, fits)
     mazes, again = {name: len(inputs) for name, (inputs, _) in boards.items()}, repeats(boards)
     if options.augment and "train" in boards:
@@ -156,20 +145,11 @@ def build(options: argparse.Namespace) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = Parser(
-        prog="data.build.maze",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    made.add_argument(
-        "--output-dir",
-        required=True,
-        help="folder of the dataset; an earlier dataset there is replaced",
-    )
+    made = Parser("maze", __doc__)
     source = made.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--size",
-        type=int,
+        type=whole(1, LONGEST_SIDE),
         help=f"generate mazes of this many rows and columns, at most {LONGEST_SIDE}",
     )
     source.add_argument(
@@ -178,22 +158,22 @@ def parser() -> argparse.ArgumentParser:
     source.add_argument(
         "--hub", help="a dataset's name on the hub, such as sapientinc/maze-30x30-hard-1k"
     )
-    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--seed", type=whole(0), default=0)
     made.add_argument(
         "--augment", action="store_true", help="training mazes in all eight turns and reflections"
     )
     generated = made.add_argument_group("generated mazes")
-    generated.add_argument("--train", type=int, default=1000, help="training mazes")
-    generated.add_argument("--test", type=int, default=1000, help="test mazes")
+    generated.add_argument("--train", type=whole(1), default=1000, help="training mazes")
+    generated.add_argument("--test", type=whole(1), default=1000, help="test mazes")
     generated.add_argument(
         "--min-path",
         type=int,
-        help="cells of the the path, ends included; by default 11/3 of the size, 110 for 30",
+        help="cells of the path, ends included; by default 11/3 of the size, 110 for 30",
     )
     generated.add_argument(
         "--unique", action="store_true", help="mazes with one shortest path alone"
     )
-    generated.add_argument("--workers", type=int, help="processes; by default one a core")
+    generated.add_argument("--workers", type=whole(1), help="processes; by default one a core")
     given = made.add_argument_group("converted mazes")
     given.add_argument(
         "--held-out",

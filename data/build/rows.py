@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.build.workers import show, shown
+from data.build.workers import progress
 from data.language.text_files import check_file
 from data.recursive.tables import Row, table_of
 from utils.errors import ConfigError, brief
@@ -212,17 +212,17 @@ def solve_unanswered(
     if not empty.any():
         return labels
     rows, labels = np.flatnonzero(empty), labels.copy()
-    for start in range(0, len(rows), TOGETHER):
-        some = rows[start : start + TOGETHER]
-        show(f"{start:,} of {len(rows):,} puzzles without an answer are solved")
-        counts, labels[some] = solve(inputs[some])
-        for wrong, problem in (
-            (counts == 0, "has no answer, and no solution"),
-            (counts > 1, "has no answer, and several solutions"),
-            (counts < 0, "has no answer, and is too hard for the solver"),
-        ):
-            check(file, [lines[row] for row in some], ~wrong, problem)
-    shown()
+    with progress(len(rows), "puzzle") as bar:
+        for start in range(0, len(rows), TOGETHER):
+            some = rows[start : start + TOGETHER]
+            counts, labels[some] = solve(inputs[some])
+            for wrong, problem in (
+                (counts == 0, "has no answer, and no solution"),
+                (counts > 1, "has no answer, and several solutions"),
+                (counts < 0, "has no answer, and is too hard for the solver"),
+            ):
+                check(file, [lines[row] for row in some], ~wrong, problem)
+            bar.update(len(some))
     return labels
 
 

@@ -2,7 +2,7 @@
 (source,question,answer,rating).
 
 python -m data.build.sudoku --size 6 --output-dir data/sudoku-6
-python -m data.build.sudoku --size 9 --hard --train 1000 --test 1000 --output-dir data/sudoku-hard
+python -m data.build.sudoku --size 9 --blanks 56 --min-guesses 1 --output-dir data/sudoku-search
 python -m data.build.sudoku --hub sapientinc/sudoku-extreme --subsample-size 1000 --num-aug 1000 \
     --output-dir data/sudoku-extreme-1k
 """
@@ -11,26 +11,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from data.build.common import Parser, check_output, write_dataset
-from data.build.hard_sudoku import SIZE as HARD_SIZE
-from data.build.hard_sudoku import extreme_parts, hard_parts
+from data.build.common import Parser, check_output, whole, write_dataset
 from data.build.rows import Boards, check, codes, collect, convert, repeats, solve_unanswered
 from data.recursive.own_puzzle import solve_boards
 from data.recursive.sudoku import BOXES, DIGITS, generate, is_solved
-from data.recursive.sudoku_hard import Hard
 from data.recursive.sudoku_sets import BLANK, sudoku_split
 from data.recursive.tables import Row
-from utils.errors import ConfigError, exit_status
+from utils.errors import exit_status
 
 # by size: hard enough to be interesting, and nearly every board can lose so many
 BLANKS = {4: 9, 6: 23, 9: 50, 16: 140}
-GUESSES = 24  # of a hard board, at least; its images under other symmetries take 18 in the median
-EXTREME = "extreme"  # --hard as in Sudoku-Extreme
 SIZES = {size * size: size for size in BOXES}
 
 
@@ -77,27 +72,14 @@ def build(options: argparse.Namespace) -> str:
     """Make the dataset; returns what was made, in one line."""
     folder = Path(options.output_dir)
     check_output(folder)
-    if options.seed < 0:
-        raise ConfigError(f"--seed {options.seed}: must not be negative; try {-options.seed}")
-    ratings = None
     if options.input_dir or options.hub:
         boards = convert(options, parse_rows, SIZES.get)
         size = SIZES[boards["test"][0].shape[1]]
-    elif options.hard:
-        hard = _hard(options)
-        size, boards = (
-            HARD_SIZE,
-            {
-                name: (part.puzzles, part.answers)
-                for name, part in zip(("train", "test"), hard, strict=True)
-            },
-        )
-        ratings = {name: part.guesses for name, part in zip(boards, hard, strict=True)}
     else:
         size = options.size
         blanks = BLANKS[size] if options.blanks is None else options.blanks
         parts = generate(
-            size, (options.train, options.test), blanks, options.seed, options.min_guesses or 0
+            size, (options.train, options.test), blanks, options.seed, options.min_guesses
         )
         boards = {"train": parts[0], "test": parts[1]}
     splits = {
@@ -106,57 +88,19 @@ def build(options: argparse.Namespace) -> str:
         )
         for name in boards
     }
-    write_dataset(folder, splits, ["<blank>"], ratings=ratings)
+    write_dataset(folder, splits, ["<blank>"])
     examples = {name: len(split.sets["all"].inputs) for name, split in splits.items()}
     trained = (
         f"{examples['train']} training examples of {len(boards['train'][0])} boards, "
         if "train" in boards
         else ""
     )
-    return (
-        f"{folder}: {trained}{examples['test']} test boards,"
-        f" {size}x{size}{_rated(ratings)}{repeats(boards)}"
-    )
-
-
-def _hard(options: argparse.Namespace) -> list[Hard]:
-    """Training and test boards that need search."""
-    if options.size != HARD_SIZE or options.blanks is not None:
-        raise ConfigError(
-            f"--hard: makes boards of size {HARD_SIZE} that can lack no digit; give --size"
-            f" {HARD_SIZE}, and no --blanks"
-        )
-    counts = options.train, options.test
-    if options.hard == EXTREME:
-        if options.min_guesses is not None:
-            raise ConfigError(
-                f"--min-guesses {options.min_guesses}: --hard {EXTREME} draws the guesses from"
-                " Sudoku-Extreme's distribution; leave one of them out"
-            )
-        return extreme_parts(counts, options.seed, options.workers)
-    least = GUESSES if options.min_guesses is None else options.min_guesses
-    return hard_parts(counts, least, options.seed, options.workers)
-
-
-def _rated(ratings: Mapping[str, np.ndarray] | None) -> str:
-    if ratings is None:
-        return ""
-    guesses = np.concatenate([*ratings.values()])
-    return f", {np.median(guesses):.0f} guesses in the median, {guesses.min()} to {guesses.max()}"
+    return f"{folder}: {trained}{examples['test']} test boards, {size}x{size}{repeats(boards)}"
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = Parser(
-        prog="data.build.sudoku",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    made.add_argument(
-        "--output-dir",
-        required=True,
-        help="folder of the dataset; an earlier dataset there is replaced",
-    )
+    made = Parser("sudoku", __doc__)
     source = made.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--size", type=int, choices=sorted(BOXES), help="generate boards of this size"
@@ -167,31 +111,24 @@ def parser() -> argparse.ArgumentParser:
     source.add_argument(
         "--hub", help="a dataset's name on the hub, such as sapientinc/sudoku-extreme"
     )
-    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--seed", type=whole(0), default=0)
     made.add_argument(
-        "--num-aug", type=int, default=0, help="random symmetric images of every training board"
+        "--num-aug",
+        type=whole(0),
+        default=0,
+        help="random symmetric images of every training board",
     )
     generated = made.add_argument_group("generated boards")
-    generated.add_argument("--train", type=int, default=1000, help="training boards")
-    generated.add_argument("--test", type=int, default=1000, help="test boards")
+    generated.add_argument("--train", type=whole(1), default=1000, help="training boards")
+    generated.add_argument("--test", type=whole(1), default=1000, help="test boards")
     generated.add_argument(
         "--blanks", type=int, help=f"blank cells per board, by default {BLANKS} by size"
     )
     generated.add_argument(
         "--min-guesses",
-        type=int,
-        help=f"only boards for which a search has to guess as often; with --hard {GUESSES}",
-    )
-    generated.add_argument(
-        "--hard",
-        nargs="?",
-        const=True,
-        choices=(EXTREME,),
-        help="boards that need search and can lack no digit, found step by step; with"
-        f" {EXTREME} as hard as those of Sudoku-Extreme",
-    )
-    generated.add_argument(
-        "--workers", type=int, help="processes for --hard; by default one a core"
+        type=whole(0),
+        default=0,
+        help="only boards for which a search guesses at least so often",
     )
     given = made.add_argument_group("converted boards")
     given.add_argument(

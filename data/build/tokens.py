@@ -19,7 +19,6 @@ import json
 import os
 import shutil
 import sys
-import time
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -29,9 +28,9 @@ from typing import Any
 import numpy as np
 
 from data.bpe import train_bpe
-from data.build.common import Parser
+from data.build.common import Parser, whole
 from data.build.texts import Document, find_files, read_files, read_hub
-from data.build.workers import in_order, show, shown
+from data.build.workers import in_order, progress
 from data.language.token_files import bin_header
 from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes
 from utils.errors import ConfigError, brief, exit_status
@@ -238,11 +237,6 @@ def _check(options: argparse.Namespace, folder: Path) -> None:
         raise ConfigError(
             f"--val-share {options.val_share}: must be at least 0 and less than 1, for example 0.01"
         )
-    if options.train_bpe is not None and not 257 <= options.train_bpe <= 1 << 20:
-        raise ConfigError(
-            f"--train-bpe {options.train_bpe}: must be at least 257, all bytes and a begin token,"
-            f" and at most {1 << 20}"
-        )
     if options.tokenizer not in (None, "bytes") and not os.path.isfile(options.tokenizer):
         raise ConfigError(
             f"--tokenizer {options.tokenizer}: no such file; give bytes, a tokenizer.json, or"
@@ -274,23 +268,15 @@ def _encode_all(
     total: int,
 ) -> list[dict[str, Any]]:
     """All parts' notes, in order; those that an earlier start has made are not made again."""
-    began = time.monotonic()
 
     def tasks() -> Iterator[tuple[Any, ...]]:
-        done = 0
         for number, (part, size) in enumerate(parts):
             made = (aside / f"part_{number:06}.json").is_file()
             yield number, None if made else part, str(aside), name, options.begin_token
-            done += size
-            share = f"{100 * done / total:5.1f} %  " if total else ""
-            show(
-                f"{share}{done / 2**20:,.0f} MiB "
-                f" {done / 2**20 / max(time.monotonic() - began, 1e-9):,.1f} MiB/s"
-            )
+            bar.update(size)
 
-    notes = list(in_order(_work, tasks(), options.workers))
-    shown()
-    return notes
+    with progress(total or None, "B", scale=True) as bar:
+        return list(in_order(_work, tasks(), options.workers))
 
 
 def _describe(
@@ -330,16 +316,7 @@ def _put_in_place(aside: Path, folder: Path) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = Parser(
-        prog="data.build.tokens",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    made.add_argument(
-        "--output-dir",
-        required=True,
-        help="folder of the dataset; an earlier one there is replaced",
-    )
+    made = Parser("tokens", __doc__)
     source = made.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--input",
@@ -354,10 +331,12 @@ def parser() -> argparse.ArgumentParser:
     kind = made.add_mutually_exclusive_group(required=True)
     kind.add_argument("--tokenizer", help="bytes, or a tokenizer.json")
     kind.add_argument(
-        "--train-bpe", type=int, help="train a byte-level BPE of this many tokens here"
+        "--train-bpe",
+        type=whole(257, 1 << 20),  # all bytes and a begin token, at least
+        help="train a byte-level BPE of this many tokens here",
     )
     made.add_argument(
-        "--bpe-mib", type=int, default=256, help="text that it is trained on, at most"
+        "--bpe-mib", type=whole(1), default=256, help="text that it is trained on, at most"
     )
     made.add_argument(
         "--begin-token",
@@ -369,7 +348,7 @@ def parser() -> argparse.ArgumentParser:
         default=0.01,
         help="of the documents that is held out; of a single text, its last part",
     )
-    made.add_argument("--workers", type=int, help="processes; by default one a core")
+    made.add_argument("--workers", type=whole(1), help="processes; by default one a core")
     return made
 
 

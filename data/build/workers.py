@@ -1,5 +1,5 @@
-"""Work for several processes, whose results come in the order of the tasks: the same bytes whatever
-their number.
+"""Runs tasks in several processes. Results come in the order of the tasks, so their number does not
+change what is built.
 """
 
 from __future__ import annotations
@@ -8,63 +8,43 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
 from typing import Any, TypeVar
+
+from tqdm import tqdm
 
 from utils.errors import ConfigError
 
 T = TypeVar("T")
-PAUSE = 10.0  # seconds between two lines where there is no terminal
-LISTEN = 1.0  # seconds between two looks at what the processes have told
-_said_at = time.monotonic()  # what is done within a pause says nothing
-_tell: Callable[[int], None] | None = None  # where a task's news go
 
 
 def in_order(
-    work: Callable[..., T],
-    tasks: Iterable[tuple[Any, ...]],
-    workers: int | None = None,
-    heard: Callable[[int], None] = lambda _: None,
+    work: Callable[..., T], tasks: Iterable[tuple[Any, ...]], workers: int | None = None
 ) -> Generator[T, None, None]:
-    """`work(*task)` of each task; tasks are drawn as they are needed, and the first results do not
-    wait for the last. While they are waited for, `heard` is called now and then with the sum of
-    what the tasks have told (`tell`).
+    """Yields `work(*task)` of each task, by `workers` processes, one for each core by default.
 
-    Who has enough closes the iterator: what was begun is finished, and nothing more is.
+    Tasks are drawn as they are needed. Close the iterator to stop early; running tasks finish.
     """
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers {workers}: must be at least 1; leave it out for one a core")
     workers = workers or len(os.sched_getaffinity(0))
     if workers == 1:
-        with _told_to(heard):
-            yield from (work(*task) for task in tasks)
+        yield from (work(*task) for task in tasks)
         return
-    context = get_context("spawn")
-    told = context.Value("q", 0)
-
-    def result(future: Future[T]) -> T:
-        while not wait([future], timeout=LISTEN).done:
-            heard(told.value)
-        return future.result()
-
     waiting: deque[Future[T]] = deque()
     try:
-        with _exit_on_sigterm(), ProcessPoolExecutor(workers, context, _begin, (told,)) as pool:
+        with ProcessPoolExecutor(workers, get_context("spawn"), _begin) as pool:
             try:
                 for task in tasks:
                     waiting.append(pool.submit(work, *task))
                     if len(waiting) > 2 * workers:  # no further ahead: what waits takes memory
-                        yield result(waiting.popleft())
+                        yield waiting.popleft().result()
                 while waiting:
-                    yield result(waiting.popleft())
+                    yield waiting.popleft().result()
             except (KeyboardInterrupt, SystemExit):
-                for process in active_children():  # or the pool waits for what they have begun
+                for process in active_children():  # or the pool waits for running tasks
                     process.terminate()
                 raise
             finally:
@@ -76,79 +56,22 @@ def in_order(
         ) from None
 
 
-@contextmanager
-def _exit_on_sigterm() -> Generator[None, None, None]:
-    """SIGTERM raises SystemExit: killed at once, Python leaves the pool's semaphores behind, and
-    warns of them.
-    """
-    at_once = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    if not at_once or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def tell(more: int) -> None:
-    """Called by a task: so much more is done."""
-    if _tell is not None:
-        _tell(more)
-
-
-@contextmanager
-def _told_to(heard: Callable[[int], None]) -> Generator[None, None, None]:
-    """Tasks of this process tell `heard` directly."""
-    global _tell
-    before, total = _tell, 0
-
-    def add(more: int) -> None:
-        nonlocal total
-        total += more
-        heard(total)
-
-    _tell = add
-    try:
-        yield
-    finally:
-        _tell = before
-
-
-def _begin(told: Any) -> None:
-    global _tell
-
-    def add(more: int) -> None:
-        with told.get_lock():
-            told.value += more
-
-    _tell = add
-    # Ctrl-C reaches the whole terminal, and one answer is enough
+def _begin() -> None:
+    # Ctrl-C reaches the whole terminal, and the main process answers it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """Exit when the parent does, even if it was killed."""
+    """Exits when the parent does, even if it was killed."""
     parent = parent_process()
     assert parent is not None
     parent.join()
     os._exit(1)
 
 
-def show(text: str) -> None:
-    """How far it is: on the terminal's last line, or in a file now and then as a line."""
-    global _said_at
-    if sys.stderr.isatty():
-        print(f"\r{text} ", end="", file=sys.stderr, flush=True)
-    elif time.monotonic() - _said_at >= PAUSE:
-        _said_at = time.monotonic()
-        print(text, file=sys.stderr, flush=True)
-
-
-def shown() -> None:
-    """Starts a new line for the next message."""
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
+def progress(total: int | None, unit: str, scale: bool = False) -> tqdm:
+    """A progress bar for what takes more than a second. In a file it moves every ten seconds."""
+    pause = 0.1 if sys.stderr.isatty() else 10.0
+    return tqdm(total=total, unit=unit, unit_scale=scale, delay=1, mininterval=pause)

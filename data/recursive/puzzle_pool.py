@@ -145,8 +145,6 @@ def embedded_sudoku(
     """Boards generated on the spot (2,000 of size 6 in a fifth of a second); only training boards
     are augmented.
     """
-    if seed < 0:
-        raise ConfigError(f"data.embedded.seed={seed}: must not be negative; try {-seed}")
     where = "data.embedded"
     try:
         trained, held_out = generate(size, (train, test), blanks, seed)

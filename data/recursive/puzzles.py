@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, with_config
+from pydantic import Field, NonNegativeInt, PositiveInt, with_config
 from typing_extensions import Doc, TypedDict
 
 from data.example_text import ExampleText
@@ -73,14 +73,14 @@ def evaluator_names(given: Sequence[str | Mapping[str, str]]) -> list[str]:
 
 @with_config(STRICT)
 class EmbeddedKeys(TypedDict):
-    """Embedded."""
+    """Generated Sudoku."""
 
-    size: int
-    train: int
-    test: int
-    blanks: int
-    num_aug: int
-    seed: int
+    size: Literal[4, 6, 9, 16]
+    train: PositiveInt
+    test: PositiveInt
+    blanks: PositiveInt
+    num_aug: NonNegativeInt
+    seed: NonNegativeInt
 
 
 class PuzzleSource(Source):

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.recursive import sudoku_native
 from utils.errors import ConfigError
 
 BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3), 16: (4, 4)}  # size: rows and columns of a box
@@ -52,12 +51,7 @@ class Geometry:
 
 @cache
 def geometry(size: int) -> Geometry:
-    """The units of a board; its size must be one that has boxes."""
-    if size not in BOXES:
-        raise ConfigError(
-            f"size={size}: boards of this size are unknown; choose one of"
-            f" {', '.join(map(str, BOXES))}"
-        )
+    """The units of a board of one of the sizes in BOXES."""
     height, width = BOXES[size]
     row, column = np.divmod(np.arange(size * size), size)
     box = row // height * (size // width) + column // width
@@ -85,9 +79,7 @@ def to_digits(masks: np.ndarray) -> np.ndarray:
 
 
 def propagate(masks: np.ndarray, geo: Geometry) -> np.ndarray:
-    """Fill in what follows directly (naked and hidden singles), in place; returns which boards are
-    still possible.
-    """
+    """Fills in naked and hidden singles, in place. Returns which boards are still possible."""
     possible = np.ones(masks.shape[1], bool)
     live = np.arange(masks.shape[1])  # boards that changed in the last round
     work = masks
@@ -126,7 +118,7 @@ def _one_round(masks: np.ndarray, geo: Geometry) -> tuple[np.ndarray, np.ndarray
 
 
 class Found(NamedTuple):
-    """The state of a search, for each board."""
+    """The result of a search, for each board."""
 
     counts: np.ndarray  # how many solutions, up to the limit
     guesses: np.ndarray
@@ -136,20 +128,12 @@ class Found(NamedTuple):
 def search(
     masks: np.ndarray, size: int, limit: int, most_guesses: int = FOR_EVER, width: int = WIDTH
 ) -> Found:
-    """Count the solutions of each board up to `limit`, and the guesses that it takes: the cell with
-    the fewest digits first.
+    """Counts the solutions of each board, up to `limit`, and the guesses that the search takes. It
+    guesses in the cell with the fewest candidates.
 
-    A board that takes more than `most_guesses` is given up, and may have any number of solutions:
-    `limit` is what is said of it.
+    A board that takes more than `most_guesses` is given up; its count is `limit`.
     """
     geo = geometry(size)
-    if native := sudoku_native.loaded():
-        return Found(*sudoku_native.search(native, masks, geo.units, limit, most_guesses, width))
-    return _searched(masks, geo, limit, most_guesses, width)
-
-
-def _searched(masks: np.ndarray, geo: Geometry, limit: int, most_guesses: int, width: int) -> Found:
-    """The same without a compiler; sudoku.c takes the same steps."""
     counts, guesses = np.zeros((2, masks.shape[1]), np.int64)
     solutions = np.zeros_like(masks)
     stack, owners = masks.copy(), np.arange(masks.shape[1])
@@ -180,9 +164,7 @@ def _searched(masks: np.ndarray, geo: Geometry, limit: int, most_guesses: int, w
 
 
 def random_solutions(count: int, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Random solved boards, possibly with repeats: random guesses, and a fresh start wherever they
-    lead nowhere.
-    """
+    """Draws solved boards, possibly with repeats, by random guesses. Dead ends start afresh."""
     geo = geometry(size)
     found: list[np.ndarray] = []
     missing = count
@@ -209,7 +191,7 @@ def random_solutions(count: int, size: int, rng: np.random.Generator) -> np.ndar
 def dig(
     solutions: np.ndarray, size: int, blanks: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Blank random cells one by one while the solution stays unique; returns puzzles and whether
+    """Blanks random cells one by one while the solution stays unique. Returns puzzles, and whether
     each got its blanks.
     """
     geo = geometry(size)
@@ -231,23 +213,13 @@ def dig(
 def generate(
     size: int, counts: tuple[int, ...], blanks: int, seed: int, min_guesses: int = 0
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each count that many distinct puzzles with their unique solution; no solved board occurs
-    in two of the parts.
-
-    With `min_guesses` only boards that take as many: a search that tries everything, after each
-    guess all that follows directly.
+    """Generates parts of `counts` distinct puzzles with their unique solutions. No solved board
+    occurs in two parts. `min_guesses` keeps only boards for which `search` guesses so often.
     """
     geo = geometry(size)
-    if not 1 <= blanks < geo.cells:
+    if blanks >= geo.cells:
         raise ConfigError(
-            f"blanks={blanks}: a {size}x{size} board has {geo.cells} cells; choose 1 to"
-            f" {geo.cells - 1}"
-        )
-    if min_guesses < 0:
-        raise ConfigError(f"min_guesses={min_guesses}: must not be negative; 0 takes every board")
-    if min(counts) < 1:
-        raise ConfigError(
-            f"train={counts[0]} test={counts[-1]}: each part needs at least one board"
+            f"blanks={blanks}: a {size}x{size} board has {geo.cells} cells; choose fewer"
         )
     if sum(counts) > (most := most_puzzles(size, blanks)):
         raise ConfigError(
@@ -256,8 +228,6 @@ def generate(
         )
     rng = np.random.default_rng([seed, size, blanks])
     solved = _distinct_solutions(size, sum(counts) * (SPARE if min_guesses else 1), rng)
-    if len(solved) < len(counts):
-        raise ConfigError(f"size={size}: too few boards for {len(counts)} parts")
     shares = np.cumsum(counts)[:-1] * len(solved) // sum(counts)
     pools = np.split(solved, np.clip(shares, 1, len(solved) - 1))
     return [
@@ -267,12 +237,12 @@ def generate(
 
 
 def most_puzzles(size: int, blanks: int) -> int:
-    """How many different puzzles there can be at most, and that are worth waiting for."""
+    """Bounds how many different puzzles can be made."""
     return min(SOLVED.get(size, MOST) * comb(size * size, blanks), MOST)
 
 
 def _distinct_solutions(size: int, wanted: int, rng: np.random.Generator) -> np.ndarray:
-    """Different solved boards, somewhat more than wanted where there are as many: not every board
+    """Returns different solved boards, some more than wanted if there are as many: not every board
     can lose enough cells.
     """
     target = wanted + wanted // 16 + 16
@@ -288,8 +258,8 @@ def _distinct_solutions(size: int, wanted: int, rng: np.random.Generator) -> np.
 def _puzzles(
     pool: np.ndarray, count: int, size: int, blanks: int, min_guesses: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`count` distinct puzzles from a pool of solved boards; boards are used again only where the
-    pool is small.
+    """Makes `count` distinct puzzles from a pool of solved boards, which are used again if the pool
+    is small.
     """
     puzzles, answers = pool[:0], pool[:0]
     used = 0

@@ -6,7 +6,6 @@ import numpy as np
 
 from data.recursive.puzzle_files import Metadata, PuzzleSplit, plain_split
 from data.recursive.sudoku import BOXES
-from utils.errors import ConfigError
 
 PAD, BLANK = 0, 1  # digit d is token d + 1
 CHUNK = 1 << 15  # boards transformed together: small enough for the cache
@@ -28,8 +27,6 @@ def sudoku_split(
     """One group per board: the board itself, then `num_aug` random images of it, one example
     each.
     """
-    if num_aug < 0:
-        raise ConfigError(f"num_aug={num_aug}: must not be negative; try 0")
     copies = 1 + num_aug
     inputs, labels = augment(size, puzzles, answers, num_aug, seed)
     return plain_split(where, metadata(size), inputs, labels, copies)

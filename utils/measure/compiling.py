@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from utils.errors import brief
-from utils.native import cache_folder
 from utils.ranks.distributed import Dist
 
 # Four nets won back the time of compiling after 1 to 7 · 10¹³ operations (see RESULTS.md), and
@@ -43,7 +42,9 @@ def keep_compiled_code() -> None:
     except OSError:
         kind = platform.node().encode()
     with suppress(OSError):  # without a home it stays there
-        folder = cache_folder() / f"inductor-{sha256(kind).hexdigest()[:12]}"
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        folder = Path(base) / "lockstep" / f"inductor-{sha256(kind).hexdigest()[:12]}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 

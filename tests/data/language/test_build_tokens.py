@@ -225,7 +225,10 @@ WRONG = [
         "--tokenizer {folder}/none.json: no such file",
     ),
     (["--input", "{folder}/x.jsonl", "--tokenizer", "{folder}/y.jsonl"], "is no tokenizer"),
-    (["--input", "{folder}/x.jsonl", "--train-bpe", "9"], "--train-bpe 9: must be at least 257"),
+    (
+        ["--input", "{folder}/x.jsonl", "--train-bpe", "9"],
+        "argument --train-bpe: 9: must be at least 257",
+    ),
     (
         ["--input", "{folder}/x.jsonl", "--tokenizer", "bytes", "--val-share", "1"],
         "--val-share 1.0: must be at least 0 and less than 1",

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.recursive.sudoku import search, to_masks
 from data.source import Arrays, Source
 from utils.measure.evaluator import Prediction
 
@@ -77,12 +76,3 @@ def shown(source: Source, set_name: str, example: Arrays, answer: np.ndarray) ->
         )
         text += evaluator.report(evaluator.rows()).text
     return text
-
-
-def is_minimal(puzzle: np.ndarray) -> bool:
-    """Returns whether a Sudoku has one solution, and several without any one of its clues."""
-    clues = np.flatnonzero(puzzle)
-    boards = np.tile(puzzle, (1 + len(clues), 1))
-    boards[1 + np.arange(len(clues)), clues] = 0
-    counts = search(to_masks(boards, 9), 9, limit=2).counts
-    return counts[0] == 1 and bool((counts[1:] == 2).all())

@@ -330,9 +330,6 @@ def test_wrong_commands_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         ["--train", "nowhere"],
         "--train nowhere: no such folder, nor a file nowhere_challenges.json",
     )
-    refused(
-        capsys, tmp_path, [*one, "--num-aug", "-1"], "--num-aug -1: must not be negative; try 1"
-    )
     refused(capsys, tmp_path, [], "--train, --test: neither is given")
 
 

@@ -303,9 +303,8 @@ def test_embedded_boards_train_and_test_without_files():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"blanks": -1}, "data.embedded.blanks=-1: a 4x4 board has 16 cells"),
-        ({"train": 0}, "data.embedded.train=0 test=10: each part"),
-        ({"num_aug": -1}, "data.embedded.num_aug=-1: must not"),
+        ({"blanks": 16}, "data.embedded.blanks=16: a 4x4 board has 16 cells"),
+        ({"train": 10**9}, "data.embedded.train=1000000000 test=10: at most"),
     ],
 )
 def test_a_wrong_embedded_key_is_named_in_full(changed, message):
