@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import ROOT, run_ranks
+from tests.ranks import ROOT, run_code, run_ranks
 from tests.runs import EXACT, QUIET, TINY_CNN, TINY_TRM, Result, digest, learned, train
 
 # Logged seldom, so that sums of metrics are in the checkpoint too; clipped, so that the norm of all
@@ -22,6 +22,15 @@ CASES = {
     "trm-bfloat16": [*TRM, "arch.forward_dtype=bfloat16", "arch.starts=2", "max_steps=9"],
     "cnn": CNN,
 }
+
+ONE_AFTER_THE_OTHER = """
+import sys, torch, pretrain
+from tests.runs import config_of
+folder, *arguments = sys.argv[1:]
+for exact in (True, False):
+    pretrain.pretrain(config_of(*arguments, f"exact={exact}", f"checkpoint_path={folder}/{exact}"))
+    assert torch.are_deterministic_algorithms_enabled() is exact
+"""
 
 
 @pytest.fixture(
@@ -67,6 +76,11 @@ def test_exact_computes_the_same_run_as_the_fast_path(
     rounding = 3e-3 if "arch.forward_dtype=bfloat16" in arguments else 1e-4
     assert fast.series("train/loss")[0] == pytest.approx(one.series("train/loss")[0], rel=rounding)
     assert digest(one.directory) != digest(fast.directory)
+
+
+def test_kernels_are_deterministic_in_exact_runs_alone(tmp_path: Path) -> None:
+    done = run_code(ONE_AFTER_THE_OTHER, str(tmp_path), *TINY_TRM, *QUIET, "max_steps=1")
+    assert done.returncode == 0, done.stderr
 
 
 def test_ranks_that_cannot_be_exact_are_told_which_can() -> None:

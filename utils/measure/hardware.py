@@ -141,16 +141,15 @@ def describe(dist: Dist, dtype: torch.dtype) -> str:
 
 
 def tune(exact: bool = False) -> None:
-    """Allows TF32 for float32 products on GPUs that have it, and keeps freed memory."""
+    """Allows TF32 for float32 products on GPUs that have it, and keeps freed memory. For an `exact`
+    run, an operation without a deterministic kernel is an error.
+    """
     torch.set_float32_matmul_precision("high")
-    if torch.cuda.is_available():
-        if exact:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
-            torch.backends.cudnn.benchmark = False
-        # An operation that has no such kernel says so, and ends the run. Off again for a later run
-        # of this process.
-        torch.use_deterministic_algorithms(exact)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if exact:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+        torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(exact)  # off again for a later run of this process
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if hasattr(ctypes.CDLL(None), "mallopt"):  # glibc
         # by default every large tensor is mapped, page-faulted in and unmapped again at each use
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
