@@ -1,10 +1,13 @@
-"""Every command in a *.md file is parsed by what it calls, or is covered by a test named here."""
+"""Every command in a *.md file or at the head of a recipe is parsed by what it calls, or is covered
+by a test named here.
+"""
 
 from __future__ import annotations
 
 import importlib
 import itertools
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -266,7 +269,11 @@ PROGRAMS: dict[str, Callable[[list[str], Command], None]] = {
 }
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", files(), ids=name_of)
 def test_every_documented_command_is_right(path: Path) -> None:
     wrong = []
     for command in (each for each in ALL if each.where.partition(":")[0] == name_of(path)):
@@ -279,7 +286,7 @@ def test_every_documented_command_is_right(path: Path) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", files(), ids=name_of)
 def test_links_lead_to_files_and_headings(path: Path) -> None:
     for number, target in links(path):
         file, _, anchor = target.partition("#")
@@ -294,6 +301,17 @@ def test_named_tests_exist() -> None:
     for path in files():
         for name in re.findall(r"`((?:[a-z_]+/)*test_[a-z0-9_]+\.py)`", path.read_text()):
             assert name.removeprefix("tests/") in there, f"{name_of(path)}: {name} is not there"
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "conf/experiment").glob("*.yaml")), ids=name_of)
+def test_a_recipe_begins_with_its_command_and_builds_what_that_reads(recipe: Path) -> None:
+    comments = [line[2:] for line in recipe.read_text().splitlines() if line.startswith("# ")]
+    text = "\n".join(comments[1:]).replace("\\\n", " ")
+    lines = [comments[1], *re.findall(r"python -m data\.build\..*", text)]
+    for line in lines:
+        check(Command(name_of(recipe), (), tuple(shlex.split(line))))
+    reads = re.findall(r" data_path=(\S+)", lines[0])
+    assert reads == re.findall(r" --output-dir (\S+)", "\n".join(lines[1:]))
 
 
 def test_ci_runs_what_the_readme_starts_with() -> None:
@@ -322,7 +340,3 @@ def test_the_readme_is_short() -> None:
 def test_wrong_commands_are_found(line: str) -> None:
     with pytest.raises((*WRONG, KeyError)):
         check(Command("here:1", (), tuple(line.split())))
-
-
-def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
