@@ -200,6 +200,19 @@ def test_no_test_has_a_list_that_must_be_edited(extended: Path) -> None:
     assert done.returncode == 0, done.stdout[-4000:]
 
 
+def test_git_keeps_what_is_added_and_no_datasets(tmp_path: Path) -> None:
+    kept = {"data/mine/x.py", "data/mine/README.md"}
+    built = ["data/sudoku-x/identifiers.json", "data/sudoku-x/train/all__inputs.npy"]
+    for name in (*kept, *built, "data/text/a.parquet", "runs/demo/demo/log.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    for words in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    added = subprocess.check_output(["git", "ls-files"], cwd=tmp_path, text=True)
+    assert {*added.split()} == {".gitignore", *kept}
+
+
 @pytest.mark.parametrize("guide", GUIDES)
 def test_a_guide_shows_a_class_and_its_yaml(guide: str) -> None:
     assert {Path(name).suffix for name in examples(guide)} == {".py", ".yaml"}

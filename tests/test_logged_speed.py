@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,10 @@ import torch
 
 import pretrain
 from models.digits.classify import ClassifyObjective
-from tests.runs import Result, config_of
+from models.objective import Batch
+from models.recursive.act import ActObjective
+from tests.runs import QUIET, TINY_TRM, Result, config_of
+from utils.measure.evaluator import Prediction
 
 TOKENS = 784
 
@@ -50,3 +54,20 @@ def test_examples_are_examples_whatever_a_loss_is_divided_by(
     for row in rows:
         assert row["speed/examples_per_s"] * row["speed/step_ms"] == pytest.approx(16_000)
         assert row["speed/tokens_per_s"] == row["speed/examples_per_s"], "an image is one token"
+
+
+def test_speeds_leave_out_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predict = ActObjective.predict
+
+    def slowly(self: ActObjective, batch: Batch) -> Prediction:
+        time.sleep(2)
+        return predict(self, batch)
+
+    monkeypatch.setattr(ActObjective, "predict", slowly)
+    monkeypatch.setattr("utils.measure.hardware.tune", lambda exact: None)
+    steps = ["epochs=null", "eval_interval=null", "max_steps=3", "eval_every_steps=1"]
+    quiet = [*QUIET, "num_workers=0", "eval_batch_size=37", f"checkpoint_path={tmp_path}/run"]
+    pretrain.pretrain(config_of(*TINY_TRM, *steps, *quiet))
+    times = Result(tmp_path / "run").series("speed/step_ms")
+    assert len(times) == 3
+    assert max(times) < 2000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ from models.recursive.guessing import GuessObjective
 from models.recursive.sudoku_net import BLANK, SudokuNet
 from tests.runs import TINY_SUDOKU, train
 from utils.noise import Noise
+from utils.ranks import signals
 from utils.spec import IGNORE, Spec
 
 LEARNS = [
@@ -184,3 +186,11 @@ def test_it_learns_to_solve_small_boards(tmp_path: Path) -> None:
     last = [row for row in run.rows if "eval/exact_accuracy" in row][-1]
     assert last["eval/exact_accuracy"] > 0.9
     assert last["eval/accepted"] > 0.9, "the net knows that it is right"
+
+
+def test_a_signal_cuts_a_search_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective, steps = make(think_steps=1000, search_steps=1000).eval(), []
+    objective.model.register_forward_pre_hook(lambda *_: steps.append(1))
+    monkeypatch.setattr(signals._state, "asked", signal.SIGTERM)
+    objective.predict(batch_of(4))
+    assert len(steps) == 1

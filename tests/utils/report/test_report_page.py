@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from tests.browser import chromium, opened
-from tests.runs import TINY_TRM, train
+from tests.runs import QUIET, TINY_TRM, launched, train
 from tests.utils.checkpoint.helpers import META
 from utils.checkpoint.writer import Writer
 from utils.errors import ConfigError
@@ -234,6 +235,24 @@ def test_commands_and_changes_of_several_hosts(tmp_path: Path) -> None:
     assert [mark["kind"] for mark in shown["marks"]] == ["checkpoint", "skipped"]
     assert shown["code"]["changes"] == [["x", 1, 1]]
     assert shown["code"]["diff"] == diff.rstrip("\n")
+
+
+def test_a_run_that_srun_started_goes_on_by_srun(tmp_path: Path) -> None:
+    task = ["JOB_ID=7", "STEP_ID=0", "PROCID=0", "LOCALID=0", "NTASKS=1"]
+    slurm = ["env", *(f"SLURM_{variable}" for variable in task), sys.executable, "pretrain.py"]
+    done = launched([*slurm, *TINY_TRM, *QUIET, "max_steps=1", f"checkpoint_path={tmp_path}/run"])
+    assert done.returncode == 0, done.stderr
+    command = read_run(tmp_path / "run")["commands"]["continue"]
+    assert command.startswith("srun --ntasks 1 python pretrain.py arch=trm ")
+
+
+@pytest.mark.parametrize(("silent_s", "state"), [(20, "running"), (120, "lost")])
+def test_a_run_that_has_been_silent_for_long_is_lost(
+    silent_s: int, state: str, tmp_path: Path
+) -> None:
+    file = written(tmp_path, [], [], "running") / "status.json"
+    file.write_text(json.dumps({"state": "running", "heartbeat": time.time() - silent_s}))
+    assert read_run(tmp_path)["status"]["state"] == state
 
 
 def test_no_text_can_end_the_script_that_holds_it() -> None:
