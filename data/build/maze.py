@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from data.build.common import Parser, check_output, whole, write_dataset
-from data.build.rows import Boards, check, codes, collect, convert, repeats, solve_unanswered
+from data.build.rows import Boards, check, collect, convert, repeats, solve_unanswered
 from data.build.workers import in_order, progress
 from data.recursive.maze import (
     CHARACTERS,
@@ -29,11 +29,12 @@ from data.recursive.maze import (
     generate,
     is_square,
     leads,
+    solve_all,
     square_symmetries,
 )
-from data.recursive.own_puzzle import solve_mazes
+from data.recursive.own_puzzle import Row
 from data.recursive.puzzle_files import Metadata, PuzzleSplit, plain_split
-from data.recursive.tables import Row
+from data.recursive.puzzle_text import tokens_of
 from utils.errors import ConfigError, exit_status
 
 CHUNKS = 16  # of boards, tried by one process at once
@@ -47,13 +48,11 @@ def fits(cells: int) -> bool:
 
 
 def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Boards:
-    """Check rows and turn them into tokens; what is wrong is named with its line."""
+    """Turns rows into tokens. An error names the line."""
     lines, questions, answers = collect(file, rows, min_difficulty, fits, "a square number")
-    tokens = np.zeros(256, np.uint8)
-    tokens[[ord(character) for character in CHARACTERS]] = np.arange(1, len(CHARACTERS) + 1)
-    inputs = tokens[codes(questions)]
+    inputs = tokens_of("maze", questions)
     # a question holds the place of an answer that is missing
-    labels = tokens[codes([answer or questions[at] for at, answer in enumerate(answers)])]
+    labels = tokens_of("maze", [answer or questions[at] for at, answer in enumerate(answers)])
     check(
         file,
         lines,
@@ -62,7 +61,7 @@ def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Bo
     )
     for token, name in ((START, "S"), (GOAL, "G")):
         check(file, lines, (inputs == token).sum(1) == 1, f"has a question without one {name}")
-    labels = solve_unanswered(file, lines, inputs, labels, answers, solve_mazes)
+    labels = solve_unanswered(file, lines, inputs, labels, answers, solve_all)
     check(
         file,
         lines,
@@ -73,12 +72,12 @@ def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Bo
 
 
 def images(grids: np.ndarray) -> np.ndarray:
-    """Every square (N, cells) followed by its turns and reflections."""
+    """Returns every square (N, cells), followed by its turns and reflections."""
     return grids[:, square_symmetries(round(grids.shape[1] ** 0.5))].reshape(-1, grids.shape[1])
 
 
 def make(options: argparse.Namespace) -> dict[str, Boards]:
-    """Mazes for both splits, of which none is another's image."""
+    """Generates mazes for both splits. None is another's image."""
     side, wanted = options.size, options.train + options.test
     min_path = round(side * 11 / 3) if options.min_path is None else options.min_path
     if not 2 <= min_path <= side * side:
@@ -112,7 +111,7 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
 
 
 def maze_split(where: str, inputs: np.ndarray, labels: np.ndarray, copies: int) -> PuzzleSplit:
-    """Mazes as a puzzle set, in the published encoding."""
+    """Makes a puzzle set in the published encoding."""
     metadata = Metadata(
         pad_id=PAD, ignore_label_id=PAD, blank_identifier_id=0, vocab_size=1 + len(CHARACTERS),
         seq_len=inputs.shape[1], num_puzzle_identifiers=1, sets=("all",),
@@ -121,10 +120,10 @@ def maze_split(where: str, inputs: np.ndarray, labels: np.ndarray, copies: int) 
 
 
 def build(options: argparse.Namespace) -> str:
-    """Make the dataset; returns what was made, in one line."""
+    """Makes the dataset, and returns a line about it."""
     folder = Path(options.output_dir)
     check_output(folder)
-    boards = make(options) if options.size is not None else convert(options, parse_rows, fits)
+    boards = make(options) if options.size is not None else convert(options, parse_rows)
     mazes, again = {name: len(inputs) for name, (inputs, _) in boards.items()}, repeats(boards)
     if options.augment and "train" in boards:
         boards["train"] = images(boards["train"][0]), images(boards["train"][1])

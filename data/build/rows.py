@@ -1,5 +1,5 @@
-"""Puzzles as published tables, `source,question,answer,rating` in CSV files or on the hub, and as
-others write them.
+"""Published puzzles, `source,question,answer,rating` in CSV files or on the hub, and plain lists of
+puzzles.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import numpy as np
 
 from data.build.workers import progress
 from data.language.text_files import check_file
-from data.recursive.tables import Row, table_of
+from data.recursive.own_puzzle import COLUMNS, Row, read_rows
 from utils.errors import ConfigError, brief
 
-COLUMNS = ("question", "answer", "rating")
 SPLITS = ("train", "test")
 
 TOGETHER = 1024  # puzzles to solve between two updates of the progress line
@@ -26,15 +25,17 @@ Boards = tuple[np.ndarray, np.ndarray]  # puzzles and answers
 Parse = Callable[[str, Iterable[Row], int | None], Boards]
 
 
-def convert(
-    options: argparse.Namespace, parse: Parse, fits: Callable[[int], object]
-) -> dict[str, Boards]:
-    """Returns the published splits. If asked, subsamples them, and holds training puzzles out to
-    test on. A test file may come without a training file.
+def convert(options: argparse.Namespace, parse: Parse) -> dict[str, Boards]:
+    """Returns the splits, subsampled and with held-out puzzles as the options say. A test file may
+    come without a training file.
     """
 
     def read(split: str, without: str = "") -> Boards:
-        rows = read_split(options.input_dir, options.hub, split, fits, without)
+        if options.input_dir is None:
+            rows = f"{options.hub} {split}", read_hub(options.hub, split)
+        else:
+            file = Path(options.input_dir) / f"{split}.csv"
+            rows = str(file), read_csv(file, without)
         return parse(*rows, options.min_difficulty)
 
     if options.input_dir and _there(options.input_dir) == ["test"]:
@@ -60,13 +61,13 @@ def convert(
 
 
 def _there(input_dir: str) -> list[str]:
-    """The splits of which there are files."""
+    """Returns the splits that have files."""
     # Path.exists raises for names that no file can have
     return [split for split in SPLITS if os.path.exists(Path(input_dir) / f"{split}.csv")]
 
 
 def _held_out(boards: Boards, options: argparse.Namespace) -> tuple[Boards, Boards]:
-    """Most of the puzzles, and those that are held out, chosen at random."""
+    """Returns training puzzles, and held-out ones that are chosen at random."""
     inputs, labels = boards
     if not 0 < options.held_out < len(inputs):
         raise ConfigError(
@@ -79,7 +80,7 @@ def _held_out(boards: Boards, options: argparse.Namespace) -> tuple[Boards, Boar
 
 
 def repeats(boards: Mapping[str, Boards]) -> str:
-    """Which puzzles come more than once, for the line that says what was made; empty if none."""
+    """Returns a note on puzzles that come more than once."""
     contiguous = {split: np.ascontiguousarray(puzzles) for split, (puzzles, _) in boards.items()}
     rows = {split: all_.view(f"V{all_.shape[1]}")[:, 0] for split, all_ in contiguous.items()}
     notes = [
@@ -92,23 +93,8 @@ def repeats(boards: Mapping[str, Boards]) -> str:
     return "".join(f"; note: {one}" for one in notes)
 
 
-def read_split(
-    input_dir: str | None,
-    hub: str | None,
-    split: str,
-    fits: Callable[[int], object],
-    without: str = "",
-) -> tuple[str, Iterator[Row]]:
-    """A split's rows, and how messages name them; `without` a file that is how it would do."""
-    if input_dir is None:
-        assert hub is not None
-        return f"{hub} {split}", read_hub(hub, split)
-    file = Path(input_dir) / f"{split}.csv"
-    return str(file), read_csv(file, fits, without)
-
-
-def read_csv(path: Path, fits: Callable[[int], object], without: str = "") -> Iterator[Row]:
-    """The rows of a file with their line numbers: of a table, or of a list, a puzzle a line."""
+def read_csv(path: Path, without: str = "") -> Iterator[Row]:
+    """Yields the rows of a file, which is a table or a list."""
     if not os.path.exists(path):
         raise ConfigError(
             f"--input-dir {path.parent}: no {path.name} there; give a folder that holds train.csv"
@@ -117,15 +103,7 @@ def read_csv(path: Path, fits: Callable[[int], object], without: str = "") -> It
     check_file(str(path), path)
     # with a byte order mark or without
     with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
-        first = next((line for line in file if line.strip()), "")
-        table = table_of(first.rstrip("\r\n"), lambda field: fits(len(field)))
-        if table is None:
-            raise ConfigError(
-                f"{path}: line 1 lacks the column question; it should be"
-                " source,question,answer,rating"
-            )
-        file.seek(0)
-        yield from table.rows(str(path), file)
+        yield from read_rows(str(path), file)
 
 
 def read_hub(name: str, split: str) -> Iterator[Row]:
@@ -148,7 +126,7 @@ def read_hub(name: str, split: str) -> Iterator[Row]:
             zip(*(part[column] for column in COLUMNS), strict=True)
         ):
             # as lines of a CSV file, below its header
-            yield start + row + 2, question or "", answer or "", rating or ""
+            yield Row(start + row + 2, question or "", answer or "", rating or "")
 
 
 def collect(
@@ -158,8 +136,8 @@ def collect(
     fits: Callable[[int], object],
     sizes: str,
 ) -> tuple[list[int], list[str], list[str]]:
-    """Lines, questions and answers of those that are hard enough, all as long as the first one that
-    fits; an answer may be empty.
+    """Returns the lines, questions and answers of puzzles that are hard enough. All must be as long
+    as the first; an answer may be empty.
     """
     lines, questions, answers = [], [], []
     cells = 0
@@ -170,7 +148,7 @@ def collect(
             expected = cells or sizes
             raise ConfigError(
                 f"{file}: line {line} has {len(question)} and {len(answer)} cells, not {expected};"
-                " correct or remove it"
+                " correct it, and name the columns question and answer in a table"
             )
         if min_difficulty is not None and not rating:
             raise ConfigError(
@@ -226,17 +204,8 @@ def solve_unanswered(
     return labels
 
 
-def codes(boards: list[str]) -> np.ndarray:
-    """The characters of equally long strings as numbers (N, cells); what is not ASCII becomes a
-    question mark.
-    """
-    return np.frombuffer("".join(boards).encode("ascii", "replace"), np.uint8).reshape(
-        len(boards), -1
-    )
-
-
 def check(file: str, lines: list[int], good: np.ndarray | np.bool_, problem: str) -> None:
-    """Name the first line of which it is not true."""
+    """Raises ConfigError for the first line that is not good."""
     if not good.all():
         raise ConfigError(
             f"{file}: line {lines[int((~good).argmax())]} {problem}; correct or remove it"
@@ -244,7 +213,7 @@ def check(file: str, lines: list[int], good: np.ndarray | np.bool_, problem: str
 
 
 def subsample(split: str, boards: Boards, options: argparse.Namespace) -> Boards:
-    """As many boards of a split as are asked for, chosen at random; by default all of them."""
+    """Chooses as many boards of a split as the options say; by default all."""
     option = {"train": "subsample_size", "test": "test_subsample_size"}[split]
     puzzles, answers = boards
     wanted: int | None = getattr(options, option)

@@ -17,11 +17,18 @@ from pathlib import Path
 import numpy as np
 
 from data.build.common import Parser, check_output, whole, write_dataset
-from data.build.rows import Boards, check, codes, collect, convert, repeats, solve_unanswered
-from data.recursive.own_puzzle import solve_boards
-from data.recursive.sudoku import BOXES, DIGITS, generate, is_solved
-from data.recursive.sudoku_sets import BLANK, sudoku_split
-from data.recursive.tables import Row
+from data.build.rows import Boards, check, collect, convert, repeats, solve_unanswered
+from data.recursive.own_puzzle import Row
+from data.recursive.puzzle_text import tokens_of
+from data.recursive.sudoku import (
+    BLANK,
+    BOXES,
+    DIGITS,
+    generate,
+    is_solved,
+    solve,
+    sudoku_split,
+)
 from utils.errors import exit_status
 
 # by size: hard enough to be interesting, and nearly every board can lose so many
@@ -30,50 +37,27 @@ SIZES = {size * size: size for size in BOXES}
 
 
 def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Boards:
-    """Check rows and turn them into boards of digits; what is wrong is named with its line."""
+    """Turns rows into boards of digits. An error names the line."""
     lines, questions, answers = collect(file, rows, min_difficulty, SIZES.get, "16, 36, 81 or 256")
-    puzzles = _digits(questions)
+    inputs = tokens_of("sudoku", questions)
     # a question holds the place of an answer that is missing
-    solutions = _digits([answer or questions[at] for at, answer in enumerate(answers)])
-    given, size = puzzles > 0, SIZES[puzzles.shape[1]]
-    check(
-        file,
-        lines,
-        ((puzzles <= size) & (solutions <= size)).all(axis=1),
-        f"has characters other than 1 to {DIGITS[size]}, 0 and .",
-    )
-    solutions = solve_unanswered(file, lines, puzzles, solutions, answers, solve)
-    check(file, lines, is_solved(solutions, size), "has an answer that is no solved board")
-    check(
-        file,
-        lines,
-        (~given | (puzzles == solutions)).all(axis=1),
-        "has an answer that contradicts its question",
-    )
-    return puzzles, solutions
-
-
-def _digits(boards: list[str]) -> np.ndarray:
-    """A to G above 9; what is no digit becomes a large number."""
-    digits = np.full(256, 255, np.uint8)
-    for text in (DIGITS, DIGITS.lower()):
-        digits[list(text.encode())] = np.arange(len(DIGITS))
-    digits[ord(".")] = 0
-    return digits[codes(boards)]
-
-
-def solve(puzzles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many solutions boards of digits have, and one of them; zeros where there is none."""
-    counts, solutions = solve_boards(puzzles.astype(np.int64) + BLANK)
-    return counts, np.where(counts[:, None] > 0, solutions - BLANK, 0)
+    labels = tokens_of("sudoku", [answer or questions[at] for at, answer in enumerate(answers)])
+    size = SIZES[inputs.shape[1]]
+    known = (np.minimum(inputs, labels) > 0) & (np.maximum(inputs, labels) <= size + BLANK)
+    check(file, lines, known.all(1), f"has characters other than 1 to {DIGITS[size]}, 0 and .")
+    labels = solve_unanswered(file, lines, inputs, labels, answers, solve)
+    check(file, lines, is_solved(labels - BLANK, size), "has an answer that is no solved board")
+    kept = (inputs == BLANK) | (inputs == labels)
+    check(file, lines, kept.all(1), "has an answer that contradicts its question")
+    return inputs - BLANK, labels - BLANK
 
 
 def build(options: argparse.Namespace) -> str:
-    """Make the dataset; returns what was made, in one line."""
+    """Makes the dataset, and returns a line about it."""
     folder = Path(options.output_dir)
     check_output(folder)
     if options.input_dir or options.hub:
-        boards = convert(options, parse_rows, SIZES.get)
+        boards = convert(options, parse_rows)
         size = SIZES[boards["test"][0].shape[1]]
     else:
         size = options.size

@@ -114,7 +114,7 @@ def _raw_tasks(named: str, path: str) -> Iterator[tuple[str, str, dict[str, Any]
             raise ConfigError(
                 f"{named}: holds {file.name}; give {str(file).removesuffix(CHALLENGES)} instead"
             )
-        yield file.stem, str(file), object_of(str(file), _json(file))
+        yield file.stem, str(file), object_of(str(file), read_json(file))
 
 
 def _raw_kaggle(file: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -122,7 +122,7 @@ def _raw_kaggle(file: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
     beside = Path(str(file).removesuffix(CHALLENGES) + SOLUTIONS)
     if not os.path.isfile(beside):
         raise ConfigError(f"{file}: lacks its answers; lay {beside.name} beside it")
-    challenges, solutions = (object_of(str(one), _json(one)) for one in (file, beside))
+    challenges, solutions = (object_of(str(one), read_json(one)) for one in (file, beside))
     for name, task in sorted(challenges.items()):
         where = f"{file}: task {brief(name)}"
         asked, answers = list_of(where, object_of(where, task), "test"), solutions.get(name)
@@ -138,7 +138,8 @@ def _raw_kaggle(file: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield name, where, task | {"test": both}
 
 
-def _json(file: Path) -> Any:
+def read_json(file: Path) -> Any:
+    """Reads a JSON file; an error names it."""
     try:
         return json.loads(read_bytes(file))
     except (OSError, ValueError, RecursionError) as error:

@@ -1,4 +1,6 @@
-"""Answers to ARC's test pairs, by a vote over all augmentations of each puzzle."""
+"""Answers to ARC's test pairs, by a vote over all augmentations of each puzzle: scored, submitted
+and shown on the report page.
+"""
 
 # N examples, K answers that differ
 
@@ -27,19 +29,22 @@ from data.recursive.arc import (
     sizes,
     undone,
 )
-from data.recursive.arc_scene import arc_scene, grids_of, in_turn, shown_pair
 from data.recursive.puzzle_files import PuzzleSplit
 from data.source import Batch
 from utils.errors import ConfigError, brief
 from utils.measure.evaluator import Prediction, Report
-from utils.measure.scene import Files
+from utils.measure.scene import Files, fitting, scene
 
 PASSES = (1, 2, 5, 10, 100, 1000)
 LOGGED = (1, 2)  # in the line on every evaluation; 2 is what the contest allows
 POOLED = "pooled_"
 FILE = "arc_votes.npz"  # what later evaluations of a run may pool
 NAMES = ("pair", "key", "votes", "confidence", "grid")
-ATTEMPTS = 2  # in a submission, for each pair
+ATTEMPTS = 2  # in a submission and on the report page, for each pair
+SHOWN = 4  # pairs on the report page that one of the answers solves, and as many that none does
+CAPTION = (
+    "The two answers with the most votes over all augmentations. Pairs are shown in their order."
+)
 # confidences are added as whole numbers, so that no order of adding them gives another sum
 ONE = 2.0**40
 WEIGHTS = np.random.default_rng(2).integers(2**63, size=CELLS, dtype=np.uint64) * np.uint64(
@@ -337,3 +342,58 @@ def plain(packed: np.ndarray) -> list[list[int]]:
     tokens = np.stack([packed & 15, packed >> 4], 1).reshape(CELLS)
     height, width = (int(side[0]) for side in sizes(tokens[None]))
     return (tokens.reshape(SIDE, SIDE)[:height, :width].astype(int) - FIRST).tolist()
+
+
+def in_turn(solved: Sequence[bool], most: int = SHOWN) -> list[int]:
+    """Returns the first solved and unsolved ones in turn, so that a short list has both."""
+    sorts = [
+        [index for index, each in enumerate(solved) if each == sort][:most]
+        for sort in (True, False)
+    ]
+    return [one for index in range(most) for sort in sorts for one in sort[index : index + 1]]
+
+
+def arc_scene(pairs: Sequence[Mapping[str, Any]]) -> Files:
+    """Shows pairs of `shown_pair`, the more important first, as many as there is room for."""
+    return fitting(pairs, lambda some: scene("arc", "arc", "ARC test pairs", CAPTION, pairs=some))
+
+
+def shown_pair(
+    name: str,
+    given: list[list[int]],
+    truth: list[list[int]] | None,
+    answers: Sequence[Mapping[str, Any]],
+    votes: int,
+) -> dict[str, Any]:
+    """Describes one pair. `answers` have a grid, votes and a confidence, the best first."""
+    return {
+        "name": name,
+        "input": rows_of(given),
+        "truth": None if truth is None else rows_of(truth),
+        "answers": [
+            {
+                **answer,
+                "grid": rows_of(answer["grid"]),
+                "right": None if truth is None else answer["grid"] == truth,
+            }
+            for answer in answers
+        ],
+        "votes": votes,
+    }
+
+
+def rows_of(grid: list[list[int]]) -> list[str]:
+    """Writes a digit for each cell."""
+    return ["".join(map(str, row)) for row in grid]
+
+
+def grids_of(canvases: np.ndarray) -> list[list[list[int]]]:
+    """Cuts grids out of their canvases (N, 900)."""
+    count = len(canvases)
+    same = np.tile(np.arange(10), (count, 1))
+    tokens, tall, wide = undone(canvases.astype(np.uint8), np.zeros(count, int), same)
+    squares = tokens.reshape(-1, SIDE, SIDE).astype(int) - FIRST
+    return [
+        square[: int(height), : int(width)].tolist()
+        for square, height, width in zip(squares, tall.ravel(), wide.ravel(), strict=True)
+    ]

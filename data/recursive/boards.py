@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.recursive import maze
-from data.recursive.sudoku import BOXES, DIGITS
+from data.recursive.puzzle_text import characters
+from data.recursive.sudoku import BOXES
 from data.source import IGNORE, Batch
 from utils.measure.evaluator import Prediction, Report
 from utils.measure.scene import Files, fitting, scene, spread
 
 SHOWN = 4  # solved examples, and as many unsolved ones
-NOT_COUNTED, NONSENSE = "-", "?"  # a cell without a label; a token that stands for nothing
 PER_CHANGE = (
     8  # characters that one changed cell takes, against one for each cell of a whole answer
 )
@@ -138,22 +137,6 @@ def example(kind: str, row: Mapping[str, np.ndarray]) -> dict[str, Any]:
         "halting": halting[recorded].tolist(),
         "halt_step": int(row["halt_step"]),
     }
-
-
-def characters(kind: str, tokens: np.ndarray) -> str:
-    """A character for each cell: `.` for a blank of a Sudoku, those of the file for a maze."""
-    if kind == "maze":
-        table = NONSENSE + maze.CHARACTERS
-    else:
-        side = round(len(tokens) ** 0.5)
-        table = NONSENSE + "." + DIGITS[1 : side + 1]  # tokens 0 and 1 are PAD and BLANK
-    return "".join(_character(table, token) for token in tokens.tolist())
-
-
-def _character(table: str, token: int) -> str:
-    if token == -1:
-        return NOT_COUNTED
-    return table[token] if 0 <= token < len(table) else NONSENSE
 
 
 def change(before: str, after: str) -> str | dict[str, str]:

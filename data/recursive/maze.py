@@ -1,16 +1,22 @@
-"""Mazes: their characters and tokens, shortest paths, and a generator that tries many boards at
-once.
+"""Mazes: their characters and tokens, shortest paths, a generator that tries many boards at once,
+and the score of answers.
 
 A maze is a square of cells, one row of tokens (N, cells). Steps go down, left, right and up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+import torch
+from torch import Tensor
+
+from data.source import Batch
+from utils.measure.evaluator import Prediction, Report
+from utils.measure.metrics import format_metrics
 
 CHARACTERS = "# SGo"  # a character's token is its place, from 1 on
 PAD, WALL, FREE, START, GOAL, PATH = range(6)
@@ -84,6 +90,16 @@ def solve(tokens: np.ndarray) -> np.ndarray | None:
     found = search(tokens, int((tokens == START).argmax()))
     goal = int((tokens == GOAL).argmax())
     return None if found.distance[goal] < 0 else _with_path(tokens, found.path_to(goal))
+
+
+def solve_all(inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns whether a path leads through each maze, as 0 or 1, and the mazes with a shortest one;
+    zeros if there is none.
+    """
+    answers = [solve(one) for one in inputs]
+    none = np.zeros_like(inputs[0])
+    counts = np.array([one is not None for one in answers], np.int64)
+    return counts, np.stack([none if one is None else one for one in answers])
 
 
 def _with_path(tokens: np.ndarray, path: list[int]) -> np.ndarray:
@@ -208,3 +224,31 @@ def _reaching(open_cells: np.ndarray, starts: np.ndarray, side: int, steps: int)
             board, passable, wider = board[going], passable[going], wider[going]
         reached = wider
     return board
+
+
+class MazePaths:
+    """The share of answers that mark a shortest path: a maze often has several, and its file names
+    one.
+    """
+
+    scalars = ("path_valid",)
+
+    def __init__(self) -> None:
+        self._found: list[Tensor] = []
+
+    def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
+        if "answer" in prediction.outputs:
+            inputs, answers = (
+                rows[: len(indices)].cpu().numpy()
+                for rows in (batch["inputs"], prediction.outputs["answer"])
+            )
+            self._found.append(torch.from_numpy(leads(inputs, answers)))
+
+    def rows(self) -> dict[str, Tensor]:
+        return {"valid": torch.cat(self._found)} if self._found else {}
+
+    def report(self, rows: Mapping[str, Tensor]) -> Report:
+        if not rows:
+            return Report()
+        metrics = {"path_valid": float(rows["valid"].double().mean())}
+        return Report(metrics, line=format_metrics(metrics))

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from data.recursive.puzzle_files import MOST_IDS, PuzzleSplit, check_values, has_split, read_split
-from data.recursive.sudoku import generate
-from data.recursive.sudoku_sets import sudoku_split
+from data.recursive.sudoku import generate, sudoku_split
 from data.source import IGNORE
 from utils.errors import ConfigError
 

@@ -1,19 +1,49 @@
-"""A puzzle and a model's answer to it, in characters."""
+"""Puzzles in characters: their tokens, and a puzzle drawn beside a model's answer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import zip_longest
 
 import numpy as np
 
 from data.recursive.arc import CELLS, FIRST, SIDE, VOCAB, sizes
-from data.recursive.maze import CHARACTERS, is_maze, leads
-from data.recursive.sudoku import BOXES, DIGITS
-from data.recursive.sudoku_sets import BLANK
+from data.recursive.maze import CHARACTERS, FREE, is_maze, leads
+from data.recursive.sudoku import BLANK, BOXES, DIGITS
 from data.source import IGNORE
 
 GAP = "    "
-NOTHING = "?"  # in the place of an answer that can stand in no cell
+NOTHING = "?"  # a token that can stand in no cell
+NOT_COUNTED = "-"  # a cell without a label
+
+
+def tokens_of(kind: str, texts: Sequence[str]) -> np.ndarray:
+    """Returns the tokens of equally long puzzles, and 0 for what stands for none."""
+    written = dict.fromkeys("._", BLANK) | {digit: BLANK + i for i, digit in enumerate(DIGITS)}
+    written |= {digit.lower(): token for digit, token in written.items()}
+    if kind == "maze":
+        written = {".": FREE} | {character: i for i, character in enumerate(CHARACTERS, 1)}
+    table = np.zeros(256, np.uint8)
+    table[list(map(ord, written))] = list(written.values())
+    # what is not ASCII becomes a question mark
+    codes = np.frombuffer("".join(texts).encode("ascii", "replace"), np.uint8)
+    return table[codes.reshape(len(texts), -1)]
+
+
+def characters(kind: str, tokens: np.ndarray) -> str:
+    """A character for each cell: `.` for a blank of a Sudoku, those of the file for a maze."""
+    if kind == "maze":
+        table = NOTHING + CHARACTERS
+    else:
+        side = round(len(tokens) ** 0.5)
+        table = NOTHING + "." + DIGITS[1 : side + 1]  # tokens 0 and 1 are PAD and BLANK
+    return "".join(_character(table, token) for token in tokens.tolist())
+
+
+def _character(table: str, token: int) -> str:
+    if token == -1:
+        return NOT_COUNTED
+    return table[token] if 0 <= token < len(table) else NOTHING
 
 
 def puzzle_text(

@@ -20,10 +20,9 @@ from data.order import Order, cut_steps, generator, run_length, shard_rows
 from data.recursive.arc import CELLS, VOCAB
 from data.recursive.arc_votes import ArcPairs, ArcVotes
 from data.recursive.boards import Boards
-from data.recursive.maze_paths import MazePaths
+from data.recursive.maze import MazePaths
 from data.recursive.own_arc import ArcAnswer, OwnTask
-from data.recursive.own_puzzle import Answers, AnswersByStep, own_puzzles
-from data.recursive.own_text import KEY
+from data.recursive.own_puzzle import KEY, Answers, OwnPuzzles
 from data.recursive.puzzle_files import PuzzleSplit, sample
 from data.recursive.puzzle_pool import Member, Pool, PuzzleRows, max_vocab, open_datasets
 from data.recursive.puzzle_text import kind_of, puzzle_text
@@ -295,8 +294,8 @@ def own_examples(
         task = OwnTask(given, train, images)
         return lambda: [ArcAnswer(task)], task
     kind = kind_of_set(first, known.sets[0])
-    own = own_puzzles(given, kind, known.seq_len, known.blank_identifier_id)
-    return lambda: [Answers(own, known.vocab_size), AnswersByStep(own)], own
+    own = OwnPuzzles(given, kind, known.seq_len, known.blank_identifier_id)
+    return lambda: [Answers(own, known.vocab_size), Boards(kind)], own
 
 
 def scorers_of(split: PuzzleSplit, name: str, pooled: int) -> list[Callable[[], Evaluator]]:

@@ -1,6 +1,7 @@
-"""Sudoku of size 4, 6, 9 and 16: a solver and a generator that work on many boards at once.
+"""Sudoku of size 4, 6, 9 and 16: a solver, a generator and symmetries, for many boards at once.
 
-Boards are digits, 0 for blank, one row of cells each (N, cells). Inside the solver a board is one
+Boards are digits, 0 for blank, one row of cells each (N, cells). In datasets, a digit d is token
+d + 1, and 0 is padding. Inside the solver a board is one
 column of bit masks, one bit per digit that a cell may still hold: (cells, N), so that every
 operation runs along the boards.
 """
@@ -14,10 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data.recursive.puzzle_files import Metadata, PuzzleSplit, plain_split
 from utils.errors import ConfigError
 
 BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3), 16: (4, 4)}  # size: rows and columns of a box
 DIGITS = "0123456789ABCDEFG"  # as a board is written, by their values
+PAD, BLANK = 0, 1  # tokens
 # boards searched together: bounds memory, and makes the search go deep before it goes wide
 WIDTH = 4096
 SOLVED = {4: 288, 6: 28_200_960}  # different solved boards
@@ -29,6 +32,10 @@ FOR_EVER = 1 << 60
 # many
 TOO_DEEP = 500
 TRIES = 256  # at least this many of them are tried together
+# guesses at which `solve` gives up; a board of size 9 with one solution takes fewer
+DEEP = 20_000
+NARROW = 16  # boards searched together if there is no end of solutions
+CHUNK = 1 << 15  # boards transformed together: small enough for the cache
 
 
 @dataclass(frozen=True)
@@ -163,6 +170,35 @@ def search(
     return Found(np.minimum(counts, limit), guesses, solutions)
 
 
+def solve(inputs: np.ndarray, deep: int = DEEP) -> tuple[np.ndarray, np.ndarray]:
+    """Returns how many solutions boards of tokens have (2: several, -1: the search takes too long),
+    and the tokens of one of them; zeros if there is none.
+    """
+    size = round(inputs.shape[1] ** 0.5)
+    counts, solutions = np.full(len(inputs), -1), np.zeros_like(inputs)
+    # a board with few clues has so many solutions that a wide search does not get to the bottom
+    for width in (WIDTH, NARROW):
+        left = np.flatnonzero(counts < 0)
+        for start in range(0, len(left), width):
+            some = left[start : start + width]
+            masks = to_masks(inputs[some].astype(np.int64) - BLANK, size)
+            found = search(masks, size, limit=2, most_guesses=deep, width=width)
+            counts[some] = np.where(found.guesses > deep, -1, found.counts)
+            solved = counts[some] > 0
+            solutions[some[solved]] = to_digits(found.solutions[:, solved]) + BLANK
+    return counts, solutions
+
+
+def against_rules(answer: np.ndarray) -> np.ndarray:
+    """Returns which cells of a board of tokens hold no digit, or one that a unit has twice."""
+    geo = geometry(round(len(answer) ** 0.5))
+    board = answer.astype(np.int64) - BLANK
+    wrong = (board < 1) | (board > geo.size)
+    for unit in geo.units:
+        wrong[unit] |= (board[unit][:, None] == board[unit]).sum(1) > 1
+    return wrong
+
+
 def random_solutions(count: int, size: int, rng: np.random.Generator) -> np.ndarray:
     """Draws solved boards, possibly with repeats, by random guesses. Dead ends start afresh."""
     geo = geometry(size)
@@ -293,3 +329,92 @@ def _puzzles(
 
 def _first_occurrences(rows: np.ndarray) -> np.ndarray:
     return np.sort(np.unique(rows, axis=0, return_index=True)[1])
+
+
+def metadata(size: int) -> Metadata:
+    """Describes a dataset of boards: one set, no puzzle identities."""
+    return Metadata(
+        pad_id=PAD, ignore_label_id=PAD, blank_identifier_id=0, vocab_size=size + 2,
+        seq_len=size * size, num_puzzle_identifiers=1, sets=("all",),
+    )  # fmt: skip
+
+
+def sudoku_split(
+    where: str, size: int, puzzles: np.ndarray, answers: np.ndarray, num_aug: int, seed: int
+) -> PuzzleSplit:
+    """Makes a group for each board: the board itself, then `num_aug` random images of it."""
+    copies = 1 + num_aug
+    inputs, labels = augment(size, puzzles, answers, num_aug, seed)
+    return plain_split(where, metadata(size), inputs, labels, copies)
+
+
+def augment(
+    size: int, puzzles: np.ndarray, answers: np.ndarray, num_aug: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the tokens of every board, followed by `num_aug` images of it under random
+    symmetries.
+    """
+    boards, cells = puzzles.shape
+    copies = 1 + num_aug
+    inputs, labels = np.empty((2, boards * copies, cells), np.uint8)
+    per_chunk = max(1, CHUNK // copies)
+    for chunk, first in enumerate(range(0, boards, per_chunk)):
+        part = slice(first, first + per_chunk)
+        answer = np.repeat(answers[part].astype(np.uint8), copies, axis=0)
+        blank = np.repeat(puzzles[part] == 0, copies, axis=0)
+        if num_aug:
+            rng = np.random.default_rng([seed, chunk])
+            original = np.arange(len(answer)) % copies == 0
+            cell = cell_permutations(size, len(answer), rng)
+            cell[original] = np.arange(cells)
+            digit = digit_permutations(size, len(answer), rng)
+            digit[original] = np.arange(size + 1)
+            answer, blank = _transform(answer, blank, cell, digit)
+        rows = slice(first * copies, first * copies + len(answer))
+        labels[rows] = answer + 1
+        inputs[rows] = np.where(blank, np.uint8(BLANK), labels[rows])
+    return inputs, labels
+
+
+def _transform(
+    answer: np.ndarray, blank: np.ndarray, cell: np.ndarray, digit: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    rows, cells = answer.shape
+    # a cell's digit and its blankness travel together: one gather moves both
+    both = (answer | blank.astype(np.uint8) << 5).reshape(-1)
+    moved = both[cell + np.arange(0, rows * cells, cells, dtype=np.int32)[:, None]]
+    width = digit.shape[1]
+    answer = digit.reshape(-1)[
+        (moved & 31) + np.arange(0, rows * width, width, dtype=np.int32)[:, None]
+    ]
+    return answer, moved > 31
+
+
+def digit_permutations(size: int, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Random relabellings (count, size + 1); 0 stays 0."""
+    digits = np.tile(np.arange(size + 1, dtype=np.uint8), (count, 1))
+    digits[:, 1:] = rng.permuted(digits[:, 1:], axis=1)
+    return digits
+
+
+def cell_permutations(size: int, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns the source of each cell (count, cells): permutes bands and stacks, rows and columns
+    within them, and transposes.
+    """
+    height, width = BOXES[size]
+    row = _line_permutations(size // height, height, count, rng)[:, :, None]
+    column = _line_permutations(size // width, width, count, rng)[:, None, :]
+    source = row * np.int32(size) + column
+    if height == width:  # only then does a transposed box keep its shape
+        transposed = rng.random(count) < 0.5
+        source[transposed] = (column * np.int32(size) + row)[transposed]
+    return source.reshape(count, size * size)
+
+
+def _line_permutations(blocks: int, lines: int, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Random orders (count, blocks * lines) that keep the lines of a block together."""
+    block = rng.permuted(np.tile(np.arange(blocks, dtype=np.int32), (count, 1)), axis=1)
+    line = rng.permuted(np.tile(np.arange(lines, dtype=np.int32), (count * blocks, 1)), axis=1)
+    return (block[:, :, None] * np.int32(lines) + line.reshape(count, blocks, lines)).reshape(
+        count, blocks * lines
+    )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from data.recursive.maze import square_symmetries
-from data.recursive.sudoku_sets import cell_permutations, digit_permutations
+from data.recursive.sudoku import cell_permutations, digit_permutations
 from data.source import IGNORE, Arrays, Batch, EvalSet
 from utils.errors import ConfigError
 from utils.measure.evaluator import Prediction, Report

@@ -20,8 +20,7 @@ import torch
 from data.build.common import write_dataset
 from data.digits.images import ImageSource
 from data.recursive.puzzles import PuzzleSource
-from data.recursive.sudoku import generate
-from data.recursive.sudoku_sets import sudoku_split
+from data.recursive.sudoku import generate, sudoku_split
 from data.source import Source
 from data.stream import ShardStream, train_loader
 from tests.sources import opened

@@ -14,7 +14,7 @@ from data.digits.images import ImageSource
 from data.language.text_stream import StreamSource
 from data.language.tokens import TokenSource
 from data.latent.qa_text import QAText
-from data.recursive.own_text import read_text
+from data.recursive.own_puzzle import OwnPuzzles
 from data.recursive.puzzle_files import read_split
 from data.recursive.puzzles import PuzzleSource
 from tests.sources import opened
@@ -31,8 +31,8 @@ OPENED: list[tuple[str, Callable[[Path], object]]] = [
         "train-images-idx3-ubyte.gz",
         lambda folder: opened(ImageSource, **LENGTH, dataset="mnist", data_path=str(folder)),
     ),
-    ("puzzle.txt", lambda folder: read_text("puzzle.txt")),
-    ("train.csv", lambda folder: next(read_csv(folder / "train.csv", bool))),
+    ("puzzle.txt", lambda folder: OwnPuzzles("puzzle.txt", "maze", 9, 0)),
+    ("train.csv", lambda folder: next(read_csv(folder / "train.csv"))),
     ("train/dataset.json", lambda folder: read_split("data_path=x", folder, "train")),
     ("dataset.json", lambda folder: opened(TokenSource, **LENGTH, data_path=str(folder))),
     (

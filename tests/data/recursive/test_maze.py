@@ -19,16 +19,16 @@ from data.recursive.maze import (
     START,
     TOGETHER,
     WALL,
+    MazePaths,
     generate,
     is_maze,
     leads,
     search,
     solve,
 )
-from data.recursive.maze_paths import MazePaths
 from data.recursive.puzzle_text import puzzle_text
 from data.recursive.puzzles import PuzzleSource
-from data.recursive.sudoku_sets import sudoku_split
+from data.recursive.sudoku import sudoku_split
 from tests.sources import opened
 from utils.measure.evaluator import Prediction
 

@@ -13,8 +13,7 @@ import torch
 
 from data.recursive.maze import leads
 from data.recursive.puzzles import PuzzleSource
-from data.recursive.sudoku import is_solved
-from data.recursive.sudoku_sets import sudoku_split
+from data.recursive.sudoku import is_solved, sudoku_split
 from data.recursive.votes import Votes, VoteSet, by_cell, elect, symmetries
 from data.source import IGNORE, Arrays
 from tests.data.recursive.test_maze import SMALL

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.recursive.sudoku import BOXES
-from data.recursive.sudoku_sets import cell_permutations, digit_permutations
+from data.recursive.sudoku import BOXES, cell_permutations, digit_permutations
 from models.recursive.sudoku_net import (
     EXCLUDED,
     GIVEN,
