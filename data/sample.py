@@ -7,12 +7,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field, NonNegativeInt
 from torch import Tensor
+from typing_extensions import Doc
 
 from data.source import Batch, OneExample
 from data.tokenizer import Tokenizer
+from utils.command.marks import SAME_RUN
 from utils.measure.evaluator import Prediction, Report
 from utils.measure.scene import scene
 
@@ -20,6 +24,20 @@ MOST_SHOWN = 8000  # characters of a continuation on the report page
 ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "'": "'", "x24": "$"}
 ESCAPE = re.compile(r"""\\(n|t|r|\\|"|'|x24)""")
 HELD_OUT = 64  # tokens of held-out text that are continued, where no prompt is given
+
+# keys of a source whose evaluations continue a prompt
+Prompt = Annotated[
+    str | None,
+    SAME_RUN,
+    Doc("text that evaluations continue; null: the start of the held-out text"),
+]
+NewTokens = Annotated[
+    NonNegativeInt, SAME_RUN, Doc("length of the continuation in tokens; 0: none")
+]
+Temperature = Annotated[
+    float, Field(ge=0, le=1000), SAME_RUN, Doc("of sampling; 0: always the likeliest token")
+]
+TopK = Annotated[NonNegativeInt, SAME_RUN, Doc("draw from so many likeliest tokens; 0: from all")]
 
 
 def prompt_tokens(
@@ -29,8 +47,8 @@ def prompt_tokens(
     held_out: Sequence[np.ndarray],
     seq_len: int,
 ) -> np.ndarray | None:
-    """The user's words as a document begins, or the beginning of held-out text; nothing where there
-    is none, or no text can be made.
+    """Returns the prompt as the start of a document, or the start of the held-out text; None if
+    there is neither, or no tokenizer.
     """
     if tokenizer is None:
         return None
@@ -44,14 +62,14 @@ def prompt_tokens(
 
 
 def unescaped(prompt: str) -> str:
-    r"""A prompt as the user means it: \n, \t, \r, \\, \" and \' as in Python, \x24 for a dollar."""
+    r"""Reads \n, \t, \r, \\, \" and \' in a prompt as Python does, and \x24 as a dollar."""
     return ESCAPE.sub(lambda match: ESCAPED[match[1]], prompt)
 
 
 def prompt_set(
     tokens: np.ndarray, new_tokens: int, temperature: float, top_k: int, seed: int
 ) -> OneExample:
-    """The prompt, room for what follows, and how that is drawn."""
+    """Returns a set of one prompt, with room for its continuation and how to draw it."""
     return OneExample(
         inputs=tokens.astype(np.int32), continuation=np.zeros(new_tokens, np.int32),
         temperature=np.float32(temperature), top_k=np.int32(top_k), sample_seed=np.int64(seed),
@@ -94,11 +112,11 @@ class Continuation:
 
 
 def _beginning(one: str, other: str) -> str:
-    """As far as both texts are the same."""
+    """Returns the common beginning of two texts."""
     same = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
     return "".join(letter for letter, _ in same)
 
 
 def shown(text: str) -> str:
-    """Text as a terminal may have it: a net may write what a terminal obeys."""
+    """Replaces characters that control a terminal, which a net may write."""
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "�" for letter in text)

@@ -11,13 +11,12 @@ import os
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from data.digits.confusion import Confusion
-from data.digits.mistakes import Mistakes
+from data.digits.evaluators import Confusion, Mistakes
 from data.example_text import ExampleText
 from data.order import Order, cut_steps, run_length, shard_rows
 from data.source import IGNORE, Arrays, RunLength, RunSettings, Source, Spec
@@ -44,7 +43,7 @@ class ImageSource(Source):
         self,
         run: RunSettings,
         *,
-        dataset: str = "digits",
+        dataset: Literal["digits", "mnist"] = "digits",
     ) -> None:
         train, test = _load(dataset, run.data_path)
         self._inputs, self._labels = train
@@ -85,9 +84,7 @@ class ImageSource(Source):
 
 
 def image_text(example: Arrays, answer: np.ndarray) -> str:
-    """The image in characters (every other row: characters are taller than wide), the answer, the
-    verdict.
-    """
+    """Draws an image in characters, every other row, as they are taller than wide."""
     shades = example["inputs"].astype(np.int64) * len(SHADES) // 256
     picture = ["".join(SHADES[shade] for shade in row).rstrip() for row in shades[::2]]
     label = int(example["labels"])
@@ -122,18 +119,17 @@ def _load(dataset: str, data_path: str | None) -> tuple[Images, Images]:
                 " use data=mnist"
             )
         return small_digits()
-    if dataset != "mnist":
-        raise ConfigError(f"data.dataset={dataset}: unknown; choose digits or mnist")
     if data_path is None:
         return _from_hub("train"), _from_hub("test")
     return _from_folder(Path(data_path), "train"), _from_folder(Path(data_path), "test")
 
 
 def small_digits() -> tuple[Images, Images]:
-    """scikit-learn's 8×8 digits, enlarged; of each class every fifth, in a fixed random order, is
-    for testing.
-    """
-    pixels, labels = _read_digits()
+    """Returns scikit-learn's 8×8 digits, enlarged. A fifth of each class is for testing."""
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = pixels.reshape(-1, 8, 8), labels.astype(np.uint8)
     # never the run's seed: the test set is the same in every run
     shuffled = np.random.default_rng(0).permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -143,26 +139,9 @@ def small_digits() -> tuple[Images, Images]:
     return (inputs[~held_out], labels[~held_out]), (inputs[held_out], labels[held_out])
 
 
-def _read_digits() -> Images:
-    """scikit-learn's 8×8 digits, with 17 shades, and their labels.
-
-    Reads the file in its package, because importing the package takes a second.
-    """
-    package = find_spec("sklearn")
-    for folder in (package and package.submodule_search_locations) or ():
-        file = Path(folder, "datasets", "data", "digits.csv.gz")
-        if file.is_file():
-            rows = np.loadtxt(file, delimiter=",", dtype=np.uint8)
-            return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1]
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    return digits.images, digits.target.astype(np.uint8)
-
-
 def enlarge(images: np.ndarray, inner: int = 20) -> np.ndarray:
-    """8×8 images in [0, 1] as 28×28 bytes: smoothly to `inner` pixels, then a margin as MNIST has
-    it.
+    """Interpolates 8×8 images in [0, 1] to `inner` pixels, and adds MNIST's margin. Returns 28×28
+    bytes.
     """
     size, margin = images.shape[1], (SIDE - inner) // 2
     centres = (np.arange(inner) + 0.5) * size / inner - 0.5
@@ -210,9 +189,7 @@ def _from_folder(folder: Path, split: str) -> Images:
 
 
 def _read_idx(folder: Path, name: str, item: tuple[int, ...]) -> np.ndarray:
-    """The items of one idx file, compressed or not: magic number (bytes, dimensions), sizes,
-    values.
-    """
+    """Reads an idx file, compressed or not: a magic number with the dimensions, sizes, bytes."""
     path = next(
         (path for path in (folder / name, folder / f"{name}.gz") if os.path.exists(path)), None
     )
@@ -234,14 +211,10 @@ def _read_idx(folder: Path, name: str, item: tuple[int, ...]) -> np.ndarray:
     shape = tuple(
         int.from_bytes(content[start : start + 4], "big") for start in range(4, header, 4)
     )
-    if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) - header != math.prod(shape):
+    whole = content[:4] == bytes([0, 0, 8, dimensions]) and shape[1:] == item
+    if not whole or len(content) - header != math.prod(shape):
         raise ConfigError(
-            f"data_path={folder}: {path.name} is no complete idx file of bytes in {dimensions}"
-            " dimensions; download it again"
-        )
-    if shape[1:] != item:
-        raise ConfigError(
-            f"data_path={folder}: {path.name} holds images of {shape[1:]}, not {item}; give MNIST's"
-            " files"
+            f"data_path={folder}: {path.name} is no whole idx file with items of shape {item};"
+            " download MNIST's again"
         )
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

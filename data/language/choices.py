@@ -7,16 +7,28 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from typing_extensions import Doc
 
 from data.language.text_files import check_file
 from data.source import IGNORE, Arrays
 from data.tokenizer import Tokenizer
+from utils.command.marks import A_PATH, SAME_RUN
 from utils.errors import ConfigError, brief, short
 from utils.files import open_plain
 
+# the key of a source whose evaluations answer such questions
+ChoicesFile = Annotated[
+    str | None,
+    SAME_RUN,
+    A_PATH,
+    Doc(
+        "a .jsonl file of multiple-choice questions for evaluations, in HellaSwag's form: ctx,"
+        " endings, label"
+    ),
+]
 FORM = '{"ctx": "…", "endings": ["…", "…"], "label": 0}'
 
 

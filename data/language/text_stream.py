@@ -10,39 +10,45 @@ document's content decides whether it is held out.
 from __future__ import annotations
 
 import hashlib
-import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import pydantic
 import torch
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor
 from typing_extensions import Doc
 
-from data.language.choices import choice_sets
+from data.language.choices import ChoicesFile, choice_sets
 from data.language.text_files import Documents, Field, HubTexts, TextFiles
 from data.language.token_files import Corpus
 from data.language.tokens import sequences, whole_steps
 from data.language.windows import HeldOut, batch_of
 from data.order import cut_evenly, run_length
-from data.sample import Continuation, prompt_set, prompt_tokens
+from data.sample import (
+    Continuation,
+    NewTokens,
+    Prompt,
+    Temperature,
+    TopK,
+    prompt_set,
+    prompt_tokens,
+)
 from data.source import Arrays, EvalSet, RunLength, RunSettings, Source, Spec
 from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes
 from utils.checkpoint.registry import Registry
-from utils.command.marks import A_PATH, MAY_CHANGE, NAMES_PROJECT, SAME_RUN
+from utils.command.marks import MAY_CHANGE, NAMES_PROJECT
 from utils.errors import ConfigError, short
 from utils.measure.evaluator import Evaluator
 
 TOGETHER = 16  # documents tokenized at once
 SCANNED = 1 << 16  # documents searched for held-out ones, at most
-STATE = 1 << 12  # bytes of the state of `datasets` in checkpoints of earlier versions
 ENDLESS = 1 << 60  # windows of a stream, which has no end
 
 Cursor = dict[str, Tensor]
@@ -70,32 +76,11 @@ class StreamSource(Source):
             float, pydantic.Field(gt=0, lt=1), Doc("share of the documents that is held out")
         ] = 0.05,
         val_tokens: Annotated[PositiveInt, Doc("held-out tokens in an evaluation")] = 1 << 16,
-        choices: Annotated[
-            str | None,
-            SAME_RUN,
-            A_PATH,
-            Doc(
-                "a .jsonl file of multiple-choice questions for evaluations, in HellaSwag's "
-                "form: ctx, endings, label"
-            ),
-        ] = None,
-        prompt: Annotated[
-            str | None,
-            SAME_RUN,
-            Doc("text that evaluations continue; null: the start of the held-out text"),
-        ] = None,
-        max_new_tokens: Annotated[
-            NonNegativeInt, SAME_RUN, Doc("length of the continuation in tokens; 0: none")
-        ] = 0,
-        temperature: Annotated[
-            float,
-            pydantic.Field(ge=0, le=1000),
-            SAME_RUN,
-            Doc("of sampling; 0: always the likeliest token"),
-        ] = 1.0,
-        top_k: Annotated[
-            NonNegativeInt, SAME_RUN, Doc("draw from so many likeliest tokens; 0: from all")
-        ] = 0,
+        choices: ChoicesFile = None,
+        prompt: Prompt = None,
+        max_new_tokens: NewTokens = 0,
+        temperature: Temperature = 1.0,
+        top_k: TopK = 0,
     ) -> None:
         if run.num_workers:
             raise ConfigError(
@@ -252,8 +237,7 @@ class _Stream:
         self._where, self._opened, self._tokens_of, self._shape = where, opened, tokens_of, shape
         self._documents, self._used, self.step = opened(), 0, 0
         if cursor is not None:
-            position = _position(where, opened, cursor)
-            self._documents = opened(*position)
+            self._documents = opened(int(cursor["file"]), int(cursor["row"]))
             self._used, self.step = int(cursor["used"]), int(cursor["step"])
         self._texts = iter(self._documents)
         # tokens since the stream last began; after a cursor they are unknown, but enough
@@ -341,53 +325,9 @@ def _position_of(documents: Documents) -> Position:
     return documents.file, documents.row
 
 
-def _position(
-    where: str, opened: Callable[..., Documents], cursor: Mapping[str, Tensor]
-) -> Position:
-    """Returns the position in a cursor. Checkpoints of earlier versions hold a state of
-    `datasets`.
-    """
-    if "state" not in cursor:
-        return int(cursor["file"]), int(cursor["row"])
-    begin = opened()
-    try:
-        state = json.loads(bytes(cursor["state"].tolist()))
-        file, row, before, documents = _read_state(state)
-    except (ValueError, KeyError, TypeError):
-        raise ConfigError(
-            f"{where}: the checkpoint's cursor cannot be read; begin again with resume=false"
-        ) from None
-    passed = opened(file, row + (begin.row - before) % begin.step)
-    for _ in islice(passed, documents):
-        pass
-    return _position_of(passed)
-
-
-def _read_state(state: Any) -> tuple[int, int, int, int]:
-    """Returns what a state of `datasets` says: a file and a row, the number of rows before it
-    modulo the shards, and how many of the shard's documents were read from there on.
-    """
-    if state is None:
-        return 0, 0, 0, 0
-    inner, documents = state["examples_iterable"], 0
-    if "previous_state" in inner:
-        documents, inner = inner["num_chunks_since_previous_state"], inner["previous_state"]
-    if inner is None:
-        return 0, 0, 0, documents
-    before = 0
-    if "stepped" in inner:
-        before, inner = inner["stepped"], inner["examples_iterable"]
-    return inner["shard_idx"], inner["shard_example_idx"], before, documents
-
-
 def _like(saved: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
-    """Returns tensors shaped like a cursor, or like one with a state of `datasets`; before the
-    first step there is none.
-    """
+    """Returns tensors shaped like a cursor; before the first step there is none."""
     if not saved and not step:
         return {}
-    names = ("used", "step") if "state" in saved else ("file", "row", "used", "step")
-    like = {name: torch.empty((), dtype=torch.int64, device="meta") for name in names}
-    if "state" in saved:
-        like["state"] = torch.empty(STATE, dtype=torch.uint8, device="meta")
-    return like
+    names = ("file", "row", "used", "step")
+    return {name: torch.empty((), dtype=torch.int64, device="meta") for name in names}

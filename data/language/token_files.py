@@ -13,25 +13,23 @@ those names. A `dataset.json` beside them may say more, and is checked: `vocab_s
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, TypeAdapter
 
-from data.npy import open_array
+from data.files import open_array, read_json
 from data.tokenizer import LARGEST_VOCABULARY, Tokenizer, load
-from utils.errors import ConfigError, brief, short
-from utils.files import open_plain, read_bytes
+from utils.errors import ConfigError, brief
+from utils.files import open_plain
 
 MAGIC, HEADER = 20240520, 1024
 VERSIONS: dict[int, type[np.unsignedinteger]] = {1: np.uint16, 2: np.uint32}
 SPLITS = ("train", "val")
-LARGEST_JSON = 1 << 26
-LONGEST_TOKEN = 1 << 20  # bytes of text
 # opening a corpus checks this many blocks of BLOCK tokens, or all if there are fewer
 SAMPLED, BLOCK = 256, 1 << 13
 
@@ -75,7 +73,7 @@ def open_corpus(
             f"{key}: no such folder; build one with python -m data.build.tokens --output-dir"
             f" {folder}"
         )
-    described = _read_json(key, folder / "dataset.json")
+    described = _describe(key, folder / "dataset.json")
     paths = _find(key, folder)
     size = (
         vocab_size if described.vocab_size is None else max(vocab_size or 0, described.vocab_size)
@@ -107,7 +105,7 @@ def open_corpus(
         raise ConfigError(
             f"{key}: some files hold uint16 and some uint32; build all of them with one vocabulary"
         )
-    begin = described.begin if begin is None else begin
+    begin = described.begin_token if begin is None else begin
     if begin is not None and begin >= size:
         raise ConfigError(f"{key}: begin_token={begin} is not below vocab_size={size}; correct it")
     digest = hashlib.sha256()
@@ -234,57 +232,28 @@ def _sample(path: Path, array: np.ndarray, files: int) -> Iterator[np.ndarray]:
 class _Description:
     """The contents of dataset.json."""
 
-    vocab_size: int | None = None
-    tokenizer: str | None = None
-    begin: int | None = None
-    token_bytes: tuple[int, ...] = ()
-    fingerprint: str = ""
+    vocab_size: Annotated[int, Field(ge=1, le=LARGEST_VOCABULARY)] | None = None
+    # "bytes", or the name of a file beside it
+    tokenizer: Annotated[str, Field(pattern=r"^[^/]{1,200}$")] | None = None
+    begin_token: Annotated[int, Field(ge=0, le=LARGEST_VOCABULARY)] | None = None
+    token_bytes: tuple[Annotated[int, Field(ge=0, le=1 << 20)], ...] = ()
+    fingerprint: Annotated[str, Field(max_length=200)] = ""
     files: Mapping[str, int] = field(default_factory=dict)
 
 
-def _read_json(key: str, path: Path) -> _Description:
+DESCRIPTION = TypeAdapter(_Description)
+
+
+def _describe(key: str, path: Path) -> _Description:
     if not os.path.lexists(path):
         return _Description()
     try:
-        content = json.loads(read_bytes(path, LARGEST_JSON))
-        if not isinstance(content, dict):
-            raise ValueError(f"holds a {type(content).__name__}, not an object")
-        size, begin = (
-            _whole(content, "vocab_size", 1, LARGEST_VOCABULARY),
-            _whole(content, "begin_token", 0, LARGEST_VOCABULARY),
-        )
-        sizes, files = content.get("token_bytes") or [], content.get("files") or {}
-        if not isinstance(sizes, list):
-            raise ValueError(f"token_bytes={short(sizes)} is not a list of whole numbers")
-        for index, count in enumerate(sizes):
-            if type(count) is not int or not 0 <= count <= LONGEST_TOKEN:
-                raise ValueError(
-                    f"token_bytes[{index}]={short(count)} is not a whole number in"
-                    f" 0 … {LONGEST_TOKEN}"
-                )
-        if sizes and len(sizes) != size:
-            raise ValueError(f"has token_bytes of {len(sizes)} ids, but vocab_size is {size}")
-        if not isinstance(files, dict) or any(type(count) is not int for count in files.values()):
-            raise ValueError("files is no table of whole numbers")
-        for name in ("tokenizer", "fingerprint"):
-            if not isinstance(content.get(name) or "", str) or len(content.get(name) or "") > 200:
-                raise ValueError(f"{name} is no short text")
-        tokenizer = content.get("tokenizer") or None
-        if tokenizer and tokenizer != "bytes" and (Path(tokenizer).name != tokenizer):
-            raise ValueError(
-                f"tokenizer={brief(tokenizer)} is neither bytes nor the name of a file beside it"
-            )
-    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        known = read_json(path, DESCRIPTION)
+        if known.token_bytes and len(known.token_bytes) != known.vocab_size:
+            count = len(known.token_bytes)
+            raise ValueError(f"has token_bytes of {count} ids, but vocab_size={known.vocab_size}")
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"{key}: dataset.json {brief(error)}; correct it, or build the dataset again"
         ) from None
-    return _Description(
-        size, tokenizer, begin, tuple(sizes), content.get("fingerprint") or "", files
-    )
-
-
-def _whole(content: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
-    value = content.get(name)
-    if value is not None and (type(value) is not int or not least <= value <= most):
-        raise ValueError(f"{name}={brief(value)} is not a whole number in {least} … {most}")
-    return value
+    return known

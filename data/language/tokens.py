@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 from typing_extensions import Doc
 
-from data.language.choices import choice_sets
+from data.language.choices import ChoicesFile, choice_sets
 from data.language.mixture import Mixture
 from data.language.packing import PackedWindows
 from data.language.python_text import python_text
@@ -24,7 +24,15 @@ from data.language.token_files import Corpus, open_corpus
 from data.language.windows import HeldOut, Windows
 from data.order import cut_evenly, run_length, shard_rows
 from data.permutation import Permutation
-from data.sample import Continuation, prompt_set, prompt_tokens
+from data.sample import (
+    Continuation,
+    NewTokens,
+    Prompt,
+    Temperature,
+    TopK,
+    prompt_set,
+    prompt_tokens,
+)
 from data.source import (
     Arrays,
     EvalSet,
@@ -34,7 +42,6 @@ from data.source import (
     Spec,
     combined_fingerprint,
 )
-from utils.command.marks import A_PATH, SAME_RUN
 from utils.errors import ConfigError
 from utils.measure.evaluator import Evaluator
 
@@ -75,29 +82,11 @@ class TokenSource(Source):
         val_tokens: Annotated[
             PositiveInt | None, Doc("held-out tokens in an evaluation; null: all")
         ] = 1 << 20,
-        choices: Annotated[
-            str | None,
-            SAME_RUN,
-            A_PATH,
-            Doc(
-                "a .jsonl file of multiple-choice questions for evaluations, in HellaSwag's "
-                "form: ctx, endings, label"
-            ),
-        ] = None,
-        prompt: Annotated[
-            str | None,
-            SAME_RUN,
-            Doc("text that evaluations continue; null: the start of the held-out text"),
-        ] = None,
-        max_new_tokens: Annotated[
-            NonNegativeInt, SAME_RUN, Doc("length of the continuation in tokens; 0: none")
-        ] = 0,
-        temperature: Annotated[
-            float, Field(ge=0, le=1000), SAME_RUN, Doc("of sampling; 0: always the likeliest token")
-        ] = 1.0,
-        top_k: Annotated[
-            NonNegativeInt, SAME_RUN, Doc("draw from so many likeliest tokens; 0: from all")
-        ] = 0,
+        choices: ChoicesFile = None,
+        prompt: Prompt = None,
+        max_new_tokens: NewTokens = 0,
+        temperature: Temperature = 1.0,
+        top_k: TopK = 0,
         embedded: Annotated[
             dict[str, Any] | None, Doc("at most so much of Python's standard library")
         ] = None,
@@ -156,7 +145,7 @@ class TokenSource(Source):
         self.spec = Spec(
             vocab_size=first.vocab_size,
             seq_len=seq_len,
-            # the same tokens cut differently are different data: 0.1 aligned windows with documents
+            # the same tokens cut differently are different data
             fingerprint="packed-" * documents
             + combined_fingerprint([corpus.fingerprint for corpus in corpora]),
             token_bytes=first.token_bytes,

@@ -10,17 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-import reprlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, TypeAdapter
 
-from data.npy import open_array
+from data.files import open_array, read_json
 from utils.errors import ConfigError, brief
-from utils.files import read_bytes
 from utils.spec import IGNORE
 
 # and their dimensions
@@ -31,17 +29,14 @@ ARRAYS = {
     "puzzle_indices": 1,
     "group_indices": 1,
 }
-# bytes of an array up to which all of it is checked when a dataset is opened
+# bytes up to which all of an array is checked when a dataset is opened
 CHECKED_WHOLE = 1 << 26
 # rows looked at where it is larger: all would mean reading gigabytes on every rank
 SAMPLED_ROWS = 1024
 MOST_IDS = 2**31 - 1  # ids travel as int32
-# what `dataset.json` may say: an embedding of more tokens would fit no machine, and only a damaged
-# file asks for one
-MOST = {"vocab_size": 1 << 20, "seq_len": MOST_IDS, "num_puzzle_identifiers": MOST_IDS}
 # sets name files, on reading and on evaluation
-SET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
-FINGERPRINT = re.compile(r"[ -~]{0,200}")
+SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}$")]
+Size = Annotated[int, Field(ge=1, le=MOST_IDS)]
 
 
 @dataclass(frozen=True)
@@ -65,15 +60,23 @@ class Metadata:
     pad_id: int
     ignore_label_id: int | None
     blank_identifier_id: int
-    vocab_size: int
-    seq_len: int
-    num_puzzle_identifiers: int
-    sets: tuple[str, ...]
+    vocab_size: Annotated[int, Field(ge=1, le=1 << 20)]  # more would fit no machine
+    seq_len: Size
+    num_puzzle_identifiers: Size
+    sets: Annotated[tuple[SetName, ...], Field(min_length=1)]
 
     @property
     def ignored(self) -> int:
         """The label that counts nowhere: the dataset's own, or PyTorch's where it has none."""
         return IGNORE if self.ignore_label_id is None else self.ignore_label_id
+
+
+@dataclass(frozen=True)
+class _Description(Metadata):
+    fingerprint: Annotated[str, Field(pattern=r"^[ -~]{0,200}$")] = ""
+
+
+DESCRIPTION = TypeAdapter(_Description)
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,7 @@ class PuzzleSplit:
 def plain_split(
     where: str, metadata: Metadata, inputs: np.ndarray, labels: np.ndarray, copies: int
 ) -> PuzzleSplit:
-    """One set without puzzle identities: a group for each original, of so many puzzles of one
-    example each.
-    """
+    """Makes one set without puzzle identities: groups of `copies` puzzles of one example each."""
     rows = len(inputs)
     index = np.int32 if rows < 2**31 else np.int64
     puzzles = PuzzleSet(
@@ -107,13 +108,13 @@ def plain_split(
 
 
 def content_fingerprint(split: PuzzleSplit) -> str:
-    """The sha256 of everything in a split; what builders write into `dataset.json`."""
+    """Returns the sha256 of a split, which builders write into `dataset.json`."""
     return _digest(split, lambda rows: rows)
 
 
 def sampled_fingerprint(split: PuzzleSplit) -> str:
-    """For datasets without a written fingerprint: metadata, index arrays, shapes and a strided
-    sample of the rows.
+    """Hashes metadata, index arrays, shapes and a sample of the rows, for datasets without a
+    fingerprint.
     """
     return "sampled-" + _digest(split, sample)
 
@@ -137,7 +138,7 @@ def digest_line(name: str, field: str, array: Any) -> bytes:
 
 
 def sample(rows: np.ndarray) -> np.ndarray:
-    """Rows at even distances, the first and the last among them."""
+    """Returns rows at even distances, the first and the last among them."""
     return rows[np.linspace(0, len(rows) - 1, min(len(rows), SAMPLED_ROWS)).astype(np.int64)]
 
 
@@ -147,7 +148,7 @@ def has_split(folder: Path, split: str) -> bool:
 
 
 def read_split(key: str, folder: Path, split: str) -> PuzzleSplit:
-    """Open a split, memory-mapped and checked; `key` is the user's `key=value` for messages."""
+    """Opens a split, memory-mapped and checked; `key` is the user's `key=value` for messages."""
     if not has_split(folder, split):
         raise ConfigError(
             f"{key}: no {split}/dataset.json there; build it with python -m data.build.sudoku"
@@ -155,66 +156,25 @@ def read_split(key: str, folder: Path, split: str) -> PuzzleSplit:
         )
     where = f"{key}: {split}/dataset.json"
     try:
-        content = json.loads(read_bytes(folder / split / "dataset.json"))
-    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        known = asdict(read_json(folder / split / "dataset.json", DESCRIPTION))
+    except (OSError, ValueError) as error:
         raise _damaged(where, f"cannot be read ({brief(error)})") from None
-    metadata = _parse_metadata(where, content)
+    fingerprint, metadata = known.pop("fingerprint"), Metadata(**known)
+    for name, bound in (
+        ("pad_id", "vocab_size"),
+        ("blank_identifier_id", "num_puzzle_identifiers"),
+    ):
+        if not 0 <= known[name] < known[bound]:
+            raise _damaged(where, f"{name}={known[name]} is not below {bound}={known[bound]}")
+    if len({*metadata.sets}) < len(metadata.sets):
+        raise _damaged(where, f"sets={metadata.sets} names a set twice")
     sets = {name: _read_set(key, folder, split, name) for name in metadata.sets}
-    result = PuzzleSplit(f"{key}: {split}", metadata, sets, content.get("fingerprint", ""), folder)
+    result = PuzzleSplit(f"{key}: {split}", metadata, sets, fingerprint, folder)
     for name, puzzle_set in sets.items():
         _check_set(f"{result.where}/{name}", metadata, puzzle_set)
     return (
         result if result.fingerprint else replace(result, fingerprint=sampled_fingerprint(result))
     )
-
-
-def _parse_metadata(where: str, content: Any) -> Metadata:
-    if not isinstance(content, dict):
-        raise _damaged(where, f"holds a {type(content).__name__}, not an object")
-    numbers: dict[str, Any] = {}
-    for name in (
-        "pad_id",
-        "ignore_label_id",
-        "blank_identifier_id",
-        "vocab_size",
-        "seq_len",
-        "num_puzzle_identifiers",
-    ):
-        if name not in content:
-            raise _damaged(where, f"lacks {name}")
-        number = numbers[name] = content[name]
-        if name == "ignore_label_id" and number is None:
-            continue
-        if type(number) is not int:
-            raise _damaged(where, f"{name}={reprlib.repr(number)} is not a whole number")
-        if name in MOST and not 1 <= number <= MOST[name]:
-            raise _damaged(where, f"{name}={reprlib.repr(number)} is not in 1 … {MOST[name]}")
-    for name, bound in (
-        ("pad_id", "vocab_size"),
-        ("blank_identifier_id", "num_puzzle_identifiers"),
-    ):
-        if not 0 <= numbers[name] < numbers[bound]:
-            raise _damaged(
-                where,
-                f"{name}={reprlib.repr(numbers[name])} is not in 0 … {bound} - 1 ="
-                f" {numbers[bound] - 1}",
-            )
-    sets, fingerprint = content.get("sets"), content.get("fingerprint", "")
-    if not (
-        isinstance(sets, list)
-        and sets
-        and all(isinstance(name, str) and SET_NAME.fullmatch(name) for name in sets)
-    ):
-        raise _damaged(
-            where, f"sets={reprlib.repr(sets)} is not a list of names (letters, digits, _ . + -)"
-        )
-    if len(set(sets)) < len(sets):
-        raise _damaged(where, f"sets={reprlib.repr(sets)} names a set twice")
-    if not (isinstance(fingerprint, str) and FINGERPRINT.fullmatch(fingerprint)):
-        raise _damaged(
-            where, f"fingerprint={reprlib.repr(fingerprint)} is not a line of plain text"
-        )
-    return Metadata(**numbers, sets=tuple(sets))
 
 
 def _read_set(key: str, folder: Path, split: str, name: str) -> PuzzleSet:
@@ -280,8 +240,8 @@ def _check_indices(
 
 
 def check_values(where: str, values: np.ndarray, bound: int, allowed: int | None = None) -> None:
-    """Refuse what is not in 0 … bound - 1, nor `allowed`. Values must be as they stand in the file:
-    a cast may wrap into the range.
+    """Raises ConfigError for a value that is neither in 0 … bound - 1 nor `allowed`. Values must
+    have the file's type: a cast may wrap into the range.
     """
     if not values.size or (values.max() < bound and values.min() >= 0):
         return

@@ -6,44 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 COLOURS = ("#1f6feb", "#d1495b", "#2a9d5c", "#b7791f", "#7048a8")
-CELL, MARGIN = 28, 48
+MARGIN = 48
 WIDTH, HEIGHT = 420, 240
-
-
-def heat_map(
-    values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], title: str
-) -> str:
-    """Draws a table of numbers; each row is shaded by its own largest value."""
-    elements = []
-    for y, row in enumerate(values):
-        most = max((abs(value) for value in row), default=0.0) or 1.0
-        for x, value in enumerate(row):
-            share = abs(value) / most
-            left, top = MARGIN + x * CELL, MARGIN + y * CELL
-            elements.append(
-                f'<rect x="{left}" y="{top}" width="{CELL}" height="{CELL}" fill="{COLOURS[0]}"'
-                f' fill-opacity="{share:.3f}"/>'
-            )
-            if value:
-                elements.append(
-                    _text(
-                        left + CELL / 2,
-                        top + CELL / 2 + 4,
-                        f"{value:g}",
-                        "middle",
-                        "#fff" if share > 0.5 else "#222",
-                    )
-                )
-    elements += [
-        _text(MARGIN - 6, MARGIN + (y + 0.5) * CELL + 4, name, "end") for y, name in enumerate(rows)
-    ]
-    elements += [
-        _text(MARGIN + (x + 0.5) * CELL, MARGIN - 6, name, "middle")
-        for x, name in enumerate(columns)
-    ]
-    return _picture(
-        MARGIN + CELL * len(columns) + 8, MARGIN + CELL * len(rows) + 8, title, elements
-    )
 
 
 def line_chart(lines: Mapping[str, Sequence[float]], title: str, first: int = 1) -> str:

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from utils.measure.svg import COLOURS, heat_map, line_chart
+from utils.measure.svg import COLOURS, line_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -16,47 +16,6 @@ def texts(root: ElementTree.Element) -> dict[tuple[float, float], str]:
         (float(text.get("x", "")), float(text.get("y", ""))): text.text or ""
         for text in root.iter(f"{SVG}text")
     }
-
-
-def test_a_heat_map_shows_every_value_in_its_place_and_the_larger_the_darker() -> None:
-    table = [[7, 0, 2.5], [0, 0, 0], [1, 40, 3]]
-    root = ElementTree.fromstring(
-        heat_map(table, ["a", "b&c", "<d>"], ["x", "y", '"z"'], "which & <what>")
-    )
-    assert root.tag == f"{SVG}svg"
-    background, *cells = root.findall(f"{SVG}rect")
-    assert [float(cell.get("fill-opacity", "")) for cell in cells] == pytest.approx(
-        [1, 0, 2.5 / 7, 0, 0, 0, 1 / 40, 1, 3 / 40], abs=1e-3
-    )
-    shown = texts(root)
-    assert sorted(shown.values()) == sorted(
-        ["7", "2.5", "1", "40", "3", "a", "b&c", "<d>", "x", "y", '"z"', "which & <what>"]
-    )
-    place = {text: at for at, text in shown.items()}
-    for y, row in enumerate(table):
-        for x, value in enumerate(row):
-            cell = cells[3 * y + x]
-            left, top, size = (float(cell.get(key, "")) for key in ("x", "y", "width"))
-            within = [
-                text
-                for (at, down), text in shown.items()
-                if left < at < left + size and top < down < top + size
-            ]
-            assert within == ([f"{value:g}"] if value else [])
-            assert left < place[["x", "y", '"z"'][x]][0] < left + size
-            assert top < place[["a", "b&c", "<d>"][y]][1] < top + size
-    assert (
-        float(background.get("width", ""))
-        == float(root.get("width", ""))
-        > max(x for x, _ in shown)
-    )
-
-
-def test_a_title_has_room() -> None:
-    root = ElementTree.fromstring(
-        heat_map([[1]], ["a"], ["b"], "a title that is longer than the table is wide")
-    )
-    assert float(root.get("width", "")) > 45 * 5
 
 
 def test_a_line_chart_holds_every_value() -> None:

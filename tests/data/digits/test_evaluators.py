@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
 import torch
 
-from data.digits.confusion import Confusion
+from data.digits.evaluators import SHOWN, Confusion, Mistakes
 from data.digits.images import ImageSource
-from data.digits.mistakes import SHOWN, Mistakes
 from data.recursive.puzzles import PuzzleSource
 from data.source import IGNORE
 from tests.data.recursive.helpers import write_dataset
@@ -38,7 +36,7 @@ def measured(*batches: list[int]) -> Confusion:
     return made
 
 
-def test_recalls_picture_and_table_whoever_counted() -> None:
+def test_recalls_and_table_whoever_counted() -> None:
     """Also a rank that has had no batch."""
     rows = [rank.rows() for rank in (measured([0, 6, 3]), measured(), measured([1, 5, 4], [2]))]
     report = Confusion(4).report(
@@ -49,17 +47,8 @@ def test_recalls_picture_and_table_whoever_counted() -> None:
     )
     assert set(report.metrics) <= set(Confusion(4).scalars)
     counts = [[2, 1, 0, 0], [0, 0, 0, 0], [1, 0, 3, 0], [0, 0, 0, 0]]
-    assert json.loads(report.files["confusion.json"])["counts"] == counts
     (panel,) = json.loads(report.files["confusion.scene.json"])["panels"]
     assert (panel["values"], panel["rows"]) == (counts, ["0", "1", "2", "3"])
-    shown = [
-        text.text or ""
-        for text in ElementTree.fromstring(report.figures["confusion"]).iter(
-            "{http://www.w3.org/2000/svg}text"
-        )
-    ]
-    names = [str(label) for label in range(4)]
-    assert sorted(filter(str.isdigit, shown)) == sorted(["2", "1", "1", "3", *names, *names])
 
 
 def test_without_answers_there_is_nothing_to_report() -> None:

@@ -1,4 +1,4 @@
-"""Keeps the first images that a classifier takes for another class, for the report page."""
+"""What a classifier gets wrong: the confusion matrix, and the first misclassified images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,50 @@ from data.source import IGNORE, Batch
 from utils.measure.evaluator import Prediction, Report
 from utils.measure.scene import fitting, levels, scene
 
-SHOWN = 24
+SHOWN = 24  # images
+
+
+class Confusion:
+    """The recall of each class, and a table of answers by the true class."""
+
+    def __init__(self, classes: int) -> None:
+        self._classes = classes
+        self._counts: Tensor | None = None
+        self.scalars = tuple(f"recall_{label}" for label in range(classes))
+
+    def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
+        if "answer" not in prediction.outputs:
+            return
+        labels, answers = batch["labels"].long(), prediction.outputs["answer"].cpu().long()
+        cells = (labels * self._classes + answers)[labels != IGNORE]
+        counts = cells.bincount(minlength=self._classes**2).view(1, self._classes, self._classes)
+        self._counts = counts if self._counts is None else self._counts + counts
+
+    def rows(self) -> dict[str, Tensor]:
+        return {} if self._counts is None else {"counts": self._counts}
+
+    def report(self, rows: Mapping[str, Tensor]) -> Report:
+        if not rows:
+            return Report()
+        table = rows["counts"].sum(0).tolist()
+        names = [str(label) for label in range(self._classes)]
+        return Report(
+            metrics={
+                name: row[label] / sum(row)
+                for label, (name, row) in enumerate(zip(self.scalars, table, strict=True))
+                if any(row)
+            },
+            files=scene(
+                "confusion",
+                "matrix",
+                "Confusion matrix",
+                "How many images of each class were taken for which.",
+                row_label="true class",
+                column_label="answer",
+                shares=True,
+                panels=[{"rows": names, "columns": names, "values": table}],
+            ),
+        )
 
 
 class Mistakes:
@@ -24,7 +67,7 @@ class Mistakes:
         self._mistakes: list[dict[str, Tensor]] = []
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
-        """Looks at a batch only while there is room: a rank meets its own examples in order."""
+        """Takes mistakes until it has SHOWN: a rank meets its own examples in order."""
         outputs, missing = prediction.outputs, SHOWN - len(self._mistakes)
         if not missing or not {"answer", "logits"} <= outputs.keys():
             return
