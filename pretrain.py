@@ -39,7 +39,7 @@ from utils.checkpoint.stepfolders import Retention
 from utils.command import cli, config
 from utils.command.instantiate import make
 from utils.command.keys import CONF, VERSION
-from utils.command.limits import check_passes
+from utils.command.limits import check_sync
 from utils.measure import capacity, compiling, hardware
 from utils.measure.evaluation import Evaluation, check_names
 from utils.measure.evaluator import Prediction
@@ -271,7 +271,7 @@ def build_trainer(problem: Problem) -> Trainer:
     """Builds everything that updates the weights."""
     cfg, dist, source, objective = problem.cfg, problem.dist, problem.source, problem.objective
     parameters, tables = problem.sync.parameters, objective.tables()
-    check_passes(cfg, dist.world_size, problem.shard_size)
+    check_sync(cfg, dist.world_size, problem.shard_size)
     shard_groups = group_shards(problem)
     averaged_tables = tables if cfg.ema_tables else {}
     ema = EMA(parameters, averaged_tables, cfg.ema_rate, cfg.ema_warmup) if cfg.ema else None

@@ -7,12 +7,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import Doc
 
@@ -31,7 +33,9 @@ DTYPES = {
     "float64": torch.float64,
 }
 
-# of the keys `forward_dtype`
+# types of keys
+Width = Annotated[int, Field(ge=1, le=1 << 20)]
+Layers = Annotated[int, Field(ge=1, le=1000)]
 ForwardDtype = Annotated[
     Literal["auto", "bfloat16", "float16", "float32", "float64"],
     Doc("auto: bfloat16 where the machine is fast at it, else float32"),
@@ -84,7 +88,6 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * self.mask(x) if self.training and self.noise is not None and self.rate else x
 
-    @torch.compiler.disable
     def mask(self, x: Tensor) -> Tensor:
         assert self.noise is not None
         kept = self.noise.uniform(self.stream, x.shape) >= self.rate
@@ -115,9 +118,21 @@ def cast_weights(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
 
 def parse_dtype(name: str) -> torch.dtype:
     """Returns the dtype that a net computes in. The run has resolved `auto` before."""
-    if name not in DTYPES:
-        raise ConfigError(f"arch.forward_dtype={name}: choose one of auto, {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def check_memory(weights: int) -> None:
+    """Raises ConfigError if this many weights do not fit into this machine's memory.
+
+    Weights are drawn on the CPU for every device. A net without numbers, on the meta device, may
+    have any size.
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if torch.get_default_device().type != "meta" and 4 * weights > memory:
+        raise ConfigError(
+            f"arch: a net with {weights:,} weights needs {4 * weights / 2**30:,.0f} GiB, and this"
+            f" machine has {memory / 2**30:,.0f}; choose smaller sizes"
+        )
 
 
 class Linear(nn.Module):

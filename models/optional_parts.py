@@ -19,9 +19,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from models.graphs import keep_what_outlives_a_replay
+from models.layers import Dropout
 from models.named_tensors import NamedTensors
 from utils.measure.evaluator import Evaluator
 from utils.noise import Noise
@@ -144,6 +146,9 @@ class Compiles(NamedTensors):
         Called once on each rank, before the first step, if the run compiles. With `graphs`, CUDA
         replays each pass as one graph. Default: compiles `model` as a whole.
         """
+        for layer in self.model.modules():
+            if isinstance(layer, Dropout):  # each step has other noise, and would be compiled anew
+                layer.mask = torch.compiler.disable(layer.mask)  # type: ignore[method-assign]
         self.model.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
         if graphs:
             keep_what_outlives_a_replay(self)

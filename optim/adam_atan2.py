@@ -5,13 +5,14 @@ guard against zero.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, NonNegativeFloat
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from utils.errors import ConfigError
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class AdamATan2(torch.optim.Optimizer):
@@ -25,19 +26,10 @@ class AdamATan2(torch.optim.Optimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.95),
-        weight_decay: float = 0.1,
+        lr: NonNegativeFloat = 1e-4,
+        betas: tuple[Decay, Decay] = (0.9, 0.95),
+        weight_decay: NonNegativeFloat = 0.1,
     ) -> None:
-        if lr < 0:
-            raise ConfigError(f"lr={lr}: a learning rate is not negative; try 1e-4")
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ConfigError(
-                f"betas={list(betas)}: two numbers from 0 up to but not including 1 are needed; try"
-                " [0.9, 0.95]"
-            )
-        if weight_decay < 0:
-            raise ConfigError(f"weight_decay={weight_decay}: a decay is not negative; try 0.1")
         super().__init__(
             params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay, "step": 0}
         )

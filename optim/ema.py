@@ -33,11 +33,6 @@ class EMA:
         rate: float,
         warms_up: bool = False,
     ) -> None:
-        if not 0 <= rate < 1:
-            raise ConfigError(
-                f"ema_rate={rate}: the share of the old average per step; choose 0 up to but not"
-                " including 1, such as 0.999"
-            )
         self.steps = 0
         self._parameters = dict(parameters)
         self._tables = dict(tables)

@@ -18,21 +18,6 @@ from utils.ranks.distributed import Dist
 Clip = tuple[list[str] | None, float]
 
 
-def _spare_the_compiler() -> None:
-    """Adding parameters to an optimizer loads torch.compile, only to be left alone by it.
-
-    `experiment=demo max_steps=1` takes 9.6 s of a CPU with this and 11.1 s without (medians of 5,
-    side by side, torch 2.13), and every rank pays. It looks for this attribute first; should
-    another PyTorch not look for it, nothing is gained and nothing lost.
-    """
-    add = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
-    if add is not None:
-        add.__dynamo_disable = add
-
-
-_spare_the_compiler()
-
-
 def build_dense(
     config: Sequence[Mapping[str, Any]], parameters: Mapping[str, nn.Parameter]
 ) -> list[torch.optim.Optimizer]:

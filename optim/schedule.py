@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from utils.command.instantiate import make, parameters_of
+from utils.command.marks import Share
 from utils.errors import ConfigError
 
 Schedule = Callable[[int], float]
@@ -33,26 +35,9 @@ class WarmupDecay:
     """
 
     total_steps: int
-    warmup_steps: int
-    min_ratio: float
-    decay_share: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.warmup_steps < 0:
-            raise ConfigError(
-                f"lr_warmup_steps={self.warmup_steps}: a number of steps is not negative; use 0 for"
-                " no warm-up"
-            )
-        if not 0 <= self.min_ratio <= 1:
-            raise ConfigError(
-                f"lr_min_ratio={self.min_ratio}: the last rate is a share of the first; choose 0"
-                " to 1"
-            )
-        if self.decay_share is not None and not 0 < self.decay_share <= 1:
-            raise ConfigError(
-                f"lr_decay_share={self.decay_share}: is a share of the steps; choose more than 0,"
-                " and at most 1"
-            )
+    warmup_steps: NonNegativeInt
+    min_ratio: Share
+    decay_share: Annotated[float, Field(gt=0, le=1)] | None = None
 
     def __call__(self, step: int) -> float:
         if step < self.warmup_steps:
@@ -73,19 +58,8 @@ class StepDecay:
     """Multiplies the rate by `gamma` after every `every_epochs` epochs."""
 
     steps_per_epoch: float  # a batch may straddle two epochs
-    every_epochs: int
+    every_epochs: PositiveInt
     gamma: float
-
-    def __post_init__(self) -> None:
-        if self.every_epochs < 1:
-            raise ConfigError(
-                f"optim.schedule.every_epochs={self.every_epochs}: needs at least one epoch; try 1"
-            )
-        if self.steps_per_epoch <= 0:
-            raise ConfigError(
-                f"optim.schedule.steps_per_epoch={self.steps_per_epoch}: an epoch has steps; check"
-                " the dataset and the batch size"
-            )
 
     def __call__(self, step: int) -> float:
         return self.gamma ** (math.floor((step - 1) / self.steps_per_epoch) // self.every_epochs)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
+from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 
 # N look-ups that a step may make (all ranks' capacities together), W width.
@@ -40,14 +40,13 @@ class SparseSignSGD(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, tables: Mapping[str, Table], capacity: int, dist: Dist, lr: float, weight_decay: float
+        self,
+        tables: Mapping[str, Table],
+        capacity: int,
+        dist: Dist,
+        lr: NonNegativeFloat,
+        weight_decay: NonNegativeFloat,
     ) -> None:
-        if lr < 0:
-            raise ConfigError(f"optim.sparse.lr={lr}: a learning rate is not negative; try 1e-2")
-        if weight_decay < 0:
-            raise ConfigError(
-                f"optim.sparse.weight_decay={weight_decay}: a decay is not negative; try 0.1"
-            )
         self.tables = dict(tables)
         self.capacity = capacity
         self.dist = dist

@@ -37,15 +37,6 @@ class Adversary:
     evaluate: int = 0
 
     def __post_init__(self) -> None:
-        if self.scope not in ("row", "batch"):
-            raise ConfigError(
-                f"arch.loss.adversarial.scope={self.scope}: choose row (each row has masks of its"
-                " own) or batch (all rows share masks)"
-            )
-        if self.init not in INITS:
-            raise ConfigError(
-                f"arch.loss.adversarial.init={self.init}: choose one of {', '.join(INITS)}"
-            )
         if self.persistent and self.shared:
             raise ConfigError(
                 "arch.loss.adversarial.persistent=true: continues from the masks of each row, which"

@@ -209,17 +209,11 @@ class Decompose(Objective):
                 f"arch.loss.stochastic=0: all of {', '.join(LOSSES)} are 0, so that nothing"
                 " compares outputs with the target's; give one of them"
             )
-        if reconstruction not in ("auto", "mse", "kl"):
-            raise ConfigError(
-                f"arch.loss.reconstruction={reconstruction}: choose one of auto, mse, kl"
-            )
         if reconstruction == "kl" and not model.predicts_tokens:
             raise ConfigError(
                 "arch.loss.reconstruction=kl: compares probabilities of tokens, and this net"
                 " predicts numbers; use mse"
             )
-        if positions not in ("all", "last"):
-            raise ConfigError(f"arch.loss.positions={positions}: choose all or last")
         if positions == "last" and not model.predicts_tokens:
             raise ConfigError(
                 "arch.loss.positions=last: compares outputs at the end of texts, and this net reads"
@@ -243,8 +237,6 @@ class Decompose(Objective):
                 f"arch.loss.p_until={p_until}: ends before arch.loss.p_from={p_from}; give a share"
                 " of the run that is not less"
             )
-        if sampling not in ("continuous", "binomial"):
-            raise ConfigError(f"arch.loss.sampling={sampling}: choose continuous or binomial")
         self.binomial = sampling == "binomial"
         self.warmup_steps, self.warmup_lr, self.live_above, self.known = (
             warmup_steps,

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.decomposition.seams import Seam
-from models.sizes import check_count
 from utils.errors import ConfigError
 
 SLOPE = 0.01  # of the leaky parts
@@ -223,7 +222,6 @@ KINDS: dict[str, type[Gates]] = {
     "vector_mlp": VectorMLPGates,
     "shared_mlp": SharedMLPGates,
 }
-MOST_HIDDEN = 65536
 
 
 class MixedGates(nn.Module):
@@ -250,9 +248,6 @@ def make_gates(
     """Makes gates, given the kind, hidden width, number of components and seam of each matrix."""
     alike: dict[tuple[str, int], list[int]] = {}
     for number, (kind, width, seam) in enumerate(zip(kinds, hidden, seams, strict=True)):
-        if kind not in KINDS:
-            raise ConfigError(f"arch.gates.kind={kind}: choose one of {', '.join(KINDS)}")
-        check_count("gates.width", width, MOST_HIDDEN)
         if seam.indexed and not KINDS[kind].reads_activations:
             raise ConfigError(
                 f"arch.gates.kind={kind}: reads the input of matrices, and {seam.name} is an"

@@ -11,11 +11,19 @@ from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from models.layers import Embedding, ForwardDtype, Linear, parse_dtype, widen
-from models.sizes import LAYERS, WIDTH, check_memory, check_sizes
+from models.layers import (
+    Embedding,
+    ForwardDtype,
+    Layers,
+    Linear,
+    Width,
+    check_memory,
+    parse_dtype,
+    widen,
+)
 from utils.command.marks import Divides
 from utils.errors import ConfigError
 from utils.spec import Spec
@@ -30,9 +38,9 @@ class InductionHeads(nn.Module):
     def __init__(
         self,
         spec: Spec,
-        hidden_size: Annotated[int, Field(ge=2)] = 16,
+        hidden_size: Width = 16,
         num_heads: Annotated[PositiveInt, Divides("hidden_size")] = 1,
-        num_layers: Annotated[int, Field(ge=1, le=1000)] = 2,
+        num_layers: Layers = 2,
         forward_dtype: ForwardDtype = "float32",
     ) -> None:
         super().__init__()
@@ -40,8 +48,6 @@ class InductionHeads(nn.Module):
             raise ConfigError(
                 "arch=induction needs tokens, and the data has none; use data=induction"
             )
-        sizes = {"hidden_size": hidden_size, "num_layers": num_layers}
-        check_sizes({"hidden_size": WIDTH, "num_layers": LAYERS}, sizes)
         if hidden_size % (2 * num_heads):
             raise ConfigError(
                 f"arch.hidden_size={hidden_size} is not a multiple of two times"

@@ -12,12 +12,18 @@ from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import Doc
 
-from models.layers import ForwardDtype, Linear, parse_dtype
-from models.sizes import LAYERS, WIDTH, check_memory, check_sizes
+from models.layers import (
+    ForwardDtype,
+    Layers,
+    Linear,
+    Width,
+    check_memory,
+    parse_dtype,
+)
 from utils.errors import ConfigError
 from utils.spec import Spec
 
@@ -63,15 +69,13 @@ class TMS(Toy):
     def __init__(
         self,
         spec: Spec,
-        hidden_size: Annotated[PositiveInt, Doc("fewer than there are features")] = 2,
+        hidden_size: Annotated[Width, Doc("fewer than there are features")] = 2,
         identity_layers: Annotated[
             int, Field(ge=0, le=1000), Doc("fixed identity layers in the middle")
         ] = 0,
         forward_dtype: ForwardDtype = "float32",
     ) -> None:
         super().__init__(spec, forward_dtype, "tms")
-        sizes = {"hidden_size": hidden_size, "identity_layers": identity_layers}
-        check_sizes({"hidden_size": WIDTH, "identity_layers": LAYERS}, sizes)
         check_memory(hidden_size * (self.features + identity_layers * hidden_size))
         self.linear1 = Linear(self.features, hidden_size)
         nn.init.xavier_normal_(self.linear1.weight)
@@ -95,14 +99,12 @@ class ResidMLP(Toy):
     def __init__(
         self,
         spec: Spec,
-        hidden_size: Annotated[PositiveInt, Doc("width of the stream")] = 1000,
-        mlp_width: Annotated[PositiveInt, Doc("neurons of all layers together")] = 50,
-        num_layers: Annotated[int, Field(ge=1, le=1000)] = 1,
+        hidden_size: Annotated[Width, Doc("width of the stream")] = 1000,
+        mlp_width: Annotated[Width, Doc("neurons of all layers together")] = 50,
+        num_layers: Layers = 1,
         forward_dtype: ForwardDtype = "float32",
     ) -> None:
         super().__init__(spec, forward_dtype, "resid_mlp")
-        sizes = {"hidden_size": hidden_size, "mlp_width": mlp_width, "num_layers": num_layers}
-        check_sizes({"hidden_size": WIDTH, "mlp_width": WIDTH, "num_layers": LAYERS}, sizes)
         check_memory(hidden_size * (self.features + 2 * mlp_width))
         if mlp_width % num_layers:
             raise ConfigError(

@@ -21,7 +21,6 @@ from models.language import decoding
 from models.language.gpt import GPT
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.command.marks import Share
-from utils.errors import ConfigError
 from utils.measure.evaluator import Prediction
 from utils.measure.metrics import Metric, MetricSums
 from utils.spec import IGNORE
@@ -55,11 +54,6 @@ class CausalLM(Objective):
     ) -> None:
         super().__init__(model)
         self.z_loss = z_loss
-        if chunk_tokens is not None and chunk_tokens < 1:
-            raise ConfigError(
-                f"arch.loss.chunk_tokens={chunk_tokens}: must be at least 1; null computes all"
-                " logits at once"
-            )
         self.headline = Metric("bpb" if model.token_bytes else "loss", lower_is_better=True)
         self.chunk_tokens = chunk_tokens
         self.register_buffer(

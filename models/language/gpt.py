@@ -22,40 +22,32 @@ from models.layers import (
     CosSin,
     Embedding,
     ForwardDtype,
+    Layers,
     Linear,
     Past,
     RMSNorm,
     RotaryEmbedding,
     Scaling,
     SwiGLU,
+    Width,
+    check_memory,
     gated_width,
     parse_dtype,
     widen,
 )
-from models.sizes import LAYERS, WIDTH, check_memory, check_sizes
 from utils.command.marks import Divides, Share
 from utils.errors import ConfigError, short
 from utils.spec import Spec
 
 STD = 0.02  # of embeddings and of the output, as in GPT-2
-POSITIVE = (
-    "num_layers",
-    "hidden_size",
-    "num_heads",
-    "kv_heads",
-    "mlp_width",
-    "logit_cap",
-    "head_dim",
-)
-MOST = {"num_layers": LAYERS, "hidden_size": WIDTH, "mlp_width": WIDTH}
 
 
 @dataclass(frozen=True)
 class Shape:
     """The keys under `arch`."""
 
-    num_layers: Annotated[int, Field(ge=1, le=1000)]
-    hidden_size: Annotated[int, Field(ge=2)]
+    num_layers: Layers
+    hidden_size: Width
     num_heads: Annotated[PositiveInt, Divides("hidden_size")]
     kv_heads: Annotated[
         PositiveInt | None, Doc("groups of heads share so many keys and values; null: num_heads")
@@ -89,10 +81,6 @@ class Shape:
     ] = None
 
     def __post_init__(self) -> None:
-        for key in POSITIVE:
-            value = getattr(self, key)
-            if value is not None and not value > 0:
-                raise ConfigError(f"arch.{key}={value} must be more than 0")
         if self.head_dim is not None and self.head_dim % 2:
             raise ConfigError(
                 f"arch.head_dim={self.head_dim}: positions turn pairs of numbers; try"
@@ -111,8 +99,6 @@ class Shape:
                 f"arch.kv_heads={self.keys} does not divide arch.num_heads={self.num_heads}; every"
                 " group of heads must have the same size"
             )
-        check_sizes(MOST, vars(self))
-        parse_dtype(self.forward_dtype)
 
     @property
     def weights(self) -> int:

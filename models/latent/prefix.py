@@ -9,7 +9,7 @@ model. Only the encoder and the adapters train.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,12 +28,12 @@ from models.layers import (
     RMSNorm,
     RotaryEmbedding,
     SwiGLU,
+    Width,
     gated_width,
     parse_dtype,
     rms_norm,
     widen,
 )
-from models.sizes import LAYERS, WIDTH, check_sizes
 from models.targets import GPT, DecoderBlock, Shape, load
 from utils.command.marks import A_RUN, STRICT, Divides
 from utils.errors import ConfigError
@@ -44,16 +44,6 @@ from utils.spec import Spec
 # the 256 bytes and BEGIN, which stands before a text (so that no row is empty) and for hidden bytes
 BYTES, BEGIN = 257, 256
 EPS = 1e-5
-MOST = {
-    "encoder.layers": LAYERS,
-    "encoder.refiner": LAYERS,
-    "encoder.width": WIDTH,
-    "latents": WIDTH,
-    "wire": WIDTH,
-    "adapter_width": WIDTH,
-    "spread": 1024,
-    "gist_width": WIDTH,
-}
 NEARNESS = 1.0  # the logarithm of how strongly queries prefer near positions before training
 
 
@@ -208,7 +198,7 @@ class Gist(nn.Module):
 class EncoderKeys(TypedDict):
     """Encoder."""
 
-    width: Annotated[int, Field(ge=2)]
+    width: Width
     layers: Annotated[int, Field(ge=0, le=1000)]
     heads: Annotated[PositiveInt, Divides("width")]
     refiner: Annotated[
@@ -236,11 +226,13 @@ class Prefix(nn.Module):
         self,
         spec: Spec,
         models: Annotated[list[str], A_RUN, Doc("the frozen models")],
-        latents: Annotated[PositiveInt, Doc("vectors for each text")],
-        wire: Annotated[PositiveInt, Doc("numbers in each vector")],
+        latents: Annotated[Width, Doc("vectors for each text")],
+        wire: Annotated[Width, Doc("numbers in each vector")],
         encoder: EncoderKeys,
-        adapter_width: Annotated[PositiveInt, Doc("hidden units of each adapter")],
-        spread: Annotated[PositiveInt, Doc("positions of a model's prefix for each latent")],
+        adapter_width: Annotated[Width, Doc("hidden units of each adapter")],
+        spread: Annotated[
+            int, Field(ge=1, le=1024), Doc("positions of a model's prefix for each latent")
+        ],
         deep: Annotated[
             bool, Doc("adapters also make keys and values for each layer of their model")
         ],
@@ -262,9 +254,6 @@ class Prefix(nn.Module):
         forward_dtype: ForwardDtype = "float32",
     ) -> None:
         super().__init__()
-        asked: dict[str, Any] = {f"encoder.{key}": value for key, value in encoder.items()}
-        asked |= {"latents": latents, "wire": wire, "adapter_width": adapter_width}
-        check_sizes(MOST, asked | {"spread": spread, "gist_width": gist_width})
         self.dtype = parse_dtype(forward_dtype)
         self.latents, self.wire, self.places, self.positions, self.model_specs = (
             latents,

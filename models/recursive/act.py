@@ -22,7 +22,6 @@ from models.recursive.answering import answers_by_step
 from models.recursive.by_step import ByStep
 from models.recursive.recursion import RecursiveNet, State, where_slots
 from models.recursive.thinking import ThinkingSteps
-from utils.errors import ConfigError
 from utils.measure.evaluator import Evaluator, Prediction
 from utils.measure.metrics import Metric, MetricSums
 from utils.spec import IGNORE
@@ -54,8 +53,6 @@ class ActObjective(Objective):
         ] = 0.0,
     ) -> None:
         super().__init__(model)
-        if loss_type not in LOSSES:
-            raise ConfigError(f"arch.loss.loss_type={loss_type}: choose one of {', '.join(LOSSES)}")
         self.token_loss = partial(LOSSES[loss_type], smoothing=label_smoothing)
 
     def initial_carry(self, batch: Batch) -> ActCarry:

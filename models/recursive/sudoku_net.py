@@ -18,13 +18,20 @@ from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 from typing_extensions import Doc
 
-from models.layers import ForwardDtype, Linear, cast_weights, lecun_normal, parse_dtype, rms_norm
-from models.sizes import WIDTH, check_count
+from models.layers import (
+    ForwardDtype,
+    Linear,
+    Width,
+    cast_weights,
+    lecun_normal,
+    parse_dtype,
+    rms_norm,
+)
 from utils.errors import ConfigError
 from utils.spec import Spec
 
@@ -100,7 +107,7 @@ class SudokuNet(nn.Module):
     def __init__(
         self,
         spec: Spec,
-        hidden_size: PositiveInt = 32,
+        hidden_size: Width = 32,
         expansion: Annotated[
             float, Field(gt=0, le=1000), Doc("hidden width, as a multiple of hidden_size")
         ] = 2.0,
@@ -114,10 +121,6 @@ class SudokuNet(nn.Module):
                 f"arch=sudoku solves Sudoku boards, which {spec.name} does not hold; use"
                 " data=puzzles with boards, or another arch"
             )
-        check_count("hidden_size", hidden_size, WIDTH)
-        if not 0 < expansion <= 1000:
-            raise ConfigError(f"arch.expansion={expansion}: must be more than 0, at most 1000")
-        check_count("passes", passes, 1000)
         self.side, self.passes, self.dtype = side, passes, parse_dtype(forward_dtype)
         self.inner = SudokuInner(side, hidden_size, max(1, round(expansion * hidden_size)))
         self.compiled = False

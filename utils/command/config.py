@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hydra import compose
@@ -81,8 +80,7 @@ def name_run(
         content = json.dumps(_differences(plain, written, choices), sort_keys=True)
         config.run_name = f"{choices['arch']}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
     elif overrides is not None:  # jobs of a sweep that share a name must not share a directory
-        runs = Path("runs", config.project_name)
-        config.run_name = job_name(config.run_name, config, choices, overrides, fields, runs)
+        config.run_name = job_name(config.run_name, config, choices, overrides, fields)
     if config.eval_only:  # beside the run that it evaluates, and never in its place
         config.run_name += "-evaluation"
     check_name("project_name", config.project_name)

@@ -9,13 +9,12 @@ The keys of every run are in `root.py`. Defaults are in conf/, so that Hydra kno
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import hydra
 import yaml
@@ -38,8 +37,7 @@ Plain = dict[str, Any]
 
 def keys_of(part: Plain, path: str) -> type[BaseModel]:
     """Returns the model of the keys that the `_target_` of a part takes."""
-    module, name = find(path, part.get("_target_"))
-    return _model_of(getattr(importlib.import_module(module), name))
+    return _model_of(find(path, part.get("_target_")))
 
 
 @functools.cache
@@ -212,20 +210,13 @@ def fields_of(config: Plain) -> dict[str, FieldInfo]:
 
 def _fields(prefix: str, model: Any) -> Iterator[tuple[str, FieldInfo]]:
     if is_typeddict(model):
-        inner = create_model(model.__name__, **_hints(model))
-        yield from _fields(prefix, inner)
-        return
+        hints = get_type_hints(model, include_extras=True)
+        model = create_model(model.__name__, **{key: (hint, ...) for key, hint in hints.items()})
     for key, field in model.model_fields.items():
         yield f"{prefix}{key}", field
         for member in _members(field.annotation):
             if is_typeddict(member):
                 yield from _fields(f"{prefix}{key}.", member)
-
-
-def _hints(model: Any) -> dict[str, Any]:
-    scope = vars(sys.modules[model.__module__])
-    hints = model.__annotations__
-    return {key: (eval(getattr(v, "__forward_arg__", v), scope), ...) for key, v in hints.items()}
 
 
 def is_marked(path: str, fields: Mapping[str, FieldInfo], *marks: Mark) -> bool:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import stat
-from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from utils.command.instantiate import literals_of
+from utils.command.instantiate import find
 from utils.command.keys import fields_of, is_marked, leaves
 from utils.command.marks import A_PATH
 from utils.errors import ConfigError, brief, short
@@ -21,164 +19,92 @@ from utils.ranks.launchers import Launch
 PATH_SHOWN = 300  # characters: a path cut like other values would lose the end that is mistyped
 
 
-@dataclass(frozen=True)
-class SyncTraits:
-    """The traits that a sync states about itself; see `optim/sync/base.py`."""
-
-    name: str
-    splits_weights: bool
-    can_be_exact: bool  # its configuration has the key `exact`
-
-
-def traits_of(sync: DictConfig) -> SyncTraits:
-    """Returns the traits of the configured sync without importing it."""
-    target = str(sync.get("_target_"))
-    stated = literals_of("sync", target)
-    module = target.split(".")[-2]
-    return SyncTraits(
-        name=stated.get("name", module),
-        splits_weights=stated.get("splits_weights", False),
-        can_be_exact="exact" in sync,
-    )
-
-
 def check_combinations(config: DictConfig, launch: Launch) -> None:
     """Raises ConfigError for the first values that do not go together."""
-    batch, shards = config.global_batch_size, config.shards
-    # without a batch the data decides on its size, and checks it
-    if batch is not None and batch % shards:
+    batch, shards, micro = config.global_batch_size, config.shards, config.micro_batch_size
+    ranks, interval = launch.world_size, config.eval_interval
+    size = batch // shards if batch else None  # without a batch the data decides on its size
+    if batch and batch % shards:
         raise ConfigError(
             f"global_batch_size={batch} is not a multiple of shards={shards}; try"
             f" {batch + shards - batch % shards}"
         )
-    if launch.world_size > shards:
+    if ranks > shards:
         raise ConfigError(
-            f"shards={shards} is less than the {launch.world_size} ranks that were started; try"
-            f" shards={launch.world_size}"
+            f"shards={shards} is less than the {ranks} ranks that were started; try shards={ranks}"
         )
-    micro = config.micro_batch_size
-    if isinstance(micro, int) and batch is not None and micro < batch // shards:
-        size = max(size for size in range(1, micro + 1) if batch % size == 0)
+    if size and isinstance(micro, int) and micro < size:
         raise ConfigError(
-            f"micro_batch_size={micro} is less than one shard of {batch // shards} examples; raise"
-            f" it to {batch // shards}, or raise shards={shards} to {batch // size}, which makes"
-            " another run"
-        )
-    if config.plan_cards is not None and config.plan != "show":
-        raise ConfigError(
-            f"plan_cards={config.plan_cards}: says for which GPUs plan=show plans; add it, or"
-            " remove plan_cards"
+            f"micro_batch_size={micro} is less than one shard; raise it to {size} examples"
         )
     if config.plan_cards is not None:
+        if config.plan != "show":
+            raise ConfigError(f"plan_cards={config.plan_cards}: is used by plan=show; add that")
         gib_of_each(config.plan_cards)
     if config.plan and isinstance(micro, int):
         raise ConfigError(
             f"micro_batch_size={micro}: is what plan={config.plan} is to find; remove one of them"
         )
-    interval = config.eval_interval
-    # kinds of data may know others
-    if all(
-        config[key] is None for key in map(str, config) if key == "epochs" or key.startswith("max_")
-    ):
+    # kinds of data may know other lengths, as max_tokens
+    lengths = [key for key in map(str, config) if key == "epochs" or key.startswith("max_")]
+    if all(config[key] is None for key in lengths):
         raise ConfigError("epochs=null: nothing says how long the run is; give epochs or max_steps")
-    if interval is not None and config.epochs is not None and config.epochs % interval:
-        fix = (
-            f"eval_interval={config.epochs}"
-            if interval > config.epochs
-            else f"epochs={-(-config.epochs // interval) * interval}"
-        )
+    if interval and config.epochs and config.epochs % interval:
         raise ConfigError(
-            f"eval_interval={interval} does not divide epochs={config.epochs}; try {fix}"
+            f"eval_interval={interval} does not divide epochs={config.epochs}; try"
+            f" epochs={-(-config.epochs // interval) * interval}"
         )
-    if config.eval_only and config.checkpoint is None:
+    if config.eval_only != (config.checkpoint is not None):
         raise ConfigError(
-            "eval_only=true needs weights to evaluate; add checkpoint=<run directory, checkpoint or"
-            " .safetensors file>"
+            f"eval_only={short(config.eval_only)}, checkpoint={short(config.checkpoint)}: give both"
+            " to evaluate weights, or neither"
         )
-    if config.checkpoint_path is not None and Path(config.checkpoint_path).name in ("", ".."):
-        raise ConfigError(
-            f"checkpoint_path={config.checkpoint_path}: must end with a name of its own; for"
-            " example runs/mine"
-        )
-    if config.checkpoint is not None and not config.eval_only:
-        raise ConfigError(
-            f"checkpoint={config.checkpoint} is used by eval_only=true alone; add it, or remove"
-            " checkpoint"
-        )
-    if config.objective_metric is not None and not config.objective_metric.removeprefix("-"):
-        raise ConfigError(
-            f"objective_metric={config.objective_metric}: names no metric; for example"
-            " -eval/lm_loss"
-        )
-    sync = traits_of(config.sync)
-    if config.exact and not sync.can_be_exact:
-        raise ConfigError(
-            f"exact=true: sync={sync.name} adds gradients in an order of its own; use"
-            " sync=allreduce"
-        )
-    if sync.splits_weights:
-        check_split_weights(config, sync.name)
-    if batch is not None:
-        check_passes(config, launch.world_size, batch // shards)
+    check_sync(config, ranks, size)
+
+
+def check_sync(config: DictConfig, ranks: int, shard_size: int | None) -> None:
+    """Checks what the sync cannot do, and how many ranks it can do it on."""
+    shards, micro = config.shards, config.micro_batch_size
+    sync = find("sync", config.sync.get("_target_"))
+    name = getattr(sync, "name", sync.__name__)
     if config.exact:
-        check_exact(config, launch)
-
-
-def check_split_weights(config: DictConfig, sync: str) -> None:
-    """Refuses what needs whole weights on every rank; `sync` is the name of what splits them."""
-    if config.micro_batch_size == "auto" and not config.plan:
+        if "exact" not in config.sync:
+            raise ConfigError(
+                f"exact=true: sync={name} adds gradients in an order of its own; use sync=allreduce"
+            )
+        # whole branches of a binary tree on every rank
+        possible = [n for n in (2**i for i in range(shards.bit_length())) if shards % n == 0]
+        if ranks not in possible:
+            raise ConfigError(
+                f"exact=true on {ranks} ranks: with shards={shards} it takes"
+                f" {', '.join(map(str, possible))} ranks; start one of these"
+            )
+    if not getattr(sync, "splits_weights", False):
+        return
+    if micro == "auto" and not config.plan:
         raise ConfigError(
             "micro_batch_size=auto: ranks may find different numbers, which"
-            f" sync={sync} cannot; give a number, or null for all"
+            f" sync={name} cannot; give a number, or null for all"
         )
     if config.compile == "max":
         raise ConfigError(
-            f"compile=max: sync={sync} moves weights, which CUDA graphs expect in their places; use"
+            f"compile=max: sync={name} moves weights, which CUDA graphs expect in their places; use"
             " compile=true"
         )
     if "optim.builtin.muon" in dict(leaves(OmegaConf.to_container(config.optim))).values():
         raise ConfigError(
-            f"optim=muon: needs whole matrices, and sync={sync} splits them; use sync=ddp,"
+            f"optim=muon: needs whole matrices, and sync={name} splits them; use sync=ddp,"
             " sync=allreduce or optim=adamw"
         )
-
-
-def check_passes(config: DictConfig, ranks: int, shard_size: int) -> None:
-    """Refuses split weights where ranks have different numbers of micro-batches: they fetch
-    weights from each other in every forward.
-    """
-    shards, micro = config.shards, config.micro_batch_size
-    sync = traits_of(config.sync)
-    if not sync.splits_weights or not isinstance(micro, int) or micro < shard_size:
-        return
-    at_once = micro // shard_size
-    right = [
-        n
-        for n in range(1, shards + 1)
-        if ceil(shards // n / at_once) == ceil(ceil(shards / n) / at_once)
-    ]
-    if ranks not in right:
-        near = " or ".join(
-            str(n) for n in (max(filter(ranks.__gt__, right)), min(filter(ranks.__lt__, right)))
-        )
-        raise ConfigError(
-            f"micro_batch_size={micro} on {ranks} ranks: with sync={sync.name} all have equally"
-            f" many micro-batches, and shards={shards} are cut into more on some; start {near}"
-            " ranks, or use micro_batch_size=null"
-        )
-
-
-def check_exact(config: DictConfig, launch: Launch) -> None:
-    """Bitwise equality needs whole branches of a binary tree on every rank."""
-    ranks, shards = launch.world_size, config.shards
-    possible = [
-        str(n) for n in (2**power for power in range(shards.bit_length())) if shards % n == 0
-    ]
-    if str(ranks) not in possible:
-        raise ConfigError(
-            f"exact=true on {ranks} ranks: with shards={shards} it takes {', '.join(possible)}"
-            " ranks; start one of these"
-        )
+    # ranks fetch weights from each other in every forward, so all need as many of them
+    if shard_size and isinstance(micro, int):
+        at_once = micro // shard_size
+        if ceil(shards // ranks / at_once) != ceil(ceil(shards / ranks) / at_once):
+            raise ConfigError(
+                f"micro_batch_size={micro} on {ranks} ranks: with sync={name} all have equally many"
+                f" micro-batches; start a number of ranks that divides shards={shards}, or use"
+                " micro_batch_size=null"
+            )
 
 
 def check_paths(config: DictConfig) -> None:
@@ -202,22 +128,13 @@ def check_paths(config: DictConfig) -> None:
                     f"{path}={short(value, PATH_SHOWN)}: no such file or folder{how}"
                 ) from None
         except OSError as error:
-            reason = brief(error)
             raise ConfigError(
-                f"{path}={short(value, PATH_SHOWN)}: cannot be read ({reason})"
+                f"{path}={short(value, PATH_SHOWN)}: cannot be read ({brief(error)})"
             ) from None
-    _check_folder(config.checkpoint_path)
-
-
-def _check_folder(path: str) -> None:
-    try:
-        problem = "" if stat.S_ISDIR(os.stat(path).st_mode) else "Not a directory"
-    except FileNotFoundError:  # it will be made
-        return
-    except OSError as error:
-        problem = brief(error)
-    if problem:
+    folder = Path(config.checkpoint_path).absolute()
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
         raise ConfigError(
-            f"checkpoint_path={short(path, PATH_SHOWN)}: cannot be made ({problem});"
-            " give a folder you may write to"
+            f"checkpoint_path={short(config.checkpoint_path, PATH_SHOWN)}: {there} is no folder"
+            " that you may write to"
         )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -18,10 +16,8 @@ from utils.command.marks import SAME_RUN
 from utils.errors import ConfigError, short
 
 LONGEST = 200  # bytes; file systems take 255, and `.old-1` and the like are put behind a name
-WITH_JOB = 220  # the same for a job of a sweep
 READABLE = 80  # of a job's own part
-# a value, what a name has none of
-FIT, UNFIT = re.compile(r"[\w.+-]+", re.ASCII), re.compile(r"[^\w.,=+-]+", re.ASCII)
+UNFIT = re.compile(r"[^\w.,=+-]+", re.ASCII)  # what a name has none of
 
 
 def check_name(key: str, name: str) -> None:
@@ -61,38 +57,25 @@ def job_name(
     choices: Mapping[str, str],
     overrides: Sequence[str],
     fields: Mapping[str, FieldInfo],
-    runs: Path,
 ) -> str:
     """The name of one job of a sweep that fixes `run_name`: that name, and every override that
     makes the job another run.
 
     Only the keys of the overrides count: two ways to write a value are one job. A long name is cut
-    and ends with a digest; it lists `overrides` in their order, so that what is swept can come
-    first, unless `runs` has a folder with that digest.
+    and ends with a digest.
     """
     keys = {override.partition("=")[0].lstrip("+~") for override in overrides}
     if "run_name" not in keys:
         keys.discard("experiment")  # the name is the experiment's, and stands for it
-    keys = {
-        key
-        for key in keys
-        if re.split(r"[./]", key)[0] != "hydra" and not is_marked(key, fields, SAME_RUN)
-    }
     values = {
         key: choices[key] if key in choices else OmegaConf.select(config, key)
         for key in sorted(keys)
+        if re.split(r"[./]", key)[0] != "hydra" and not is_marked(key, fields, SAME_RUN)
     }
-    full = ",".join(f"{key}={value}" for key, value in values.items())
-    if not full:
+    own = ",".join(f"{key}={value}" for key, value in values.items())
+    if not own:
         return name
-    room = min(READABLE, WITH_JOB - len(os.fsencode(f"{name}-")))
-    if len(full) <= room and all(FIT.fullmatch(str(value)) for value in values.values()):
-        return f"{name}-{full}"
+    if len(own) <= READABLE and not UNFIT.search(own):
+        return f"{name}-{own}"
     digest = hashlib.sha256(os.fsencode(repr(values))).hexdigest()[:8]
-    with suppress(OSError, ValueError):
-        for folder in sorted(runs.glob(f"{glob.escape(name)}-*-{digest}")):
-            return str(folder.relative_to(runs))
-    if len(full) > room:
-        given = [override.partition("=")[0].lstrip("+~") for override in overrides]
-        full = ",".join(f"{key}={values[key]}" for key in dict.fromkeys(given) if key in values)
-    return f"{name}-{re.sub(UNFIT, '_', full)[: room - 9]}-{digest}"
+    return f"{name}-{re.sub(UNFIT, '_', own)[:READABLE]}-{digest}"

@@ -121,7 +121,7 @@ class Root(BaseModel):
     """Before the first step of a new run, try whether its data and net keep the laws that make it
     the same run at any number of ranks
     """
-    seed: NonNegativeInt
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
     """Seeds weights, data order and all noise"""
     # How the global batch is cut: no result depends on the number of ranks or on micro-batches,
     # but for rounding
@@ -177,13 +177,13 @@ class Root(BaseModel):
     """null: one rank's share of the global batch at 8 ranks, at most 1024"""
     eval_save_outputs: Annotated[list[str], SAME_RUN]
     """Names of inputs and outputs that evaluations write to files"""
-    checkpoint_path: Annotated[str | None, SAME_RUN]
+    checkpoint_path: Annotated[Annotated[str, Field(pattern=r"[^./]/*$")] | None, SAME_RUN]
     """The run's directory; null: runs/<project_name>/<run_name>"""
     project_name: Annotated[str | None, SAME_RUN]
     """null: the name of the data's folder, or of the choice of data"""
     run_name: Annotated[str | None, SAME_RUN]
     """null: derived from the configuration"""
-    objective_metric: Annotated[str | None, SAME_RUN]
+    objective_metric: Annotated[Annotated[str, Field(pattern="[^-]")] | None, SAME_RUN]
     """The metric that picks the best checkpoint and that sweepers optimise; lower is better
     for -eval/x and for losses; null: the objective's headline
     """

@@ -63,11 +63,9 @@ def test_folders_without_code_of_ours_are_no_packages(
     """A dataset that somebody put under data/ may hold a file of Python."""
     (tmp_path / "data" / "mine").mkdir(parents=True)
     (tmp_path / "data" / "__init__.py").touch()
-    for folder in (tmp_path / "data", tmp_path / "data" / "mine"):
-        (folder / "code.py").write_text("def run(): ...\n")
+    (tmp_path / "data" / "mine" / "code.py").write_text("def run(): ...\n")
     monkeypatch.setattr("utils.command.instantiate.ROOT", tmp_path)
-    assert find("data", "data.code.run") == ("data.code", "run")
-    with pytest.raises(ConfigError, match="not found"):
+    with pytest.raises(ConfigError, match="no module"):
         find("data", "data.mine.code.run")
 
 
@@ -127,15 +125,7 @@ def test_a_stray_key_is_named_by_its_whole_path(path: str, value: Any, where: st
     assert str(caught.value).startswith(f"{where}")
 
 
-def test_memory_that_cannot_be_had_is_said() -> None:
-    for width, said in (
-        (10**7, r"needs memory that this machine does not have \([\d,]+ GiB at once\)"),
-        (2**40, "needs memory[^(]*"),
-    ):
-        with pytest.raises(
-            ConfigError,
-            match=rf"^arch: models.layers.Linear\(width_in={width}, .*{said}; make it smaller",
-        ):
-            make(
-                {"_target_": "models.layers.Linear", "width_in": width, "width_out": width}, "arch"
-            )
+@pytest.mark.parametrize("width", [10**7, 2**40])
+def test_memory_that_cannot_be_had_is_said(width: int) -> None:
+    with pytest.raises(ConfigError, match=r"^arch: models\.layers\.Linear.* make it smaller"):
+        make({"_target_": "models.layers.Linear", "width_in": width, "width_out": width}, "arch")
