@@ -129,21 +129,6 @@ def test_names_of_jobs_fit_file_systems_and_stay_different() -> None:
         assert not set("/: ") & set(name)
 
 
-def test_a_long_name_begins_with_what_is_swept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And a folder that the same job has already keeps its name."""
-    monkeypatch.chdir(tmp_path)
-    fixed = [f"{key}=1e-3" for key in ("lr", "puzzle_emb_lr", "weight_decay", "ema_rate", "beta1")]
-    swept = job("seed=7", "run_name=a", "arch.loss.label_smoothing=0.1", *fixed)
-    assert swept.startswith("a-seed=7,arch.loss.label_smoothing=0.1,lr=0.001,")
-    assert len(swept) <= 90
-    former = "a-arch.loss.label_smoothing=0.1" + swept[-9:]
-    (tmp_path / "runs" / "puzzles" / former).mkdir(parents=True)
-    again = job(*fixed, "run_name=a", "arch.loss.label_smoothing=0.1", "seed=7")
-    assert again == job("seed=7", "run_name=a", "arch.loss.label_smoothing=0.1", *fixed) == former
-
-
 @pytest.mark.parametrize(
     ("path", "name"), [(".", None), ("..", None), ("/", "puzzles"), ("a/b/", "b"), ("a/..", None)]
 )

@@ -10,7 +10,6 @@ from torch import nn
 from models.sparse_embedding import SparseEmbedding
 from optim.groups import build_clips, build_dense, build_sparse, claims
 from optim.schedule import build_schedule
-from tests.ranks import run_code
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 
@@ -144,10 +143,7 @@ def test_norms_by_pattern_are_for_what_the_first_pattern_matches():
         (dense(match="("), r"optim.dense\[0\].match=\(: not a regular expression"),
         (
             dense(momentun=0.5),
-            (
-                r"optim.dense\[0\].optimizer: optim.builtin.sgd .*momentun.*it takes params, lr,"
-                r" momentum"
-            ),
+            r"optim.dense\[0\].optimizer: optim.builtin.sgd.*momentun",
         ),
         (dense(momentum=-3), r"optim.dense\[0\].optimizer: .*momentum=-3.*Invalid momentum"),
         (dense(lr="fast"), r"optim.dense\[0\].optimizer: .*lr=fast"),
@@ -155,13 +151,12 @@ def test_norms_by_pattern_are_for_what_the_first_pattern_matches():
             dense(_target_="torch.optim.SGD"),
             r"_target_=torch.optim.SGD: only things of this repository",
         ),
-        (dense(_target_="optim.builtin.sdg"), r"_target_=optim.builtin.sdg: not found"),
+        (dense(_target_="optim.builtin.sdg"), r"_target_=optim.builtin.sdg: optim.builtin defines"),
         (dense(_target_="optimum.sgd"), r"_target_=optimum.sgd: only things of this repository"),
         (
             dense(_target_="optim.builtin.muon"),
             r"Muon takes matrices, but model.inner.q_head.bias has shape \(2,\)",
         ),
-        (dense(_target_="optim.adam_atan2.AdamATan2", betas=[0.9, 1.5]), r"^betas=\[0.9, 1.5\]"),
         (
             dense(_target_="optim.builtin.adamw", betas=[0.9]),
             r"^optim.dense\[0\].optimizer: optim.builtin.adamw\(.*not enough values",
@@ -177,7 +172,7 @@ def test_norms_by_pattern_are_for_what_the_first_pattern_matches():
         ([{"match": ".*"}], r"optim.dense\[0\]=.*exactly the keys match and optimizer"),
         (
             [{"match": ".*", "optimizer": {"lr": 1}}],
-            r"optim.dense\[0\].optimizer=.*needs a _target_",
+            r"optim.dense\[0\].optimizer._target_=null",
         ),
     ],
 )
@@ -185,15 +180,3 @@ def test_mistakes_are_one_line_that_names_them(config, message):
     with pytest.raises(ConfigError, match=message) as caught:
         build_dense(config, parameters())
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_an_optimizer_does_not_load_the_compiler() -> None:
-    """It takes a third of the time of a start."""
-    code = (
-        "import sys, torch; from optim.groups import build_dense; weight ="
-        " torch.nn.Parameter(torch.ones(1))\nbuild_dense([{'match': '.*', 'optimizer': {'_target_':"
-        " 'optim.adam_atan2.AdamATan2', 'lr': 0.1}}], {'weight': weight})\nsys.exit('torch._dynamo'"
-        " in sys.modules)"
-    )
-    run_code(code, check=True)

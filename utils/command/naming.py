@@ -17,7 +17,9 @@ from utils.errors import ConfigError, short
 
 LONGEST = 200  # bytes; file systems take 255, and `.old-1` and the like are put behind a name
 READABLE = 80  # of a job's own part
-UNFIT = re.compile(r"[^\w.,=+-]+", re.ASCII)  # what a name has none of
+LONGEST_JOB = 210  # bytes of a job's name before its digest
+# a value, what a name has none of
+FIT, UNFIT = re.compile(r"[\w.+-]+", re.ASCII), re.compile(r"[^\w.,=+-]+", re.ASCII)
 
 
 def check_name(key: str, name: str) -> None:
@@ -75,7 +77,8 @@ def job_name(
     own = ",".join(f"{key}={value}" for key, value in values.items())
     if not own:
         return name
-    if len(own) <= READABLE and not UNFIT.search(own):
+    room = min(READABLE, LONGEST_JOB - len(os.fsencode(name)))
+    if len(own) <= room and all(FIT.fullmatch(str(value)) for value in values.values()):
         return f"{name}-{own}"
     digest = hashlib.sha256(os.fsencode(repr(values))).hexdigest()[:8]
-    return f"{name}-{re.sub(UNFIT, '_', own)[:READABLE]}-{digest}"
+    return f"{name}-{re.sub(UNFIT, '_', own)[:room]}-{digest}"

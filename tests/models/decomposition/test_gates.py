@@ -109,9 +109,5 @@ def test_other_sigmoids() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"arch\.gates\.kind=cnn: choose one of mlp, vector_mlp, shared_mlp"
-    ):
-        make_gates(["cnn"], [1], [1], [Seam("W", Linear(1, 1))])
     with pytest.raises(ConfigError, match="embed_tokens is an embedding, which has none; use mlp"):
         make_gates(["shared_mlp"], [1], [1], [Seam("embed_tokens", Embedding(2, 1, 1.0))])

@@ -216,13 +216,10 @@ def test_bfloat16_and_float64_follow_float32() -> None:
     ("keys", "key"),
     [
         ({"num_heads": 3}, "arch.hidden_size=16"),
-        ({"pos_encodings": "sinus"}, "arch.pos_encodings=sinus"),
         (
             {"pos_encodings": "rope2d", "hidden_size": 12},
             "arch.num_heads=2 gives heads of 6; rope2d needs multiples of 4",
         ),
-        ({"forward_dtype": "int8"}, "arch.forward_dtype=int8"),
-        ({"halt_max_steps": 0}, "arch.halt_max_steps=0"),
         ({"puzzle_emb_ndim": 64, "puzzle_emb_len": 2}, "arch.puzzle_emb_len=2"),
         ({"puzzle_emb_ndim": 0}, "arch.puzzle_emb_ndim=0"),
     ],
