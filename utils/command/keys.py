@@ -210,8 +210,9 @@ def fields_of(config: Plain) -> dict[str, FieldInfo]:
 
 def _fields(prefix: str, model: Any) -> Iterator[tuple[str, FieldInfo]]:
     if is_typeddict(model):
-        hints = get_type_hints(model, include_extras=True)
-        model = create_model(model.__name__, **{key: (hint, ...) for key, hint in hints.items()})
+        hints: dict[str, Any] = get_type_hints(model, include_extras=True)
+        inner: dict[str, Any] = {key: (hint, ...) for key, hint in hints.items()}
+        model = create_model(model.__name__, **inner)
     for key, field in model.model_fields.items():
         yield f"{prefix}{key}", field
         for member in _members(field.annotation):
