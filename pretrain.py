@@ -12,6 +12,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import hydra
 import torch
@@ -30,12 +31,9 @@ from optim.schedule import Schedule, build_schedule, set_lr
 from optim.sparse_signsgd import SparseSignSGD
 from optim.split_tables import RowRangesOfTables
 from optim.sync.base import Sync, Verdicts
-from utils.checkpoint import reader, resume
-from utils.checkpoint.carries import Carries
-from utils.checkpoint.init_from import initial_weights
+from utils.checkpoint import folders, reader, resume
 from utils.checkpoint.policy import Checkpointer
-from utils.checkpoint.registry import Origin, Registry, RunState
-from utils.checkpoint.stepfolders import Retention
+from utils.checkpoint.registry import Carries, Origin, Registry, RunState
 from utils.command import cli, config
 from utils.command.instantiate import make
 from utils.command.keys import CONF, VERSION
@@ -163,7 +161,7 @@ def train_or_evaluate(trainer: Trainer, start: resume.Start) -> None:
     if start.is_finished(trainer.total_steps):
         run.confirm_finished(trainer.step)
         if trainer.dist.is_main:
-            Retention(run.directory / "checkpoints", None, run.say).tidy()
+            folders.tidy(run.directory / "checkpoints", run.say)
         run.say(
             f"{cfg.run_name} is finished, {trainer.step:,} steps: {run.directory}; resume=false"
             " would begin again"
@@ -176,9 +174,8 @@ def train_or_evaluate(trainer: Trainer, start: resume.Start) -> None:
         if stop := evaluate(trainer):
             run.stop(stop, trainer.step, "an evaluation saves nothing")
     else:
-        judging_metric = trainer.objective.judging_metric
-        saved_step = start.step if start.continues else -1
-        trainer.checkpointer = Checkpointer(cfg, run, trainer.saved, judging_metric, saved_step)
+        metric, saved_step = trainer.judging_metric, start.step if start.continues else -1
+        trainer.checkpointer = Checkpointer(cfg, run, trainer.saved, metric, saved_step)
         # an error is reported before the checkpointer waits for what is being written
         with trainer.checkpointer, cli.reporting():
             train(trainer)
@@ -230,7 +227,7 @@ def build_problem(cfg: DictConfig, dist: Dist, run: RunDirectory, start: resume.
     with dist.agreed():
         objective = make_objective(cfg.arch, cfg.seed, source.spec)
         if cfg.init_from and dist.is_main and start.folder is None:
-            objective.load_saved(initial_weights(cfg.init_from, "model", objective, run.say))
+            objective.load_saved(resume.initial_weights(cfg.init_from, objective, run.say))
     objective.move_to_devices(dist)
     frozen = objective.frozen().items()
     check_files({f"{part['path']}: {name}": part["sha256"] for name, part in frozen}, dist)
@@ -345,7 +342,7 @@ def register_parts(trainer: Trainer) -> Registry:
     """Registers the state that checkpoints hold; for an evaluation, only weights and averages."""
     cfg, objective, ema = trainer.cfg, trainer.objective, trainer.ema
     row_ranges = RowRangesOfTables(trainer.sync, objective.tables())
-    saved = Registry(partial(origin_of, trainer), row_ranges)
+    saved = Registry(partial(origin_of, trainer), row_ranges, trainer.owned)
     saved.add("model", objective.saved, objective.load_saved, any_precision=cfg.eval_only)
     if ema is not None:
         saved.add("ema", ema.state, ema.load, otherwise="use ema=false")
@@ -366,8 +363,9 @@ def origin_of(trainer: Trainer) -> Origin:
     """Returns what a checkpoint records about the run that writes it."""
     assert trainer.verdicts.all_checked, "a step that may not be finite must not be saved"
     base_lr = trainer.dense[-1].param_groups[0]["base_lr"]
-    return Origin.here(
-        OmegaConf.to_yaml(trainer.cfg),
+    config: Any = OmegaConf.to_container(trainer.cfg)
+    return Origin(
+        config,
         trainer.source.spec.fingerprint,
         trainer.run.wandb_id,
         base_lr * trainer.schedule(trainer.step),

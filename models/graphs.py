@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.checkpoint import nested
+from utils.checkpoint.registry import map_tensors
 
 
 def keep_what_outlives_a_replay(objective: Any) -> None:
@@ -44,5 +44,4 @@ def _with_a_gradient_of_its_own(rows: Tensor) -> None:
 
 
 def _copy(carry: Any) -> Any:
-    copies = {name: tensor.clone() for name, tensor in nested.flatten(carry).items()}
-    return nested.rebuild(carry, copies)
+    return map_tensors(lambda name, tensor: tensor.clone(), carry)

@@ -22,10 +22,9 @@ from torch import Tensor
 
 from models.language.gpt import Shape
 from models.layers import Scaling
-from utils.checkpoint import reader, tensorfiles
-from utils.checkpoint.tensorfiles import Unreadable
+from utils.checkpoint import reader
 from utils.command.instantiate import make
-from utils.errors import ConfigError, brief, exit_status, short
+from utils.errors import ConfigError, brief, exit_status, said_of, short
 from utils.files import read_text, write_whole
 from utils.spec import Spec
 
@@ -213,10 +212,8 @@ def read(folder: Path, shape: Shape, vocab_size: int) -> dict[str, Tensor]:
     _check_same_net(folder, shape)
     theirs: dict[str, Tensor] = {}
     for file in sorted(folder.glob("[!.]*.safetensors")):
-        try:
-            theirs |= tensorfiles.read(file)
-        except Unreadable as error:
-            raise ConfigError(f"init_from={folder}: {file.name} {error}") from None
+        with said_of("init_from"):
+            theirs |= reader.load(file)[0]["model"]
     names = names_of(shape)
     if missing := [name for ours in names for name in their_names(ours) if name not in theirs]:
         raise ConfigError(
@@ -333,7 +330,7 @@ def export(*arguments: str) -> str:
         )
     checkpoint, folder = arguments
     groups, meta = reader.load(checkpoint, ["model", "ema"])
-    config = OmegaConf.create(str(meta.get("config", "")))
+    config = OmegaConf.create(meta.get("config", {}))
     if OmegaConf.select(config, "arch._target_") != "models.language.gpt.GPT":
         raise ConfigError(
             f"{checkpoint}: is not a run of arch=gpt; give a run folder or one of its step_*"

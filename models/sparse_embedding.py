@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.checkpoint.slices import RowRange
+from utils.checkpoint.format import RowRange
 from utils.ranks.distributed import Dist
 
 

@@ -64,10 +64,9 @@ def _run(path: str, spec: Spec, forward_dtype: str, key: str) -> Found:
                 " the folder of a run"
             )
         arch = reader.config_in(path).get("arch", {})
-        folder = reader.step_folder(Path(path))
-        files = reader.files_of(folder, ["model", "ema"])
-        names = {file.name for file in files}
-        reader.refuse_damaged(folder, Path(path), names.__contains__)
+        checkpoint = reader.open_checkpoint(path, ["model", "ema"], hashed=True)
+    folder = checkpoint.folder
+    files = [folder / name for name in checkpoint.sha256]
     net = _net(arch, path, spec, forward_dtype, key)
     return net, folder, files, partial(_weights_of_run, forward_dtype == "float64", key)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol, TypeGuard
 
 from optim.sync.base import Sync
-from utils.checkpoint.slices import RowRange
+from utils.checkpoint.format import RowRange
 
 
 class SplitTable(Protocol):

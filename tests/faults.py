@@ -20,7 +20,6 @@ about gradients that are not finite one step late, as it does on CUDA.
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import shutil
@@ -43,7 +42,7 @@ from models.latent.compress import Compress
 from models.recursive.act import ActObjective
 from optim import sparse_signsgd
 from optim.sync import base
-from utils.checkpoint import manifest, resume, writer
+from utils.checkpoint import format, resume, writer
 from utils.command import cli
 from utils.ranks import signals
 from utils.ranks.launchers import detect
@@ -58,7 +57,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "save": (writer, "_write"),
     "reported": (writer.Writer, "_follow"),
     "published": (writer, "_publish"),
-    "read": (manifest, "open_plain"),
+    "read": (format, "sha256_of"),
 }
 OTHERS = {"arch=gpt": CausalLM, "experiment=tms_5_2": Decompose, "arch=prefix": Compress}
 FAULTY_RESTARTS = 4  # of a run with random faults
@@ -107,34 +106,11 @@ def plant(what: str, where: str, moments: Container[int], delay: float = 0.0) ->
             out.loss.register_hook(lambda grad: grad * float("nan"))
             return out
         if what == "flip":
-            return Flipped(original(*args, **kwargs))
+            return "0" * 64
         go_wrong(what, delay)
         return original(*args, **kwargs)
 
     setattr(owner, name, faulty)
-
-
-class Flipped:
-    """A file whose first bytes read otherwise than they are."""
-
-    def __init__(self, stream: io.FileIO) -> None:
-        self._stream, self._flips = stream, True
-
-    def __enter__(self) -> Flipped:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()
-
-    def seek(self, place: int) -> None:
-        self._stream.seek(place)
-
-    def readinto(self, buffer: memoryview) -> int:
-        count = self._stream.readinto(buffer)
-        if self._flips and count:
-            buffer[0] ^= 1
-        self._flips = False
-        return count
 
 
 def go_wrong(what: str, delay: float) -> None:

@@ -318,4 +318,4 @@ def assert_same_run(one: Result, other: Result, atol: float = 1e-6) -> None:
 
 
 def _groups(result: Result) -> list[str]:
-    return reader.read_meta(result.directory)["groups"]
+    return sorted(reader.open_checkpoint(result.directory).groups)

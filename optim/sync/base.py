@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from utils.checkpoint.slices import RowRange
+from utils.checkpoint.format import RowRange
 from utils.errors import RunError
 from utils.ranks.distributed import Dist
 from utils.ranks.notices import NONE, Notices

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from optim.sync.base import Verdict
 from optim.sync.buckets import finite, inverse_weight, magnitude, scale
-from utils.checkpoint.slices import RowRange
+from utils.checkpoint.format import RowRange
 from utils.ranks.distributed import Dist
 from utils.ranks.notices import NONE, NOTICES, Notices
 from utils.transfer import to_device, to_host

@@ -21,7 +21,7 @@ from typing_extensions import Doc
 from optim.sync.buckets import magnitude
 from optim.sync.common import Common
 from optim.sync.ddp import with_loss
-from utils.checkpoint.slices import RowRange
+from utils.checkpoint.format import RowRange
 from utils.errors import ConfigError
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist

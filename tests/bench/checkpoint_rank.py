@@ -56,9 +56,7 @@ class State:
         self.ema = EMA(self.weights, {}, 0.999)
         sync = Common()
         sync.begin({}, dist)
-        self.registry = Registry(
-            lambda: Origin(f"shards: {SHARDS}\n", "x", None, 0.1, {}, "", "2", 1), sync
-        )
+        self.registry = Registry(lambda: Origin({}, "x", None, 0.1, {}), sync)
         memory = OptimizerState([self.optimizer])
         self.registry.add("model", lambda: dict(self.weights), self._load)
         self.registry.add("ema", self.ema.state, self.ema.load)
@@ -124,9 +122,7 @@ def save(folder: Path, width: int, dist: Dist) -> dict[str, float]:
         state.registry.run_state.step = step
 
         def saved(step: int = step) -> None:
-            shards = {shard: {} for shard in dist.owned_shards(SHARDS)}
-            groups, _, meta = state.registry.snapshot()
-            writer.save(step, groups, shards, meta)
+            writer.save(step, *state.registry.snapshot())
             rows[-1]["stall"] = writer.take_stall_s()
             assert writer.wait() == ""
 

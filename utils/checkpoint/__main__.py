@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 from utils.checkpoint import tools
-from utils.checkpoint.imported import import_weights
 from utils.checkpoint.reader import digest
 from utils.errors import ConfigError, exit_status
 
@@ -45,7 +44,7 @@ def answer_to(arguments: list[str]) -> str:
         case ["export", path, folder]:
             return tools.export(path, Path(folder))
         case ["import", file, folder]:
-            return import_weights(Path(file), Path(folder))
+            return tools.import_weights(Path(file), Path(folder))
     raise ConfigError(USAGE)
 
 

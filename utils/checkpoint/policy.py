@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -33,14 +32,13 @@ class Checkpointer:
         config: DictConfig,
         run: RunDirectory,
         saved: Registry,
-        judging_metric: Callable[[str | None], Metric],
+        metric: Metric,
         saved_step: int,
     ) -> None:
-        """`judging_metric` returns the metric that a name stands for: see `Objective`."""
-        self._config, self._run, self._saved, self._judged_by = config, run, saved, judging_metric
+        """`metric` decides which checkpoint is the best."""
+        self._config, self._run, self._saved, self._metric = config, run, saved, metric
         folder = run.directory / "checkpoints"
         self._writer = Writer(folder, run.dist, run.say, config.keep, self._record)
-        self._metric = judging_metric(config.objective_metric)
         self._saved_step, self._saved_at = saved_step, time.monotonic()
         self._best_before: float | None = None
         self._best_step = -1
@@ -48,7 +46,7 @@ class Checkpointer:
         if config.objective_metric:  # a minus in front means that lower is better
             run.say(
                 "the best checkpoint is the one with the"
-                f" {'lowest' if self._metric.lower_is_better else 'highest'} {self._metric.name}"
+                f" {'lowest' if metric.lower_is_better else 'highest'} {metric.name}"
             )
 
     def notices(self) -> Notices:
@@ -135,8 +133,7 @@ class Checkpointer:
         """
         self._forget_lost_best()
         run_state, metric = self._saved.run_state, self._metric
-        # a checkpoint of older code has the name alone
-        before = run_state.best if self._judged_by(run_state.best_of) == metric else None
+        before = run_state.best if run_state.best_of == str(metric) else None
         if not metric.improves(run_state.results, before):
             return False
         self._best_before, self._best_step = before, run_state.step

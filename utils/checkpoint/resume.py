@@ -1,4 +1,6 @@
-"""Finds where a run begins: afresh, where it ended, or at a named checkpoint."""
+"""Finds where a run begins: afresh, where it ended, at a named checkpoint, or with the weights of
+another run.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from socket import gethostname
-from typing import Any
+from typing import Any, Protocol
 
 from omegaconf import DictConfig, OmegaConf
+from yaml import YAMLError
 
-from utils.checkpoint import manifest, reader
-from utils.checkpoint.meta import config_of
-from utils.checkpoint.registry import Origin, Registry
-from utils.checkpoint.stepfolders import folder_or_aside, steps_in
+from utils.checkpoint import format, reader
+from utils.checkpoint.folders import steps_in
+from utils.checkpoint.reader import Checkpoint
+from utils.checkpoint.registry import Origin, Registry, Tensors, check_alike
 from utils.command.keys import fields_of, run_values
 from utils.command.marks import MAY_CHANGE, SAME_RUN
 from utils.errors import ConfigError, brief, said_of, short, visible
@@ -28,6 +31,7 @@ from utils.rundir.folders import MARKS
 from utils.rundir.status import started_again
 
 NO_PATH = ("auto", True, False)  # values of `resume` that name no checkpoint
+TRIES = 5  # to read the newest of a run that goes on, and deletes it
 AFRESH = "add resume=false to move all that aside and begin again"
 ELSEWHERE = "give another run_name (or checkpoint_path) to begin from there"
 
@@ -48,11 +52,47 @@ class Start:
 
     def is_finished(self, total_steps: int) -> bool:
         """Returns whether nothing is left to do, not even an evaluation."""
-        return (
-            self.continues
-            and self.step == total_steps
-            and not self.meta.get("evaluation_due", True)
-        )
+        return self.continues and self.step == total_steps and not self.meta["evaluation_due"]
+
+
+class HasWeights(Protocol):
+    """The part of an objective that `initial_weights` needs."""
+
+    def saved(self) -> Tensors: ...
+
+    def tables(self) -> Collection[str]: ...
+
+    def published(self, path: str) -> Tensors | None: ...
+
+
+@said_of("init_from")
+def initial_weights(path: str, objective: HasWeights, say: Callable[[str], None]) -> Tensors:
+    """Reads initial weights from a file, a checkpoint or a published folder.
+
+    If a puzzle table has another number of rows here, every row begins as the mean row.
+    """
+    own, published = objective.saved(), objective.published(path)
+    weights = (
+        dict(reader.load(path, ["model"])[0].get("model", {}))
+        if published is None
+        else dict(published)
+    )
+    for name in (f"{table}.weights" for table in objective.tables()):
+        theirs = weights.get(name)
+        if (
+            theirs is not None
+            and theirs.ndim == 2
+            and len(theirs) not in (0, len(own[name]))
+            and theirs.shape[1:] == own[name].shape[1:]
+        ):
+            mean = theirs.double().mean(0, keepdim=True).to(theirs.dtype)
+            weights[name] = mean.expand(len(own[name]), -1)
+            say(
+                f"init_from={path}: {name} has {len(theirs):,} rows there and {len(own[name]):,}"
+                " here; every row begins as their mean"
+            )
+    check_alike(own, weights, f"checkpoint={path}", any_precision=True)
+    return weights
 
 
 def find(config: DictConfig, dist: Dist, say: Callable[[str], None]) -> Start:
@@ -65,12 +105,8 @@ def find(config: DictConfig, dist: Dist, say: Callable[[str], None]) -> Start:
         # what a launcher starts again has obeyed `resume=false` already, if it came so far
         if config.resume is not False or started_again(directory):
             start = _own_or_named(config, say)
-        moved = start == Start() and any(os.path.exists(directory / mark) for mark in MARKS)
-        if (
-            moved
-            and config.init_from
-            and _real(Path(config.init_from)).is_relative_to(_real(directory))
-        ):
+        moved = start == Start() and any((directory / mark).exists() for mark in MARKS)
+        if moved and config.init_from and _lies_in(Path(config.init_from), directory):
             # started again, the same command would not find them
             raise ConfigError(
                 f"init_from={config.init_from}: lies in this run's own directory, which is to be"
@@ -87,7 +123,7 @@ def fix_arithmetic(config: DictConfig, start: Start, dist: Dist) -> None:
 
     Written down, it stays the same on every rank and machine.
     """
-    before = config_of(start.meta["config"]) if "config" in start.meta else {}
+    before = start.meta.get("config", {})
     if before and config.get("compile") == "auto" and dist.device.type == "cpu":
         config.compile = before.get("compile") is True and not config.eval_only
     if config.arch.get("forward_dtype") == "auto":
@@ -105,24 +141,20 @@ def restore(
     If it is damaged or does not fit, says so and tries the one before it. Each rank reads only what
     it keeps, after all ranks have found their files undamaged.
     """
-    dist, tries = run.dist, reader.TRIES
+    dist, tries = run.dist, TRIES
     while start.folder is not None:
         with dist.agreed():
             check_fits(start, config, saved.origin(), total_steps)
-        opened, problem = _open(start, saved, config, dist)
-        if not (problem := _first(problem, dist)):
-            files = saved.files(opened.groups, opened.shards)
-            problem = damage_seen_by_any(opened, files, dist)
-        if not problem:
-            problem = _first(_read(opened, saved, dist), dist)
-        if not problem:
+        if not (problem := _load(start.folder, start.step, saved, dist)):
             saved.run_state.load(start.meta)
-            for line in saved.origin().differences(start.meta):
-                run.say(visible(line))
+            if not config.eval_only:
+                for line in saved.origin().differences(start.meta):
+                    run.say(visible(line))
             break
         tries -= 1
-        problem = visible(problem.removesuffix(f"; {reader.ANOTHER}"))
-        start = _broadcast_start(dist, partial(_instead, start, problem, config, run.say, tries))
+        start = _broadcast_start(
+            dist, partial(_instead, start, visible(problem), config, run.say, tries)
+        )
     return start
 
 
@@ -160,32 +192,28 @@ def _broadcast_start(dist: Dist, decide: Callable[[], Start]) -> Start:
     return Start(Path(folder) if folder else None, continues, meta)
 
 
-def _open(
-    start: Start, saved: Registry, config: DictConfig, dist: Dist
-) -> tuple[reader.Opened, str]:
-    """Returns a checkpoint's content for this rank, or why it does not fit."""
-    assert start.folder is not None
-    opened, problem = reader.Opened(start.folder, {}), ""
-    with dist.agreed():
-        try:
-            shards = [] if config.eval_only else dist.owned_shards(config.shards)
-            opened = reader.open_checkpoint(start.folder, saved.names, shards)
-            saved.check(opened.groups, opened.shards, start.step)
-        except ConfigError as error:
-            problem = str(error).replace(f"checkpoint={start.folder}: ", "")
-    return opened, problem
-
-
-def _read(opened: reader.Opened, saved: Registry, dist: Dist) -> str:
-    """Loads this rank's part; empty unless a run that goes on has deleted the checkpoint
-    meanwhile.
+def _load(folder: Path, step: int, saved: Registry, dist: Dist) -> str:
+    """Loads this rank's share of a checkpoint. Returns an empty string, or why no rank can use it,
+    the same on all.
     """
+    checkpoint, problem = Checkpoint(folder, {}), ""
     with dist.agreed():
         try:
-            saved.load(opened.groups, opened.shards)
-        except OSError as error:
-            return f"cannot be read: {brief(error)}"
-    return ""
+            checkpoint = reader.open_checkpoint(folder, saved.names)
+            saved.check(checkpoint.groups, step)
+        except ConfigError as error:
+            problem = str(error).removeprefix(f"checkpoint={folder}: ")
+            problem = problem.removesuffix(f"; {reader.ANOTHER}")
+    if problem := _first(problem, dist):
+        return problem
+    if problem := damage_seen_by_any(checkpoint, saved.files(checkpoint.groups), dist):
+        return f"{folder.name} is damaged ({problem})"
+    with dist.agreed():
+        try:
+            saved.load(checkpoint.groups)
+        except (OSError, format.Unreadable) as error:  # a run that goes on has just deleted it
+            problem = f"{folder.name} is damaged ({brief(error)})"
+    return _first(problem, dist)
 
 
 def _first(problem: str, dist: Dist) -> str:
@@ -193,30 +221,29 @@ def _first(problem: str, dist: Dist) -> str:
     return next(filter(None, dist.all_gather_text(problem)), "")
 
 
-def damage_seen_by_any(opened: reader.Opened, names: Collection[str], dist: Dist) -> str:
+def damage_seen_by_any(checkpoint: Checkpoint, names: Collection[str], dist: Dist) -> str:
     """Empty if the files that each rank is about to read are as they were written, also on its own
     host; else one line, the same on all ranks.
 
     On each host, a file is hashed by one of the ranks that read it.
     """
-    stated = {name: opened.sha256.get(name, "") for name in sorted(names)}
-    everyone = _exchange([gethostname(), stated], dist)
-    hashed = {}
+    stated = {name: checkpoint.sha256[name] for name in names if name in checkpoint.sha256}
+    texts = dist.all_gather_text(json.dumps([gethostname(), stated]))
+    everyone: list[tuple[str, dict[str, str]]] = [json.loads(text) for text in texts]
+    expected = {name: sha256 for _, theirs in reversed(everyone) for name, sha256 in theirs.items()}
+    problem = ""
+    for name, sha256 in stated.items():  # hosts may see different manifests
+        if sha256 != expected[name]:
+            problem = f"{name}: sha256 differs"
     for name in files_to_hash(everyone, dist.rank):
         try:
-            hashed[name] = str(manifest.entry_of(opened.folder / name)["sha256"])
+            if format.sha256_of(checkpoint.folder / name) != stated[name]:
+                problem = f"{name}: sha256 differs"
         except OSError as error:
-            hashed[name] = f"cannot be read ({brief(error)})"
-    claims = [*enumerate(theirs for _, theirs in everyone), *enumerate(_exchange(hashed, dist))]
-    expected: dict[str, str] = {}
-    for rank, values in claims:
-        for name, value in values.items():
-            unread = " " in value
-            if unread or (value and value != expected.setdefault(name, value)):
-                where = f" on rank {rank}" if dist.world_size > 1 else ""
-                why = value if unread else "sha256 differs"
-                return f"{opened.folder.name} is damaged ({name}: {why}{where})"
-    return ""
+            problem = f"{name}: cannot be read ({brief(error)})"
+    problems = enumerate(dist.all_gather_text(problem))
+    where = " on rank {}" if dist.world_size > 1 else ""
+    return next((f"{each}{where.format(rank)}" for rank, each in problems if each), "")
 
 
 def files_to_hash(everyone: Sequence[tuple[str, Collection[str]]], rank: int) -> list[str]:
@@ -236,10 +263,6 @@ def files_to_hash(everyone: Sequence[tuple[str, Collection[str]]], rank: int) ->
     return mine
 
 
-def _exchange(value: Any, dist: Dist) -> list[Any]:
-    return [json.loads(text) for text in dist.all_gather_text(json.dumps(value))]
-
-
 def _weights_to_evaluate(path: Path) -> Start:
     """The weights that `checkpoint` names."""
 
@@ -254,7 +277,7 @@ def _weights_to_evaluate(path: Path) -> Start:
 @said_of("checkpoint_path")
 def _own_or_named(config: DictConfig, say: Callable[[str], None]) -> Start:
     directory = Path(config.checkpoint_path)
-    own = reader.newest_whole(directory / "checkpoints", say, hashed=False)
+    own = reader.newest_whole(directory / "checkpoints", say)
     meta = reader.read_meta(own) if own else {}
     elsewhere = config.resume not in NO_PATH and meta.get("resumed_from") != config.resume
     # else it has begun there already, and been interrupted since
@@ -265,11 +288,10 @@ def _own_or_named(config: DictConfig, say: Callable[[str], None]) -> Start:
     if steps_in(directory / "checkpoints"):
         raise ConfigError(f"checkpoint_path={directory}: no checkpoint there is whole; {AFRESH}")
     try:  # interrupted before its first checkpoint, a run begins again in its own directory
-        return Start(
-            continues=not _differences(config_of(read_text(directory / "config.yaml")), config)
-        )
-    except (OSError, ValueError):
+        then = OmegaConf.to_container(OmegaConf.create(read_text(directory / "config.yaml")))
+    except (OSError, ValueError, YAMLError):
         return Start()
+    return Start(continues=isinstance(then, dict) and then != {} and not _differences(then, config))
 
 
 @said_of("resume")
@@ -287,17 +309,12 @@ def _at(config: DictConfig, own: Path | None) -> Start | None:
         )
 
     def read(folder: Path) -> Start | None:
-        folder = _real(folder)
-        if own is not None and _same(folder, folder_or_aside(own)):
+        if own is not None and _same(folder, own):
             return None
-        if folder.is_relative_to(_real(directory)):
+        if _lies_in(folder, directory):
             raise ConfigError(
                 f"resume={path}: lies in this run's own directory, and the run goes on from its"
                 f" newest; {ELSEWHERE}"
-            )
-        if problem := reader.verify(folder, hashed=False):
-            raise ConfigError(
-                f"resume={path}: {folder.name} is damaged ({problem}); give another step_* folder"
             )
         return _same_run(Start(folder, meta=reader.read_meta(folder)), config, folder)
 
@@ -316,7 +333,7 @@ def _instead(
             raise ConfigError(f"checkpoint={start.folder}: {trouble}")
         return latest
     if start.continues:
-        own = reader.newest_whole(directory / "checkpoints", say, start.step, hashed=False)
+        own = reader.newest_whole(directory / "checkpoints", say, start.step)
         if own is None:
             raise ConfigError(
                 f"checkpoint_path={directory}: no checkpoint there fits ({name}: {trouble});"
@@ -330,8 +347,8 @@ def _instead(
     return there
 
 
-def _real(path: Path) -> Path:
-    return Path(os.path.realpath(path))  # `resolve` raises for links that lead to themselves
+def _lies_in(path: Path, directory: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(directory))
 
 
 def _same(path: Path, other: Path) -> bool:
@@ -343,7 +360,7 @@ def _same(path: Path, other: Path) -> bool:
 
 def _same_run(start: Start, config: DictConfig, where: Path) -> Start:
     """A start from a checkpoint of this very run, if it is one."""
-    if changed := _differences(config_of(start.meta["config"]), config):
+    if changed := _differences(start.meta["config"], config):
         now = " ".join(f"{key}={short(new)}" for key, (_, new) in changed.items())
         then = " ".join(f"{key}={short(old)}" for key, (old, _) in changed.items())
         raise ConfigError(

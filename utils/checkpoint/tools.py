@@ -1,31 +1,31 @@
-"""Shows, verifies, compares and exports checkpoints."""
+"""Shows, verifies, compares, exports and imports checkpoints."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
 import shutil
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from utils.checkpoint import contents, reader, tensorfiles
-from utils.checkpoint.contents import Stored
-from utils.checkpoint.meta import config_of
-from utils.checkpoint.slices import Slice
-from utils.checkpoint.tensorfiles import Unreadable
+from utils.checkpoint import format, reader
+from utils.checkpoint.format import META, SUFFIX, FileEntry, Slice, Stored
 from utils.errors import ConfigError, brief, visible
-from utils.files import write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from utils.averages import Decay
 
 SAME = "the same"
 MOST_TENSORS = 30  # that differ and are named
 BLOCK_BYTES = 1 << 26  # of a tensor that are compared at once
 AVERAGE, ROWS = "dense/", "rows/"  # of weights, and of tables, which are brought up to date
+COMPILED = "_orig_mod."  # what torch.compile puts before every name
+# some published files hold the net without the loss around it, which names the net `model`
+NET, INNER = "model.", "inner."
 
 
 def show(path: str) -> str:
@@ -33,15 +33,14 @@ def show(path: str) -> str:
     files.
     """
     checkpoint = reader.open_checkpoint(path)
-    meta, tensors = checkpoint.meta, _tensors(checkpoint.folder)
-    files = sorted({file.name for stored in tensors.values() for file, _ in stored.pieces})
+    meta, tensors = checkpoint.meta, checkpoint.tensors
     total = sum(stored.size for stored in tensors.values())
     written = [f"{meta['ranks']} rank{'s' * (meta['ranks'] > 1)}"] if "ranks" in meta else []
     written += [f"PyTorch {meta['torch']}"] if "torch" in meta else []
     written += [" ".join(meta["code"].split())] if meta.get("code") else []
     lines = [
         f"{visible(str(checkpoint.folder))}: step {meta.get('step', 'unknown')},"
-        f" {len(tensors)} tensors, {total:,} bytes in {len(files)} files",
+        f" {len(tensors)} tensors, {total:,} bytes in {len(checkpoint.sha256)} files",
         *([f"written by {', '.join(written)}"] if written else []),
         *_table({name: _row(stored) for name, stored in tensors.items()}),
     ]
@@ -50,23 +49,13 @@ def show(path: str) -> str:
 
 def verify(path: str) -> str:
     """One line if every byte is as it was written; a ConfigError says which file is not."""
-
-    def read(folder: Path) -> str:
-        if problem := reader.verify(folder):
-            raise ConfigError(
-                f"checkpoint={path}: {folder.name} is damaged ({problem}); {reader.ANOTHER}"
-            )
-        size = sum(file.stat().st_size for file in folder.iterdir())
-        return f"{visible(str(folder))}: whole, {len([*folder.iterdir()])} files, {size:,} bytes"
-
-    return reader.reading(Path(path), read)
+    folder = reader.open_checkpoint(path, hashed=True).folder
+    sizes = [file.stat().st_size for file in folder.iterdir()]
+    return f"{visible(str(folder))}: whole, {len(sizes)} files, {sum(sizes):,} bytes"
 
 
 def diff(one: str, other: str) -> str:
     """The first tensors that differ, and by how much."""
-    for path in (one, other):
-        if reader.is_weights(Path(path)):
-            raise ConfigError(f"{path}: a file of weights alone; give a run or a step_* folder")
     comparison = compare(Path(one), Path(other))
     if comparison["unreadable"]:
         raise ConfigError(comparison["unreadable"])
@@ -90,14 +79,14 @@ def compare(one: Path, other: Path) -> dict[str, Any]:
     names: list[str] = []
     unreadable = ""
     try:
-        mine, theirs = _tensors(one), _tensors(other)
+        mine, theirs = (reader.open_checkpoint(path).tensors for path in (one, other))
         names = sorted(mine | theirs, key=lambda name: (not name.startswith("model/"), name))
         for name in names:
             if name not in mine or name not in theirs:
                 differing.append({"name": name, "why": "only one run has it"})
             elif found := _compare(mine[name], theirs[name]):
                 differing.append({"name": name, **found})
-    except (ConfigError, OSError) as error:
+    except (ValueError, OSError) as error:
         unreadable = visible(brief(error))
     return {
         "same": not differing and not unreadable,
@@ -108,42 +97,72 @@ def compare(one: Path, other: Path) -> dict[str, Any]:
     }
 
 
-def _tensors(path: Path) -> dict[str, Stored]:
-    """Every tensor of a checkpoint, the state of shards included, by `group/name`."""
-    checkpoint = reader.open_checkpoint(path)
-    try:
-        shards = contents.find_tensors(contents.pieces_in(checkpoint.folder))
-    except Unreadable as error:
-        raise ConfigError(f"{checkpoint.folder / error.file} {error}") from None
-    groups = {**checkpoint.groups, "shards": shards}
-    return {
-        f"{group}/{name}": stored
-        for group, members in groups.items()
-        for name, stored in members.items()
-    }
+def export(path: str, folder: Path) -> str:
+    """Writes the weights, or their averages if the run averaged, as one file that programs of the
+    Hugging Face ecosystem read; returns what was made in one line.
+    """
+    from utils.averages import Decay
+
+    _refuse_existing(folder)
+    groups, meta = reader.load(path, ["model", "ema"])
+    if "model" not in groups:
+        raise ConfigError(f"checkpoint={path}: holds no model; {reader.ANOTHER}")
+    weights, average = groups["model"], groups.get("ema", {})
+    for name, tensor in average.items():
+        if name.startswith(AVERAGE):
+            weights[name.removeprefix(AVERAGE)] = tensor
+        elif name.startswith(ROWS):
+            table = name.removeprefix(ROWS)
+            decay = Decay(meta["config"]["ema_rate"], meta["config"]["ema_warmup"])
+            kept = decay.between(average[f"seen/{table}"], average["steps"]).float()[:, None]
+            # weights have stood still since their average was last brought up to date
+            now = weights[f"{table}.weights"].float()
+            weights[f"{table}.weights"] = tensor + (now - tensor) * (1 - kept)
+    origin = {key: meta[key] for key in ("step", "config", "code") if key in meta}
+    values = _write_folder(folder, weights, {"origin.json": json.dumps(origin, indent=1) + "\n"})
+    return (
+        f"{folder}: {'averaged ' * bool(average)}weights of step {meta.get('step', 'unknown')},"
+        f" {len(weights)} tensors, {values:,} values"
+    )
+
+
+def import_weights(source: Path, folder: Path) -> str:
+    """Turns weights that torch has pickled, such as those of the published HRM and TRM, into a
+    checkpoint; returns what was made in one line.
+
+    torch reads tensors and plain containers out of such a file and nothing else: no code in it
+    runs.
+    """
+    _refuse_existing(folder)
+    read = _state_dict(source)
+    weights = {_our_name(name): tensor.clone().contiguous() for name, tensor in read.items()}
+    if len(weights) < len(read):
+        raise ConfigError(
+            f"{source}: has the same names with and without {COMPILED} or {NET}; keep one of each"
+        )
+    values = _write_folder(folder, weights, {META: "{}\n"})
+    return (
+        f"{folder}: {len(weights)} tensors, {values:,} values; use it as checkpoint={folder} or"
+        f" init_from={folder}"
+    )
 
 
 def _compare(one: Stored, other: Stored) -> dict[str, Any]:
     """Returns how two tensors differ; empty if all their bits are equal."""
-    import torch
-
     if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return {
-            "why": f"{one.dtype} {list(one.shape)} and {other.dtype} {list(other.shape)}",
-        }
+        return {"why": f"{one.dtype} {list(one.shape)} and {other.dtype} {list(other.shape)}"}
     rows = one.shape[0] if one.shape else 1
     at_once = max(1, BLOCK_BYTES * rows // max(1, one.size))
-    count, largest, same_bits = 0, 0.0, True
+    count, largest, same = 0, 0.0, True
     for first in range(0, rows, at_once):
-        stop = min(rows, first + at_once)
-        mine, theirs = one.read(first, stop), other.read(first, stop)
-        if not torch.equal(_bits(mine), _bits(theirs)):
-            same_bits = False
+        mine, theirs = (each.read(first, min(rows, first + at_once)) for each in (one, other))
+        if format.content_of(mine) != format.content_of(theirs):
+            same = False
             mine, theirs = mine.double(), theirs.double()
             gaps = (mine - theirs)[mine != theirs].abs().nan_to_num(nan=math.inf)
             count += len(gaps)
             largest = max([largest, *gaps.topk(min(1, len(gaps))).values.tolist()])
-    if same_bits:
+    if same:
         return {}
     return {
         "shape": list(one.shape),
@@ -153,67 +172,17 @@ def _compare(one: Stored, other: Stored) -> dict[str, Any]:
     }
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    import torch
-
-    return tensor.reshape(-1).view(torch.uint8)
-
-
-def export(path: str, folder: Path) -> str:
-    """Writes the weights, or their averages if the run averaged, as one file that programs of the
-    Hugging Face ecosystem read; returns what was made in one line.
-    """
-    if os.path.lexists(folder):
-        raise ConfigError(f"{folder}: exists; give a folder that does not")
-    groups, meta = reader.load(path, ["model", "ema"])
-    if "model" not in groups:
-        raise ConfigError(f"checkpoint={path}: holds no model; {reader.ANOTHER}")
-    weights, average = dict(groups["model"]), groups.get("ema", {})
-    for name, tensor in average.items():
-        if name.startswith(AVERAGE):
-            weights[name.removeprefix(AVERAGE)] = tensor
-        elif name.startswith(ROWS):
-            table = name.removeprefix(ROWS)
-            weights[f"{table}.weights"] = _catch_up_rows(
-                tensor,
-                weights[f"{table}.weights"],
-                _decay(meta).between(average[f"seen/{table}"], average["steps"]),
-            )
-    try:
-        folder.mkdir(parents=True)
-        tensorfiles.write(
-            folder / "model.safetensors", {name: Slice.whole(t) for name, t in weights.items()}
-        )
-        origin = {key: meta[key] for key in ("step", "config", "code") if key in meta}
-        write_whole(folder / "origin.json", json.dumps(origin, indent=1) + "\n")
-    except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise ConfigError(
-            f"{folder}: cannot be written ({brief(error)}); give another folder"
-        ) from None
-    values = sum(tensor.numel() for tensor in weights.values())
-    return (
-        f"{folder}: {'averaged ' * bool(average)}weights of step {meta.get('step', 'unknown')},"
-        f" {len(weights)} tensors, {values:,} values"
-    )
-
-
-def _catch_up_rows(rows: Tensor, weights: Tensor, kept: Tensor) -> Tensor:
-    """Averages of rows up to now: weights have stood still since they changed."""
-    return rows + (weights.float() - rows) * (1 - kept).float()[:, None]
-
-
-def _decay(meta: dict[str, Any]) -> Decay:
-    from utils.averages import Decay
-
-    config = config_of(meta["config"])
-    return Decay(float(config["ema_rate"]), bool(config.get("ema_warmup")))
+def _difference(tensor: dict[str, Any]) -> str:
+    if "why" in tensor:
+        return str(tensor["why"])
+    largest = "beyond all numbers" if tensor["largest"] is None else f"{tensor['largest']:.3g}"
+    return f"{tensor['count']:,} of {tensor['of']:,} values, by at most {largest}"
 
 
 def _row(stored: Stored) -> tuple[str, ...]:
-    places = ", ".join(file.name for file, _ in stored.pieces[:3])
-    more = ", …" * (len(stored.pieces) > 3)
-    return stored.dtype, str(list(stored.shape)), f"{stored.size:,}", places + more
+    files = ", ".join(each.file.name for each in stored.slices[:3])
+    more = ", …" * (len(stored.slices) > 3)
+    return stored.dtype, str(list(stored.shape)), f"{stored.size:,}", files + more
 
 
 def _table(rows: dict[str, tuple[str, ...]]) -> list[str]:
@@ -229,8 +198,66 @@ def _table(rows: dict[str, tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _difference(tensor: dict[str, Any]) -> str:
-    if "why" in tensor:
-        return str(tensor["why"])
-    largest = "beyond all numbers" if tensor["largest"] is None else f"{tensor['largest']:.3g}"
-    return f"{tensor['count']:,} of {tensor['of']:,} values, by at most {largest}"
+def _our_name(published: str) -> str:
+    """The name of a tensor as a run here knows it."""
+    name = published.removeprefix(COMPILED)
+    return f"{NET}{name}" if name.startswith(INNER) else name
+
+
+def _state_dict(source: Path) -> Mapping[str, Tensor]:
+    """The file's content, if it is names with plain tensors."""
+    import torch
+
+    try:
+        # about ways to pickle that torch does not use
+        with warnings.catch_warnings(action="ignore"):
+            read = torch.load(source, weights_only=True, map_location="cpu")
+    except OSError as error:
+        raise ConfigError(f"{source}: cannot be read ({brief(error)})") from None
+    except Exception as error:  # of many kinds, by what is wrong with the file
+        named = re.search(r"GLOBAL (\S+)", str(error))  # what the file would have called
+        reason = (
+            f"it names {named[1]}" if named else f"torch cannot read it: {type(error).__name__}"
+        )
+        raise ConfigError(
+            f"{source}: is no state dict of tensors ({reason}); such files alone are read"
+        ) from None
+    if not isinstance(read, dict) or not read:
+        raise ConfigError(f"{source}: is a {type(read).__name__}, or empty; a state dict is read")
+    for name, tensor in read.items():
+        plain = (
+            isinstance(name, str)
+            and isinstance(tensor, torch.Tensor)
+            and tensor.layout == torch.strided
+            and str(tensor.dtype).removeprefix("torch.") in format.KINDS
+        )
+        if not plain:
+            kind = getattr(tensor, "dtype", type(tensor).__name__)
+            raise ConfigError(
+                f"{source}: {brief(name)} is no plain tensor ({kind}); a state dict of plain"
+                " tensors is read"
+            )
+    return read
+
+
+def _refuse_existing(folder: Path) -> None:
+    if os.path.lexists(folder):
+        raise ConfigError(f"{folder}: exists; give a folder that does not")
+
+
+def _write_folder(folder: Path, weights: Mapping[str, Tensor], texts: Mapping[str, str]) -> int:
+    """Writes weights and texts into a new folder; returns how many values the weights have."""
+    files: dict[str, FileEntry] = {}
+    try:
+        folder.mkdir(parents=True)
+        for name, text in texts.items():
+            files[name] = format.write_text(folder / name, text)
+        slices = {name: Slice.whole(tensor) for name, tensor in weights.items()}
+        files[f"model{SUFFIX}"] = format.write(folder / f"model{SUFFIX}", slices)
+        format.write_manifest(folder, files)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise ConfigError(
+            f"{folder}: cannot be written ({brief(error)}); give another folder"
+        ) from None
+    return sum(tensor.numel() for tensor in weights.values())

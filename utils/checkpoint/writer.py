@@ -1,5 +1,5 @@
 """Writes checkpoints in the background: training waits for a copy in memory, never for the disk.
-Each rank copies and writes its own part.
+Each rank copies and writes its own share.
 """
 
 from __future__ import annotations
@@ -22,17 +22,23 @@ import torch
 import torch.distributed as c10d
 from torch import Tensor
 
-from utils.checkpoint.manifest import MANIFEST, entry_of, text_of
-from utils.checkpoint.slices import Slice, deal
-from utils.checkpoint.stepfolders import Retention, aside_of, read_pointer, remove
-from utils.checkpoint.tensorfiles import write
+from utils.checkpoint import folders
+from utils.checkpoint.format import (
+    META,
+    SUFFIX,
+    FileEntry,
+    Slice,
+    share_of,
+    write,
+    write_manifest,
+    write_text,
+)
 from utils.errors import ConfigError, brief
 from utils.ranks.distributed import Dist
 
 POLL_S = 0.02
-FILE_BYTES = 2 << 30  # the most in a file, approximately, because no row is cut
 DISK_LAG_S = 20.0  # how long a network disk may take to show one host what another wrote
-Files = dict[str, dict[str, int | str]]
+Files = dict[str, FileEntry]
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class _Save:
 
     step: int
     serial: int
-    aside: Path
+    folder: Path  # in which it is written, before it gets its name
     files: dict[str, dict[str, Slice]]
     meta: str
     best: bool
@@ -64,12 +70,10 @@ class Writer:
         """`published` is called on rank 0 with every complete checkpoint, in the
         writer's thread.
         """
-        assert keep is None or keep >= 1, keep
         self.failures = 0  # in a row
         self.best_failed = False  # whether the last save with `best` failed
         self._directory, self._dist, self._say = directory, dist, say
-        self._published = published
-        self._retention = Retention(directory, keep, say)
+        self._keep, self._published = keep, published
         self._buffers: dict[str, Tensor] = {}
         self._thread: threading.Thread | None = None
         self._outcome, self._serial, self._stall_s = "", 0, 0.0
@@ -77,7 +81,7 @@ class Writer:
         self._patience_s = math.inf
         with dist.agreed():
             if dist.is_main:
-                self._retention.tidy()
+                folders.tidy(directory, say)
         # Ranks arrive here after the tidying. A rank left over from an earlier crash does not know
         # this token.
         self._token = uuid.uuid4().hex[:8]
@@ -110,35 +114,22 @@ class Writer:
         self,
         step: int,
         groups: Mapping[str, Mapping[str, Tensor | Slice]],
-        shards: Mapping[int, Mapping[str, Tensor]],
         meta: Mapping[str, Any],
         best: bool = False,
     ) -> None:
-        """Copies this rank's part of the tensors and returns; a thread writes it after the previous
-        save.
+        """Copies this rank's share of the tensors and returns; a thread writes it after the
+        previous save.
 
-        Tensors in `groups` are the same on every rank, and each rank writes a part of them. Slices,
-        and all of `shards`, are this rank's own. `meta` and `best` count on rank 0.
+        Tensors are the same on every rank, and each rank writes a share of them. Slices are this
+        rank's own. `meta` and `best` count on rank 0.
         """
         self._join()
         started = time.perf_counter()
         self._serial += 1
-        assert all(
-            name and name != "shards" and "." not in name and "/" not in name for name in groups
-        ), list(groups)
-        wanted = self._files_of(groups)
-        if shards:
-            first, last = min(shards), max(shards)
-            assert sorted(shards) == list(range(first, last + 1)), "a rank's shards are consecutive"
-            wanted[f"shards.{first}-{last}"] = {
-                f"{shard}/{name}": Slice.whole(t)
-                for shard in shards
-                for name, t in shards[shard].items()
-            }
-        full_meta = {**meta, "step": step, "groups": sorted(groups), "ranks": self._dist.world_size}
-        text = json.dumps(full_meta, indent=1) + "\n" if self._dist.is_main else ""
-        aside = self._directory / f".step_{step}.writing-{self._token}-{self._serial}"
-        save = _Save(step, self._serial, aside, self._snapshot(wanted), text, best)
+        text = json.dumps({**meta, "step": step, "ranks": self._dist.world_size}, indent=1) + "\n"
+        folder = self._directory / f".step_{step}.writing-{self._token}-{self._serial}"
+        copied = self._copy(self._files_of(groups))
+        save = _Save(step, self._serial, folder, copied, text, best)
         self._thread = threading.Thread(target=self._run, args=(save,), name=f"save-step-{step}")
         self._thread.start()
         self._stall_s += time.perf_counter() - started
@@ -170,30 +161,24 @@ class Writer:
     def _files_of(
         self, groups: Mapping[str, Mapping[str, Tensor | Slice]]
     ) -> dict[str, dict[str, Slice]]:
-        """Returns the slices that this rank writes, by file."""
+        """Returns what this rank writes, by file."""
         rank, ranks = self._dist.rank, self._dist.world_size
-        shared = {
-            f"{group}/{name}": Slice.whole(tensor)
+        same_on_all = {
+            f"{group}/{name}": tensor
             for group, tensors in groups.items()
             for name, tensor in tensors.items()
             if not isinstance(tensor, Slice)
         }
-        share = deal(shared, ranks)[rank]
+        share = share_of(same_on_all, rank, ranks)
         files: dict[str, dict[str, Slice]] = {}
         for group, tensors in groups.items():
-            own = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Slice)}
-            own |= {
-                name: share[f"{group}/{name}"] for name in tensors if f"{group}/{name}" in share
-            }
-            size = sum(piece.tensor.nbytes for piece in own.values())
-            pieces = deal(own, max(1, -(-size // FILE_BYTES)))
-            if len(pieces) > 1:
-                files |= {f"{group}.{rank}-{number}": p for number, p in enumerate(pieces) if p}
-            elif own or (rank == 0 and not tensors):  # a group without tensors is a file, too
-                files[group if ranks == 1 else f"{group}.{rank}"] = own
+            own = {name: each for name, each in tensors.items() if isinstance(each, Slice)}
+            own |= {name: share[key] for name in tensors if (key := f"{group}/{name}") in share}
+            if own or (rank == 0 and not tensors):  # a group without tensors is a file, too
+                files[(group if ranks == 1 else f"{group}.{rank}") + SUFFIX] = own
         return files
 
-    def _snapshot(self, files: Mapping[str, Mapping[str, Slice]]) -> dict[str, dict[str, Slice]]:
+    def _copy(self, files: Mapping[str, Mapping[str, Slice]]) -> dict[str, dict[str, Slice]]:
         """Copies into CPU memory that is reused from save to save, because fresh pages cost more
         than the copy.
         """
@@ -202,7 +187,7 @@ class Writer:
         copied: dict[str, dict[str, Slice]] = {}
         for file, slices in files.items():
             copied[file] = {}
-            for name, (tensor, first, of) in slices.items():
+            for name, (tensor, rows) in slices.items():
                 source, key = tensor.detach(), f"{file}/{name}"
                 buffer = self._buffers.get(key)
                 if (
@@ -215,7 +200,7 @@ class Writer:
                         source.shape, dtype=source.dtype, pin_memory=source.is_cuda
                     )
                 buffers[key] = buffer.copy_(source, non_blocking=source.is_cuda)
-                copied[file][name] = Slice(buffer, first, of)
+                copied[file][name] = Slice(buffer, rows)
                 devices |= {source.device} if source.is_cuda else set()
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
@@ -227,15 +212,12 @@ class Writer:
         files: Files = {}
         problem = ""
         try:
-            files = _write(save.aside, save.files)
+            files = _write(save)
         except Exception as error:
             problem = brief(error)
         try:
-            problem = (
-                self._lead(save, files, problem)
-                if self._dist.is_main
-                else self._follow(save, files, problem)
-            )
+            finish = self._lead if self._dist.is_main else self._follow
+            problem = finish(save, files, problem)
         except Exception as error:
             problem = problem or brief(error)  # the rank that hosts the store has gone
         self.failures = self.failures + 1 if problem else 0
@@ -248,15 +230,11 @@ class Writer:
         self._store.set(self._key(save.serial, self._dist.rank), json.dumps([files, problem]))
         outcome = self._receive(self._key(save.serial))
         if outcome is None:
-            # rank 0 may still be writing, so the folder stays
             return f"rank 0: nothing heard from it for {self._patience_s:g} s"
-        if outcome:
-            # rank 0 cannot remove it if the disk is not shared
-            shutil.rmtree(save.aside, ignore_errors=True)
         return outcome
 
     def _lead(self, save: _Save, files: Files, problem: str) -> str:
-        """Gathers all ranks' pieces, publishes the checkpoint, and tells every rank how it went."""
+        """Hears what all ranks wrote, publishes the checkpoint, and tells all how it went."""
         failed = {0: problem} if problem else {}
         for rank in range(1, self._dist.world_size):
             text = self._receive(self._key(save.serial, rank))
@@ -272,27 +250,28 @@ class Writer:
         if not outcome:
             try:
                 _finish(save, files)
-                _publish(save, self._directory, self._retention)
+                _publish(save, self._directory)
             except Exception as error:
                 outcome = f"rank 0: {brief(error)}"
-        if not outcome:
-            self._retention.retire(save.step)
-            with contextlib.suppress(Exception):  # no checkpoint depends on it
+        with contextlib.suppress(Exception):  # no checkpoint depends on it
+            if outcome:
+                self._clean_up(save, outcome)
+            else:
+                folders.retire(self._directory, save.step, self._keep, self._say)
                 self._published(self._directory / f"step_{save.step}")
-        else:
-            shutil.rmtree(save.aside, ignore_errors=True)
-            last = read_pointer(self._directory / "latest")
-            kept = f"the last whole one is {last}" if last else "there is no whole one yet"
-            with contextlib.suppress(Exception):  # the log may lie on the same full disk
-                self._say(
-                    f"checkpoint of step {save.step} FAILED on {outcome}; training goes on, {kept}"
-                )
         if self._dist.world_size > 1:
             self._store.set(self._key(save.serial), outcome)
             if not failed:
                 # every rank in this save has read how the last one ended
                 self._store.delete_key(self._key(save.serial - 1))
         return outcome
+
+    def _clean_up(self, save: _Save, outcome: str) -> None:
+        folders.put_back(self._directory)
+        shutil.rmtree(save.folder, ignore_errors=True)
+        last = folders.read_pointer(self._directory / "latest")
+        kept = f"the last whole one is {last}" if last else "there is no whole one yet"
+        self._say(f"checkpoint of step {save.step} FAILED on {outcome}; training goes on, {kept}")
 
     def _receive(self, key: str) -> str | None:
         """Returns what another rank sent under this key, or None if that takes too long."""
@@ -311,29 +290,18 @@ class Writer:
         return f"save/{self._token}/{serial}/{'outcome' if rank is None else rank}"
 
 
-def _write(aside: Path, files: Mapping[str, Mapping[str, Slice]]) -> Files:
-    if files:
-        _make(aside)
-    return {
-        f"{name}.safetensors": write(aside / f"{name}.safetensors", slices)
-        for name, slices in files.items()
-    }
-
-
-def _make(aside: Path) -> None:
-    """Makes the folder, but not the one around it: a deleted run directory must not come back with
-    a single checkpoint in it.
-    """
-    if not aside.parent.is_dir():
-        raise OSError(f"{aside.parent} is not there: deleted, or moved away")
-    aside.mkdir(exist_ok=True)
+def _write(save: _Save) -> Files:
+    """Writes this rank's files."""
+    # not its parents: a deleted run directory must not come back with a single checkpoint in it
+    save.folder.mkdir(exist_ok=True)
+    return {name: write(save.folder / name, slices) for name, slices in save.files.items()}
 
 
 def _finish(save: _Save, files: Files) -> None:
     """Adds meta.json and the manifest, once the files of all ranks have arrived."""
 
     def unseen() -> list[str]:
-        there = {name: save.aside / name for name in files}
+        there = {name: save.folder / name for name in files}
         return [
             name
             for name, file in there.items()
@@ -345,12 +313,29 @@ def _finish(save: _Save, files: Files) -> None:
             f"{', '.join(unseen())} of another rank is not to be seen here; put checkpoint_path on"
             " a disk that all hosts share"
         )
-    _make(save.aside)
-    _write_text(save.aside / "meta.json", save.meta)
-    _write_text(
-        save.aside / MANIFEST, text_of({**files, "meta.json": entry_of(save.aside / "meta.json")})
-    )
-    _sync(save.aside)
+    meta = {META: write_text(save.folder / META, save.meta)}
+    write_manifest(save.folder, files | meta)
+    _sync(save.folder)
+
+
+def _publish(save: _Save, directory: Path) -> None:
+    """Renames the folder and points to it. A crash at any point leaves a complete checkpoint."""
+    final = directory / f"step_{save.step}"
+    replaced = folders.replaced(final)
+    pointers = ["latest", "best"] if save.best else ["latest"]
+    for name in pointers:  # before any renaming, because a full disk refuses even these few bytes
+        write_text(directory / f".{name}.writing", f"{final.name}\n")
+    if final.is_dir():
+        # a folder cannot be renamed over a full one; `put_back` undoes this after a crash
+        folders.remove(replaced)
+        final.rename(replaced)
+    save.folder.rename(final)
+    _sync(directory)
+    for name in pointers:
+        os.replace(directory / f".{name}.writing", directory / name)
+    _sync(directory)
+    with contextlib.suppress(OSError):  # the next save of this step, or the next start, tries again
+        folders.remove(replaced)
 
 
 def _until(true: Callable[[], bool], patience_s: Callable[[], float]) -> bool:
@@ -365,41 +350,11 @@ def _until(true: Callable[[], bool], patience_s: Callable[[], float]) -> bool:
     return True
 
 
-def _publish(save: _Save, directory: Path, retention: Retention) -> None:
-    """Renames the folder and points to it. A crash at any point leaves a complete checkpoint."""
-    final = directory / f"step_{save.step}"
-    pointers = ["latest", "best"] if save.best else ["latest"]
-    for name in pointers:  # before any renaming, because a full disk refuses even these few bytes
-        _write_text(directory / f".{name}.writing", f"{final.name}\n")
-    if final.is_dir() or final.is_symlink():
-        remove(aside_of(final))
-        # a folder cannot be renamed over a full one; until it is replaced, readers look aside
-        final.rename(aside_of(final))
-    retention.make_way(final)
-    save.aside.rename(final)
-    _sync(directory)
-    for name in pointers:
-        if (directory / name).is_dir() and not (directory / name).is_symlink():
-            retention.make_way(directory / name)
-        os.replace(directory / f".{name}.writing", directory / name)
-    _sync(directory)
-    with contextlib.suppress(OSError):  # the next save of this step, or the next start, tries again
-        remove(aside_of(final))
-
-
-def _write_text(file: Path, text: str) -> None:
-    with open(file, "w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _sync(path: Path) -> None:
-    """Flushes a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+def _sync(folder: Path) -> None:
+    """Flushes the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        # some network disks cannot sync a folder
-        with contextlib.suppress(OSError) if path.is_dir() else contextlib.nullcontext():
+        with contextlib.suppress(OSError):  # some network disks cannot do that
             os.fsync(descriptor)
     finally:
         os.close(descriptor)

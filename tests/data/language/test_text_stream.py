@@ -100,8 +100,8 @@ def test_a_dataset_that_datasets_reads_gives_the_same_windows(folder: Path) -> N
         assert here._streams[shard].cursor(90) == there._streams[shard].cursor(90)
 
 
-def registry(made: StreamSource) -> Registry:
-    saved = Registry(None, as_it_is())  # type: ignore[arg-type]
+def registry(made: StreamSource, *owned: int) -> Registry:
+    saved = Registry(None, as_it_is(), owned)  # type: ignore[arg-type]
     made.register_state(saved)
     return saved
 
@@ -127,12 +127,13 @@ def within_text(cursor: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def go_on(saved: Registry, shards: Mapping[int, Mapping[str, torch.Tensor]], step: int) -> None:
     """Restores these tensors of each shard, as from a checkpoint of this step."""
-    kept = {
-        shard: {name: Kept(tensor) for name, tensor in tensors.items()}
+    kept: dict[str, Any] = {
+        f"{shard}/{name}": Kept(tensor)
         for shard, tensors in shards.items()
+        for name, tensor in tensors.items()
     }
-    saved.check({}, kept, step)
-    saved.load({}, kept)
+    saved.check({"shards": kept}, step)
+    saved.load({"shards": kept})
 
 
 # a stream of 4 is read through after 80 steps or so
@@ -147,7 +148,7 @@ def test_it_goes_on_exactly_also_on_other_ranks(folder: Path, step: int, ahead: 
     saved.run_state.step = step
     cursors = made._cursors()
     later = source(folder)
-    later_saved = registry(later)
+    later_saved = registry(later, 1, 2)
     later.train_batch(0, 1)  # a run looks at the first step before it is restored
     text = {shard: within_text(cursors[shard]) for shard in (1, 2)}
     go_on(later_saved, text, step)
@@ -164,13 +165,13 @@ def test_it_goes_on_exactly_also_on_other_ranks(folder: Path, step: int, ahead: 
 
 def test_before_the_first_step_there_is_no_cursor(folder: Path) -> None:
     made = source(folder)
-    saved = registry(made)
+    saved = registry(made, 0)
     first = made.train_batch(0, 0)
     assert made._cursors() == {}
     go_on(saved, {0: {}}, 0)
     assert np.array_equal(made.train_batch(0, 0)["inputs"], first["inputs"])
     with pytest.raises(ConfigError, match="text"):
-        saved.check({}, {0: {}}, 3)
+        saved.check({"shards": {}}, 3)
     for name, tensor in (("used", torch.zeros(3)), ("row", torch.zeros(3))):
         with pytest.raises(ConfigError, match=f"text: {name} has shape"):
             go_on(saved, {0: within_text(made._streams[0].cursor(0)) | {f"text/{name}": tensor}}, 3)
@@ -280,7 +281,7 @@ def test_a_run_in_parts_has_the_cursors_of_an_undisturbed_one(
     for step in (1, 8, 13):
         cursor = cursors[step]
         later = source(folder, seq_len=8)
-        saved = registry(later)
+        saved = registry(later, shard)
         go_on(saved, {shard: within_text(cursor)}, step)
         for now in range(step, 20):
             assert np.array_equal(later.train_batch(now, shard)["inputs"], rows[now])

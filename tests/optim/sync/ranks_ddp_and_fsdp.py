@@ -126,8 +126,8 @@ class Run:
         registry.add("ema", self.ema.state, self.ema.load)
         registry.add("optimizer", self.memory.state, self.memory.load, self.memory.like)
         parts = {name: kept(tensors) for name, tensors in whole.items()}
-        registry.check(parts, {}, step)
-        registry.load(parts, {})
+        registry.check(parts, step)
+        registry.load(parts)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.runs import TINY_TRM
 from tests.steps import steps_of, trainer_on
-from utils.checkpoint import reader, resume, writer
+from utils.checkpoint import reader, resume
 from utils.checkpoint.resume import Start
 from utils.checkpoint.writer import Writer
 from utils.ranks import distributed
@@ -28,7 +28,6 @@ def main(data: str, folder: Path, before: str, *ways: str) -> None:
     """`before`: how many ranks saved what these go on from; none, and they train."""
     dist = distributed.start(device="cpu", timeout_s=60)
     own = [argument for argument in TINY_TRM if not argument.startswith("data.embedded")]
-    writer.FILE_BYTES = 3000  # of the puzzle table at 1 rank, several files
     for number, way in enumerate(ways):
         place = folder / f"{way}-{dist.world_size}"
         trainer = trainer_on(dist, place, *own, f"data_path={data}", "max_steps=9", *WAYS[way])

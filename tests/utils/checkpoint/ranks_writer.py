@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.utils.checkpoint.helpers import META, SHARDS, Group, alone, groups, shard_state
+from tests.utils.checkpoint.helpers import META, SHARDS, Groups, alone, groups, value_of
 from utils.checkpoint import reader, writer
 from utils.checkpoint.writer import Writer
 from utils.errors import ConfigError
@@ -28,8 +28,8 @@ from utils.ranks.distributed import Dist
 write = writer.write
 
 
-def owned(dist: Dist, value: float) -> dict[int, Group]:
-    return {shard: shard_state(shard, value) for shard in dist.owned_shards(SHARDS)}
+def held(dist: Dist, value: float) -> Groups:
+    return groups(value, owned=dist.owned_shards(SHARDS))
 
 
 def full_disk(*_: Any, **__: Any) -> None:
@@ -57,12 +57,7 @@ class Scene:
 
     def save(self, one: Writer, step: int) -> list[Any]:
         """How a save went, as this rank sees it."""
-        one.save(
-            step,
-            groups(float(step)),
-            owned(self.dist, float(step)),
-            {**META, "world_size": "nothing to the digest"},
-        )
+        one.save(step, held(self.dist, float(step)), {**META, "value": float(step)})
         return [one.wait(), one.failures]
 
 
@@ -95,7 +90,7 @@ def save_together(folder: Path) -> None:
     hurried = scene.writer("hurried")
     started = time.monotonic()
     if dist.rank != 2:
-        hurried.save(1, groups(1.0), owned(dist, 1.0), {})
+        hurried.save(1, held(dist, 1.0), {})
     hurried.close(patience_s=0.2)  # as after an error, when a rank may be dead
     result["hurried"] = [hurried.wait() != "", time.monotonic() - started]
     dist.barrier()
@@ -110,7 +105,7 @@ def save_once(folder: Path) -> None:
     """One save by so many ranks, to be compared between numbers of ranks."""
     dist = distributed.start(device="cpu", timeout_s=30)
     one = Writer(folder / "checkpoints", dist, print)
-    one.save(7, groups(7.0), owned(dist, 7.0), {**META, "world_size": dist.world_size})
+    one.save(7, held(dist, 7.0), {**META, "value": 7.0})
     assert one.wait() == ""
     one.close()
     dist.barrier()
@@ -138,20 +133,6 @@ def forked(work: Callable[[], None], kill_after_s: float | None = None) -> int:
     return os.WTERMSIG(status)
 
 
-def value_of(folder: Path) -> float:
-    """The one value that all of a checkpoint tells; a mixture of two saves is an error."""
-    loaded, meta = reader.load(folder)
-    shards = reader.load_shards(folder, range(SHARDS))
-    values = {
-        loaded["model"]["weight"].max().item(),
-        loaded["ema"]["weight"].min().item(),
-        float(loaded["optimizer"]["count"]),
-    }
-    values |= {shards[shard]["state/0"][0, 0].item() - 100 * shard for shard in range(SHARDS)}
-    assert values == {meta["value"]}, (values, meta)
-    return meta["value"]
-
-
 def save_for_ever(directory: Path, tell: int, value: int) -> None:
     """Every step twice, the second time over the first, as a run does that went back to an older
     step.
@@ -159,8 +140,7 @@ def save_for_ever(directory: Path, tell: int, value: int) -> None:
     one = Writer(directory, Dist(), print, keep=2)
     while True:
         value += 1
-        shards = {shard: shard_state(shard, value) for shard in range(SHARDS)}
-        one.save(value // 2, groups(float(value), rows=5000), shards, {**META, "value": value})
+        one.save(value // 2, groups(float(value), rows=5000), {**META, "value": value})
         assert one.wait() == ""
         os.write(tell, f"{value}\n".encode())
 

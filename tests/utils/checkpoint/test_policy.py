@@ -55,14 +55,7 @@ class KeptRun:
         )
         self.saved: Any = SimpleNamespace(run_state=RunState(), snapshot=lambda: ())
         self.metric = ACCURACY
-        self.checkpointer: Any = Checkpointer(
-            cast(Any, cfg), self.run, self.saved, self.judging_metric, -1
-        )
-
-    def judging_metric(self, asked: str | None) -> Metric:
-        return (
-            self.metric if not asked else Metric.parse(asked) if asked != "eval/lm_loss" else LOSS
-        )
+        self.checkpointer: Any = Checkpointer(cast(Any, cfg), self.run, self.saved, self.metric, -1)
 
     def judge(self, metric: Metric) -> None:
         """As a run that was started again with another `objective_metric`."""
@@ -161,12 +154,3 @@ def test_another_direction_is_another_measure(kept: KeptRun) -> None:
     evaluated(kept, 2, 2.0)
     evaluated(kept, 3, 1.0)
     assert saved(kept) == [(1, True), (2, True)]
-
-
-def test_the_best_of_older_code_counts_on(kept: KeptRun) -> None:
-    """It wrote the name alone, and knew which way a loss is better."""
-    kept.judge(LOSS)
-    kept.run_state.best, kept.run_state.best_of = 1.0, "eval/lm_loss"
-    evaluated(kept, 1, 2.0)
-    evaluated(kept, 2, 0.5)
-    assert saved(kept) == [(2, True)]

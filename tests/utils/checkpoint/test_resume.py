@@ -1,15 +1,16 @@
-"""The functions that decide where a run begins: fallbacks, its own directory, and what it must not
-lose.
+"""Where a run begins: fallbacks, its own directory, what it must not lose, and what every number of
+ranks reads.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +18,22 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import save_file
+from torch import nn
 
-from tests.utils.checkpoint.helpers import alone, as_it_is, declare, groups
-from utils.checkpoint import reader, resume
-from utils.checkpoint.registry import FrozenFiles, Origin, Registry, Saved, Tensors
+from tests.utils.checkpoint.helpers import (
+    SHARDS,
+    alone,
+    as_it_is,
+    flip,
+    groups,
+    ranks_beside,
+    shard_state,
+    together,
+)
+from utils.checkpoint import resume
+from utils.checkpoint.format import RowRange
+from utils.checkpoint.registry import FrozenFiles, Origin, Registry, Tensors
 from utils.checkpoint.resume import Start
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
@@ -86,7 +99,7 @@ def test_auto_arithmetic_is_what_the_run_has_or_the_machine_is_best_at(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resume, "forward_dtype", lambda device: "float32")
-    saved = "shards: 8\narch: {forward_dtype: bfloat16}\n"
+    saved = {"shards": 8, "arch": {"forward_dtype": "bfloat16"}}
     alone(run / "checkpoints", 40, config=saved)
     for asked, then, now in [
         ("auto", True, "bfloat16"),
@@ -109,17 +122,17 @@ def test_auto_arithmetic_is_what_the_run_has_or_the_machine_is_best_at(
 @pytest.mark.parametrize(
     ("asked", "before", "now"),
     [
-        ("auto", "true", True),
+        ("auto", True, True),
         ("auto", "auto", False),  # it has decided against it
-        ("auto", "false", False),
-        (False, "true", False),
-        (True, "false", True),
+        ("auto", False, False),
+        (False, True, False),
+        (True, False, True),
     ],
 )
 def test_a_run_stays_compiled_or_not(
-    run: Path, asked: str | bool, before: str, now: str | bool
+    run: Path, asked: str | bool, before: str | bool, now: bool
 ) -> None:
-    alone(run / "checkpoints", 40, config=f"shards: 8\narch: {{}}\ncompile: {before}\n")
+    alone(run / "checkpoints", 40, config={"shards": 8, "arch": {}, "compile": before})
     mine = config(run, arch={}, compile=asked)
     resume.fix_arithmetic(mine, resume.find(mine, Dist(), pytest.fail), Dist())
     assert mine.compile is now
@@ -135,7 +148,7 @@ def test_its_own_directory_before_the_first_checkpoint(run: Path, tmp_path: Path
         True,
         None,
     ), "a crash before the first save: the same command goes on"
-    assert "no such file or folder" in refused(tmp_path / "none", resume=str(tmp_path / "none"))
+    assert "no checkpoint is there" in refused(tmp_path / "none", resume=str(tmp_path / "none"))
 
 
 def test_the_same_command_goes_on_when_the_run_has_come_further(run: Path) -> None:
@@ -143,14 +156,7 @@ def test_the_same_command_goes_on_when_the_run_has_come_further(run: Path) -> No
     named = str(run / "checkpoints" / "step_30")
     meta = found(run, resume=named).meta
     assert meta["resumed_from"] == named
-    later = alone(run / "checkpoints", 60)
-    text = (
-        later.joinpath("meta.json")
-        .read_text()
-        .replace('"resumed_from": ""', f'"resumed_from": "{named}"')
-    )
-    later.joinpath("meta.json").write_text(text)
-    declare(later)
+    alone(run / "checkpoints", 60, resumed_from=named)
     assert found(run, resume=named).step == 60
     shutil.rmtree(run / "checkpoints" / "step_30")
     assert found(run, resume=named).step == 60
@@ -192,7 +198,7 @@ def test_weights_that_would_be_moved_aside(run: Path) -> None:
 
 def test_a_configuration_left_behind_that_is_none(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
-    for content in (b"", b"\xff", b"a: [", b"- 1", b"a: &a [1]\nb: *a\n", b"[" * 100_000):
+    for content in (b"", b"\xff", b"a: [", b"- 1"):
         (run / "config.yaml").write_bytes(content)
         assert found(run) == Start()
     (run / "config.yaml").unlink()
@@ -203,7 +209,6 @@ def test_a_configuration_left_behind_that_is_none(run: Path) -> None:
 def test_what_may_not_be_read_is_one_line(run: Path, tmp_path: Path) -> None:
     long = tmp_path / ("x" * 300)
     assert "File name too long" in refused(run, resume=str(long))
-    assert "File name too long" in refused(long)
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     refused(run, resume=str(loop))
@@ -211,297 +216,256 @@ def test_what_may_not_be_read_is_one_line(run: Path, tmp_path: Path) -> None:
     refused(run, resume=str(tmp_path / "pipe"))
 
 
-# --- checkpoints that are whole and do not fit
+# --- taking up what is found
 
 
-class Unfit(Registry):
-    """The parts of a run that take no checkpoint of these steps; which ones they were asked to
-    take.
-    """
+@dataclass
+class Split:
+    """Every rank holds a block of the weight's rows."""
+
+    dist: Dist
+    rows: int
+
+    def row_range(self, name: str, ndim: int) -> RowRange | None:
+        rank, ranks = self.dist.rank, self.dist.world_size
+        edges = self.rows * rank // ranks, self.rows * (rank + 1) // ranks
+        return RowRange(*edges, self.rows) if name == "weight" else None
+
+
+class Taking(Registry):
+    """What a run holds that saves as `alone` does; keeps what it is given."""
 
     def __init__(
-        self, *steps: int, fingerprint: str = "x", frozen: FrozenFiles | None = None
+        self,
+        dist: Dist | None = None,
+        rows: int = 40,
+        splits: bool = False,
+        fingerprint: str = "x",
+        frozen: FrozenFiles | None = None,
+        threads: int = 1,
     ) -> None:
-        super().__init__(
-            lambda: Origin("", fingerprint, None, 0.1, frozen or {}, "", "2", 1), as_it_is()
-        )
-        self.steps, self.asked = steps, list[int]()
-        self.taken: Mapping[str, Any] = {}
-        for name in ("model", "ema"):
-            self.add(name, dict, lambda tensors: None)
+        dist = dist or Dist()
+        origin = Origin({}, fingerprint, None, 0.1, frozen or {}, "", threads, "2")
+        ranges: Any = Split(dist, rows) if splits else as_it_is()
+        owned = dist.owned_shards(SHARDS)
+        super().__init__(lambda: origin, ranges, owned)
+        self.taken: dict[str, Any] = {}
+        own: dict[str, Any] = groups(0.0, rows)
+        if splits:
+            first, stop, _ = ranges.row_range("weight", 2)
+            own["model"]["weight"] = own["model"]["weight"][first:stop]
+        for name in ("model", "ema", "optimizer"):
+            self.add(name, partial(own.get, name), partial(self._take, name))
+        for name in ("state", "steps"):
+            like = {"0": shard_state(0, 0.0)[f"{name}/0"]}
+            load = partial(self._take, name)
+            self.add_by_shard(name, dict, load, lambda saved, step, like=like: like)
 
-    def check(self, groups: Mapping[str, Saved], shards: Mapping[int, Saved], step: int) -> None:
-        assert groups.keys() == {"model", "ema"}
-        assert len(shards) in (0, 4, 8)
-        self.asked.append(step)
-        if step in self.steps:
-            raise ConfigError("model: weight is missing from it")
-
-    def load(self, groups: Mapping[str, Saved], shards: Mapping[int, Saved]) -> None:
-        self.taken = groups
+    def _take(self, name: str, tensors: Mapping[Any, Any]) -> None:
+        self.taken[name] = dict(tensors.items())
 
 
 def taken_up(
-    start: Start, saved: Registry, directory: Path, said: list[str] | None = None, **changes: Any
+    directory: Path, saved: Registry, said: list[str] | None = None, **changes: Any
+) -> Start:
+    return take_up(found(directory, **changes), directory, saved, said, **changes)
+
+
+def take_up(
+    start: Start, directory: Path, saved: Registry, said: list[str] | None = None, **changes: Any
 ) -> Start:
     run: Any = SimpleNamespace(say=pytest.fail if said is None else said.append, dist=Dist())
     return resume.restore(start, saved, config(directory, **changes), run, 99)
 
 
-def test_what_does_not_fit_is_named_and_the_one_before_taken(run: Path) -> None:
-    said: list[str] = []
-    alone(run / "checkpoints", 40)
-    (run / "checkpoints" / "step_30" / "ema.safetensors").unlink()
-    saved = Unfit(40)
-    start = taken_up(found(run), saved, run, said)
-    assert (start.step, start.continues, saved.run_state.step, saved.asked) == (
-        20,
-        True,
-        20,
-        [40, 20],
-    )
-    assert torch.equal(saved.taken["model"]["weight"].read(), groups(20.0)["model"]["weight"])
-    assert said == [
-        "checkpoint step_30 is damaged (ema.safetensors: missing); going back to the one before",
-        "checkpoint step_40 does not fit (model: weight is missing from it); going back to step_20",
-    ]
-
-
-def test_where_none_fits_the_run_is_not_begun_again_unasked(run: Path) -> None:
-    saved = Unfit(20, 30)
-    with pytest.raises(ConfigError) as caught:
-        taken_up(found(run), saved, run, [])
-    assert (
-        str(caught.value)
-        == f"checkpoint_path={run}: no checkpoint there fits (step_20: model: weight is missing"
-        " from it); add resume=false to move all that aside and begin again"
-    )
-    assert (saved.asked, saved.taken, saved.run_state.step) == ([30, 20], {}, 0)
-
-
-def test_what_resume_names_and_does_not_fit_is_refused(run: Path) -> None:
-    other, saved = run.parent / "other", Unfit(30)
-    with pytest.raises(
-        ConfigError,
-        match=(
-            rf"^resume={run}: step_30 does not fit \(model: weight is missing from it\); give"
-            r" another step_"
-        ),
-    ):
-        taken_up(found(other, resume=str(run)), saved, other, resume=str(run))
-    assert saved.asked == [30]
-
-
-def test_what_is_deleted_before_it_is_taken_is_read_again(run: Path) -> None:
-    """Beside a live run: between finding its checkpoint and building the net it has gone on."""
-    other, saved = run.parent / "other", Unfit()
-    start = found(other, resume=str(run))
-    alone(run / "checkpoints", 50, keep=1)
-    assert taken_up(start, saved, other, resume=str(run)).step == 50
-    assert (saved.run_state.step, saved.asked) == (50, [50])
-
-
-def test_what_differs_is_said_and_other_data_refused(run: Path) -> None:
-    said: list[str] = []
-    saved = Unfit()
-    saved.origin = lambda: Origin("", "x", None, 0.1, {}, "", "2", 7)
-    taken_up(found(run), saved, run, said)
-    assert said == [
-        "threads: 1 when the checkpoint was written, 7 now; the run goes on, with other rounding"
-    ]
-    with pytest.raises(
-        ConfigError,
-        match=r"^data_path=None: not the data of the run in .*step_30, or cut into other windows; ",
-    ):
-        taken_up(found(run), Unfit(fingerprint="y"), run, data_path=None)
-
-
-@dataclass
-class Ranks:
-    """One rank's view of others that read the same checkpoint."""
-
-    everyone: list[list[Any]]  # by message and rank
-    world_size: int
-    rank: int = 0
-
-    def all_gather_text(self, text: str) -> list[str]:
-        said = [json.dumps(each) for each in self.everyone.pop(0)]
-        assert said[self.rank] == text
-        return said
-
-
-def test_a_file_is_hashed_once_on_each_host(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("splits", [False, True])
+@pytest.mark.parametrize("before", [1, 2, 3, 4])
+@pytest.mark.parametrize("after", [1, 2, 3, 4])
+def test_any_ranks_go_on_and_see_a_flipped_bit_of_any_file(
+    before: int, after: int, splits: bool, tmp_path: Path
 ) -> None:
-    """By one of the ranks there that read it; and what another host reads counts as well."""
-    monkeypatch.setattr(resume, "gethostname", lambda: "a")
-    folder = run / "checkpoints" / "step_30"
-    checkpoint = reader.open_checkpoint(folder)
-    sha = {name: checkpoint.sha256[f"{name}.safetensors"] for name in ("ema", "model", "optimizer")}
-    both = {f"{name}.safetensors": sha[name] for name in ("ema", "model")}
-    one = {"model.safetensors": sha["model"]}
-    asked = [["a", both], ["b", one], ["a", both]]
-    ema, model = ({f"{name}.safetensors": sha[name]} for name in ("ema", "model"))
-    other = {"model.safetensors": "0" * 64}
-    unread = {"model.safetensors": "cannot be read (Input/output error)"}
-    for theirs, why in (
-        (model, ""),
-        (other, "model.safetensors: sha256 differs on rank 1"),
-        (unread, "model.safetensors: cannot be read (Input/output error) on rank 1"),
-    ):
-        dist: Any = Ranks([asked, [ema, theirs, model]], 3)
-        problem = resume.damage_seen_by_any(checkpoint, both, dist)
-        assert problem == (f"step_30 is damaged ({why})" if why else "")
-    stale = [["a", both], ["b", other]]
-    dist = Ranks([stale, [both, other]], 2)
-    assert resume.damage_seen_by_any(checkpoint, both, dist).endswith("sha256 differs on rank 1)")
-    content = (folder / "ema.safetensors").read_bytes()
-    (folder / "ema.safetensors").write_bytes(content[:-1] + b"x")
-    assert resume.damage_seen_by_any(checkpoint, both, Dist()) == (
-        "step_30 is damaged (ema.safetensors: sha256 differs)"
-    )
+    """Each rank reads what it holds; damage is named, and all take the checkpoint before."""
+    directory = tmp_path / "checkpoints"
+    for step in (1, 2):
+        assert together(directory, before, step) == [""] * before
+
+    def take(dist: Dist) -> tuple[int, dict[str, Any], list[str]]:
+        saved, said = Taking(dist, splits=splits), list[str]()
+        run: Any = SimpleNamespace(say=said.append, dist=dist)
+        asked = config(tmp_path)
+        start = resume.restore(resume.find(asked, dist, said.append), saved, asked, run, 99)
+        return start.step, saved.taken, said
+
+    def taken() -> list[tuple[int, dict[str, Any], list[str]]]:
+        with ThreadPoolExecutor(after) as pool:
+            return [*pool.map(take, ranks_beside(after))]
+
+    everyone = taken()
+    weight = [each["model"]["weight"] for _, each, _ in everyone]
+    assert torch.equal(torch.cat(weight) if splits else weight[0], groups(2.0)["model"]["weight"])
+    states = {shard: state for _, each, _ in everyone for shard, state in each["state"].items()}
+    for shard in range(SHARDS):
+        assert torch.equal(states[shard]["0"], shard_state(shard, 2.0)["state/0"])
+    for file in sorted((directory / "step_2").glob("*.safetensors")):
+        flip(file)
+        everyone = taken()
+        assert [step for step, _, _ in everyone] == [1] * after
+        assert {float(each["ema"]["average"][0, 0]) for _, each, _ in everyone} == {1.0}
+        (line,) = everyone[0][2]
+        assert line.startswith(f"checkpoint step_2 is damaged ({file.name}: sha256 differs")
+        flip(file)
 
 
 def test_every_file_is_hashed_by_one_rank_of_each_host_that_reads_it() -> None:
     """Ranks may read different files, as after a change of their number or with `sync=fsdp`."""
     draw = random.Random(0)
-    names = [f"{group}.{number}" for group in ("model", "ema", "shards") for number in range(4)]
+    files = [f"{group}.{number}" for group in ("model", "ema", "shards") for number in range(4)]
     for _ in range(1000):
         everyone = [
-            (draw.choice("ab"), draw.sample(names, draw.randint(0, len(names))))
+            (draw.choice("ab"), draw.sample(files, draw.randint(0, len(files))))
             for _ in range(draw.randint(1, 9))
         ]
         hashed = [
             (host, name)
-            for rank, (host, _) in enumerate(everyone)
+            for rank, (host, mine) in enumerate(everyone)
             for name in resume.files_to_hash(everyone, rank)
+            if name in mine
         ]
-        read = {(host, name) for host, files in everyone for name in files}
-        assert sorted(hashed) == sorted(read)
-        for rank, (_, files) in enumerate(everyone):
-            assert {*resume.files_to_hash(everyone, rank)} <= {*files}
+        assert sorted(hashed) == sorted(
+            {(host, name) for host, names in everyone for name in names}
+        )
 
 
-FROZEN = {"target": {"path": "runs/target/model.safetensors", "sha256": "a" * 64}}
+def test_what_does_not_fit_is_named_and_the_one_before_taken(run: Path) -> None:
+    said: list[str] = []
+    alone(run / "checkpoints", 40, rows=41)
+    (run / "checkpoints" / "step_30" / "ema.safetensors").unlink()
+    saved = Taking()
+    start = taken_up(run, saved, said)
+    assert (start.step, start.continues, saved.run_state.step) == (20, True, 20)
+    assert torch.equal(saved.taken["model"]["weight"], groups(20.0)["model"]["weight"])
+    assert said[0] == (
+        "checkpoint step_30 is damaged (ema.safetensors: missing); going back to the one before"
+    )
+    assert said[1].startswith("checkpoint step_40 does not fit (model: weight has shape (41, 30)")
+    assert said[1].endswith("; going back to step_20")
+
+
+def test_where_none_fits_the_run_is_not_begun_again_unasked(run: Path) -> None:
+    saved = Taking(rows=41)
+    with pytest.raises(ConfigError) as caught:
+        taken_up(run, saved, [])
+    line = str(caught.value)
+    assert line.startswith(f"checkpoint_path={run}: no checkpoint there fits (step_20: model: ")
+    assert line.endswith("; add resume=false to move all that aside and begin again")
+    assert (saved.taken, saved.run_state.step) == ({}, 0)
+
+
+def test_what_resume_names_and_does_not_fit_or_is_damaged_is_refused(run: Path) -> None:
+    other = run.parent / "other"
+    with pytest.raises(ConfigError, match=rf"^resume={run}: step_30 does not fit \(model: weight "):
+        taken_up(other, Taking(rows=41), resume=str(run))
+    flip(run / "checkpoints" / "step_30" / "ema.safetensors")
+    with pytest.raises(
+        ConfigError, match=rf"^resume={run}: step_30 is damaged \(ema.safetensors: "
+    ):
+        taken_up(other, Taking(), resume=str(run))
+
+
+@pytest.mark.parametrize("changes", [{"resume": "RUN"}, {"eval_only": True, "checkpoint": "RUN"}])
+def test_what_a_run_that_goes_on_deletes_before_it_is_taken(
+    changes: dict[str, Any], run: Path
+) -> None:
+    """Between finding its checkpoint and building the net it has gone on."""
+    other = run.parent / "other"
+    changes = {key: str(run) if value == "RUN" else value for key, value in changes.items()}
+    start = found(other, **changes)
+    alone(run / "checkpoints", 50, keep=1)
+    saved = Taking()
+    assert take_up(start, other, saved, **changes).step == 50
+    assert saved.taken["model"]["weight"].max() == 50.0
+
+
+def test_what_differs_is_said_and_other_data_refused(run: Path) -> None:
+    said: list[str] = []
+    taken_up(run, Taking(threads=7), said)
+    assert said == [
+        "threads: 1 when the checkpoint was written, 7 now; the run goes on, with other rounding"
+    ]
+    with pytest.raises(ConfigError, match=r"^data_path=None: not the data of the run in .*step_30"):
+        taken_up(run, Taking(fingerprint="y"), data_path=None)
 
 
 @pytest.mark.parametrize("evaluates", [False, True])
 def test_another_frozen_part_is_refused(evaluates: bool, run: Path) -> None:
-    """By its content: where it lies does not matter. A checkpoint of before says nothing of it."""
-    changes: dict[str, Any] = {
-        "eval_only": evaluates,
-        "checkpoint": str(run) if evaluates else None,
-    }
+    """By its content: where it lies does not matter."""
+    changes: dict[str, Any] = {"eval_only": evaluates}
+    changes["checkpoint"] = str(run) if evaluates else None
+    there = {"target": {"path": "runs/target/model.safetensors", "sha256": "a" * 64}}
     moved = {"target": {"path": "elsewhere/x", "sha256": "a" * 64}}
-    taken_up(found(run, **changes), Unfit(frozen=moved), run, **changes)
-    newest = alone(run / "checkpoints", 40, frozen=FROZEN)
-    for frozen in (FROZEN, moved, {**moved, "more": FROZEN["target"]}):
-        assert taken_up(found(run, **changes), Unfit(frozen=frozen), run, **changes).step == 40
-    saved = Unfit(frozen={"target": {"path": "elsewhere/x", "sha256": "b" * 64}})
+    newest = alone(run / "checkpoints", 40, frozen=there)
+    assert taken_up(run, Taking(frozen=moved), **changes).step == 40
+    other = {"target": {"path": "elsewhere/x", "sha256": "b" * 64}}
     with pytest.raises(ConfigError) as caught:
-        taken_up(found(run, **changes), saved, run, **changes)
-    assert (
-        str(caught.value)
-        == f"target=elsewhere/x: not what the run in {newest} was trained with (sha256"
+        taken_up(run, Taking(frozen=other), **changes)
+    assert str(caught.value) == (
+        f"target=elsewhere/x: not what the run in {newest} was trained with (sha256"
         " bbbbbbbbbbbb, there aaaaaaaaaaaa); give the file that was"
         " runs/target/model.safetensors then"
     )
-    assert saved.asked == []
 
 
-def test_an_evaluation_beside_a_live_run(run: Path) -> None:
-    """Its checkpoint is deleted twice before it is read. An evaluation that can never fit ends."""
-    changes: dict[str, Any] = {"eval_only": True, "checkpoint": str(run)}
-
-    class Late(Unfit):
-        def check(
-            self, groups: Mapping[str, Saved], shards: Mapping[int, Saved], step: int
-        ) -> None:
-            super().check(groups, shards, step)
-            if step < 32:
-                alone(run / "checkpoints", step + 1, keep=1)
-                raise ConfigError("it has changed meanwhile")
-
-    saved = Late()
-    start = found(run.parent / "other", **changes)
-    assert (start.continues, start.meta) == (False, {"step": 30})
-    taken_up(start, saved, run.parent / "other", **changes)
-    assert (saved.asked, saved.run_state.step) == ([30, 31, 32], 32)
-    with pytest.raises(
-        ConfigError,
-        match=rf"^checkpoint={run}/checkpoints/step_32: model: weight is missing from it$",
-    ):
-        taken_up(found(run.parent / "other", **changes), Unfit(32), run.parent / "other", **changes)
-    assert refused(run.parent / "other", eval_only=True, checkpoint=str(run / "gone")).startswith(
-        f"checkpoint={run}/gone: no such file"
-    )
-
-
-def test_what_is_deleted_while_it_is_taken_is_read_again(run: Path) -> None:
-    """Beside a live run, after the files were hashed."""
-    changes: dict[str, Any] = {"eval_only": True, "checkpoint": str(run)}
-
-    class Late(Unfit):
-        def load(self, groups: Mapping[str, Saved], shards: Mapping[int, Saved]) -> None:
-            if self.asked == [30]:
-                alone(run / "checkpoints", 31, keep=1)
-            super().load(groups, shards)
-            for group in groups.values():
-                for stored in group.values():
-                    stored.read()
-
-    saved = Late()
-    taken_up(found(run.parent / "other", **changes), saved, run.parent / "other", **changes)
-    assert (saved.asked, saved.run_state.step) == ([30, 31], 31)
-
-
-def test_an_evaluation_reads_no_more_than_weights(run: Path, tmp_path: Path) -> None:
+def test_an_evaluation_reads_no_more_than_weights(run: Path) -> None:
     """The rest of the checkpoint may be damaged; the weights may not; and a file of weights will
     do.
     """
-    changes: dict[str, Any] = {"eval_only": True, "checkpoint": str(run)}
+
+    def evaluated(checkpoint: Path) -> tuple[int, float]:
+        saved = Registry(lambda: Origin({}, "x", None, 0.1, {}), as_it_is())
+        mine: list[Tensors] = []
+        saved.add("model", lambda: groups(0.0)["model"], mine.append)  # type: ignore[arg-type, return-value]
+        start = taken_up(run, saved, eval_only=True, checkpoint=str(checkpoint))
+        return start.step, mine[0]["weight"].max().item()
+
     folder = run / "checkpoints" / "step_30"
-    for name in ("optimizer.safetensors", "shards.0-7.safetensors"):
-        (folder / name).write_bytes(b"")
-    assert taken_up(found(run, **changes), Unfit(), run, **changes).step == 30
-    content = (folder / "ema.safetensors").read_bytes()
-    (folder / "ema.safetensors").write_bytes(content[:-1] + b"x")
-    with pytest.raises(
-        ConfigError,
-        match=rf"^checkpoint={folder}: step_30 is damaged \(ema.safetensors: sha256 differs\)",
-    ):
-        taken_up(found(run, **changes), Unfit(), run, **changes)
-    saved = Registry(lambda: Origin("", "x", None, 0.1, {}, "", "2", 1), as_it_is())
-    mine: list[Tensors] = []
-    saved.add("weights", lambda: groups(20.0)["model"], mine.append)
-    bare = {
-        "checkpoint": str(run / "checkpoints" / "step_20" / "model.safetensors"),
-        "eval_only": True,
-    }
-    start = taken_up(found(run, **bare), saved, run, **bare)
-    assert (start.step, mine[0]["weight"].max().item()) == (0, 20.0)
+    (folder / "optimizer.safetensors").unlink()
+    assert evaluated(run) == (30, 30.0)
+    assert evaluated(run / "checkpoints" / "step_20" / "model.safetensors") == (0, 20.0)
+    flip(folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=rf"^checkpoint={folder}: step_30 is damaged \(model"):
+        evaluated(run)
 
 
-@pytest.mark.parametrize("key", ["resume", "init_from"])
-def test_a_link_that_leads_to_itself_is_one_line(key: str, tmp_path: Path) -> None:
+def test_weights_to_begin_with_must_fit(tmp_path: Path) -> None:
+    net = nn.Linear(3, 2)
+    own = SimpleNamespace(saved=net.state_dict, tables=list, published=lambda path: None)
+    good = {"weight": torch.ones(2, 3), "bias": torch.zeros(2)}
+    path = str(tmp_path / "x.safetensors")
+
+    def taken(tensors: dict[str, torch.Tensor]) -> Tensors:
+        save_file(tensors, path)
+        return resume.initial_weights(path, own, pytest.fail)
+
+    assert torch.equal(taken(good)["weight"], torch.ones(2, 3))
+    assert taken({**good, "bias": torch.zeros(2).half()}).keys() == good.keys()
+    for tensors, message in [
+        ({"weight": good["weight"]}, "bias is missing from it"),
+        ({**good, "extra": torch.ones(1)}, "it holds extra"),
+        (
+            {**good, "weight": torch.zeros(2, 4)},
+            r"weight has shape \(2, 4\) there and \(2, 3\) here",
+        ),
+        ({**good, "bias": torch.zeros(2).int()}, "bias is of torch.int32 there"),
+    ]:
+        with pytest.raises(ConfigError, match=f"^init_from={path}: {message}"):
+            taken(tensors)
+
+
+def test_a_link_or_pointer(run: Path, tmp_path: Path) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
-    if key == "resume":
-        assert refused(tmp_path / "new", resume=str(loop)).startswith(f"resume={loop}: ")
-    else:
-        assert found(tmp_path / "new", init_from=str(loop)) == Start(), (
-            "that it cannot be read is said where it is read"
-        )
-
-
-def test_a_pointer_is_followed_and_is_no_file_of_weights(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert refused(tmp_path / "new", resume=str(loop)).startswith(f"resume={loop}: ")
+    assert found(tmp_path / "new", init_from=str(loop)) == Start(), "said where it is read"
     (run / "checkpoints" / "best").write_text("step_20\n")
     for name, step in (("latest", 30), ("best", 20)):
-        pointer = run / "checkpoints" / name
-        assert found(tmp_path / "other", resume=str(pointer)).step == step
-        assert reader.load(pointer)[1]["step"] == step
-        assert not reader.is_weights(pointer)
-    monkeypatch.chdir(run)
-    assert reader.load(".")[1]["step"] == 30
+        assert found(tmp_path / "other", resume=str(run / "checkpoints" / name)).step == step

@@ -1,0 +1,135 @@
+"""Files of tensors: what is written is read, by others too, and a stranger's file does no harm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from utils.checkpoint import format
+from utils.checkpoint.format import RowRange, Slice, Unreadable
+
+TENSORS = {
+    "large": torch.arange(600.0).view(100, 6),
+    "none": torch.empty(0, 3),
+    "scalar": torch.tensor(5),
+    "no content": torch.empty(4, 0),
+    "wide": torch.ones(2, 50, dtype=torch.bfloat16),
+    "last": torch.empty(0),
+    "float8": torch.ones(3).to(torch.float8_e4m3fn),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 50])
+def test_ranks_write_equal_shares_that_make_the_whole(ranks: int, tmp_path: Path) -> None:
+    shares = [format.share_of(TENSORS, rank, ranks) for rank in range(ranks)]
+    total = sum(tensor.nbytes for tensor in TENSORS.values())
+    for rank, share in enumerate(shares):
+        size = sum(each.tensor.nbytes for each in share.values())
+        assert size < total / ranks + 2 * 100, "a row more at most, at either end"
+        entry = format.write(tmp_path / f"{rank}.safetensors", share)
+        format.check_file(tmp_path / f"{rank}.safetensors", entry, hashed=True)
+    stored = format.find_tensors(tmp_path.glob("*.safetensors"))
+    assert stored.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        read = stored[name].read()
+        assert (read.dtype, read.shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(read.float(), tensor.float()), name
+    assert torch.equal(stored["large"].read(31, 77), TENSORS["large"][31:77])
+
+
+def test_other_programs_read_a_file_and_we_read_theirs(tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    format.write(file, {"a": Slice(torch.ones(2, 3), RowRange(4, 6, 10)), **wholes()})
+    assert load_file(file)["a"].shape == (2, 3)
+    with safe_open(file, "pt") as opened:
+        assert json.loads(opened.metadata()["rows"]) == {"a": [4, 10]}
+    for width in range(1, 100, 8):  # headers of all lengths, and tensors at odd places
+        save_file({"n" * width: torch.arange(7.0), "o": torch.ones(3, dtype=torch.uint8)}, file)
+        read = format.find_tensors([file])["n" * width].read()
+        assert torch.equal(read, torch.arange(7.0))
+        assert read.data_ptr() % 64 == 0, "BLAS adds in another order where the alignment differs"
+
+
+def wholes() -> dict[str, Slice]:
+    return {name: Slice.whole(tensor) for name, tensor in TENSORS.items()}
+
+
+def header(**about: Any) -> bytes:
+    text = json.dumps(about).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+def one(dtype: str = "F32", shape: Any = (4,), offsets: Any = (0, 16), **more: Any) -> bytes:
+    entry = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+    return header(a=entry, **more) + bytes(16)
+
+
+def rows(text: str) -> bytes:
+    return one(__metadata__={"rows": text})
+
+
+HARMFUL = {
+    "empty": b"",
+    "text": b"a text\n" * 100,
+    "no such header": b"\xff" * 100,
+    "huge header": (1 << 60).to_bytes(8, "little") + b"{}",
+    "too short": one()[:-1],
+    "too long": one() + b"\0",
+    "beyond the file": one(offsets=(0, 1 << 40), shape=(1 << 38,)),
+    "before the file": one(offsets=(-16, 0)),
+    "overlapping": header(a={"dtype": "U8", "shape": [9], "data_offsets": [0, 9]},
+                          b={"dtype": "U8", "shape": [9], "data_offsets": [4, 13]}) + bytes(13),
+    "larger than its bytes": one(shape=(1 << 40,)),
+    "overflowing": one(shape=(1 << 62, 1 << 62)),
+    "no shape": one(shape="xy"),
+    "deep": (100_008).to_bytes(8, "little") + b"[" * 100_008,
+    **{f"rows {text}": rows(text) for text in (
+        "[", "[1]", '{"a": 3}', '{"a": [0]}', '{"a": [0, 1]}', '{"a": [-1, 9]}', '{"a": "xy"}',
+        '{"a": [1e99, 3]}',
+    )},
+    "rows without end": rows(json.dumps({"a": [0, 10**30]})),
+    "later rows": rows('{"a": [5, 9]}'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_a_strangers_file_is_refused(name: str, tmp_path: Path) -> None:
+    """Before anything is read beyond it, or memory taken that it does not fill."""
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(HARMFUL[name])
+    with pytest.raises(Unreadable, match=r"^model.safetensors: "):
+        format.find_tensors([file])
+
+
+def test_a_type_that_is_not_known_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(one("F8_E8M0", (16,)))
+    with pytest.raises(Unreadable, match="F8_E8M0 is a type that is not read here"):
+        format.find_tensors([file])["a"].read()
+
+
+SPOILT: dict[str, Callable[[Slice], Slice]] = {
+    "too few rows": lambda part: part._replace(tensor=part.tensor[:-1]),
+    "other rows": lambda part: part._replace(rows=RowRange(0, 5, 10)),
+    "of a larger tensor": lambda part: part._replace(rows=part.rows._replace(of=11)),
+    "of another type": lambda part: part._replace(tensor=part.tensor.double()),
+    "wider": lambda part: part._replace(tensor=part.tensor.repeat(1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_files_that_do_not_make_a_whole_tensor_are_refused(name: str, tmp_path: Path) -> None:
+    shares = [format.share_of({"a": torch.ones(10, 3)}, rank, 2) for rank in range(2)]
+    for number, share in enumerate(shares):
+        format.write(tmp_path / f"{number}.safetensors", share)
+    format.find_tensors(tmp_path.iterdir())
+    format.write(tmp_path / "1.safetensors", {"a": SPOILT[name](shares[1]["a"])})
+    with pytest.raises(Unreadable, match="a"):
+        format.find_tensors(sorted(tmp_path.iterdir()))
