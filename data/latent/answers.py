@@ -8,25 +8,23 @@ import string
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from data.latent.answers_scene import baselines_scene, questions_scene, shorten
 from data.latent.qa_files import Example
 from data.sample import shown
 from data.source import Batch
-from utils.files import read_row
 from utils.latent import ANSWER_INPUTS, CUTS, WIRES
 from utils.measure.evaluator import Prediction, Report
-from utils.measure.png import panels
+from utils.measure.metrics import wilson
+from utils.measure.scene import Files, fitting, scene
 
 FILE = "answers.json"
-MOST = 500  # earlier evaluations in the curve, at most
-SHOWN = 5  # answers in the table
+SHOWN = 5  # questions with their answers
+CONTEXT = 600  # characters of a text on the report page
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 NAMES = {
     "float16": "latents, float16",
@@ -63,7 +61,6 @@ class Answers:
             "information",
         ]
         self._rows: dict[str, list[Tensor]] = {}
-        self._step, self._earlier = 0, dict[int, dict[str, float]]()
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
         rows = {
@@ -98,19 +95,6 @@ class Answers:
     def rows(self) -> dict[str, Tensor]:
         return {name: torch.cat(pieces) for name, pieces in self._rows.items()}
 
-    def recall(self, step: int, earlier: Callable[[str, int], Sequence[Path]]) -> None:
-        """Reads the scores of earlier evaluations, for the curve."""
-        self._step = step
-        for file in earlier(FILE, MOST):
-            row, then = read_row(file), file.parents[1].name.removeprefix("step_")
-            known = {
-                column: row[f"exact/{column}"]
-                for column in self._columns
-                if isinstance(row.get(f"exact/{column}"), float)
-            }
-            if then.isdecimal():
-                self._earlier[int(then)] = known
-
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         if not rows:
             return Report()
@@ -119,22 +103,14 @@ class Answers:
         way = WIRES[int(rows["wire"][0])]
         headline = self._headline(metrics, way)
         text = f"{headline}\n\n{self._table(metrics, len(order))}{self._some(rows, order, way)}"
-        over_time = {
-            **self._earlier,
-            self._step: {column: metrics[f"exact/{column}"] for column in self._columns},
-        }
         shares = {column: metrics[f"exact/{column}"] for column in self._columns}
         files = {
             FILE: json.dumps(metrics) + "\n",
             "answers.txt": text + "\n",
-            **baselines_scene(shares, len(order), len(self._decode), NAMES, headline),
+            **baselines_scene(shares, len(order), len(self._decode), headline),
             **questions_scene([self._shown(rows, index) for index in order[:SHOWN].tolist()]),
         }
-        return Report(
-            metrics,
-            files={**files, **self._bars(metrics), **self._curve(dict(sorted(over_time.items())))},
-            text=text,
-        )
+        return Report(metrics, files=files, text=text)
 
     def _headline(self, metrics: Mapping[str, float], way: str) -> str:
         """Returns a line that compares latents, as they are sent, with the best readable text of at
@@ -186,6 +162,7 @@ class Answers:
     def _shown(self, rows: Mapping[str, Tensor], index: int) -> dict[str, Any]:
         """Returns a question with all answers to it, for the report page."""
         example = self._examples[int(rows["index"][index])]
+        context = example.context
         answers = []
         for column in self._columns:
             way, _, number = column.rpartition("/")
@@ -195,49 +172,11 @@ class Answers:
                 {"from": NAMES[way], "model": int(number), "said": given, "right": right}
             )
         return {
-            "context": shorten(example.context),
+            "context": context if len(context) <= CONTEXT else f"{context[:CONTEXT]}…",
             "question": example.question,
             "wanted": list(example.answers[:3]),
             "answers": answers,
         }
-
-    def _bars(self, metrics: Mapping[str, float]) -> dict[str, bytes]:
-        def draw(axes: Any, name: str) -> None:
-            values = [
-                metrics[f"exact/{way}/{name.removeprefix('model ')}"] for way in ANSWER_INPUTS
-            ]
-            axes.barh(
-                [NAMES[way] for way in ANSWER_INPUTS],
-                values,
-                color=["tab:blue" if way in WIRES else "tab:gray" for way in ANSWER_INPUTS],
-            )
-            axes.invert_yaxis()
-            axes.set(title=f"{name}: exact match", xlim=(0, 1))
-
-        return panels(
-            "answers.png",
-            [f"model {number}" for number in range(len(self._decode))],
-            draw,
-            width=6,
-            left=2.6,
-        )
-
-    def _curve(self, over_time: Mapping[int, Mapping[str, float]]) -> dict[str, bytes]:
-        def draw(axes: Any, name: str) -> None:
-            for way in ANSWER_INPUTS:
-                column = f"{way}/{name.removeprefix('model ')}"
-                known = {
-                    step: means[column] for step, means in over_time.items() if column in means
-                }
-                axes.plot(list(known), list(known.values()), marker=".", label=NAMES[way])
-            axes.set(title=f"{name}: exact match", xlabel="step", ylim=(0, 1.02))
-            axes.legend(fontsize=6)
-
-        return panels(
-            "answers_over_time.png",
-            [f"model {number}" for number in range(len(self._decode))],
-            draw,
-        )
 
 
 def exact(given: str, right: Sequence[str]) -> float:
@@ -265,3 +204,45 @@ def _shared(given: Sequence[str], right: Sequence[str]) -> float:
         return float(given == right)
     both = (Counter(given) & Counter(right)).total()
     return 2 * both / (len(given) + len(right))
+
+
+def baselines_scene(shares: Mapping[str, float], count: int, models: int, headline: str) -> Files:
+    """Draws exact match by `WAY/MODEL` as bars, with 95 % intervals."""
+    series = []
+    for model in range(models):
+        values = [shares[f"{way}/{model}"] for way in ANSWER_INPUTS]
+        ends = [wilson(round(value * count), count) for value in values]
+        series.append(
+            {
+                "name": f"model {model}",
+                "values": values,
+                "low": [low for low, _ in ends],
+                "high": [high for _, high in ends],
+                "colour": f"c{model % 8 + 1}",
+            }
+        )
+    return scene(
+        "answers",
+        "bars",
+        "Exact match by what the model answers from",
+        f"{headline}. {count} questions; whiskers are 95 % intervals (Wilson).",
+        x={"values": [NAMES[way] for way in ANSWER_INPUTS]},
+        y={"label": "exact match", "percent": True, "min": 0, "max": 1},
+        horizontal=True,
+        pale=[way not in WIRES for way in ANSWER_INPUTS],
+        series=series,
+    )
+
+
+def questions_scene(items: Sequence[Mapping[str, Any]]) -> Files:
+    """Shows a few questions with all answers to them."""
+    return fitting(
+        items,
+        lambda some: scene(
+            "answers_samples",
+            "questions",
+            "Questions and answers",
+            "The first questions of the set.",
+            items=some,
+        ),
+    )

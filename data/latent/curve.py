@@ -6,12 +6,12 @@ python -m data.latent.curve RUN_OR_SWEEP [RUN_OR_SWEEP …] PICTURE.png
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
@@ -20,52 +20,46 @@ from utils.errors import ConfigError, exit_status
 from utils.files import read_row, read_text, write_whole
 from utils.measure.png import panels
 
-USAGE = "usage: python -m data.latent.curve RUN_OR_SWEEP [RUN_OR_SWEEP …] PICTURE.png"
 
-
-@dataclass(frozen=True)
-class Point:
-    """The last evaluation of a run: exact match is the mean of its models."""
+class Point(NamedTuple):
+    """The last evaluation of a run. Exact match is the mean over its models."""
 
     text_bytes: int
-    deflated: float
     sent_bytes: float
+    deflated: float
     latents: float
     cut: float
     whole: float
 
 
-def main(arguments: Sequence[str]) -> int:
-    """The command line; the exit status."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 2 and one line about what is wrong."""
     return exit_status(lambda: draw(arguments), (ConfigError, OSError))
 
 
-def draw(arguments: Sequence[str]) -> str:
-    """Writes the picture, and returns what it shows as a table."""
-    if len(arguments) < 2:
-        raise ConfigError(USAGE)
-    *folders, picture = map(Path, arguments)
-    if picture.suffix != ".png":
-        raise ConfigError(f"{picture}: is no name of a picture; end it with .png\n{USAGE}")
-    points = sorted(
-        (point_of(run) for folder in folders for run in runs_in(folder)),
-        key=lambda point: (point.text_bytes, point.sent_bytes),
-    )
+def draw(arguments: Sequence[str] | None) -> str:
+    """Writes the picture, and returns its points as a table."""
+    parser = argparse.ArgumentParser(prog="data.latent.curve", description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_OR_SWEEP")
+    parser.add_argument("picture", type=Path, metavar="PICTURE.png")
+    given = parser.parse_args(arguments)
+    points = sorted(point_of(run) for folder in given.runs for run in runs_in(folder))
     for content in _picture(points).values():
-        write_whole(picture, content)
-    return _table(points)
+        write_whole(given.picture, content)
+    header = ("text", "bytes", "deflate", "latents", "its first bytes", "whole")
+    rows = [
+        [f"{one:.0f}" for one in point[:3]] + [f"{one:.1%}" for one in point[3:]]
+        for point in points
+    ]
+    return "\n".join("".join(f"{cell:>17}" for cell in row) for row in (header, *rows))
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The runs of a sweep, or the run itself."""
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder; give that of a run or of a sweep")
+    """Returns the runs of a sweep, or the run itself."""
     jobs = folder / "jobs.json"
-    return (
-        [Path(job["directory"]) for job in json.loads(read_text(jobs))]
-        if jobs.is_file()
-        else [folder]
-    )
+    if not jobs.is_file():
+        return [folder]
+    return [Path(job["directory"]) for job in json.loads(read_text(jobs))]
 
 
 def point_of(run: Path) -> Point:
@@ -75,14 +69,8 @@ def point_of(run: Path) -> Point:
     if "bytes/cut" not in row:
         raise ConfigError(f"{run}: holds no evaluation of latents; give a run of arch=prefix")
     way = OmegaConf.create(read_text(run / "config.yaml")).arch.send
-    return Point(
-        round(row["bytes/text"]),
-        row["bytes/deflated_size"],
-        row[f"bytes/{way}"],
-        _mean_over_models(row, way),
-        _mean_over_models(row, "cut"),
-        _mean_over_models(row, "text"),
-    )
+    exact = [_mean_over_models(row, each) for each in (way, "cut", "text")]
+    return Point(round(row["bytes/text"]), row[f"bytes/{way}"], row["bytes/deflated_size"], *exact)
 
 
 def _step(file: Path) -> int:
@@ -94,28 +82,17 @@ def _mean_over_models(row: Mapping[str, float], way: str) -> float:
     return sum(values) / len(values)
 
 
-def _table(points: Sequence[Point]) -> str:
-    lines = [
-        f"{'text':>6}{'deflate':>9}{'bytes':>7}{'latents':>9}{'its first bytes':>17}{'whole':>8}"
-    ]
-    lines += [
-        f"{point.text_bytes:>6}{point.deflated:>9.0f}{point.sent_bytes:>7.0f}{point.latents:>9.1%}"
-        f"{point.cut:>17.1%}{point.whole:>8.1%}"
-        for point in points
-    ]
-    return "\n".join(lines)
-
-
 def _picture(points: Sequence[Point]) -> dict[str, bytes]:
     lengths = {f"texts of {point.text_bytes} bytes": point.text_bytes for point in points}
 
     def axes_of(axes: Any, name: str) -> None:
         some = [point for point in points if point.text_bytes == lengths[name]]
         sizes = [point.sent_bytes for point in some]
+        cuts = [*(point.cut for point in some), some[-1].whole]
         axes.plot(sizes, [point.latents for point in some], marker="o", label="latents")
         axes.plot(
             [*sizes, lengths[name]],
-            [*(point.cut for point in some), some[-1].whole],
+            cuts,
             marker="s",
             color="tab:gray",
             label="the text's first bytes, all of them at the right",
@@ -130,4 +107,4 @@ def _picture(points: Sequence[Point]) -> dict[str, bytes]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

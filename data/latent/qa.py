@@ -18,7 +18,7 @@ from typing_extensions import Doc, TypedDict
 
 from data.latent.answers import Answers
 from data.latent.language_models import open_model
-from data.latent.qa_examples import Cuts, Examples, Form, Limits, WithOthers
+from data.latent.qa_examples import Cuts, Examples, Form, WithOthers
 from data.latent.qa_files import Example, Sets, read_hub, read_path, split
 from data.latent.stories import make_stories
 from data.order import Order, cut_evenly, run_length, shard_rows
@@ -106,11 +106,11 @@ def with_answers(examples: Sequence[Example], skip: bool) -> list[Example]:
 
 @with_config(STRICT)
 class FormKeys(TypedDict):
-    """How models are shown a text, a question, and an answer with its end; \n is a line end."""
+    """How models are shown a text, a question, and an answer with its end; \\n is a line end."""
 
-    context: str
-    question: str
-    answer: str
+    context: Annotated[str, Field(pattern=r"\{context\}")]
+    question: Annotated[str, Field(pattern=r"\{question\}")]
+    answer: Annotated[str, Field(pattern=r"\{answer\}(?s:.)")]
 
 
 @with_config(STRICT)
@@ -129,6 +129,20 @@ class StoriesKeys(TypedDict):
     ]
 
 
+# keys of both sources of questions
+Hub = Annotated[
+    str | None,
+    Doc(
+        "a dataset on the hub in SQuAD's layout; with neither this nor data_path, texts are"
+        " generated"
+    ),
+]
+HeldOutShare = Annotated[
+    float, Field(ge=0, lt=1), Doc("share of texts for testing, where no test file is given")
+]
+Skip = Annotated[bool, Doc("leaves out what does not fit or has no answer, instead of refusing it")]
+
+
 class QASource(Source):
     """Texts as bytes, and texts, questions and answers in the tokens of each answering model."""
 
@@ -136,19 +150,9 @@ class QASource(Source):
         self,
         run: RunSettings,
         *,
-        hub: Annotated[
-            str | None,
-            Doc(
-                "a dataset on the hub in SQuAD's layout; with neither this nor data_path, texts "
-                "are generated"
-            ),
-        ] = None,
-        held_out: Annotated[
-            float, Field(ge=0, lt=1), Doc("share of texts for testing, where no test file is given")
-        ] = 0.1,
-        skip: Annotated[
-            bool, Doc("leaves out what does not fit or has no answer, instead of refusing it")
-        ] = False,
+        hub: Hub = None,
+        held_out: HeldOutShare = 0.1,
+        skip: Skip = False,
         models: Annotated[Sequence[str], A_RUN] = (),
         context_bytes: Annotated[
             PositiveInt | None,
@@ -167,14 +171,8 @@ class QASource(Source):
             Doc("questions about one text that training answers together, where there are as many"),
         ] = 1,
         most_test: Annotated[PositiveInt | None, Doc("at most so many test questions")] = None,
-        form: Annotated[
-            FormKeys,
-            Doc(
-                "how models are shown a text, a question, and an answer with its end; \\n is a "
-                "line end"
-            ),
-        ],
-        stories: Annotated[StoriesKeys, Doc("generated texts about who has what")],
+        form: FormKeys,
+        stories: StoriesKeys,
     ) -> None:
         if not models:
             raise ConfigError(
@@ -192,9 +190,9 @@ class QASource(Source):
         self._sets = {name: Examples(some, self._form, self._models) for name, some in sets.items()}
         longest = max(some.longest_answer for some in self._sets.values())
         context_bytes = context_bytes or max(some.longest_text for some in self._sets.values())
-        limits = Limits(context_bytes, answer_tokens or max(1, longest), skip)
+        answer_width = answer_tokens or max(1, longest)
         for some in self._sets.values():
-            some.fit(limits)
+            some.fit(context_bytes, answer_width, skip)
         self._sets["test"] = self._sets["test"].first(most_test)
         self._at_once, self._rows = at_once, self._sets["train"].together(at_once)
         self._order = Order(run.seed, np.arange(max(1, len(self._rows))))
@@ -224,7 +222,7 @@ class QASource(Source):
             seq_len=context_bytes,
             language_models=tuple(specs),
             name=(run.data_path or hub or "made-up stories")
-            + ("" if answer_tokens else f", answers of up to {limits.answer_tokens} tokens"),
+            + ("" if answer_tokens else f", answers of up to {answer_width} tokens"),
             fingerprint=hashlib.sha256(
                 repr((sorted(form.items()), shown)).encode(errors="surrogatepass")
             ).hexdigest(),

@@ -9,12 +9,46 @@ import numpy as np
 
 from data.latent.language_models import LanguageModel
 from data.latent.qa_files import Example
-from data.latent.ragged import EMPTY, Ragged
 from data.source import Arrays
 from data.tokenizer import Tokenizer
 from utils.errors import ConfigError
+from utils.spec import IGNORE
 
 SIZE = "<size>"  # a placeholder in messages about something too long
+EMPTY = IGNORE  # beyond a row's end
+
+
+class Ragged:
+    """Rows of different lengths in one array, read padded to one length."""
+
+    def __init__(self, rows: Sequence[np.ndarray]) -> None:
+        self.lengths = np.array([len(row) for row in rows], np.int64)
+        self._starts = np.concatenate([[0], np.cumsum(self.lengths)])
+        self._values = (
+            np.concatenate([np.asarray(row, np.int32) for row in rows])
+            if len(rows)
+            else np.zeros(0, np.int32)
+        )
+        self.longest = int(self.lengths.max(initial=0))
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def row(self, index: int) -> np.ndarray:
+        """Returns one row, without padding."""
+        return self._values[self._starts[index] : self._starts[index + 1]]
+
+    def read(self, indices: np.ndarray, width: int) -> np.ndarray:
+        """Returns these rows, each cut or padded with EMPTY to `width`."""
+        starts, stops = self._starts[indices, None], self._starts[indices + 1, None]
+        positions = starts + np.arange(width)
+        inside = positions < stops
+        values = (
+            self._values[np.where(inside, positions, 0)]
+            if len(self._values)
+            else np.zeros_like(positions)
+        )
+        return np.where(inside, values, EMPTY).astype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -26,18 +60,6 @@ class Form:
     context: str
     question: str
     answer: str
-
-    def __post_init__(self) -> None:
-        for name in ("context", "question", "answer"):
-            if getattr(self, name).count(f"{{{name}}}") != 1:
-                raise ConfigError(
-                    f"data.form.{name}={getattr(self, name)}: must hold {{{name}}} once"
-                )
-        if not self.end:
-            raise ConfigError(
-                f"data.form.answer={self.answer}: nothing tells where an answer ends; add a"
-                " line's end"
-            )
 
     @property
     def end(self) -> str:
@@ -124,15 +146,6 @@ def _decoded(text: bytes) -> str:
     return text.decode(errors="surrogatepass")
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Largest sizes of an example. With `skip`, larger ones are left out instead of refused."""
-
-    context_bytes: int
-    answer_tokens: int
-    skip: bool
-
-
 class Examples:
     """A set of examples, read by index."""
 
@@ -151,19 +164,21 @@ class Examples:
         self.longest_text = max(1, self._bytes.longest)  # in bytes
         self.longest_answer = max((tokens.answers.longest for tokens in self._tokens), default=0)
 
-    def fit(self, limits: Limits) -> Examples:
-        """Leaves out examples that do not fit, or refuses them. Called once, before `read`."""
-        self._limits = limits
+    def fit(self, context_bytes: int, answer_tokens: int, skip: bool) -> Examples:
+        """Sets the largest sizes of a text and an answer. Refuses larger examples, or leaves them
+        out with `skip`. Called once, before `read`.
+        """
+        self._context_bytes, self._answer_tokens = context_bytes, answer_tokens
         problems = self._problems()
         first = next((index for index, problem in enumerate(problems) if problem), None)
         fitting = [index for index, problem in enumerate(problems) if not problem]
-        if first is not None and not (limits.skip and fitting):
-            skip = (
+        if first is not None and not (skip and fitting):
+            way_out = (
                 "data.skip=true leaves none of them"
                 if not fitting
                 else f"add data.skip=true, which leaves out {len(problems) - len(fitting)}"
             )
-            raise ConfigError(f"{problems[first]} ({self.examples[first].where}); {skip}")
+            raise ConfigError(f"{problems[first]} ({self.examples[first].where}); {way_out}")
         self._places = np.array(fitting, np.int64)
         self.examples = [self.examples[index] for index in fitting]
         return self
@@ -182,11 +197,11 @@ class Examples:
         """
         places = self._places[indices]
         texts = self._text_of[places]
-        arrays = {"context": self._bytes.read(texts, self._limits.context_bytes)}
+        arrays = {"context": self._bytes.read(texts, self._context_bytes)}
         for number, tokens in enumerate(self._tokens):
             arrays[f"context_{number}"] = tokens.contexts.read(texts, tokens.contexts.longest)
             arrays[f"question_{number}"] = tokens.questions.read(places, tokens.questions.longest)
-            arrays[f"answer_{number}"] = tokens.answers.read(places, self._limits.answer_tokens)
+            arrays[f"answer_{number}"] = tokens.answers.read(places, self._answer_tokens)
         return arrays
 
     def together(self, most: int) -> list[np.ndarray]:
@@ -224,11 +239,11 @@ class Examples:
         """Returns the tokens of one model's longest prompt: a begin token, the longest question,
         and room for an answer.
         """
-        return 1 + self._tokens[number].questions.longest + self._limits.answer_tokens
+        return 1 + self._tokens[number].questions.longest + self._answer_tokens
 
     def _problems(self) -> list[str]:
         """Returns why each example does not fit, as a message, or an empty string if it does."""
-        limits, problems = self._limits, [""] * len(self._text_of)
+        problems = [""] * len(self._text_of)
 
         def mark(sizes: np.ndarray, most: int, message: str) -> None:
             for text in np.flatnonzero(sizes > most).tolist():
@@ -236,20 +251,20 @@ class Examples:
 
         mark(
             self._bytes.lengths[self._text_of],
-            limits.context_bytes,
-            f"data.context_bytes={limits.context_bytes}: the longest text has {SIZE} bytes; give"
+            self._context_bytes,
+            f"data.context_bytes={self._context_bytes}: the longest text has {SIZE} bytes; give"
             f" {SIZE}",
         )
         for model, tokens in zip(self._models, self._tokens, strict=True):
             mark(
                 tokens.answers.lengths,
-                limits.answer_tokens,
-                f"data.answer_tokens={limits.answer_tokens}: the longest answer has {SIZE} tokens,"
+                self._answer_tokens,
+                f"data.answer_tokens={self._answer_tokens}: the longest answer has {SIZE} tokens,"
                 f" its end included; give {SIZE}, or null",
             )
             texts = tokens.contexts.lengths[self._text_of]
             mark(
-                1 + texts + tokens.questions.lengths + limits.answer_tokens,
+                1 + texts + tokens.questions.lengths + self._answer_tokens,
                 model.seq_len,
                 f"{model.where}: reads {model.seq_len} tokens at once, but the longest text with"
                 f" its question and room for an answer has {SIZE}",

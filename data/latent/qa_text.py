@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 from typing_extensions import Doc
 
 from data.bpe import train_bpe
-from data.latent.qa import FormKeys, StoriesKeys, open_sets
-from data.latent.qa_examples import Form, Tokens
+from data.latent.qa import FormKeys, HeldOutShare, Hub, Skip, StoriesKeys, open_sets
+from data.latent.qa_examples import EMPTY, Form, Ragged, Tokens
 from data.latent.qa_files import Example
-from data.latent.ragged import EMPTY, Ragged
 from data.order import Order, cut_evenly, generator, run_length, shard_rows
 from data.source import IGNORE, Arrays, EvalSet, RunLength, RunSettings, Source, Spec
 from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes
@@ -49,19 +48,9 @@ class QAText(Source):
         self,
         run: RunSettings,
         *,
-        hub: Annotated[
-            str | None,
-            Doc(
-                "a dataset on the hub in SQuAD's layout; with neither this nor data_path, texts "
-                "are generated"
-            ),
-        ] = None,
-        held_out: Annotated[
-            float, Field(ge=0, lt=1), Doc("share of texts for testing, where no test file is given")
-        ] = 0.1,
-        skip: Annotated[
-            bool, Doc("leaves out what does not fit or has no answer, instead of refusing it")
-        ] = False,
+        hub: Hub = None,
+        held_out: HeldOutShare = 0.1,
+        skip: Skip = False,
         seq_len: Annotated[
             PositiveInt, Doc("tokens of the longest text with its questions and answers")
         ] = 256,
@@ -76,11 +65,8 @@ class QAText(Source):
             NonNegativeInt,
             Doc("steps in which training goes from the shortest texts to all of them"),
         ] = 0,
-        form: Annotated[
-            FormKeys,
-            Doc("how a text, a question and an answer are shown, as in data=qa; \\n is a line end"),
-        ],
-        stories: Annotated[StoriesKeys, Doc("generated texts about who has what")],
+        form: FormKeys,
+        stories: StoriesKeys,
     ) -> None:
         self._run, self._growing_steps, shown = run, growing_steps, Form(**form)
         sets = open_sets(run, hub, held_out, stories, skip, all_words=True)
@@ -196,7 +182,7 @@ class Texts:
 
     @cached_property
     def by_length(self) -> np.ndarray:
-        """The texts' numbers, shortest first."""
+        """Returns the texts' numbers, shortest first."""
         return self._inputs.lengths.argsort(kind="stable")
 
     def width_of(self, indices: np.ndarray) -> int:
