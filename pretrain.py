@@ -49,6 +49,7 @@ from utils.ranks import distributed, signals
 from utils.ranks.distributed import Dist
 from utils.ranks.notices import Notices
 from utils.rundir.directory import RunDirectory
+from utils.rundir.status import started_again
 from utils.sweep.needed_runs import make_needed_runs
 from utils.transfer import batch_to_device
 
@@ -131,12 +132,15 @@ def pretrain(cfg: DictConfig) -> float | None:
     hardware.tune(cfg.exact)
     compiling.keep_compiled_code()
     with RunDirectory(Path(cfg.checkpoint_path), dist, cfg.eval_only) as run, cli.reporting():
-        start = resume.find(cfg, dist, run.say)
-        resume.fix_arithmetic(cfg, start, dist)
+        again = started_again(Path(cfg.checkpoint_path))
+        start = resume.find(cfg, dist, run.say, again)
+        # planned for GPUs that are elsewhere
+        best = "bfloat16" if cfg.plan_cards else hardware.forward_dtype(dist.device)
+        resume.fix_arithmetic(cfg, start, dist, best)
         problem = build_problem(cfg, dist, run, start)
         with dist.agreed():
             trainer = build_trainer(problem)
-        start = resume.restore(start, trainer.saved, cfg, run, trainer.total_steps)
+        start = resume.restore(start, trainer.saved, cfg, dist, run.say, trainer.total_steps)
         try_laws(trainer, start)
         train_or_evaluate(trainer, start)
         return trainer.run_state.results.get(trainer.judging_metric.name)

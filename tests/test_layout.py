@@ -20,14 +20,7 @@ ROOMS = {
     "utils.measure": {"utils", "utils.ranks", "utils.measure"},
     "utils.rundir": {"utils", "utils.ranks", "utils.rundir"},
     "utils.sweep": {"utils", "utils.ranks", "utils.command", "utils.rundir", "utils.sweep"},
-    "utils.checkpoint": {
-        "utils",
-        "utils.ranks",
-        "utils.command",
-        "utils.measure",
-        "utils.rundir",
-        "utils.checkpoint",
-    },
+    "utils.checkpoint": {"utils", "utils.ranks", "utils.command", "utils.checkpoint"},
 }
 ROOMS["utils.report"] = {*ROOMS, "utils.report"}
 ALLOWED = ROOMS | {

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -169,11 +168,10 @@ def load(folder: Path, width: int, dist: Dist) -> dict[str, float]:
     path = folder / "run"
     made = {"shards": SHARDS, "resume": "auto", "checkpoint_path": str(path), "eval_only": False}
     config = OmegaConf.create({**made, "init_from": None, "max_steps": 99, "checkpoint": None})
-    run: Any = SimpleNamespace(say=print, dist=dist)
 
     def resumed() -> None:
         start = resume.find(config, dist, print)
-        resume.restore(start, state.registry, config, run, 99)
+        resume.restore(start, state.registry, config, dist, print, 99)
 
     row = watched(resumed)
     assert state.registry.run_state.step == SAVES

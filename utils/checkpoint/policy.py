@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Protocol
 
 from omegaconf import DictConfig
 
@@ -12,14 +14,38 @@ from utils.checkpoint.reader import digest
 from utils.checkpoint.registry import Registry
 from utils.checkpoint.writer import Writer
 from utils.errors import RunError
-from utils.measure.metrics import Metric
+from utils.ranks.distributed import Dist
 from utils.ranks.notices import Notices
-from utils.rundir.directory import RunDirectory
 
 # bytes of the largest checkpoints that are hashed for the report; the second with exact=true
 DIGEST_BYTES, EXACT_BYTES = 64 << 20, 1 << 30
 FAILED_SAVES = 3  # in a row, after which the run stops
 REMEDY = "make room there"
+
+
+class Run(Protocol):
+    """The part of a run directory that this module needs."""
+
+    dist: Dist
+    directory: Path
+
+    def say(self, text: str) -> None: ...
+
+    def event(self, name: str, step: int, **facts: Any) -> None: ...
+
+    def lost(self) -> str: ...
+
+
+class Judge(Protocol):
+    """The metric that decides which checkpoint is the best."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def lower_is_better(self) -> bool: ...
+
+    def improves(self, results: Mapping[str, float], best: float | None) -> bool: ...
 
 
 class Checkpointer:
@@ -30,12 +56,11 @@ class Checkpointer:
     def __init__(
         self,
         config: DictConfig,
-        run: RunDirectory,
+        run: Run,
         saved: Registry,
-        metric: Metric,
+        metric: Judge,
         saved_step: int,
     ) -> None:
-        """`metric` decides which checkpoint is the best."""
         self._config, self._run, self._saved, self._metric = config, run, saved, metric
         folder = run.directory / "checkpoints"
         self._writer = Writer(folder, run.dist, run.say, config.keep, self._record)

@@ -24,16 +24,10 @@ from utils.command.keys import fields_of, run_values
 from utils.command.marks import MAY_CHANGE, SAME_RUN
 from utils.errors import ConfigError, brief, said_of, short, visible
 from utils.files import read_text
-from utils.measure.hardware import forward_dtype
 from utils.ranks.distributed import Dist
-from utils.rundir.directory import RunDirectory
-from utils.rundir.folders import MARKS
-from utils.rundir.status import started_again
 
 NO_PATH = ("auto", True, False)  # values of `resume` that name no checkpoint
-TRIES = 5  # to read the newest of a run that goes on, and deletes it
 AFRESH = "add resume=false to move all that aside and begin again"
-ELSEWHERE = "give another run_name (or checkpoint_path) to begin from there"
 
 
 @dataclass(frozen=True)
@@ -95,31 +89,27 @@ def initial_weights(path: str, objective: HasWeights, say: Callable[[str], None]
     return weights
 
 
-def find(config: DictConfig, dist: Dist, say: Callable[[str], None]) -> Start:
-    """Rank 0 looks and decides; every rank gets its decision."""
+def find(
+    config: DictConfig, dist: Dist, say: Callable[[str], None], started_again: bool = False
+) -> Start:
+    """Rank 0 looks and decides; every rank gets its decision.
+
+    A run that a launcher has `started_again` has obeyed `resume=false` already.
+    """
 
     def look() -> Start:
         if config.eval_only:
             return _weights_to_evaluate(Path(config.checkpoint))
-        directory, start = Path(config.checkpoint_path), Start()
-        # what a launcher starts again has obeyed `resume=false` already, if it came so far
-        if config.resume is not False or started_again(directory):
-            start = _own_or_named(config, say)
-        moved = start == Start() and any((directory / mark).exists() for mark in MARKS)
-        if moved and config.init_from and _lies_in(Path(config.init_from), directory):
-            # started again, the same command would not find them
-            raise ConfigError(
-                f"init_from={config.init_from}: lies in this run's own directory, which is to be"
-                f" moved aside; {ELSEWHERE}"
-            )
-        return start
+        if config.resume is False and not started_again:
+            return Start()
+        return _own_or_named(config, say)
 
     return _broadcast_start(dist, look)
 
 
-def fix_arithmetic(config: DictConfig, start: Start, dist: Dist) -> None:
-    """Sets `arch.forward_dtype=auto` to what the run has computed in, or what suits rank 0's
-    machine, and on a CPU `compile=auto` to whether the run was compiled.
+def fix_arithmetic(config: DictConfig, start: Start, dist: Dist, best: str) -> None:
+    """Sets `arch.forward_dtype=auto` to what the run has computed in, or to the type that suits
+    rank 0's machine `best`, and on a CPU `compile=auto` to whether the run was compiled.
 
     Written down, it stays the same on every rank and machine.
     """
@@ -128,20 +118,22 @@ def fix_arithmetic(config: DictConfig, start: Start, dist: Dist) -> None:
         config.compile = before.get("compile") is True and not config.eval_only
     if config.arch.get("forward_dtype") == "auto":
         then = before["arch"].get("forward_dtype", "auto") if before else "auto"
-        # planned for GPUs that are elsewhere
-        best = "bfloat16" if config.get("plan_cards") else forward_dtype(dist.device)
         config.arch.forward_dtype = dist.broadcast_text(best) if then == "auto" else then
 
 
 def restore(
-    start: Start, saved: Registry, config: DictConfig, run: RunDirectory, total_steps: int
+    start: Start,
+    saved: Registry,
+    config: DictConfig,
+    dist: Dist,
+    say: Callable[[str], None],
+    total_steps: int,
 ) -> Start:
     """Restores the checkpoint that the run starts from, the same one on all ranks.
 
     If it is damaged or does not fit, says so and tries the one before it. Each rank reads only what
     it keeps, after all ranks have found their files undamaged.
     """
-    dist, tries = run.dist, TRIES
     while start.folder is not None:
         with dist.agreed():
             check_fits(start, config, saved.origin(), total_steps)
@@ -149,12 +141,9 @@ def restore(
             saved.run_state.load(start.meta)
             if not config.eval_only:
                 for line in saved.origin().differences(start.meta):
-                    run.say(visible(line))
+                    say(visible(line))
             break
-        tries -= 1
-        start = _broadcast_start(
-            dist, partial(_instead, start, visible(problem), config, run.say, tries)
-        )
+        start = _broadcast_start(dist, partial(_instead, start, visible(problem), config, say))
     return start
 
 
@@ -311,24 +300,22 @@ def _at(config: DictConfig, own: Path | None) -> Start | None:
     def read(folder: Path) -> Start | None:
         if own is not None and _same(folder, own):
             return None
-        if _lies_in(folder, directory):
+        if Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(directory)):
             raise ConfigError(
                 f"resume={path}: lies in this run's own directory, and the run goes on from its"
-                f" newest; {ELSEWHERE}"
+                " newest; give another run_name (or checkpoint_path) to begin from there"
             )
         return _same_run(Start(folder, meta=reader.read_meta(folder)), config, folder)
 
     return reader.reading(path, read)
 
 
-def _instead(
-    start: Start, trouble: str, config: DictConfig, say: Callable[[str], None], tries: int
-) -> Start:
+def _instead(start: Start, trouble: str, config: DictConfig, say: Callable[[str], None]) -> Start:
     """Returns the start to use in place of a whole checkpoint that does not fit."""
     directory, name = Path(config.checkpoint_path), f"step_{start.step}"
     unfit = trouble if trouble.startswith(f"{name} is ") else f"{name} does not fit ({trouble})"
     if config.eval_only:
-        latest = _weights_to_evaluate(Path(config.checkpoint)) if tries else start
+        latest = _weights_to_evaluate(Path(config.checkpoint))
         if latest.folder == start.folder:
             raise ConfigError(f"checkpoint={start.folder}: {trouble}")
         return latest
@@ -341,14 +328,10 @@ def _instead(
             )
         say(f"checkpoint {unfit}; going back to {own.name}")
         return _same_run(Start(own, True, reader.read_meta(own)), config, directory)
-    there = _at(config, None) if tries else None
+    there = _at(config, None)
     if there is None or there.folder == start.folder:
         raise ConfigError(f"resume={config.resume}: {unfit}; give another step_* folder")
     return there
-
-
-def _lies_in(path: Path, directory: Path) -> bool:
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(directory))
 
 
 def _same(path: Path, other: Path) -> bool:

@@ -39,7 +39,7 @@ def main(data: str, folder: Path, before: str, *ways: str) -> None:
             other = ways[(number + 1) % len(ways)]
             checkpoint = folder / f"{other}-{before}" / "checkpoints" / "step_3"
             start = Start(checkpoint, meta=reader.read_meta(checkpoint))
-            resume.restore(start, trainer.saved, trainer.cfg, trainer.run, 9)
+            resume.restore(start, trainer.saved, trainer.cfg, dist, print, 9)
         one = Writer(place / "checkpoints", dist, print)
         one.save(trainer.run_state.step, *trainer.saved.snapshot())
         assert one.wait() == ""

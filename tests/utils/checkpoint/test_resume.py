@@ -95,27 +95,22 @@ def test_its_own_directory_is_where_it_goes_on_anyhow(run: Path) -> None:
     assert linked.continues
 
 
-def test_auto_arithmetic_is_what_the_run_has_or_the_machine_is_best_at(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resume, "forward_dtype", lambda device: "float32")
-    saved = {"shards": 8, "arch": {"forward_dtype": "bfloat16"}}
-    alone(run / "checkpoints", 40, config=saved)
+def test_auto_arithmetic_is_what_the_run_has_or_the_machine_is_best_at(run: Path) -> None:
+    alone(run / "checkpoints", 40, config={"shards": 8, "arch": {"forward_dtype": "bfloat16"}})
     for asked, then, now in [
         ("auto", True, "bfloat16"),
         ("auto", False, "float32"),
         ("bfloat16", True, "bfloat16"),
     ]:
         mine = config(run, arch={"forward_dtype": asked})
-        resume.fix_arithmetic(
-            mine, resume.find(mine, Dist(), pytest.fail) if then else Start(), Dist()
-        )
+        start = resume.find(mine, Dist(), pytest.fail) if then else Start()
+        resume.fix_arithmetic(mine, start, Dist(), "float32")
         assert mine.arch.forward_dtype == now
     assert "arch.forward_dtype=float32: the run in" in refused(
         run, arch={"forward_dtype": "float32"}
     )
     without = config(run, arch={"width": 3})  # a net may have no such key
-    resume.fix_arithmetic(without, Start(), Dist())
+    resume.fix_arithmetic(without, Start(), Dist(), "float32")
     assert without.arch == {"width": 3}
 
 
@@ -134,10 +129,10 @@ def test_a_run_stays_compiled_or_not(
 ) -> None:
     alone(run / "checkpoints", 40, config={"shards": 8, "arch": {}, "compile": before})
     mine = config(run, arch={}, compile=asked)
-    resume.fix_arithmetic(mine, resume.find(mine, Dist(), pytest.fail), Dist())
+    resume.fix_arithmetic(mine, resume.find(mine, Dist(), pytest.fail), Dist(), "float32")
     assert mine.compile is now
     fresh = config(run, arch={}, compile=asked)
-    resume.fix_arithmetic(fresh, Start(), Dist())
+    resume.fix_arithmetic(fresh, Start(), Dist(), "float32")
     assert fresh.compile == asked, "before its first step it decides by itself"
 
 
@@ -184,16 +179,6 @@ def test_a_damaged_newest_makes_the_one_before_the_newest(run: Path) -> None:
     (run / "checkpoints" / "step_30" / "ema.safetensors").unlink()
     start = resume.find(config(run, resume=str(run / "checkpoints" / "step_20")), Dist(), print)
     assert (start.continues, start.step) == (True, 20)
-
-
-def test_weights_that_would_be_moved_aside(run: Path) -> None:
-    line = refused(run, init_from=str(run), resume=False)
-    assert line.startswith(
-        f"init_from={run}: lies in this run's own directory, which is to be moved aside; give"
-        " another run_name"
-    )
-    assert found(run, init_from=str(run)).continues, "it has them already"
-    assert found(run.parent / "other", init_from=str(run)) == Start()
 
 
 def test_a_configuration_left_behind_that_is_none(run: Path) -> None:
@@ -274,8 +259,8 @@ def taken_up(
 def take_up(
     start: Start, directory: Path, saved: Registry, said: list[str] | None = None, **changes: Any
 ) -> Start:
-    run: Any = SimpleNamespace(say=pytest.fail if said is None else said.append, dist=Dist())
-    return resume.restore(start, saved, config(directory, **changes), run, 99)
+    say = pytest.fail if said is None else said.append
+    return resume.restore(start, saved, config(directory, **changes), Dist(), say, 99)
 
 
 @pytest.mark.parametrize("splits", [False, True])
@@ -291,9 +276,9 @@ def test_any_ranks_go_on_and_see_a_flipped_bit_of_any_file(
 
     def take(dist: Dist) -> tuple[int, dict[str, Any], list[str]]:
         saved, said = Taking(dist, splits=splits), list[str]()
-        run: Any = SimpleNamespace(say=said.append, dist=dist)
         asked = config(tmp_path)
-        start = resume.restore(resume.find(asked, dist, said.append), saved, asked, run, 99)
+        start = resume.find(asked, dist, said.append)
+        start = resume.restore(start, saved, asked, dist, said.append, 99)
         return start.step, saved.taken, said
 
     def taken() -> list[tuple[int, dict[str, Any], list[str]]]:
