@@ -2,155 +2,139 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
+import torch
+from omegaconf import OmegaConf
 
-from utils.checkpoint import policy
+from tests.utils.checkpoint.helpers import as_it_is, names
 from utils.checkpoint.policy import Checkpointer
-from utils.checkpoint.registry import RunState
+from utils.checkpoint.reader import read_meta
+from utils.checkpoint.registry import Origin, Registry, RunState
 from utils.errors import RunError
 from utils.measure.metrics import Metric
+from utils.ranks.distributed import Dist
 
 LOSS, ACCURACY = Metric("eval/lm_loss", lower_is_better=True), Metric("eval/accuracy")
+SETTINGS = {
+    "keep": None,
+    "exact": False,
+    "checkpoint_minutes": None,
+    "checkpoint_interval": None,
+    "objective_metric": None,
+}
 
 
-class FakeWriter:
-    """Notes what it is asked to save, and fails as often as it is asked to."""
+class SavedRun:
+    """A run with a step and results, whose checkpoints go to a real folder."""
 
-    def __init__(self, *_: object) -> None:
-        self.saved: list[tuple[int, bool]] = []
-        self.fail = 0
-        self.failures, self.best_failed, self._outcome = 0, False, ""
-
-    def save(self, step: int, best: bool) -> None:
-        self.saved.append((step, best))
-        self._outcome = "rank 0: No space left on device" if self.fail else ""
-        self.fail, self.failures = max(0, self.fail - 1), self.failures + 1 if self.fail else 0
-        if best:
-            self.best_failed = bool(self._outcome)
-
-    def wait(self) -> str:
-        return self._outcome
-
-    def take_stall_s(self) -> float:
-        return 0.0
-
-    def close(self, patience_s: float | None) -> None:
-        pass
-
-
-class KeptRun:
-    """The parts of a run that a checkpointer needs, and the checkpointer."""
-
-    def __init__(self) -> None:
-        dist = SimpleNamespace(is_main=True, all_gather_text=lambda text: [text])
-        cfg = SimpleNamespace(
-            keep=2, checkpoint_minutes=None, checkpoint_interval=None, objective_metric=None
-        )
-        self.run: Any = SimpleNamespace(
-            directory=Path("runs/x"), say=print, lost=lambda: "", dist=dist
-        )
-        self.saved: Any = SimpleNamespace(run_state=RunState(), snapshot=lambda: ())
-        self.metric = ACCURACY
-        self.checkpointer: Any = Checkpointer(cast(Any, cfg), self.run, self.saved, self.metric, -1)
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.folder = directory, directory / "checkpoints"
+        self.gone = ""
+        origin = Origin({}, "x", None, 0.1, {})
+        self.saved = Registry(lambda: origin, as_it_is())
+        self.saved.add("model", lambda: {"weight": torch.zeros(1)}, print)
+        self.judge(ACCURACY)
 
     def judge(self, metric: Metric) -> None:
         """As a run that was started again with another `objective_metric`."""
-        self.metric = self.checkpointer._metric = metric
+        run: Any = SimpleNamespace(
+            directory=self.directory,
+            dist=Dist(),
+            say=lambda text: None,
+            event=lambda *_, **__: None,
+            lost=lambda: self.gone,
+        )
+        self.metric = metric
+        self.checkpointer = Checkpointer(OmegaConf.create(SETTINGS), run, self.saved, metric, -1)
 
     @property
-    def run_state(self) -> RunState:
+    def state(self) -> RunState:
         return self.saved.run_state
+
+    def evaluated(self, step: int, value: float, wanted: bool = False, fails: bool = False) -> None:
+        """After a step that was evaluated; while the save `fails`, its folder is gone."""
+        self.state.step, self.state.results = step, {self.metric.name: value}
+        away = self.folder.rename(self.folder.with_name("away")) if fails else self.folder
+        self.checkpointer.save_if(wanted, stopping=False, evaluated=True)
+        for thread in threading.enumerate():
+            if thread.name.startswith("save-step"):
+                thread.join()
+        away.rename(self.folder)
+
+    def pointers(self) -> tuple[str, str]:
+        best, latest = ((self.folder / name).read_text().strip() for name in ("best", "latest"))
+        return best, latest
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> KeptRun:
-    monkeypatch.setattr(policy, "Writer", FakeWriter)
-    return KeptRun()
+def run(tmp_path: Path) -> SavedRun:
+    return SavedRun(tmp_path / "run")
 
 
-def evaluated(kept: KeptRun, step: int, value: float, wanted: bool = False) -> None:
-    kept.run_state.step, kept.run_state.results = step, {kept.metric.name: value}
-    kept.checkpointer.save_if(wanted, stopping=False, evaluated=True)
-
-
-def saved(kept: KeptRun) -> list[tuple[int, bool]]:
-    return kept.checkpointer._writer.saved
-
-
-def test_the_best_is_saved_and_others_only_when_wanted(kept: KeptRun) -> None:
+def test_the_best_is_saved_and_others_only_when_wanted(run: SavedRun) -> None:
     for step, value in ((1, 0.5), (2, 0.4), (3, 0.6)):
-        evaluated(kept, step, value)
-    evaluated(kept, 4, 0.1, wanted=True)
-    assert saved(kept) == [(1, True), (3, True), (4, False)]
-    assert (kept.run_state.best, kept.run_state.best_of) == (0.6, "eval/accuracy")
+        run.evaluated(step, value)
+    assert run.pointers() == ("step_3", "step_3")
+    run.evaluated(4, 0.1, wanted=True)
+    assert run.pointers() == ("step_3", "step_4")
+    assert names(run.folder) == {"best", "latest", "step_1", "step_3", "step_4"}
+    assert (run.state.best, run.state.best_of) == (0.6, "eval/accuracy")
 
 
-def test_a_best_that_could_not_be_saved_does_not_count(kept: KeptRun) -> None:
-    evaluated(kept, 1, 0.5)
-    kept.checkpointer._writer.fail = 1
-    evaluated(kept, 2, 0.9)
-    evaluated(kept, 3, 0.7)
-    assert saved(kept) == [(1, True), (2, True), (3, True)]
-    assert kept.run_state.best == 0.7
-    evaluated(kept, 4, 0.6, wanted=True)
-    assert saved(kept)[-1] == (4, False)
+def test_a_best_that_could_not_be_saved_does_not_count(run: SavedRun) -> None:
+    run.evaluated(1, 0.5)
+    run.evaluated(2, 0.9, fails=True)
+    run.evaluated(3, 0.7)
+    assert run.pointers() == ("step_3", "step_3")
+    run.evaluated(4, 0.8, fails=True)
+    run.state.step = 5
+    run.checkpointer.save_if(wanted=True, stopping=False, evaluated=False)
+    run.checkpointer.wait_until_saved()
+    assert run.pointers() == ("step_3", "step_5")
+    assert read_meta(run.folder)["best"] == 0.7
 
 
-def test_what_a_later_checkpoint_says_is_the_best_is_on_the_disk(kept: KeptRun) -> None:
-    evaluated(kept, 1, 0.5)
-    kept.checkpointer._writer.fail = 1
-    evaluated(kept, 2, 0.9)
-    kept.run_state.step = 3
-    kept.checkpointer.save_if(wanted=True, stopping=False, evaluated=False)
-    assert kept.run_state.best == 0.5
-
-
-def test_the_last_one_is_tried_again_as_the_best(kept: KeptRun) -> None:
-    kept.checkpointer._writer.fail = 2
-    evaluated(kept, 5, 0.9)
-    kept.checkpointer.wait_until_saved()
-    assert saved(kept) == [(5, True)] * 3
-    assert kept.run_state.best == 0.9
-    kept.checkpointer._writer.fail = 9
-    evaluated(kept, 6, 0.95)
+def test_the_last_one_is_tried_again_as_the_best(run: SavedRun) -> None:
+    run.evaluated(5, 0.9, fails=True)
+    run.checkpointer.wait_until_saved()
+    assert run.pointers() == ("step_5", "step_5")
+    run.folder.rename(run.folder.with_name("away"))
+    run.state.step = 6
+    run.checkpointer.save_unsaved()
     with pytest.raises(
-        RunError,
-        match=r"step 6 could not be saved \(rank 0: No space left on device\); make room there",
+        RunError, match=r"step 6 could not be saved \(rank 0: .*\); make room there"
     ):
-        kept.checkpointer.wait_until_saved()
+        run.checkpointer.wait_until_saved()
+    with pytest.raises(RunError, match=r"3 saves in a row failed; make room there"):
+        run.checkpointer.decide(run.checkpointer.notices())
 
 
-def test_a_directory_that_is_gone_ends_the_run_without_another_try(kept: KeptRun) -> None:
-    quiet = kept.checkpointer.notices()
-    assert not quiet
-    assert kept.checkpointer.decide(quiet) == (0, False)
-    kept.checkpointer._writer.fail = 9
-    evaluated(kept, 7, 0.9)
-    kept.run.lost = lambda: "it is gone"
+def test_a_directory_that_is_gone_ends_the_run(run: SavedRun) -> None:
+    assert run.checkpointer.decide(run.checkpointer.notices()) == (0, False)
+    run.evaluated(7, 0.9, fails=True)
+    run.gone = "it is gone"
     with pytest.raises(RunError, match=r"^it is gone$"):
-        kept.checkpointer.decide(kept.checkpointer.notices())
+        run.checkpointer.decide(run.checkpointer.notices())
     with pytest.raises(RunError, match=r"^it is gone$"):
-        kept.checkpointer.wait_until_saved()
-    assert saved(kept) == [(7, True)]
+        run.checkpointer.wait_until_saved()
 
 
-def test_another_metric_is_not_compared_with_the_old_ones_value(kept: KeptRun) -> None:
-    evaluated(kept, 1, 0.9)
-    kept.judge(LOSS)
-    evaluated(kept, 2, 3.0)
-    evaluated(kept, 3, 2.0)
-    evaluated(kept, 4, 2.5)
-    assert saved(kept) == [(1, True), (2, True), (3, True)]
-
-
-def test_another_direction_is_another_measure(kept: KeptRun) -> None:
-    kept.judge(Metric("eval/kl", lower_is_better=True))
-    evaluated(kept, 1, 3.0)
-    kept.judge(Metric("eval/kl"))
-    evaluated(kept, 2, 2.0)
-    evaluated(kept, 3, 1.0)
-    assert saved(kept) == [(1, True), (2, True)]
+@pytest.mark.parametrize(
+    ("before", "now", "values"),
+    [(ACCURACY, LOSS, (0.9, 3.0, 2.0, 2.5)), (Metric("eval/kl", True), Metric("eval/kl"), (3, 1))],
+)
+def test_another_metric_or_direction_is_not_compared_with_the_old_ones_value(
+    before: Metric, now: Metric, values: tuple[float, ...], run: SavedRun
+) -> None:
+    run.judge(before)
+    run.evaluated(1, values[0])
+    run.judge(now)
+    for step, value in enumerate(values[1:], start=2):
+        run.evaluated(step, value)
+    best = {4: "step_3", 2: "step_2"}[len(values)]
+    assert run.pointers() == (best, best)

@@ -124,6 +124,19 @@ def test_a_bad_mode_is_an_error_on_every_rank(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_what_is_said_before_the_log_is_open_is_in_it(tmp_path: Path) -> None:
+    """Such as what a checkpoint is found to be, before the run directory is touched."""
+    run = RunDirectory(tmp_path / "run", Dist())
+    run.say("the learning rate jumps")
+    assert not (tmp_path / "run").exists()
+    run.begin("x: 1\n", {"mode": "disabled"})
+    run.say("later")
+    run.close()
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert log.count("jumps") == log.count("later") == 1
+    assert log.index("jumps") < log.index("later")
+
+
 def test_an_error_goes_through(tmp_path: Path) -> None:
     with pytest.raises(KeyError), opened(tmp_path / "x"):
         raise KeyError("mine")
