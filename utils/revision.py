@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from utils.errors import visible
-from utils.files import ROOT
+from utils.files import ROOT, read_text, write_whole
 
-LIMIT = 20_000_000  # characters of a diff worth keeping
+LIMIT = 10_000_000  # characters of a diff worth keeping
 LARGEST_SOURCE = 1_000_000  # bytes of an untracked file that is kept
 SOURCES = {".py", ".pyi", ".yaml", ".yml", ".toml", ".sh", ".slurm", ".c", ".cu", ".cpp"}
 LEFT_OUT = "# untracked, left out: "
@@ -60,6 +62,38 @@ def uncommitted() -> str:
         diff = diff[:LIMIT] + "\n# cut here\n"
     left_out = sorted({*names} - {*kept})
     return "".join(f"{LEFT_OUT}{visible(name)}\n" for name in left_out) + diff
+
+
+def record(directory: Path) -> str:
+    """Writes git.txt and uncommitted.diff.
+
+    Returns the name to which an earlier git.txt was moved, if the run began with other code.
+    """
+    if not (text := summary()):
+        return ""
+    now, old = {"git.txt": text, "uncommitted.diff": uncommitted()}, ""
+    before = {name: read_text(directory / name) for name in now if (directory / name).exists()}
+    if "git.txt" in before and _code(before) != _code(now):
+        number = next(n for n in itertools.count(1) if not _old(directory, "git.txt", n).exists())
+        for name in before:
+            (directory / name).rename(_old(directory, name, number))
+        old = _old(directory, "git.txt", number).name
+    for name, content in now.items():
+        write_whole(directory / name, content)
+    return old
+
+
+def _old(directory: Path, name: str, number: int) -> Path:
+    stem, suffix = name.split(".")
+    return directory / f"{stem}.old-{number}.{suffix}"
+
+
+def _code(record: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Revision and changes, without the names of files left out, which come and go."""
+    changes = record.get("uncommitted.diff", "").splitlines()
+    return record["git.txt"].splitlines()[0], [
+        line for line in changes if not line.startswith(LEFT_OUT)
+    ]
 
 
 def _is_small_source(name: str) -> bool:

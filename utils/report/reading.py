@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from utils.report.evaluations import files_of, read_pictures, read_scenes
 from utils.report.page import escape
 from utils.report.rows import Row, Table, downsample, number, read_tables
 from utils.revision import LEFT_OUT
-from utils.rundir.status import FRESH_S
+from utils.rundir.status import LOST, is_alive
 
 Payload = dict[str, Any]
 COSTS = re.compile(r"loss|bpb|error|perplexity")  # metrics where lower is better
@@ -105,8 +104,8 @@ def read_status(directory: Path) -> Payload:
     beat = number(status.get("heartbeat"))
     if told["state"] == "running" and beat is not None:
         told["heartbeat"] = beat
-        if time.time() - beat > FRESH_S:
-            told["state"] = "lost"
+        if not is_alive(status):
+            told["state"] = LOST
     return told
 
 

@@ -19,7 +19,7 @@ from utils.errors import ConfigError
 from utils.files import ROOT, read_text, write_whole
 from utils.report.reading import read_run
 from utils.report.rows import read_rows
-from utils.rundir.status import other_writer, state_of
+from utils.rundir.status import state_of
 
 JOBS, SUMMARY = "jobs.json", "summary.csv"
 OVERRIDE = re.compile(r"(?:^|\s)([+~]*[\w./@-]+)=")
@@ -124,8 +124,6 @@ def _job(listed: Mapping[str, Any]) -> dict[str, Any]:
     directory = str(listed["directory"])
     found = result(Path(directory)) if directory else Result()
     state = state_of(Path(directory)) if directory else "failed"
-    if state == "running" and not other_writer(Path(directory)):
-        state = "killed"
     return {
         "number": int(listed["number"]),
         "keys": overrides(str(listed["overrides"])),

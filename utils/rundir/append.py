@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
-import math
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,13 @@ from typing import Any
 from utils.errors import brief
 from utils.files import read_bytes, write_whole
 
-REPEAT_S = 60.0  # a disk that keeps filling up is reported at most this often
-
 
 class Troubles:
-    """Reports once that a file cannot be written, and once that it can be written again."""
+    """Reports once that a file cannot be written; the run goes on."""
 
     def __init__(self, report: Callable[[str, str], None]) -> None:
         self._report = report
-        self._failing: set[str] = set()
-        self._reported_at: dict[str, float] = {}
+        self._reported: set[str] = set()
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[None]:
@@ -32,18 +28,9 @@ class Troubles:
         try:
             yield
         except OSError as error:
-            now = time.monotonic()
-            if (
-                name not in self._failing
-                and now - self._reported_at.get(name, -math.inf) >= REPEAT_S
-            ):
-                self._failing.add(name)
-                self._reported_at[name] = now
+            if name not in self._reported:
+                self._reported.add(name)
                 self._report(name, f"{name} cannot be written ({brief(error)}); training goes on")
-        else:
-            if name in self._failing:
-                self._failing.discard(name)
-                self._report(name, f"{name} can be written again")
 
 
 class AppendedFile:
@@ -52,41 +39,29 @@ class AppendedFile:
     def __init__(self, path: Path, troubles: Troubles) -> None:
         self._name, self._troubles, self._lock = path.name, troubles, threading.Lock()
         self._file = open(path, "ab+", buffering=0)  # noqa: SIM115 (open as long as the run)
-        # the length to cut the file back to, if a write fails in the middle of a line
-        self._torn: int | None = None
-        if (
-            self._file.seek(0, os.SEEK_END)
-            and (self._file.seek(-1, os.SEEK_END), self._file.read(1))[1] != b"\n"
-        ):
-            # a former process died within a line; start a new one
-            self.write("")
+        self._length = self._file.seek(0, os.SEEK_END)  # of the whole lines
+        if self._length:
+            self._file.seek(-1, os.SEEK_END)
+            if self._file.read(1) != b"\n":  # a former process died within a line: start a new one
+                self.write("")
 
     def write(self, line: str) -> None:
         """Appends a line, or reports why it cannot."""
+        data = f"{line}\n".encode(errors="backslashreplace")
         with self._troubles.writing(self._name), self._lock:
-            if not self._file.closed:
-                self._append(f"{line}\n".encode(errors="backslashreplace"))
+            if self._file.closed:
+                return
+            try:
+                if self._file.write(data) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._length += len(data)
+            except OSError:
+                self._file.truncate(self._length)
+                raise
 
     def close(self) -> None:
         with contextlib.suppress(OSError), self._lock:
             self._file.close()
-
-    def _append(self, data: bytes) -> None:
-        self._cut()
-        self._torn = os.fstat(self._file.fileno()).st_size
-        try:
-            while data:
-                data = data[self._file.write(data) :]
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._cut()
-            raise
-        self._torn = None
-
-    def _cut(self) -> None:
-        if self._torn is not None:
-            self._file.truncate(self._torn)
-            self._torn = None
 
 
 def steps_evaluated(path: Path) -> set[int]:

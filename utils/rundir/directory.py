@@ -5,7 +5,6 @@ Rank 0 writes; on other ranks every method does nothing.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -14,8 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -25,12 +23,11 @@ import torch
 
 from utils import revision
 from utils.errors import Busy, ConfigError, RunError, Stopped, brief, visible_lines
-from utils.files import read_bytes, safe_name, write_whole
+from utils.files import safe_name, write_whole
 from utils.ranks.distributed import Dist
 from utils.ranks.signals import STATUS
 from utils.rundir import folders
 from utils.rundir.append import AppendedFile, Troubles, keep_rows, steps_evaluated
-from utils.rundir.lock import Lock
 from utils.rundir.maker import PATIENCE_S, Maker
 from utils.rundir.progress import ProgressBar
 from utils.rundir.status import FINAL, Status, other_writer, state_of
@@ -45,12 +42,9 @@ class RunDirectory:
 
     def __init__(self, directory: Path, dist: Dist, evaluates: bool = False) -> None:
         """With `evaluates`, `begin` chooses an unused directory instead, for an evaluation."""
-        self.directory = (
-            directory if directory.name not in ("", "..") else Path(os.path.abspath(directory))
-        )
-        self.dist, self._evaluates = dist, evaluates
-        self._lock = Lock(self.directory)
-        self._bar = ProgressBar(launcher=dist.launcher, shown=dist.is_main)
+        self.directory, self.dist, self._evaluates = directory, dist, evaluates
+        self._lock = folders.Lock(directory)
+        self._bar = ProgressBar(dist.launcher, shown=dist.is_main)
         self._tracker = Tracker(self.say, dist.timeout_s / 2)
         self._troubles = Troubles(self._report)
         self._status: Status | None = None
@@ -100,12 +94,7 @@ class RunDirectory:
         if self._evaluates:
             self.directory = folders.make_another(self.directory)
         else:
-            if (
-                other := self._other_run()
-            ):  # again, for a run on a host that our lock does not reach
-                raise ConfigError(self._taken_by(other))
             moved = folders.make(self.directory, move=resumed is None)
-        folders.check_files(self.directory)
         try:
             write_whole(self.directory / "config.yaml", config_text)
             if resumed is not None:
@@ -125,8 +114,7 @@ class RunDirectory:
             self._note(self._early.pop(0))
         self.mark("running")
         self._maker = Maker(self.directory, self._note) if report else None
-        page = self._maker.command if self._maker is not None else ()
-        self._status.keep_alive(lambda: self._step, page)
+        self._status.keep_alive(lambda: self._step)
         if self.dist.watch is not None:  # it ends the process where the main thread cannot
             self.dist.watch.last_words[:] = [partial(self._fail, exit_status=1)]
         if moved:
@@ -134,11 +122,8 @@ class RunDirectory:
         if resumed is not None:
             self.say(f"continued at step {resumed}")
         with self._troubles.writing("git.txt"):
-            if old := _record_code(self.directory):
-                self.say(
-                    "the code has changed since this run was last started; the former revision"
-                    f" is in {old}"
-                )
+            if old := revision.record(self.directory):
+                self.say(f"the code has changed since this run was last started, as {old} says")
 
     def _record_start(
         self, resumed: int | None, hosts: Sequence[str], facts: Mapping[str, Any]
@@ -181,17 +166,14 @@ class RunDirectory:
             maker.finish(patience_s)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Appends a line to metrics.jsonl, from where it goes to W&B."""
+        """Appends a line to metrics.jsonl, and sends it to W&B."""
         if self._metrics is None:
             return
         self._step = step
-        row = {
-            "step": step,
-            "time": round(time.time(), 3),
-            **{name: _strict(value) for name, value in metrics.items()},
-        }
+        values = {name: _strict(value) for name, value in metrics.items()}
+        row = {"step": step, "time": round(time.time(), 3), **values}
         self._metrics.write(json.dumps(row, allow_nan=False))
-        self._tracker.report()
+        self._tracker.log(step, values)
 
     def say(self, text: str) -> None:
         """Writes a line to the terminal and to log.txt; names in it may be a stranger's."""
@@ -333,7 +315,10 @@ class RunDirectory:
                 if self.dist.is_main:
                     other = self._claim()
             if other := self.dist.broadcast_text(other):
-                raise Busy(self._taken_by(other))
+                raise Busy(
+                    f"checkpoint_path={self.directory}: another run ({other}) writes there; stop it"
+                    " or give another run_name"
+                )
         except BaseException:
             self._lock.release()
             raise
@@ -365,19 +350,10 @@ class RunDirectory:
         """Locks the directory before anything in it is read. Returns who else has it, or ""."""
         folders.refuse_links(self.directory)
         if self._evaluates:
-            folders.refuse_checkpoints(self.directory)
             return ""
         folders.refuse_inside(self.directory)
-        return self._other_run(self.say)
-
-    def _other_run(self, remark: Callable[[str], None] = lambda text: None) -> str:
-        return self._lock.acquire() or other_writer(self.directory, remark)
-
-    def _taken_by(self, other: str) -> str:
-        return (
-            f"checkpoint_path={self.directory}: another run ({other}) writes there; stop it or give"
-            " another run_name"
-        )
+        locked = self._lock.acquire()
+        return other_writer(self.directory) or ("" if locked else "which has just begun")
 
     def _fail(self, cause: str = "", exit_status: int | None = None) -> None:
         if self._status is not None and self._status.state not in FINAL:
@@ -387,47 +363,6 @@ class RunDirectory:
     def _report(self, name: str, text: str) -> None:
         """Reports trouble with a file; only the terminal can tell about log.txt."""
         (self._bar.say if name == "log.txt" else self.say)(text)
-
-
-def _record_code(directory: Path) -> str:
-    """Writes git.txt and uncommitted.diff.
-
-    Returns where the earlier ones were moved, if the run began with other code.
-    """
-    if not (summary := revision.summary()):
-        return ""
-    now = {"git.txt": summary.encode(), "uncommitted.diff": revision.uncommitted().encode()}
-    before, old = {}, ""
-    for name in now:
-        with suppress(FileNotFoundError):
-            before[name] = read_bytes(directory / name)
-    if "git.txt" in before and _code(before) != _code(now):
-        number = next(
-            n
-            for n in itertools.count(1)
-            if not any((directory / _numbered(name, n)).exists() for name in now)
-        )
-        for name in before:
-            (directory / name).rename(directory / _numbered(name, number))
-        old = _numbered("git.txt", number)
-    for name, content in now.items():
-        write_whole(directory / name, content)
-    return old
-
-
-def _code(record: Mapping[str, bytes]) -> tuple[bytes, list[bytes]]:
-    """Revision and changes, without the names of files left out, which come and go."""
-    changes = [
-        line
-        for line in record.get("uncommitted.diff", b"").splitlines()
-        if not line.startswith(revision.LEFT_OUT.encode())
-    ]
-    return record["git.txt"].partition(b"\n")[0], changes
-
-
-def _numbered(name: str, number: int) -> str:
-    stem, _, suffix = name.partition(".")
-    return f"{stem}.old-{number}.{suffix}"
 
 
 def _strict(value: Any) -> float | int | None:

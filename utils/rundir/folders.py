@@ -1,20 +1,71 @@
-"""The folder of a run: a training moves a former run aside, an evaluation takes an unused name."""
+"""The folder of a run: a training locks it and moves a former run aside, an evaluation takes an
+unused name.
+"""
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
-import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from utils.errors import ConfigError, brief, visible
 
 # What tells a run directory from a folder that something else (Hydra, a user) has made.
 MARKS = ("config.yaml", "metrics.jsonl", "log.txt", "checkpoints")
-FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "log.txt", "status.json")
+TRIES = 100
 WRITTEN = ("checkpoints", "evaluations")  # folders in a run's folder that it writes into
-OF_CHECKPOINTS = re.compile(r"checkpoints|latest|meta\.json|manifest\.json|step_\d+")
+
+
+class Lock:
+    """One writer per run directory: a lock that the kernel releases when its process dies.
+
+    The file lies beside the directory, so that it stays when a former run is moved aside.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = Path(os.path.realpath(directory))  # one lock for all spellings
+        self._lock = FileLock(self._directory.with_name(f".{self._directory.name}.lock"))
+        self._made: list[Path] = []  # folders that were not there before, outermost first
+
+    def acquire(self) -> bool:
+        """Locks until `release` or the end of this process. Returns whether it could.
+
+        On file systems without locks it succeeds.
+        """
+        if self._lock.is_locked:
+            return True
+        for tries_left in reversed(range(TRIES)):
+            try:
+                for folder in reversed(self._directory.parents):
+                    if not folder.exists():
+                        folder.mkdir(exist_ok=True)
+                        self._made.append(folder)
+                self._lock.acquire(blocking=False)
+                break
+            except Timeout:
+                return False
+            except OSError as error:
+                if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):
+                    break
+                # another run may just have removed the folders that it made
+                if error.errno not in (errno.ENOENT, errno.EEXIST) or not tries_left:
+                    raise creation_error(self._directory, error) from None
+        return True
+
+    def release(self) -> None:
+        """Removes the file, and the folders that were made for it if they are empty."""
+        if self._lock.is_locked:
+            with suppress(OSError):
+                os.unlink(self._lock.lock_file)  # whoever waits for it sees that it is gone
+            self._lock.release()
+        with suppress(OSError):
+            while self._made:
+                self._made.pop().rmdir()
 
 
 def make(directory: Path, move: bool) -> str:
@@ -22,10 +73,7 @@ def make(directory: Path, move: bool) -> str:
     moved = ""
     try:
         if move and any((directory / mark).exists() for mark in MARKS):
-            names = (
-                directory.with_name(f"{directory.name}.old-{number}")
-                for number in itertools.count(1)
-            )
+            names = (directory.with_name(f"{directory.name}.old-{n}") for n in itertools.count(1))
             directory.rename(aside := next(name for name in names if not name.exists()))
             moved = aside.name
         directory.mkdir(parents=True, exist_ok=True)
@@ -52,38 +100,15 @@ def make_another(directory: Path) -> Path:
     return chosen
 
 
-def refuse_checkpoints(directory: Path) -> None:
-    """Refuses a folder with checkpoints: an evaluation writes nothing beside a training."""
-    try:
-        names = (
-            [entry.name for entry in directory.iterdir() if OF_CHECKPOINTS.fullmatch(entry.name)]
-            if directory.is_dir()
-            else []
-        )
-    except OSError as error:
-        raise creation_error(directory, error) from None
-    if names:
-        raise ConfigError(
-            f"checkpoint_path={directory}: holds checkpoints ({min(names)}), beside which an"
-            " evaluation writes nothing; give another folder, or leave checkpoint_path out"
-        )
-
-
 def refuse_inside(directory: Path) -> None:
     """Refuses a folder within another run's checkpoints, which that run may delete."""
-    for folder in [directory, *Path(os.path.abspath(directory)).parents][:4]:
-        if marker := next(
-            (
-                name
-                for name in ("meta.json", "manifest.json", "latest")
-                if os.path.isfile(folder / name)
-            ),
-            "",
-        ):
-            raise ConfigError(
-                f"checkpoint_path={directory}: {folder} belongs to a run's checkpoints ({marker});"
-                " give the folder of a run"
-            )
+    for folder in [directory, *directory.absolute().parents][:4]:
+        for name in ("manifest.json", "latest"):
+            if (folder / name).is_file():
+                raise ConfigError(
+                    f"checkpoint_path={directory}: {folder} belongs to a run's checkpoints"
+                    f" ({name}); give the folder of a run"
+                )
 
 
 def refuse_links(directory: Path) -> None:
@@ -110,16 +135,6 @@ def _entries(folder: Path | str, inside: str = "") -> Iterator[os.DirEntry[str]]
         yield entry
         if entry.is_dir(follow_symlinks=False) and (inside or entry.name) in WRITTEN:
             yield from _entries(entry.path, inside or entry.name)
-
-
-def check_files(directory: Path) -> None:
-    """Refuses pipes and folders in place of the run's files."""
-    for name in FILES:
-        if (directory / name).exists() and not (directory / name).is_file():
-            raise ConfigError(
-                f"checkpoint_path={directory}: {name} there is no regular file; move it away, or"
-                " give another run_name"
-            )
 
 
 def creation_error(directory: Path, error: OSError) -> ConfigError:

@@ -41,17 +41,12 @@ class Maker:
         self._start()
         self._wait(deadline)
 
-    @property
-    def command(self) -> list[str]:
-        """The command that draws the page, to be run in this repository's folder."""
-        return [sys.executable, "-m", "utils.report", "--beside", str(self._directory)]
-
     def _start(self) -> None:
         null = subprocess.DEVNULL
         self._started = time.monotonic()
         try:
             self._process = subprocess.Popen(
-                self.command,
+                [sys.executable, "-m", "utils.report", "--beside", str(self._directory)],
                 stdin=null,
                 stdout=null,
                 stderr=subprocess.PIPE,

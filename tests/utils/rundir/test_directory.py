@@ -7,13 +7,11 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.ranks import run_code
 from utils import revision
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
@@ -96,9 +94,7 @@ def test_a_folder_without_a_run_is_used_as_it_is(tmp_path: Path) -> None:
 
 def test_an_impossible_directory_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        ConfigError, match=r"^checkpoint_path=.*file/x: cannot be made \(Not a directory\)"
-    ):
+    with pytest.raises(ConfigError, match=r"^checkpoint_path=.*file/x: cannot be made"):
         opened(tmp_path / "file" / "x")
 
 
@@ -263,27 +259,6 @@ def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["config.yaml", "metrics.jsonl", "log.txt", "status.json", "git.txt"]
-)
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_what_is_no_file_holds_up_nothing(
-    name: str, make: Callable[[Path], None], tmp_path: Path
-) -> None:
-    """Opening a pipe waits for its other end."""
-    run = tmp_path / "x"
-    run.mkdir()
-    make(run / name)
-    if name == "git.txt":
-        opened(run, resumed=2).close()
-        return
-    with pytest.raises(
-        ConfigError, match=rf"^checkpoint_path=.*x: {name} there is no regular file; move it away"
-    ):
-        opened(run, resumed=2)
-    assert os.listdir(run) == [name]
-
-
-@pytest.mark.parametrize(
     "content",
     [
         b"",
@@ -327,15 +302,6 @@ def test_the_code_a_run_began_with_stays_recorded(
         for old in (".old-1", ".old-2", ".old-3", "")
     ]
     assert changes == ["# untracked, left out: notes.txt\n", "", "-one\n+two\n", ""]
-
-
-def test_importing_it_loads_nothing_heavy() -> None:
-    heavy = ("wandb", "datasets", "safetensors", "omegaconf")
-    code = (
-        f"import sys, utils.rundir.directory; print([name for name in {heavy} if name in"
-        " sys.modules])"
-    )
-    assert run_code(code, check=True).stdout == "[]\n"
 
 
 def test_an_evaluation_that_is_still_due_is_not_there_twice(tmp_path: Path) -> None:

@@ -30,22 +30,6 @@ def test_each_evaluation_has_a_directory_of_its_own(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["x", "x-2", "x-3", "y", "y-2"]
 
 
-@pytest.mark.parametrize("mark", ["checkpoints/", "latest", "step_5/", "meta.json"])
-def test_it_writes_nothing_beside_checkpoints(mark: str, tmp_path: Path) -> None:
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / mark).mkdir() if mark.endswith("/") else (tmp_path / "x" / mark).touch()
-    with pytest.raises(
-        ConfigError,
-        match=(
-            rf"^checkpoint_path=.*/x: holds checkpoints \({mark.rstrip('/')}\), beside which an"
-            r" evaluation"
-        ),
-    ):
-        evaluation(tmp_path / "x")
-    assert os.listdir(tmp_path / "x") == [mark.rstrip("/")]
-    assert os.listdir(tmp_path) == ["x"]
-
-
 def test_a_training_without_a_checkpoint_yet_is_left_alone(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "x", Dist()) as run:
         run.begin("a: 1", OFF)
@@ -75,29 +59,16 @@ def test_many_that_ask_at_once_get_as_many(tmp_path: Path) -> None:
     assert len(set(got)) == len(got) == 160
 
 
-def test_a_directory_without_a_name_gets_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "x" / "y").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "x")
-    assert [evaluation(Path(".")).name, evaluation(Path(".")).name] == ["x", "x-2"]
-    monkeypatch.chdir(tmp_path / "x" / "y")
-    assert evaluation(Path("..")) == tmp_path / "x-3"
-
-
 def test_no_run_lives_within_anothers_checkpoints(tmp_path: Path) -> None:
     """Which it would be deleted with, as one that is kept no longer."""
     step = tmp_path / "a" / "checkpoints" / "step_5"
     step.mkdir(parents=True)
-    (step / "meta.json").touch()
+    (step / "manifest.json").touch()
     (step.parent / "latest").write_text("step_5\n")
     for inside in (step, step / "new", step.parent, step.parent / "new" / "deep"):
         with pytest.raises(
             ConfigError,
-            match=(
-                r"^checkpoint_path=.*: .* belongs to a run's checkpoints \((latest|meta.json)\);"
-                r" give the"
-            ),
+            match=r"^checkpoint_path=.*: .* belongs to a run's checkpoints",
         ):
             refuse_inside(inside)
     for other in (tmp_path / "a", tmp_path / "b" / "c"):

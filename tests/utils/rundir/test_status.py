@@ -26,7 +26,7 @@ from utils.ranks.distributed import Dist
 from utils.ranks.signals import STATUS
 from utils.rundir import status
 from utils.rundir.directory import RunDirectory
-from utils.rundir.status import other_writer, started_again, state_of
+from utils.rundir.status import LOST, other_writer, started_again, state_of
 from utils.rundir.wandb_log import Tracker
 
 
@@ -203,17 +203,7 @@ def test_two_runs_do_not_share_a_directory(resumed: int | None, tmp_path: Path) 
         (tmp_path / ".x.lock").unlink()  # as where there are no locks: its status.json is read
         with pytest.raises(ConfigError, match=expected):
             opened(folder, text="mine", resumed=resumed)
-
-        now = state(folder)
-        for change in (
-            {"process_began": now["process_began"] - 1},
-            {"state": "failed"},
-            {"pid": "?"},
-        ):
-            (folder / "status.json").write_text(json.dumps(now | change))
-            assert other_writer(folder) == ""  # not that process: a pid alone is used again
-        (folder / "status.json").write_text(json.dumps(now))
-        assert other_writer(folder) != ""
+        assert state_of(folder) == "running"
         os.kill(other.pid, signal.SIGKILL)
         # dead, though nobody has asked how it ended
         os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
@@ -223,97 +213,62 @@ def test_two_runs_do_not_share_a_directory(resumed: int | None, tmp_path: Path) 
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_full_disk_still_takes_how_the_run_ended(small_disk: Path) -> None:
-    with opened(small_disk / "run") as run:
-        fill(small_disk)
-        run.mark("failed", "OSError: no space", exit_status=1)
-    now = state(small_disk / "run")
-    assert (now["state"], now["reason"]) == ("failed", "OSError: no space")
-
-
 KILLED = """
 import sys, time
 from pathlib import Path
 from tests.utils.rundir.test_directory import opened
-opened(Path(sys.argv[1]), report=True)
+opened(Path(sys.argv[1]))
 print("ready", flush=True)
 time.sleep(60)
 """
 
 
-def test_a_run_that_is_killed_is_not_left_as_running(tmp_path: Path) -> None:
+def test_a_run_that_is_killed_is_not_taken_for_running(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path / "run")], cwd=ROOT, stdout=subprocess.PIPE
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
+    assert state_of(tmp_path / "run") == "running"
     process.kill()
     process.communicate()
-    assert until(lambda: state(tmp_path / "run")["state"] == "failed")
-    assert state(tmp_path / "run")["reason"] == status.KILLED
-    assert until(lambda: "killed (by SIGKILL" in page_of(tmp_path / "run"), 20)
-    assert not list((tmp_path / "run").glob(".*"))
+    assert (state(tmp_path / "run")["state"], state_of(tmp_path / "run")) == ("running", LOST)
 
 
-def page_of(run: Path) -> str:
-    page = run / "report.html"
-    return page.read_text() if page.exists() else ""
-
-
-def elsewhere(folder: Path, age: float, launch: dict | None = None, **changes: object) -> None:
+def elsewhere(folder: Path, age: float, launch: str = "", **changes: object) -> None:
     """A run that another host says it is doing."""
     opened(folder).close()
-    row = state(folder) | {
-        "state": "running",
-        "host": "n7",
-        "pid": 12,
-        "heartbeat": time.time() - age,
-        **changes,
-    }
-    row["launch"] |= launch or {}
+    told = {"state": "running", "host": "n7", "pid": 12, "heartbeat": time.time() - age}
+    row = state(folder) | told | {"launch": launch} | changes
     (folder / "status.json").write_text(json.dumps(row))
 
 
-@pytest.mark.parametrize(("age", "shown"), [(5, 5), (55, 55), (-30, 0)])
+@pytest.mark.parametrize("age", [5, 55, -30])
 def test_a_run_of_another_host_is_refused_as_long_as_it_is_heard_of(
-    age: float, shown: int, tmp_path: Path
+    age: float, tmp_path: Path
 ) -> None:
     elsewhere(tmp_path / "x", age)
-    words = (
-        rf"^checkpoint_path=.*/x: another run \(pid 12 on host n7, last heard of {shown} s ago;"
-        r" given up after 60 s\) writes there"
-    )
-    with pytest.raises(ConfigError, match=words):
+    assert state_of(tmp_path / "x") == "running"
+    with pytest.raises(ConfigError, match=r"another run \(pid 12 on host n7\) writes there"):
         opened(tmp_path / "x")
     assert os.listdir(tmp_path) == ["x"]
 
 
-@pytest.mark.parametrize("age", [65, 200_000, -300])
-def test_a_run_of_another_host_that_fell_silent_is_named(
-    age: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    elsewhere(tmp_path / "x", age)
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state(tmp_path / "x")["heartbeat"]))
-    opened(tmp_path / "x", resumed=2).close()
-    said = capsys.readouterr().out.splitlines()
-    assert (
-        said[0]
-        == f"another run was writing here (pid 12 on host n7), last heard of {when} by its clock;"
-        " taken to have died"
-    )
-    assert said[1:] == ["continued at step 2"]
-
-
 @pytest.mark.parametrize(
     "changes",
-    [{"heartbeat": None}, {"heartbeat": "soon"}, {"heartbeat": 10**400}, {"state": "stopped"}],
+    [
+        {"heartbeat": time.time() - 65},
+        {"heartbeat": time.time() + 300},
+        {"heartbeat": None},
+        {"state": "stopped"},
+    ],
 )
-def test_a_run_of_another_host_that_says_too_little_is_passed_over(
-    changes: dict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_of_another_host_that_fell_silent_is_passed_over(
+    changes: dict, tmp_path: Path
 ) -> None:
     elsewhere(tmp_path / "x", 5, **changes)
+    assert state_of(tmp_path / "x") in (LOST, "stopped")
     opened(tmp_path / "x", resumed=2).close()
-    assert capsys.readouterr().out == "continued at step 2\n"
 
 
 ELASTIC = {"TORCHELASTIC_RUN_ID": "job9", "TORCHELASTIC_RESTART_COUNT": "1"}
@@ -323,19 +278,19 @@ REQUEUED = {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "1"}
 @pytest.mark.parametrize(
     ("env", "launch", "ours"),
     [
-        (ELASTIC, {"torchrun_run": "job9"}, True),
-        (ELASTIC, {"torchrun_run": "job8"}, False),
-        (ELASTIC | {"TORCHELASTIC_RESTART_COUNT": "0"}, {"torchrun_run": "job9"}, False),
-        (ELASTIC | {"TORCHELASTIC_RUN_ID": "none"}, {"torchrun_run": "none"}, False),
-        (REQUEUED, {"slurm_job": "77"}, True),
-        (REQUEUED, {"slurm_job": "76"}, False),
-        (REQUEUED | {"SLURM_RESTART_COUNT": "0"}, {"slurm_job": "77"}, False),
-        (REQUEUED | {"TORCHELASTIC_RESTART_COUNT": "1"}, {"slurm_job": "77"}, True),
-        (REQUEUED | {"SLURM_RESTART_COUNT": "?"}, {"slurm_job": "77"}, False),
+        (ELASTIC, "job9", True),
+        (ELASTIC, "job8", False),
+        (ELASTIC | {"TORCHELASTIC_RESTART_COUNT": "0"}, "job9", False),
+        (ELASTIC | {"TORCHELASTIC_RUN_ID": "none"}, "none", False),
+        (ELASTIC | {"TORCHELASTIC_RUN_ID": "none"}, f"{socket.gethostname()} {os.getppid()}", True),
+        (REQUEUED, "77", True),
+        (REQUEUED, "76", False),
+        (REQUEUED | {"SLURM_RESTART_COUNT": "0"}, "77", False),
+        (REQUEUED | {"TORCHELASTIC_RESTART_COUNT": "1"}, "77", True),
     ],
 )
 def test_what_a_launcher_starts_again_on_another_host_is_the_same_run(
-    env: dict, launch: dict, ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    env: dict, launch: str, ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere(tmp_path / "x", 5, launch)
     for key, value in env.items():
@@ -359,28 +314,6 @@ def test_a_run_says_that_it_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyP
             "a run that has ended says so once"
         )
     assert until(lambda: "heartbeat" not in {thread.name for thread in threading.enumerate()}, 10)
-
-
-@pytest.mark.parametrize(("parent", "ours"), [(0, True), (1, False)])
-def test_torchrun_is_known_again_on_its_host(
-    parent: int, ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened(tmp_path).close()
-    row = state(tmp_path)
-    row["launch"]["parent"] += parent
-    (tmp_path / "status.json").write_text(json.dumps(row))
-    for key, value in ELASTIC.items():
-        monkeypatch.setenv(key, value)
-    assert started_again(tmp_path) is ours
-
-
-def test_a_forked_process_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "BEAT_S", 0.02)
-    with opened(tmp_path / "x"):
-        if (child := os.fork()) == 0:
-            time.sleep(0.2)
-            os._exit(len(threading.enumerate()))
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
 @pytest.mark.parametrize("what", ["moved", "deleted", "replaced"])
@@ -421,7 +354,7 @@ def test_a_run_that_another_has_taken_over_leaves_it_alone(
     monkeypatch.setattr(status, "BEAT_S", 0.02)
     with opened(tmp_path / "x") as run:
         with run._status._lock:  # else the heartbeat might replace what it has not read
-            newer = json.dumps(state(tmp_path / "x") | {"writer": "b", "host": "n8", "pid": 5})
+            newer = json.dumps(state(tmp_path / "x") | {"host": "n8", "pid": 5})
             (tmp_path / "x" / "status.json").write_text(newer)
         assert until(lambda: bool(run.lost()), 10)
         assert (
