@@ -65,12 +65,10 @@ def initial_weights(path: str, objective: HasWeights, say: Callable[[str], None]
 
     If a puzzle table has another number of rows here, every row begins as the mean row.
     """
-    own, published = objective.saved(), objective.published(path)
-    weights = (
-        dict(reader.load(path, ["model"])[0].get("model", {}))
-        if published is None
-        else dict(published)
-    )
+    own, read = objective.saved(), objective.published(path)
+    if read is None:
+        read = reader.load(path, ["model"])[0].get("model", {})
+    weights = dict(read)
     for name in (f"{table}.weights" for table in objective.tables()):
         theirs = weights.get(name)
         if (
@@ -117,7 +115,7 @@ def fix_arithmetic(config: DictConfig, start: Start, dist: Dist, best: str) -> N
     if before and config.get("compile") == "auto" and dist.device.type == "cpu":
         config.compile = before.get("compile") is True and not config.eval_only
     if config.arch.get("forward_dtype") == "auto":
-        then = before["arch"].get("forward_dtype", "auto") if before else "auto"
+        then = before.get("arch", {}).get("forward_dtype", "auto")
         config.arch.forward_dtype = dist.broadcast_text(best) if then == "auto" else then
 
 

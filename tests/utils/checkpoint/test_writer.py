@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -9,22 +10,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from socket import gethostname
+from typing import Any, TypeVar
 
 import pytest
 import torch
 from torch import nn
 
-from tests.ranks import ROOT, check_ended_well, run_module
-from tests.utils.checkpoint.helpers import META, groups, names, value_of
-from tests.utils.checkpoint.ranks_writer import full_disk
+from tests.ranks import ROOT
+from tests.utils.checkpoint.helpers import META, SHARDS, groups, names, ranks_beside, value_of
 from utils.checkpoint import reader, writer
 from utils.checkpoint.writer import Writer
+from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 
-MODULE = "tests.utils.checkpoint.ranks_writer"
+T = TypeVar("T")
+FULL = "No space left on device"
+MODULE = "tests.utils.checkpoint.killed_writer"
 
 
 @pytest.fixture
@@ -39,6 +44,10 @@ def one(tmp_path: Path, said: list[str]) -> Iterator[Writer]:
     yield made
     made.close()
     assert threading.active_count() == threads
+
+
+def full_disk(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, FULL)
 
 
 class Gate:
@@ -196,34 +205,77 @@ def test_a_full_disk_costs_no_checkpoint(small_disk: Path, said: list[str]) -> N
     made.close()
 
 
-def test_ranks_save_together_and_fail_together(tmp_path: Path) -> None:
-    check_ended_well(run_module(3, MODULE, "save_together", str(tmp_path)))
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
-    for rank in range(3):
-        assert ranks[rank]["good"] == [["", 0]] * 3
-        assert ranks[rank]["full"] == [
-            ["rank 1: No space left on device", 1],
-            ["rank 1: No space left on device", 2],
-        ]
-        assert ranks[rank]["again"] == ["", 0]
-        assert ranks[rank]["slow"] == ["", 0], "that a disk is slow is no failure, on any rank"
-        assert ranks[rank]["apart"] == (
-            f"checkpoint_path={tmp_path}: rank 2 on {gethostname()} cannot see what rank 0 writes"
-            " there; give a folder on a disk that all hosts share"
-        )
-        # at most the last outcome of each writer, and of a save that failed
-        assert ranks[rank]["keys"] <= 6
-    assert ranks[0]["hurried"][0]
-    assert all(ranks[rank]["hurried"][1] < 5 for rank in range(3))
-    assert ranks[1]["said"] == ranks[2]["said"] == []
-    assert ranks[0]["said"][:2] == [
-        f"checkpoint of step {step} FAILED on rank 1: No space left on device; training goes on,"
-        " the last whole one is step_3"
-        for step in (4, 5)
+def on_ranks(ranks: int, work: Callable[[Dist], T]) -> list[T]:
+    with ThreadPoolExecutor(ranks) as pool:
+        return [*pool.map(work, ranks_beside(ranks))]
+
+
+def test_ranks_save_together_and_fail_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full for one rank alone; nothing is left of that save, or in the store."""
+    write, said = writer.write, list[str]()
+
+    def full_for_one(file: Path, slices: Any) -> Any:
+        if file.parent.name.startswith(".step_2.") and file.name == "model.1.safetensors":
+            file.write_bytes(b"half")
+            full_disk()
+        return write(file, slices)
+
+    def saves(dist: Dist) -> tuple[list[str], int]:
+        made = Writer(tmp_path, dist, said.append)
+        outcomes = []
+        for step in (1, 2, 3, 4):
+            state = groups(float(step), owned=dist.owned_shards(SHARDS))
+            made.save(step, state, {**META, "value": float(step)})
+            outcomes.append(made.wait())
+        made.close()
+        return outcomes, made.failures
+
+    monkeypatch.setattr(writer, "write", full_for_one)
+    ranks = ranks_beside(3)
+    with ThreadPoolExecutor(3) as pool:
+        assert [*pool.map(saves, ranks)] == [(["", f"rank 1: {FULL}", "", ""], 0)] * 3
+    assert said == [
+        f"checkpoint of step 2 FAILED on rank 1: {FULL}; training goes on, the last whole one is"
+        " step_1"
     ]
-    assert names(tmp_path / "good") == {"latest", "step_3", "step_6"}
-    assert reader.newest_whole(tmp_path / "good", pytest.fail) == tmp_path / "good" / "step_6"
-    assert [names(tmp_path / name) for name in ("apart", "elsewhere", "hurried")] == [set()] * 3
+    assert names(tmp_path) == {"latest", "step_3", "step_4"}
+    assert value_of(tmp_path) == 4.0
+    assert ranks[0].store.num_keys() <= 2, "at most the last outcome, and that of a failed save"
+
+
+def test_a_rank_that_does_not_see_the_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "DISK_LAG_S", 0.3)
+
+    def refused(dist: Dist) -> str:
+        folder = tmp_path / ("elsewhere" if dist.rank == 2 else "run")
+        folder.mkdir(exist_ok=True)
+        with pytest.raises(ConfigError) as caught:
+            Writer(folder / "checkpoints", dist, pytest.fail)
+        return str(caught.value).partition(": ")[2]
+
+    line = (
+        f"rank 2 on {gethostname()} cannot see what rank 0 writes there; give a folder on a disk"
+        " that all hosts share"
+    )
+    assert on_ranks(3, refused) == [line] * 3
+
+
+def test_a_rank_that_may_be_dead_is_not_waited_for_long(tmp_path: Path) -> None:
+    def hurried(dist: Dist) -> str:
+        made = Writer(tmp_path, dist, lambda line: None)
+        if dist.rank != 2:
+            made.save(1, groups(1.0, owned=dist.owned_shards(SHARDS)), META)
+        made.close(patience_s=0.2)
+        return made.wait()
+
+    started = time.monotonic()
+    assert on_ranks(3, hurried)[0] == "rank 2: nothing heard from it for 0.2 s"
+    assert time.monotonic() - started < 5
+    assert names(tmp_path) == set()
 
 
 def script(function: str, folder: Path) -> dict[str, int]:

@@ -1,10 +1,7 @@
-"""Processes of the writer's tests: ranks that save together and fail apart, and a writer that is
-killed again and again.
-"""
+"""Run by test_writer.py: a writer that is killed again and again."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import random
@@ -14,105 +11,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.utils.checkpoint.helpers import META, SHARDS, Groups, alone, groups, value_of
+from tests.utils.checkpoint.helpers import META, alone, groups, value_of
 from utils.checkpoint import reader, writer
 from utils.checkpoint.writer import Writer
-from utils.errors import ConfigError
-from utils.ranks import distributed
 from utils.ranks.distributed import Dist
-
-write = writer.write
-
-
-def held(dist: Dist, value: float) -> Groups:
-    return groups(value, owned=dist.owned_shards(SHARDS))
-
-
-def full_disk(*_: Any, **__: Any) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def slowly(*args: Any, **kwargs: Any) -> Any:
-    time.sleep(0.5)
-    return write(*args, **kwargs)
-
-
-@dataclass
-class Scene:
-    """One rank's view of a row of saves."""
-
-    dist: Dist
-    folder: Path
-    said: list[str]
-
-    def writer(self, name: str, elsewhere: bool = False) -> Writer:
-        dist = replace(self.dist, timeout_s=0.2) if name == "slow" else self.dist
-        folder = self.folder / ("elsewhere" if elsewhere else name)
-        folder.mkdir(exist_ok=True)
-        return Writer(folder, dist, self.said.append)
-
-    def save(self, one: Writer, step: int) -> list[Any]:
-        """How a save went, as this rank sees it."""
-        one.save(step, held(self.dist, float(step)), {**META, "value": float(step)})
-        return [one.wait(), one.failures]
-
-
-def save_together(folder: Path) -> None:
-    dist = distributed.start(device="cpu", timeout_s=30)
-    scene = Scene(dist, folder, [])
-    result: dict[str, Any] = {}
-    keys = dist.store.num_keys() if dist.store is not None else 0
-    first = scene.writer("good")
-    result["good"] = [scene.save(first, step) for step in (1, 2, 3)]
-    first.close()
-    second = scene.writer("good")  # as the next job of a multirun
-    if dist.rank == 1:
-        writer.write = full_disk
-    result["full"] = [scene.save(second, 4), scene.save(second, 5)]
-    writer.write = write
-    result["again"] = scene.save(second, 6)
-    second.close()
-    writer.DISK_LAG_S = 0.3
-    try:
-        scene.writer("apart", elsewhere=dist.rank == 2)
-    except ConfigError as error:
-        result["apart"] = str(error)
-    slow = scene.writer("slow")
-    if dist.rank == 0:
-        writer.write = slowly
-    result["slow"] = scene.save(slow, 1)
-    writer.write = write
-    slow.close()
-    hurried = scene.writer("hurried")
-    started = time.monotonic()
-    if dist.rank != 2:
-        hurried.save(1, held(dist, 1.0), {})
-    hurried.close(patience_s=0.2)  # as after an error, when a rank may be dead
-    result["hurried"] = [hurried.wait() != "", time.monotonic() - started]
-    dist.barrier()
-    result["keys"] = dist.store.num_keys() - keys if dist.store is not None else 0
-    result["said"] = scene.said
-    (folder / f"{dist.rank}.json").write_text(json.dumps(result))
-    dist.barrier()
-    distributed.stop()
-
-
-def save_once(folder: Path) -> None:
-    """One save by so many ranks, to be compared between numbers of ranks."""
-    dist = distributed.start(device="cpu", timeout_s=30)
-    one = Writer(folder / "checkpoints", dist, print)
-    one.save(7, held(dist, 7.0), {**META, "value": 7.0})
-    assert one.wait() == ""
-    one.close()
-    dist.barrier()
-    distributed.stop()
-
-
-# --- a writer that is killed
 
 
 def forked(work: Callable[[], None], kill_after_s: float | None = None) -> int:
@@ -233,7 +138,6 @@ def _dies(directory: Path, owner: Any, name: str, at: int) -> bool:
 
 
 if __name__ == "__main__":
-    {
-        function.__name__: function
-        for function in (save_together, save_once, killed_at_random, killed_everywhere)
-    }[sys.argv[1]](Path(sys.argv[2]))
+    {function.__name__: function for function in (killed_at_random, killed_everywhere)}[
+        sys.argv[1]
+    ](Path(sys.argv[2]))
