@@ -36,8 +36,6 @@ class Order:
     """
 
     def __init__(self, seed: int, first: np.ndarray, count: np.ndarray | None = None) -> None:
-        if seed < 0:
-            raise ConfigError(f"seed={seed}: must not be negative; try {-seed}")
         self.items = len(first)
         self._seed = seed
         self._first = first.astype(np.int64)
@@ -215,7 +213,6 @@ def cut_evenly(
 def _interval(batch: int, epochs: int | None, eval_interval: int | None) -> int | None:
     """Returns the epochs in an iteration, or None if it is endless."""
     interval = epochs if eval_interval is None else eval_interval
-    _check_positive(epochs=epochs, eval_interval=interval, global_batch_size=batch)
     if epochs is not None and interval is not None and epochs % interval:
         divisor = next(d for d in range(min(interval, epochs), 0, -1) if epochs % d == 0)
         larger = epochs + interval - epochs % interval
@@ -232,7 +229,6 @@ def run_length(
     """Returns the length of a run of `max_steps` steps, or of all epochs. It evaluates after each
     iteration, and every `eval_every_steps` steps.
     """
-    _check_positive(max_steps=max_steps, eval_every_steps=eval_every_steps)
     total = max_steps or steps.total
     return RunLength(
         total, batch, steps.per_epoch, partial(_evaluates_after, steps, total, eval_every_steps)
@@ -245,12 +241,6 @@ def _evaluates_after(steps: Steps, total: int, every: int | None, done: int) -> 
         or (every is not None and done > 0 and done % every == 0)
         or steps.ends_iteration(done)
     )
-
-
-def _check_positive(**counts: int | None) -> None:
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise ConfigError(f"{name}={value}: must be at least 1")
 
 
 def too_small(batch: int, examples: int, interval: int) -> ConfigError:

@@ -10,12 +10,10 @@ did not justify a format of its own.
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 import sys
 import threading
 from collections.abc import Generator, Iterator, Sequence
-from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
@@ -23,18 +21,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from data.source import Arrays, Batch, EvalSet, Source
-from utils.errors import ConfigError, LocalError, RankError
+from utils.errors import ConfigError, LocalError, RankError, brief
 from utils.ranks import signals
 
 PREFETCHED = 4  # steps, by each worker
-DEATH_S = 1.0  # a dead worker's connections are gone a moment before it counts as dead
 INSTEAD = "num_workers=0 loads in the training process"
-CAUSES = {
-    signal.SIGKILL: ", as the system does when memory runs out",
-    signal.SIGBUS: (
-        ", as happens when shared memory is full or a file of the dataset becomes shorter"
-    ),
-}
 
 
 class ShardStream(Dataset):
@@ -108,20 +99,6 @@ def train_loader(
     """Yields each step and its micro-batches, prefetched by `workers` processes (0: none), until
     the last step or `close()`.
     """
-    batches = _start(stream, workers, pin_memory)
-    processes = batches._workers if workers else []
-    try:
-        for step in stream.steps:
-            yield step, stream.cut(_next(batches, processes))
-    finally:
-        if workers:
-            batches._shutdown_workers()  # now, not when the garbage collector comes round
-
-
-def _start(stream: ShardStream, workers: int, pin_memory: bool) -> Any:
-    """Starts PyTorch's loader, and puts back the handler of SIGCHLD: PyTorch's own raises wherever
-    the main thread is when a worker dies.
-    """
     loader: DataLoader = DataLoader(
         stream,
         sampler=stream.steps,
@@ -134,52 +111,38 @@ def _start(stream: ShardStream, workers: int, pin_memory: bool) -> Any:
         # forked workers share the source's tables, and start at once
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
     )
+    # PyTorch's own handler raises wherever the main thread is when a worker dies
     before = signal.getsignal(signal.SIGCHLD)
     try:
-        if workers:
-            # a trial: the loader's queues need such locks in shared memory, and a loader that
-            # fails to make one prints a traceback
-            multiprocessing.Lock()
-        return iter(loader)
+        batches: Any = iter(loader)
     except OSError as error:
         raise _no_room(error) from None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
+    try:
+        for step in stream.steps:
+            yield step, stream.cut(_next(batches))
     finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
+        if workers:
+            batches._shutdown_workers()  # now, not when the garbage collector comes round
 
 
-def _next(batches: Any, processes: Sequence[Any]) -> Batch:
+def _next(batches: Any) -> Batch:
     """Returns the next step's batch, or raises the error that ends the run."""
-    _check_alive(processes)
     try:
         batch = next(batches)
     except (RuntimeError, OSError, EOFError) as error:
         # a worker that dies may take along what it had sent, which shows as any of these errors
-        alive = {process.sentinel: process for process in processes if process.exitcode is None}
-        for sentinel in wait(list(alive), DEATH_S):
-            alive[sentinel].join(DEATH_S)
-        _check_alive(processes)
-        if "exited unexpectedly" in str(error):
-            raise RankError(f"a loader process ended too early; {INSTEAD}") from None
-        raise
+        died = any(process.exitcode for process in getattr(batches, "_workers", ()))
+        if not died and "DataLoader worker" not in str(error):
+            raise
+        raise RankError(
+            f"a loader process died ({brief(error)}), as when memory or /dev/shm runs out;"
+            f" {INSTEAD}"
+        ) from None
     if isinstance(batch, Exception):
         raise batch
     return batch
-
-
-def _check_alive(processes: Sequence[Any]) -> None:
-    for process in processes:
-        if code := process.exitcode:  # 0: it has sent its last step
-            how = (
-                f"was killed by {_name_of(-code)}{CAUSES.get(-code, '')}"
-                if code < 0
-                else f"ended with exit status {code}"
-            )
-            raise RankError(f"loader process {process.pid} {how}; {INSTEAD}")
-
-
-def _name_of(signum: int) -> str:
-    return next((known.name for known in signal.Signals if known == signum), f"signal {signum}")
 
 
 def _no_room(error: Exception) -> RankError:
@@ -193,9 +156,6 @@ def _no_room(error: Exception) -> RankError:
 def _start_worker(_: int) -> None:
     torch.set_num_threads(1)
     signals.quiet_worker()  # signals are the main process's to handle
-    for signum in (signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE):
-        # PyTorch's handlers print; the main process alone says how a worker died
-        signal.signal(signum, signal.SIG_DFL)
 
 
 def _unchanged(item: Any) -> Any:

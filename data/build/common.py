@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,11 @@ from utils.errors import ConfigError
 
 IDENTIFIERS, TEST_PUZZLES = "identifiers.json", "test_puzzles.json"
 FILES = (IDENTIFIERS, TEST_PUZZLES)  # beside the splits
-# bytes handed to the thread that writes: less would take longer to hand over than to write
-TOGETHER = 1 << 22
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """In the place of an array that is too large for the memory: its rows, made while they are
-    written.
-    """
+    """Stands for an array that is too large for memory: rows are made while they are written."""
 
     shape: tuple[int, ...]
     make: Callable[[], Iterator[np.ndarray]]
@@ -68,7 +63,7 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def check_output(folder: Path, splits: tuple[str, ...] = ("train", "test")) -> None:
-    """Refuse to replace anything but an earlier dataset; called before the work starts."""
+    """Raises ConfigError if the folder holds anything but an earlier dataset."""
     if not os.path.exists(folder):  # Path.exists raises for names that no file can have
         return
     strangers = (
@@ -138,29 +133,18 @@ def _write_split(folder: Path, split: PuzzleSplit) -> None:
 
 
 def _write_array(path: Path, array: np.ndarray | Pieces, digest: Any) -> None:
-    """As np.save does. While some pieces are written and hashed, the next are made."""
+    """Writes an array as np.save does, and hashes its bytes."""
     header = {
         "descr": np.lib.format.dtype_to_descr(array.dtype),
         "fortran_order": False,
         "shape": array.shape,
     }
-    held: list[np.ndarray] = []
-    with open(path, "wb") as file, ThreadPoolExecutor(1) as pool:
+    with open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
-
-        def take(pieces: list[np.ndarray]) -> None:
-            for piece in pieces:
-                file.write(piece.data)
-                digest.update(piece.data)
-
-        last = pool.submit(take, [])
         for piece in array.make() if isinstance(array, Pieces) else [array]:
-            held.append(np.ascontiguousarray(piece))
-            if sum(one.nbytes for one in held) >= TOGETHER:
-                last.result()
-                last, held = pool.submit(take, held), []
-        last.result()
-        take(held)
+            values = np.ascontiguousarray(piece).data
+            file.write(values)
+            digest.update(values)
         file.flush()
         os.fsync(file.fileno())
 

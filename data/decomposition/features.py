@@ -1,6 +1,4 @@
-"""Made-up features: numbers of which few are not zero, each a function of seed, step and shard.
-What toy models are trained on.
-"""
+"""Sparse random features, on which toy models are trained, as functions of seed, step and shard."""
 
 from __future__ import annotations
 
@@ -48,11 +46,6 @@ class FeatureSource(Source):
                 f"data.low={low:g}: must be less than data.high={high:g}; for example data.low=0"
                 " data.high=1"
             )
-        if not single:
-            raise ConfigError(
-                "data.single=0: what a single feature is when it is asked for must not be nothing;"
-                " for example 0.75"
-            )
         self._run, self._count = run, num_features
         # the last step and its whole batch: small draws take as long as large ones
         self._drawn: tuple[int, np.ndarray] | None = None
@@ -89,8 +82,8 @@ class FeatureSource(Source):
 
 
 class FeatureSet:
-    """Examples read by index. In a `single` set, each has one feature alone: nothing is measured on
-    it, it only shows which components each feature needs.
+    """Examples read by index. Each example of a `single` set has one feature: it shows which
+    components the feature needs, and no metric counts it.
     """
 
     def __init__(self, inputs: np.ndarray, single: bool = False) -> None:

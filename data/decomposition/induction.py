@@ -31,22 +31,18 @@ class InductionSource(Source):
         vocab_size: Annotated[
             PositiveInt, Doc("tokens besides the first one of a text and the marker")
         ] = 128,
-        seq_len: Annotated[int, Field(ge=5)] = 64,
+        seq_len: Annotated[int, Field(ge=5), Doc("BEGIN, a token, S, M and S need five")] = 64,
         prefix_window: Annotated[
             Annotated[int, Field(ge=2)] | None,
             Doc("the marker stands among so many tokens; null: anywhere"),
         ] = None,
         held_out: Annotated[PositiveInt, Doc("texts in the evaluation set")] = 1024,
     ) -> None:
-        if seq_len < 5:
-            raise ConfigError(
-                f"data.seq_len={seq_len}: begin, S, M and S with a token before need 5"
-            )
         self._window = seq_len - 3 if prefix_window is None else prefix_window
-        if not 2 <= self._window <= seq_len - 3:
+        if self._window > seq_len - 3:
             raise ConfigError(
-                f"data.prefix_window={prefix_window}: must be between 2 and {seq_len - 3}, so that"
-                f" S and M fit into data.seq_len={seq_len}"
+                f"data.prefix_window={prefix_window}: must be at most {seq_len - 3}, so that S and"
+                f" M fit into data.seq_len={seq_len}"
             )
         self._run, self._vocab_size, self._seq_len = run, vocab_size, seq_len
         self._drawn: tuple[int, Arrays] | None = None  # the last step and its whole batch

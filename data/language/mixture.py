@@ -23,9 +23,10 @@ LONGEST = 100_000  # visits in a period: 0.2 seconds to make, and less than a me
 class Mixture:
     """Corpora by number, and how often each has been visited before."""
 
-    def __init__(self, key: str, weights: Mapping[str, object]) -> None:
+    def __init__(self, key: str, weights: Mapping[str, float]) -> None:
         """`key` names the weights in messages."""
-        exact = {name: _exact(f"{key}.{name}", weight) for name, weight in weights.items()}
+        # as the user wrote it: 0.7 is seven tenths
+        exact = {name: Fraction(repr(weight)) for name, weight in weights.items()}
         scale = lcm(*(weight.denominator for weight in exact.values()))
         scaled = [int(weight * scale) for weight in exact.values()]
         # visits to each corpus in a period
@@ -52,14 +53,6 @@ class Mixture:
         periods, places = np.divmod(positions, self.period)
         which = self._which[places]
         return which, periods * self.counts[which] + self._before[places]
-
-
-def _exact(key: str, weight: object) -> Fraction:
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < 1e12:
-        raise ConfigError(
-            f"{key}={weight}: must be a number more than 0; leave out what is not wanted"
-        )
-    return Fraction(repr(weight))  # as the user wrote it: 0.7 is seven tenths
 
 
 def _schedule(counts: list[int]) -> list[int]:

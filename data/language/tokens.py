@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 from typing_extensions import Doc
 
 from data.language.choices import ChoicesFile, choice_sets
@@ -58,7 +58,7 @@ class TokenSource(Source):
         *,
         seq_len: Annotated[PositiveInt, Doc("tokens in a window")] = 256,
         mix: Annotated[
-            dict[str, Any] | None,
+            dict[str, Annotated[int | float, Field(gt=0, lt=1e12)]] | None,
             Doc(
                 "corpora, which are folders in data_path, and their shares: {a: 0.7, b: 0.3}; "
                 "an epoch is as long as all of them together"

@@ -12,7 +12,6 @@ from data.digits.images import ImageSource
 from data.order import Order, cut_steps, run_length
 from data.recursive.puzzles import PuzzleSource
 from tests.sources import opened
-from utils.errors import ConfigError
 
 SIZES = {"uniform": np.full(10, 2), "ragged": np.array([1, 2, 3, 4, 5, 1, 2, 3, 4, 5])}
 
@@ -76,11 +75,3 @@ def test_sources_pass_on_what_they_are_given(source: Any) -> None:
     ).length
     assert (length.total_steps, length.examples_per_update) == (9, 8)
     assert [done for done in range(10) if length.evaluates_after(done)] == [4, 8, 9]
-    for key in ("max_steps", "eval_every_steps"):
-        with pytest.raises(ConfigError, match=f"{key}=0: must be at least 1"):
-            _ = opened(
-                source,
-                **(
-                    {"seed": 0, "shards": 2, "global_batch_size": 8, "epochs": 1, **more} | {key: 0}
-                ),
-            ).length

@@ -83,23 +83,6 @@ def test_shares_are_exact_at_any_moment(weights: dict[str, float]) -> None:
     assert abs(mixture.visits(far)[1][0] - 10**15 * shares[mixture.visits(far)[0][0]]) < 2
 
 
-@pytest.mark.parametrize(
-    ("weights", "line"),
-    [
-        ({"a": 0}, "data.mix.a=0: must be a number more than 0"),
-        ({"a": 1, "b": -1.5}, "data.mix.b=-1.5: must be"),
-        ({"a": True}, "data.mix.a=True: must be"),
-        ({"a": "much"}, "data.mix.a=much: must be"),
-        (
-            {"a": 0.123456789, "b": 1},
-            (
-                "data.mix: the weights have too many digits to be kept exactly; round them, for"
-                " example {a: 110, b"
-            ),
-        ),
-    ],
-)
-def test_weights_that_are_none(weights: dict, line: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        Mixture("data.mix", weights)
-    assert str(caught.value).startswith(line)
+def test_weights_of_too_many_digits_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^data.mix: .* round them, for example {a: 110, b"):
+        Mixture("data.mix", {"a": 0.123456789, "b": 1})

@@ -91,69 +91,24 @@ def test_closing_ends_the_workers_and_ctrl_c_is_not_theirs(source):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_worker_is_one_line_and_not_where_it_happens(workers):
+def test_a_killed_worker_is_one_line(workers):
     steps = train_loader(ShardStream(Failing(ValueError()), [[0]], 4, 10**9), workers)
     for _ in range(workers):
         _, parts = next(steps)
     victim = int(parts[0]["process"][0])
     os.kill(victim, signal.SIGKILL)
     time.sleep(0.2)  # a step: PyTorch would raise here
-    with pytest.raises(RankError) as caught:
+    with pytest.raises(RankError, match=r"a loader process died .* num_workers=0 loads in the"):
         list(steps)
-    killed = (
-        f"loader process {victim} was killed by SIGKILL, as the system does when memory runs out"
-    )
-    assert str(caught.value) == f"{killed}; num_workers=0 loads in the training process"
     assert not multiprocessing.active_children()
 
 
-class Ending:
-    """A source whose process ends at once."""
-
-    def __init__(self, end) -> None:
-        self._end = end
-
-    def train_batch(self, step: int, shard: int) -> dict[str, np.ndarray]:
-        self._end()
-        return {}
-
-
-@pytest.mark.slow  # PyTorch asks every five seconds whether its workers live
-@pytest.mark.parametrize(
-    ("end", "message"),
-    [
-        (
-            lambda: os.kill(os.getpid(), signal.SIGBUS),
-            "was killed by SIGBUS, as happens when shared memory is full",
-        ),
-        (lambda: os._exit(0), "ended too early"),
-    ],
-)
-def test_a_worker_that_ends_while_it_is_waited_for_is_one_line(end, message, capfd):
-    with pytest.raises(RankError, match=f"loader process .*{message}"):
-        list(train_loader(ShardStream(Ending(end), [[0]], 0, 9), 1))
-    assert capfd.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("place", "error"),
-    [
-        (
-            "torch.UntypedStorage.share_memory_",
-            RuntimeError("unable to open shared memory object </x>: No space left on device (28)"),
-        ),
-        ("multiprocessing.Lock", OSError(28, "No space left on device")),
-    ],
-)
-def test_too_little_shared_memory_is_one_line(place, error, monkeypatch):
+def test_too_little_shared_memory_is_one_line(monkeypatch):
     def full(*_):
-        raise error
+        raise RuntimeError("unable to open shared memory object </x>: No space left on device (28)")
 
-    monkeypatch.setattr(place, full)
-    with pytest.raises(
-        RankError,
-        match=r"No space left on device.*make shared memory \(/dev/shm\) larger, or num_workers=0",
-    ):
+    monkeypatch.setattr("torch.UntypedStorage.share_memory_", full)
+    with pytest.raises(RankError, match=r"No space left.*/dev/shm.*num_workers=0"):
         list(train_loader(ShardStream(Failing(ValueError()), [[0]], 4, 40), 1))
 
 

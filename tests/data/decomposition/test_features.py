@@ -65,7 +65,6 @@ def test_evaluations_see_fresh_examples_and_each_feature_alone() -> None:
 
 WRONG = [
     ({"low": 1.0}, "data.low=1: must be less than data.high=1"),
-    ({"single": 0.0}, "data.single=0"),
     ({"max_steps": None}, "max_steps=null"),
 ]
 

@@ -45,9 +45,7 @@ def test_evaluations_count_all_positions_of_fresh_texts() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"seq_len": 4}, "data.seq_len=4: begin, S, M and S with a token before need 5"),
-        ({"prefix_window": 1}, "data.prefix_window=1: must be between 2 and 6"),
-        ({"prefix_window": 7}, "data.prefix_window=7: must be between 2 and 6"),
+        ({"prefix_window": 7}, "data.prefix_window=7: must be at most 6"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict, says: str) -> None:

@@ -242,8 +242,6 @@ def test_impossible_requests_name_key_value_and_fix(tmp_path):
             {"batch": 64, "interval": 2},
             "global_batch_size=64: eval_interval=2 epochs give only 40 examples.*eval_interval=4",
         ),
-        ({"epochs": 0, "interval": None}, "epochs=0"),
-        ({"seed": -1}, "seed=-1"),
         ({"data_paths": [b]}, "both given"),
         ({"data_path": None, "data_paths": [a, a]}, "given twice"),
         ({"data_paths_test": [b]}, "no test/dataset.json"),
