@@ -1,5 +1,5 @@
-"""`python -m utils.report RUN [RUN …]`: draws the report page of a run, compares several,
-or shows a sweep.
+"""`python -m utils.report RUN [RUN …]`: draws the report page of a run, compares several, or shows
+a sweep.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 
 from utils.errors import ConfigError, brief, exit_status
 from utils.files import write_whole
+from utils.report.charts import charts_of, speed_charts
+from utils.report.metrics import read_metrics
 from utils.report.page import render, shell_bytes
-from utils.report.reading import read_run
-from utils.report.same import compare
-from utils.report.sweeps import is_sweep, read_sweep
+from utils.report.reading import read_run, sets_of
+from utils.report.sweeps import MOST_CURVES, best_runs, is_sweep, read_sweep, title
 from utils.rundir.maker import FILE
 
 LONGEST_S = 120  # to draw a page while its run goes on
 MOST_BYTES = 500_000  # of a page
-REST_BYTES = 1_000  # of it, for all but the runs
-POINTS = 500
+REST_BYTES = 12_000  # of it, for charts and titles
 MOST_RUNS = 16
 MOST_COMPARED = 6  # runs that are compared tensor by tensor
 
@@ -63,20 +63,21 @@ def beside(directory: Path) -> int:
 
 
 def draw(directories: list[Path], output: str | None) -> str:
-    """Writes the page; returns where it is, and how two runs compare."""
+    """Writes the page; returns where it is, and how runs compare with the first."""
     for directory in directories:
         if not directory.is_dir():
             raise ConfigError(f"{directory}: no such folder; give the directory of a run")
     if len(directories) > MOST_RUNS:
         raise ConfigError(f"{len(directories)} runs: give at most {MOST_RUNS}")
     payload = read(directories)
-    title = " · ".join(run["name"] for run in payload["runs"]) or directories[0].absolute().name
+    names = [run["name"] for run in payload["runs"]]
+    heading = payload["sweep"]["name"] if payload["sweep"] else " · ".join(names)
     name = FILE if len(directories) == 1 else "comparison.html"
     path = Path(output) if output else directories[0] / name
     # two processes may draw at once, of a run that was killed and of the one in its place
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        write_whole(aside, render(payload, title))
+        write_whole(aside, render(payload, heading))
         os.replace(aside, path)
     except OSError as error:
         raise ConfigError(
@@ -84,34 +85,38 @@ def draw(directories: list[Path], output: str | None) -> str:
         ) from None
     finally:
         aside.unlink(missing_ok=True)
-    return "\n".join([*verdicts(payload), f"report: {path}"])
-
-
-def verdicts(payload: dict[str, Any]) -> list[str]:
-    """Returns how two runs compare, or how each of several compares with the first."""
-    if payload.get("same"):
-        return [payload["same"]["verdict"]["text"]]
-    return [
-        f"{run['name']}: {run['verdict']['text']}" for run in payload["runs"] if "verdict" in run
-    ]
+    compared = [run for run in payload["runs"] if "comparison" in run]
+    told = [run["comparison"]["text"] for run in compared]
+    if len(compared) > 1:
+        told = [f"{run['name']}: {text}" for run, text in zip(compared, told, strict=True)]
+    return "\n".join([*told, f"report: {path}"])
 
 
 def read(directories: list[Path]) -> dict[str, Any]:
     """Reads what the page shows: a sweep, one run, or several."""
-    made = time.time()
-    if len(directories) == 1 and is_sweep(directories[0]):
-        return {"made": made, "runs": [], "sweep": read_sweep(directories[0])}
-    alone = len(directories) == 1
-    room = MOST_BYTES - shell_bytes() - REST_BYTES if alone else 0
-    runs = [read_run(directory, POINTS, room, len(directories)) for directory in directories]
+    sweep, best, together = None, [], len(directories)
+    if together == 1 and is_sweep(directories[0]):
+        sweep = read_sweep(directories[0])
+        best = best_runs(directories[0], sweep["jobs"])
+        directories, together = [directory for _, directory in best], MOST_CURVES
+    room = MOST_BYTES - shell_bytes() - REST_BYTES if together == 1 else 0
+    tables = [read_metrics(directory) for directory in directories]
+    runs = [
+        read_run(directory, metrics, room, together)
+        for directory, metrics in zip(directories, tables, strict=True)
+    ]
+    for run, (job, _) in zip(runs, best, strict=False):
+        run["name"] = f"{job['number']}: {title(job)}"
     tell_apart(runs)
-    payload: dict[str, Any] = {"made": made, "runs": runs}
-    if len(directories) == 2:
-        payload["same"] = compare(*directories)
-    for run, directory in zip(runs[1:], directories[1:], strict=True):
-        if 2 < len(runs) <= MOST_COMPARED:
-            run["verdict"] = compare(directories[0], directory)["verdict"]
-    return payload
+    if not sweep and 2 <= len(runs) <= MOST_COMPARED:
+        from utils.report.same import compare  # imports torch
+
+        for run, directory in zip(runs[1:], directories[1:], strict=True):
+            run["comparison"] = compare(directories[0], directory)
+    sets = set().union(*map(sets_of, directories))
+    judged = (runs[0]["headline"] or {}).get("name", "") if runs else ""
+    charts = {"curves": charts_of(tables, sets, judged), "speed": speed_charts(tables)}
+    return {"made": time.time(), "runs": runs, "sweep": sweep, "charts": charts}
 
 
 def tell_apart(runs: list[dict[str, Any]]) -> None:

@@ -5,83 +5,68 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from utils.files import read_bytes
 from utils.report.page import escape
 
-Payload = dict[str, Any]
 SCENE = ".scene.json"
 PICTURES = {".svg": "image/svg+xml", ".png": "image/png"}
 STEP = re.compile(r"step_(\d{1,18})")
 
 
-def list_evaluated_sets(directory: Path) -> list[tuple[int, Path]]:
+def evaluated_sets(directory: Path) -> list[tuple[int, Path]]:
     """Returns the folders that evaluations have left, with their steps, the newest first."""
-    folders = []
-    try:
-        for folder in (directory / "evaluations").iterdir():
-            if (named := STEP.fullmatch(folder.name)) and folder.is_dir():
-                sets = [each for each in sorted(folder.iterdir()) if each.is_dir()]
-                folders += [(int(named[1]), each) for each in sets]
-    except OSError:
-        pass
+    folders = [
+        (int(named[1]), folder)
+        for folder in directory.glob("evaluations/step_*/*/")
+        if (named := STEP.fullmatch(folder.parent.name))
+    ]
     return sorted(folders, key=lambda each: (-each[0], each[1].name))
 
 
-def read_scenes(directory: Path, room: int) -> tuple[list[Payload], int]:
-    """Returns the scenes of evaluations that fit in `room` bytes, the newest first, and the bytes
-    left.
+def read_evaluations(directory: Path, room: int) -> dict[str, Any]:
+    """Returns the scenes and the pictures that fit in `room` bytes, the newest first, and the paths
+    and sizes of all files. Pictures are those of the newest evaluation that has any.
     """
-    scenes: list[Payload] = []
-    for step, folder in list_evaluated_sets(directory):
-        for file in sorted(folder.glob(f"*{SCENE}")):
-            try:
-                scene = json.loads(read_bytes(file, room))
+    scenes: list[dict[str, Any]] = []
+    pictures: list[dict[str, Any]] = []
+    files: list[dict[str, Any]] = []
+    for step, folder in evaluated_sets(directory):
+        of = {"step": step, "set": unquote(folder.name)}
+        for file in sorted(folder.iterdir()):
+            if not file.is_file():
+                continue
+            path = file.relative_to(directory).as_posix()
+            files.append({"path": path, "bytes": file.stat().st_size})
+            size = 0
+            if file.name.endswith(SCENE) and (scene := _read_scene(file, room)):
                 size = len(escape(scene))
-            except (OSError, ValueError, RecursionError):
-                continue
-            if isinstance(scene, dict) and size <= room:
-                room -= size
-                name = file.name.removesuffix(SCENE)
-                scenes.append({"step": step, "set": folder.name, "name": name, "scene": scene})
-    return scenes, room
+                if size <= room:
+                    name = file.name.removesuffix(SCENE)
+                    scenes.append({**of, "name": name, "scene": scene})
+            elif file.suffix in PICTURES and (not pictures or pictures[0]["step"] == step):
+                uri = _read_picture(file, room)
+                size = len(uri)
+                if uri:
+                    pictures.append({**of, "name": file.stem, "uri": uri})
+            room -= size if size <= room else 0
+    return {"scenes": scenes, "pictures": pictures, "files": files}
 
 
-def read_pictures(
-    directory: Path, room: int, drawn: Collection[tuple[str, str]] = ()
-) -> list[Payload]:
-    """Returns the figures of the newest evaluation that fit in `room` bytes, without those that a
-    scene of the same set and name (`drawn`) shows better.
-    """
-    pictures: list[Payload] = []
-    for step, folder in list_evaluated_sets(directory):
-        if pictures and pictures[0]["step"] != step:
-            break
-        for file in sorted(folder.iterdir()):
-            seen = any(name.startswith(file.stem) for of, name in drawn if of == folder.name)
-            kind = None if seen else PICTURES.get(file.suffix)
-            try:
-                content = read_bytes(file, room * 3 // 4) if kind else b""
-            except (OSError, ValueError):
-                continue
-            if content:
-                text = base64.b64encode(content).decode()
-                room -= len(text)
-                uri = f"data:{kind};base64,{text}"
-                name = file.stem
-                pictures.append({"step": step, "set": folder.name, "name": name, "uri": uri})
-    return pictures
+def _read_scene(file: Path, room: int) -> dict[str, Any] | None:
+    try:
+        scene = json.loads(read_bytes(file, room))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return scene if isinstance(scene, dict) else None
 
 
-def files_of(directory: Path) -> list[Payload]:
-    """Returns the files that evaluations have left, by path, with their sizes, the newest first."""
-    files: list[Payload] = []
-    for _, folder in list_evaluated_sets(directory):
-        for file in sorted(folder.iterdir()):
-            if file.is_file():
-                path = file.relative_to(directory).as_posix()
-                files.append({"path": path, "bytes": file.stat().st_size})
-    return files
+def _read_picture(file: Path, room: int) -> str:
+    try:
+        content = read_bytes(file, room * 3 // 4 - 100)
+    except (OSError, ValueError):
+        return ""
+    return f"data:{PICTURES[file.suffix]};base64,{base64.b64encode(content).decode()}"

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from utils.files import read_text
-
 HERE = Path(__file__).parent
+STYLES, SCRIPTS = ("report.css", "scenes.css"), ("report.js", "scenes.js")
 # Nothing is loaded from anywhere: pictures are part of the page, and so are style and script.
 POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline';"
@@ -22,7 +21,6 @@ PAGE = """<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
 <meta name="referrer" content="no-referrer">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <title>{title}</title>
@@ -33,7 +31,9 @@ PAGE = """<!doctype html>
 <div id="page"></div>
 <noscript>This page draws itself with JavaScript, which is off.</noscript>
 <script type="application/json" id="payload">{payload}</script>
-<script>{script}</script>
+<script>{script}
+lockstep.start();
+</script>
 </body>
 </html>
 """
@@ -41,21 +41,18 @@ PAGE = """<!doctype html>
 
 def render(payload: Mapping[str, Any], title: str) -> str:
     """Returns the page as text."""
-    style = "\n".join(_part(name) for name in ("report.css", "scenes.css"))
-    script = "\n".join(_part(name) for name in ("report.js", "scenes.js"))
     return PAGE.format(
         policy=POLICY,
         title=html.escape(title),
-        style=style,
+        style=_joined(STYLES),
         payload=escape(payload),
-        script=script + "\nlockstep.start();\n",
+        script=_joined(SCRIPTS),
     )
 
 
 def shell_bytes() -> int:
     """Returns the size of a page without its payload."""
-    names = ("report.css", "scenes.css", "report.js", "scenes.js")
-    return len(PAGE) + sum(len(_part(name).encode()) for name in names)
+    return len(render({}, "").encode())
 
 
 def escape(payload: Mapping[str, Any]) -> str:
@@ -77,7 +74,5 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _part(name: str) -> str:
-    """Returns the text of a file beside this one. Those that draw scenes may be missing."""
-    path = HERE / name
-    return read_text(path) if path.is_file() else ""
+def _joined(names: tuple[str, ...]) -> str:
+    return "\n".join((HERE / name).read_text() for name in names)

@@ -2,189 +2,149 @@
 
 from __future__ import annotations
 
-import json
 import re
+import shlex
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from utils.files import read_bytes, read_row, read_text
-from utils.report.evaluations import files_of, read_pictures, read_scenes
+from utils.report.charts import unit
+from utils.report.evaluations import STEP, evaluated_sets, read_evaluations
+from utils.report.metrics import Table, curves, number, read_lines
 from utils.report.page import escape
-from utils.report.rows import Row, Table, downsample, number, read_tables
-from utils.revision import LEFT_OUT
-from utils.rundir.status import LOST, is_alive
+from utils.rundir.status import state_of
 
 Payload = dict[str, Any]
 COSTS = re.compile(r"loss|bpb|error|perplexity")  # metrics where lower is better
-MOST_MARKS = 400  # on the axes; if there are more, checkpoints are left out
 CURVES_BYTES, POINT_BYTES = 150_000, 24  # for all curves; of a point with its extremes
-LEAST_POINTS = 20
-DEEPEST = 50  # levels of a configuration; ours have five
-MOST_DIGESTS, MOST_FILES, LOG_LINES = 200, 60, 30
-DIFF_BYTES = 20_000  # shown of uncommitted changes
+MOST_POINTS, LEAST_POINTS = 500, 20
+MOST_EVENTS, MOST_DIGESTS, MOST_FILES, MOST_KEYS, LOG_LINES = 400, 200, 60, 1000, 30
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def read_run(directory: Path, points: int = 500, room: int = 300_000, together: int = 1) -> Payload:
-    """Returns everything the page shows of one run, with scenes and pictures as far as all of it
-    fits in `room` bytes. If several runs are shown `together`, it shows less of each.
+def read_run(
+    directory: Path, tables: Mapping[str, Table], room: int = 300_000, together: int = 1
+) -> Payload:
+    """Returns what the page shows of one run with these metrics, with scenes and pictures as far as
+    all of it fits in `room` bytes. Of each of several runs shown `together` it returns less.
     """
-    trained, held_out = read_tables(directory / "metrics.jsonl")
-    config, events = read_config(directory / "config.yaml"), read_events(directory)
+    events = read_events(directory)
+    config = read_config(directory)
     starts = [event for event in events if event["event"] == "started"]
-    clock = Elapsed([trained.column("time"), held_out.column("time")], events)
+    status = read_row(directory / "status.json")
+    clock = Elapsed(tables, events)
     metric = str(config.get("objective_metric") or "")
-    curves = len(trained.metrics) + len(held_out.metrics)
-    size = POINT_BYTES * max(1, curves) * together
-    points = max(LEAST_POINTS, min(points, CURVES_BYTES // size))
-    steps = [int(step) for table in (trained, held_out) for step in table.steps[-1:]]
+    curve_count = sum(len(table.columns) for table in tables.values())
+    points = CURVES_BYTES // (POINT_BYTES * max(1, curve_count) * together)
+    points = max(LEAST_POINTS, min(MOST_POINTS, points))
+    steps = [int(table.steps[-1]) for table in tables.values() if len(table.steps)]
     run = {
         "name": str(config.get("run_name") or directory.absolute().name),
         "project": str(config.get("project_name") or ""),
         "directory": str(directory),
-        "status": read_status(directory),
-        "step": max(steps, default=None),
+        "status": {"state": state_of(directory), "reason": status.get("reason")},
+        "step": max(steps, default=status.get("step")),
         "started": starts[-1] if starts else {},
-        "starts": [_start(event) for event in starts[-50:]],
         "seconds": clock.last,
-        "headline": headline(held_out, metric),
-        "expected": expectation(config.get("expected"), held_out, metric),
-        "config": flatten(config),
-        "train": _add_times(downsample(trained, points, together == 1), clock),
-        "eval": _add_times(downsample(held_out, points, together == 1), clock),
-        "marks": marks(events, clock, MOST_MARKS // together),
-        "spent": time_spent(trained, events, clock.last),
-        "digests": digests(events)[-MOST_DIGESTS // together :],
+        "headline": headline(tables["eval"], metric),
+        "expected": expectation(config.get("expected"), tables["eval"], metric),
+        "speed": median_speed(tables["train"]),
+        "config": dict(islice(flatten(config), MOST_KEYS)),
+        "spent": time_spent(tables["train"], events, clock.last),
+        "timeline": timeline(events, clock)[-MOST_EVENTS // together :],
+        "digests": digests(directory, events)[-MOST_DIGESTS // together :],
         "exact": config.get("exact") is True,
-        "code": read_code(directory, DIFF_BYTES if together == 1 else 0),
-        "commands": commands(starts[-1] if starts else {}),
-        "files": files_of(directory)[: MOST_FILES // together],
-        "log": log_tail(directory / "log.txt")[-LOG_LINES // together :],
+        "code": read_code(directory),
+        "command": command(starts[-1]) if starts else "",
+        "log": _lines(directory / "log.txt")[-LOG_LINES // together :],
     }
-    room = max(0, room - len(escape(run)))
-    scenes, left = read_scenes(directory, room * 4 // 5)
-    drawn = {(scene["set"], scene["name"]) for scene in scenes}
-    pictures = read_pictures(directory, left + room // 5, drawn)
-    return run | {"scenes": scenes, "pictures": pictures}
+    for kind, table in tables.items():
+        run[kind] = reduced = curves(table, points)
+        if together > 1:
+            reduced["curves"] = {
+                name: {"mean": curve["mean"]} for name, curve in reduced["curves"].items()
+            }
+        reduced["seconds"] = [clock(moment) for moment in reduced.pop("time")]
+    found = read_evaluations(directory, max(0, room - len(escape(run))))
+    return run | found | {"files": found["files"][: MOST_FILES // together]}
+
+
+def sets_of(directory: Path) -> set[str]:
+    """Returns the names of the sets that have been evaluated."""
+    return {folder.name for _, folder in evaluated_sets(directory)}
 
 
 class Elapsed:
     """Time since a run began, without the time in which it did not run."""
 
-    def __init__(self, times: Sequence[np.ndarray], events: Sequence[Row]) -> None:
-        known = np.concatenate([*times, [float(event["time"]) for event in events]])
-        known = np.sort(known[np.isfinite(known)])
+    def __init__(self, tables: Mapping[str, Table], events: Sequence[Payload]) -> None:
+        times = [table.column("time") for table in tables.values()]
+        known = np.sort(np.concatenate([*times, [float(event["time"]) for event in events]]))
+        known = known[np.isfinite(known)]
         starts = [event["time"] for event in events if event["event"] == "started"]
         self._origin = min([*starts[:1], *known[:1]], default=0.0)
-        self._ends: list[float] = []  # of pauses, and how long they have lasted until then
+        self._ends = starts[1:]  # of pauses, and how long they have lasted until then
         self._paused = [0.0]
-        for start in starts[1:]:
+        for start in self._ends:
             before = known[max(0, int(known.searchsorted(start)) - 1)]
-            self._ends.append(start)
             self._paused.append(self._paused[-1] + max(0.0, start - before))
-        self.last = self(known[-1]) if len(known) else 0.0
+        self.last = (self(known[-1]) or 0.0) if len(known) else 0.0
 
-    def __call__(self, moment: float) -> float:
+    def __call__(self, moment: float) -> float | None:
+        if np.isnan(moment):
+            return None
         paused = self._paused[bisect_right(self._ends, moment)]
         return round(float(max(0.0, moment - self._origin - paused)), 2)
 
 
-def _add_times(curves: Payload, clock: Elapsed) -> Payload:
-    times = curves.pop("time")
-    return curves | {"seconds": [None if each is None else clock(each) for each in times]}
-
-
-def read_status(directory: Path) -> Payload:
-    """Reads status.json. A run that claims to be running but has been silent is `lost`."""
-    status = read_row(directory / "status.json")
-    told = {key: status.get(key) for key in ("state", "reason", "step", "time", "host")}
-    beat = number(status.get("heartbeat"))
-    if told["state"] == "running" and beat is not None:
-        told["heartbeat"] = beat
-        if not is_alive(status):
-            told["state"] = LOST
-    return told
-
-
-def read_config(path: Path) -> Payload:
+def read_config(directory: Path) -> Payload:
     """Reads the configuration that the run was started with; empty if it cannot be read."""
-    import yaml
-
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        text = read_text(path)
-        if not _is_flat(yaml.parse(text, loader)):
-            return {}
-        config = yaml.load(text, loader)
+        config = yaml.load(read_text(directory / "config.yaml"), LOADER)
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return config if isinstance(config, dict) else {}
 
 
-def _is_flat(events: Iterable[Any]) -> bool:
-    """Returns whether YAML has no aliases and no nesting that could overflow the C loader."""
-    depth = 0
-    for event in events:
-        name = type(event).__name__
-        depth += name.endswith("StartEvent") - name.endswith("EndEvent")
-        if depth > DEEPEST or name == "AliasEvent":
-            return False
-    return True
-
-
-def flatten(value: Any, path: str = "", depth: int = 12) -> dict[str, str]:
-    """Returns every value of a configuration as text, by its path."""
-    if isinstance(value, dict) and value and depth:
-        flat: dict[str, str] = {}
+def flatten(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yields every value of a configuration as text, by its path."""
+    if isinstance(value, dict) and value:
         for key, inner in value.items():
-            flat |= flatten(inner, f"{path}.{key}" if path else str(key), depth - 1)
-        return flat
-    words = {None: "null", True: "true", False: "false"}
-    simple = value is None or isinstance(value, bool)
-    return {path: words[value] if simple else str(value)[:300]} if path else {}
+            yield from flatten(inner, f"{path}.{key}" if path else str(key))
+    elif path:
+        simple = value is None or isinstance(value, bool)
+        yield path, "null" if value is None else str(value).lower() if simple else str(value)[:300]
 
 
-def read_events(directory: Path) -> list[Row]:
-    """Returns the events of the run in their order, without damaged lines."""
-    try:
-        lines = read_bytes(directory / "events.jsonl", 1 << 28).splitlines()
-    except (OSError, ValueError):
-        return []
-    events = []
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(event, dict) and _is_event(event):
-            events.append(event)
-    return events
-
-
-def _is_event(row: Row) -> bool:
-    types = isinstance(row.get("event"), str) and isinstance(row.get("step"), int)
-    return types and number(row.get("time")) is not None
-
-
-def _start(event: Row) -> Payload:
-    keys = ("time", "step", "resumed", "ranks", "hosts", "device", "threads", "torch", "launcher")
-    return {key: event.get(key) for key in keys}
+def read_events(directory: Path) -> list[Payload]:
+    """Returns the events of the run in their order."""
+    return [
+        row
+        for row in read_lines(directory / "events.jsonl")
+        if isinstance(row.get("event"), str)
+        and isinstance(row.get("step"), int)
+        and number(row.get("time")) is not None
+    ]
 
 
 def headline(table: Table, metric: str) -> Payload | None:
     """Returns the last and best value of the judging metric, with its interval if it has one."""
     name, lower = metric.removeprefix("-"), metric.startswith("-")
-    known = table.known(name)
-    if not known:
-        return {"name": name, "lower": lower, "last": None} if name else None
-    best = (min if lower else max)(known, key=lambda pair: pair[1])
-    step, last = known[-1]
-    interval = {key: dict(table.known(f"{name}_{key}")).get(step) for key in ("low", "high", "n")}
-    ends = {"last": last, "step": step, "best": best[1], "best_step": best[0]}
-    return {"name": name, "lower": lower, **ends, **interval}
+    if not name:
+        return None
+    told = {"name": name, "unit": unit(name), "lower": lower, "last": None}
+    if not (known := table.known(name)):
+        return told
+    step, best = max(known), (min if lower else max)(known, key=lambda step: known[step])
+    interval = {key: table.known(f"{name}_{key}").get(step) for key in ("low", "high", "n")}
+    ends = {"last": known[step], "step": step, "best": known[best], "best_step": best}
+    return told | ends | interval
 
 
 def expectation(given: Any, table: Table, metric: str) -> Payload | None:
@@ -196,145 +156,137 @@ def expectation(given: Any, table: Table, metric: str) -> Payload | None:
     name = str(given.get("metric") or metric.removeprefix("-"))
     judged = name == metric.removeprefix("-")
     lower = metric.startswith("-") if judged else bool(COSTS.search(name))
-    points: list[dict[str, Any]] = []
+    points: list[Payload] = []
     for step, bounds in given["at"].items():
         ends = [number(end) for end in bounds] if isinstance(bounds, list) else []
-        given_ends = [end for end in ends if end is not None]
-        if str(step).isdecimal() and len(given_ends) == len(ends) == 2:
-            points.append({"step": int(step), "low": min(given_ends), "high": max(given_ends)})
+        low_high = sorted(end for end in ends if end is not None)
+        if str(step).isdecimal() and len(low_high) == 2:
+            points.append({"step": int(step), "low": low_high[0], "high": low_high[1]})
     points.sort(key=lambda point: point["step"])
-    verdict, measured, known = "", None, table.known(name)
+    verdict, measured = "", None
     for point in points:
-        value = next((value for step, value in known if step >= point["step"]), None)
-        if value is not None:
+        later = {step: value for step, value in table.known(name).items() if step >= point["step"]}
+        if later:
+            value = later[min(later)]
             fine = value <= point["high"] if lower else value >= point["low"]
-            verdict, measured = "on track" if fine else "behind", point | {"value": value}
-    return {"name": name, "points": points, "verdict": verdict, "measured": measured}
+            verdict, measured = "on track" if fine else "behind", point
+    told = {"name": name, "unit": unit(name), "points": points}
+    return told | {"verdict": verdict, "measured": measured}
 
 
-def marks(events: Sequence[Row], clock: Callable[[float], float], most: int) -> list[Payload]:
-    """Returns the marks on the axes with their texts; only the last of a step's checkpoints."""
+def median_speed(table: Table) -> Payload:
+    """Returns the median of each speed, null where none was logged."""
+    names = ("examples_per_s", "tokens_per_s", "step_ms")
+    known = {name: list(table.known(f"speed/{name}").values()) for name in names}
+    return {name: float(np.median(values)) if values else None for name, values in known.items()}
+
+
+def timeline(events: Sequence[Payload], clock: Elapsed) -> list[Payload]:
+    """Returns what happened to the run; of the checkpoints of one step only the last."""
     written = {event["step"]: event for event in events if event["event"] == "checkpoint"}
-    drawn: list[Payload] = []
-    ranks: Any = None
+    told, ranks = [], None
     for event in events:
-        kind, text = _mark(event, ranks)
+        if event["event"] == "checkpoint" and event is not written[event["step"]]:
+            continue
+        kind, text = _describe(event, ranks)
         if event["event"] == "started":
             ranks = event.get("ranks")
-        if kind == "checkpoint" and event is not written[event["step"]]:
-            continue
         if kind:
-            place = {"step": event["step"], "seconds": clock(event["time"])}
-            drawn.append({**place, "kind": kind, "text": text})
-    if len(drawn) > most:
-        drawn = [mark for mark in drawn if mark["kind"] != "checkpoint"]
-    return drawn[-most:]
+            place = {"step": event["step"], "time": event["time"], "seconds": clock(event["time"])}
+            told.append({**place, "kind": kind, "text": text})
+    return told
 
 
-def _mark(event: Row, ranks: Any) -> tuple[str, str]:
-    """Returns the kind of a mark and its text; empty for events without a mark."""
-    step = f"step {event['step']:,}"
+def _describe(event: Payload, ranks: Any) -> tuple[str, str]:
+    """Returns the kind of an event and its text; empty for events that are not shown."""
+    reason = str(event.get("reason") or "")[:200]
     match event["event"]:
         case "checkpoint":
-            return "checkpoint", f"checkpoint, {step}"
+            return "checkpoint", "checkpoint"
         case "skipped":
-            return "skipped", f"skipped {step}: {str(event.get('reason'))[:200]}"
-        case "started" if event.get("resumed"):
-            now = event.get("ranks")
-            if ranks not in (None, now):
-                return "ranks", f"restarted at {step}: {ranks} → {now} ranks"
-            return "restart", f"restarted at {step}"
-        case "ended" if event.get("state") in ("stopped", "requeue", "failed"):
-            kind = "failed" if event["state"] == "failed" else "signal"
-            return kind, f"{event['state']}, {step}: {str(event.get('reason'))[:200]}"
+            return "skipped", f"skipped: {reason}"
+        case "started":
+            now, hosts = event.get("ranks"), event.get("hosts")
+            where = ", ".join(map(str, hosts)) if isinstance(hosts, list) else "?"
+            machine = f"{where}, {event.get('device')}, PyTorch {event.get('torch')}"
+            count = f"{now} rank{'s' * (now != 1)} ({machine})"
+            if not event.get("resumed"):
+                return "started", f"started on {count}"
+            if ranks in (None, now):
+                return "restart", f"restarted on {count}"
+            return "ranks", f"restarted on {count}, before on {ranks}"
+        case "ended":
+            state = str(event.get("state"))
+            kinds = {"failed": "failed", "finished": "finished"}
+            return kinds.get(state, "signal"), f"{state}: {reason}" if reason else state
     return "", ""
 
 
-def time_spent(table: Table, events: Sequence[Row], total: float) -> dict[str, float]:
+def time_spent(table: Table, events: Sequence[Payload], total: float) -> dict[str, float]:
     """Returns how many seconds went to each part of the steps, and to evaluations.
 
-    A row logs the mean of the steps since the last row or evaluation, so the sum is an estimate,
-    and may exceed the total time.
+    A row logs the mean of the steps since the row before, so the sums are estimates, and may exceed
+    the total time.
     """
-    activities = {
-        "data": "data_wait_ms",
-        "all_reduce": "all_reduce_ms",
-        "checkpoint": "checkpoint_ms",
-    }
-    names = {part: f"speed/{name}" for part, name in {"steps": "step_ms", **activities}.items()}
-    counts = np.diff(table.steps, prepend=0)
-    spent = {
-        part: float(np.nansum(counts * table.column(name))) / 1e3 for part, name in names.items()
-    }
+    spent = {part: table.seconds_of(part) for part in ("data_wait", "all_reduce", "checkpoint")}
     evaluated = [event for event in events if event["event"] == "evaluated"]
-    spent["evaluation"] = sum(number(event.get("seconds")) or 0.0 for event in evaluated)
-    steps_s = min(spent.pop("steps"), total - spent["evaluation"])
-    spent["compute"] = max(0.0, steps_s - sum(spent[part] for part in activities))
+    evaluation = sum(number(event.get("seconds")) or 0.0 for event in evaluated)
+    compute = min(table.seconds_of("step"), total - evaluation) - sum(spent.values())
+    spent |= {"compute": max(0.0, compute), "evaluation": evaluation}
     return {part: round(seconds, 3) for part, seconds in spent.items()}
 
 
-def digests(events: Sequence[Row]) -> list[Payload]:
-    """Returns the digest of each checkpoint, in the order of steps; the last one written counts."""
+def checkpoint_steps(directory: Path) -> set[int]:
+    """Returns the steps whose checkpoints are in the run directory."""
+    names = [folder.name for folder in directory.glob("checkpoints/step_*/")]
+    return {int(named[1]) for name in names if (named := STEP.fullmatch(name))}
+
+
+def digests(directory: Path, events: Sequence[Payload]) -> list[Payload]:
+    """Returns the digest of each checkpoint by step, and whether the checkpoint is still there; the
+    last one written counts.
+    """
     checkpoints = {event["step"]: event for event in events if event["event"] == "checkpoint"}
-    steps = sorted(checkpoints)[-MOST_DIGESTS:]
+    there = checkpoint_steps(directory)
     keys = ("step", "digest", "bytes", "time")
-    return [{key: checkpoints[step].get(key) for key in keys} for step in steps]
+    return [
+        {**{key: checkpoints[step].get(key) for key in keys}, "gone": step not in there}
+        for step in sorted(checkpoints)
+    ]
 
 
-def read_code(directory: Path, room: int = DIFF_BYTES) -> Payload:
-    """Returns revision and branch, and the uncommitted changes as a diff and as lines by file."""
-    code: Payload = {"changes": [], "diff": ""}
-    for line in _lines(directory / "git.txt"):
-        key, _, value = line.partition(": ")
-        code[key] = value
-    changes: dict[str, list[int]] = {}
-    current: list[int] = [0, 0]
-    diff = _lines(directory / "uncommitted.diff")
-    text = "\n".join(diff)
-    code |= {"diff": text[:room], "cut": len(text) > room}
-    for line in diff:
-        if line.startswith("diff --git "):
-            current = changes.setdefault(line.rpartition(" b/")[2], [0, 0])
-        elif line.startswith(LEFT_OUT):
-            changes[line.removeprefix(LEFT_OUT)] = [0, 0]
-        elif line[:1] in "+-" and line[:1] and line[:4] not in ("+++ ", "--- "):
-            current[line[0] == "-"] += 1
-    code["changes"] = [[name, *counts] for name, counts in list(changes.items())[:40]]
-    return code
-
-
-def commands(start: Mapping[str, Any]) -> Payload:
-    """Returns the command that started the run, and so continues it, quoted for a shell."""
-    import shlex
-
-    arguments, ranks = start.get("arguments"), start.get("ranks")
-    hosts = start.get("hosts")
-    if not isinstance(arguments, list) or not isinstance(ranks, int):
-        return {}
-    given = " ".join(["pretrain.py", *(shlex.quote(str(each)) for each in arguments)])
-    prefix = {
-        "none": "python",
-        "torchrun": f"torchrun --nproc-per-node {ranks}",
-        "srun": f"srun --ntasks {ranks} python",
+def read_code(directory: Path) -> Payload:
+    """Returns revision and branch, and whether there were changes that are not committed."""
+    code = dict(line.split(": ", 1) for line in _lines(directory / "git.txt") if ": " in line)
+    return {
+        "revision": code.get("revision", ""),
+        "branch": code.get("branch", ""),
+        "changed": code.get("uncommitted changes") == "yes",
     }
-    launcher = str(start.get("launcher"))
+
+
+def command(start: Payload) -> str:
+    """Returns the command that started the run, and so continues it, quoted for a shell."""
+    arguments, ranks, hosts = start.get("arguments"), start.get("ranks"), start.get("hosts")
+    if not isinstance(arguments, list) or not isinstance(ranks, int):
+        return ""
+    torchrun = f"torchrun --nproc-per-node {ranks}"
     if isinstance(hosts, list) and len(hosts) > 1 and ranks % len(hosts) == 0:
         each, meeting = ranks // len(hosts), shlex.quote(f"{hosts[0]}:29400")
-        prefix["torchrun"] = (
+        torchrun = (
             f"torchrun --nnodes {len(hosts)} --nproc-per-node {each} --rdzv-backend c10d"
             f" --rdzv-endpoint {meeting}"
         )
+    prefixes = {"none": "python", "torchrun": torchrun, "srun": f"srun --ntasks {ranks} python"}
     default = f"mpirun -n {ranks} python" if ranks > 1 else "python"
-    return {"continue": f"{prefix.get(launcher, default)} {given}"}
-
-
-def log_tail(path: Path) -> list[str]:
-    """Returns the last lines of log.txt."""
-    return [line[:400] for line in _lines(path)[-LOG_LINES:]]
+    prefix = prefixes.get(str(start.get("launcher")), default)
+    return " ".join([prefix, "pretrain.py", *(shlex.quote(str(each)) for each in arguments)])
 
 
 def _lines(path: Path) -> list[str]:
     try:
-        return read_bytes(path, 1 << 26).decode(errors="replace").splitlines()
+        return [
+            line[:400] for line in read_bytes(path, 1 << 26).decode(errors="replace").splitlines()
+        ]
     except (OSError, ValueError):
         return []

@@ -1,9 +1,21 @@
 "use strict";
-// The report page. Everything is made with createElement and text nodes, never from strings of markup.
-window.lockstepScenes = window.lockstepScenes || {};
-
+// The report page. Elements are made with createElement and text nodes, never from markup.
 const lockstep = (() => {
-  const SVG = "http://www.w3.org/2000/svg";
+  const payload = JSON.parse(document.getElementById("payload").textContent);
+  const { runs, sweep } = payload;
+  const several = runs.length > 1;
+  const scenes = {}; // functions that draw scenes, by kind
+
+  // What the reader has chosen. The history keeps it while the page reloads.
+  const view = { axis: "step", log: false, smooth: 0.6, hidden: [], dark: null, ...history.state };
+  const charts = [];
+  function change(chosen) {
+    Object.assign(view, chosen);
+    history.replaceState(view, "");
+    for (const redraw of charts) redraw();
+  }
+
+  // ---- elements
 
   function fill(node, attributes, children) {
     for (const [name, value] of Object.entries(attributes || {})) {
@@ -11,578 +23,775 @@ const lockstep = (() => {
       if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
       else node.setAttribute(name, value === true ? "" : String(value));
     }
-    for (const child of children.flat(Infinity)) {
-      if (child === null || child === undefined || child === false) continue;
-      node.append(child instanceof Node ? child : String(child));
-    }
+    for (const child of children.flat(Infinity))
+      if (child !== null && child !== undefined && child !== false)
+        node.append(child instanceof Node ? child : String(child));
     return node;
   }
   const el = (tag, attributes, ...children) =>
     fill(document.createElement(tag), attributes, children);
   const svg = (tag, attributes, ...children) =>
-    fill(document.createElementNS(SVG, tag), attributes, children);
+    fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+
+  const links = [];
+  function section(id, title, about, ...children) {
+    links.push(el("a", { href: `#${id}` }, title));
+    const heading = el("h2", { id: `${id}-title` }, title);
+    const note = about && el("p", { class: "about" }, about);
+    return el("section", { id, "aria-labelledby": `${id}-title` }, heading, note, children);
+  }
+  const panel = (...children) => el("div", { class: "panel" }, children);
+  const heading = (title, ...beside) =>
+    el("div", { class: "heading" }, el("h3", {}, title), beside);
+  const code = (text, shown = text) => el("code", { title: text }, shown);
+  const swatch = (color, dashed) =>
+    el("span", { class: `swatch${dashed ? " dashed" : ""}`, style: `border-color:${color}` });
+
+  function table(titles, rows, name = "table") {
+    const heads = titles.map((title) => el("th", { scope: "col" }, title));
+    const body = rows.map((row) =>
+      el(
+        "tr",
+        {},
+        row.map((cell) => el("td", {}, cell)),
+      ),
+    );
+    return el(
+      "div",
+      { class: "scroll", tabindex: 0, role: "region", "aria-label": name },
+      el("table", {}, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, body)),
+    );
+  }
+  const details = (title, about, ...children) =>
+    el(
+      "details",
+      { class: "panel" },
+      el("summary", {}, title, el("span", { class: "over" }, about)),
+      children,
+    );
+
+  function copyButton(text, what) {
+    const button = el(
+      "button",
+      { type: "button", class: "copy", "aria-label": `Copy ${what}` },
+      "Copy",
+    );
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+      setTimeout(() => button.replaceChildren("Copy"), 1500);
+    });
+    return button;
+  }
+
+  // What one part of the page cannot draw must not take the others with it.
+  function attempt(draw, ...given) {
+    try {
+      return draw(...given);
+    } catch (error) {
+      return el("p", { class: "empty" }, `This part cannot be drawn (${error.message}).`);
+    }
+  }
 
   // ---- numbers
 
   function format(number) {
-    if (number === null || number === undefined || !Number.isFinite(number)) return "–";
+    if (!Number.isFinite(number)) return "–";
     const size = Math.abs(number);
     if (size && (size < 1e-3 || size >= 1e9)) return number.toExponential(2).replace("e+", "e");
     if (Number.isInteger(number) || size >= 1000) return Math.round(number).toLocaleString("en-US");
     return String(Number(number.toPrecision(4)));
   }
+  function scaled(number, base, letters, digits) {
+    const power = Math.floor(Math.log(Math.abs(number)) / Math.log(base) + 1e-12);
+    const place = Math.max(0, Math.min(letters.length - 1, power));
+    return `${Number((number / base ** place).toPrecision(digits))}${letters[place]}`;
+  }
   function short(number, digits = 3) {
-    const size = Math.abs(number);
-    if (size >= 1e15) return Number(number.toPrecision(digits)).toExponential().replace("e+", "e");
-    for (const [unit, letter] of [
-      [1e12, "T"],
-      [1e9, "G"],
-      [1e6, "M"],
-      [1e3, "k"],
-    ])
-      if (size >= unit) return `${Number((number / unit).toPrecision(digits))}${letter}`;
-    return size && size < 1e-3
-      ? Number(number.toPrecision(digits - 1)).toExponential()
-      : String(Number(number.toPrecision(digits)));
+    if (!number) return "0";
+    if (Math.abs(number) < 1e-3 || Math.abs(number) >= 1e15)
+      return Number(number.toPrecision(digits)).toExponential().replace("e+", "e");
+    return scaled(number, 1000, ["", "k", "M", "G", "T"], digits);
   }
-  // the labels of ticks, with as many digits as tell all of them exactly
-  function shortest(numbers) {
-    const step = Math.abs(numbers[1] - numbers[0]) || 0;
-    const exact = (digits) => (number) =>
-      Math.abs(Number(number.toPrecision(digits)) - number) <= 0.01 * step;
-    let digits = 3;
-    while (digits < 12 && step && !numbers.every(exact(digits))) digits++;
-    return numbers.map((number) => short(number, digits));
-  }
-  function bytes(number) {
-    for (const [unit, letter] of [
-      [2 ** 40, "TiB"],
-      [2 ** 30, "GiB"],
-      [2 ** 20, "MiB"],
-      [2 ** 10, "KiB"],
-    ])
-      if (Math.abs(number) >= unit) return `${Number((number / unit).toPrecision(3))} ${letter}`;
-    return `${Math.round(number)} B`;
-  }
+  const bytes = (number) =>
+    number ? scaled(number, 1024, [" B", " KiB", " MiB", " GiB", " TiB"], 4) : "0 B";
+  const percent = (share) =>
+    Number.isFinite(share) ? `${Number((100 * share).toFixed(2))}\u00a0%` : "–";
+  const UNITS = { "%": percent, bytes, ms: (value) => `${format(value)} ms`, "": format };
+  const textOf = (unit) => (value) => (Number.isFinite(value) ? UNITS[unit](value) : "–");
+
   function duration(seconds) {
     if (!Number.isFinite(seconds)) return "–";
-    const whole = Math.round(seconds),
-      s = whole % 60,
-      m = Math.floor(whole / 60) % 60,
-      h = Math.floor(whole / 3600);
+    if (seconds < 10) return `${Number(seconds.toPrecision(2))} s`;
+    const [s, m, h] = [1, 60, 3600].map((unit) => Math.floor(Math.round(seconds) / unit));
     if (h >= 48) return `${Math.floor(h / 24)} d ${h % 24} h`;
-    if (h) return `${h} h ${String(m).padStart(2, "0")} min`;
-    return m
-      ? `${m} min ${String(s).padStart(2, "0")} s`
-      : seconds < 10
-        ? `${Number(seconds.toPrecision(2))} s`
-        : `${s} s`;
+    if (h) return `${h} h ${m % 60} min`;
+    return m ? `${m} min ${s % 60} s` : `${s} s`;
   }
-  const isShare = (name) => /accuracy|share|mfu|recall|exact_match/.test(name);
-  const percent = (value) => `${Number((100 * value).toFixed(2))}\u00a0%`;
-
-  function valueOf(name, value) {
-    if (value === null || value === undefined) return "–";
-    if (isShare(name)) return percent(value);
-    if (/bytes/.test(name)) return bytes(value);
-    if (/_ms$/.test(name)) return `${format(value)} ms`;
-    return format(value);
-  }
+  const plural = (count, word) => `${format(count)}\u00a0${word}${count === 1 ? "" : "s"}`;
+  const day = (seconds) => new Date(seconds * 1000).toLocaleString("sv-SE").slice(0, 16);
+  const ABBREVIATIONS = {
+    lr: "learning rate",
+    bpb: "bits per byte",
+    grad: "gradient",
+    param: "parameter",
+  };
   const words = (name) =>
     name
-      .replace(/^(train|eval|speed|memory)\//, "")
-      .replace(/^lr$/, "learning rate")
-      .replace(/^bpb$/, "bits per byte")
+      .replace(/^(train|eval)\//, "")
+      .replaceAll(/[^_/]+/g, (word) => ABBREVIATIONS[word] || word)
       .replaceAll("_", " ")
       .replaceAll("/", " · ")
-      .replace(/\b(lm|q|mse|kl|ce|ema|mmcs|ml2r)\b/g, (short) => short.toUpperCase());
+      .replaceAll(/\b(lm|q|mse|kl|ce|mmcs|ml2r)\b/g, (word) => word.toUpperCase());
 
-  // ---- ticks
+  // ---- axes
 
-  function ticks(low, high, count) {
-    const span = high - low || Math.abs(high) || 1,
-      rough = span / Math.max(1, count);
-    const power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 2.5, 5, 10].map((n) => n * power).find((n) => n >= rough * 0.999);
-    const found = [];
-    for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++)
-      found.push(Number((i * step).toPrecision(12)));
-    return found;
-  }
-  const wholeTicks = (low, high, count) => ticks(low, high, count).filter(Number.isInteger);
-  function logTicks(low, high) {
-    const found = [],
-      decades = Math.log10(high / low);
-    for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++)
-      for (const n of decades > 3 ? [1] : decades > 1 ? [1, 3] : [1, 2, 3, 5, 7]) {
-        const value = Number((n * 10 ** power).toPrecision(12));
-        if (value >= low && value <= high) found.push(value);
-      }
-    return decades > 8 ? found.filter((_, i) => i % Math.ceil(decades / 6) === 0) : found;
-  }
-
-  function nearest(sorted, x) {
-    let low = 0,
-      high = sorted.length - 1;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (sorted[middle] < x) low = middle + 1;
-      else high = middle;
+  // Places of round numbers between two ends, about `count` of them.
+  function ticks(low, high, count, { log, whole, unit } = {}) {
+    if (log && high >= 10 * low) {
+      const every = Math.ceil(Math.log10(high / low) / count);
+      const powers = [];
+      for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power += every)
+        powers.push(10 ** power, ...(high < 100 * low ? [3 * 10 ** power] : []));
+      return powers.filter((value) => value >= low && value <= high);
     }
-    return low > 0 && x - sorted[low - 1] < sorted[low] - x ? low - 1 : low;
+    const base =
+      unit === "bytes" ? 1024 ** Math.floor(Math.log(Math.max(high, 1)) / Math.log(1024)) : 1;
+    const rough = (high - low) / base / Math.max(1, count);
+    const power = 10 ** Math.floor(Math.log10(rough));
+    let step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= 0.999 * rough);
+    if (whole) step = Math.max(1, step);
+    const [first, last] = [
+      Math.ceil(low / base / step - 1e-9),
+      Math.floor(high / base / step + 1e-9),
+    ];
+    const places = Array.from({ length: last - first + 1 }, (_, i) => (first + i) * step * base);
+    return places.map((value) => Number(value.toPrecision(12)));
   }
+  // Labels with as many digits as tell them apart.
+  function labels(values) {
+    const by = (digits) => values.map((value) => short(value, digits));
+    return (
+      [2, 3, 4, 5, 6, 8].map(by).find((texts) => new Set(texts).size === texts.length) || by(12)
+    );
+  }
+
+  // Places values between two pixels, with a share `room` of space beyond them, but none beyond
+  // `bounds` that all values keep.
+  function scale(values, from, to, { log, room = 0, bounds = [] } = {}) {
+    const go = log ? Math.log10 : Number;
+    const back = log ? (value) => 10 ** value : Number;
+    const [least, most] = [Math.min(...values.map(go)), Math.max(...values.map(go))];
+    let [low, high] = least > most ? [0, 1] : [least, most];
+    if (low === high) {
+      const half = log ? 0.3 : Math.abs(low) / 2;
+      [low, high] = half ? [low - half, high + half] : [0, 1];
+    }
+    const more = room * (high - low);
+    low = bounds[0] <= least ? Math.max(bounds[0], low - more) : low - more;
+    high = bounds[1] >= most ? Math.min(bounds[1], high + more) : high + more;
+    const at = (value) => from + ((go(value) - low) / (high - low)) * (to - from);
+    const value = (pixel) => back(low + ((pixel - from) / (to - from)) * (high - low));
+    return { low: back(low), high: back(high), at, value };
+  }
+  const nearest = (values, x) =>
+    values.reduce(
+      (best, value, i) => (Math.abs(value - x) < Math.abs(values[best] - x) ? i : best),
+      0,
+    );
 
   // ---- charts
 
-  // options: {title, series: [{name, color, dashed, x, y, raw, low, high, dots}], height, log, xLabel, xFormat, yFormat,
-  //           marks: [{x, kind, text}], band: [{from, to, low, high, text}], least, most}
-  // `y` is drawn as the curve, `raw` thin behind it, `low` and `high` as a spread; null is a gap.
-  function chart(element, options) {
-    const holder = el("div", { class: "chart" });
-    const tip = el("div", { class: "tip", hidden: true, role: "status" });
-    element.append(holder);
+  // Calls `draw` with the width whenever that changes; returns the place, and what draws again.
+  function responsive(draw) {
+    const holder = el("div", { class: "holder" });
     let width = 0;
-    const draw = () => {
-      holder.replaceChildren(plot(options, width, tip), tip);
-    };
-    const observer = new ResizeObserver(() => {
+    const redraw = () => width && holder.replaceChildren(draw(width));
+    new ResizeObserver(() => {
       const now = Math.floor(holder.clientWidth);
-      if (now && now !== width) {
-        width = now;
-        draw();
-      }
+      if (!now || now === width) return;
+      width = now;
+      redraw();
+    }).observe(holder);
+    return [holder, redraw];
+  }
+
+  // Draws curves. `make` returns {title, series, height, log, unit, least, most, whole, xLabel,
+  // xText, xTicks, room, diverging, marks, expected}. A series is {key, name, color, dashed, x, y,
+  // raw, low, high, dots, loose, base, values}: `y` is the curve, `raw` stands thin behind it, `low`
+  // and `high` are its spread, `loose` points are not joined, bars begin at `base` and stand for
+  // `values`, and null is a gap. A click on a name in the legend hides its series.
+  function chart(make, named = true) {
+    const tip = el("div", { class: "tip", hidden: true, role: "status" });
+    const [holder, redraw] = responsive((width) => plot(make(), width, tip));
+    charts.push(redraw);
+    const { series } = make();
+    return el("div", { class: "chart" }, named && series.length > 1 && legend(series), holder, tip);
+  }
+
+  function legend(series) {
+    const isHidden = (one) => view.hidden.includes(one.key);
+    const buttons = series.map((one) => {
+      const button = el(
+        "button",
+        {
+          type: "button",
+          "aria-pressed": String(!isHidden(one)),
+          title: "Show or hide",
+          onclick: () => {
+            const others = view.hidden.filter((key) => key !== one.key);
+            change({ hidden: isHidden(one) ? others : [...others, one.key] });
+            button.setAttribute("aria-pressed", String(!isHidden(one)));
+          },
+        },
+        swatch(one.color, one.dashed),
+        one.name,
+      );
+      return button;
     });
-    observer.observe(holder);
-    return {
-      redraw(more) {
-        Object.assign(options, more);
-        if (width) draw();
-      },
-    };
-  }
-
-  function extent(options) {
-    let [x0, x1, y0, y1] = [Infinity, -Infinity, Infinity, -Infinity];
-    const seen = (value) => {
-      if (value === null || value === undefined || (options.log && value <= 0)) return;
-      y0 = Math.min(y0, value);
-      y1 = Math.max(y1, value);
-    };
-    for (const one of options.series) {
-      for (const x of one.x) {
-        x0 = Math.min(x0, x);
-        x1 = Math.max(x1, x);
-      }
-      for (const values of [one.y, one.raw, one.low, one.high]) if (values) values.forEach(seen);
-    }
-    for (const band of options.band || []) {
-      x0 = Math.min(x0, band.from);
-      x1 = Math.max(x1, band.to);
-      seen(band.low);
-      seen(band.high);
-    }
-    if (options.least !== undefined) seen(options.least);
-    if (options.most !== undefined) seen(options.most);
-    if (x0 > x1) [x0, x1] = [0, 1];
-    if (x0 === x1) [x0, x1] = [x0 - 0.5, x1 + 0.5];
-    else if (options.pad) [x0, x1] = [x0 - (x1 - x0) * 0.04, x1 + (x1 - x0) * 0.04];
-    if (y0 > y1) [y0, y1] = options.log ? [0.1, 1] : [0, 1];
-    if (y0 === y1) [y0, y1] = options.log ? [y0 / 2, y1 * 2] : around(y0, options.most);
-    return [x0, x1, y0, y1];
-  }
-
-  // an axis for a value that never changes
-  function around(value, most = Infinity) {
-    if (value === 0) return [0, 1];
-    const ends = [value / 2, value * 1.5].sort((a, b) => a - b);
-    return [ends[0], Math.max(value, Math.min(ends[1], most))];
-  }
-
-  function scales(options, width, height, margin) {
-    let [x0, x1, y0, y1] = extent(options);
-    if (options.log) {
-      const room = (y1 / y0) ** 0.04;
-      y0 /= room;
-      y1 *= room;
-    } else {
-      const room = (y1 - y0) * 0.05;
-      const floor = options.least !== undefined && y0 >= options.least,
-        roof = options.most !== undefined && y1 <= options.most;
-      y0 = floor ? y0 : y0 - room;
-      y1 = roof ? y1 + room / 2 : y1 + room;
-    }
-    const right = width - margin.right,
-      bottom = height - margin.bottom;
-    const go = options.log ? Math.log : Number;
-    return {
-      x0,
-      x1,
-      y0,
-      y1,
-      x: (value) => margin.left + ((value - x0) / (x1 - x0)) * (right - margin.left),
-      y: (value) => bottom - ((go(value) - go(y0)) / (go(y1) - go(y0))) * (bottom - margin.top),
-      back: (pixel) => x0 + ((pixel - margin.left) / (right - margin.left)) * (x1 - x0),
-    };
-  }
-
-  function line(scale, xs, ys, log) {
-    let path = "",
-      open = false;
-    for (let i = 0; i < xs.length; i++) {
-      const y = ys[i];
-      if (y === null || y === undefined || (log && y <= 0)) {
-        open = false;
-        continue;
-      }
-      path += `${open ? "L" : "M"}${scale.x(xs[i]).toFixed(1)} ${scale.y(y).toFixed(1)}`;
-      open = true;
-    }
-    return path;
-  }
-  function area(scale, xs, lows, highs, log) {
-    const there = [...xs.keys()].filter(
-      (i) => lows[i] !== null && highs[i] !== null && (!log || lows[i] > 0),
-    );
-    if (!there.length) return "";
-    const at = (values) => (i) => `${scale.x(xs[i]).toFixed(1)} ${scale.y(values[i]).toFixed(1)}`;
-    return `M${there.map(at(highs)).join("L")}L${there.reverse().map(at(lows)).join("L")}Z`;
+    return el("div", { class: "legend" }, buttons);
   }
 
   function plot(options, width, tip) {
-    const height = options.height || 200,
-      yFormat = options.yFormat || format,
-      xFormat = options.xFormat || short;
-    const margin = { left: 52, right: 14, top: 10, bottom: options.xLabel ? 40 : 24 };
-    const { y0, y1 } = scales(options, width, height, margin);
-    const yTicks = options.log
-      ? logTicks(y0, y1)
-      : (options.axisTicks || ticks)(y0, y1, Math.max(2, height / 44));
-    const yTexts = options.yTick ? yTicks.map((value) => options.yTick(value)) : shortest(yTicks);
-    margin.left = Math.max(52, 14 + 7 * Math.max(0, ...yTexts.map((text) => text.length)));
-    const scale = scales(options, width, height, margin),
-      right = width - margin.right,
-      bottom = height - margin.bottom;
+    const {
+      log,
+      unit = "",
+      height = 200,
+      whole,
+      diverging,
+      expected = [],
+      marks = [],
+      title,
+    } = options;
+    const series = options.series.filter((one) => !view.hidden.includes(one.key));
+    const isDrawn = (y) => y !== null && y !== undefined && !(log && y <= 0);
+    const values = series.flatMap((one) =>
+      [one.y, one.raw, one.low, one.high, one.base].flatMap((of) => of || []),
+    );
+    const ends = [
+      options.least,
+      options.most,
+      ...expected.flatMap((each) => [each.low, each.high]),
+    ];
+    const bounds = log ? [] : unit === "%" ? [0, 1] : [options.least];
+    const bottom = height - (options.xLabel ? 40 : 24);
+    const y = scale([...values, ...ends].filter(isDrawn), bottom, 10, { log, room: 0.05, bounds });
+    const yTicks = ticks(y.low, y.high, height / 44, { log, unit });
+    const isPlain = unit === "" || unit === "ms";
+    const texts = isPlain
+      ? labels(diverging ? yTicks.map(Math.abs) : yTicks)
+      : yTicks.map(UNITS[unit]);
+    const left = Math.max(52, 14 + 7 * Math.max(0, ...texts.map((text) => text.length)));
+    const right = width - 14;
+    const x = scale(
+      series.flatMap((one) => one.x),
+      left,
+      right,
+      { room: options.room },
+    );
+    const xTicks = options.xTicks || ticks(x.low, x.high, width / 80, { whole });
+    const xText = options.xText || ((value) => short(value));
     const root = svg("svg", {
       viewBox: `0 0 ${width} ${height}`,
       height,
       role: "img",
       tabindex: 0,
-      "aria-label": `${options.title || "chart"}; left and right arrows move along the curve`,
+      "aria-label": `${title}; left and right arrows move along the curve`,
     });
-    for (const [i, value] of yTicks.entries()) {
+    const line = (name, x1, y1, x2, y2) => svg("line", { class: name, x1, y1, x2, y2 });
+    yTicks.forEach((value, i) =>
       root.append(
-        svg("line", {
-          class: "rule",
-          x1: margin.left,
-          x2: right,
-          y1: scale.y(value),
-          y2: scale.y(value),
-        }),
-      );
+        line("rule", left, y.at(value), right, y.at(value)),
+        svg("text", { x: left - 8, y: y.at(value) + 4, "text-anchor": "end" }, texts[i]),
+      ),
+    );
+    root.append(line("base", left, bottom, right, bottom));
+    for (const value of xTicks)
       root.append(
-        svg(
-          "text",
-          { x: margin.left - 8, y: scale.y(value) + 4, "text-anchor": "end" },
-          yTexts[i],
-        ),
-      );
-    }
-    root.append(svg("line", { class: "base", x1: margin.left, x2: right, y1: bottom, y2: bottom }));
-    for (const value of (options.xTicks || ticks)(scale.x0, scale.x1, Math.max(2, width / 80)))
-      root.append(
-        svg("text", { x: scale.x(value), y: bottom + 17, "text-anchor": "middle" }, xFormat(value)),
+        svg("text", { x: x.at(value), y: bottom + 17, "text-anchor": "middle" }, xText(value)),
       );
     if (options.xLabel)
       root.append(svg("text", { x: right, y: bottom + 34, "text-anchor": "end" }, options.xLabel));
-    drawBands(root, options, scale);
-    drawSeries(root, options, scale);
-    drawMarks(root, options, scale, margin.top, bottom);
-    addHover(
-      root,
-      options,
-      scale,
-      { left: margin.left, right, top: margin.top, bottom, width },
-      tip,
-      xFormat,
-      yFormat,
-    );
+
+    for (const each of expected) {
+      const [at, low, high] = [x.at(each.x), y.at(each.low), y.at(each.high)];
+      const d = `M${at} ${low}V${high}M${at - 5} ${low}h10M${at - 5} ${high}h10`;
+      root.append(svg("path", { class: "expected", d }, svg("title", {}, each.text)));
+    }
+    for (const one of series) {
+      const point = (i, ys) => `${x.at(one.x[i]).toFixed(1)} ${y.at(ys[i]).toFixed(1)}`;
+      const path = (ys) =>
+        one.x
+          .map((_, i) =>
+            isDrawn(ys[i]) ? `${i && isDrawn(ys[i - 1]) ? "L" : "M"}${point(i, ys)}` : "",
+          )
+          .join("");
+      if (one.low) {
+        const there = [...one.x.keys()].filter((i) => isDrawn(one.low[i]) && isDrawn(one.high[i]));
+        const around = [
+          ...there.map((i) => point(i, one.high)),
+          ...there.reverse().map((i) => point(i, one.low)),
+        ];
+        const d = around.length ? `M${around.join("L")}Z` : "";
+        root.append(svg("path", { class: "spread", d, style: `fill:${one.color}` }));
+      }
+      const stroke = { style: `stroke:${one.color}`, "stroke-dasharray": one.dashed && "5 4" };
+      if (one.raw) root.append(svg("path", { class: "raw", d: path(one.raw), ...stroke }));
+      const known = [...one.x.keys()].filter((i) => isDrawn(one.y[i]));
+      if (one.base) {
+        const wide = Math.min(46, (0.72 * (right - left)) / one.x.length);
+        for (const i of known) {
+          const [top, low] = [one.y[i], one.base[i]].map(y.at).sort((a, b) => a - b);
+          const box = { x: x.at(one.x[i]) - wide / 2, y: top, width: wide, height: low - top };
+          root.append(
+            svg("rect", {
+              class: `column${one.dashed ? " dashed" : ""}`,
+              ...box,
+              style: `fill:${one.color};stroke:${one.color}`,
+            }),
+          );
+        }
+      } else if (!one.loose)
+        root.append(svg("path", { class: "curve", d: path(one.y), ...stroke }));
+      if (one.dots || (known.length === 1 && !one.base))
+        for (const i of known)
+          root.append(
+            svg("circle", {
+              cx: x.at(one.x[i]),
+              cy: y.at(one.y[i]),
+              r: 3,
+              style: `fill:${one.color}`,
+            }),
+          );
+    }
+    drawMarks(root, marks, x, bottom);
+
+    const cross = svg("line", { class: "cross", y1: 10, y2: bottom, visibility: "hidden" });
+    root.append(cross);
+    const every = [...new Set(series.flatMap((one) => one.x))].sort((a, b) => a - b);
+    let place = every.length - 1;
+    const show = (i) => {
+      place = Math.max(0, Math.min(every.length - 1, i));
+      const pixel = x.at(every[place]);
+      const rows = series.flatMap((one) => {
+        const i = nearest(one.x, every[place]);
+        if (!isDrawn(one.y[i]) || Math.abs(x.at(one.x[i]) - pixel) > width / 50) return [];
+        const key = el("span", { class: "key" }, swatch(one.color, one.dashed), one.name);
+        return [el("div", {}, key, UNITS[unit]((one.values || one.y)[i]))];
+      });
+      const happened = marks.filter((mark) => Math.abs(x.at(mark.x) - pixel) < 8);
+      tip.replaceChildren(
+        el("b", {}, `${options.xLabel || ""} ${(options.xText || format)(every[place])}`),
+        ...rows,
+        ...happened.map((mark) => el("div", { class: "key" }, mark.text)),
+      );
+      tip.hidden = false;
+      const beside =
+        pixel + 14 + tip.offsetWidth > width ? pixel - 14 - tip.offsetWidth : pixel + 14;
+      tip.style.transform = `translate(${Math.max(0, beside)}px, 10px)`;
+      fill(cross, { x1: pixel, x2: pixel, visibility: "visible" }, []);
+    };
+    const hide = () => {
+      tip.hidden = true;
+      cross.setAttribute("visibility", "hidden");
+    };
+    if (!every.length) return root;
+    root.addEventListener("pointermove", (event) => {
+      const frame = root.getBoundingClientRect();
+      show(nearest(every, x.value(((event.clientX - frame.left) / frame.width) * width)));
+    });
+    for (const leaving of ["pointerleave", "blur"]) root.addEventListener(leaving, hide);
+    root.addEventListener("keydown", (event) => {
+      const step = STEPS[event.key];
+      if (!step) return;
+      event.preventDefault();
+      show(tip.hidden ? every.length - 1 : place + step);
+    });
     return root;
   }
+  const STEPS = {
+    ArrowLeft: -1,
+    ArrowUp: -1,
+    ArrowRight: 1,
+    ArrowDown: 1,
+    PageUp: -10,
+    PageDown: 10,
+    Home: -1e9,
+    End: 1e9,
+  };
 
-  function drawBands(root, options, scale) {
-    const bands = options.band || [],
-      at = (end) => (band) =>
-        `${scale.x(band.to).toFixed(1)} ${scale.y(Math.max(band[end], scale.y0)).toFixed(1)}`;
-    if (bands.length > 1)
-      root.append(
-        svg(
-          "path",
-          {
-            class: "expected",
-            d: `M${bands.map(at("high")).join("L")}L${[...bands].reverse().map(at("low")).join("L")}Z`,
-          },
-          svg("title", {}, "expected"),
-        ),
-      );
-    else
-      for (const band of bands) {
-        const y1 = scale.y(Math.min(band.high, scale.y1)),
-          y0 = scale.y(Math.max(band.low, scale.y0)),
-          x = scale.x(band.from);
-        root.append(
-          svg(
-            "rect",
-            {
-              class: "expected",
-              x,
-              y: y1,
-              width: Math.max(3, scale.x(band.to) - x),
-              height: Math.max(2, y0 - y1),
-              rx: 2,
-            },
-            svg("title", {}, band.text || "expected"),
-          ),
-        );
-      }
-  }
-  function drawSeries(root, options, scale) {
-    for (const one of options.series) {
-      const stroke = `stroke:${one.color}`;
-      if (one.low)
-        root.append(
-          svg("path", {
-            class: "spread",
-            d: area(scale, one.x, one.low, one.high, options.log),
-            style: `fill:${one.color}`,
-          }),
-        );
-      if (one.raw)
-        root.append(
-          svg("path", { class: "raw", d: line(scale, one.x, one.raw, options.log), style: stroke }),
-        );
-      root.append(
-        svg("path", {
-          class: "curve",
-          d: line(scale, one.x, one.y, options.log),
-          style: stroke,
-          "stroke-dasharray": one.dashed ? "5 4" : null,
-        }),
-      );
-      const alone = one.y.filter((y) => y !== null && y !== undefined).length === 1; // a path of one point shows nothing
-      if (one.dots || alone)
-        one.x.forEach((x, i) => {
-          if (one.y[i] !== null && one.y[i] !== undefined && !(options.log && one.y[i] <= 0))
-            root.append(
-              svg("circle", {
-                cx: scale.x(x),
-                cy: scale.y(one.y[i]),
-                r: one.radius || 3,
-                style: `fill:${one.color}`,
-              }),
-            );
-        });
-    }
-  }
-
-  // marks on the axis differ in shape, not in colour alone
-  const SHAPES = {
-    checkpoint: ["M0 0l-4 7h8z", "clue", true],
-    restart: ["M0 -1v9M-4.5 3.5h9", "accent", false],
-    ranks: ["M-3.5 0h7v7h-7z", "c4", true],
-    skipped: ["M-3 0l6 7M3 0l-6 7", "bad", false],
-    signal: ["M1.5 -1l-4 5h5l-4 5", "changed", false],
-    failed: ["M0 -1l4.5 4.5l-4.5 4.5l-4.5 -4.5z", "bad", true],
+  // Marks differ in shape, not in colour alone.
+  const MARKS = {
+    checkpoint: ["M0 0l-4 7h8z", "clue", true, "checkpoint"],
+    restart: ["M0 -1v9M-4.5 3.5h9", "accent", false, "restart"],
+    ranks: ["M-3.5 0h7v7h-7z", "c4", true, "other number of ranks"],
+    skipped: ["M-3 0l6 7M3 0l-6 7", "bad", false, "skipped step"],
+    signal: ["M1.5 -1l-4 5h5l-4 5", "changed", false, "asked to stop"],
+    failed: ["M0 -1l4.5 4.5l-4.5 4.5l-4.5 -4.5z", "bad", true, "failure"],
   };
   function markShape(kind, transform) {
-    const [d, color, filled] = SHAPES[kind];
-    return svg("path", {
-      d,
-      transform,
-      style: `fill:${filled ? `var(--${color})` : "none"};stroke:var(--${color});stroke-width:1.5`,
-    });
+    const [d, color, isFilled] = MARKS[kind];
+    const fill = isFilled ? `var(--${color})` : "none";
+    const style = `fill:${fill};stroke:var(--${color});stroke-width:1.5`;
+    return svg("path", { d, transform, style });
   }
-  function drawMarks(root, options, scale, top, bottom) {
-    const heaps = new Map();
-    for (const mark of options.marks || []) {
-      if (!SHAPES[mark.kind]) continue;
-      const x = scale.x(Math.max(scale.x0, Math.min(scale.x1, mark.x))),
-        heap = heaps.get(Math.round(x / 6)) || 0,
-        shape = markShape(mark.kind, `translate(${x.toFixed(1)} ${bottom - 8 - 11 * (heap % 6)})`);
-      heaps.set(Math.round(x / 6), heap + 1);
-      if (mark.kind !== "checkpoint")
-        root.append(
-          svg("line", {
-            x1: x,
-            x2: x,
-            y1: top,
-            y2: bottom - 10,
-            style: `stroke:var(--${SHAPES[mark.kind][1]})`,
-            "stroke-dasharray": "2 4",
-            opacity: 0.6,
-          }),
-        );
+  function drawMarks(root, marks, x, bottom) {
+    const heights = {};
+    for (const mark of marks) {
+      const at = x.at(Math.max(x.low, Math.min(x.high, mark.x)));
+      const height = (heights[Math.round(at / 6)] = (heights[Math.round(at / 6)] || 0) + 1);
+      const up = bottom + 3 - 11 * Math.min(height, 6);
+      const shape = markShape(mark.kind, `translate(${at.toFixed(1)} ${up})`);
       shape.append(svg("title", {}, mark.text));
       root.append(shape);
     }
   }
 
-  function addHover(root, options, scale, box, tip, xFormat, yFormat) {
-    const cross = svg("line", {
-      class: "cross",
-      y1: box.top,
-      y2: box.bottom,
-      visibility: "hidden",
+  // ---- head
+
+  const STATES = {
+    finished: "good",
+    failed: "bad",
+    lost: "bad",
+    running: "live",
+    stopped: "held",
+    requeue: "held",
+  };
+  const SAID = { lost: "not heard from", requeue: "to be started again", "": "unknown" };
+  const pill = (state = "") =>
+    el(
+      "span",
+      { class: `state ${STATES[state] || ""}` },
+      el("i", { class: "dot" }),
+      SAID[state || ""] || state,
+    );
+
+  function figure(label, value, notes, first) {
+    return el(
+      "div",
+      { class: `number${first ? " first" : ""}` },
+      el("div", { class: "label" }, label),
+      el("div", { class: "value" }, value),
+      notes
+        .filter(Boolean)
+        .map((note) => (note instanceof Node ? note : el("div", { class: "note" }, note))),
+    );
+  }
+
+  const lengthOf = (run) => run.started.total_steps || run.step || 0;
+  function headlineFigure(run) {
+    const { headline, expected, status } = run;
+    if (!headline) return null;
+    const label = `Held-out ${words(headline.name)}`;
+    const isRunning = status.state === "running";
+    if (headline.last === null)
+      return figure(label, "–", [`not evaluated${isRunning ? " yet" : ""}`], true);
+    const { last, step, best, best_step, low, high, n } = headline;
+    const show = textOf(headline.unit);
+    const known = low !== null && high !== null;
+    const interval =
+      known &&
+      `95 % interval ${show(low)} to ${show(high)}${n ? `, n\u00a0=\u00a0${format(n)}` : ""}`;
+    const other =
+      best === last
+        ? `the best ${isRunning ? "so far" : "of the run"}`
+        : `best ${show(best)} after step\u00a0${format(best_step)}`;
+    const when = `after step\u00a0${format(step)}, ${other}`;
+    return figure(
+      label,
+      show(last),
+      [expected && verdict(expected, lengthOf(run)), interval, when],
+      true,
+    );
+  }
+  function verdict({ unit, measured, verdict, points }, end) {
+    const point = measured || points.find((each) => each.step <= end);
+    if (!point) return null;
+    const bounds = [point.low, point.high].map(textOf(unit)).join(" to ");
+    const range = `${bounds} expected at step\u00a0${format(point.step)}`;
+    if (!measured) return el("div", { class: "verdict" }, range);
+    const isFine = verdict === "on track";
+    const said = el("b", {}, isFine ? "✓ On track" : "▼ Below expectation");
+    return el(
+      "div",
+      { class: `verdict ${isFine ? "good-text" : "bad-text"}` },
+      said,
+      el("span", {}, ` · ${range}`),
+    );
+  }
+
+  function numbers(run) {
+    const total = run.started.total_steps;
+    const step = run.step;
+    const { examples_per_s, tokens_per_s, step_ms } = run.speed;
+    const share = `${Math.min(100, (100 * (step || 0)) / total).toFixed(1)}%`;
+    const meter =
+      total > 0 &&
+      el(
+        "div",
+        { class: "meter", role: "img", "aria-label": `${share} done` },
+        el("i", { style: `width:${share}` }),
+      );
+    const left = run.status.state === "running" && step_ms && total > step;
+    const starts = run.timeline.filter((event) =>
+      ["started", "restart", "ranks"].includes(event.kind),
+    );
+    return el(
+      "div",
+      { class: "numbers" },
+      headlineFigure(run),
+      figure(
+        "Steps",
+        [format(step), total && el("small", {}, ` of ${format(total)}`)],
+        [meter, left && `about ${duration(((total - step) * step_ms) / 1000)} of training left`],
+      ),
+      figure("Time", duration(run.seconds), [
+        starts.length > 0 && `began ${day(starts[0].time)}`,
+        starts.length > 1 && `${starts.length} starts`,
+      ]),
+      figure(
+        "Speed",
+        examples_per_s ? [short(examples_per_s), el("small", {}, " examples/s")] : "–",
+        [
+          step_ms && `${format(step_ms)} ms a step, median`,
+          tokens_per_s && `${short(tokens_per_s)} tokens/s`,
+        ],
+      ),
+    );
+  }
+
+  function facts(run) {
+    const { started, code: version } = run;
+    const list = el("dl", { class: "facts" });
+    const add = (name, ...value) =>
+      list.append(el("div", {}, el("dt", {}, name), el("dd", {}, value)));
+    const command = (text, what) =>
+      el("span", { class: "command" }, code(text), copyButton(text, what));
+    if (started.ranks) {
+      const hosts = [started.hosts].flat().join(", ");
+      const threads = `${plural(started.threads, "thread")} of ${format(started.cores)}`;
+      add("Ran on", `${plural(started.ranks, "rank")} on ${hosts}: ${started.device}, ${threads}`);
+    }
+    if (started.torch) add("Versions", `PyTorch ${started.torch}, Python ${started.python || "–"}`);
+    if (version.revision) {
+      const changed = version.changed && ", with changes that are not committed (uncommitted.diff)";
+      add(
+        "Code",
+        code(version.revision, version.revision.slice(0, 10)),
+        ` on ${version.branch}`,
+        changed,
+      );
+    }
+    if (started.fingerprint)
+      add(
+        "Data",
+        `${started.data || ""} `,
+        code(started.fingerprint, started.fingerprint.slice(0, 16)),
+      );
+    const last = run.digests.findLast((each) => each.digest);
+    if (last)
+      add(
+        "Digest",
+        code(last.digest, last.digest.slice(0, 16)),
+        ` of step ${format(last.step)} `,
+        copyButton(last.digest, "the digest"),
+      );
+    add("Directory", code(run.directory));
+    if (run.command) {
+      const ends = ["finished", "running"].includes(run.status.state);
+      const checkout = version.revision ? `git checkout ${version.revision.slice(0, 10)} && ` : "";
+      add(ends ? "Command" : "To continue", command(run.command, "the command"));
+      add(
+        "To reproduce",
+        command(`${checkout}${run.command} resume=false`, "the command to reproduce"),
+      );
+    }
+    return list;
+  }
+
+  function head(run) {
+    const { started, status } = run;
+    const model = (run.config["arch._target_"] || "").split(".").pop();
+    const parameters = started.parameters && `${format(started.parameters)} parameters`;
+    const about = [model, parameters, started.data, started.dtype].filter(Boolean).join(" · ");
+    const asOf =
+      status.state === "running" && el("span", { class: "over" }, `as of ${day(payload.made)}`);
+    return el(
+      "header",
+      {},
+      el("p", { class: "over" }, run.project),
+      el("div", { class: "title" }, el("h1", {}, run.name), pill(status.state), asOf),
+      el("p", { class: "subtitle" }, about),
+      status.reason && el("p", { class: `reason ${STATES[status.state] || ""}` }, status.reason),
+      numbers(run),
+      facts(run),
+    );
+  }
+
+  function headOfSeveral() {
+    const names = runs.map((run) => run.name);
+    const only = runs.length === 2 && runs[1].comparison;
+    const result = ({ comparison }) => {
+      if (!comparison) return "–";
+      const { same, step, text } = comparison;
+      if (same === null) return "nothing in common";
+      return el(
+        "span",
+        { class: same ? "good-text" : "bad-text", title: text },
+        same ? "✓ same" : `✕ differs from step ${format(step)} on`,
+      );
+    };
+    const value = ({ headline }, key) => (headline ? textOf(headline.unit)(headline[key]) : "–");
+    const titles = [
+      "Run",
+      "State",
+      `Last ${words(runs[0].headline?.name || "metric")}`,
+      "Best",
+      "Steps",
+      "Time",
+      "Ran on",
+      "Against the first",
+      "Directory",
+    ];
+    const rows = runs.map((run) => [
+      el("span", {}, swatch(run.color), run.name),
+      pill(run.status.state),
+      value(run, "last"),
+      value(run, "best"),
+      format(run.step),
+      duration(run.seconds),
+      run.started.ranks ? `${plural(run.started.ranks, "rank")}, ${run.started.device}` : "–",
+      result(run),
+      code(run.directory),
+    ]);
+    const title =
+      names.join(", ").length <= 60
+        ? names.join(", ")
+        : `${names[0]} and ${plural(names.length - 1, "other")}`;
+    return el(
+      "header",
+      {},
+      el("p", { class: "over" }, `${names.length} runs`),
+      el("h1", {}, title),
+      only &&
+        el(
+          "p",
+          { class: `answer ${only.same ? "good" : only.same === false ? "bad" : ""}` },
+          only.text,
+        ),
+      table(titles, rows, "runs"),
+    );
+  }
+
+  // ---- curves
+
+  const COLORS = [1, 2, 3, 4, 5, 6, 7, 8].map((n) => `var(--c${n})`);
+  const MOST_SERIES = 24; // in a chart of several runs
+  const SMOOTHED = 20; // points from which a training curve is smoothed
+
+  const longest = Math.max(0, ...runs.map((run) => run.seconds));
+  const timeUnit = longest < 180 ? [1, "s"] : longest < 7200 ? [60, "min"] : [3600, "h"];
+  function places(run, steps, seconds) {
+    if (view.axis === "seconds") return seconds.map((each) => (each || 0) / timeUnit[0]);
+    return view.axis === "step"
+      ? steps
+      : steps.map((step) => step * (run.started.examples_per_step || 1));
+  }
+  const axisLabel = () => (view.axis === "seconds" ? `time in ${timeUnit[1]}` : view.axis);
+
+  function smoothed(values) {
+    let [sum, total] = [0, 0];
+    return values.map((value) => {
+      if (value === null) return null;
+      sum = view.smooth * sum + (1 - view.smooth) * value;
+      total = view.smooth * total + (1 - view.smooth);
+      return sum / total;
     });
-    const dots = options.series.map((one) =>
-      svg("circle", {
-        r: 3.5,
-        visibility: "hidden",
-        style: `fill:${one.color};stroke:var(--panel);stroke-width:1.5`,
+  }
+  const isSmooth = (run, { kind, name }) =>
+    kind === "train" &&
+    name.startsWith("train/") &&
+    name !== "train/lr" &&
+    run.train.step.length > SMOOTHED;
+
+  function seriesOf({ title, lines }) {
+    const alike = lines.every((line) => line.kind === lines[0].kind);
+    return runs.flatMap((run) =>
+      lines.flatMap((line, i) => {
+        const rows = run[line.kind];
+        const curve = rows.curves[line.name];
+        if (!curve) return [];
+        const kind = line.kind === "train" ? "training" : "held out";
+        const label = alike
+          ? line.label || words(title)
+          : [kind, line.label].filter(Boolean).join(" · ");
+        const smooth = view.smooth > 0 && isSmooth(run, line);
+        const [low, high] = ["low", "high"].map((end) => rows.curves[`${line.name}_${end}`]?.mean);
+        return {
+          key: several ? run.name : `${title} ${label}`,
+          name: several ? `${run.name} · ${label}` : label,
+          color: several ? run.color : COLORS[i % 8],
+          dashed: several ? line.kind === "train" : i >= 8,
+          x: places(run, rows.step, rows.seconds),
+          y: smooth ? smoothed(curve.mean) : curve.mean,
+          raw: smooth && curve.mean,
+          low: several ? null : low || curve.min,
+          high: several ? null : low ? high : curve.max,
+          dots: line.kind === "eval" && rows.step.length <= 60,
+        };
       }),
     );
-    root.append(cross, ...dots);
-    const every = [...new Set(options.series.flatMap((one) => one.x))].sort((a, b) => a - b);
-    let place = null;
-    const hide = () => {
-      tip.hidden = true;
-      for (const each of [cross, ...dots]) each.setAttribute("visibility", "hidden");
-    };
-    const show = (index) => {
-      place = index;
-      const x = every[index],
-        pixel = scale.x(x),
-        near = (scale.x1 - scale.x0) * 0.02,
-        rows = [];
-      cross.setAttribute("x1", pixel);
-      cross.setAttribute("x2", pixel);
-      cross.setAttribute("visibility", "visible");
-      options.series.forEach((one, i) => {
-        const at = one.x.length ? nearest(one.x, x) : -1,
-          y = at < 0 ? null : one.y[at];
-        const there =
-          y !== null &&
-          y !== undefined &&
-          Math.abs(one.x[at] - x) <= Math.max(near, 1e-12) &&
-          !(options.log && y <= 0);
-        dots[i].setAttribute("visibility", there ? "visible" : "hidden");
-        if (!there) return;
-        dots[i].setAttribute("cx", scale.x(one.x[at]));
-        dots[i].setAttribute("cy", scale.y(y));
-        rows.push(
-          el(
-            "div",
-            {},
-            el(
-              "span",
-              { class: "key" },
-              el("span", {
-                class: `swatch${one.dashed ? " dashed" : ""}`,
-                style: `border-color:${one.color}`,
-              }),
-              one.name,
-            ),
-            yFormat(y),
-          ),
-        );
-      });
-      for (const mark of options.marks || [])
-        if (Math.abs(mark.x - x) <= near / 2) rows.push(el("div", { class: "key" }, mark.text));
-      tip.replaceChildren(
-        el("b", {}, `${options.xName || ""} ${(options.xValue || xFormat)(x)}`.trim()),
-        ...rows,
-      );
-      tip.hidden = false;
-      const left =
-        pixel + 14 + tip.offsetWidth > box.width ? pixel - 14 - tip.offsetWidth : pixel + 14;
-      tip.style.transform = `translate(${Math.max(0, left)}px, ${box.top}px)`;
-    };
-    if (!every.length) return;
-    root.addEventListener("pointermove", (event) => {
-      const frame = root.getBoundingClientRect();
-      show(nearest(every, scale.back(((event.clientX - frame.left) / frame.width) * box.width)));
-    });
-    root.addEventListener("pointerleave", hide);
-    root.addEventListener("blur", hide);
-    root.addEventListener("keydown", (event) => {
-      const step = {
-        ArrowLeft: -1,
-        ArrowRight: 1,
-        PageUp: -10,
-        PageDown: 10,
-        Home: -1e9,
-        End: 1e9,
-      }[event.key];
-      if (step === undefined) {
-        if (event.key === "Escape") hide();
-        return;
-      }
-      event.preventDefault();
-      show(
-        Math.max(
-          0,
-          Math.min(
-            every.length - 1,
-            (place === null ? every.length - 1 : place) + (place === null ? 0 : step),
-          ),
-        ),
-      );
-    });
   }
 
-  // ---- the page
+  // What happened, on the axis. Several runs have too many checkpoints.
+  const marks = () =>
+    runs.flatMap((run) =>
+      run.timeline
+        .filter(({ kind }) => MARKS[kind] && !(several && kind === "checkpoint"))
+        .map((event) => ({
+          kind: event.kind,
+          x: places(run, [event.step], [event.seconds])[0],
+          text: `${several ? `${run.name}: ` : ""}step ${format(event.step)}: ${event.text}`,
+        })),
+    );
 
-  const page = {
-    payload: null,
-    sections: [],
-    view: { axis: "step", log: false, smooth: 0.6 },
-    redraws: [],
-  };
-  const COLORS = [1, 2, 3, 4, 5, 6, 7, 8].map((n) => `var(--c${n})`);
-  const runs = () => page.payload.runs;
-  const several = () => runs().length > 1;
+  function expectedOn(lines) {
+    const { expected } = runs[0];
+    if (!expected || view.axis === "seconds" || !lines.some((line) => line.name === expected.name))
+      return [];
+    return expected.points
+      .filter((point) => point.step <= lengthOf(runs[0]))
+      .map((point) => ({
+        ...point,
+        x: places(runs[0], [point.step])[0],
+        text: `expected: ${[point.low, point.high].map(textOf(expected.unit)).join(" to ")}`,
+      }));
+  }
 
-  function section(id, title, about, ...children) {
-    page.sections.push([id, title]);
+  function chartPanel(group, log = false) {
+    const make = () => {
+      const series = seriesOf(group);
+      return {
+        ...group,
+        series,
+        height: group.wide ? 300 : 190,
+        log: log && view.log,
+        whole: view.axis !== "seconds",
+        xLabel: axisLabel(),
+        marks: marks(),
+        expected: expectedOn(group.lines),
+      };
+    };
+    const kind = group.lines[0].kind === "train" ? "training" : "held out";
+    const key = log && !several && group.lines.length === 1 && el("span", { class: "over" }, kind);
+    const names = group.lines.map((line) => line.name).join(", ");
+    const title = el("h3", { title: names }, words(group.title));
     return el(
-      "section",
-      { id, "aria-labelledby": `${id}-title` },
-      el("h2", { id: `${id}-title` }, title),
-      about && el("p", { class: "about" }, about),
-      ...children,
+      "div",
+      { class: `panel${group.wide ? " wide" : ""}` },
+      el("div", { class: "heading" }, title, key),
+      chart(make, !several),
     );
-  }
-  const panel = (...children) => el("div", { class: "panel" }, ...children);
-  const swatch = (color, dashed) =>
-    el("span", { class: `swatch${dashed ? " dashed" : ""}`, style: `border-color:${color}` });
-  const plural = (count, word) => `${format(count)}\u00a0${word}${count === 1 ? "" : "s"}`;
-  const day = (seconds) => new Date(seconds * 1000).toLocaleString("sv-SE").slice(0, 16);
-
-  function copyButton(text, what) {
-    const button = el(
-      "button",
-      {
-        type: "button",
-        class: "copy",
-        "aria-label": `Copy ${what}`,
-        onclick: async () => {
-          try {
-            await navigator.clipboard.writeText(text);
-          } catch {
-            const area = el("textarea", {}, text);
-            document.body.append(area);
-            area.select();
-            document.execCommand("copy");
-            area.remove();
-          }
-          button.textContent = "Copied";
-          setTimeout(() => {
-            button.textContent = "Copy";
-          }, 1500);
-        },
-      },
-      "Copy",
-    );
-    return button;
   }
 
   function segments(label, choices, chosen, choose) {
@@ -603,717 +812,11 @@ const lockstep = (() => {
     );
     return el("span", { class: "segments", role: "group", "aria-label": label }, buttons);
   }
-  function toggle(text, pressed, change) {
-    const button = el(
-      "button",
-      {
-        type: "button",
-        "aria-pressed": String(pressed),
-        onclick: () => {
-          const now = button.getAttribute("aria-pressed") !== "true";
-          button.setAttribute("aria-pressed", String(now));
-          change(now);
-        },
-      },
-      text,
-    );
-    return button;
-  }
 
-  function bar() {
-    const root = document.documentElement,
-      media = matchMedia("(prefers-color-scheme: dark)");
-    let kept = null;
-    try {
-      kept = localStorage.getItem("lockstep-theme");
-    } catch {
-      /* storage is off: the choice lasts until the page closes */
-    }
-    const set = (dark) => {
-      root.classList.toggle("dark", dark);
-      button.textContent = dark ? "Light" : "Dark";
-      button.setAttribute("aria-label", `Switch to ${dark ? "light" : "dark"} colours`);
-    };
-    const button = el("button", {
-      type: "button",
-      class: "theme",
-      onclick: () => {
-        kept = root.classList.contains("dark") ? "light" : "dark";
-        set(kept === "dark");
-        try {
-          localStorage.setItem("lockstep-theme", kept);
-        } catch {
-          /* storage is off */
-        }
-      },
-    });
-    set(kept ? kept === "dark" : media.matches);
-    media.addEventListener("change", (event) => {
-      if (!kept) set(event.matches);
-    });
-    const links = page.sections.map(([id, title]) => el("a", { href: `#${id}` }, title));
-    return el("div", { class: "bar" }, el("nav", { "aria-label": "Sections" }, links), button);
-  }
-
-  // ---- head
-
-  const STATES = {
-    finished: "good",
-    failed: "bad",
-    lost: "bad",
-    running: "live",
-    stopped: "held",
-    requeue: "held",
-  };
-  const SAID = { lost: "not heard from", requeue: "to be started again", "": "unknown" };
-  function pill(state) {
-    state = state || "";
-    return el(
-      "span",
-      { class: `state ${STATES[state] || ""}` },
-      el("i", { class: "dot" }),
-      SAID[state] || state,
-    );
-  }
-
-  function figure(label, value, note, extra, first) {
-    return el(
-      "div",
-      { class: `number${first ? " first" : ""}` },
-      el("div", { class: "label" }, label),
-      el("div", { class: "value" }, value),
-      extra,
-      note && el("div", { class: "note" }, note),
-    );
-  }
-
-  function headlineFigure(run) {
-    const told = run.headline;
-    if (!told) return null;
-    const show = (value) => valueOf(told.name, value);
-    const name = words(told.name),
-      label = `Held-out ${name}`;
-    const yet = run.status.state === "running" ? " yet" : "";
-    if (told.last === null) return figure(label, "–", `not evaluated${yet}`, null, true);
-    const notes = [];
-    if (told.low !== null && told.high !== null)
-      notes.push(
-        `95 % interval ${show(told.low)} to ${show(told.high)}${told.n ? `, n\u00a0=\u00a0${format(told.n)}` : ""}`,
-      );
-    const at = `after step\u00a0${format(told.step)}`;
-    notes.push(
-      told.best === told.last
-        ? `${at}, the best ${yet ? "so far" : "of the run"}`
-        : `${at}; best ${show(told.best)} after step\u00a0${format(told.best_step)}`,
-    );
-    return figure(
-      label,
-      show(told.last),
-      notes.map((note) => el("div", {}, note)),
-      verdict(run),
-      true,
-    );
-  }
-
-  function verdict(run) {
-    const expected = run.expected;
-    if (!expected || !expected.points.length) return null;
-    const within = expected.points.filter((point) => point.step <= lengthOf(run));
-    const show = (point) =>
-      `${valueOf(expected.name, point.low)} to ${valueOf(expected.name, point.high)}`;
-    if (expected.measured) {
-      const fine = expected.verdict === "on track";
-      return el(
-        "div",
-        { class: `verdict ${fine ? "good-text" : "bad-text"}` },
-        el("b", {}, fine ? "✓ On track" : "▼ Below expectation"),
-        el(
-          "span",
-          {},
-          ` · ${show(expected.measured)} expected at step\u00a0${format(expected.measured.step)}`,
-        ),
-      );
-    }
-    const [next] = within;
-    return (
-      next &&
-      el("div", { class: "verdict" }, `Expected: ${show(next)} at step ${format(next.step)}`)
-    );
-  }
-
-  const lengthOf = (run) =>
-    run.started.total_steps ||
-    Math.max(run.step || 0, ...((run.expected || {}).points || []).map((point) => point.step));
-  function median(values) {
-    const known = (values || []).filter((value) => value !== null).sort((a, b) => a - b);
-    return known.length ? known[known.length >> 1] : null;
-  }
-
-  function numbers(run) {
-    const total = run.started.total_steps,
-      step = run.step ?? run.status.step,
-      curves = run.train.curves;
-    const share = total ? Math.min(1, (step || 0) / total) : null;
-    const tokens =
-      run.started.tokens_per_example > 1 && /token/i.test(run.config["data._target_"] || "");
-    const speed = median(
-        (curves[tokens ? "speed/tokens_per_s" : "speed/examples_per_s"] || {}).mean,
-      ),
-      each = median((curves["speed/step_ms"] || {}).mean);
-    const meter =
-      share === null
-        ? null
-        : el(
-            "div",
-            { class: "meter", role: "img", "aria-label": `${Math.round(100 * share)} % done` },
-            el("i", { style: `width:${(100 * share).toFixed(1)}%` }),
-          );
-    const left =
-      run.status.state === "running" && each && total > step
-        ? `about ${duration(((total - step) * each) / 1000)} of training left`
-        : "";
-    return el(
-      "div",
-      { class: "numbers" },
-      headlineFigure(run),
-      figure(
-        "Steps",
-        [format(step), total ? el("small", {}, ` of ${format(total)}`) : null],
-        left,
-        meter,
-      ),
-      figure(
-        "Time",
-        duration(run.seconds),
-        run.starts.length
-          ? `began ${day(run.starts[0].time)}${run.starts.length > 1 ? `, ${run.starts.length} starts` : ""}`
-          : "",
-      ),
-      figure(
-        "Speed",
-        speed === null
-          ? "–"
-          : [short(speed), el("small", {}, tokens ? " tokens/s" : " examples/s")],
-        each === null ? "" : `${format(each)} ms a step, median`,
-      ),
-    );
-  }
-
-  function subtitle(run) {
-    const start = run.started,
-      model = (run.config["arch._target_"] || "").split(".").pop();
-    return [
-      model,
-      start.parameters ? `${format(start.parameters)} parameters` : "",
-      start.data || "",
-      start.dtype || "",
-    ]
-      .filter(Boolean)
-      .join(" · ");
-  }
-
-  function facts(run) {
-    const start = run.started,
-      code = run.code,
-      list = el("dl", { class: "facts" });
-    const add = (name, ...value) => {
-      if (value.flat().some(Boolean))
-        list.append(el("div", {}, el("dt", {}, name), el("dd", {}, ...value)));
-    };
-    const mono = (text, full) => text && el("code", { title: full || text }, text);
-    const ranks = run.starts
-      .map((each) => each.ranks)
-      .filter((count, i, all) => count && count !== all[i - 1]);
-    if (start.ranks)
-      add(
-        "Ran on",
-        `${ranks.map((count) => plural(count, "rank")).join(", then ")} on ${(start.hosts || []).join(", ")}: ${start.device}, ${plural(start.threads, "thread")} of ${format(start.cores)}`,
-      );
-    if (start.torch) add("Versions", `PyTorch ${start.torch}, Python ${start.python || "–"}`);
-    const revision = code.revision || "";
-    if (revision) {
-      const lines = code.changes.reduce(
-        (sum, [, added, removed]) => [sum[0] + added, sum[1] + removed],
-        [0, 0],
-      );
-      add(
-        "Code",
-        mono(revision.slice(0, 10), revision),
-        ` on ${code.branch || "–"}${code.changes.length ? ", " : ""}`,
-        code.changes.length
-          ? el(
-              "details",
-              { class: "inline" },
-              el(
-                "summary",
-                {},
-                `${plural(code.changes.length, "file")} not committed, +${lines[0]} −${lines[1]}`,
-              ),
-              el(
-                "ul",
-                {},
-                code.changes.map(([name, added, removed]) =>
-                  el("li", {}, el("code", {}, name), ` +${added} −${removed}`),
-                ),
-              ),
-            )
-          : "",
-      );
-    }
-    if (start.fingerprint)
-      add("Data", `${start.data || ""} `, mono(start.fingerprint.slice(0, 16), start.fingerprint));
-    const digest = [...run.digests].reverse().find((each) => each.digest);
-    if (digest)
-      add(
-        "Digest",
-        mono(digest.digest.slice(0, 16), digest.digest),
-        ` of the checkpoint of step ${format(digest.step)} `,
-        copyButton(digest.digest, "the digest"),
-      );
-    add("Directory", mono(run.directory));
-    const command = run.commands.continue;
-    if (command) {
-      const ends = ["finished", "running"].includes(run.status.state);
-      add(
-        ends ? "Command" : "To continue",
-        el("span", { class: "command" }, mono(command), copyButton(command, "the command")),
-      );
-      const again = `${code.revision ? `git checkout ${code.revision.slice(0, 10)} && ` : ""}${command} resume=false`;
-      add(
-        "To reproduce",
-        el(
-          "span",
-          { class: "command" },
-          mono(again),
-          copyButton(again, "the command to reproduce"),
-        ),
-        code.changes.length
-          ? el("div", { class: "note" }, "with the changes in uncommitted.diff applied")
-          : "",
-      );
-    }
-    return list.childElementCount ? list : null;
-  }
-
-  function head(run) {
-    return el(
-      "header",
-      {},
-      el("p", { class: "over" }, run.project),
-      el(
-        "div",
-        { class: "title" },
-        el("h1", {}, run.name),
-        pill(run.status.state),
-        run.status.state === "running" &&
-          el("span", { class: "over" }, `as of ${day(page.payload.made)}`),
-      ),
-      el("p", { class: "subtitle" }, subtitle(run)),
-      run.status.reason &&
-        el("p", { class: `reason ${STATES[run.status.state] || ""}` }, run.status.reason),
-      numbers(run),
-      facts(run),
-    );
-  }
-
-  function headOfSeveral() {
-    const names = page.payload.runs.map((run) => run.name);
-    const rows = runs().map((run, i) => ({
-      run: el("span", {}, swatch(run.color), run.name),
-      state: pill(run.status.state),
-      metric:
-        run.headline && run.headline.last !== null
-          ? valueOf(run.headline.name, run.headline.last)
-          : "–",
-      best:
-        run.headline && run.headline.last !== null
-          ? valueOf(run.headline.name, run.headline.best)
-          : "–",
-      step: format(run.step),
-      time: duration(run.seconds),
-      where: run.started.ranks
-        ? `${plural(run.started.ranks, "rank")}, ${run.started.device}`
-        : "–",
-      directory: el("code", {}, run.directory),
-    }));
-    const metric = runs()[0].headline ? words(runs()[0].headline.name) : "metric",
-      told = runs().some((run) => run.verdict);
-    runs().forEach((run, i) => {
-      const same = run.verdict && run.verdict.same;
-      rows[i].verdict = !run.verdict
-        ? "–"
-        : el(
-            "span",
-            {
-              class: same ? "good-text" : same === false ? "bad-text" : "",
-              title: run.verdict.text,
-            },
-            same
-              ? "✓ same"
-              : same === false
-                ? `✕ differs from step ${format(run.verdict.step)} on`
-                : "nothing in common",
-          );
-    });
-    const columns = [
-      ["run", "Run"],
-      ["state", "State"],
-      ["metric", `Last ${metric}`],
-      ["best", "Best"],
-      ["step", "Steps"],
-      ["time", "Time"],
-      ["where", "Ran on"],
-      ...(told ? [["verdict", "Against the first"]] : []),
-      ["directory", "Directory"],
-    ];
-    return el(
-      "header",
-      {},
-      el("p", { class: "over" }, `${names.length} runs`),
-      el(
-        "h1",
-        {},
-        names.join(", ").length <= 60
-          ? `${names.slice(0, -1).join(", ")} and ${names[names.length - 1]}`
-          : `${names[0]} and ${plural(names.length - 1, "other")}`,
-      ),
-      page.payload.same &&
-        el(
-          "p",
-          {
-            class: `answer ${page.payload.same.verdict.same ? "good" : page.payload.same.verdict.same === false ? "bad" : ""}`,
-          },
-          page.payload.same.verdict.text,
-        ),
-      table(columns, rows),
-    );
-  }
-
-  function table(columns, rows) {
-    return el(
-      "div",
-      { class: "scroll", tabindex: 0, role: "region", "aria-label": "table" },
-      el(
-        "table",
-        {},
-        el(
-          "thead",
-          {},
-          el(
-            "tr",
-            {},
-            columns.map(([, title]) => el("th", { scope: "col" }, title)),
-          ),
-        ),
-        el(
-          "tbody",
-          {},
-          rows.map((row) =>
-            el(
-              "tr",
-              {},
-              columns.map(([key]) => el("td", {}, row[key])),
-            ),
-          ),
-        ),
-      ),
-    );
-  }
-
-  // ---- curves
-
-  const AXES = { step: "step", examples: "examples", seconds: "time" };
-  function places(run, rows) {
-    const { axis } = page.view;
-    if (axis === "examples")
-      return rows.step.map(
-        (step) =>
-          step * (run.started.examples_per_step || Number(run.config.global_batch_size) || 1),
-      );
-    if (axis === "seconds")
-      return rows.seconds.map((seconds) => (seconds === null ? 0 : seconds / timeUnit()[0]));
-    return rows.step;
-  }
-  function timeUnit() {
-    const longest = Math.max(...runs().map((run) => run.seconds));
-    return longest < 180 ? [1, "s"] : longest < 7200 ? [60, "min"] : [3600, "h"];
-  }
-  const xTicks = () => (page.view.axis === "seconds" ? undefined : wholeTicks);
-  const axisText = () =>
-    page.view.axis === "seconds" ? `time in ${timeUnit()[1]}` : page.view.axis;
-  const xValue = (x) =>
-    page.view.axis === "seconds" ? `${format(x)} ${timeUnit()[1]}` : format(Math.round(x));
-
-  function smoothed(values, weight) {
-    let sum = 0,
-      total = 0;
-    return values.map((value) => {
-      if (value === null) return null;
-      sum = weight * sum + (1 - weight) * value;
-      total = weight * total + (1 - weight);
-      return sum / total;
-    });
-  }
-
-  function marksOf(list) {
-    const told = (mark) => !several() || mark.kind !== "checkpoint"; // too many, of several runs
-    return list.flatMap((run) =>
-      run.marks.filter(told).map((mark) => ({
-        ...mark,
-        text: several() ? `${run.name}: ${mark.text}` : mark.text,
-        x: places(run, { step: [mark.step], seconds: [mark.seconds] })[0],
-      })),
-    );
-  }
-
-  const isInterval = (name, curves) =>
-    /_(low|high|n)$/.test(name) && curves[name.replace(/_(low|high|n)$/, "")] !== undefined;
-  // eval/SET/METRIC/PART: what several sets or the whole have in common is a metric, and what stands before it a set
-  function setsOf() {
-    const names = new Set(
-      runs().flatMap((run) => [...Object.keys(run.eval.curves), ...Object.keys(run.train.curves)]),
-    );
-    const files = runs().flatMap((run) =>
-      run.files.map((file) => decoded(file.path.split("/")[2] || "")),
-    );
-    const found = new Set(files);
-    for (const name of names) {
-      const [kind, set, ...rest] = name.split("/");
-      if (
-        kind === "eval" &&
-        rest.length &&
-        (names.has(`eval/${rest.join("/")}`) || names.has(`train/${rest.join("/")}`))
-      )
-        found.add(set);
-    }
-    return found;
-  }
-  const decoded = (text) => {
-    try {
-      return decodeURIComponent(text);
-    } catch {
-      return text;
-    }
-  };
-  function groupsOfMetrics() {
-    const found = new Map(),
-      sets = setsOf(),
-      judging = (runs()[0].headline || { name: "" }).name;
-    let judged = "";
-    for (const run of runs())
-      for (const kind of ["train", "eval"])
-        for (const name of Object.keys(run[kind].curves)) {
-          if (!name.startsWith(`${kind}/`) || isInterval(name, run[kind].curves)) continue;
-          const parts = name.split("/").slice(1),
-            set = parts.length > 1 && kind === "eval" && sets.has(parts[0]) ? [parts.shift()] : [],
-            [of] = set;
-          const metric = parts.shift(),
-            label = [...set, ...parts].join(" · ");
-          if (!found.has(metric)) found.set(metric, new Map());
-          found.get(metric).set(`${kind} ${label}`, { kind, set: label, name, of });
-          if (name === judging) judged = metric;
-        }
-    const rank = (metric) =>
-      metric === judged
-        ? 0
-        : metric === "loss"
-          ? 1
-          : metric === "lr"
-            ? 4
-            : /accuracy|bpb|match/.test(metric)
-              ? 2
-              : 3;
-    for (const members of found.values()) {
-      // where one set alone has a metric, it is the same as that of all sets
-      const whole = (member) => member.name.replace(`eval/${member.of}/`, "eval/");
-      for (const [key, member] of members)
-        if (member.of && runs().every((run) => sameCurves(run, member.name, whole(member))))
-          members.delete(key);
-    }
-    for (const [metric, members] of numbered(found)) found.set(metric, members);
-    return [...found]
-      .sort(([a], [b]) => rank(a) - rank(b) || a.localeCompare(b))
-      .map(([metric, members]) => ({
-        metric,
-        members: [...members.values()],
-        judged: metric === judged,
-      }));
-  }
-
-  function sameCurves(run, one, other) {
-    const curves = run.eval.curves;
-    return JSON.stringify(curves[one]) === JSON.stringify(curves[other]);
-  }
-
-  // recall_0, recall_1 … are one chart
-  function numbered(found) {
-    const families = new Map();
-    for (const metric of found.keys()) {
-      const [, family, number] = /^(.*?)_(\d+)$/.exec(metric) || [];
-      if (family && !found.has(family))
-        families.set(family, [...(families.get(family) || []), [Number(number), metric]]);
-    }
-    return [...families]
-      .filter(([, members]) => members.length >= 4)
-      .map(([family, members]) => {
-        const together = new Map();
-        for (const [number, metric] of members.sort(([a], [b]) => a - b)) {
-          for (const [key, member] of found.get(metric))
-            together.set(`${key} ${number}`, {
-              ...member,
-              set: [member.set, number].filter((part) => part !== "").join(" "),
-            });
-          found.delete(metric);
-        }
-        return [family, together];
-      });
-  }
-
-  function seriesOf(group) {
-    const series = [];
-    let held = 0;
-    runs().forEach((run) =>
-      group.members.forEach((member) => {
-        const rows = run[member.kind],
-          curve = rows.curves[member.name];
-        if (!curve) return;
-        const trained = member.kind === "train",
-          many = curve.mean.length > 20,
-          smooth = trained && many && page.view.smooth > 0 && member.name !== "train/lr";
-        const kind = trained ? "training" : "held out",
-          alike =
-            group.members.length > 3 && group.members.every((each) => each.kind === member.kind);
-        const what = alike ? member.set : `${kind}${member.set ? ` · ${member.set}` : ""}`;
-        const low = rows.curves[`${member.name}_low`],
-          high = rows.curves[`${member.name}_high`];
-        series.push({
-          name: several() ? `${run.name} · ${what}` : what,
-          color: several() ? run.color : COLORS[trained ? 0 : 1 + (held++ % 7)],
-          dashed: several() ? trained : held > 7,
-          x: places(run, rows),
-          y: smooth ? smoothed(curve.mean, page.view.smooth) : curve.mean,
-          raw: smooth ? curve.mean : null,
-          values: curve.mean,
-          dots: !trained && rows.step.length <= 60,
-          low: low && high && !several() ? low.mean : curve.min && !several() ? curve.min : null,
-          high: low && high && !several() ? high.mean : curve.max && !several() ? curve.max : null,
-        });
-      }),
-    );
-    return series;
-  }
-
-  function bandsOf(group) {
-    return runs()
-      .slice(0, 1)
-      .flatMap((run) => {
-        const expected = run.expected;
-        if (!expected || !group.members.some((member) => member.name === expected.name)) return [];
-        const last = lengthOf(run);
-        const at = (step) => places(run, { step: [step], seconds: [secondsAt(run, step)] })[0];
-        return expected.points
-          .filter((point) => point.step <= last)
-          .map((point) => ({
-            from: at(Math.max(0, point.step - 0.02 * last)),
-            to: at(point.step),
-            low: point.low,
-            high: point.high,
-            text: `expected at step ${format(point.step)}: ${valueOf(expected.name, point.low)} to ${valueOf(expected.name, point.high)}`,
-          }));
-      });
-  }
-  function secondsAt(run, step) {
-    const rows = run.train.step.length ? run.train : run.eval;
-    if (!rows.step.length) return 0;
-    const i = nearest(rows.step, step),
-      known = rows.seconds[i] || 0;
-    return rows.step[i] ? known * Math.max(1, step / rows.step[rows.step.length - 1]) : known;
-  }
-
-  function chartPanel(group) {
-    const place = el("div", {}),
-      name = group.members[0].name;
-    const names = seriesOf(group);
-    const kinds = several()
-      ? []
-      : names.map((one) => el("span", {}, swatch(one.color, one.dashed), one.name));
-    const expected = bandsOf(group).length
-      ? el("span", {}, el("span", { class: "expected-key" }), "expected")
-      : null;
-    const box = el(
-      "div",
-      { class: `panel${group.judged ? " wide" : ""}` },
-      el(
-        "div",
-        { class: "heading" },
-        el("h3", { title: group.members.map((one) => one.name).join(", ") }, words(group.metric)),
-        el("div", { class: "legend" }, kinds, expected),
-      ),
-      place,
-    );
-    const options = () => ({
-      title: words(group.metric),
-      series: seriesOf(group),
-      height: group.judged ? 300 : 190,
-      log: page.view.log,
-      xLabel: axisText(),
-      xName: page.view.axis === "seconds" ? "" : page.view.axis,
-      xTicks: xTicks(),
-      xValue,
-      yFormat: (value) => valueOf(name, value),
-      yTick:
-        isShare(name) && !page.view.log
-          ? (value) => `${Number((100 * value).toPrecision(4))} %`
-          : undefined,
-      marks: marksOf(runs()),
-      band: bandsOf(group),
-      most: isShare(name) && !page.view.log ? maxOf(group) : undefined,
-    });
-    const drawn = chart(place, options());
-    page.redraws.push(() => drawn.redraw(options()));
-    return box;
-  }
-  const maxOf = (group) =>
-    seriesOf(group).some((one) => one.y.some((y) => y > 0.9)) ? 1 : undefined;
-
-  const MARKS = {
-    checkpoint: "checkpoint",
-    restart: "restart",
-    ranks: "other number of ranks",
-    skipped: "skipped step",
-    signal: "asked to stop",
-    failed: "failure",
-  };
-  function markLegend() {
-    const kinds = [...new Set(marksOf(runs()).map((mark) => mark.kind))].filter(
-      (kind) => SHAPES[kind],
-    );
-    return kinds.length
-      ? el(
-          "div",
-          { class: "legend marks" },
-          kinds.map((kind) =>
-            el(
-              "span",
-              {},
-              svg(
-                "svg",
-                { width: 12, height: 12, viewBox: "-6 -3 12 13", "aria-hidden": "true" },
-                markShape(kind),
-              ),
-              MARKS[kind],
-            ),
-          ),
-        )
-      : null;
-  }
-
-  const MOST_CURVES = 24; // in a chart of several runs
   function curvesSection() {
-    const all = groupsOfMetrics(),
-      fits = (group) => !several() || group.members.length * runs().length <= MOST_CURVES,
-      groups = all.filter((group) => group.judged || fits(group)),
-      left = all.filter((group) => !groups.includes(group));
+    const fits = (group) =>
+      group.wide || !several || group.lines.length * runs.length <= MOST_SERIES;
+    const groups = payload.charts.curves.filter(fits);
     if (!groups.length)
       return section(
         "curves",
@@ -1321,62 +824,72 @@ const lockstep = (() => {
         "",
         el("p", { class: "empty" }, "No metrics have been logged yet."),
       );
-    const update = (change) => {
-      Object.assign(page.view, change);
-      for (const redraw of page.redraws) redraw();
-    };
-    const shown = el("output", {}, page.view.smooth.toFixed(2));
+    const out = el("output", {}, view.smooth.toFixed(2));
     const slider = el("input", {
       type: "range",
       min: 0,
       max: 0.98,
       step: 0.02,
-      value: page.view.smooth,
+      value: view.smooth,
       "aria-label": "Smoothing of training curves",
       oninput: (event) => {
-        shown.textContent = Number(event.target.value).toFixed(2);
-        update({ smooth: Number(event.target.value) });
+        change({ smooth: Number(event.target.value) });
+        out.textContent = view.smooth.toFixed(2);
       },
     });
+    const canSmooth = runs.some((run) =>
+      groups.some((group) => group.lines.some((line) => isSmooth(run, line))),
+    );
+    const axes = [
+      ["step", "Steps"],
+      ["examples", "Examples"],
+      ["seconds", "Wall clock"],
+    ];
+    const scales = [
+      [false, "Linear"],
+      [true, "Log"],
+    ];
+    const kinds = [...new Set(marks().map((mark) => mark.kind))];
+    const icon = (kind) =>
+      svg(
+        "svg",
+        { width: 12, height: 12, viewBox: "-6 -3 12 13", "aria-hidden": "true" },
+        markShape(kind),
+      );
     const controls = el(
       "div",
       { class: "controls" },
-      segments(
-        "Horizontal axis",
-        [
-          ["step", "Steps"],
-          ["examples", "Examples"],
-          ["seconds", "Wall clock"],
-        ],
-        page.view.axis,
-        (axis) => update({ axis }),
-      ),
-      toggle("Log scale", page.view.log, (log) => update({ log })),
-      el("label", {}, "Smoothing", slider, shown),
-      markLegend(),
-    );
-    const legend = several()
-      ? el(
+      segments("Horizontal axis", axes, view.axis, (axis) => change({ axis })),
+      segments("Vertical axis", scales, view.log, (log) => change({ log })),
+      canSmooth && el("label", {}, "Smoothing", slider, out),
+      kinds.length > 0 &&
+        el(
           "div",
-          { class: "legend" },
-          runs().map((run) => el("span", {}, swatch(run.color), run.name)),
-          el("span", {}, swatch("var(--muted)"), "held out"),
-          el("span", {}, swatch("var(--muted)", true), "training"),
-        )
-      : null;
+          { class: "legend marks" },
+          kinds.map((kind) => el("span", {}, icon(kind), MARKS[kind][3])),
+        ),
+    );
+    const styles = [
+      el("span", {}, swatch("var(--muted)"), "held out"),
+      el("span", {}, swatch("var(--muted)", true), "training"),
+    ];
+    const names = legend(runs.map((run) => ({ key: run.name, name: run.name, color: run.color })));
+    const rest = payload.charts.curves
+      .filter((group) => !fits(group))
+      .map((group) => words(group.title));
     return section(
       "curves",
-      "Curves",
+      sweep ? "Curves of the best jobs" : "Curves",
       "",
       controls,
-      legend,
-      el("div", { class: "grid" }, groups.map(chartPanel)),
-      left.length > 0 &&
-        el(
-          "p",
-          { class: "about after" },
-          `Not shown, because of too many curves: ${left.map((group) => words(group.metric)).join(", ")}.`,
-        ),
+      several && el("div", { class: "of-runs" }, names, el("div", { class: "legend" }, styles)),
+      el(
+        "div",
+        { class: "grid" },
+        groups.map((group) => chartPanel(group, true)),
+      ),
+      rest.length > 0 &&
+        el("p", { class: "about after" }, `Too many curves to show: ${rest.join(", ")}.`),
     );
   }
 
@@ -1384,178 +897,64 @@ const lockstep = (() => {
 
   const SPENT = [
     ["compute", "Computing", "var(--c1)"],
-    ["data", "Waiting for data", "var(--c5)"],
+    ["data_wait", "Waiting for data", "var(--c5)"],
     ["all_reduce", "Waiting for other ranks", "var(--c4)"],
     ["checkpoint", "Held up by checkpoints", "var(--c2)"],
     ["evaluation", "Evaluating", "var(--c3)"],
   ];
   function spentBar(run) {
-    const parts = SPENT.map(([key, text, color]) => ({
-        text,
-        color,
-        seconds: run.spent[key] || 0,
-      })),
-      sum = parts.reduce((total, part) => total + part.seconds, 0);
-    const other = Math.max(0, run.seconds - sum);
-    if (sum <= 0) return null;
-    if (other > 0.005 * sum)
-      parts.push({ text: "Starting and all else", color: "var(--line)", seconds: other });
-    const total = parts.reduce((all, part) => all + part.seconds, 0),
-      shown = parts.filter((part) => part.seconds > 0);
-    const share = (part) =>
-      part.seconds < total / 1000
-        ? "< 0.1 %"
-        : `${Number(((100 * part.seconds) / total).toPrecision(2))} %`;
+    const known = SPENT.map(([key, text, color]) => ({ text, color, seconds: run.spent[key] }));
+    const sum = known.reduce((total, part) => total + part.seconds, 0);
+    if (!sum) return null;
+    const rest = {
+      text: "Starting and all else",
+      color: "var(--line)",
+      seconds: run.seconds - sum,
+    };
+    const parts = [...known, rest].filter((part) => part.seconds > 0.001 * sum);
+    const total = parts.reduce((all, part) => all + part.seconds, 0);
+    const share = (part) => `${Number(((100 * part.seconds) / total).toPrecision(2))} %`;
+    const bar = parts.map((part) =>
+      el("i", { style: `flex-grow:${part.seconds / total};background:${part.color}` }),
+    );
+    const keys = parts.map((part) =>
+      el(
+        "span",
+        {},
+        el("i", { class: "square", style: `background:${part.color}` }),
+        `${part.text} `,
+        el("b", {}, share(part)),
+        ` ${duration(part.seconds)}`,
+      ),
+    );
     return el(
       "div",
-      { class: "panel wide spent" },
-      el(
-        "div",
-        { class: "heading" },
-        el("h3", {}, several() ? `Where the time went · ${run.name}` : "Where the time went"),
+      { class: "panel wide" },
+      heading(
+        `Where the time went${several ? ` · ${run.name}` : ""}`,
         el("span", { class: "over" }, duration(total)),
       ),
-      el(
-        "div",
-        {
-          class: "stack",
-          role: "img",
-          "aria-label": shown.map((part) => `${part.text} ${share(part)}`).join(", "),
-        },
-        shown.map((part) =>
-          el("i", {
-            style: `flex-grow:${part.seconds / total};background:${part.color}`,
-            title: `${part.text}: ${duration(part.seconds)}`,
-          }),
-        ),
-      ),
-      el(
-        "div",
-        { class: "legend large" },
-        shown.map((part) =>
-          el(
-            "span",
-            {},
-            el("i", { class: "square", style: `background:${part.color}` }),
-            `${part.text} `,
-            el("b", {}, share(part)),
-            ` ${duration(part.seconds)}`,
-          ),
-        ),
-      ),
+      el("div", { class: "stack", "aria-hidden": "true" }, bar),
+      el("div", { class: "legend large" }, keys),
     );
   }
-
-  function speedPanel(title, wanted, yFormat, least) {
-    const make = () =>
-      runs().flatMap((run) =>
-        wanted(run).flatMap(([name, text, color, dashed]) => {
-          const curve = run.train.curves[name];
-          return curve
-            ? [
-                {
-                  name: several() ? `${run.name}${text ? ` · ${text}` : ""}` : text || title,
-                  color: several() ? run.color : color,
-                  dashed,
-                  x: places(run, run.train),
-                  y: curve.mean,
-                  low: several() ? null : curve.min,
-                  high: several() ? null : curve.max,
-                },
-              ]
-            : [];
-        }),
-      );
-    const first = make();
-    if (!first.length) return null;
-    const place = el("div", {}),
-      keys =
-        first.length > 1 && !several()
-          ? first.map((one) => el("span", {}, swatch(one.color, one.dashed), one.name))
-          : null;
-    const options = () => ({
-      title,
-      series: make(),
-      height: 190,
-      xLabel: axisText(),
-      xName: page.view.axis === "seconds" ? "" : page.view.axis,
-      xTicks: xTicks(),
-      xValue,
-      yFormat,
-      yTick: yFormat === bytes ? bytes : undefined,
-      least,
-      marks: marksOf(runs()),
-      log: false,
-      axisTicks: yFormat === bytes ? byteTicks : null,
-    });
-    const drawn = chart(place, options());
-    page.redraws.push(() => drawn.redraw(options()));
-    return panel(
-      el("div", { class: "heading" }, el("h3", {}, title), el("div", { class: "legend" }, keys)),
-      place,
-    );
-  }
-  function byteTicks(low, high, count) {
-    const unit = 2 ** (10 * Math.floor(Math.log2(Math.max(high, 1)) / 10));
-    return ticks(low / unit, high / unit, count).map((value) => value * unit);
-  }
-
-  function memoryOf(run) {
-    const ranks = Object.keys(run.train.curves)
-      .filter((name) => /^memory\/rank_\d+\/peak_bytes$/.test(name))
-      .sort((a, b) => parseInt(a.slice(12), 10) - parseInt(b.slice(12), 10));
-    if (!ranks.length) return [["memory/peak_bytes", "", COLORS[0]]];
-    // rank 0's is also logged without a number, as that of a rank that is alone
-    return ranks.map((name, i) => [
-      i ? name : "memory/peak_bytes",
-      `rank ${parseInt(name.slice(12), 10)}`,
-      COLORS[i % 8],
-      i >= 8,
-    ]);
-  }
-
   function speedSection() {
-    const tokens = runs().some(
-      (run) =>
-        run.started.tokens_per_example > 1 && /token/i.test(run.config["data._target_"] || ""),
+    const groups = payload.charts.speed;
+    if (!groups.length) return null;
+    // of several runs the whole step is enough
+    const shown = groups.map((group) =>
+      several && group.unit === "ms" ? { ...group, lines: group.lines.slice(0, 1) } : group,
     );
-    const ms = (value) => `${format(value)} ms`;
-    const panels = [
-      speedPanel(
-        tokens ? "Tokens per second" : "Examples per second",
-        () => [[tokens ? "speed/tokens_per_s" : "speed/examples_per_s", "", COLORS[0]]],
-        format,
-        0,
-      ),
-      speedPanel(
-        "Time of a step, ms",
-        () => [
-          ["speed/step_ms", "whole step", COLORS[0]],
-          ...(several()
-            ? []
-            : [
-                ["speed/data_wait_ms", "data", COLORS[4]],
-                ["speed/all_reduce_ms", "other ranks", COLORS[3], true],
-                ["speed/checkpoint_ms", "checkpoint", COLORS[1], true],
-              ]),
-        ],
-        ms,
-        0,
-      ),
-      speedPanel(
-        runs().some((run) => memoryOf(run).length > 1) ? "Peak memory by rank" : "Peak memory",
-        memoryOf,
-        bytes,
-        0,
-      ),
-      speedPanel("Model FLOPs utilisation", () => [["speed/mfu", "", COLORS[0]]], percent, 0),
-    ].filter(Boolean);
-    if (!panels.length) return null;
     return section(
       "speed",
       "Speed",
       "",
-      el("div", { class: "grid" }, runs().map(spentBar), panels),
+      el(
+        "div",
+        { class: "grid" },
+        runs.map(spentBar),
+        shown.map((group) => chartPanel(group)),
+      ),
     );
   }
 
@@ -1567,403 +966,211 @@ const lockstep = (() => {
     const holder = el("div", { class: "scenes" });
     const show = (step) =>
       holder.replaceChildren(...run.scenes.filter((each) => each.step === step).map(scenePanel));
-    const controls =
-      steps.length > 1
-        ? el(
-            "div",
-            { class: "controls" },
-            el(
-              "label",
-              {},
-              "Evaluation after step",
-              el(
-                "select",
-                { onchange: (event) => show(Number(event.target.value)) },
-                steps.map((step) => el("option", { value: step }, format(step))),
-              ),
-            ),
-          )
-        : null;
-    page.later.push(() => show(steps[0]));
+    const options = steps.map((step) => el("option", { value: step }, format(step)));
+    const choice = el("select", { onchange: (event) => show(Number(event.target.value)) }, options);
+    show(steps[0]);
+    const isOne = steps.length === 1;
     return section(
       "model",
       "The model at work",
-      steps.length > 1 ? "" : `After step ${format(steps[0])}.`,
-      controls,
+      isOne && `After step ${format(steps[0])}.`,
+      !isOne && el("div", { class: "controls" }, el("label", {}, "Evaluation after step", choice)),
       holder,
     );
   }
   function scenePanel({ scene, name, set }) {
-    const place = el("div", {}),
-      draws = window.lockstepScenes[scene.kind];
-    const box = el(
-      "div",
-      { class: "panel scene" },
-      el(
-        "div",
-        { class: "heading" },
-        el("h3", {}, String(scene.title || words(name))),
-        el("span", { class: "over" }, set),
-      ),
-      place,
-    );
-    requestAnimationFrame(() => {
-      try {
-        if (typeof draws === "function") draws(place, scene);
-        else
-          place.append(
-            el("p", { class: "over" }, `Nothing here draws scenes of the kind “${scene.kind}”.`),
-          );
-      } catch (error) {
-        place.replaceChildren(
-          el("p", { class: "over" }, `This scene cannot be drawn (${error.message}).`),
-        );
-      }
-    });
-    return box;
+    const about = scene.caption && el("p", { class: "scene-caption" }, scene.caption);
+    const draw = Object.hasOwn(scenes, scene.kind)
+      ? scenes[scene.kind]
+      : () => el("p", { class: "over" }, `Nothing here draws scenes of the kind “${scene.kind}”.`);
+    const title = heading(String(scene.title || words(name)), el("span", { class: "over" }, set));
+    return el("div", { class: "panel scene" }, title, about, attempt(draw, scene));
   }
 
-  // ---- the same run
+  // ---- what happened, and what is the same
 
-  function sameSection(run) {
-    const known = run.digests.filter((each) => each.digest || each.bytes);
-    if (!known.length) return null;
-    const rows = [...known].reverse().map((each) => ({
-      step: format(each.step),
-      bytes: each.bytes ? bytes(each.bytes) : "–",
-      time: each.time ? day(each.time) : "–",
-      digest: each.digest
-        ? el(
-            "span",
-            { class: "command" },
-            el("code", { class: "digest", title: each.digest }, each.digest),
-            copyButton(each.digest, `the digest of step ${each.step}`),
-          )
-        : el(
-            "span",
-            { class: "over" },
-            "not computed while the run was going on: python -m utils.checkpoint digest",
-          ),
-    }));
-    const about = run.exact
-      ? "The run is exact: any number of ranks gives these digests. One sha256 over all tensors of a checkpoint."
-      : "One sha256 over all tensors of each checkpoint. With exact=true any number of ranks gives the same.";
+  function timelineSection() {
+    const happened = runs
+      .flatMap((run) =>
+        run.timeline
+          .filter((event) => event.kind !== "checkpoint")
+          .map((event) => ({ run, ...event })),
+      )
+      .sort((a, b) => a.time - b.time);
+    if (!happened.length) return null;
+    const rows = happened.map(({ run, time, seconds, step, text }) => [
+      ...(several ? [el("span", {}, swatch(run.color), run.name)] : []),
+      day(time),
+      format(step),
+      el("span", { class: "text" }, text),
+      duration(seconds),
+    ]);
+    const titles = [...(several ? ["Run"] : []), "When", "Step", "What happened", "After"];
+    return section("timeline", "Timeline", "", panel(table(titles, rows, "timeline")));
+  }
+
+  function digestsSection(run) {
+    if (!run.digests.length) return null;
+    const rest = run.exact
+      ? "The run is exact: any number of ranks gives these digests."
+      : "With exact=true any number of ranks gives the same.";
+    const about = `One sha256 over all tensors of each checkpoint. ${rest}`;
+    const later = el("span", { class: "over" }, "python -m utils.checkpoint digest computes it");
+    const rows = run.digests
+      .toReversed()
+      .map((each) => [
+        format(each.step),
+        each.digest
+          ? el(
+              "span",
+              { class: "command" },
+              el("code", { class: "digest" }, each.digest),
+              copyButton(each.digest, `the digest of step ${each.step}`),
+            )
+          : later,
+        bytes(each.bytes),
+        day(each.time),
+        each.gone ? el("span", { class: "over" }, "deleted") : "kept",
+      ]);
     return section(
       "same",
       "Same run",
       about,
-      panel(
-        table(
-          [
-            ["step", "Step"],
-            ["digest", "Digest"],
-            ["bytes", "Size"],
-            ["time", "Written"],
-          ],
-          rows,
-        ),
-      ),
+      panel(table(["Step", "Digest", "Size", "Written", "Checkpoint"], rows, "digests")),
     );
   }
 
   function comparedSection() {
-    const same = page.payload.same;
-    if (!same) return null;
-    const [a, b] = runs(),
-      parts = [];
-    const merged = new Map(
-      same.recorded.map((each) => [
-        each.step,
-        { step: each.step, same: each.same, digests: each.digests },
-      ]),
-    );
-    for (const each of same.checkpoints)
-      merged.set(each.step, { ...merged.get(each.step), ...each });
-    const mark = (fine) =>
-      el("span", { class: fine ? "good-text" : "bad-text" }, fine ? "✓ same" : "✕ differs");
-    const code = (text) => (text ? el("code", { title: text }, text.slice(0, 12)) : "–");
-    const rows = [...merged.values()]
-      .sort((one, other) => one.step - other.step)
-      .map((each) => ({
-        step: format(each.step),
-        same: mark(each.same),
-        a: code(each.digests && each.digests[0]),
-        b: code(each.digests && each.digests[1]),
-        tensors:
-          each.count === undefined
-            ? "only digests are left"
-            : each.unreadable
-              ? each.unreadable
-            : each.same
-              ? `${plural(each.count, "tensor")} compared`
-              : `${format(each.differing)} of ${plural(each.count, "tensor")} differ`,
-      }));
-    if (rows.length)
-      parts.push(
-        panel(
-          el("h3", {}, "Checkpoints"),
+    const compared = runs.filter((run) => run.comparison && run.comparison.same !== null);
+    const parts = compared.map((run) => {
+      const { checkpoints, tensors, text } = run.comparison;
+      const digest = (value) => (value ? code(value, value.slice(0, 12)) : "–");
+      const mark = (same) =>
+        el("span", { class: same ? "good-text" : "bad-text" }, same ? "✓ same" : "✕ differs");
+      const rows = checkpoints.map((each) => [
+        format(each.step),
+        mark(each.same),
+        ...each.digests.map(digest),
+        el("span", { class: "text" }, each.what),
+      ]);
+      const differing = (tensors || []).map((each) => [
+        code(each.name),
+        each.why || each.shape.join(" × ") || "scalar",
+        format(each.largest),
+        each.of ? `${format(each.count)} of ${format(each.of)}` : "–",
+      ]);
+      return panel(
+        heading(`${runs[0].name} and ${run.name}`),
+        el("p", { class: "over" }, text),
+        rows.length > 0 &&
           table(
-            [
-              ["step", "Step"],
-              ["same", "Result"],
-              ["a", `Digest · ${a.name}`],
-              ["b", `Digest · ${b.name}`],
-              ["tensors", "Tensors"],
-            ],
+            ["Step", "Result", `Digest · ${runs[0].name}`, `Digest · ${run.name}`, "Compared"],
             rows,
+            "checkpoints",
           ),
-        ),
-      );
-    if (same.first && same.first.tensors.length) {
-      const differing = same.first.tensors.map((each) => ({
-        name: el("code", {}, each.name),
-        shape: each.why || (each.shape || []).join(" × ") || "scalar",
-        largest: each.largest === undefined ? "–" : format(each.largest),
-        count: each.count === undefined ? "–" : `${format(each.count)} of ${format(each.of)}`,
-      }));
-      const shown = differing.length < same.first.differing ? `, the first ${differing.length}` : "";
-      parts.push(
-        panel(
-          el("h3", {}, `Tensors that differ at step ${format(same.first.step)}${shown}`),
+        differing.length > 0 &&
           table(
-            [
-              ["name", "Tensor"],
-              ["shape", "Shape"],
-              ["largest", "Largest difference"],
-              ["count", "Values that differ"],
-            ],
+            ["Tensor", "Shape", "Largest difference", "Values that differ"],
             differing,
+            "tensors",
           ),
-        ),
       );
-    }
-    const at = same.metrics.differs;
-    const told = at
-      ? `Logged metrics agree up to step ${format(at.step)}, where ${at.name} is ${at.values[0]} and ${at.values[1]}.`
-      : `Logged metrics of ${plural(same.metrics.steps, "common step")} agree to the last bit.`;
-    return section("same", "Same run", told, el("div", { class: "stacked" }, parts));
+    });
+    return parts.length
+      ? section("same", "Same run", "", el("div", { class: "stacked" }, parts))
+      : null;
   }
 
-  // ---- files
+  // ---- pictures and details
 
-  function picturesSection(run) {
-    if (!run.pictures.length) return null;
+  function picturesSection({ pictures }) {
+    if (!pictures.length) return null;
+    const figures = pictures.map(({ name, set, uri }) =>
+      el(
+        "figure",
+        { class: "panel picture" },
+        heading(words(name), el("span", { class: "over" }, set)),
+        el("img", { src: uri, alt: words(name) }),
+      ),
+    );
     return section(
       "pictures",
       "Pictures",
-      `Left by the evaluation after step ${format(run.pictures[0].step)}.`,
-      el(
-        "div",
-        { class: "grid pictures" },
-        run.pictures.map((picture) =>
-          el(
-            "figure",
-            { class: "panel picture" },
-            el(
-              "figcaption",
-              {},
-              el("h3", {}, words(picture.name)),
-              el("span", { class: "over" }, picture.set),
-            ),
-            el("img", { src: picture.uri, alt: `${words(picture.name)} of ${picture.set}` }),
-          ),
-        ),
-      ),
+      `After step ${format(pictures[0].step)}.`,
+      el("div", { class: "grid pictures" }, figures),
     );
   }
 
-  function filesSection() {
-    const parts = [];
-    if (several()) parts.push(differences());
-    for (const run of runs()) {
-      const name = several() ? ` · ${run.name}` : "",
-        keys = Object.entries(run.config);
-      if (keys.length)
-        parts.push(
-          el(
-            "details",
-            { class: "panel" },
-            el(
-              "summary",
-              {},
-              `Configuration${name}`,
-              el("span", { class: "over" }, ` ${plural(keys.length, "key")}`),
-            ),
-            configTable(keys),
+  function detailsSection(run) {
+    const keys = Object.entries(run.config);
+    const link = (path) =>
+      el("a", { href: path.split("/").map(encodeURIComponent).join("/") }, path);
+    const parts = [
+      keys.length &&
+        details(
+          "Configuration",
+          plural(keys.length, "key"),
+          table(
+            ["Key", "Value"],
+            keys.map((pair) => pair.map((text) => code(text))),
           ),
-        );
-      if (run.code.diff)
-        parts.push(
-          el(
-            "details",
-            { class: "panel" },
-            el(
-              "summary",
-              {},
-              `Uncommitted changes${name}`,
-              el("span", { class: "over" }, ` ${plural(run.code.changes.length, "file")}`),
-            ),
-            diffOf(run.code),
+        ),
+      run.log.length &&
+        details(
+          "Log",
+          `last ${plural(run.log.length, "line")}`,
+          el("pre", { class: "log", tabindex: 0 }, run.log.join("\n")),
+        ),
+      run.files.length &&
+        details(
+          "Files of evaluations",
+          run.files.length,
+          table(
+            ["File", "Size"],
+            run.files.map((file) => [link(file.path), bytes(file.bytes)]),
           ),
-        );
-      if (run.log.length)
-        parts.push(
-          el(
-            "details",
-            { class: "panel" },
-            el(
-              "summary",
-              {},
-              `Log${name}`,
-              el("span", { class: "over" }, ` last ${plural(run.log.length, "line")}`),
-            ),
-            el("pre", { class: "log", tabindex: 0 }, run.log.join("\n")),
-          ),
-        );
-      if (run.starts.length > 1)
-        parts.push(
-          el(
-            "details",
-            { class: "panel" },
-            el(
-              "summary",
-              {},
-              `Starts${name}`,
-              el("span", { class: "over" }, ` ${run.starts.length}`),
-            ),
-            table(
-              [
-                ["time", "When"],
-                ["step", "At step"],
-                ["ranks", "Ranks"],
-                ["hosts", "Hosts"],
-                ["device", "Device"],
-                ["torch", "PyTorch"],
-              ],
-              run.starts.map((start) => ({
-                time: day(start.time),
-                step: format(start.step),
-                ranks: format(start.ranks),
-                hosts: (start.hosts || []).join(", "),
-                device: start.device,
-                torch: start.torch,
-              })),
-            ),
-          ),
-        );
-      if (run.files.length)
-        parts.push(
-          el(
-            "details",
-            { class: "panel" },
-            el(
-              "summary",
-              {},
-              `Files of evaluations${name}`,
-              el("span", { class: "over" }, ` ${run.files.length}`),
-            ),
-            table(
-              [
-                ["path", "File"],
-                ["bytes", "Size"],
-              ],
-              run.files.map((file) => ({
-                path: several()
-                  ? el("code", {}, file.path)
-                  : el(
-                      "a",
-                      { href: file.path.split("/").map(encodeURIComponent).join("/") },
-                      file.path,
-                    ),
-                bytes: bytes(file.bytes),
-              })),
-            ),
-          ),
-        );
-    }
-    return parts.filter(Boolean).length
+        ),
+    ];
+    return parts.some(Boolean)
       ? section(
-          "files",
-          several() ? "Configuration" : "Details",
+          "details",
+          "Details",
           "",
-          el("div", { class: "stacked" }, parts),
+          el(
+            "div",
+            { class: "stacked" },
+            parts.map((part) => part || null),
+          ),
         )
       : null;
   }
-  function diffOf({ diff, cut }) {
-    const sort = { "+": "good-text", "-": "bad-text", "@": "over" };
-    const shown = diff
-      .split("\n")
-      .map((line) => el("span", { class: sort[line[0]] || null }, `${line}\n`));
-    const rest = cut && el("span", { class: "over" }, "… the rest is in uncommitted.diff");
-    return el("pre", { class: "log", tabindex: 0 }, shown, rest);
-  }
-  function configTable(keys) {
-    const rows = keys.map(([key, value]) => [
-      key,
-      el("tr", {}, el("td", {}, el("code", {}, key)), el("td", {}, el("code", {}, value))),
-    ]);
-    const filter = el("input", {
-      type: "search",
-      placeholder: "Filter keys",
-      "aria-label": "Filter keys of the configuration",
-      oninput: (event) => {
-        for (const [key, row] of rows) row.hidden = !key.includes(event.target.value.trim());
-      },
-    });
-    return el(
-      "div",
-      {},
-      el("div", { class: "controls" }, filter),
-      el(
-        "div",
-        { class: "scroll", tabindex: 0, role: "region", "aria-label": "configuration" },
-        el(
-          "table",
-          {},
-          el(
-            "tbody",
-            {},
-            rows.map(([, row]) => row),
-          ),
-        ),
-      ),
+
+  function differencesSection() {
+    const keys = [...new Set(runs.flatMap((run) => Object.keys(run.config)))].filter(
+      (key) => key !== "checkpoint_path" && new Set(runs.map((run) => run.config[key])).size > 1,
     );
-  }
-  function differences() {
-    const keys = [...new Set(runs().flatMap((run) => Object.keys(run.config)))].filter(
-      (key) => new Set(runs().map((run) => run.config[key])).size > 1 && key !== "checkpoint_path",
-    );
-    const rows = keys.map((key) => ({
-      key: el("code", {}, key),
-      ...Object.fromEntries(
-        runs().map((run, i) => [
-          `r${i}`,
-          el("code", {}, run.config[key] === undefined ? "–" : run.config[key]),
-        ]),
-      ),
-    }));
-    return panel(
-      el("h3", {}, "Keys that differ"),
-      keys.length
-        ? table([["key", "Key"], ...runs().map((run, i) => [`r${i}`, run.name])], rows)
-        : el("p", { class: "over" }, "None but the directory."),
-    );
+    const rows = keys.map((key) => [code(key), ...runs.map((run) => code(run.config[key] ?? "–"))]);
+    const shown = keys.length
+      ? table(["Key", ...runs.map((run) => run.name)], rows)
+      : el("p", { class: "over" }, "None but the directory.");
+    return section("configuration", "Keys that differ", "", panel(shown));
   }
 
   // ---- sweeps
 
-  function sweepPage(sweep) {
-    const metric = words(sweep.metric || "value"),
-      done = sweep.jobs.filter((job) => job.value !== null);
-    const better = (a, b) => (sweep.lower ? a - b : b - a),
-      best = [...done].sort((a, b) => better(a.value, b.value))[0];
-    const states = Object.entries(
-      sweep.jobs.reduce((sum, job) => ({ ...sum, [job.state]: (sum[job.state] || 0) + 1 }), {}),
-    )
+  function sweepHead() {
+    const [best] = sweep.jobs.filter((job) => job.value !== null);
+    const about = (job) =>
+      `job ${job.number}: ${sweep.keys.map((key) => `${key}=${job.keys[key] ?? "–"}`).join(" ")}`;
+    const states = sweep.jobs.reduce(
+      (sum, { state }) => ({ ...sum, [state]: (sum[state] || 0) + 1 }),
+      {},
+    );
+    const counts = Object.entries(states)
       .map(([state, count]) => `${count} ${state}`)
       .join(", ");
-    const top = el(
+    const seconds = sweep.jobs.reduce((sum, job) => sum + (job.seconds || 0), 0);
+    return el(
       "header",
       {},
       el("p", { class: "over" }, "Sweep"),
@@ -1974,358 +1181,161 @@ const lockstep = (() => {
         { class: "numbers" },
         best &&
           figure(
-            `Best ${metric}`,
-            valueOf(sweep.metric, best.value),
-            `job ${best.number}${sweep.keys.length ? `: ${sweep.keys.map((key) => `${key}=${best.keys[key] ?? "–"}`).join(" ")}` : ""}`,
-            null,
+            `Best ${words(sweep.metric)}`,
+            textOf(sweep.unit)(best.value),
+            [about(best)],
             true,
           ),
-        figure("Jobs", format(sweep.jobs.length), states),
-        figure(
-          "Time",
-          duration(sweep.jobs.reduce((sum, job) => sum + (job.seconds || 0), 0)),
-          "of training, all jobs together",
-        ),
+        figure("Jobs", format(sweep.jobs.length), [counts]),
+        figure("Time", duration(seconds), ["of training, all jobs together"]),
       ),
     );
-    return [
-      top,
-      ...[
-        sweepTable(sweep, metric),
-        sweepParallel(sweep, metric, done),
-        sweepScatter(sweep, metric, done),
-      ].filter(Boolean),
-    ];
   }
 
-  function sweepTable(sweep, metric) {
+  function jobsSection() {
+    const show = textOf(sweep.unit);
     const columns = [
-      ["number", "Job"],
-      ...sweep.keys.map((key) => [`keys.${key}`, key]),
-      ["state", "State"],
-      ["value", metric],
-      ["best", "Best"],
-      ["step", "Steps"],
-      ["seconds", "Time"],
-      ["directory", "Directory"],
+      ["Job", (job) => job.number],
+      ...sweep.keys.map((key) => [key, (job) => job.keys[key]]),
+      ["State", (job) => job.state, pill],
+      [words(sweep.metric || "value"), (job) => job.value, show],
+      ["Best", (job) => job.best, show],
+      ["Steps", (job) => job.step, format],
+      ["Time", (job) => job.seconds, duration],
+      ["Directory", (job) => job.directory, (text) => code(text)],
     ];
-    const get = (job, key) => (key.startsWith("keys.") ? job.keys[key.slice(5)] : job[key]);
-    const shown = (job, key) => {
-      const value = get(job, key);
-      return key === "state"
-        ? pill(value)
-        : key === "seconds"
-          ? value === null
-            ? "–"
-            : duration(value)
-          : key === "value" || key === "best"
-            ? valueOf(sweep.metric, value)
-            : key === "directory"
-              ? el("code", {}, value)
-              : typeof value === "number"
-                ? format(value)
-                : (value ?? "–");
-    };
-    const body = el("tbody", {}),
-      heads = [];
-    let [by, down] = ["value", !sweep.lower];
-    const sort = () => {
-      const known = (value) => value !== null && value !== undefined && value !== "";
-      const number = (value) =>
-        typeof value === "number"
-          ? value
-          : value !== "" && !Number.isNaN(Number(value))
-            ? Number(value)
-            : null;
-      const order = [...sweep.jobs].sort((a, b) => {
-        const [x, y] = [get(a, by), get(b, by)];
-        if (!known(x) || !known(y)) return known(y) - known(x);
-        const [p, q] = [number(x), number(y)];
-        return (
-          (p !== null && q !== null ? p - q : String(x).localeCompare(String(y))) * (down ? -1 : 1)
-        );
+    const ranked = [...sweep.jobs];
+    const holder = el("div", {});
+    let [by, down] = [sweep.keys.length + 2, !sweep.lower];
+    const draw = () => {
+      const [, get] = columns[by];
+      const isMissing = (value) => value === null || value === undefined || value === "";
+      ranked.sort((a, b) => {
+        const [x, y] = [get(a), get(b)];
+        if (isMissing(x) || isMissing(y)) return isMissing(x) - isMissing(y);
+        const order = Number.isNaN(x - y) ? String(x).localeCompare(String(y)) : x - y;
+        return down ? -order : order;
       });
-      body.replaceChildren(
-        ...order.map((job) =>
-          el(
-            "tr",
-            { id: `job-${job.number}` },
-            columns.map(([key]) => el("td", {}, shown(job, key))),
-          ),
-        ),
+      const rows = ranked.map((job) =>
+        columns.map(([, get, show]) => (show ? show(get(job) ?? NaN) : (get(job) ?? "–"))),
       );
-      heads.forEach((head, i) =>
-        head.setAttribute(
-          "aria-sort",
-          columns[i][0] === by ? (down ? "descending" : "ascending") : "none",
-        ),
-      );
-    };
-    heads.push(
-      ...columns.map(([key, title]) =>
-        el(
-          "th",
-          { scope: "col" },
-          el(
-            "button",
-            {
-              type: "button",
-              class: "sort",
-              onclick: () => {
-                down =
-                  by === key ? !down : key === "value" || key === "best" ? !sweep.lower : false;
-                by = key;
-                sort();
-              },
-            },
-            title,
-          ),
-        ),
-      ),
-    );
-    sort();
-    return section(
-      "jobs",
-      "Jobs",
-      "",
-      panel(
-        el(
-          "div",
-          { class: "scroll", tabindex: 0, role: "region", "aria-label": "jobs" },
-          el("table", { class: "sortable" }, el("thead", {}, el("tr", {}, heads)), body),
-        ),
-      ),
-    );
-  }
-
-  // a key's place on an axis: numbers by size, by their logarithm where they span a decade, words side by side
-  function keyScale(values) {
-    const numeric = values.map(Number),
-      all = numeric.every((value, i) => Number.isFinite(value) && values[i] !== "");
-    if (!all) {
-      const words = [...new Set(values.map(String))].sort();
-      return {
-        at: (value) => (words.length > 1 ? words.indexOf(String(value)) / (words.length - 1) : 0.5),
-        ends: words,
-        words,
-      };
-    }
-    const [low, high] = [Math.min(...numeric), Math.max(...numeric)],
-      log = low > 0 && high / low >= 10;
-    const go = (value) => (log ? Math.log(value) : Number(value));
-    return {
-      at: (value) => (high > low ? (go(value) - go(low)) / (go(high) - go(low)) : 0.5),
-      low,
-      high,
-      log,
-      values: [...new Set(numeric)],
-    };
-  }
-  function shade(sweep, done, job) {
-    const order = [...new Set(done.map((each) => each.value))].sort((a, b) =>
-        sweep.lower ? b - a : a - b,
-      ),
-      rank = order.length > 1 ? order.indexOf(job.value) / (order.length - 1) : 1;
-    return `color-mix(in oklab, var(--c1) ${Math.round(100 * rank)}%, var(--c5))`;
-  }
-
-  function sweepParallel(sweep, metric, done) {
-    if (sweep.keys.length < 2 || done.length < 2) return null;
-    const axes = [
-      ...sweep.keys.map((key) => ({ title: key, get: (job) => job.keys[key] ?? "", show: short })),
-      {
-        title: metric,
-        get: (job) => job.value,
-        show: isShare(sweep.metric) ? percent : short,
-        ends: true,
-      },
-    ];
-    for (const axis of axes) axis.scale = keyScale(done.map(axis.get));
-    const place = el("div", { class: "chart" }),
-      told = el(
-        "p",
-        { class: "over told", role: "status" },
-        "Point at a line, or move with the arrow keys.",
-      );
-    const draw = (width) => {
-      const height = 320,
-        top = 34,
-        bottom = height - 26,
-        x = (i) => 56 + (i * (width - 130)) / (axes.length - 1),
-        y = (axis, job) => bottom - axis.scale.at(axis.get(job)) * (bottom - top);
-      const root = svg("svg", {
-        viewBox: `0 0 ${width} ${height}`,
-        height,
-        role: "img",
-        tabindex: 0,
-        "aria-label": "Parallel coordinates of all jobs",
-      });
-      const labels = []; // above the lines
-      axes.forEach((axis, i) => {
-        root.append(
-          svg("line", { class: "base", x1: x(i), x2: x(i), y1: top, y2: bottom }),
-          svg("text", { x: x(i), y: 16, "text-anchor": "middle", class: "axis-title" }, axis.title),
-        );
-        const place = i ? { x: x(i) + 7 } : { x: x(i) - 7, "text-anchor": "end" };
-        const label = (value, text) => {
-          const y = bottom - axis.scale.at(value) * (bottom - top) + 4;
-          labels.push(svg("text", { ...place, y, class: "halo" }, text));
+      const titles = columns.map(([title], i) => {
+        const choose = () => {
+          [by, down] = [i, by === i && !down];
+          draw();
+          holder.querySelectorAll("th button")[i].focus();
         };
-        const { words, values, low, high } = axis.scale;
-        if (words) words.slice(0, 12).forEach((word) => label(word, word));
-        else
-          for (const value of axis.ends || values.length > 6 ? [low, high] : values)
-            label(value, axis.show(value));
+        const arrow = by === i && el("span", { "aria-hidden": "true" }, down ? " ↓" : " ↑");
+        return el("button", { type: "button", class: "sort", onclick: choose }, title, arrow);
       });
-      const lines = done.map((job) => {
-        const path = svg("path", {
-          class: "job",
-          d: `M${axes.map((axis, i) => `${x(i).toFixed(1)} ${y(axis, job).toFixed(1)}`).join("L")}`,
-          style: `stroke:${shade(sweep, done, job)}`,
-        });
-        path.addEventListener("pointerenter", () => tell(job));
-        return path;
-      });
-      const tell = (job) => {
-        lines.forEach((path, i) => path.classList.toggle("chosen", done[i] === job));
-        told.textContent = `Job ${job.number}: ${sweep.keys.map((key) => `${key}=${job.keys[key] ?? "–"}`).join(", ")} → ${metric} ${valueOf(sweep.metric, job.value)}`;
-      };
-      let at = -1;
-      root.addEventListener("keydown", (event) => {
-        const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-        if (step) {
-          event.preventDefault();
-          at = (at + step + done.length) % done.length;
-          tell(done[at]);
-        }
-      });
-      root.prepend(...lines);
-      root.append(...labels);
-      place.replaceChildren(root);
+      holder.replaceChildren(table(titles, rows, "jobs"));
+      holder
+        .querySelectorAll("th")
+        [by].setAttribute("aria-sort", down ? "descending" : "ascending");
     };
-    new ResizeObserver(() => {
-      if (place.clientWidth) draw(Math.max(place.clientWidth, 90 * axes.length));
-    }).observe(place);
-    return section(
-      "parallel",
-      "All keys at once",
-      `Each line is a job. Blue jobs have the better ${metric}, orange ones the worse.`,
-      panel(el("div", { class: "scroll" }, place), told),
-    );
+    draw();
+    return section("jobs", "Jobs", "", panel(holder));
   }
 
-  function sweepScatter(sweep, metric, done) {
-    if (!sweep.keys.length || done.length < 2) return null;
-    const place = el("div", {});
-    const draw = (key) => {
-      const scale = keyScale(done.map((job) => job.keys[key] ?? "")),
-        jobs = [...done].sort((a, b) => scale.at(a.keys[key] ?? "") - scale.at(b.keys[key] ?? ""));
-      const x = jobs.map((job) =>
-        scale.words
-          ? scale.words.indexOf(String(job.keys[key] ?? ""))
-          : scale.log
-            ? Math.log10(job.keys[key])
-            : Number(job.keys[key]),
-      );
-      const back = (value) =>
-        scale.words
-          ? (scale.words[Math.round(value)] ?? "")
-          : short(scale.log ? 10 ** value : value);
-      place.replaceChildren();
-      chart(place, {
-        title: `${metric} by ${key}`,
-        height: 280,
+  // The metric against each key: numbers by size, or by their logarithm; words side by side.
+  function keysSection() {
+    const done = sweep.jobs.filter((job) => job.value !== null);
+    if (done.length < 2 || !sweep.keys.length) return null;
+    const panels = sweep.keys.map((key) => {
+      const texts = done.map((job) => job.keys[key] ?? "–");
+      const isNumeric = texts.every((text) => text !== "" && Number.isFinite(Number(text)));
+      const known = [...new Set(texts)].sort((a, b) => (isNumeric ? a - b : a.localeCompare(b)));
+      const isLog = isNumeric && known[0] > 0 && known.at(-1) / known[0] >= 10;
+      const place = (text) =>
+        isLog ? Math.log10(text) : isNumeric ? Number(text) : known.indexOf(text);
+      const series = done.map((job, i) => ({
+        name: `job ${job.number}`,
+        color: "var(--c1)",
+        dots: true,
+        loose: true,
+        x: [place(texts[i])],
+        y: [job.value],
+      }));
+      const xText = (x) =>
+        isNumeric ? short(isLog ? 10 ** x : x) : known[Math.round(x)].slice(0, 14);
+      const xTicks = known.length <= 6 ? known.map(place) : null;
+      const room = isNumeric ? 0.05 : 0.5 / Math.max(1, known.length - 1);
+      const make = () => ({
+        title: `${key} and ${sweep.metric}`,
+        series,
+        unit: sweep.unit,
+        xText,
+        xTicks,
         xLabel: key,
-        xName: key,
-        xFormat: back,
-        xValue: back,
-        yFormat: (value) => valueOf(sweep.metric, value),
-        yTick: isShare(sweep.metric) ? percent : undefined,
-        pad: true,
-        xTicks: scale.words || new Set(x).size <= 8 ? () => [...new Set(x)] : undefined,
-        series: jobs.map((job, i) => ({
-          name: `job ${job.number}`,
-          color: shade(sweep, done, job),
-          x: [x[i]],
-          y: [job.value],
-          dots: true,
-          radius: 5,
-        })),
+        room,
+        height: 220,
       });
-    };
-    const keys = [...sweep.keys].sort((a, b) => (a === "seed") - (b === "seed"));
-    const choice = el(
-      "select",
-      { onchange: (event) => draw(event.target.value) },
-      keys.map((key) => el("option", { value: key }, key)),
-    );
-    page.later.push(() => draw(keys[0]));
-    return section(
-      "scatter",
-      "One key",
-      "",
-      el("div", { class: "controls" }, el("label", {}, "Key", choice)),
-      panel(place),
-    );
+      return panel(heading(`${words(sweep.metric)} by ${key}`), chart(make, false));
+    });
+    return section("keys", "Each key", "", el("div", { class: "grid" }, panels));
   }
 
   // ---- start
 
-  // what one part of the page cannot draw must not take the others with it
-  function attempt(part, given) {
-    try {
-      return part(given);
-    } catch (error) {
-      console.error(error);
-      return el("p", { class: "empty" }, `A part of this page cannot be drawn (${error.message}).`);
-    }
+  function bar() {
+    const root = document.documentElement;
+    const button = el("button", { type: "button", class: "theme" });
+    const set = (dark) => {
+      root.style.colorScheme = dark ? "dark" : "light";
+      button.textContent = dark ? "Light" : "Dark";
+    };
+    const isDark = () => view.dark ?? matchMedia("(prefers-color-scheme: dark)").matches;
+    button.addEventListener("click", () => {
+      change({ dark: !isDark() });
+      set(isDark());
+    });
+    set(isDark());
+    return el("div", { class: "bar" }, el("nav", { "aria-label": "Sections" }, links), button);
+  }
+
+  // A run that goes on draws its page again; nobody who is reading is disturbed.
+  const RELOAD_S = 20;
+  function reloadWhenIdle() {
+    let used = Date.now();
+    for (const kind of ["pointermove", "pointerdown", "keydown", "wheel", "touchmove"])
+      addEventListener(
+        kind,
+        () => {
+          used = Date.now();
+        },
+        { passive: true },
+      );
+    setInterval(() => Date.now() - used >= 1000 * RELOAD_S && location.reload(), 1000);
   }
 
   function start() {
-    page.payload = JSON.parse(document.getElementById("payload").textContent);
-    page.later = [];
-    const body = el("main", {}),
-      { sweep } = page.payload;
-    let parts;
-    if (sweep) {
-      page.payload.runs = sweep.runs || [];
-      parts = [attempt(sweepPage, sweep)].flat();
-    } else {
-      runs().forEach((run, i) => {
-        run.color = COLORS[i % 8];
-      });
-      const [run] = runs();
-      parts = (
-        several()
-          ? [headOfSeveral, comparedSection, curvesSection, speedSection, filesSection]
-          : [
-              head,
-              curvesSection,
-              scenesSection,
-              speedSection,
-              sameSection,
-              picturesSection,
-              filesSection,
-            ]
-      ).map((part) => attempt(part, run));
-    }
-    if (sweep && runs().length) {
-      runs().forEach((run, i) => {
-        run.color = COLORS[i % 8];
-      });
-      parts.push(curvesSection());
-    }
-    body.append(...parts.filter(Boolean));
-    document
-      .getElementById("page")
-      .append(
-        bar(),
-        body,
-        el("footer", {}, `Made ${day(page.payload.made)} from the files of the run directory.`),
-      );
-    for (const later of page.later) later();
+    runs.forEach((run, i) => {
+      run.color = COLORS[i % 8];
+    });
+    const one = [
+      head,
+      curvesSection,
+      scenesSection,
+      speedSection,
+      timelineSection,
+      digestsSection,
+      picturesSection,
+      detailsSection,
+    ];
+    const more = [
+      headOfSeveral,
+      comparedSection,
+      curvesSection,
+      speedSection,
+      timelineSection,
+      differencesSection,
+    ];
+    const jobs = [sweepHead, jobsSection, keysSection, ...(runs.length ? [curvesSection] : [])];
+    const parts = (sweep ? jobs : several ? more : one).map((part) => attempt(part, runs[0]));
+    const made = el("footer", {}, `Made ${day(payload.made)} from the files of the run directory.`);
+    document.getElementById("page").append(bar(), el("main", {}, parts.filter(Boolean)), made);
+    if (!sweep && !several && runs[0].status.state === "running") reloadWhenIdle();
   }
 
-  return { el, svg, format, short, bytes, duration, percent, words, chart, start };
+  return { el, svg, format, percent, plural, ticks, responsive, chart, scenes, start, STEPS };
 })();
-window.lockstep = lockstep;

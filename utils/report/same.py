@@ -2,107 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from utils.checkpoint import tools
-from utils.report.evaluations import STEP
-from utils.report.reading import digests, read_events
-from utils.report.rows import Row, read_rows
+import numpy as np
 
-LEARNED = ("train/", "eval/")  # times and speeds differ between runs that are the same
+from utils.checkpoint import tools
+from utils.report.metrics import KINDS, read_metrics
+from utils.report.reading import checkpoint_steps, digests, read_events
 
 
 def compare(one: Path, other: Path) -> dict[str, Any]:
-    """Compares two runs: their metrics, and their checkpoints of the same steps."""
-    metrics = _compare_rows(_by_step(one), _by_step(other))
-    checkpoints = [
-        {
-            "step": step,
-            **tools.compare(*(run / "checkpoints" / f"step_{step}" for run in (one, other))),
-        }
-        for step in sorted(_steps(one) & _steps(other))
-    ]
-    recorded = _compare_digests(one, other)
-    first = next((each for each in checkpoints if not each["same"]), None)
-    return {
-        "metrics": metrics,
-        "checkpoints": checkpoints,
-        "recorded": recorded,
-        "first": first,
-        "verdict": _verdict(metrics, checkpoints, recorded),
-    }
+    """Compares two runs: their metrics, and their checkpoints of the same steps.
 
-
-def _verdict(
-    metrics: Mapping[str, Any], checkpoints: Sequence[Row], recorded: Sequence[Row]
-) -> dict[str, Any]:
-    """Returns whether all that can be compared is the same, and a line that says so."""
-    differences = []
-    broken = next((each for each in checkpoints if not each["same"]), None)
-    digest = next((each for each in recorded if not each["same"]), None)
-    if metrics["differs"]:
-        at = metrics["differs"]
-        values = f"{at['values'][0]!r} and {at['values'][1]!r}"
-        differences.append((at["step"], f"metric {at['name']} ({values})"))
-    if broken and broken["unreadable"]:
-        differences.append((broken["step"], f"the checkpoint: {broken['unreadable']}"))
-    elif broken:
-        tensor = broken["tensors"][0]["name"]
-        differences.append((broken["step"], f"tensor {tensor} of the checkpoint"))
-    if digest and (not broken or digest["step"] < broken["step"]):
-        differences.append((digest["step"], "the recorded digest of the checkpoint"))
+    Returns whether they are the same (None if they have no step in common), the first step that
+    differs, a line that says so, the checkpoints with their digests, and the first tensors that
+    differ.
+    """
+    steps, metric = _compare_metrics(one, other)
+    checkpoints = _compare_checkpoints(one, other)
+    differences = [metric] if metric else []
+    tensors = None
+    for each in checkpoints:
+        if not each["same"]:
+            differences.append((each["step"], each["what"]))
+            tensors = each.pop("tensors", None)
+            break
     if differences:
         step = min(step for step, _ in differences)
         places = "; ".join(f"step {at:,}: {what}" for at, what in sorted(differences))
-        return {"same": False, "step": step, "text": f"First difference: {places}."}
-    seen = [f"{metrics['steps']:,} logged steps"] if metrics["steps"] else []
-    compared = {each["step"] for each in (*checkpoints, *recorded)}
-    if compared:
-        seen.append(f"{len(compared)} checkpoint{'s' * (len(compared) > 1)}")
-    if not seen:
-        return {"same": None, "step": None, "text": "Nothing to compare: no step in common."}
-    bits = "The same to the bit" if compared else "The same metrics; no checkpoint to compare"
-    return {"same": True, "step": None, "text": f"{bits}: {' and '.join(seen)} compared."}
+        same, text = False, f"First difference: {places}."
+    elif steps or checkpoints:
+        step, same = None, True
+        seen = [f"{steps:,} logged steps"] if steps else []
+        seen += [f"{len(checkpoints)} checkpoint{'s' * (len(checkpoints) > 1)}"] * bool(checkpoints)
+        bits = (
+            "The same to the bit" if checkpoints else "The same metrics; no checkpoint to compare"
+        )
+        text = f"{bits}: {' and '.join(seen)} compared."
+    else:
+        step, same, text = None, None, "Nothing to compare: no step in common."
+    told = {"same": same, "step": step, "text": text}
+    return told | {"checkpoints": checkpoints, "tensors": tensors}
 
 
-def _by_step(directory: Path) -> dict[int, dict[str, Any]]:
-    by_step: dict[int, dict[str, Any]] = {}
-    for row in read_rows(directory / "metrics.jsonl"):
-        learned = {name: row[name] for name in row if name.startswith(LEARNED)}
-        by_step.setdefault(row["step"], {}).update(learned)
-    return by_step
+def _compare_metrics(one: Path, other: Path) -> tuple[int, tuple[int, str] | None]:
+    """Returns how many logged steps both have before the first that differs, and that step with
+    its metric. Speeds differ between runs that are the same.
+    """
+    tables = read_metrics(one), read_metrics(other)
+    common: set[int] = set()
+    differing: list[tuple[int, bool, str, str]] = []
+    for kind in KINDS:
+        mine, theirs = (table[kind] for table in tables)
+        both, here, there = np.intersect1d(mine.steps, theirs.steps, return_indices=True)
+        common.update(both.tolist())
+        for name in mine.columns.keys() & theirs.columns.keys():
+            if not name.startswith(f"{kind}/"):
+                continue
+            a, b = mine.columns[name][here], theirs.columns[name][there]
+            unequal = np.flatnonzero((a != b) & ~(np.isnan(a) | np.isnan(b)))
+            if len(unequal):
+                at = unequal[0]
+                values = f"{a[at].item()!r} and {b[at].item()!r}"
+                differing.append((int(both[at]), name != "train/loss", name, values))
+    if not differing:
+        return len(common), None
+    step, _, name, values = min(differing)
+    return sum(each < step for each in common), (step, f"metric {name} ({values})")
 
 
-def _compare_rows(one: Mapping[int, Row], other: Mapping[int, Row]) -> dict[str, Any]:
-    """Returns the first step with a metric that differs, among the steps that both have logged."""
-    common = sorted(one.keys() & other.keys())
-    for step in common:
-        names = sorted(one[step].keys() & other[step].keys())
-        for name in sorted(names, key=lambda name: (name != "train/loss", name)):
-            values = [one[step][name], other[step][name]]
-            if values[0] != values[1]:
-                same = sum(each < step for each in common)
-                return {"steps": same, "differs": {"step": step, "name": name, "values": values}}
-    return {"steps": len(common), "differs": None}
-
-
-def _steps(directory: Path) -> set[int]:
-    try:
-        names = [each.name for each in (directory / "checkpoints").iterdir()]
-    except OSError:
-        return set()
-    return {int(named[1]) for name in names if (named := STEP.fullmatch(name))}
-
-
-def _compare_digests(one: Path, other: Path) -> list[dict[str, Any]]:
-    """Compares the digests that both have recorded, also those of deleted checkpoints."""
+def _compare_checkpoints(one: Path, other: Path) -> list[dict[str, Any]]:
+    """Compares the checkpoints that both still have, and the digests that both have recorded."""
     mine, theirs = (
-        {each["step"]: each["digest"] for each in digests(read_events(run)) if each["digest"]}
+        {each["step"]: each["digest"] for each in digests(run, read_events(run)) if each["digest"]}
         for run in (one, other)
     )
-    return [
-        {"step": step, "same": mine[step] == theirs[step], "digests": [mine[step], theirs[step]]}
-        for step in sorted(mine.keys() & theirs.keys())
-    ]
+    both = checkpoint_steps(one) & checkpoint_steps(other)
+    rows = []
+    for step in sorted(both | (mine.keys() & theirs.keys())):
+        row: dict[str, Any] = {"step": step, "digests": [mine.get(step), theirs.get(step)]}
+        if step in both:
+            found = tools.compare(*(run / "checkpoints" / f"step_{step}" for run in (one, other)))
+            row |= {"same": found["same"], "tensors": found["tensors"]}
+            row["what"] = f"{found['count']:,} tensors compared"
+            if found["unreadable"]:
+                row["what"] = f"the checkpoint: {found['unreadable']}"
+            elif not found["same"]:
+                of = f"{found['differing']:,} of {found['count']:,} tensors"
+                row["what"] = f"tensor {found['tensors'][0]['name']} of the checkpoint, {of} differ"
+        else:
+            row |= {
+                "same": mine[step] == theirs[step],
+                "what": "the recorded digest of the checkpoint",
+            }
+        rows.append(row)
+    return rows

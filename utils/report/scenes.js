@@ -1,66 +1,40 @@
 "use strict";
-// Draws the model at work. A scene is a JSON object that an evaluation has left; each `kind` has a
-// function here, called with an empty element and the scene. Text from data becomes text nodes.
+// Draws the model at work. A scene is a JSON object that an evaluation has left; the function of
+// its `kind` returns an element. Text from data becomes text nodes.
 (() => {
-  const { el, svg, format } = window.lockstep;
-  const scenes = (window.lockstepScenes = window.lockstepScenes || {});
-  const percent = (share) => (share === null ? "–" : `${format(Math.round(1000 * share) / 10)} %`);
-  const plural = (count, word) => `${format(count)} ${word}${count === 1 ? "" : "s"}`;
+  const { el, svg, format, percent, plural, ticks, responsive, chart, scenes, STEPS } = lockstep;
   const LEVELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   const levels = (text) => [...text].map((letter) => LEVELS.indexOf(letter) / 63);
   // names of colours in scenes; anything else is not let into a style
   const colour = (name) =>
     /^(good|bad|accent|muted|changed|clue|c[1-8])$/.test(name) ? `var(--${name})` : "var(--c1)";
-
-  function caption(element, scene) {
-    if (scene.caption) element.append(el("p", { class: "scene-caption" }, scene.caption));
-  }
-
-  // Draws into a holder again whenever its width changes.
-  function responsive(element, draw) {
-    const holder = el("div", { class: "scene-holder" });
-    element.append(holder);
-    let width = 0;
-    new ResizeObserver(() => {
-      const now = Math.floor(holder.clientWidth);
-      if (now && now !== width) {
-        width = now;
-        draw(holder, width);
-      }
-    }).observe(holder);
-  }
+  const verdict = (isRight) => (isRight ? "good-text" : "bad-text");
 
   // ---- boards
 
-  // Path data of squares inside a grid of unit cells.
-  const squares = (cells, side, inset = 0) =>
-    cells
-      .map((cell) => {
-        const x = (cell % side) + inset,
-          y = Math.floor(cell / side) + inset,
-          size = 1 - 2 * inset;
-        return `M${x} ${y}h${size}v${size}h${-size}z`;
-      })
-      .join("");
-  const crosses = (cells, side, inset = 0.2) =>
-    cells
-      .map((cell) => {
-        const x = cell % side,
-          y = Math.floor(cell / side),
-          far = 1 - inset;
-        return `M${x + inset} ${y + inset}L${x + far} ${y + far}M${x + far} ${y + inset}L${x + inset} ${y + far}`;
-      })
-      .join("");
-  const discs = (cells, side, radius) =>
-    cells
-      .map((cell) => {
-        const x = (cell % side) + 0.5 - radius,
-          y = Math.floor(cell / side) + 0.5;
-        return `M${x} ${y}a${radius} ${radius} 0 1 0 ${2 * radius} 0a${radius} ${radius} 0 1 0 ${-2 * radius} 0z`;
-      })
-      .join("");
+  // Path data for cells of a grid of unit squares: `shape` gets the corner of each.
+  const path = (cells, side, shape) =>
+    cells.map((cell) => shape(cell % side, Math.floor(cell / side))).join("");
+  const square = (inset) => (x, y) => {
+    const size = 1 - 2 * inset;
+    return `M${x + inset} ${y + inset}h${size}v${size}h${-size}z`;
+  };
+  const disc = (radius) => (x, y) => {
+    const arc = `a${radius} ${radius} 0 1 0`;
+    return `M${x + 0.5 - radius} ${y + 0.5}${arc} ${2 * radius} 0${arc} ${-2 * radius} 0z`;
+  };
+  const stroke = (x, y) => `M${x + 0.2} ${y + 0.84}l.6 -.68`;
+  const shape = (name, d) => svg("path", { class: name, d });
+  const letters = (name, cells, side, text) =>
+    cells.map((cell) =>
+      svg(
+        "text",
+        { class: name, x: (cell % side) + 0.5, y: Math.floor(cell / side) + 0.72 },
+        text(cell),
+      ),
+    );
 
-  // Answers by step as strings; a step may be stored as the cells that changed.
+  // The answers by step as strings; a step may be stored as the cells that changed.
   function answersOf(example) {
     const found = [];
     for (const step of example.answers) {
@@ -68,979 +42,459 @@
         found.push(step);
         continue;
       }
-      const cells = [...found[found.length - 1]];
+      const cells = [...found.at(-1)];
       for (const [cell, letter] of Object.entries(step)) cells[Number(cell)] = letter;
       found.push(cells.join(""));
     }
     return found;
   }
 
-  // What each cell is at a place of the slider: 0 is the puzzle as given, n the n-th answer.
+  const NO_CELLS = { clue: [], right: [], wrong: [], missing: [], unknown: [], changed: [] };
+
+  // Sorts cells at a place of the slider: 0 is the puzzle as given, n the n-th answer.
   function cellsAt(scene, example, answers, place) {
-    const empty = scene.board === "maze" ? " " : ".";
-    const shown = place ? answers[place - 1] : example.inputs;
-    const before = place > 1 ? answers[place - 2] : null;
-    const sorts = {
-      clue: [],
-      right: [],
-      wrong: [],
-      missing: [],
-      unknown: [],
-      changed: [],
-      fixed: 0,
-      broken: 0,
-    };
-    for (let cell = 0; cell < shown.length; cell++) {
-      const given = example.inputs[cell] !== empty,
-        wanted = example.labels[cell],
-        said = shown[cell];
-      if (before && before[cell] !== said) {
-        sorts.changed.push(cell);
-        if (said === wanted) sorts.fixed++;
-        else if (before[cell] === wanted) sorts.broken++;
+    const isMaze = scene.board === "maze";
+    const { inputs, labels } = example;
+    const shown = place ? answers[place - 1] : inputs;
+    const before = place > 1 ? answers[place - 2] : shown;
+    const cells = { ...structuredClone(NO_CELLS), shown, given: inputs, fixed: 0, broken: 0 };
+    [...shown].forEach((said, cell) => {
+      const isGiven = inputs[cell] !== (isMaze ? " " : ".");
+      const isRight = said === labels[cell];
+      if (before[cell] !== said) {
+        cells.changed.push(cell);
+        if (isRight) cells.fixed++;
+        else if (before[cell] === labels[cell]) cells.broken++;
       }
-      const counted = wanted !== "-";
-      if (given && (said === example.inputs[cell] || !place)) sorts.clue.push(cell);
-      else if (!place) continue;
-      else if (!counted) sorts.unknown.push(cell);
-      else if (said === wanted) sorts.right.push(cell);
-      else if (scene.board === "maze" && wanted === "o" && said === " ") sorts.missing.push(cell);
-      else sorts.wrong.push(cell);
+      if (isGiven && said === inputs[cell]) cells.clue.push(cell);
+      else if (!place) return;
+      else if (labels[cell] === "-") cells.unknown.push(cell);
+      else if (isRight) cells.right.push(cell);
+      else if (isMaze && labels[cell] === "o" && said === " ") cells.missing.push(cell);
+      else cells.wrong.push(cell);
+    });
+    return cells;
+  }
+
+  function drawSudoku({ side, box }, cells) {
+    const [tall, wide] = box || [side, side];
+    const lines = { thin: "", thick: "" };
+    for (let at = 0; at <= side; at++) {
+      lines[at % tall === 0 || at === side ? "thick" : "thin"] += `M0 ${at}h${side}`;
+      lines[at % wide === 0 || at === side ? "thick" : "thin"] += `M${at} 0v${side}`;
     }
-    return { ...sorts, shown, given: example.inputs };
-  }
-
-  function sudoku(scene, cells) {
-    const side = scene.side,
-      [tall, wide] = scene.box || [side, side];
-    const root = svg("g", { class: "sudoku" });
-    root.append(
-      svg("path", { class: "paper", d: `M0 0h${side}v${side}h${-side}z` }),
-      svg("path", { class: "fill-clue", d: squares(cells.clue, side) }),
-      svg("path", { class: "fill-wrong", d: squares(cells.wrong, side) }),
-    );
-    let thin = "",
-      thick = "";
-    for (let line = 0; line <= side; line++) {
-      if (line % tall === 0 || line === side) thick += `M0 ${line}h${side}`;
-      else thin += `M0 ${line}h${side}`;
-      if (line % wide === 0 || line === side) thick += `M${line} 0v${side}`;
-      else thin += `M${line} 0v${side}`;
-    }
-    root.append(svg("path", { class: "thin", d: thin }), svg("path", { class: "thick", d: thick }));
-    for (const sort of ["clue", "right", "wrong", "unknown"])
-      for (const cell of cells[sort]) {
-        const letter = cells.shown[cell];
-        if (letter === ".") continue;
-        root.append(
-          svg(
-            "text",
-            { class: `digit ${sort}`, x: (cell % side) + 0.5, y: Math.floor(cell / side) + 0.71 },
-            letter,
-          ),
-        );
-      }
-    root.append(
-      svg("path", { class: "mark-wrong", d: strokes(cells.wrong, side) }),
-      svg("path", { class: "mark-changed", d: squares(cells.changed, side, 0.07) }),
-    );
-    return root;
-  }
-  // a stroke through what is wrong
-  const strokes = (cells, side) =>
-    cells
-      .map((cell) => `M${(cell % side) + 0.2} ${Math.floor(cell / side) + 0.84}l.6 -.68`)
-      .join("");
-
-  function maze(scene, cells) {
-    const side = scene.side,
-      root = svg("g", { class: "maze" });
-    const where = (letter) =>
-      [...cells.given].flatMap((each, cell) => (each === letter ? [cell] : []));
-    const path = cells.right.filter((cell) => cells.shown[cell] === "o");
-    root.append(
-      svg("path", { class: "paper", d: `M0 0h${side}v${side}h${-side}z` }),
-      svg("path", { class: "wall", d: squares(where("#"), side, -0.01) }),
-      svg("path", { class: "path-right", d: discs(path, side, 0.3) }),
-      svg("path", {
-        class: "path-unknown",
-        d: discs(
-          cells.unknown.filter((cell) => cells.shown[cell] === "o"),
-          side,
-          0.3,
-        ),
-      }),
-      svg("path", { class: "path-missing", d: discs(cells.missing, side, 0.26) }),
-    );
-    for (const letter of ["S", "G"])
-      for (const cell of where(letter)) {
-        const x = cell % side,
-          y = Math.floor(cell / side);
-        root.append(
-          svg("rect", { class: "end", x, y, width: 1, height: 1, rx: 0.2 }),
-          svg("text", { class: "letter", x: x + 0.5, y: y + 0.76 }, letter),
-        );
-      }
-    root.append(
-      svg("path", { class: "fill-wrong", d: squares(cells.wrong, side) }),
-      svg("path", { class: "mark-wrong", d: crosses(cells.wrong, side) }),
-      svg("path", { class: "mark-changed", d: squares(cells.changed, side, 0.06) }),
-    );
-    return root;
-  }
-
-  const drawBoard = (scene, cells) => (scene.board === "maze" ? maze : sudoku)(scene, cells);
-
-  function frame(scene, attributes, ...children) {
-    const room = 0.06;
-    const box = `${-room} ${-room} ${scene.side + 2 * room} ${scene.side + 2 * room}`;
-    return svg("svg", { viewBox: box, ...attributes }, ...children);
-  }
-
-  function legendOf(scene) {
-    const key = (draws, text) => {
-      const cells = {
-        clue: [],
-        right: [],
-        wrong: [],
-        missing: [],
-        unknown: [],
-        changed: [],
-        ...draws.cells,
-      };
-      const small = { board: scene.board, side: 1, box: [1, 1] };
-      return el(
-        "span",
-        { class: "key" },
-        frame(
-          small,
-          { class: "board-key", "aria-hidden": "true" },
-          drawBoard(small, { ...cells, shown: draws.shown, given: draws.shown }),
-        ),
-        text,
-      );
-    };
-    const sudokuKeys = [
-      key({ shown: "7", cells: { clue: [0] } }, "clue"),
-      key({ shown: "7", cells: { right: [0] } }, "right"),
-      key({ shown: "7", cells: { wrong: [0] } }, "wrong (struck through)"),
-      key({ shown: ".", cells: { changed: [0] } }, "changed in this step"),
-    ];
-    const mazeKeys = [
-      key({ shown: "#", cells: { clue: [0] } }, "wall"),
-      key({ shown: "o", cells: { right: [0] } }, "path, right"),
-      key({ shown: " ", cells: { missing: [0] } }, "path, missing"),
-      key({ shown: "o", cells: { wrong: [0] } }, "wrong"),
-      key({ shown: " ", cells: { changed: [0] } }, "changed in this step"),
-    ];
-    return el("div", { class: "scene-legend" }, scene.board === "maze" ? mazeKeys : sudokuKeys);
-  }
-
-  // The wish to halt after each step, as bars that choose the step.
-  function haltingChart(scene, example, choose) {
-    const count = scene.steps.length,
-      wide = 100 / count;
-    const bars = example.halting.map((share, i) =>
-      svg(
-        "g",
-        { class: "halt-step", onclick: () => choose(i + 1) },
-        svg("rect", { class: "halt-room", x: i * wide, y: 0, width: wide, height: 60 }),
-        svg("rect", {
-          class: "halt-bar",
-          x: i * wide + wide * 0.14,
-          y: 60 - 60 * (share || 0),
-          width: wide * 0.72,
-          height: Math.max(0.8, 60 * (share || 0)),
-        }),
-        svg("title", {}, `step ${scene.steps[i]}: ${percent(share)}`),
+    const digits = ["clue", "right", "wrong", "unknown"].map((sort) =>
+      letters(
+        `digit ${sort}`,
+        cells[sort].filter((cell) => cells.shown[cell] !== "."),
+        side,
+        (cell) => cells.shown[cell],
       ),
     );
-    const chart = svg(
-      "svg",
-      {
-        class: "halt-chart",
-        viewBox: "0 0 100 60",
-        preserveAspectRatio: "none",
-        role: "img",
-        "aria-label": `halting value by thinking step: ${example.halting.map(percent).join(", ")}`,
-      },
-      bars,
-      svg("line", { class: "halt-threshold", x1: 0, x2: 100, y1: 30, y2: 30 }),
+    return svg(
+      "g",
+      { class: "sudoku" },
+      shape("paper", `M0 0h${side}v${side}h${-side}z`),
+      shape("fill-clue", path(cells.clue, side, square(0))),
+      shape("fill-right", path(cells.right, side, square(0.18))),
+      shape("fill-wrong", path(cells.wrong, side, square(0))),
+      shape("thin", lines.thin),
+      shape("thick", lines.thick),
+      digits,
+      shape("mark-wrong", path(cells.wrong, side, stroke)),
+      shape("mark-changed", path(cells.changed, side, square(0.07))),
     );
-    const sparse = Math.ceil(count / 16);
-    const names = el(
-      "div",
-      { class: "halt-names", "aria-hidden": "true" },
-      scene.steps.map((step, i) => el("span", {}, i % sparse === 0 ? step : "")),
-    );
-    const mark = (place) => bars.forEach((bar, i) => bar.classList.toggle("now", i === place - 1));
-    return { parts: [chart, names], mark };
   }
 
-  scenes.boards = (element, scene) => {
-    caption(element, scene);
-    const last = scene.steps.length;
-    let example = null,
-      answers = [],
-      place = 1,
-      timer = null,
-      halting = null;
+  function drawMaze({ side }, cells) {
+    const where = (letter) =>
+      [...cells.given].flatMap((each, cell) => (each === letter ? [cell] : []));
+    const isPath = (cell) => cells.shown[cell] === "o";
+    const ends = [...where("S"), ...where("G")];
+    return svg(
+      "g",
+      { class: "maze" },
+      shape("paper", `M0 0h${side}v${side}h${-side}z`),
+      shape("wall", path(where("#"), side, square(-0.01))),
+      shape("path-right", path(cells.right.filter(isPath), side, disc(0.3))),
+      shape("path-unknown", path(cells.unknown.filter(isPath), side, disc(0.3))),
+      shape("path-missing", path(cells.missing, side, disc(0.26))),
+      shape("end", path(ends, side, square(0))),
+      letters("letter", ends, side, (cell) => cells.given[cell]),
+      shape("fill-wrong", path(cells.wrong, side, square(0))),
+      shape("mark-wrong", path(cells.wrong, side, stroke)),
+      shape("mark-changed", path(cells.changed, side, square(0.06))),
+    );
+  }
 
-    const board = frame(scene, { class: "board", role: "img" });
+  function drawBoard(scene, cells, attributes) {
+    const board = scene.board === "maze" ? drawMaze(scene, cells) : drawSudoku(scene, cells);
+    const size = scene.side + 0.12;
+    return svg("svg", { viewBox: `-0.06 -0.06 ${size} ${size}`, ...attributes }, board);
+  }
+
+  function legendOf({ board }) {
+    const known =
+      board === "maze"
+        ? [
+            ["clue", "#", "wall"],
+            ["right", "o", "path, right"],
+            ["missing", " ", "path, missing"],
+          ]
+        : [
+            ["clue", "7", "clue"],
+            ["right", "7", "right"],
+          ];
+    const wrong = [board === "maze" ? "o" : "7", "wrong (struck through)"];
+    const all = [...known, ["wrong", ...wrong], ["changed", ".", "changed in this step"]];
+    const keys = all.map(([sort, shown, text]) => {
+      const cells = { ...NO_CELLS, [sort]: [0], shown, given: shown };
+      const small = { board, side: 1, box: [1, 1] };
+      return el(
+        "span",
+        {},
+        drawBoard(small, cells, { class: "board-key", "aria-hidden": "true" }),
+        text,
+      );
+    });
+    return el("div", { class: "legend" }, keys);
+  }
+
+  scenes.boards = (scene) => {
+    const last = scene.steps.length;
+    const board = el("div", { class: "board" });
+    const facts = el("dl", { class: "board-facts" });
+    const halting = el("div", {});
+    const name = el("output", { class: "step-name" });
     const slider = el("input", {
       type: "range",
       min: 0,
       max: last,
-      step: 1,
       value: 1,
       "aria-label": "Thinking step",
-      oninput: () => {
-        pause();
-        show(Number(slider.value));
-      },
+      oninput: () => show(Number(slider.value), pause()),
     });
     const play = el("button", {
       type: "button",
       class: "play",
       onclick: () => (timer ? pause() : start()),
     });
-    const readout = el("output", { class: "step-name" });
-    const facts = el("dl", { class: "board-facts" });
-    const haltingPlace = el("div", { class: "halt" });
-    const strip = el("div", { class: "thumbs", role: "group", "aria-label": "Examples" });
+    let [example, answers, place, timer] = [null, [], 1, null];
 
     function pause() {
       clearInterval(timer);
       timer = null;
-      play.replaceChildren(el("span", { "aria-hidden": "true" }, "▶ "), "Play");
+      play.textContent = "▶ Play";
     }
     function start() {
       if (place >= last) show(0);
+      play.textContent = "❚❚ Pause";
       timer = setInterval(
         () => {
-          if (!element.isConnected || place >= last) pause();
-          else show(place + 1);
-          if (place >= last) pause();
+          if (board.isConnected && place < last) show(place + 1);
+          if (!board.isConnected || place >= last) pause();
         },
         last > 20 ? 350 : 650,
       );
-      play.replaceChildren(el("span", { "aria-hidden": "true" }, "❚❚ "), "Pause");
     }
     function show(next) {
       place = next;
       const cells = cellsAt(scene, example, answers, place);
-      const name = place
+      const title = place
         ? `Step ${scene.steps[place - 1]} of ${scene.steps[last - 1]}`
         : "The puzzle as given";
-      board.replaceChildren(drawBoard(scene, cells));
       const counted = [...example.labels].filter((letter) => letter !== "-").length;
-      const right = place ? counted - cells.wrong.length - cells.missing.length : null;
-      const text = place && counted ? `${format(right)} of ${format(counted)} cells right` : "";
-      board.setAttribute(
-        "aria-label",
-        `${name}. ${text}${place > 1 ? `, ${plural(cells.changed.length, "cell")} changed` : ""}`,
-      );
-      slider.value = String(place);
-      slider.setAttribute("aria-valuetext", `${name}${text ? `, ${text}` : ""}`);
-      readout.replaceChildren(name);
-      const fact = (title, value, sort) => [
-        el("dt", {}, title),
-        el("dd", { class: sort || null }, value),
+      const right = counted - cells.wrong.length - cells.missing.length;
+      const told = place && counted ? `${format(right)} of ${format(counted)}` : "–";
+      const label = `${title}, ${told} cells right, ${plural(cells.changed.length, "cell")} changed`;
+      board.replaceChildren(drawBoard(scene, cells, { role: "img", "aria-label": label }));
+      slider.value = place;
+      slider.setAttribute("aria-valuetext", `${title}, ${told} cells right`);
+      name.textContent = title;
+      const changes = (count, sort) =>
+        el("dd", { class: count ? sort : null }, place > 1 ? format(count) : "–");
+      const fact = (text, value) => [
+        el("dt", {}, text),
+        value instanceof Node ? value : el("dd", {}, value),
       ];
       facts.replaceChildren(
-        ...fact("right", place && counted ? `${format(right)} of ${format(counted)}` : "–"),
-        ...fact(
-          "fixed in this step",
-          place > 1 ? format(cells.fixed) : "–",
-          cells.fixed ? "good-text" : "",
-        ),
-        ...fact(
-          "broken in this step",
-          place > 1 ? format(cells.broken) : "–",
-          cells.broken ? "bad-text" : "",
-        ),
+        ...fact("right", told),
+        ...fact("fixed in this step", changes(cells.fixed, "good-text")),
+        ...fact("broken in this step", changes(cells.broken, "bad-text")),
         ...fact("halting value", place ? percent(example.halting[place - 1]) : "–"),
         ...fact("halts at", example.halt_step ? `step ${example.halt_step}` : "no step"),
       );
-      halting.mark(place);
     }
     function choose(index) {
+      pause();
       example = scene.examples[index];
       answers = answersOf(example);
-      halting = haltingChart(scene, example, (next) => {
-        pause();
-        show(next);
-      });
-      haltingPlace.replaceChildren(
-        el("div", { class: "halt-title" }, "Halting value by step", el("span", {}, "line: 50 %")),
-        ...halting.parts,
-      );
-      [...strip.children].forEach((thumb, i) =>
-        thumb.setAttribute("aria-pressed", String(i === index)),
-      );
+      thumbs.forEach((thumb, i) => thumb.setAttribute("aria-pressed", String(i === index)));
+      const curve = {
+        name: "halting value",
+        color: "var(--c1)",
+        dots: true,
+        x: scene.steps,
+        y: example.halting,
+      };
+      const options = {
+        title: "halting value by step",
+        series: [curve],
+        unit: "%",
+        least: 0,
+        most: 1,
+      };
+      const drawn = chart(() => ({ ...options, whole: true, height: 130, xLabel: "step" }));
+      halting.replaceChildren(el("p", { class: "over" }, "Halting value by step"), drawn);
       show(Math.min(Math.max(place, 1), last));
     }
-
-    scene.examples.forEach((each, index) => {
-      const all = answersOf(each),
-        cells = cellsAt(scene, each, all, all.length);
-      const verdict = each.solved ? "solved" : "not solved";
-      strip.append(
+    const thumbs = scene.examples.map((each, index) => {
+      const cells = cellsAt(scene, each, answersOf(each), last);
+      const said = each.solved ? "solved" : "not solved";
+      return el(
+        "button",
+        {
+          type: "button",
+          class: "thumb",
+          "aria-label": `Example ${each.index}, ${said}`,
+          onclick: () => choose(index),
+        },
+        drawBoard(scene, cells, { "aria-hidden": "true" }),
         el(
-          "button",
-          {
-            type: "button",
-            class: `thumb ${each.solved ? "solved" : "unsolved"}`,
-            "aria-pressed": "false",
-            "aria-label": `Example ${each.index}, ${verdict}`,
-            onclick: () => {
-              pause();
-              choose(index);
-            },
-          },
-          frame(scene, { "aria-hidden": "true" }, drawThumb(scene, cells)),
-          el(
-            "span",
-            { class: "thumb-name" },
-            el("b", { "aria-hidden": "true" }, each.solved ? "✓" : "✗"),
-            ` ${each.index}`,
-          ),
+          "span",
+          {},
+          el("b", { class: verdict(each.solved) }, each.solved ? "✓ " : "✗ "),
+          each.index,
         ),
       );
     });
-    const controls = el(
-      "div",
-      { class: "controls board-controls" },
-      play,
-      el("label", { class: "step-slider" }, slider),
-      readout,
-    );
-    element.append(
-      strip,
-      el(
-        "div",
-        { class: "board-layout" },
-        el("div", { class: "board-side" }, board, controls),
-        el("div", { class: "board-about" }, facts, haltingPlace, legendOf(scene)),
-      ),
-    );
-    strip.hidden = scene.examples.length < 2;
-    pause();
     choose(0);
-  };
-
-  // Small boards show sorts of cells, not digits.
-  function drawThumb(scene, cells) {
-    const side = scene.side,
-      walls =
-        scene.board === "maze"
-          ? [...cells.given].flatMap((each, cell) => (each === "#" ? [cell] : []))
-          : cells.clue;
-    const path =
-      scene.board === "maze"
-        ? cells.right.filter((cell) => cells.shown[cell] === "o")
-        : cells.right;
-    return svg(
-      "g",
-      { class: scene.board === "maze" ? "maze" : "sudoku" },
-      svg("path", { class: "paper", d: `M0 0h${side}v${side}h${-side}z` }),
-      svg("path", {
-        class: scene.board === "maze" ? "wall" : "thumb-clue",
-        d: squares(walls, side),
-      }),
-      svg("path", {
-        class: "thumb-right",
-        d: squares(path, side, scene.board === "maze" ? 0 : 0.18),
-      }),
-      svg("path", {
-        class: "thumb-wrong",
-        d: squares([...cells.wrong, ...cells.missing], side, 0),
-      }),
+    const controls = last > 1 && el("div", { class: "controls" }, play, slider, name);
+    const beside = el("div", {}, facts, last > 1 && halting, legendOf(scene));
+    return el(
+      "div",
+      {},
+      thumbs.length > 1 &&
+        el("div", { class: "thumbs", role: "group", "aria-label": "Examples" }, thumbs),
+      el("div", { class: "board-layout" }, el("div", {}, board, controls), beside),
     );
-  }
+  };
 
   // ---- lines and bars
 
-  scenes.lines = (element, scene) => {
-    caption(element, scene);
-    const series = scene.lines.map((line, i) => ({
-      name: line.name,
-      color: colour(line.colour),
+  scenes.lines = (scene) => {
+    const { x, y, title } = scene;
+    const series = scene.lines.map(({ name, values, colour: color }, i) => ({
+      key: `${title} ${name}`,
+      name,
+      color: colour(color),
       dashed: i % 2 === 1,
-      dots: scene.x.values.length <= 40,
-      x: scene.x.values,
-      y: line.values,
+      dots: x.values.length <= 40,
+      x: x.values,
+      y: values,
     }));
-    element.append(
-      el(
-        "div",
-        { class: "legend" },
-        series.map((one) =>
-          el(
-            "span",
-            {},
-            el("span", {
-              class: `swatch${one.dashed ? " dashed" : ""}`,
-              style: `border-color:${one.color}`,
-            }),
-            one.name,
-          ),
-        ),
-      ),
-    );
-    const whole = scene.x.values.every(Number.isInteger);
-    const shows = scene.y.percent ? percent : format;
-    window.lockstep.chart(element, {
-      title: scene.title,
-      series,
-      height: 240,
-      xLabel: scene.x.label,
-      xName: scene.x.label,
-      yFormat: shows,
-      yTick: scene.y.percent ? (share) => `${Math.round(100 * share)} %` : undefined,
-      xTicks: whole ? wholeTicks : undefined,
-      xValue: whole ? format : undefined,
-      least: scene.y.min,
-      most: scene.y.max,
-    });
+    const whole = x.values.every(Number.isInteger);
+    const axes = { least: y.min, most: y.max, unit: y.percent ? "%" : "", whole, xLabel: x.label };
+    return chart(() => ({ title, series, height: 240, ...axes }));
   };
 
-  function wholeTicks(low, high, count) {
-    const step = Math.max(1, niceStep((high - low) / Math.max(1, count))),
-      found = [];
-    for (let value = Math.ceil(low / step) * step; value <= high; value += step) found.push(value);
-    return found;
-  }
-  function niceStep(rough) {
-    const power = 10 ** Math.floor(Math.log10(rough || 1));
-    return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough * 0.999);
-  }
-
-  scenes.bars = (element, scene) => {
-    caption(element, scene);
-    const shows = scene.y.percent ? percent : format;
-    if (scene.series.length > 1)
-      element.append(
-        el(
-          "div",
-          { class: "legend" },
-          scene.series.map((one, i) => el("span", {}, swatch(one, i), one.name)),
-        ),
-      );
-    const readout = el("p", { class: "scene-readout", role: "status" });
-    const say = (place) => {
-      const about = scene.series.map((one) => {
-        const interval = one.low ? ` (${shows(one.low[place])} to ${shows(one.high[place])})` : "";
-        return `${scene.series.length > 1 ? `${one.name} ` : ""}${shows(one.values[place])}${interval}`;
-      });
-      readout.replaceChildren(
-        el(
-          "b",
-          {},
-          [scene.x.label, scene.x.values[place]].filter((each) => each !== undefined).join(" "),
-        ),
-        `: ${about.join(", ")}`,
-      );
-    };
-    responsive(element, (holder, width) =>
-      holder.replaceChildren((scene.horizontal ? across : upright)(scene, width, shows, say)),
-    );
-    element.append(readout);
-    readout.append("Point at a bar, or use the arrow keys, for its numbers.");
-  };
-  const swatch = (one, i) =>
-    svg(
-      "svg",
-      { class: "bar-key", viewBox: "0 0 12 12", "aria-hidden": "true" },
-      svg("rect", { width: 12, height: 12, style: `fill:${colour(one.colour)}` }),
-      i % 2 ? hatching("M-2 8L8 -2M2 14L14 2") : null,
-    );
-  // the second series is hatched, so that colour is not all that tells it from the first
-  const hatching = (d) => svg("path", { class: "hatch", d });
+  scenes.bars = (scene) => (scene.horizontal ? across(scene) : upright(scene));
 
   // Stacked columns; with `diverging` the second series goes down.
-  function upright(scene, width, shows, say) {
-    const height = 220,
-      margin = {
-        left: 50,
-        right: 8,
-        top: scene.y.label ? 26 : 10,
-        bottom: scene.x.label ? 40 : 24,
+  function upright({ x, y, title, series, diverging }) {
+    const indices = [...x.values.keys()];
+    const tops = indices.map(() => 0);
+    const columns = series.map((one, s) => {
+      const values = indices.map((i) => one.values[i] || 0);
+      const isDown = diverging && s > 0;
+      const base = isDown ? indices.map(() => 0) : [...tops];
+      const places = indices.map((i) => i + 1);
+      const ends = values.map((value, i) => (isDown ? -value : (tops[i] += value)));
+      const color = colour(one.colour);
+      return {
+        key: `${title} ${one.name}`,
+        name: one.name,
+        color,
+        dashed: s % 2 === 1,
+        x: places,
+        y: ends,
+        base,
+        values,
       };
-    const bottom = height - margin.bottom,
-      count = scene.x.values.length;
-    const up = (i) =>
-      scene.series.reduce(
-        (sum, one, s) => sum + (scene.diverging && s ? 0 : one.values[i] || 0),
-        0,
-      );
-    const down = (i) =>
-      scene.diverging
-        ? scene.series.slice(1).reduce((sum, one) => sum + (one.values[i] || 0), 0)
-        : 0;
-    const places = [...scene.x.values.keys()];
-    const most = Math.max(...places.map(up)) || 1, // an axis, also where there is nothing
-      least = -Math.max(...places.map(down), 0);
-    const y = (value) => margin.top + ((most - value) / (most - least)) * (bottom - margin.top);
-    const wide = (width - margin.left - margin.right) / Math.max(1, count),
-      bar = Math.min(46, wide * 0.72);
-    const root = svg("svg", {
-      class: "bars",
-      viewBox: `0 0 ${width} ${height}`,
-      height,
-      role: "img",
-      tabindex: 0,
-      "aria-label": `${scene.title}; left and right arrows go from bar to bar`,
     });
-    for (const value of ticksOf(least, most, 5)) {
-      root.append(
-        svg("line", {
-          class: "rule",
-          x1: margin.left,
-          x2: width - margin.right,
-          y1: y(value),
-          y2: y(value),
-        }),
-        svg(
-          "text",
-          { x: margin.left - 8, y: y(value) + 4, "text-anchor": "end" },
-          shows(Math.abs(value)),
-        ),
-      );
-    }
-    const every = Math.max(1, Math.ceil(44 / wide)),
-      groups = [];
-    places.forEach((i) => {
-      const centre = margin.left + (i + 0.5) * wide,
-        group = svg("g", { class: "bar" });
-      group.append(
-        svg("rect", {
-          class: "bar-room",
-          x: centre - wide / 2,
-          y: margin.top,
-          width: wide,
-          height: bottom - margin.top,
-        }),
-      );
-      let top = 0,
-        low = 0;
-      scene.series.forEach((one, s) => {
-        const value = one.values[i] || 0;
-        let from = top,
-          to = (top += value);
-        if (scene.diverging && s) {
-          top -= value;
-          from = low;
-          to = low -= value;
-        }
-        const x = centre - bar / 2,
-          y0 = Math.min(y(from), y(to)),
-          tall = Math.abs(y(from) - y(to));
-        if (!value) return;
-        group.append(
-          svg("rect", {
-            x,
-            y: y0,
-            width: bar,
-            height: Math.max(1, tall),
-            style: `fill:${colour(one.colour)}`,
-          }),
-        );
-        if (s % 2) group.append(hatching(hatch(x, y0, bar, tall)));
-      });
-      const label = scene.x.values[i],
-        word = typeof label === "string";
-      if (i % every === 0 || (word && i === count - 1))
-        group.append(
-          svg("text", { x: centre, y: bottom + 16, "text-anchor": "middle" }, format2(label)),
-        );
-      group.addEventListener("pointerenter", () => focus(i));
-      groups.push(group);
-      root.append(group);
-    });
-    root.append(
-      svg("line", { class: "base", x1: margin.left, x2: width - margin.right, y1: y(0), y2: y(0) }),
-    );
-    if (scene.x.label)
-      root.append(
-        svg(
-          "text",
-          { x: width - margin.right, y: height - 4, "text-anchor": "end" },
-          scene.x.label,
-        ),
-      );
-    if (scene.y.label) root.append(svg("text", { x: 0, y: 12 }, scene.y.label));
-    const focus = walk(root, groups, say);
-    return root;
-  }
-  const format2 = (value) => (typeof value === "number" ? format(value) : String(value));
-
-  // Short strokes from lower left to upper right within a rectangle.
-  function hatch(x, y, width, height) {
-    let d = "";
-    for (let at = 5; at < width + height; at += 6) {
-      const x0 = Math.max(0, at - height),
-        y0 = Math.min(height, at),
-        x1 = Math.min(width, at),
-        y1 = Math.max(0, at - width);
-      d += `M${(x + x0).toFixed(1)} ${(y + y0).toFixed(1)}L${(x + x1).toFixed(1)} ${(y + y1).toFixed(1)}`;
-    }
-    return d;
+    const every = Math.ceil(indices.length / 12);
+    const xTicks = indices.filter((i) => i % every === 0).map((i) => i + 1);
+    const xText = (place) => String(x.values[place - 1]);
+    const room = 0.5 / Math.max(1, indices.length - 1);
+    const axes = { xTicks, xText, xLabel: x.label, room, unit: y.percent ? "%" : "", diverging };
+    if (!diverging) axes.least = 0;
+    const drawn = chart(() => ({ title, series: columns, height: 220, ...axes }));
+    return el("div", {}, y.label && el("p", { class: "over" }, y.label), drawn);
   }
 
   // Bars with a name each, and whiskers where there are intervals.
-  function across(scene, width, shows, say) {
-    const longest = Math.max(...scene.x.values.map((name) => String(name).length), 1);
-    const left = Math.min(width * 0.45, 14 + 6.6 * longest),
-      right = 62,
-      thick = scene.series.length > 1 ? 11 : 16;
-    const row = scene.series.length * (thick + 2) + 10,
-      height = row * scene.x.values.length + 24;
-    const found = scene.series
-      .flatMap((one) => one.high || one.values)
-      .filter((value) => value !== null);
-    const most = scene.y.max || Math.max(0, ...found) || 1;
-    const x = (value) => left + (value / most) * (width - left - right);
-    const root = svg("svg", {
-      class: "bars",
-      viewBox: `0 0 ${width} ${height}`,
-      height,
-      role: "img",
-      tabindex: 0,
-      "aria-label": `${scene.title}; up and down arrows go from bar to bar`,
-    });
-    const whole = found.every(Number.isInteger);
-    for (const value of ticksOf(0, most, Math.max(2, (width - left - right) / 90)).filter(
-      (tick) => !whole || Number.isInteger(tick),
-    ))
-      root.append(
-        svg("line", { class: "rule", x1: x(value), x2: x(value), y1: 2, y2: height - 20 }),
-        svg("text", { x: x(value), y: height - 5, "text-anchor": "middle" }, shows(value)),
-      );
-    const groups = scene.x.values.map((name, i) => {
-      const top = i * row + 4,
-        group = svg("g", { class: `bar${scene.pale && scene.pale[i] ? " pale" : ""}` });
-      group.append(
-        svg("rect", { class: "bar-room", x: 0, y: top - 4, width, height: row }),
-        svg(
-          "text",
-          { class: "bar-name", x: left - 8, y: top + (row - 8) / 2 + 3, "text-anchor": "end" },
-          clipped(String(name), (left - 10) / 6.6),
-          svg("title", {}, String(name)),
-        ),
-      );
-      scene.series.forEach((one, s) => {
-        const value = one.values[i],
-          y = top + s * (thick + 2);
-        if (value === null || value === undefined) return;
-        group.append(
-          svg("rect", {
-            class: "bar-fill",
-            x: left,
-            y,
-            width: Math.max(1, x(value) - left),
-            height: thick,
-            style: `fill:${colour(one.colour)}`,
-          }),
+  function across(scene) {
+    const shows = scene.y.percent ? percent : format;
+    const ends = scene.series.flatMap((one) => one.high || one.values);
+    const most = scene.y.max || Math.max(...ends) || 1;
+    const width = (value) => `${(100 * Math.max(0, value || 0)) / most}%`;
+    const rows = scene.x.values.flatMap((name, i) =>
+      scene.series.map((one, s) => {
+        const [low, high] = [one.low?.[i], one.high?.[i]];
+        const bar = el("i", {
+          style: `width:${width(one.values[i])};background:${colour(one.colour)}`,
+        });
+        const whisker =
+          high !== undefined && el("u", { style: `left:${width(low)};width:${width(high - low)}` });
+        const interval =
+          high !== undefined && el("span", { class: "over" }, ` ${shows(low)} to ${shows(high)}`);
+        const isPale = scene.pale && scene.pale[i];
+        return el(
+          "tr",
+          { class: isPale ? "pale" : null },
+          el("th", { scope: "row" }, s ? "" : String(name)),
+          scene.series.length > 1 && el("th", { scope: "row" }, one.name),
+          el("td", { class: "bar-cell" }, bar, whisker),
+          el("td", {}, shows(one.values[i] ?? NaN), interval),
         );
-        if (s % 2) group.append(hatching(hatch(left, y, x(value) - left, thick)));
-        let end = x(value);
-        if (one.low && one.high) {
-          const middle = y + thick / 2;
-          group.append(
-            svg("path", {
-              class: "whisker",
-              d: `M${x(one.low[i])} ${middle}H${x(one.high[i])}M${x(one.low[i])} ${middle - 3}v6M${x(one.high[i])} ${middle - 3}v6`,
-            }),
-          );
-          end = x(one.high[i]);
-        }
-        group.append(
-          svg("text", { class: "bar-value", x: end + 6, y: y + thick / 2 + 4 }, shows(value)),
-        );
-      });
-      group.addEventListener("pointerenter", () => focus(i));
-      root.append(group);
-      return group;
-    });
-    root.append(svg("line", { class: "base", x1: left, x2: left, y1: 2, y2: height - 20 }));
-    const focus = walk(root, groups, say);
-    return root;
-  }
-  const clipped = (text, most) =>
-    text.length > most ? `${text.slice(0, Math.max(1, Math.floor(most) - 1))}…` : text;
-
-  function ticksOf(low, high, count) {
-    const step = niceStep((high - low) / Math.max(1, count)),
-      found = [];
-    for (let i = Math.ceil(low / step - 1e-9); i * step <= high * (1 + 1e-9); i++)
-      found.push(Number((i * step).toPrecision(12)));
-    return found;
-  }
-
-  // Arrow keys go from one group to the next; returns what brings one to the front.
-  function walk(root, groups, say) {
-    let now = -1;
-    const focus = (place) => {
-      now = place;
-      groups.forEach((group, i) => group.classList.toggle("now", i === place));
-      say(place);
-    };
-    root.addEventListener("keydown", (event) => {
-      const step = {
-        ArrowLeft: -1,
-        ArrowUp: -1,
-        ArrowRight: 1,
-        ArrowDown: 1,
-        Home: -1e9,
-        End: 1e9,
-      }[event.key];
-      if (step === undefined || !groups.length) return;
-      event.preventDefault();
-      focus(Math.max(0, Math.min(groups.length - 1, now < 0 ? 0 : now + step)));
-    });
-    return focus;
+      }),
+    );
+    return el("div", { class: "scroll" }, el("table", { class: "across" }, el("tbody", {}, rows)));
   }
 
   // ---- matrices
 
-  scenes.matrix = (element, scene) => {
-    caption(element, scene);
-    const holder = el("div", { class: "matrices" });
-    element.append(holder);
-    for (const panel of scene.panels) {
-      const place = el("figure", { class: "matrix-panel" });
-      if (panel.name) place.append(el("figcaption", {}, panel.name));
-      holder.append(place);
-      matrix(place, scene, panel);
-    }
-  };
+  scenes.matrix = (scene) =>
+    el(
+      "div",
+      { class: "matrices" },
+      scene.panels.map((panel) => matrix(scene, panel)),
+    );
 
-  function matrix(element, scene, panel) {
-    const counts = Boolean(panel.values);
-    const values = counts ? panel.values : panel.levels.map(levels);
+  function matrix(scene, panel) {
+    const hasCounts = Boolean(panel.values);
+    const values = panel.values || panel.levels.map(levels);
+    const most = hasCounts ? Math.max(0, ...values.flat().map(Math.abs)) || 1 : 1;
     const sums = values.map((row) => row.reduce((sum, value) => sum + Math.abs(value || 0), 0));
-    const most = scene.shares || !counts ? 1 : Math.max(0, ...values.flat().map(Math.abs)) || 1;
-    const share = (r, c) =>
-      scene.shares ? (values[r][c] || 0) / (sums[r] || 1) : (values[r][c] || 0) / most;
-    const readout = el(
-      "p",
-      { class: "scene-readout", role: "status" },
-      "Point at a cell, or use the arrow keys, for its value.",
-    );
+    const share = (r, c) => Math.abs(values[r][c] || 0) / (scene.shares ? sums[r] || 1 : most);
+    const hint = "Point at a cell, or use the arrow keys, for its value.";
+    const readout = el("p", { class: "over", role: "status" }, hint);
     const say = (r, c) => {
-      const value = counts
-        ? format(values[r][c])
-        : `${values[r][c] > 0 && values[r][c] < 1 ? "≈ " : ""}${format(Math.round(100 * values[r][c]) / 100)}`;
+      const where = `${scene.row_label} ${panel.rows[r]}, ${scene.column_label} ${panel.columns[c]}`;
       const of = scene.shares ? ` of ${format(sums[r])} (${percent(share(r, c))})` : "";
-      readout.replaceChildren(
-        el(
-          "b",
-          {},
-          `${scene.row_label} ${panel.rows[r]}, ${scene.column_label} ${panel.columns[c]}`,
-        ),
-        `: ${value}${of}`,
-      );
+      const value = hasCounts ? format(values[r][c]) : format(Math.round(100 * values[r][c]) / 100);
+      readout.replaceChildren(el("b", {}, where), `: ${value}${of}`);
     };
-    responsive(element, (holder, width) =>
-      holder.replaceChildren(matrixPicture(scene, panel, values, share, counts, width, say)),
-    );
-    element.append(colourBar(scene, counts, most), readout);
+    const draw = (width) => drawMatrix(scene, panel, width, share, hasCounts && values, say);
+    const [holder] = responsive(draw);
+    const end = scene.shares ? `100 % of the ${scene.row_label}` : format(most);
+    const bar = el("div", { class: "colour-bar" }, scene.shares ? "0 %" : "0", el("i", {}), end);
+    return el("figure", {}, panel.name && el("figcaption", {}, panel.name), holder, bar, readout);
   }
 
-  function matrixPicture(scene, panel, values, share, counts, width, say) {
-    const rows = panel.rows.length,
-      columns = panel.columns.length;
-    const left = 30 + 6.5 * Math.max(...panel.rows.map((name) => String(name).length)),
-      top = 20;
-    const size = Math.max(1.5, Math.min(34, (width - left - 4) / columns)),
-      tall = Math.min(size, Math.max(6, 420 / rows));
-    const full = { width: left + size * columns + 4, height: top + tall * rows + 24 };
+  function drawMatrix(scene, { name, rows, columns }, room, share, numbers, say) {
+    const left = 30 + 7 * Math.max(...rows.map((each) => String(each).length));
+    const top = 20;
+    const wide = Math.max(1.5, Math.min(34, (room - left - 4) / columns.length));
+    const tall = Math.min(wide, Math.max(6, 420 / rows.length));
+    const [right, bottom] = [left + wide * columns.length, top + tall * rows.length];
+    const [width, height] = [right + 4, bottom + 24];
     const root = svg("svg", {
       class: "matrix",
-      viewBox: `0 0 ${full.width} ${full.height}`,
-      width: full.width,
-      height: full.height,
+      viewBox: `0 0 ${width} ${height}`,
+      width,
+      height,
       role: "img",
       tabindex: 0,
-      "aria-label": `${panel.name || scene.title}: ${scene.row_label} by ${scene.column_label}; arrow keys go from cell to cell`,
+      "aria-label": `${name || scene.title}: ${scene.row_label} by ${scene.column_label}`,
     });
+    const text = (x, y, anchor, content, attributes) =>
+      root.append(svg("text", { x, y, "text-anchor": anchor, ...attributes }, content));
     root.append(
-      svg("rect", {
-        class: "matrix-paper",
-        x: left,
-        y: top,
-        width: size * columns,
-        height: tall * rows,
+      svg("rect", { class: "paper", x: left, y: top, width: right - left, height: bottom - top }),
+    );
+    const byLevel = {};
+    rows.forEach((_, r) =>
+      columns.forEach((_, c) => {
+        const level = Math.round(40 * Math.min(1, share(r, c)));
+        const [x, y] = [left + c * wide, top + r * tall];
+        if (level) byLevel[level] = `${byLevel[level] || ""}M${x} ${y}h${wide}v${tall}h${-wide}z`;
       }),
     );
-    const byLevel = new Map();
-    for (let r = 0; r < rows; r++)
-      for (let c = 0; c < columns; c++) {
-        const level = Math.round(Math.min(1, Math.abs(share(r, c))) * 40);
-        if (level)
-          byLevel.set(
-            level,
-            `${byLevel.get(level) || ""}M${(left + c * size).toFixed(2)} ${(top + r * tall).toFixed(2)}h${size.toFixed(2)}v${tall.toFixed(2)}h${(-size).toFixed(2)}z`,
-          );
-      }
-    for (const [level, d] of byLevel)
+    for (const [level, d] of Object.entries(byLevel))
       root.append(svg("path", { class: "matrix-fill", d, "fill-opacity": level / 40 }));
-    if (counts && size >= 18)
-      for (let r = 0; r < rows; r++)
-        for (let c = 0; c < columns; c++)
-          if (values[r][c])
-            root.append(
-              svg(
-                "text",
-                {
-                  class: `cell-number${share(r, c) > 0.5 ? " on-dark" : ""}`,
-                  x: left + (c + 0.5) * size,
-                  y: top + (r + 0.5) * tall + 4,
-                  "text-anchor": "middle",
-                },
-                format(values[r][c]),
-              ),
-            );
-    labels(panel.rows, tall, 13, (i, text) =>
-      root.append(
-        svg("text", { x: left - 6, y: top + (i + 0.5) * tall + 4, "text-anchor": "end" }, text),
-      ),
-    );
-    const wide = 7 * Math.max(...panel.columns.map((name) => String(name).length)) + 5;
-    labels(panel.columns, size, wide, (i, text) =>
-      root.append(
-        svg("text", { x: left + (i + 0.5) * size, y: top - 6, "text-anchor": "middle" }, text),
-      ),
-    );
-    root.append(
-      svg(
-        "text",
-        { class: "axis-name", x: left + size * columns, y: full.height - 7, "text-anchor": "end" },
-        `${scene.column_label} →`,
-      ),
-      svg(
-        "text",
-        {
-          class: "axis-name",
-          transform: `translate(11 ${top + (tall * rows) / 2}) rotate(-90)`,
-          "text-anchor": "middle",
-        },
-        scene.row_label,
-      ),
-    );
+    const centre = (r, c) => [left + (c + 0.5) * wide, top + (r + 0.5) * tall + 4];
+    if (numbers && wide >= 18)
+      rows.forEach((_, r) =>
+        columns.forEach((_, c) => {
+          const onDark = share(r, c) > 0.5 ? "on-dark" : "on-light";
+          if (numbers[r][c])
+            text(...centre(r, c), "middle", format(numbers[r][c]), { class: onDark });
+        }),
+      );
+    const widest = 7 * Math.max(...columns.map((each) => String(each).length)) + 5;
+    for (const r of ticks(0, rows.length - 0.5, (tall * rows.length) / 13, { whole: true }))
+      text(left - 6, centre(r, 0)[1], "end", rows[r]);
+    for (const c of ticks(0, columns.length - 0.5, (wide * columns.length) / widest, {
+      whole: true,
+    }))
+      text(centre(0, c)[0], top - 6, "middle", columns[c]);
+    text(right, height - 7, "end", `${scene.column_label} →`);
+    const turned = `translate(11 ${(top + bottom) / 2}) rotate(-90)`;
+    text(0, 0, "middle", scene.row_label, { transform: turned });
+
     const cursor = svg("rect", {
       class: "cursor",
-      width: size,
+      width: wide,
       height: tall,
       visibility: "hidden",
     });
     root.append(cursor);
-    let at = null;
+    let at = [0, -1];
     const show = (r, c) => {
-      at = [Math.max(0, Math.min(rows - 1, r)), Math.max(0, Math.min(columns - 1, c))];
-      cursor.setAttribute("x", left + at[1] * size);
+      at = [
+        Math.max(0, Math.min(rows.length - 1, r)),
+        Math.max(0, Math.min(columns.length - 1, c)),
+      ];
+      cursor.setAttribute("x", left + at[1] * wide);
       cursor.setAttribute("y", top + at[0] * tall);
       cursor.setAttribute("visibility", "visible");
       say(...at);
     };
     root.addEventListener("pointermove", (event) => {
-      const box = root.getBoundingClientRect();
-      const c = Math.floor(((event.clientX - box.left) * (full.width / box.width) - left) / size);
-      const r = Math.floor(((event.clientY - box.top) * (full.height / box.height) - top) / tall);
-      if (r >= 0 && c >= 0 && r < rows && c < columns) show(r, c);
+      const frame = root.getBoundingClientRect();
+      const c = Math.floor(((event.clientX - frame.left) * (width / frame.width) - left) / wide);
+      const r = Math.floor(((event.clientY - frame.top) * (height / frame.height) - top) / tall);
+      if (r >= 0 && c >= 0 && r < rows.length && c < columns.length) show(r, c);
     });
     root.addEventListener("keydown", (event) => {
-      const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[
-        event.key
-      ];
+      const step = event.key.startsWith("Arrow") && STEPS[event.key];
       if (!step) return;
       event.preventDefault();
-      show(...(at ? [at[0] + step[0], at[1] + step[1]] : [0, 0]));
+      const isVertical = event.key === "ArrowUp" || event.key === "ArrowDown";
+      show(at[0] + (isVertical ? step : 0), at[1] + (isVertical ? 0 : step));
     });
     return root;
   }
 
-  // As many labels as there is room for.
-  function labels(names, size, room, draw) {
-    const every = Math.max(1, niceStep(Math.ceil(room / size)));
-    names.forEach((name, i) => {
-      if (i % every === 0) draw(i, String(name));
+  // ---- pictures, ARC, text
+
+  scenes.images = ({ items, width, height }) => {
+    const figures = items.map(({ index, truth, answer, share, pixels }) => {
+      const label = `image ${index}: a ${truth}, taken for ${answer}`;
+      const canvas = el("canvas", { width, height, role: "img", "aria-label": label });
+      const context = canvas.getContext("2d");
+      const image = context.createImageData(width, height);
+      levels(pixels).forEach((value, i) =>
+        image.data.set([255 * value, 255 * value, 255 * value, 255], 4 * i),
+      );
+      context.putImageData(image, 0, 0);
+      const said = [el("b", { class: "bad-text" }, answer), " instead of ", el("b", {}, truth)];
+      const note = el("span", {}, `sure ${percent(share)}`);
+      return el("figure", {}, canvas, el("figcaption", {}, el("span", {}, said), note));
     });
-  }
-
-  function colourBar(scene, counts, most) {
-    const stops = [...Array(10).keys()].map((i) =>
-      svg("rect", {
-        class: "matrix-fill",
-        x: i * 10,
-        y: 0,
-        width: 10.2,
-        height: 8,
-        "fill-opacity": (i + 0.5) / 10,
-      }),
-    );
-    const end = scene.shares
-      ? ["0 %", `100 % of the ${scene.row_label}`]
-      : ["0", format(counts ? most : 1)];
-    return el(
-      "div",
-      { class: "colour-bar" },
-      el("span", {}, end[0]),
-      svg(
-        "svg",
-        { viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" },
-        svg("rect", { class: "matrix-paper", width: 100, height: 8 }),
-        stops,
-      ),
-      el("span", {}, end[1]),
-    );
-  }
-
-  // ---- pictures
-
-  scenes.images = (element, scene) => {
-    caption(element, scene);
-    element.append(
-      el(
-        "div",
-        { class: "images" },
-        scene.items.map((item) => {
-          const canvas = el("canvas", {
-            width: scene.width,
-            height: scene.height,
-            role: "img",
-            "aria-label": `image ${item.index}: a ${item.truth}, taken for ${item.answer}`,
-          });
-          const context = canvas.getContext("2d"),
-            image = context.createImageData(scene.width, scene.height);
-          levels(item.pixels).forEach((value, i) =>
-            image.data.set([255 * value, 255 * value, 255 * value, 255], 4 * i),
-          );
-          context.putImageData(image, 0, 0);
-          return el(
-            "figure",
-            {},
-            canvas,
-            el(
-              "figcaption",
-              {},
-              el(
-                "span",
-                {},
-                el("b", { class: "bad-text" }, item.answer),
-                " instead of ",
-                el("b", {}, item.truth),
-              ),
-              el("span", {}, `sure ${percent(item.share)}`),
-            ),
-          );
-        }),
-      ),
-    );
+    return el("div", { class: "images" }, figures);
   };
-
-  // ---- ARC
 
   const PALETTE = [
     "#000000",
@@ -1054,231 +508,140 @@
     "#7fdbff",
     "#870c25",
   ];
-  const LIGHT = new Set(["3", "4", "5", "7", "8"]);
+  const LIGHT = new Set("34578");
 
-  function arcGrid(lines, label) {
-    const tall = lines.length,
-      wide = tall ? lines[0].length : 0;
-    if (!tall || !wide)
-      return el(
-        "div",
-        { class: "arc-empty", role: "img", "aria-label": `${label}: empty` },
-        "no grid",
-      );
-    const root = svg("svg", {
-      class: "arc-grid",
-      viewBox: `-0.05 -0.05 ${wide + 0.1} ${tall + 0.1}`,
-      role: "img",
-      "aria-label": `${label}, ${tall} rows of ${wide}`,
+  function arcGrid(rows, label) {
+    const [tall, wide] = [rows.length, rows.length ? rows[0].length : 0];
+    if (!tall || !wide) return el("div", { class: "empty" }, "no grid");
+    const cells = rows.flatMap((row, y) => [...row].map((digit, x) => ({ digit, x, y })));
+    const squares = cells.map(({ digit, x, y }) =>
+      svg("rect", { x, y, width: 1, height: 1, fill: PALETTE[Number(digit)] || "#ffffff" }),
+    );
+    const numbers = cells.map(({ digit, x, y }) => {
+      const fill = LIGHT.has(digit) ? "#000000" : "#ffffff";
+      return svg("text", { x: x + 0.5, y: y + 0.75, fill }, digit);
     });
-    const paths = {};
-    lines.forEach((line, y) =>
-      [...line].forEach((digit, x) => {
-        paths[digit] = `${paths[digit] || ""}M${x} ${y}h1v1h-1z`;
-      }),
-    );
-    for (const [digit, d] of Object.entries(paths))
-      root.append(svg("path", { d, fill: PALETTE[Number(digit)] || "#ffffff" }));
-    let grid = "";
-    for (let y = 0; y <= tall; y++) grid += `M0 ${y}h${wide}`;
-    for (let x = 0; x <= wide; x++) grid += `M${x} 0v${tall}`;
-    root.append(svg("path", { class: "arc-lines", d: grid }));
-    const numbers = svg("g", { class: "arc-numbers" });
-    lines.forEach((line, y) =>
-      [...line].forEach((digit, x) =>
-        numbers.append(
-          svg(
-            "text",
-            { x: x + 0.5, y: y + 0.75, fill: LIGHT.has(digit) ? "#000000" : "#ffffff" },
-            digit,
-          ),
-        ),
-      ),
-    );
-    root.append(numbers);
-    const cell = Math.min(20, 124 / Math.max(wide, tall));
-    root.style.width = `${cell * wide}px`;
-    return root;
+    const viewBox = `-0.05 -0.05 ${wide + 0.1} ${tall + 0.1}`;
+    const style = `width:${Math.min(20, 124 / Math.max(wide, tall)) * wide}px`;
+    const about = { role: "img", "aria-label": `${label}, ${tall} rows of ${wide}` };
+    return svg("svg", { class: "arc-grid", viewBox, style, ...about }, squares, numbers);
   }
 
-  scenes.arc = (element, scene) => {
-    caption(element, scene);
+  scenes.arc = ({ pairs }) => {
     const list = el("div", { class: "arc-pairs" });
-    const toggle = el(
-      "button",
-      {
-        type: "button",
-        "aria-pressed": "false",
-        onclick: () => {
-          const on = list.classList.toggle("with-numbers");
-          toggle.setAttribute("aria-pressed", String(on));
-        },
-      },
-      "Colours as numbers",
+    const toggle = el("button", { type: "button", "aria-pressed": "false" }, "Colours as numbers");
+    toggle.addEventListener("click", () =>
+      toggle.setAttribute("aria-pressed", String(list.classList.toggle("with-numbers"))),
     );
-    element.append(el("div", { class: "controls" }, toggle), list);
-    const figure = (name, note, lines) =>
-      el(
-        "figure",
-        {},
-        arcGrid(lines, name),
-        el("figcaption", {}, el("b", {}, name), note ? el("span", {}, note) : null),
-      );
-    for (const pair of scene.pairs) {
-      const solved = pair.answers.some((answer) => answer.right),
-        known = pair.truth !== null;
+    const figure = (name, note, rows) => {
+      const caption = el("figcaption", {}, el("b", {}, name), el("span", {}, note));
+      return el("figure", {}, arcGrid(rows, name), caption);
+    };
+    for (const { name, input, truth, votes, answers } of pairs) {
+      const isSolved = answers.some((answer) => answer.right);
+      const isKnown = truth !== null;
+      const result =
+        isKnown &&
+        el("span", { class: verdict(isSolved) }, isSolved ? " ✓ solved" : " ✗ not solved");
+      const given = answers.map(({ right, votes: own, confidence, grid }, i) => {
+        const mark = right === null ? "" : right ? " ✓" : " ✗";
+        const note = `${format(own)} of ${plural(votes, "vote")}, sure ${percent(confidence)}`;
+        return figure(`Answer ${i + 1}${mark}`, note, grid);
+      });
+      const grids = [figure("Input", "", input), given, isKnown && figure("Truth", "", truth)];
       list.append(
-        el(
-          "div",
-          { class: "arc-pair" },
-          el(
-            "h4",
-            {},
-            pair.name,
-            known
-              ? el(
-                  "span",
-                  { class: solved ? "good-text" : "bad-text" },
-                  solved ? " ✓ solved" : " ✗ not solved",
-                )
-              : null,
-          ),
-          el(
-            "div",
-            { class: "arc-grids" },
-            figure("Input", "", pair.input),
-            pair.answers.map((answer, i) =>
-              figure(
-                `Answer ${i + 1}${answer.right === null ? "" : answer.right ? " ✓" : " ✗"}`,
-                `${format(answer.votes)} of ${plural(pair.votes, "vote")}, sure ${percent(answer.confidence)}`,
-                answer.grid,
-              ),
-            ),
-            known ? figure("Truth", "", pair.truth) : null,
-          ),
-        ),
+        el("div", {}, el("h4", {}, name, result), el("div", { class: "arc-grids" }, grids)),
       );
     }
+    return el("div", {}, el("div", { class: "controls" }, toggle), list);
   };
 
-  // ---- text
-
-  scenes.text = (element, scene) => {
-    caption(element, scene);
-    element.append(
+  scenes.text = ({ items, title }) => {
+    const texts = items.map(({ prompt, continuation }) =>
       el(
-        "div",
-        { class: "legend" },
-        el("span", { class: "text-prompt" }, "prompt"),
-        el("span", { class: "text-continuation" }, "continuation"),
+        "pre",
+        { class: "scene-text", tabindex: 0, role: "region", "aria-label": title },
+        el("span", { class: "text-prompt" }, prompt),
+        el("span", { class: "text-continuation" }, continuation),
       ),
     );
-    for (const item of scene.items)
-      element.append(
-        el(
-          "pre",
-          { class: "scene-text", tabindex: 0, role: "region", "aria-label": scene.title },
-          el("span", { class: "text-prompt" }, item.prompt),
-          el("span", { class: "text-continuation" }, item.continuation),
-        ),
-      );
+    const keys = ["prompt", "continuation"].map((name) =>
+      el("span", { class: `text-${name}` }, name),
+    );
+    return el("div", {}, el("div", { class: "legend" }, keys), texts);
   };
 
   // Numbers stand to the right; the columns named in `percent` are shares.
-  scenes.table = (element, scene) => {
-    caption(element, scene);
-    const shares = new Set(scene.percent || []);
-    const cell = (value, c) => {
-      if (typeof value !== "number") return el("td", {}, value === null ? "–" : String(value));
-      return el("td", { class: "number-cell" }, shares.has(c) ? percent(value) : format(value));
-    };
-    const numeric = (c) => scene.rows.some((row) => typeof row[c] === "number");
-    element.append(
+  scenes.table = ({ title, columns, rows, percent: shares = [] }) => {
+    const isNumeric = (c) => rows.some((row) => typeof row[c] === "number");
+    const sort = (c) => (isNumeric(c) ? "number-cell" : null);
+    const text = (value, c) =>
+      typeof value !== "number"
+        ? (value ?? "–")
+        : shares.includes(c)
+          ? percent(value)
+          : format(value);
+    const heads = columns.map((name, c) => el("th", { scope: "col", class: sort(c) }, name));
+    const body = rows.map((row) =>
       el(
-        "div",
-        { class: "table-holder tall", tabindex: 0, role: "region", "aria-label": scene.title },
-        el(
-          "table",
-          { class: "scene-table" },
-          el(
-            "thead",
-            {},
-            el(
-              "tr",
-              {},
-              scene.columns.map((name, c) =>
-                el("th", { scope: "col", class: numeric(c) ? "number-cell" : null }, name),
-              ),
-            ),
-          ),
-          el(
-            "tbody",
-            {},
-            scene.rows.map((row) => el("tr", {}, row.map(cell))),
-          ),
-        ),
+        "tr",
+        {},
+        row.map((value, c) => el("td", { class: sort(c) }, text(value, c))),
       ),
+    );
+    return el(
+      "div",
+      { class: "scroll tall", tabindex: 0, role: "region", "aria-label": title },
+      el("table", {}, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, body)),
     );
   };
 
-  scenes.questions = (element, scene) => {
-    caption(element, scene);
-    element.append(
-      el(
-        "div",
-        { class: "questions" },
-        scene.items.map((item) => {
-          const models = [...new Set(item.answers.map((answer) => answer.model))],
-            ways = [...new Set(item.answers.map((answer) => answer.from))];
-          const cell = (way, model) => {
-            const answer = item.answers.find((each) => each.from === way && each.model === model);
-            if (!answer) return el("td", {}, "–");
-            return el(
-              "td",
-              { class: answer.right ? "good-text" : "bad-text" },
-              el("b", {}, answer.right ? "✓ " : "✗ "),
-              answer.said || el("i", {}, "nothing"),
-            );
-          };
-          return el(
-            "article",
-            { class: "question" },
-            el("h4", {}, item.question),
-            el("p", { class: "wanted" }, "right: ", el("b", {}, item.wanted.join(" · "))),
-            el("details", {}, el("summary", {}, "the text"), el("p", {}, item.context)),
+  scenes.questions = ({ items }) => {
+    const articles = items.map(({ question, wanted, context, answers }) => {
+      const models = [...new Set(answers.map((answer) => answer.model))];
+      const ways = [...new Set(answers.map((answer) => answer.from))];
+      const cell = (way, model) => {
+        const answer = answers.find((each) => each.from === way && each.model === model);
+        if (!answer) return el("td", {}, "–");
+        const mark = el("b", {}, answer.right ? "✓ " : "✗ ");
+        return el(
+          "td",
+          { class: verdict(answer.right) },
+          mark,
+          answer.said || el("i", {}, "nothing"),
+        );
+      };
+      const heads = ["answered from", ...models.map((model) => `model ${model}`)];
+      const rows = ways.map((way) => {
+        const cells = models.map((model) => cell(way, model));
+        return el("tr", {}, el("th", { scope: "row" }, way), cells);
+      });
+      return el(
+        "article",
+        {},
+        el("h4", {}, question),
+        el("p", { class: "over" }, "right: ", el("b", {}, wanted.join(" · "))),
+        el("details", {}, el("summary", {}, "the text"), el("p", {}, context)),
+        el(
+          "div",
+          { class: "scroll", tabindex: 0, role: "region", "aria-label": "answers" },
+          el(
+            "table",
+            {},
             el(
-              "div",
-              { class: "table-holder", tabindex: 0, role: "region", "aria-label": "answers" },
+              "thead",
+              {},
               el(
-                "table",
+                "tr",
                 {},
-                el(
-                  "thead",
-                  {},
-                  el(
-                    "tr",
-                    {},
-                    el("th", { scope: "col" }, "answered from"),
-                    models.map((model) => el("th", { scope: "col" }, `model ${model}`)),
-                  ),
-                ),
-                el(
-                  "tbody",
-                  {},
-                  ways.map((way) =>
-                    el(
-                      "tr",
-                      {},
-                      el("th", { scope: "row" }, way),
-                      models.map((model) => cell(way, model)),
-                    ),
-                  ),
-                ),
+                heads.map((head) => el("th", { scope: "col" }, head)),
               ),
             ),
-          );
-        }),
-      ),
-    );
+            el("tbody", {}, rows),
+          ),
+        ),
+      );
+    });
+    return el("div", { class: "questions" }, articles);
   };
 })();

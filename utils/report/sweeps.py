@@ -8,22 +8,21 @@ import json
 import os
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from utils.errors import ConfigError
 from utils.files import ROOT, read_text, write_whole
-from utils.report.reading import read_run
-from utils.report.rows import read_rows
+from utils.report.charts import unit
+from utils.report.metrics import read_metrics
+from utils.report.reading import read_config
 from utils.rundir.status import state_of
 
 JOBS, SUMMARY = "jobs.json", "summary.csv"
 OVERRIDE = re.compile(r"(?:^|\s)([+~]*[\w./@-]+)=")
-MOST_CURVES = 12  # of the best jobs; more could not be told apart
+MOST_CURVES = 8  # of the best jobs; more could not be told apart
 COLUMNS = ("job", "overrides", "state", "metric", "value", "best", "steps", "seconds", "directory")
 
 
@@ -41,22 +40,20 @@ class Result:
 
 def result(directory: Path) -> Result:
     """Returns the result in a run directory; empty if it has none."""
-    try:
-        config = yaml.safe_load(read_text(directory / "config.yaml"))
-        metric = str(config.get("objective_metric") or "")
-    except (OSError, ValueError, AttributeError, yaml.YAMLError):
+    metric = str(read_config(directory).get("objective_metric") or "")
+    if not metric:
         return Result()
-    rows, lower = read_rows(directory / "metrics.jsonl"), metric.startswith("-")
-    name = metric.removeprefix("-")
-    values = [row[name] for row in rows if isinstance(row.get(name), int | float)]
-    best = (min if lower else max)(values) if values else None
-    seconds, before = 0.0, 0
-    for row in rows:
-        if "speed/step_ms" in row:
-            seconds += row["speed/step_ms"] / 1000 * (row["step"] - before)
-            before = row["step"]
-    step = rows[-1]["step"] if rows else None
-    return Result(name, lower, values[-1] if values else None, best, step, round(seconds, 1))
+    tables, name, lower = read_metrics(directory), metric.removeprefix("-"), metric.startswith("-")
+    values = [value for table in tables.values() for value in table.known(name).values()]
+    steps = [int(table.steps[-1]) for table in tables.values() if len(table.steps)]
+    return Result(
+        name,
+        lower,
+        values[-1] if values else None,
+        (min if lower else max)(values, default=None),
+        max(steps, default=None),
+        round(tables["train"].seconds_of("step"), 1),
+    )
 
 
 def is_sweep(folder: Path) -> bool:
@@ -65,17 +62,16 @@ def is_sweep(folder: Path) -> bool:
 
 
 def read_sweep(folder: Path) -> dict[str, Any]:
-    """Returns what the page shows of a sweep."""
-    jobs = _jobs(folder)
-    known = next((job["result"] for job in jobs if job["result"].metric), Result())
+    """Returns what the page shows of a sweep: its jobs, the best first."""
+    jobs, metric, lower = _jobs(folder)
     return {
         "name": folder.absolute().name,
         "directory": str(folder),
-        "metric": known.metric,
-        "lower": known.lower,
+        "metric": metric,
+        "unit": unit(metric),
+        "lower": lower,
         "keys": list(dict.fromkeys(key for job in jobs for key in job["keys"])),
-        "jobs": [{key: value for key, value in job.items() if key != "result"} for job in jobs],
-        "runs": _best_runs(folder, jobs, known.lower),
+        "jobs": jobs,
     }
 
 
@@ -88,63 +84,66 @@ def replace(path: Path, content: str) -> None:
 
 def write_table(folder: Path) -> str:
     """Writes summary.csv, and returns the table as text, best first."""
-    jobs = _jobs(folder)
+    jobs, metric, _ = _jobs(folder)
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(COLUMNS)
-    for job in jobs:
-        about = " ".join(f"{key}={value}" for key, value in job["keys"].items())
-        ends = [job[key] for key in ("value", "best", "step", "seconds", "directory")]
-        rows.writerow([job["number"], about, job["state"], job["result"].metric, *ends])
-    replace(folder / SUMMARY, text.getvalue())
-    lower = any(job["result"].lower for job in jobs)
     lines = [f"{'job':>4}  {'state':<9} {'value':>11}  overrides"]
-    for best in _ranked(jobs, lower):
-        job = dict(best)
+    for job in sorted(jobs, key=lambda job: job["number"]):
+        ends = [job[key] for key in ("value", "best", "step", "seconds", "directory")]
+        rows.writerow([job["number"], title(job), job["state"], metric, *ends])
+    for job in jobs:
         value = "" if job["value"] is None else f"{job['value']:.6g}"
-        about = " ".join(f"{key}={value}" for key, value in job["keys"].items())
-        lines.append(f"{job['number']:>4}  {job['state']:<9} {value:>11}  {about}")
+        lines.append(f"{job['number']:>4}  {job['state']:<9} {value:>11}  {title(job)}")
+    replace(folder / SUMMARY, text.getvalue())
     return "\n".join(lines)
 
 
-def _jobs(folder: Path) -> list[dict[str, Any]]:
+def title(job: dict[str, Any]) -> str:
+    """Returns the overrides in which the job differs from others."""
+    return " ".join(f"{key}={value}" for key, value in job["keys"].items())
+
+
+def best_runs(folder: Path, jobs: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], Path]]:
+    """Returns the best jobs and the directories of their runs, as far as these exist."""
+    bases = (Path(), ROOT, folder, *folder.absolute().parents)  # also of a copy elsewhere
+    found = []
+    for job in jobs:
+        places = [base / job["directory"] for base in bases]
+        directory = next((place for place in places if place.is_dir()), None)
+        if job["value"] is not None and directory:
+            found.append((job, directory))
+    return found[:MOST_CURVES]
+
+
+def _jobs(folder: Path) -> tuple[list[dict[str, Any]], str, bool]:
+    """Returns the jobs, best first and those without a value last, their metric, and whether the
+    lower is the better.
+    """
     try:
         listed = json.loads(read_text(folder / JOBS))
-        jobs = [_job(each) for each in listed]
-    except (ValueError, TypeError, KeyError) as error:
+        jobs: list[dict[str, Any]] = [
+            {
+                "number": int(each["number"]),
+                "keys": overrides(str(each["overrides"])),
+                "directory": str(each["directory"]),
+            }
+            for each in listed
+        ]
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"{folder / JOBS}: cannot be read ({error})") from None
+    results = [result(Path(job["directory"])) if job["directory"] else Result() for job in jobs]
     every = {key for job in jobs for key in job["keys"]}
-    vary = {key for key in every if len({job["keys"].get(key) for job in jobs}) > 1}
-    for job in jobs if vary else ():
+    vary = {key for key in every if len({job["keys"].get(key) for job in jobs}) > 1} or every
+    for job, found in zip(jobs, results, strict=True):
         job["keys"] = {key: value for key, value in job["keys"].items() if key in vary}
-    return jobs
-
-
-def _job(listed: Mapping[str, Any]) -> dict[str, Any]:
-    directory = str(listed["directory"])
-    found = result(Path(directory)) if directory else Result()
-    state = state_of(Path(directory)) if directory else "failed"
-    return {
-        "number": int(listed["number"]),
-        "keys": overrides(str(listed["overrides"])),
-        "state": state or "waiting",
-        "value": found.value,
-        "best": found.best,
-        "step": found.step,
-        "seconds": found.seconds,
-        "directory": directory,
-        "result": found,
-    }
-
-
-def _ranked(jobs: Sequence[Mapping[str, Any]], lower: bool) -> list[Mapping[str, Any]]:
-    """Returns the jobs with the best first, and those without a value last."""
-
-    def cost(job: Mapping[str, Any]) -> tuple[bool, float]:
-        value = job["value"]
-        return value is None, 0.0 if value is None else value if lower else -value
-
-    return sorted(jobs, key=cost)
+        state = state_of(Path(job["directory"])) if job["directory"] else "failed"
+        job["state"] = state or "waiting"
+        job |= {key: getattr(found, key) for key in ("value", "best", "step", "seconds")}
+    known = next((each for each in results if each.metric), Result())
+    sign = 1 if known.lower else -1
+    jobs.sort(key=lambda job: (job["value"] is None, sign * (job["value"] or 0.0)))
+    return jobs, known.metric, known.lower
 
 
 def overrides(text: str) -> dict[str, str]:
@@ -155,19 +154,3 @@ def overrides(text: str) -> dict[str, str]:
         each[1].lstrip("+~"): text[each.end() : end].strip()
         for each, end in zip(matches, ends, strict=True)
     }
-
-
-def _best_runs(folder: Path, jobs: Sequence[Mapping[str, Any]], lower: bool) -> list[Any]:
-    """Returns the runs of the best jobs whose directories still exist."""
-    ranked = [job for job in _ranked(jobs, lower) if job["value"] is not None]
-    runs = []
-    for job in ranked[:MOST_CURVES]:
-        bases = (Path(), ROOT, folder, *folder.absolute().parents)  # also of a copy elsewhere
-        places = [base / job["directory"] for base in bases]
-        directory = next((place for place in places if place.is_dir()), None)
-        if directory is not None:
-            run = read_run(directory, room=0, together=MOST_CURVES)
-            keys = " ".join(f"{key}={value}" for key, value in job["keys"].items())
-            run |= {"name": f"{job['number']}: {keys}" if keys else str(job["number"])}
-            runs.append(run | {"config": {}, "log": [], "files": [], "marks": []})
-    return runs
