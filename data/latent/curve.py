@@ -7,18 +7,18 @@ python -m data.latent.curve RUN_OR_SWEEP [RUN_OR_SWEEP …] PICTURE.png
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from omegaconf import OmegaConf
 
 from data.latent.answers import FILE
 from utils.errors import ConfigError, exit_status
 from utils.files import read_row, read_text, write_whole
-from utils.measure.png import panels
 
 
 class Point(NamedTuple):
@@ -44,8 +44,7 @@ def draw(arguments: Sequence[str] | None) -> str:
     parser.add_argument("picture", type=Path, metavar="PICTURE.png")
     given = parser.parse_args(arguments)
     points = sorted(point_of(run) for folder in given.runs for run in runs_in(folder))
-    for content in _picture(points).values():
-        write_whole(given.picture, content)
+    write_whole(given.picture, _picture(points))
     header = ("text", "bytes", "deflate", "latents", "its first bytes", "whole")
     rows = [
         [f"{one:.0f}" for one in point[:3]] + [f"{one:.1%}" for one in point[3:]]
@@ -82,28 +81,34 @@ def _mean_over_models(row: Mapping[str, float], way: str) -> float:
     return sum(values) / len(values)
 
 
-def _picture(points: Sequence[Point]) -> dict[str, bytes]:
-    lengths = {f"texts of {point.text_bytes} bytes": point.text_bytes for point in points}
+def _picture(points: Sequence[Point]) -> bytes:
+    from matplotlib.figure import Figure
 
-    def axes_of(axes: Any, name: str) -> None:
-        some = [point for point in points if point.text_bytes == lengths[name]]
+    lengths = sorted({point.text_bytes for point in points})
+    figure = Figure(figsize=(5 * len(lengths), 3.4), layout="constrained")
+    for axes, length in zip(
+        figure.subplots(1, len(lengths), squeeze=False)[0], lengths, strict=True
+    ):
+        some = [point for point in points if point.text_bytes == length]
         sizes = [point.sent_bytes for point in some]
         cuts = [*(point.cut for point in some), some[-1].whole]
         axes.plot(sizes, [point.latents for point in some], marker="o", label="latents")
         axes.plot(
-            [*sizes, lengths[name]],
+            [*sizes, length],
             cuts,
             marker="s",
             color="tab:gray",
             label="the text's first bytes, all of them at the right",
         )
         axes.axvline(some[0].deflated, color="tab:red", ls="--", label="the text, deflated")
-        axes.set(title=name, xlabel="bytes", ylabel="exact match", ylim=(0, 1.02))
+        title = f"texts of {length} bytes"
+        axes.set(title=title, xlabel="bytes", ylabel="exact match", ylim=(0, 1.02))
         axes.set_xlim(left=0)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7, loc="lower right")
-
-    return panels("curve.png", list(lengths), axes_of, width=5)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=100, metadata={"Software": None})
+    return content.getvalue()
 
 
 if __name__ == "__main__":

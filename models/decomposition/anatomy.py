@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.decomposition import page, pictures
+from models.decomposition import page
 from models.decomposition.components import Components
 from models.decomposition.export import MATRICES, TABLE
 from models.decomposition.gates_scene import components_scene, live_scene
@@ -153,17 +153,8 @@ class Anatomy:
             TABLE: self._table(totals, share_K),
             MATRICES: json.dumps(matrices, indent=1) + "\n",
         }
-        by_matrix = {
-            name: totals["histogram"][columns].sum(0).numpy()
-            for name, columns in zip(self._names, self._columns, strict=True)
-        }
-        shares = {
-            name: share_K[columns].numpy()
-            for name, columns in zip(self._names, self._columns, strict=True)
-        }
-        files |= pictures.histograms(by_matrix, shares)
         over_time = dict(sorted({**self._earlier, self._step: alive}.items()))
-        files |= pictures.over_time(over_time) | live_scene(over_time)
+        files |= live_scene(over_time)
         files |= components_scene(self._kind, self._most_needed(totals, share_K))
         return Report(
             {f"live/{name}": float(number) for name, number in alive.items()},

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.decomposition import pictures
 from models.decomposition.components import Components
 from models.decomposition.gates_scene import gates_scene
 from utils.errors import ConfigError
@@ -99,7 +98,6 @@ class KnownAnswer:
         metrics: dict[str, float] = {}
         shown: dict[str, np.ndarray] = {}
         orders: dict[str, np.ndarray] = {}  # the component in each column of `shown`
-        planes: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         for name, columns, part in zip(self._names, self._columns, self._parts, strict=True):
             gates_NC, alive = gates[:, columns], live[:, columns].any(0)
             features, own = matched(gates_NC)
@@ -117,18 +115,11 @@ class KnownAnswer:
                         weights_ND, read_NC[:, alive], written_CD[alive]
                     ).items()
                 }
-                towards_CD = towards_features(read_NC, written_CD)
-                planes[name] = weights_ND, towards_CD[alive], np.flatnonzero(alive)
-        files: dict[str, str | bytes] = {
-            **pictures.gate_matrices(shown, orders),
-            **gates_scene(shown, orders),
-            **pictures.directions(planes),
-        }
         counts = {
             name: int(live[:, columns].any(0).sum())
             for name, columns in zip(self._names, self._columns, strict=True)
         }
-        return Report(metrics, files=files, text=verdict(counts, metrics))
+        return Report(metrics, files=gates_scene(shown, orders), text=verdict(counts, metrics))
 
 
 def verdict(live: Mapping[str, int], metrics: Mapping[str, float]) -> str:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from utils.measure.evaluator import Batch, Prediction, Report
 from utils.measure.scene import Files, scene
-from utils.measure.svg import line_chart
 from utils.spec import IGNORE
 
 
@@ -68,7 +67,6 @@ class ThinkingSteps:
         best = exact.index(max(exact))
         return Report(
             metrics=dict(zip(self.scalars, (exact[0], exact[best], best + 1.0), strict=True)),
-            figures={"thinking_steps": line_chart(lines, "by thinking step")},
             files={
                 "thinking_steps.json": json.dumps({"step": list(range(1, len(exact) + 1)), **lines})
                 + "\n",

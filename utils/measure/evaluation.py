@@ -145,7 +145,7 @@ class Evaluation:
 
     def finish(self) -> dict[str, float]:
         """Returns means over all sets and all metrics of each, on every rank. Rank 0 writes the
-        evaluators' figures, files and pages.
+        evaluators' files and pages.
         """
         results: dict[str, float] = {}
         with self.dist.agreed():
@@ -170,10 +170,9 @@ class Evaluation:
                 results |= {
                     _key(set_name, measured, name): float(value) for name, value in metrics.items()
                 }
-                figures = _merge(report.figures for report in reports)
                 files, room = scene.within(_merge(report.files for report in reports), room)
-                if figures or files:
-                    self._folder.write_report(self.step, set_name, figures, files)
+                if files:
+                    self._folder.write_report(self.step, set_name, files)
                 for name, content in _merge(report.pages for report in reports).items():
                     self._folder.write_page(name, content)
         # JSON keeps floats exactly, also NaN

@@ -28,7 +28,6 @@ class Report:
     """The result of one evaluator on one set."""
 
     metrics: dict[str, float] = field(default_factory=dict)  # logged as `eval/name`, on every rank
-    figures: dict[str, str] = field(default_factory=dict)  # SVG by name
     # content by file name; the report page shows `*.scene.json` (utils/measure/scene.py)
     files: dict[str, str | bytes] = field(default_factory=dict)
     # pages at the top of the run's directory, by file name, in place of earlier ones
@@ -58,7 +57,7 @@ class Evaluator(Protocol):
         ...
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:
-        """Returns metrics, figures and files. Called on rank 0 with all ranks' rows, on the CPU and
+        """Returns metrics and files. Called on rank 0 with all ranks' rows, on the CPU and
         in no particular order; {} if no rank has any.
         """
         ...
@@ -83,10 +82,8 @@ class Folder(Protocol):
 
     def say(self, text: str) -> None: ...
 
-    def write_report(
-        self, step: int, set_name: str, figures: Mapping[str, str], files: Mapping[str, str | bytes]
-    ) -> None:
-        """Writes figures and files of a step and a set, by name."""
+    def write_report(self, step: int, set_name: str, files: Mapping[str, str | bytes]) -> None:
+        """Writes the files of a step and a set, by name."""
         ...
 
     def write_page(self, name: str, content: str) -> None:

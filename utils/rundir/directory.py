@@ -187,24 +187,17 @@ class RunDirectory:
         if (log := self._log) is not None:  # another thread may speak while this one closes
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}")
 
-    def write_report(
-        self, step: int, set_name: str, figures: Mapping[str, str], files: Mapping[str, str | bytes]
-    ) -> None:
-        """Writes the SVG figures and files of one evaluated set to a folder under `evaluations`."""
-        drawn = {f"{safe_name(name)}.svg": figure for name, figure in figures.items()}
-        contents = {**{safe_name(name): content for name, content in files.items()}, **drawn}
-        assert len(contents) == len(figures) + len(files), (
-            f"two have one name: {sorted([*figures, *files])}"
-        )
-        if not contents or self._metrics is None or self.lost():
+    def write_report(self, step: int, set_name: str, files: Mapping[str, str | bytes]) -> None:
+        """Writes the files of one evaluated set to a folder under `evaluations`."""
+        if not files or self._metrics is None or self.lost():
             return
         with self._troubles.writing("evaluations"):
             folder = self.directory
             for name in ("evaluations", f"step_{step}", safe_name(set_name)):
                 folder /= name
                 folder.mkdir(exist_ok=True)  # and not the one above, which may be gone by now
-            for name, content in contents.items():
-                write_whole(folder / name, content)
+            for name, content in files.items():
+                write_whole(folder / safe_name(name), content)
 
     def write_page(self, name: str, content: str) -> None:
         """Writes a page into the run's directory, over that of an earlier evaluation."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from models.decomposition import page, pictures
+from models.decomposition import page
 from models.decomposition.anatomy import TOP, _drawn, _measured, _merged
 from models.decomposition.components import Mask
 from models.decomposition.gates_scene import components_scene, gates_scene, live_scene
@@ -233,50 +233,6 @@ def test_a_language_models_page_fits_into_its_size(
     assert len(small.pages["components.html"]) <= 14_000
     fewer = [each for matrix in on_page(small)["matrices"] for each in matrix["components"]]
     assert 0 < len(fewer) <= len(components)
-
-
-def axes_of(monkeypatch: pytest.MonkeyPatch, *drawing: Any) -> dict[str, Any]:
-    """The axes of each panel of a picture, by its name."""
-    from matplotlib.figure import Figure
-
-    drawn: dict[str, Any] = {}
-
-    def panels(file: str, names: list[str], draw: Any, **ignored: Any) -> dict[str, bytes]:
-        for name in names:
-            drawn[f"{file}/{name}"] = Figure().add_subplot()
-            draw(drawn[f"{file}/{name}"], name)
-        return {}
-
-    monkeypatch.setattr(pictures, "panels", panels)
-    drawing[0](*drawing[1:])
-    return drawn
-
-
-def test_live_components_are_drawn_at_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = {10: {"a": 5, "b": 1}, 25: {"a": 3, "b": 2}}
-    drawn = axes_of(monkeypatch, pictures.over_time, counts)
-    for name, live in (("a", [5, 3]), ("b", [1, 2])):
-        (line,) = drawn[f"live.png/{name}"].lines
-        assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([10, 25], live)
-        assert drawn[f"live.png/{name}"].get_ylim()[1] > max(live), "the top is cut"
-
-
-def test_components_that_nothing_needs_have_no_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    shares = {"W": np.array([0.0, 0.25, 0.0, 1e-7])}
-    drawn = axes_of(monkeypatch, pictures.histograms, {"W": np.array([3, 0, 1])}, shares)
-    (line,) = drawn["needed.png/W"].lines
-    assert line.get_ydata().tolist() == [0.25, 1e-7]
-    assert drawn["needed.png/W"].get_title() == "W: 2 of 4 never needed"
-
-
-def test_columns_of_gates_have_the_numbers_of_their_components(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gates = {"W": np.array([[1.0, 0, 0, 0, 0], [0, 1, 0, 0, 0]])}
-    orders = {"W": np.array([4, 2, 0, 1, 3])}
-    axes = axes_of(monkeypatch, pictures.gate_matrices, gates, orders)["gates.png/W"]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["4", "2", "0", "1"]
-    assert len(axes.figure.axes) == 2, "a colour bar"
 
 
 def test_directions_are_those_of_the_feature_that_is_read() -> None:

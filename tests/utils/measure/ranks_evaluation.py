@@ -95,7 +95,6 @@ class Rows:
         metrics = {"total": float(index.double().log1p().sum()), "last": float("nan")}
         return Report(
             metrics,
-            {"picture": f"<svg>{len(index)}</svg>"},
             {"rows.bin": bytes([len(index)])},
             text=f"{len(index)} rows",
         )

@@ -1,4 +1,4 @@
-"""Files and figures that evaluations leave in the run directory, by step and set."""
+"""Files that evaluations leave in the run directory, by step and set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.utils.rundir.test_directory import Second, opened
 from tests.utils.rundir.test_status import fill
 
-REPORT = {"confusion": "<svg/>"}, {"table.csv": "a,b\n", "raw.bin": b"\xff"}
+FILES = {"confusion.svg": "<svg/>", "table.csv": "a,b\n", "raw.bin": b"\xff"}
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -22,15 +22,13 @@ def tree(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_figures_and_files_lie_by_step_and_set(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_lie_by_step_and_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with opened(tmp_path) as run:
-        run.write_report(5, "all", *REPORT)
-        run.write_report(5, "a/b", {"../x": "<svg/>"}, {})
-        run.write_report(10, "..", {}, {"/etc/x": "x"})
+        run.write_report(5, "all", FILES)
+        run.write_report(5, "a/b", {"../x.svg": "<svg/>"})
+        run.write_report(10, "..", {"/etc/x": "x"})
         # again, by a run that was continued
-        run.write_report(5, "all", {"confusion": "<svg>2</svg>"}, {})
+        run.write_report(5, "all", {"confusion.svg": "<svg>2</svg>"})
         assert not run.earlier_files(10, "all", "table.csv", 2), (
             "whoever left that, this run has evaluated nothing"
         )
@@ -54,10 +52,10 @@ def test_figures_and_files_lie_by_step_and_set(
 
 def test_nothing_is_made_of_nothing_nor_on_another_rank_nor_once_closed(tmp_path: Path) -> None:
     with opened(tmp_path / "x") as run:
-        run.write_report(5, "all", {}, {})
-    run.write_report(5, "all", *REPORT)
+        run.write_report(5, "all", {})
+    run.write_report(5, "all", FILES)
     with opened(tmp_path / "x", Second(main_directory=str(tmp_path / "x"))) as second:
-        second.write_report(5, "all", *REPORT)
+        second.write_report(5, "all", FILES)
     assert "evaluations" not in os.listdir(tmp_path / "x")
 
 
@@ -67,13 +65,13 @@ def test_a_full_disk_is_said_once_and_ends_nothing(
     with opened(small_disk / "x") as run:
         fill(small_disk)
         for step in (5, 10):
-            run.write_report(step, "all", {"big": "x" * 100_000}, {})
+            run.write_report(step, "all", {"big": "x" * 100_000})
         said = [
             line for line in capsys.readouterr().out.splitlines() if line.startswith("evaluations")
         ]
         assert said == ["evaluations cannot be written (No space left on device); training goes on"]
         (small_disk / "filler").unlink()
-        run.write_report(15, "all", *REPORT)
+        run.write_report(15, "all", FILES)
     assert sorted(tree(small_disk / "x" / "evaluations")) == [
         f"step_15/all/{name}" for name in ("confusion.svg", "raw.bin", "table.csv")
     ]
@@ -85,7 +83,7 @@ def test_a_directory_that_is_gone_is_not_made_again(instead: str, tmp_path: Path
         shutil.rmtree(tmp_path / "x")
         if instead == "another folder":
             (tmp_path / "x").mkdir()
-        run.write_report(5, "all", *REPORT)
+        run.write_report(5, "all", FILES)
     assert [path.name for path in tmp_path.rglob("*")] == (
         ["x"] if instead == "another folder" else []
     )
