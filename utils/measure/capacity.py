@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,12 +13,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from utils.gpus import gib_of_each
 from utils.measure import footprint
-from utils.measure.cards import Card, attention, cards_named, cards_of, gib, precision, smallest
 from utils.ranks.devices import home, most_devices
 from utils.ranks.distributed import Dist
 
 META = torch.device("meta")  # where tensors have shapes and no values
+GIB = 2**30
+# What is not counted: the driver's own memory with the libraries' workspaces, and what lies unused
+# between tensors
+DRIVER, UNUSED = 0.75 * GIB, 0.08
+HOST_SHARE = 0.8  # of a machine's memory, where there is no GPU
+
+
+@dataclass(frozen=True)
+class Card:
+    """One GPU, or a rank's share of a host without GPUs."""
+
+    name: str
+    bytes: int
+    is_gpu: bool = True
+
+    @property
+    def room(self) -> int:
+        """The bytes that tensors may take."""
+        if not self.is_gpu:
+            return int(self.bytes * HOST_SHARE)
+        return int(max(0.0, self.bytes - DRIVER) * (1 - UNUSED))
+
+    def __str__(self) -> str:
+        return f"{self.name} ({gib(self.bytes)})"
 
 
 @dataclass(frozen=True)
@@ -34,7 +61,6 @@ class Needs:
     largest: int
     first: int
     each: int
-    attends: bool = False  # whether the net has attention
     # of what is frozen, those parts that may lie on devices of their own
     models: Sequence[int] = ()
     parameters: int = 0  # how many numbers train
@@ -44,10 +70,10 @@ class Needs:
         trains.
         """
         own = self.trained + self.gradients + self.remembered + self.averaged
-        # of weights and gradients alike, one part is together while the next is fetched
-        return self.frozen + (
-            own if not split or ranks == 1 else -(-own // ranks) + 4 * self.largest
-        )
+        if split and ranks > 1:
+            # of weights and gradients alike, one part is together while the next is fetched
+            own = -(-own // ranks) + 4 * self.largest
+        return self.frozen + own
 
     def fullest(self, ranks: int, split: bool, devices: int) -> int:
         """Bytes that stay on the fullest device of a rank: `home` spreads the models, the rest is
@@ -74,7 +100,7 @@ class Layout:
     shard_size: int
     needs: Needs
     split: bool
-    at_once: int  # shards
+    at_once: int = 1  # shards
 
     @property
     def owned(self) -> int:
@@ -89,13 +115,51 @@ class Layout:
     def micro_batch_size(self) -> int:
         return self.at_once * self.shard_size
 
+    @property
+    def smallest(self) -> Card:
+        """The card with the least memory, which decides: all ranks compute equally much."""
+        return min(self.cards, key=lambda card: card.room)
+
     def expected(self, at_once: int) -> int:
         """Bytes on each card without its driver's; an upper bound if a rank has several devices."""
         return self.needs.fullest(self.ranks, self.split, self.devices) + self.needs.passes(at_once)
 
     @property
     def fits(self) -> bool:
-        return self.expected(self.at_once) <= smallest(self.cards).room
+        return self.expected(self.at_once) <= self.smallest.room
+
+    def filled(self) -> Layout:
+        """The layout with as many shards at once as fit."""
+        room = self.smallest.room
+        best = max((n for n in range(1, self.owned + 1) if self.expected(n) <= room), default=1)
+        # equally many passes with fewer shards each take less memory and no more time
+        return replace(self, at_once=-(-self.owned // -(-self.owned // best)))
+
+
+def layouts(
+    needs: Needs,
+    cards: Sequence[Card],
+    shards: int,
+    shard_size: int,
+    split: bool = False,
+    exact: bool = False,
+    ranks: int | None = None,
+    most: int | None = None,
+) -> list[Layout]:
+    """All ways to lay a run on these cards: from data parallel, with every frozen model on each
+    card, to a card for each model. With `exact`, one shard at a time.
+
+    `ranks` that have started have a card of `cards` each, and may have up to `most` devices like
+    it; else nothing runs yet, and cards may be left over.
+    """
+    cards = sorted(cards, key=lambda card: -card.room)
+    found = []
+    for devices in range(1, min(len(needs.models) + 1, most or len(cards)) + 1):
+        here = ranks or min(shards, len(cards) // devices)
+        used = cards[: here if ranks else here * devices]
+        layout = Layout(used, here, devices, shards, shard_size, needs, split)
+        found.append(layout if exact else layout.filled())
+    return found
 
 
 def choose(
@@ -105,96 +169,20 @@ def choose(
     shard_size: int,
     split: bool = False,
     exact: bool = False,
-    free: bool = False,
-    spread: int = 1,
+    ranks: int | None = None,
+    most: int | None = None,
 ) -> Layout:
-    """Chooses a layout with as many shards at once as fit, at least one; with `exact`, one at a
-    time.
-
-    With `free`, no ranks are started yet: small cards may be left out, and a rank may have several.
-    Otherwise each card is a rank's, which may have up to `spread` like it.
+    """Chooses the first layout that fits, without small cards where that helps and no ranks have
+    started; else the one that is nearest to it.
     """
-    cards = sorted(cards, key=lambda card: -card.room)
-    most = min(len(needs.models) + 1, len(cards) if free else spread)
-    layouts = []
-    for devices in range(1, most + 1):
-        ranks = min(shards, len(cards) // devices if free else len(cards))
-        used = cards[: ranks * devices] if free else cards[:ranks]
-        # what would be left over is of use to models
-        wide = min(most, len(cards) // ranks) if free and devices > 1 else devices
-        layouts.append(
-            _fill(Layout(used, ranks, devices, shards, shard_size, needs, split, 1), exact)
-        )
-        wider = (
-            _fill(replace(layouts[-1], devices=wide, cards=cards[: ranks * wide]), exact)
-            if wide > devices
-            else layouts[-1]
-        )
-        if layouts[-1].fits:
-            return max(wider, layouts[-1], key=lambda layout: layout.at_once if layout.fits else 0)
-    larger = [card for card in cards[:shards] if card.room > smallest(cards[:shards]).room]
-    fewer = (
-        [choose(needs, larger, shards, shard_size, split, exact, free)] if free and larger else []
-    )
-    return next(
-        (layout for layout in fewer if layout.fits),
-        min(layouts, key=lambda layout: layout.expected(1)),
-    )
-
-
-def spreads(
-    needs: Needs,
-    cards: Sequence[Card],
-    shards: int,
-    shard_size: int,
-    split: bool = False,
-    exact: bool = False,
-) -> list[Layout]:
-    """All ways to lay frozen models on cards on which nothing runs yet: from data parallel, with
-    every model on each card, to a card for each model. Empty where there is no choice.
-    """
-    cards = sorted(cards, key=lambda card: -card.room)
-    layouts = []
-    for devices in range(1, min(len(needs.models) + 1, len(cards)) + 1):
-        ranks = min(shards, len(cards) // devices)
-        used = cards[: ranks * devices]
-        layouts.append(
-            _fill(Layout(used, ranks, devices, shards, shard_size, needs, split, 1), exact)
-        )
-    return layouts if len(layouts) > 1 else []
-
-
-def _fill(layout: Layout, exact: bool) -> Layout:
-    """The layout with as many shards at once as fit."""
-    fitting = [
-        n for n in range(1, layout.owned + 1) if layout.expected(n) <= smallest(layout.cards).room
-    ]
-    best = 1 if exact or not fitting else fitting[-1]
-    # equally many passes with fewer shards each take less memory and no more time
-    return replace(layout, at_once=-(-layout.owned // -(-layout.owned // best)))
-
-
-def advice(layout: Layout, recompute: bool) -> str:
-    """Returns changes that would make the layout fit; empty if it fits. `recompute`: whether the
-    net could recompute activations.
-    """
-    needs, room = layout.needs, smallest(layout.cards).room
-    if layout.fits:
-        return ""
-    if (
-        not layout.split
-        and layout.ranks > 1
-        and needs.state(layout.ranks, True) + needs.passes(1) <= room
-    ):
-        return "sync=fsdp, which splits weights and what optimizers remember over ranks"
-    if needs.state(layout.ranks, layout.split) > room:
-        return (
-            "more ranks with sync=fsdp, or a smaller net: weights and what belongs to them do not"
-            " fit by themselves"
-        )
-    more = f"shards={2 * layout.shards}, which makes another run, or a smaller global batch"
-    more = "a smaller net: one example is too much by itself" if layout.shard_size == 1 else more
-    return f"arch.recompute=true, or {more}" if recompute else more
+    ways = layouts(needs, cards, shards, shard_size, split, exact, ranks, most)
+    least = ways[0].smallest.room
+    larger = [] if ranks else [card for card in cards if card.room > least]
+    if larger and not any(way.fits for way in ways):
+        other = choose(needs, larger, shards, shard_size, split, exact)
+        ways += [other] if other.fits else []
+    nearest = min(ways, key=lambda way: way.expected(1))
+    return next((way for way in ways if way.fits), nearest)
 
 
 def apply_plan(
@@ -217,37 +205,20 @@ def apply_plan(
     needs = count(objective, remembered.values(), cfg.ema, beginning)
     cards = cards_named(cfg.plan_cards) if cfg.plan_cards else cards_of(dist)
     shown = cfg.plan == "show"
-    cards = cards if shown or dist.world_size > 1 else cards[:1]
-    spread = most_devices(dist) if needs.models and not shown else 1
-    layout = choose(
-        needs,
-        cards,
-        cfg.shards,
-        length.examples_per_update // cfg.shards,
-        split,
-        cfg.exact,
-        shown,
-        spread,
-    )
-    gpus = layout.ranks if cards[0].is_gpu else 1
-    command = (
-        f"torchrun --nproc-per-node {gpus} pretrain.py …" if gpus > 1 else "python pretrain.py …"
-    )
-    command += f" arch.devices={layout.devices}" if layout.devices > 1 else ""
-    if left := Counter(cards) - Counter(layout.cards):
-        command += f"; {', '.join(map(str, left))} left out"
-    text = table(
-        layout,
-        cfg.arch,
-        cfg.optim.dense,
-        command if shown and dist.world_size == 1 else "as started",
-        spreads(needs, cards, cfg.shards, layout.shard_size, split, cfg.exact) if shown else (),
-    )
+    most = most_devices(dist) if needs.models and not shown else 1
+    # to show, or on the first card and with the ranks that have started
+    started: Any = {} if shown else {"ranks": dist.world_size, "most": most}
+    cards = cards if shown else cards[: dist.world_size]
+    sizes = cfg.shards, length.examples_per_update // cfg.shards, split, cfg.exact
+    layout = choose(needs, cards, *sizes, **started)
+    rows = table(layout, cfg.arch)
     if shown:
+        ways = layouts(needs, cards, *sizes)
+        rows += [_way(each) for each in ways] if len(ways) > 1 else []
         if dist.is_main:
-            print(text, flush=True)
+            print(_aligned(rows), flush=True)
         raise SystemExit(0)
-    say(text)
+    say(_aligned(rows))
     cfg.plan = False  # what follows is said in numbers, by which the run goes on
     if needs.models:
         cfg.arch.devices = layout.devices
@@ -255,105 +226,76 @@ def apply_plan(
         cfg.micro_batch_size = layout.micro_batch_size
 
 
-def table(
-    layout: Layout, arch: Any, optimizers: Any, command: str, others: Sequence[Layout] = ()
-) -> str:
-    """The plan as text: what, how much, and why, and beside it the `others` that there are."""
-    dtype, fused = (
-        str(arch.get("forward_dtype", "float32")),
-        any(entry["optimizer"].get("fused") for entry in optimizers),
-    )
-    card, needs, next_size = smallest(layout.cards), layout.needs, layout.at_once + 1
+Row = tuple[str, str, str]  # what, how much, and why
+
+
+def table(layout: Layout, arch: Mapping[str, Any]) -> list[Row]:
+    """The plan in rows."""
+    card, needs, more = layout.smallest, layout.needs, layout.at_once + 1
     names = " + ".join(f"{number} × {each}" for each, number in Counter(layout.cards).items())
-    least = (
-        "" if len({each.room for each in layout.cards}) == 1 else f"{card} has least, and decides"
-    )
-    more = (
-        f"{next_size * layout.shard_size} at once would need {gib(layout.expected(next_size))}"
-        if next_size <= layout.owned
-        else "all at once"
-    )
-    batch_size = layout.shards * layout.shard_size
-    batch = f"of {batch_size} examples a step, in {layout.passes} on each rank; {more}"
-    ways = (
-        f"data parallel, at most {layout.owned} of {layout.shards} shards on each; {command}"
-        if layout.ranks > 1
-        else command
-    )
-    parted = (
-        "with gradients, optimizer and averages in parts, one on each rank"
-        if layout.split and layout.ranks > 1
-        else ""
-    )
-    of_parameters = f"of {needs.parameters:,} parameters{parted and f', {parted}'}"
-    kernels = ("one kernel" if fused else "few kernels") + " for all weights" if card.is_gpu else ""
-    joined = "what a compiler joins needs less" if card.is_gpu else ""
-    state = {
-        "weights": (needs.trained, of_parameters),
+    gpus = layout.ranks if card.is_gpu else 1
+    command = f"torchrun --nproc-per-node {gpus} pretrain.py …" if gpus > 1 else "pretrain.py …"
+    command += f" arch.devices={layout.devices}" if layout.devices > 1 else ""
+    batch = f"of {layout.shards * layout.shard_size} a step, in {layout.passes} on each rank"
+    if more <= layout.owned:
+        needed = gib(layout.expected(more))
+        batch += f"; {more * layout.shard_size} at once would need {needed}"
+    parts = "; each rank holds a part of this" if layout.split and layout.ranks > 1 else ""
+    kinds = {
+        "weights": (needs.trained, f"of {needs.parameters:,} parameters{parts}"),
         "gradients": (needs.gradients, ""),
-        "optimizer": (needs.remembered, kernels),
+        "optimizer": (needs.remembered, ""),
         "averages": (needs.averaged, ""),
         "not trained": (needs.frozen, ""),
-        "a pass": (needs.passes(layout.at_once), joined),
+        "a pass": (needs.passes(layout.at_once), "compiled code needs less"),
     }
     rows = [
-        ("on", names, least),
-        ("ranks", str(layout.ranks), ways),
-        *(
-            [
-                (
-                    "arch.devices",
-                    str(layout.devices),
-                    "of each rank, over which its models are spread",
-                )
-            ]
-            if layout.devices > 1
-            else []
-        ),
+        ("on", names, f"{card} decides" if len({*layout.cards}) > 1 else ""),
+        ("ranks", str(layout.ranks), command),
         ("micro_batch_size", str(layout.micro_batch_size), batch),
-        ("forward_dtype", dtype, precision(card, dtype)),
-        *([("attention", *attention(card, dtype))] if needs.attends else []),
-        *((name, gib(number), why) for name, (number, why) in state.items() if number),
-        (
-            "together",
-            gib(layout.expected(layout.at_once)),
-            f"on each; tensors may take {gib(card.room)}",
-        ),
+        *((name, gib(size), why) for name, (size, why) in kinds.items() if size),
     ]
+    together, room = layout.expected(layout.at_once), card.room
+    rows.append(("together", gib(together), f"on each; tensors may take {gib(room)}"))
     if not layout.fits:
-        rows.append(
-            (
-                "does not fit",
-                gib(layout.expected(layout.at_once) - card.room),
-                f"too much; try {advice(layout, arch.get('recompute') is False)}",
-            )
-        )
-    rows += [_other(each) for each in others]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return "\n".join(
-        f"plan: {what:<{widths[0]}}  {value:<{widths[1]}}  {why}".rstrip()
-        for what, value, why in rows
-    )
+        why = advice(layout, arch.get("recompute") is False)
+        rows.append(("does not fit", gib(together - room), f"too much; try {why}"))
+    return rows
 
 
-def _other(layout: Layout) -> tuple[str, str, str]:
+def _way(layout: Layout) -> Row:
     """A row that says how frozen models could lie on the cards."""
-    models, needed = len(layout.needs.models), layout.expected(layout.at_once)
-    on_each = -(-models // layout.devices)
-    if layout.devices == 1:
-        name = "data parallel" if layout.ranks > 1 else "one GPU"
-        where = "every model on each GPU"
-    else:
-        name = "one rank" if layout.ranks == 1 else "hybrid"
-        where = "one model on a GPU" if on_each == 1 else f"up to {on_each} models on a GPU"
-        where += ", what trains on one more" if layout.devices > models else ""
+    on_each = -(-len(layout.needs.models) // layout.devices)
+    where = "every model on each GPU" if layout.devices == 1 else f"{on_each} models on a GPU"
     fits = "" if layout.fits else "; does not fit"
+    needed = gib(layout.expected(layout.at_once))
     return (
-        name,
+        "ranks × arch.devices",
         f"{layout.ranks} × {layout.devices}",
-        f"ranks × arch.devices: {where}; {layout.micro_batch_size} examples at once,"
-        f" {gib(needed)} on the fullest{fits}",
+        f"{where}; {layout.micro_batch_size} examples at once, {needed} on the fullest{fits}",
     )
+
+
+def _aligned(rows: Sequence[Row]) -> str:
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return "\n".join(
+        f"plan: {what:<{first}}  {size:<{second}}  {why}".rstrip() for what, size, why in rows
+    )
+
+
+def advice(layout: Layout, recompute: bool) -> str:
+    """Returns what would make a layout fit. `recompute`: whether the net could recompute
+    activations.
+    """
+    needs, room = layout.needs, layout.smallest.room
+    in_parts = needs.state(layout.ranks, True) + needs.passes(1)
+    if not layout.split and layout.ranks > 1 and in_parts <= room:
+        return "sync=fsdp, which splits weights and what optimizers remember over ranks"
+    if needs.state(layout.ranks, layout.split) > room:
+        return "more ranks with sync=fsdp, or a smaller net"
+    more = f"shards={2 * layout.shards}, which makes another run, or a smaller global batch"
+    more = "a smaller net: one example is too much by itself" if layout.shard_size == 1 else more
+    return f"arch.recompute=true, or {more}" if recompute else more
 
 
 def count(
@@ -372,17 +314,14 @@ def count(
     everything = [*objective.parameters(), *objective.buffers(), *tables]
     blocks = [footprint.size(part.parameters()) for part in objective.shardable()]
 
-    def pass_over(shards: int) -> footprint.Pass:
+    def peak(shards: int) -> int:
         batch, context = beginning(range(shards))
-        known = [
-            *everything,
-            *(parameter.grad for parameter in trained if parameter.grad is not None),
-            *batch.values(),
-        ]
-        seen = footprint.watch(lambda: objective.rehearse(batch, context, keep=True), known)
-        return replace(seen, peak=seen.peak + footprint.size(batch.values()))
+        gradients = [each.grad for each in trained if each.grad is not None]
+        known = [*everything, *gradients, *batch.values()]
+        of_pass = footprint.peak(lambda: objective.rehearse(batch, context, keep=True), known)
+        return of_pass + footprint.size(batch.values())
 
-    one, two = pass_over(1), pass_over(2)
+    one, two = peak(1), peak(2)
     weights = footprint.size(trained)
     return Needs(
         trained=weights,
@@ -391,9 +330,38 @@ def count(
         averaged=(weights + footprint.size(tables)) * averages,
         frozen=footprint.size(everything) - weights,
         largest=weights - sum(blocks) + max(blocks, default=0),
-        first=one.peak,
-        each=two.peak - one.peak,
-        attends=one.attends,
+        first=one,
+        each=two - one,
         models=[footprint.size(part.parameters()) for part in objective.movable()],
         parameters=sum(parameter.numel() for parameter in trained),
+    )
+
+
+def cards_of(dist: Dist) -> list[Card]:
+    """Each rank's card if there are several ranks; else all cards of this machine."""
+    host, is_gpu = socket.gethostname(), dist.device.type == "cuda"
+    if is_gpu:
+        alone = dist.world_size == 1
+        indices = range(torch.cuda.device_count()) if alone else [dist.device.index or 0]
+        found = map(torch.cuda.get_device_properties, indices)
+        mine = [(each.name, each.total_memory, f"{host} {each.uuid}") for each in found]
+    else:
+        mine = [("host", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), host)]
+    gathered = map(json.loads, dist.all_gather_text(json.dumps(mine)))
+    every = [tuple(card) for cards in gathered for card in cards]
+    sharing = Counter(where for _, _, where in every)
+    return [Card(name, size // sharing[where], is_gpu) for name, size, where in every]
+
+
+def cards_named(text: str) -> list[Card]:
+    """Parses `8x80` or `2x80+24`: GPUs of this many GiB."""
+    return [Card("GPU", int(size * GIB)) for size in gib_of_each(text)]
+
+
+def gib(count: float) -> str:
+    """Bytes as people read them."""
+    return next(
+        f"{count / size:.1f} {unit}"
+        for size, unit in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+        if count >= 0.1 * size or size == 2**10
     )

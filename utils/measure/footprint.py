@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,23 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 
-@dataclass(frozen=True)
-class Pass:
-    """The peak in bytes within a call, and whether it computed attention."""
-
-    peak: int
-    attends: bool
-
-
-def watch(call: Callable[[], object], known: Iterable[Tensor]) -> Pass:
-    """Measures what a call needs besides the known tensors.
+def peak(call: Callable[[], object], known: Iterable[Tensor]) -> int:
+    """Returns the peak in bytes of what a call needs besides the known tensors.
 
     Operations are counted one by one; compiled code needs less. Attention counts as one kernel that
     keeps no scores.
     """
-    with _fused_attention() as seen, _Living(known) as living:
+    with _fused_attention(), _Living(known) as living:
         call()
-    return Pass(living.peak, bool(seen))
+    return living.peak
 
 
 def size(tensors: Iterable[Tensor]) -> int:
@@ -82,17 +73,16 @@ class _Attention(torch.autograd.Function):
 
 
 @contextmanager
-def _fused_attention() -> Iterator[list[torch.Size]]:
-    """Replaces attention, which PyTorch decomposes on the meta device; yields queries' sizes."""
-    original, seen = F.scaled_dot_product_attention, []
+def _fused_attention() -> Iterator[None]:
+    """Replaces attention, which PyTorch decomposes on the meta device."""
+    original = F.scaled_dot_product_attention
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *given: Any, **keys: Any) -> Tensor:
-        seen.append(q.shape)
         attended: Tensor = _Attention.apply(q, k, v)
         return attended
 
     setattr(F, original.__name__, attend)
     try:
-        yield seen
+        yield
     finally:
         setattr(F, original.__name__, original)
