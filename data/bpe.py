@@ -1,4 +1,4 @@
-"""A byte-level BPE, trained on the text that it is for."""
+"""Trains a byte-level BPE."""
 
 from __future__ import annotations
 

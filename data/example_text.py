@@ -1,4 +1,4 @@
-"""One example of a set in characters, with what the model makes of it."""
+"""Shows one example of a set as text, with the model's answer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from utils.measure.evaluator import Prediction, Report
 
 
 class ExampleText:
-    """Shows the first example of a set; an objective without an output named `answer` has nothing
-    to show.
-    """
+    """Shows the first example of a set, if the objective has an output named `answer`."""
 
     scalars = ()
 

@@ -1,6 +1,4 @@
-"""A prompt as an evaluation set of one example, and the text with which a language model continues
-it.
-"""
+"""An evaluation set of one prompt, and the text with which a language model continues it."""
 
 from __future__ import annotations
 
@@ -77,7 +75,7 @@ def prompt_set(
 
 
 class Continuation:
-    """Prompt and continuation as text."""
+    """Shows a prompt and its continuation as text."""
 
     scalars = ()
 

@@ -1,6 +1,4 @@
-"""From text to token ids and back: bytes, or a `tokenizer.json` as the `tokenizers` library writes
-it.
-"""
+"""Tokenizers: bytes, or a `tokenizer.json` of the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from utils.files import read_bytes
 
 LARGEST_FILE, LARGEST_VOCABULARY = 1 << 28, 1 << 24
 PROBED = 16  # texts
-# how tokenizers call what stands before a document, the first of these that one has
+# names of begin tokens; the first that a tokenizer has is its own
 BEGINS = (
     "<|begin|>",
     "<|bos|>",
@@ -36,27 +34,27 @@ BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back."""
+    """Converts text to ids and back."""
 
     name: str  # as dataset.json has it
     vocab_size: int
     begin: int | None  # the id that stands before each document
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text, without a begin token. Text is never read as special tokens: a
-        document that spells the begin token begins no other.
+        """Returns the ids of each text, without a begin token. Text that spells a special token
+        stays text.
         """
         ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
     def published(self) -> str:
-        """The tokenizer.json that puts the begin token before a text, as evaluations do."""
+        """Returns a tokenizer.json that puts the begin token before a text, as evaluations do."""
         ...
 
     @property
     def token_bytes(self) -> tuple[int, ...]:
-        """How many bytes of text each id stands for."""
+        """The bytes of text that each id stands for."""
         ...
 
 
@@ -90,10 +88,8 @@ class FromFile:
     def __init__(
         self, key: str, path: Path | str, begin: str | None = None, content: bytes | None = None
     ) -> None:
-        """`key` is how the user gave it, for messages; `begin`: the token before each document, if
-        it is none that we know.
-
-        `content`: what the file would hold, where there is none.
+        """`key` names the tokenizer in messages. `begin` is the token before each document, unless
+        it is one of BEGINS. `content` stands for a file that does not exist.
         """
         from tokenizers import Tokenizer as Library
 
@@ -145,7 +141,7 @@ class FromFile:
 
     @cached_property
     def token_bytes(self) -> tuple[int, ...]:
-        """By the token's own spelling; exact where the tokenizer leaves the text as it is."""
+        """Computed from the spelling of tokens; exact if the tokenizer does not change the text."""
         content = json.loads(self.content)
         # where a letter is a byte
         by_letter = '"ByteLevel"' in json.dumps(
@@ -169,15 +165,15 @@ class FromFile:
 
 
 def _letter(byte: int) -> str:
-    """The letter that stands for a byte in byte-level tokenizers: its own in Latin-1 if that can be
-    seen, else one from 256 on.
+    """Returns the letter for a byte in byte-level tokenizers: Latin-1's if it is visible, else one
+    from 256 on.
     """
     hidden = [*range(33), *range(127, 161), 173]
     return chr(256 + hidden.index(byte) if byte in hidden else byte)
 
 
 def _beginning_with(library: Any, begin: int | None) -> str:
-    """The file of a tokenizer that puts this token before every text."""
+    """Returns the file of a tokenizer that puts this token before every text."""
     from tokenizers.processors import TemplateProcessing
 
     if begin is not None and library.encode("a").ids[:1] != [begin]:
@@ -189,7 +185,7 @@ def _beginning_with(library: Any, begin: int | None) -> str:
 
 
 def check_encodes(key: str, tokenizer: Tokenizer, texts: Iterable[str]) -> None:
-    """A ConfigError if nothing is left of the first texts, as when a normalizer removes it all."""
+    """Raises ConfigError if the first texts have no tokens, as when a normalizer removes all."""
     first = list(islice((text for text in texts if text.strip()), PROBED))
     if first and not any(map(len, tokenizer.encode(first))):
         raise ConfigError(
@@ -199,7 +195,7 @@ def check_encodes(key: str, tokenizer: Tokenizer, texts: Iterable[str]) -> None:
 
 
 def load(key: str, name: str, folder: Path) -> Tokenizer:
-    """`bytes`, or a file below the folder."""
+    """Opens `bytes`, or a file in the folder."""
     if name == "bytes":
         return Bytes()
     if not (folder / name).is_file():

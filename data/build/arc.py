@@ -1,5 +1,4 @@
-"""Build an ARC dataset: every task, and images of it under symmetries, colour maps and
-translations.
+"""Build an ARC dataset: every task, and its images under symmetries, colour maps and translations.
 
 python -m data.build.arc --train DATA/arc-agi_training --test DATA/arc-agi_evaluation \
     --output-dir data/arc-aug-1000
@@ -43,7 +42,7 @@ class Inputs(argparse.Action):
 
 
 def build(options: argparse.Namespace) -> str:
-    """Make the dataset; returns what was made, in a few lines."""
+    """Makes the dataset, and returns a few lines about it."""
     folder = Path(options.output_dir)
     check_output(folder)
     if not options.inputs:
@@ -80,7 +79,7 @@ def build(options: argparse.Namespace) -> str:
 
 
 def make_splits(made: list[Variants]) -> dict[str, PuzzleSplit]:
-    """The training split, and a test split if anything is tested; their rows are made while they
+    """Returns the training split, and a test split if anything is tested. Rows are made while they
     are written.
     """
     first = np.cumsum([1, *map(len, made)])

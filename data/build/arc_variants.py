@@ -1,6 +1,4 @@
-"""Images of an ARC task under symmetries, colour maps and translations, made for all of them
-together.
-"""
+"""Images of an ARC task under symmetries, colour maps and translations, made together."""
 
 # A augmentations, P pairs of a task, T symmetries
 
@@ -29,7 +27,7 @@ MIX = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Variants:
-    """The puzzles that one task becomes: first itself, then its augmentations."""
+    """The puzzles made of one task: first itself, then its augmentations."""
 
     task: Task
     # of each pair's grids, pairs that show the task first
@@ -43,14 +41,14 @@ class Variants:
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
-    """A task's own random numbers, whatever stands before or behind it."""
+    """Returns a task's own generator, which other tasks do not influence."""
     return np.random.default_rng(
         [seed, int.from_bytes(sha256(name.encode()).digest()[:8], "little")]
     )
 
 
 def variants(task: Task, num_aug: int, seed: int) -> Variants:
-    """As many different augmentations as wanted, or as there are."""
+    """Draws different augmentations, as many as wanted or as exist."""
     rng = generator(seed, task.name)
     imaged = [tuple(images(grid) for grid in pair) for pair in task.pairs]
     sums = hash_sums(imaged)
@@ -75,8 +73,8 @@ def variants(task: Task, num_aug: int, seed: int) -> Variants:
 
 
 def colour_maps(numbers: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """The colour map (10) of each number: 0 stays 0, those in use go to any others, the rest to
-    what is left.
+    """Returns the colour map (10) of each number: 0 stays 0, colours in use go to any others, the
+    rest to what is left.
     """
     left = np.tile(np.arange(1, COLOURS, dtype=np.uint8), (len(numbers), 1))
     maps = np.zeros((len(numbers), COLOURS), np.uint8)
@@ -92,7 +90,7 @@ def colour_maps(numbers: np.ndarray, used: np.ndarray) -> np.ndarray:
 
 
 def images(grid: np.ndarray) -> list[np.ndarray]:
-    """Tokens of a grid under every symmetry, end tokens behind its rows and columns."""
+    """Returns the tokens of a grid under every symmetry, with end tokens."""
     turned = []
     for swap, row_back, column_back in SYMMETRIES:
         image = grid[:: -1 if row_back else 1, :: -1 if column_back else 1]
@@ -106,7 +104,7 @@ def images(grid: np.ndarray) -> list[np.ndarray]:
 
 
 def hash_sums(imaged: list[tuple[list[np.ndarray], ...]]) -> np.ndarray:
-    """Under each symmetry the sums over every pair's cells of each colour (2, T, P, 10); a
+    """Returns the sums over every pair's cells of each colour, under each symmetry (2, T, P, 10). A
     content's key is linear in them.
     """
     tokens, weights, sizes = [], [], []
@@ -125,8 +123,8 @@ def hash_sums(imaged: list[tuple[list[np.ndarray], ...]]) -> np.ndarray:
 
 
 def content_keys(sums: np.ndarray, symmetry: np.ndarray, colours: np.ndarray) -> np.ndarray:
-    """A 64-bit key per augmentation [A]: equal contents have equal keys, whatever the order of
-    their pairs.
+    """Returns a 64-bit key for each augmentation (A). Equal contents have equal keys, in any order
+    of their pairs.
     """
     keys = sum(
         np.einsum("apc,ac->ap", one[symmetry], by[colours])
@@ -138,8 +136,8 @@ def content_keys(sums: np.ndarray, symmetry: np.ndarray, colours: np.ndarray) ->
 
 
 def shifts(pairs: list[Pair], symmetry: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """How far down and right each pair goes (A, P, 2), input and answer together; one pair of each
-    puzzle stays.
+    """Draws how far down and right each pair moves (A, P, 2), input and answer together. One pair
+    of each puzzle stays.
     """
     sizes = np.array([np.maximum(given.shape, answer.shape) for given, answer in pairs])
     room = SIDE + 1 - np.where(SWAPS[symmetry][:, None, None], sizes[:, ::-1], sizes)
@@ -149,7 +147,7 @@ def shifts(pairs: list[Pair], symmetry: np.ndarray, rng: np.random.Generator) ->
 
 
 def rows(made: Variants, side: int, training: bool) -> Iterator[np.ndarray]:
-    """Inputs or answers of all puzzles (…, 900), puzzle after puzzle, in pieces."""
+    """Yields the inputs or answers of all puzzles (…, 900) in pieces, puzzle after puzzle."""
     shown = len(made.task.shown)
     part = slice(0, len(made.task.training_pairs)) if training else slice(shown, None)
     grids = [pair[side] for pair in made.images[part]]

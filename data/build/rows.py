@@ -107,7 +107,7 @@ def read_csv(path: Path, without: str = "") -> Iterator[Row]:
 
 
 def read_hub(name: str, split: str) -> Iterator[Row]:
-    """The rows of a dataset on the hub, or in a folder that `datasets` understands."""
+    """Yields the rows of a dataset on the hub, or of a folder that `datasets` reads."""
     from datasets import Features, Value, load_dataset
 
     # answers are digits only: without types they would be read as (far too large) numbers

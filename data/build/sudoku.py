@@ -83,7 +83,7 @@ def build(options: argparse.Namespace) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the command line."""
     made = Parser("sudoku", __doc__)
     source = made.add_mutually_exclusive_group(required=True)
     source.add_argument(

@@ -9,11 +9,11 @@ from pathlib import Path
 from data.language.text_files import Field, check_file, read_file, text_of
 from utils.errors import ConfigError, brief
 
-Document = tuple[str, int]  # its text, and how much of the input it took
+Document = tuple[str, int]  # its text, and its size in the input
 
 
 def find_files(key: str, inputs: Sequence[str]) -> list[Path]:
-    """All files below the inputs, by name; what begins with a dot is left out."""
+    """Returns all files below the inputs, by name, without hidden ones."""
     paths = []
     for name in inputs:
         if os.path.isdir(name):
@@ -38,7 +38,7 @@ def find_files(key: str, inputs: Sequence[str]) -> list[Path]:
 
 
 def read_files(paths: Sequence[Path], field: str) -> Iterator[Document]:
-    """A line of .jsonl, a row of .parquet, and all of any other file is a document."""
+    """Yields documents: lines of .jsonl, rows of .parquet, and other files whole."""
     for path in paths:
         for _, text, size in read_file(f"--input {path}", path, Field(field, f"--field {field}")):
             if text:
@@ -46,7 +46,7 @@ def read_files(paths: Sequence[Path], field: str) -> Iterator[Document]:
 
 
 def read_hub(name: str, split: str, field: str) -> Iterator[Document]:
-    """The rows of a dataset on the hub, or of what `datasets` can read, as they come."""
+    """Yields the rows of a dataset on the hub, or of a folder that `datasets` reads."""
     from datasets import load_dataset
 
     try:

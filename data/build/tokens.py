@@ -47,8 +47,8 @@ Part = list[tuple[str, str]]  # split and text of each document
 def split_documents(
     documents: Iterator[Document], share: float, single: bool
 ) -> Iterator[tuple[str, str, int]]:
-    """Each document's split, by its content, and what it took; of a single one the last part is
-    held out.
+    """Yields each document's split, which its content decides, its text and its size. The end of a
+    single document is held out.
     """
     for text, size in documents:
         if single:
@@ -68,8 +68,8 @@ def split_documents(
 
 
 def parts_of(documents: Iterator[tuple[str, str, int]]) -> Iterator[tuple[Part, int]]:
-    """Documents in pieces of about one size, and what they took: cut by their lengths alone, so
-    always at the same places.
+    """Yields documents in parts of about one size, with their sizes. Only lengths decide where
+    parts end, so they are always the same.
     """
     part: Part = []
     held = taken = 0
@@ -84,9 +84,7 @@ def parts_of(documents: Iterator[tuple[str, str, int]]) -> Iterator[tuple[Part, 
 
 
 def encode_part(number: int, part: Part, folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Write a part's tokens, and last a note of what there is: a part without its note is made
-    again.
-    """
+    """Writes a part's tokens, and then a note on them. A part without its note is made again."""
     sizes, dtype = (
         np.array(tokenizer.token_bytes),
         np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32),
@@ -119,7 +117,7 @@ def encode_part(number: int, part: Part, folder: Path, tokenizer: Tokenizer) -> 
 
 
 def batches_of(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Texts in pieces of at least this many characters."""
+    """Yields batches of at least TOGETHER characters."""
     batch: list[str] = []
     held = 0
     for text in texts:
@@ -135,7 +133,7 @@ def batches_of(texts: Sequence[str]) -> Iterator[list[str]]:
 def _work(
     number: int, part: Part | None, folder: str, name: str, begin: str | None
 ) -> dict[str, Any]:
-    """A part's note; without a part that of an earlier start."""
+    """Returns a part's note; without a part, the note of an earlier start."""
     if part is None:
         return json.loads(Path(folder, f"part_{number:06}.json").read_text())
     return encode_part(number, part, Path(folder), _tokenizer(name, Path(folder), begin))
@@ -151,7 +149,7 @@ def _tokenizer(name: str, folder: Path, begin: str | None) -> Tokenizer:
 
 
 def build(options: argparse.Namespace) -> str:
-    """Make the dataset; returns what was made, in one line."""
+    """Makes the dataset, and returns a line about it."""
     folder = Path(options.output_dir)
     _check(options, folder)
     paths = find_files("--input", options.input) if options.input else []
@@ -221,7 +219,7 @@ def build(options: argparse.Namespace) -> str:
 
 
 def _check(options: argparse.Namespace, folder: Path) -> None:
-    """Refuses what can be known to be wrong before the work starts."""
+    """Raises ConfigError for options that are wrong, before the work starts."""
     if os.path.exists(folder) and not folder.is_dir():
         raise ConfigError(f"--output-dir {folder}: it is a file; choose another folder")
     if (
@@ -245,7 +243,7 @@ def _check(options: argparse.Namespace, folder: Path) -> None:
 
 
 def _place_tokenizer(options: argparse.Namespace, aside: Path, documents: Any) -> str:
-    """Copies the tokenizer's file beside the shards, or trains one there once; bytes need none."""
+    """Copies the tokenizer's file beside the shards, or trains one once. Bytes need none."""
     if options.tokenizer == "bytes":
         return "bytes"
     if not (aside / "tokenizer.json").is_file():
@@ -267,7 +265,7 @@ def _encode_all(
     parts: Iterator[tuple[Part, int]],
     total: int,
 ) -> list[dict[str, Any]]:
-    """All parts' notes, in order; those that an earlier start has made are not made again."""
+    """Returns all parts' notes, in order. Parts of an earlier start are not made again."""
 
     def tasks() -> Iterator[tuple[Any, ...]]:
         for number, (part, size) in enumerate(parts):
@@ -306,7 +304,7 @@ def _describe(
 
 
 def _put_in_place(aside: Path, folder: Path) -> None:
-    """By renaming: there is the old dataset or the new one."""
+    """Replaces the old dataset by renaming."""
     old = folder.with_name(f"{folder.name}.old-{os.getpid()}")
     if folder.exists():
         folder.rename(old)

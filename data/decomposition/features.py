@@ -16,8 +16,8 @@ from utils.errors import ConfigError
 
 
 class FeatureSource(Source):
-    """Each feature is present with a given probability, independently of the others; its value is
-    then uniform between `low` and `high`.
+    """Features that are independently active with a probability, and then uniform between `low` and
+    `high`.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class FeatureSource(Source):
                 " data.high=1"
             )
         self._run, self._count = run, num_features
-        # the last step and its whole batch: small draws take as long as large ones
+        # the last step and its whole batch, because small draws take as long as large ones
         self._drawn: tuple[int, np.ndarray] | None = None
         self._probability, self._low, self._high = probability, low, high
         self.length = RunLength.in_steps(run)
@@ -65,7 +65,7 @@ class FeatureSource(Source):
         )
 
     def train_batch(self, step: int, shard: int) -> Arrays:
-        """The rows of one shard of one step."""
+        """Returns the rows of one shard of one step."""
         if self._drawn is None or self._drawn[0] != step:
             self._drawn = step, self._draw(self._run.global_batch_size, "features", step)
         return {"inputs": shard_rows(self._drawn[1], shard, self._run.shards)}

@@ -1,5 +1,5 @@
-"""Texts of the induction-head task, a function of seed, step and shard: a marker S stands before a
-token M, and comes again at the end, where M is the answer.
+"""Texts of the induction-head task, as functions of seed, step and shard: a marker S stands before
+a token M and again at the end, where M is the answer.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class InductionSource(Source):
         )
 
     def train_batch(self, step: int, shard: int) -> Arrays:
-        """The texts of one shard of one step."""
+        """Returns the texts of one shard of one step."""
         if self._drawn is None or self._drawn[0] != step:
             self._drawn = step, self._draw(self._run.global_batch_size, "induction", step)
         texts = self._drawn[1]
@@ -78,7 +78,7 @@ class InductionSource(Source):
 
 
 class Texts:
-    """Texts read by index, each of whose positions counts."""
+    """Texts read by index. All positions count."""
 
     def __init__(self, texts: Arrays) -> None:
         self._texts = texts

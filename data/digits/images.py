@@ -1,6 +1,4 @@
-"""28×28 images of digits: scikit-learn's small ones, MNIST from a folder of idx files, or MNIST
-from the hub.
-"""
+"""28×28 images of digits: scikit-learn's small ones, or MNIST from idx files or the hub."""
 
 from __future__ import annotations
 
@@ -72,7 +70,7 @@ class ImageSource(Source):
         return run_length(self._steps, run.global_batch_size, run.max_steps, run.eval_every_steps)
 
     def train_batch(self, step: int, shard: int) -> Arrays:
-        """The rows of one shard of one step."""
+        """Returns the rows of one shard of one step."""
         rows = shard_rows(self._order.visits(*self._steps.span(step)), shard, self._run.shards)
         return {"inputs": self._inputs[rows], "labels": self._labels[rows].astype(np.int32)}
 

@@ -1,5 +1,5 @@
-"""Text that every machine has: the source of Python's standard library, as bytes, with some files
-held out.
+"""The source of Python's standard library as bytes, with some files held out: text that every
+machine has.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Windows of tokens in files: those of training, and held-out ones that predict every
-token once.
-"""
+"""Windows of tokens for training, and held-out windows that predict every token once."""
 
 from __future__ import annotations
 
@@ -63,8 +61,8 @@ def batch_of(tokens: np.ndarray, begin: int | None) -> Arrays:
 
 
 class HeldOut:
-    """Windows of the held-out files: each token but a file's first is predicted once, and `most` of
-    them in all.
+    """Windows of the held-out files. Each token but a file's first is predicted once, and at most
+    `most` in all.
     """
 
     def __init__(

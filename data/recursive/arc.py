@@ -1,5 +1,4 @@
-"""ARC grids as tokens, the symmetries that turn one puzzle into many, and what identifiers say of
-them.
+"""ARC grids as tokens, their symmetries, and the names of augmentations.
 
 A grid lies on a 30×30 canvas: colour c is token c + 2, end tokens follow its last row and its last
 column, the rest is pad.
@@ -39,8 +38,8 @@ SYMMETRIES = (
 )
 INVERSE = (0, 3, 2, 1, 4, 5, 6, 7)
 SWAPS = np.array([swap for swap, _, _ in SYMMETRIES], bool)
-# of augmentations, as the published builders write them: the puzzle, the symmetry, to which digit
-# each colour goes
+# names of augmentations, as the published builders write them: the puzzle, the symmetry, and the
+# digit for each colour
 NAMES = {
     "trm": ("{}|||t{}|||{}", re.compile(r"(.+)\|\|\|t([0-7])\|\|\|(\d{10})")),
     "hrm": ("{}_t{}_{}", re.compile(r"(.+)_t([0-7])_(\d{10})")),
@@ -51,10 +50,8 @@ IDENTIFIERS = "identifiers.json"
 def origins(
     symmetry: np.ndarray, height: np.ndarray, width: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """For N images of grids of these sizes: the row and column of the grid that each canvas cell
-    shows (N, 30, 30), and the images' heights and widths.
-
-    Cells beyond an image come from anywhere.
+    """Returns the row and column of the grid that each canvas cell of N images shows (N, 30, 30),
+    and the images' heights and widths. Cells beyond an image have no meaning.
     """
     swap, row_back, column_back = np.array(SYMMETRIES, bool)[symmetry].T[:, :, None, None]
     i, j = np.arange(SIDE)[:, None], np.arange(SIDE)
@@ -69,8 +66,8 @@ def origins(
 
 
 def sizes(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Height and width (N) of the largest rectangle of colours at the beginning of each canvas; of
-    equal ones the lowest.
+    """Returns the height and width (N) of the largest rectangle of colours in the corner of each
+    canvas, the lowest of equal ones.
     """
     colours = (tokens.reshape(-1, SIDE, SIDE) >= FIRST) & (tokens.reshape(-1, SIDE, SIDE) < VOCAB)
     # columns whole down to each row
@@ -84,7 +81,7 @@ def sizes(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def undone(
     tokens: np.ndarray, symmetry: np.ndarray, colours: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The grids on canvases (N, 900) before symmetries and colour maps (N, 10) were applied: their
+    """Undoes symmetries and colour maps (N, 10) of the grids on canvases (N, 900). Returns their
     tokens, heights and widths.
     """
     height, width = sizes(tokens)
@@ -102,8 +99,8 @@ def undone(
 
 
 def canvases(grid: np.ndarray, symmetry: np.ndarray, colours: np.ndarray) -> np.ndarray:
-    """A grid's images under symmetries (N) and colour maps (N, 10), each in the corner of its
-    canvas: tokens (N, 900).
+    """Returns a grid's images under symmetries (N) and colour maps (N, 10), as tokens (N, 900) in
+    the corners of canvases.
     """
     height, width = (np.full(len(symmetry), size) for size in grid.shape)
     row, column, tall, wide = origins(symmetry, height, width)
@@ -139,7 +136,7 @@ class Augmentations:
     original: np.ndarray  # whether an id stands for the puzzle as it was
 
     def only(self, places: np.ndarray) -> Augmentations:
-        """Those at these places."""
+        """Returns those at these places."""
         return Augmentations(
             self.names,
             *(each[places] for each in (self.puzzle, self.symmetry, self.colours, self.original)),
@@ -147,7 +144,7 @@ class Augmentations:
 
 
 def read_augmentations(key: str, folder: Path, ids: np.ndarray) -> Augmentations:
-    """Those of these ids, from the names that either published builder gives them."""
+    """Reads the augmentations of these ids from the names that either published builder writes."""
     where = f"{key}: {IDENTIFIERS}"
     try:
         known = json.loads(read_bytes(folder / IDENTIFIERS))

@@ -1,6 +1,4 @@
-"""ARC tasks from Kaggle's pairs of files and from folders of one file per task, checked cell by
-cell.
-"""
+"""Reads ARC tasks from Kaggle's pairs of files, or from folders of one file per task."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ Pair = tuple[np.ndarray, np.ndarray]  # grids of colours: what is given, and the
 
 @dataclass(frozen=True)
 class Task:
-    """One puzzle: pairs that show it, pairs that ask for it, and what the latter are for."""
+    """One puzzle: pairs that show it, pairs that ask for it, and what the latter are used for."""
 
     name: str
     where: str
@@ -44,7 +42,7 @@ class Task:
 
 
 def read_tasks(inputs: list[tuple[str, str]]) -> list[Task]:
-    """All tasks of (option, path) in their order; a task that is given twice is one."""
+    """Reads all tasks of (option, path), in order. A task that is given twice is one."""
     tasks: dict[str, Task] = {}
     for option, path in inputs:
         for name, where, raw in _raw_tasks(f"{option} {path}", path):
@@ -76,8 +74,8 @@ def contents(pairs: list[Pair]) -> list[bytes]:
 
 
 def standing_in_training(tasks: list[Task]) -> tuple[list[str], int, int]:
-    """Tasks whose test pairs are also trained on, how many such pairs there are, and of how
-    many.
+    """Returns the tasks whose test pairs are also trained on, and the numbers of such pairs and of
+    all.
     """
     trained = set(chain.from_iterable(contents(task.training_pairs) for task in tasks))
     found = {
@@ -93,7 +91,7 @@ def standing_in_training(tasks: list[Task]) -> tuple[list[str], int, int]:
 
 
 def _raw_tasks(named: str, path: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Name, place and content of each task that an input holds."""
+    """Yields the name, place and content of each task in an input."""
     kaggle = Path(path if path.endswith(CHALLENGES) else f"{path}{CHALLENGES}")
     if os.path.isfile(kaggle):
         yield from _raw_kaggle(kaggle)
@@ -118,7 +116,7 @@ def _raw_tasks(named: str, path: str) -> Iterator[tuple[str, str, dict[str, Any]
 
 
 def _raw_kaggle(file: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """The answers to what is asked stand in another file."""
+    """Reads Kaggle's tasks, whose answers are in another file."""
     beside = Path(str(file).removesuffix(CHALLENGES) + SOLUTIONS)
     if not os.path.isfile(beside):
         raise ConfigError(f"{file}: lacks its answers; lay {beside.name} beside it")
@@ -149,7 +147,7 @@ def read_json(file: Path) -> Any:
 
 
 def object_of(where: str, content: Any) -> dict[str, Any]:
-    """The content, if it is a JSON object."""
+    """Returns the content if it is a JSON object, or raises ConfigError."""
     if not isinstance(content, dict):
         raise ConfigError(
             f"{where}: is a {type(content).__name__}, not an object; correct or remove it"
@@ -158,7 +156,7 @@ def object_of(where: str, content: Any) -> dict[str, Any]:
 
 
 def list_of(where: str, task: dict[str, Any], part: str) -> list[Any]:
-    """The pairs of a part of a task, if there are any."""
+    """Returns the pairs of a part of a task, or raises ConfigError."""
     pairs = task.get(part)
     if not isinstance(pairs, list) or not pairs:
         raise ConfigError(f"{where}: has no {part} pairs; correct or remove it")
@@ -174,7 +172,7 @@ def _pair(where: str, pair: Any) -> Pair:
 
 
 def grid_of(where: str, rows: Any) -> np.ndarray:
-    """A checked grid of colours."""
+    """Returns a grid of colours, or raises ConfigError."""
     problem = ""
     if not (isinstance(rows, list) and rows and all(isinstance(row, list) and row for row in rows)):
         problem = "is missing" if rows is None else "is no grid, or an empty one"

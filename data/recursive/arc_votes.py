@@ -53,9 +53,7 @@ WEIGHTS = np.random.default_rng(2).integers(2**63, size=CELLS, dtype=np.uint64) 
 
 
 class ArcPairs:
-    """The test pairs of a set, and which of them each example asks for, under which
-    augmentation.
-    """
+    """The test pairs of a set, and the pair and augmentation of each example."""
 
     def __init__(self, split: PuzzleSplit, name: str) -> None:
         where, puzzles = f"evaluators=[arc]: {split.where}/{name}", split.sets[name]
@@ -97,14 +95,14 @@ class ArcPairs:
 
     @property
     def fingerprint(self) -> np.ndarray:
-        """By which votes on the same pairs are known."""
+        """Identifies the pairs, so that only votes on the same pairs are pooled."""
         digest = hashlib.sha256(
             json.dumps([self.names, self.ends.tolist(), self.truth.tolist()]).encode()
         ).digest()
         return np.frombuffer(digest, np.uint8)
 
     def grids(self, pairs: Sequence[int]) -> list[tuple[list[list[int]], list[list[int]]]]:
-        """The inputs and right outputs of these pairs."""
+        """Returns the inputs and right outputs of these pairs."""
         rows = self._rows[list(pairs)]
         inputs, labels = (
             grids_of(of.take(rows, axis=0)) for of in (self._puzzles.inputs, self._puzzles.labels)
@@ -112,24 +110,24 @@ class ArcPairs:
         return list(zip(inputs, labels, strict=True))
 
     def name_of(self, pair: int) -> str:
-        """The puzzle, and which of its pairs it is where there are several."""
+        """Returns the puzzle's name, with the pair's number if there are several."""
         puzzle = int(np.searchsorted(self.ends, pair, side="right"))
         begin, end = (0, *self.ends)[puzzle], self.ends[puzzle]
         return self.names[puzzle] + (f", pair {pair - begin + 1}" if end - begin > 1 else "")
 
     def asked(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The pair that each example asks for, and the augmentation that it shows it in."""
+        """Returns the pair and the augmentation of each example."""
         made = np.searchsorted(self._first, indices, side="right") - 1
         return self._pair[made] + indices - self._first[made], made
 
 
 def keys(tokens: np.ndarray) -> np.ndarray:
-    """64 bits by which equal grids (N, 900) are known."""
+    """Hashes grids (N, 900) to 64 bits."""
     return (tokens.astype(np.uint64) @ WEIGHTS).view(np.int64)
 
 
 class Asked(Protocol):
-    """Which pair each example asks for, and under which augmentation."""
+    """Knows the pair and the augmentation of each example."""
 
     augmentations: Augmentations
 
@@ -137,8 +135,8 @@ class Asked(Protocol):
 
 
 class Counting:
-    """Each pair's answers as they were before augmentation, each with its votes, their confidence
-    and one copy of it.
+    """Undoes the augmentation of answers, and counts the votes for each different answer to a pair,
+    with their confidence.
     """
 
     def __init__(self, pairs: Asked) -> None:
@@ -193,7 +191,7 @@ class ArcVotes(Counting):
         self.scalars = [*own, *(f"{POOLED}{name}" for name in own if pool > 1)]
 
     def recall(self, step: int, earlier: Callable[[str, int], Sequence[Path]]) -> None:
-        """The votes of evaluations before this one."""
+        """Finds the votes of earlier evaluations."""
         if self._pool > 1:  # to find them, all of the run's metrics are read
             self._earlier = [*earlier(FILE, self._pool - 1)]
 
@@ -221,7 +219,7 @@ class ArcVotes(Counting):
         return Report(metrics=metrics, files=files, text=text, line=line)
 
     def _scene(self, counted: Mapping[str, np.ndarray]) -> Files:
-        """Some pairs with their best answers, for the report page."""
+        """Shows some pairs with their best answers on the report page."""
         pair, key, _, nth = rank_answers(counted)
         best = nth < ATTEMPTS
         solved = np.zeros(len(self._pairs.truth), bool)
@@ -255,7 +253,7 @@ class ArcVotes(Counting):
             ) from None
 
     def _judged(self, counted: Mapping[str, np.ndarray]) -> tuple[dict[str, float], str]:
-        """Metrics, and a submission."""
+        """Returns metrics and a submission."""
         pair, key, grid, nth = rank_answers(counted)
         truth, ends = self._pairs.truth, self._pairs.ends
         found = np.full(len(truth), np.iinfo(np.int64).max)
@@ -276,7 +274,7 @@ class ArcVotes(Counting):
         return metrics, json.dumps(self._submission(attempts))
 
     def _submission(self, attempts: Sequence[list]) -> dict[str, list[dict[str, list]]]:
-        """As Kaggle wants it; where all agree there is but one answer, twice."""
+        """Returns Kaggle's form, where a single answer stands twice."""
         begins = np.r_[0, self._pairs.ends[:-1]]
         filled = [
             (grids or [[]]) + (grids or [[]])[:1] * (ATTEMPTS - max(1, len(grids)))
@@ -292,7 +290,7 @@ class ArcVotes(Counting):
 
 
 def best_answers(counted: Mapping[str, np.ndarray], pair: int) -> tuple[list[dict[str, Any]], int]:
-    """A pair's best answers as the report page shows them, and the votes for all its answers."""
+    """Returns a pair's best answers for the report page, and the votes for all its answers."""
     own = {name: counted[name][counted["pair"] == pair] for name in NAMES}
     _, keys_of, grids, _ = rank_answers(own)
     answers = []
@@ -338,7 +336,7 @@ def rank_answers(
 
 
 def plain(packed: np.ndarray) -> list[list[int]]:
-    """A grid as it is written for people and programs."""
+    """Returns a grid as lists of colours."""
     tokens = np.stack([packed & 15, packed >> 4], 1).reshape(CELLS)
     height, width = (int(side[0]) for side in sizes(tokens[None]))
     return (tokens.reshape(SIDE, SIDE)[:height, :width].astype(int) - FIRST).tolist()

@@ -1,4 +1,4 @@
-"""Records how a few puzzles are solved, thinking step by thinking step, for the report page."""
+"""Shows on the report page how a few puzzles are solved, step by step."""
 
 # N examples, T cells, R recorded steps
 
@@ -29,8 +29,8 @@ CAPTION = (
 
 
 class Boards:
-    """Keeps a few examples of a set of Sudoku boards or mazes: the solved ones that took the most
-    steps, and the first unsolved ones.
+    """Keeps the solved Sudoku boards or mazes that took the most steps, and the first unsolved
+    ones.
     """
 
     scalars: Sequence[str] = ()
@@ -40,7 +40,7 @@ class Boards:
         self._found: dict[bool, list[dict[str, Tensor]]] = {True: [], False: []}
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
-        """Takes over the examples of a batch that come before those kept so far."""
+        """Keeps the examples of a batch that rank before those kept so far."""
         outputs = prediction.outputs
         if not {*OUTPUTS, "right_by_step"} <= outputs.keys():
             return
@@ -116,12 +116,12 @@ def boards_scene(kind: str, caption: str, rows: Mapping[str, Tensor]) -> Files:
 
 
 def _rank(row: Mapping[str, Tensor]) -> tuple[int, int]:
-    """By which examples of a sort are put in order."""
+    """Returns the key that examples are sorted by."""
     return -int(row["waited"]), int(row["index"])
 
 
 def example(kind: str, row: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """One puzzle: what is given, what is right, and the answer and halting value by step."""
+    """Describes one puzzle: inputs, labels, and the answer and halting value by step."""
     wanted = row["labels"]
     labels = np.where(wanted == IGNORE, -1, wanted)
     answers = [characters(kind, answer) for answer in row["answer_by_step"]]
@@ -140,7 +140,7 @@ def example(kind: str, row: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def change(before: str, after: str) -> str | dict[str, str]:
-    """The whole answer, or the cells that changed where that is shorter."""
+    """Returns the whole answer, or the changed cells if that is shorter."""
     changed = {
         str(cell): new
         for cell, (old, new) in enumerate(zip(before, after, strict=True))

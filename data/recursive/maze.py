@@ -35,7 +35,7 @@ class Reached:
     parent: list[int]
 
     def path_to(self, cell: int) -> list[int]:
-        """The cells of a shortest path, both ends included."""
+        """Returns the cells of a shortest path, both ends included."""
         path = [cell]
         while self.distance[path[-1]]:
             path.append(self.parent[path[-1]])
@@ -43,8 +43,8 @@ class Reached:
 
 
 def search(tokens: np.ndarray, start: int) -> Reached:
-    """Breadth first, neighbours down, left, right, up, the first parent kept: as the published
-    mazes were solved.
+    """Searches breadth first, down, left, right and up, and keeps the first parent, as the
+    published mazes were solved.
     """
     cells, beside = len(tokens), neighbours(round(len(tokens) ** 0.5))
     free = (tokens != WALL).tolist()
@@ -61,7 +61,7 @@ def search(tokens: np.ndarray, start: int) -> Reached:
 
 @cache
 def neighbours(side: int) -> list[list[int]]:
-    """For each cell, the cells below, left, right and above."""
+    """Returns the cells below, left, right and above of each cell."""
     cells = range(side * side)
     ways = [
         (side, [cell + side < side * side for cell in cells]),
@@ -134,7 +134,7 @@ def leads(inputs: np.ndarray, answers: np.ndarray) -> np.ndarray:
 
 
 def _steps(tokens: np.ndarray, open_cells: np.ndarray) -> np.ndarray:
-    """How many steps lead from start to goal through open cells; -1 where none do."""
+    """Returns the steps from start to goal through open cells, or -1."""
     side = round(tokens.shape[1] ** 0.5)
     shape = (-1, side, side)
     passable = open_cells.reshape(shape)
@@ -159,11 +159,11 @@ def _steps(tokens: np.ndarray, open_cells: np.ndarray) -> np.ndarray:
 def generate(
     side: int, min_path: int, unique: bool, seed: int, chunks: Iterable[int]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Mazes and answers among the boards of these chunks: walls, start and goal at random, kept if
-    the goal is so far away.
+    """Returns the mazes among the random boards of these chunks, with their answers: the shortest
+    path must have `min_path` cells, both ends included.
 
-    A path's length counts its cells, both ends included. Where a goal drawn blindly would seldom be
-    far enough, few boards are kept.
+    A board with few goals that are far enough is kept with a small probability, as if its goal were
+    drawn blindly.
     """
     return [
         maze
@@ -195,7 +195,7 @@ def _generate_chunk(
 
 
 def _close_others(tokens: np.ndarray, path: list[int]) -> None:
-    """Walls where other shortest paths leave this one."""
+    """Puts walls where other shortest paths leave this one."""
     beside, to_goal = neighbours(round(len(tokens) ** 0.5)), search(tokens, path[-1]).distance
     for step, cell in enumerate(path[:-1], start=1):
         for other in beside[cell]:
@@ -204,8 +204,8 @@ def _close_others(tokens: np.ndarray, path: list[int]) -> None:
 
 
 def _reaching(open_cells: np.ndarray, starts: np.ndarray, side: int, steps: int) -> np.ndarray:
-    """Which boards have cells this far from the start: all boards spread at once, a row of
-    cells in a number's bits.
+    """Returns the boards that have cells this far from the start. All boards are searched at once,
+    a row of cells in the bits of a number.
     """
     word, bits = (np.uint32, 32) if side <= 32 else (np.uint64, 64)
     padded = np.zeros((len(starts), side, bits), bool)

@@ -141,8 +141,8 @@ def open_datasets(
 def embedded_sudoku(
     *, size: int, train: int, test: int, blanks: int, num_aug: int = 0, seed: int = 0
 ) -> tuple[PuzzleSplit, PuzzleSplit]:
-    """Boards generated on the spot (2,000 of size 6 in a fifth of a second); only training boards
-    are augmented.
+    """Generates boards (2,000 of size 6 in a fifth of a second). Only training boards are
+    augmented.
     """
     where = "data.embedded"
     try:
@@ -172,7 +172,7 @@ def _open_train(key: str, paths: list[str], eval_only: bool = False) -> list[Mem
 
 
 def _read_each(key: str, paths: list[str], split: str, otherwise: str = "") -> list[PuzzleSplit]:
-    """The splits of this name in the folders, or those of the other name in folders without."""
+    """Reads the split of this name in each folder, or the other one in folders without it."""
 
     def there(path: str) -> str:
         lacks = otherwise and not has_split(Path(path), split)
@@ -188,8 +188,8 @@ def _read_each(key: str, paths: list[str], split: str, otherwise: str = "") -> l
 def _open_test(
     key: str, paths: list[str], test_paths: list[str], train: list[Member]
 ) -> list[Member]:
-    """Test folders share the ids of the training folder that they are, or else of the one in their
-    place.
+    """Opens test folders. Each shares the ids of the same training folder, or else of the one at
+    its place in the list.
     """
     given = bool(test_paths)
     key = "data_paths_test" if given else key
@@ -235,6 +235,6 @@ def _check_seq_len(named: str, split: PuzzleSplit, train: list[Member]) -> None:
 
 
 def _prefixes(paths: list[str]) -> list[str]:
-    """A folder's name per path; the whole paths where two names are equal."""
+    """Returns the folders' names, or the whole paths if two names are equal."""
     names = [os.path.basename(os.path.realpath(path)) for path in paths]
     return [f"{name}/" for name in (names if len(set(names)) == len(names) else paths)]

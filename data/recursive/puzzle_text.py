@@ -31,7 +31,7 @@ def tokens_of(kind: str, texts: Sequence[str]) -> np.ndarray:
 
 
 def characters(kind: str, tokens: np.ndarray) -> str:
-    """A character for each cell: `.` for a blank of a Sudoku, those of the file for a maze."""
+    """Returns a character for each cell: `.` for a Sudoku's blank, a maze's own characters."""
     if kind == "maze":
         table = NOTHING + CHARACTERS
     else:
@@ -49,8 +49,8 @@ def _character(table: str, token: int) -> str:
 def puzzle_text(
     inputs: np.ndarray, labels: np.ndarray, prediction: np.ndarray, vocab_size: int
 ) -> str:
-    """Puzzle, answer and verdict, wrong cells marked `x`; other squares than Sudoku and mazes as
-    grids, what is no square as rows.
+    """Draws puzzle, answer and verdict, with wrong cells marked `x`. Squares of other kinds become
+    grids, other puzzles rows.
     """
     wrong = (labels != IGNORE) & (prediction != labels)
     if (len(inputs), vocab_size) == (CELLS, VOCAB):
@@ -85,7 +85,7 @@ def kind_of(inputs: np.ndarray, labels: np.ndarray, vocab_size: int) -> str:
 def drawn(
     kind: str, inputs: np.ndarray, prediction: np.ndarray, wrong: np.ndarray, vocab_size: int
 ) -> list[str]:
-    """Puzzle and answer beside each other, wrong cells marked `x`."""
+    """Draws puzzle and answer side by side, wrong cells marked `x`."""
     side, width = round(len(inputs) ** 0.5), len(str(vocab_size - 1))
     if side * side != len(inputs):
         # a token per column, so that puzzle, answer and marks stand under each other
@@ -111,7 +111,7 @@ def drawn(
 
 
 def _shown(values: np.ndarray, least: int, most: int) -> list[str]:
-    """An untrained model answers with anything: a pad or a blank where a digit belongs."""
+    """Returns values in range as text. An untrained model may answer with a pad or a blank."""
     return [str(value) if least <= value <= most else NOTHING for value in values]
 
 
@@ -120,7 +120,7 @@ def _digits(values: np.ndarray, side: int) -> list[str]:
 
 
 def _marked(values: list[str], wrong: np.ndarray, width: int) -> list[str]:
-    """Every cell followed by its mark, so that all cells are equally wide."""
+    """Adds a mark or a space to every cell, so that all are equally wide."""
     return [
         f"{value:>{width}}" + ("x" if bad else " ")
         for value, bad in zip(values, wrong, strict=True)
@@ -149,7 +149,7 @@ def _arc(tokens: np.ndarray) -> list[str]:
 
 
 def columns(parts: dict[str, list[str]]) -> list[str]:
-    """Parts of any heights beside each other."""
+    """Puts named parts of any heights side by side."""
     widths = [max(map(len, (name, *lines))) for name, lines in parts.items()]
     rows = [tuple(parts), *zip_longest(*parts.values(), fillvalue="")]
     return [

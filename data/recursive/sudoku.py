@@ -58,7 +58,7 @@ class Geometry:
 
 @cache
 def geometry(size: int) -> Geometry:
-    """The units of a board of one of the sizes in BOXES."""
+    """Returns the units of a board of one of the sizes in BOXES."""
     height, width = BOXES[size]
     row, column = np.divmod(np.arange(size * size), size)
     box = row // height * (size // width) + column // width
@@ -75,13 +75,13 @@ def is_solved(boards: np.ndarray, size: int) -> np.ndarray:
 
 
 def to_masks(boards: np.ndarray, size: int) -> np.ndarray:
-    """The solver's view: one bit for a given, all bits for a blank."""
+    """Returns one bit for a given digit, all bits for a blank."""
     bits = np.uint16(1) << (np.maximum(boards, 1) - 1).astype(np.uint16)
     return np.ascontiguousarray(np.where(boards > 0, bits, geometry(size).full).T)
 
 
 def to_digits(masks: np.ndarray) -> np.ndarray:
-    """Boards from masks with one bit per cell."""
+    """Returns boards from masks with one bit per cell."""
     return np.ascontiguousarray(np.round(np.log2(masks)).astype(np.uint8).T + np.uint8(1))
 
 
@@ -391,7 +391,7 @@ def _transform(
 
 
 def digit_permutations(size: int, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Random relabellings (count, size + 1); 0 stays 0."""
+    """Returns random relabellings (count, size + 1); 0 stays 0."""
     digits = np.tile(np.arange(size + 1, dtype=np.uint8), (count, 1))
     digits[:, 1:] = rng.permuted(digits[:, 1:], axis=1)
     return digits
@@ -412,7 +412,7 @@ def cell_permutations(size: int, count: int, rng: np.random.Generator) -> np.nda
 
 
 def _line_permutations(blocks: int, lines: int, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Random orders (count, blocks * lines) that keep the lines of a block together."""
+    """Returns random orders (count, blocks * lines) that keep the lines of a block together."""
     block = rng.permuted(np.tile(np.arange(blocks, dtype=np.int32), (count, 1)), axis=1)
     line = rng.permuted(np.tile(np.arange(lines, dtype=np.int32), (count * blocks, 1)), axis=1)
     return (block[:, :, None] * np.int32(lines) + line.reshape(count, blocks, lines)).reshape(

@@ -1,6 +1,4 @@
-"""One puzzle asked several times, as images of itself under symmetries, and what the answers agree
-on.
-"""
+"""A vote on each puzzle: symmetric images of it are answered, and the answers mapped back."""
 
 # E examples, K images of each, L cells, V tokens
 
@@ -25,8 +23,8 @@ TOGETHER = 1 << 9  # examples counted at once
 
 @dataclass(frozen=True)
 class Symmetries:
-    """The source of each cell of an image, and the token that replaces each token; the first image
-    is the puzzle itself.
+    """The source of each cell of an image, and the replacement of each token. The first image is
+    the puzzle itself.
     """
 
     cells_KL: np.ndarray
@@ -65,9 +63,7 @@ def symmetries(kind: str, seq_len: int, vocab_size: int, images: int, seed: int)
 
 
 class VoteSet:
-    """All images of every example of a set, an example's behind each other. Labels stay with the
-    set: an image is no example.
-    """
+    """All images of every example of a set, example after example, without labels."""
 
     def __init__(self, examples: EvalSet, symmetric: Symmetries) -> None:
         self.examples, self.symmetric = examples, symmetric
@@ -86,8 +82,8 @@ class VoteSet:
 
 
 class Votes:
-    """The share of examples solved by the answer that most images gave, each as sure as its model,
-    and by the majority in each cell.
+    """The share of examples that a vote solves: on whole answers, weighted by confidence, and on
+    each cell.
     """
 
     scalars = ("vote_exact_accuracy", "vote_by_cell_exact_accuracy")

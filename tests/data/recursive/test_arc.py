@@ -242,16 +242,10 @@ def test_test_pairs_that_are_trained_on_are_named(
 GRID = [[1, 2], [3, 4]]
 WRONG = [
     ([[1] * 31], "task b, test pair 1, input: is 1x31, larger than 30x30"),
-    ([[1]] * 31, "input: is 31x1, larger than 30x30"),
     ([[1, 10]], "input: has a cell 10, not a colour from 0 to 9"),
-    ([[1, -1]], "has a cell -1"),
     ([[1, 1.0]], "has a cell 1.0"),
-    ([[True]], "has a cell True"),
-    ([["1"]], "has a cell 1"),
     ([[1, 2], [3]], "input: has rows of 1 and 2 cells"),
     ([], "input: is no grid, or an empty one"),
-    ([[]], "input: is no grid"),
-    ("12", "input: is no grid"),
     (None, "input: is missing"),
 ]
 

@@ -189,34 +189,18 @@ def test_published_tables_become_sets(tmp_path: Path) -> None:
     ("question", "answer", "problem"),
     [
         ("S G ", "S G", "line 3 has 4 and 3 cells, not 4"),
-        ("SG ", "SG ", "line 3 has 3 and 3 cells, not 4"),
-        ("S x G    ", "S x G    ", "line 3 has 9 and 9 cells, not 4"),
         ("S  x", "So x", "line 3 has a question with characters other than #, space, S and G"),
-        ("S oG", "SooG", "line 3 has a question with characters other than"),
-        ("  #G", " o#G", "line 3 has a question without one S"),
         ("SS G", "SSoG", "line 3 has a question without one S"),
         ("S # ", "So# ", "line 3 has a question without one G"),
         ("S  G", "SooG", "line 3 has an answer that is not the question with a shortest path of o"),
-        ("S##G", "S##G", "line 3 has an answer that is not"),
     ],
 )
 def test_wrong_tables_are_named_with_their_line(
     tmp_path: Path, question: str, answer: str, problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_csv(tmp_path / "csv", "train", [("S  G", "So G"), (question, answer)])
-    assert (
-        main(
-            [
-                "--input-dir",
-                str(tmp_path / "csv"),
-                "--held-out",
-                "1",
-                "--output-dir",
-                str(tmp_path / "set"),
-            ]
-        )
-        == 2
-    )
+    given = ["--input-dir", str(tmp_path / "csv"), "--output-dir", str(tmp_path / "set")]
+    assert main([*given, "--held-out", "1"]) == 2
     error = capsys.readouterr().err
     assert f"train.csv: {problem}" in error
     assert error.count("\n") == 1

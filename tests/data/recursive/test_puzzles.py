@@ -255,14 +255,9 @@ def test_paths_that_are_none_and_folders_given_twice(tmp_path):
     for name in "ab":
         write_dataset(tmp_path / name, [[1]] * 20)
         write_dataset(tmp_path / name, [[1]] * 20, "test")
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     for settings, message in [
-        *(
-            ({"data_paths": [a, path]}, "no train/dataset.json there")
-            for path in ("a\0b", "x" * 300, str(tmp_path / "loop"))
-        ),
-        ({"data_paths": [a], "data_paths_test": ["a\0b"]}, "no test/dataset.json there"),
+        ({"data_paths": [a, "x" * 300]}, "no train/dataset.json there"),
         ({"data_paths": [a, f"{b}/../a"]}, "a folder is given twice"),
         (
             {"data_paths": [a, b], "data_paths_test": [a, a]},
