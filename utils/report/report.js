@@ -77,6 +77,8 @@ const lockstep = (() => {
       "Copy",
     );
     button.addEventListener("click", async () => {
+      // a page that comes by plain HTTP has no clipboard
+      if (!navigator.clipboard) return prompt(`Copy ${what}:`, text);
       await navigator.clipboard.writeText(text);
       button.textContent = "Copied";
       setTimeout(() => button.replaceChildren("Copy"), 1500);
@@ -1060,8 +1062,8 @@ const lockstep = (() => {
         each.of ? `${format(each.count)} of ${format(each.of)}` : "–",
       ]);
       return panel(
-        heading(`${runs[0].name} and ${run.name}`),
-        el("p", { class: "over" }, text),
+        heading(`Comparison of ${runs[0].name} and ${run.name}`),
+        runs.length > 2 && el("p", { class: "over" }, text),
         rows.length > 0 &&
           table(
             ["Step", "Result", `Digest · ${runs[0].name}`, `Digest · ${run.name}`, "Compared"],
