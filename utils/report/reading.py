@@ -24,7 +24,14 @@ Payload = dict[str, Any]
 COSTS = re.compile(r"loss|bpb|error|perplexity")  # metrics where lower is better
 CURVES_BYTES, POINT_BYTES = 150_000, 24  # for all curves; of a point with its extremes
 MOST_POINTS, LEAST_POINTS = 500, 20
-MOST_EVENTS, MOST_DIGESTS, MOST_FILES, MOST_KEYS, LOG_LINES = 400, 200, 60, 1000, 30
+MOST_EVENTS, MOST_MARKS, MOST_DIGESTS, MOST_FILES, MOST_KEYS, LOG_LINES = (
+    400,
+    100,
+    200,
+    60,
+    1000,
+    30,
+)
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -182,11 +189,13 @@ def median_speed(table: Table) -> Payload:
 
 
 def timeline(events: Sequence[Payload], clock: Elapsed) -> list[Payload]:
-    """Returns what happened to the run; of the checkpoints of one step only the last."""
+    """Returns what happened to the run, with its last checkpoints; of one step only the last."""
     written = {event["step"]: event for event in events if event["event"] == "checkpoint"}
+    last = [written[step] for step in sorted(written)[-MOST_MARKS:]]
+    marked = {id(event) for event in last}
     told, ranks = [], None
     for event in events:
-        if event["event"] == "checkpoint" and event is not written[event["step"]]:
+        if event["event"] == "checkpoint" and id(event) not in marked:
             continue
         kind, text = _describe(event, ranks)
         if event["event"] == "started":
