@@ -29,8 +29,8 @@ import numpy as np
 
 from data.bpe import train_bpe
 from data.build.common import Parser, whole
-from data.build.texts import Document, find_files, read_files, read_hub
 from data.build.workers import in_order, progress
+from data.language.text_files import Field, check_file, read_file, text_of
 from data.language.token_files import bin_header
 from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes
 from utils.errors import ConfigError, brief, exit_status
@@ -41,7 +41,59 @@ PART = 32 << 20  # bytes of text whose tokens make one file
 TOGETHER = 1 << 20
 SPLITS = ("train", "val")
 
+Document = tuple[str, int]  # its text, and its size in the input
 Part = list[tuple[str, str]]  # split and text of each document
+
+
+def find_files(key: str, inputs: Sequence[str]) -> list[Path]:
+    """Returns all files below the inputs, by name, without hidden ones."""
+    paths = []
+    for name in inputs:
+        if os.path.isdir(name):
+            for above, folders, files in os.walk(name):
+                folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
+                paths += [Path(above, file) for file in sorted(files) if not file.startswith(".")]
+        elif os.path.exists(name):
+            paths.append(Path(name))
+        else:
+            raise ConfigError(
+                f"{key} {name}: no such file or folder; give text, .jsonl or .parquet files, or a"
+                " folder of them"
+            )
+    if not paths:
+        raise ConfigError(
+            f"{key} {' '.join(inputs)}: holds no files; give text, .jsonl or .parquet files, or a"
+            " folder of them"
+        )
+    for path in paths:
+        check_file(f"{key} {path}", path)
+    return paths
+
+
+def read_files(paths: Sequence[Path], field: str) -> Iterator[Document]:
+    """Yields documents: lines of .jsonl, rows of .parquet, and other files whole."""
+    for path in paths:
+        for _, text, size in read_file(f"--input {path}", path, Field(field, f"--field {field}")):
+            if text:
+                yield text, size
+
+
+def read_hub(name: str, split: str, field: str) -> Iterator[Document]:
+    """Yields the rows of a dataset on the hub, or of a folder that `datasets` reads."""
+    from datasets import load_dataset
+
+    try:
+        for number, row in enumerate(load_dataset(name, split=split, streaming=True)):
+            where = f"--hub {name}: row {number}"
+            if text := text_of(where, row, Field(field, f"--field {field}")):
+                yield text, len(text)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the hub's client raises, the user's way out is the same
+        raise ConfigError(
+            f"--hub {name}: split {split} cannot be loaded ({brief(error)}); download it and use"
+            " --input"
+        ) from None
 
 
 def split_documents(

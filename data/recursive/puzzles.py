@@ -203,7 +203,7 @@ class PuzzleSource(Source):
             return self._own()
         examples = self._eval_sets[set_name]
         if isinstance(examples, VoteSet):
-            return [Votes(examples, self.spec.vocab_size)]
+            return [Votes(examples)]
         first = next((name for name, examples in self._eval_sets.items() if len(examples)), None)
         # one example is enough to see what the model does
         shown = [ExampleText(self._text)] if set_name == first else []

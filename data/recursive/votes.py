@@ -82,14 +82,12 @@ class VoteSet:
 
 
 class Votes:
-    """The share of examples that a vote solves: on whole answers, weighted by confidence, and on
-    each cell.
-    """
+    """The share of examples that a vote solves, weighted by confidence."""
 
-    scalars = ("vote_exact_accuracy", "vote_by_cell_exact_accuracy")
+    scalars = ("vote_exact_accuracy",)
 
-    def __init__(self, asked: VoteSet, vocab_size: int) -> None:
-        self._asked, self._vocab_size = asked, vocab_size
+    def __init__(self, asked: VoteSet) -> None:
+        self._asked = asked
         self._found: list[dict[str, Tensor]] = []
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
@@ -121,24 +119,18 @@ class Votes:
         images = len(self._asked.symmetric)
         answers_EKL = rows["answer"][order].numpy().reshape(len(self._asked.examples), images, -1)
         sure_EK = rows["sure"][order].numpy().reshape(-1, images)
-        solved, among = np.zeros(2, np.int64), 0
+        solved = among = 0
         for start in range(0, len(answers_EKL), TOGETHER):
             part = slice(start, start + TOGETHER)
             labels_EL = self._asked.examples.read(np.arange(len(answers_EKL))[part])["labels"]
             valid_E = (labels_EL != IGNORE).any(1)
+            answer_EL = elect(answers_EKL[part], sure_EK[part])
+            right_E = ((answer_EL == labels_EL) | (labels_EL == IGNORE)).all(1)
             among += int(valid_E.sum())
-            for way, answer_EL in enumerate(
-                (
-                    elect(answers_EKL[part], sure_EK[part]),
-                    by_cell(answers_EKL[part], self._vocab_size),
-                )
-            ):
-                solved[way] += (
-                    valid_E & ((answer_EL == labels_EL) | (labels_EL == IGNORE)).all(1)
-                ).sum()
+            solved += int((valid_E & right_E).sum())
         if not among:
             return Report()
-        metrics = dict(zip(self.scalars, (solved / among).tolist(), strict=True))
+        metrics = {"vote_exact_accuracy": solved / among}
         return Report(metrics, line=format_metrics(metrics))
 
 
@@ -147,8 +139,3 @@ def elect(answers_EKL: np.ndarray, sure_EK: np.ndarray) -> np.ndarray:
     alike_EKK = (answers_EKL[:, :, None] == answers_EKL[:, None]).all(-1)
     best_E = (alike_EKK * sure_EK[:, None]).sum(-1).argmax(1)
     return answers_EKL[np.arange(len(best_E)), best_E]
-
-
-def by_cell(answers_EKL: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Returns the majority token of each cell; the first of equals."""
-    return np.stack([(answers_EKL == token).sum(1) for token in range(vocab_size)], -1).argmax(-1)

@@ -14,7 +14,7 @@ import torch
 from data.recursive.maze import leads
 from data.recursive.puzzles import PuzzleSource
 from data.recursive.sudoku import is_solved, sudoku_split
-from data.recursive.votes import Votes, VoteSet, by_cell, elect, symmetries
+from data.recursive.votes import Votes, VoteSet, elect, symmetries
 from data.source import IGNORE, Arrays
 from tests.data.recursive.test_maze import SMALL
 from tests.sources import opened
@@ -105,7 +105,7 @@ def reported(
     ]
     gathered: dict[str, list[torch.Tensor]] = defaultdict(list)
     for part in [parts[i] for i in order]:
-        votes = Votes(asked, 6)
+        votes = Votes(asked)
         padded = {
             "answer": np.concatenate([answers[part], answers[:2]]),
             "q_halt_logits": np.concatenate([sure[part], sure[:2]]),
@@ -117,11 +117,8 @@ def reported(
         )
         for name, rows in votes.rows().items():
             gathered[name].append(rows)
-    report = Votes(asked, 6).report({name: torch.cat(rows) for name, rows in gathered.items()})
-    exact, by_cell = (report.metrics[name] for name in Votes.scalars)
-    assert report.line == (
-        f"vote_exact_accuracy {exact:.4f}  vote_by_cell_exact_accuracy {by_cell:.4f}"
-    )
+    report = Votes(asked).report({name: torch.cat(rows) for name, rows in gathered.items()})
+    assert report.line == f"vote_exact_accuracy {report.metrics['vote_exact_accuracy']:.4f}"
     return report.metrics
 
 
@@ -129,27 +126,19 @@ def test_votes_are_counted_as_a_naive_count_has_it() -> None:
     examples, images = boards(40), 5
     asked, answers, sure = made_up(examples, images)
     original = asked.symmetric.original(answers, np.arange(len(asked)) % images)
-    solved, by_cells = 0, 0
+    solved = 0
     for example, label in enumerate(examples.read(np.arange(40))["labels"]):
         mine = slice(example * images, (example + 1) * images)
         weight: Counter[tuple[int, ...]] = Counter()
         for answer, logit in zip(original[mine], sure[mine], strict=True):
             weight[tuple(answer)] += 1 / (1 + np.exp(-float(logit)))
         solved += tuple(label) == max(weight, key=weight.__getitem__)
-        cells = [
-            Counter(sorted(column)).most_common(1)[0][0] for column in original[mine].T.tolist()
-        ]
-        by_cells += cells == label.tolist()
     assert 5 < solved < 40
-    assert solved != by_cells
     found = reported(asked, answers, sure, [], [0])
-    assert found == {
-        "vote_exact_accuracy": solved / 40,
-        "vote_by_cell_exact_accuracy": by_cells / 40,
-    }
+    assert found == {"vote_exact_accuracy": solved / 40}
     assert reported(asked, answers, sure, [33, 101], [2, 0, 1]) == found
     assert tuple(found) == Votes.scalars
-    assert Votes(asked, 6).report(Votes(asked, 6).rows()).metrics == {}
+    assert Votes(asked).report(Votes(asked).rows()).metrics == {}
 
 
 def test_the_surest_answer_wins_and_the_first_of_equals() -> None:
@@ -157,7 +146,6 @@ def test_the_surest_answer_wins_and_the_first_of_equals() -> None:
     assert elect(answers, np.array([[0.9, 0.5, 0.5]])).tolist() == [[3, 3]]
     assert elect(answers, np.array([[0.9, 0.3, 0.5]])).tolist() == [[2, 2]]
     assert elect(answers, np.array([[0.5, 0.25, 0.25]])).tolist() == [[2, 2]]
-    assert by_cell(np.array([[[2, 3], [3, 3], [2, 2], [3, 2]]]), 6).tolist() == [[2, 2]]
 
 
 def test_what_has_no_symmetries_is_refused() -> None:
