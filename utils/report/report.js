@@ -170,12 +170,12 @@ const lockstep = (() => {
     const places = Array.from({ length: last - first + 1 }, (_, i) => (first + i) * step * base);
     return places.map((value) => Number(value.toPrecision(12)));
   }
-  // Labels with as many digits as tell them apart.
+  // Labels with as few digits as show all values exactly.
   function labels(values) {
-    const by = (digits) => values.map((value) => short(value, digits));
-    return (
-      [2, 3, 4, 5, 6, 8].map(by).find((texts) => new Set(texts).size === texts.length) || by(12)
-    );
+    const isExact = (digits) => (value) =>
+      Math.abs(Number(value.toPrecision(digits)) - value) <= 1e-9 * Math.abs(value);
+    const digits = [2, 3, 4, 5, 6, 8].find((most) => values.every(isExact(most))) || 12;
+    return values.map((value) => short(value, digits));
   }
 
   // Places values between two pixels, with a share `room` of space beyond them, but none beyond

@@ -399,7 +399,8 @@ def test_the_page_of_a_run_that_goes_on_reloads(state: str, browser: Any, tmp_pa
 
 
 def test_training_curves_are_smoothed(browser: Any, tmp_path: Path) -> None:
-    draw([written(tmp_path, [trained(step) for step in range(1, 50)], [])], None)
+    rows = [trained(step, **{"train/x": 118 + step % 2 * 37}) for step in range(1, 50)]
+    draw([written(tmp_path, rows, [])], None)
     with opened(browser) as window:
         page = window.open(tmp_path / "report.html")
         curve = page.locator("#curves .curve").first
@@ -408,6 +409,13 @@ def test_training_curves_are_smoothed(browser: Any, tmp_path: Path) -> None:
         page.keyboard.press("End")
         assert page.locator("#curves output").inner_text() == "0.98"
         assert curve.get_attribute("d") != before
+        x = page.locator("#curves .panel", has=page.locator("h3:text-is('x')"))
+        assert x.locator("text[text-anchor=end]").all_text_contents()[:-1] == [
+            "120",
+            "130",
+            "140",
+            "150",
+        ]
 
 
 def evil_run(folder: Path) -> Path:
