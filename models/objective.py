@@ -1,39 +1,33 @@
 """The contract of objectives: a net with a loss. They return sums, never means.
 
-An objective wraps a net and defines `forward` and `predict`. All other methods have defaults:
-`Objective` has the core, models/optional_parts.py the rest. models/README.md has a complete
-example.
+An objective wraps a net and defines `forward` and `predict`. All other methods are optional and
+have defaults that suit most nets. models/README.md has a complete example.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from models.frozen import Frozen
+from models.graphs import keep_what_outlives_a_replay
 from models.layers import Dropout
-from models.optional_parts import (
-    Compiles,
-    HasCarry,
-    HasEvaluators,
-    LooksAhead,
-    MovesToDevices,
-    NeedsTotals,
-    Prepares,
-    ReadsPublished,
-    SplitsWeights,
-)
+from models.sparse_embedding import SparseEmbedding
 from utils.command.instantiate import make
-from utils.measure.evaluator import Batch, Prediction
+from utils.measure.evaluator import Batch, Evaluator, Prediction
 from utils.measure.hardware import count_flops
 from utils.measure.metrics import Metric, MetricSums
 from utils.noise import Noise
+from utils.ranks.distributed import Dist
 from utils.spec import Spec
+from utils.transfer import fill
 
+T = TypeVar("T")
 Carry = Any  # a dataclass, dict or tuple of tensors whose first dimension is the slot
 
 
@@ -56,19 +50,10 @@ class StepOut:
     carry: Carry = None  # for the next step, without gradients
 
 
-class Objective(
-    Prepares,
-    HasCarry,
-    NeedsTotals,
-    LooksAhead,
-    HasEvaluators,
-    MovesToDevices,
-    SplitsWeights,
-    ReadsPublished,
-    Compiles,
-):
+class Objective(nn.Module):
     """Wraps a net as `self.model` and says what to minimise: define `forward` and `predict`."""
 
+    model: Any
     headline = Metric("accuracy")  # the metric a run is judged by, unless objective_metric is given
     costs: frozenset[str] = frozenset()  # names of other metrics where lower is better
 
@@ -105,6 +90,166 @@ class Objective(
         must not count.
         """
         raise NotImplementedError
+
+    # optional: override what the objective needs
+
+    def prepare(self, dist: Dist, source: Any, noise: Noise) -> None:
+        """Prepares the net for its first step, by the data or by some training of its own.
+
+        Called once, on all ranks together, when a new run begins: neither after a resume nor for an
+        evaluation. `source` is the run's data, `noise` that of this rank's shards at step 0.
+
+        It may only change tensors that `saved` returns, in place, and must leave the same bits on
+        every rank: what depends on a rank's shards is summed over `dist`. Default: does nothing.
+        """
+
+    def initial_carry(self, batch: Batch) -> Carry:
+        """Returns the carry with which the slots of a micro-batch begin.
+
+        A carry is a dataclass, dict or tuple of tensors whose first dimension is the slot. Called
+        on each rank for its own shards, before the first step and after a skipped one; every other
+        step gets the carry of the `StepOut` before it. Checkpoints hold it by shard. Default: None,
+        nothing is remembered.
+        """
+        return None
+
+    def rounds(self) -> int:
+        """Returns how often `statistics` is called in a step; every round finds the sums of those
+        before it in `ctx.totals`.
+
+        Called before each step, and gives the same number on all ranks. Default: once.
+        """
+        return 1
+
+    def statistics(self, batch: Batch, carry: Carry, ctx: Context) -> dict[str, Tensor]:
+        """Returns sums over a micro-batch that the loss needs of the whole batch.
+
+        Called on each rank for each micro-batch of a step, without gradients, before the first
+        `forward`. They are summed over micro-batches and ranks, and `forward` finds them in
+        `ctx.totals`. Names and shapes must be the same for every batch. Names may differ
+        between rounds. Default: none.
+        """
+        return {}
+
+    def look_ahead(self, micro_batches: Sequence[tuple[Batch, Carry]], alone: bool = False) -> None:
+        """Fetches what the forward passes of a step need from other ranks.
+
+        Called on all ranks together, before the passes of each step, with the batch and the carry
+        of every micro-batch. With `alone`, for a rehearsal, other ranks do not take part and values
+        do not matter. Default: does nothing.
+        """
+
+    def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
+        """Returns fresh evaluators for a set whose batches have the same keys as `row`.
+
+        Called on all ranks, once for each set of an evaluation. They get every batch of the set
+        with its prediction; see `utils.measure.evaluator`. Default: none, only the means of
+        `predict`.
+        """
+        return ()
+
+    def move_to_devices(self, dist: Dist) -> None:
+        """Moves the net to this rank's device, and splits tables that lie split over ranks.
+
+        Called once, on all ranks together, after the net is built. Default: everything goes to
+        `dist.device`.
+        """
+        for table in self.tables().values():
+            table.split_over_ranks(dist)
+        with dist.agreed():
+            self.to(dist.device)
+
+    def movable(self) -> Sequence[nn.Module]:
+        """Returns the frozen parts that `move_to_devices` may put on devices of their own.
+
+        Called where memory is planned. Default: none.
+        """
+        return ()
+
+    def shardable(self) -> Sequence[nn.Module]:
+        """Returns the modules whose weights sync=fsdp may fetch and release one by one.
+
+        Only a module's own forward may use its weights. They are whole within `forward`,
+        `statistics`, `predict` and `evaluators`, and nowhere else. Called once, on all ranks.
+        Default: none, the net is fetched as a whole.
+        """
+        return ()
+
+    def published(self, path: str) -> Mapping[str, Tensor] | None:
+        """Returns the tensors of `saved`, read from weights that others have published.
+
+        Called for `init_from`, on rank 0. Returns None if `path` does not hold such weights, which
+        is the default.
+        """
+        return None
+
+    def compile_net(self, graphs: bool = False) -> None:
+        """Compiles in place, so that names in checkpoints stay as they are.
+
+        Called once on each rank, before the first step, if the run compiles. With `graphs`, CUDA
+        replays each pass as one graph. Default: compiles `model` as a whole.
+        """
+        for layer in self.model.modules():
+            if isinstance(layer, Dropout):  # each step has other noise, and would be compiled anew
+                layer.mask = torch.compiler.disable(layer.mask)  # type: ignore[method-assign]
+        self.model.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
+        if graphs:
+            keep_what_outlives_a_replay(self)
+
+    # the rest follows from the above, and needs no override
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Returns the parameters that optimizers may update, by name."""
+        return {
+            name: parameter
+            for name, parameter in self.named_parameters()
+            if parameter.requires_grad
+        }
+
+    def tables(self) -> dict[str, SparseEmbedding]:
+        """Returns the sparse tables that train, by name, for the sparse optimizer."""
+        tables = {
+            name: module
+            for name, module in self.named_modules()
+            if isinstance(module, SparseEmbedding)
+        }
+        return self._without_frozen(tables)
+
+    def frozen(self) -> dict[str, dict[str, str]]:
+        """Returns the path and the hash of each frozen part, by its name."""
+        # a part may be reached by several names
+        modules = self.named_modules(remove_duplicate=False)
+        return {
+            name: {"path": part.path, "sha256": part.sha256}
+            for name, part in modules
+            if isinstance(part, Frozen)
+        }
+
+    def saved(self) -> dict[str, Tensor]:
+        """Returns the live tensors that a checkpoint holds, without those of frozen parts."""
+        return self._without_frozen(self.state_dict())
+
+    def load_saved(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copies in what `saved` returned; raises KeyError if the names differ."""
+        own = self.saved()
+        wrong = sorted(own.keys() ^ tensors.keys())
+        if wrong:
+            raise KeyError(f"{wrong[0]} is only in the net or only in what is loaded")
+        for name, tensor in own.items():
+            fill(tensor, tensors, name)
+
+    def shared(self) -> dict[str, Tensor]:
+        """Returns the tensors that rank 0 broadcasts: all that are saved, and other buffers.
+
+        Tables that are split over ranks are not among them.
+        """
+        split = {f"{name}.weights" for name, table in self.tables().items() if table.split}
+        tensors = self.saved() | self._without_frozen(dict(self.named_buffers()))
+        return {name: tensor for name, tensor in tensors.items() if name not in split}
+
+    def _without_frozen(self, named: Mapping[str, T]) -> dict[str, T]:
+        prefixes = tuple(f"{name}." for name in self.frozen())
+        return {name: value for name, value in named.items() if not name.startswith(prefixes)}
 
     def judging_metric(self, asked: str | None) -> Metric:
         """Returns the metric that tells the best checkpoint: `asked`, by default the headline."""
