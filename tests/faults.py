@@ -20,6 +20,7 @@ about gradients that are not finite one step late, as it does on CUDA.
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import shutil
@@ -96,6 +97,7 @@ def plant(what: str, where: str, moments: Container[int], delay: float = 0.0) ->
     original: Callable[..., Any] = getattr(owner, name)
     calls = iter(range(10**9))
 
+    @functools.wraps(original)  # keys are typed by the signature
     def faulty(*args: Any, **kwargs: Any) -> Any:
         if next(calls) not in moments:
             mend(what)
