@@ -7,12 +7,16 @@ and logs, evaluates and saves between them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+# read when torch is imported: where the host of a store dies, PyTorch prints a page of C++ frames
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 import hydra
 import torch

@@ -49,6 +49,7 @@ class Forks:
                 "OMP_NUM_THREADS": "1",
                 "OPENBLAS_NUM_THREADS": "1",
                 "PYTHONUNBUFFERED": "1",
+                "TORCH_CPP_LOG_LEVEL": "FATAL",  # as pretrain.py sets it
             }
             command = [sys.executable, "-m", "tests.forks"]
             self._process = subprocess.Popen(

@@ -9,11 +9,12 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from torch.distributed import DistError
 
 from utils.command import help as help_text
 from utils.command import keys
@@ -23,12 +24,9 @@ from utils.command.hydra_errors import explain
 from utils.command.limits import check_paths
 from utils.command.naming import sweep_name
 from utils.errors import ConfigError, LocalError, PeerError, RankError, RunError, Stopped, visible
-from utils.ranks import same_host, signals
-from utils.ranks.failure import ECHO, ENDED, FOUND, LINGER_S, PRINTED, Failure, summary
+from utils.ranks import distributed, signals
 from utils.ranks.launchers import Launch, detect, on_one_host
-
-if TYPE_CHECKING:
-    from utils.ranks.failure_watch import Watch
+from utils.ranks.watch import ECHO, ENDED, FOUND, LINGER_S, PRINTED, Failure, Watch, summary
 
 T = TypeVar("T")
 ConfigIn = Callable[[str], Mapping[Any, Any]]  # reads the configuration in a checkpoint
@@ -147,10 +145,8 @@ def _report(error: BaseException, launch: Launch, watch: Watch | None) -> int:
         failure = Failure(f"rank {launch.rank} ended with exit status {status}", status, ENDED)
     else:
         failure = _failure(error, launch, alone=watch is None)
-    if watch is not None:  # the failure server decides what is printed
-        watch.report(failure)
-        if cause := watch.wait_for_cause():
-            return cause.status
+    if watch is not None and (cause := watch.report(failure)):  # rank 0 has printed it
+        return cause.status
     alone = watch is not None or bool(failure.trace) or isinstance(error, LocalError | RankError)
     # another rank prints it, or finds the same
     if watch is None and (isinstance(error, PeerError) or (launch.rank > 0 and not alone)):
@@ -185,10 +181,6 @@ def _failure(error: BaseException, launch: Launch, alone: bool) -> Failure:
 
 def _is_collectives(error: BaseException) -> bool:
     """Returns whether an error may follow from another rank's end, by its type and text."""
-    if "torch" not in sys.modules:
-        return False
-    from torch.distributed import DistError
-
     return isinstance(error, DistError) or (type(error) is RuntimeError and "gloo" in str(error))
 
 
@@ -197,22 +189,13 @@ def _stopped_at_once(launch: Launch, signum: int, line: str) -> bool:
     if (watch := _watch()) is not None:
         if watch.reported or watch.cause:  # launchers end all when one has gone
             return False
-        watch.report(
-            Failure(
-                f"rank {launch.rank} was {line}",
-                signals.STATUS[signum],
-                ENDED if launch.rank else PRINTED,
-            )
-        )
-        time.sleep(0.3)  # if the others hear it from rank 0, that must pass it on
+        kind = ENDED if launch.rank else PRINTED
+        watch.report(Failure(f"rank {launch.rank} was {line}", signals.STATUS[signum], kind))
     return launch.rank == 0
 
 
 def _watch() -> Watch | None:
-    # without it there is no group, and no need to import torch to find out
-    module = sys.modules.get("utils.ranks.distributed")
-    # a signal may come in mid-import
-    dist = module.current() if module and hasattr(module, "current") else None
+    dist = distributed.current()
     return dist.watch if dist and dist.world_size > 1 else None
 
 
@@ -224,10 +207,6 @@ def _ending_here() -> Iterator[None]:
         _open_standard_streams()
         launch = detect(os.environ)
         signals.install(launch.rank, partial(_stopped_at_once, launch))
-        same_host.begin(launch)
-        # PyTorch prints a page of C++ frames when a store's host dies or none is found; what there
-        # is to say then is ours to say
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         yield
     except BrokenPipeError:
         # whoever read along has gone, as in `--help | head`; a job's own errors end it elsewhere
@@ -254,10 +233,8 @@ def _open_standard_streams() -> None:
 
 
 def _leave_group() -> None:
-    # else there is no group, and no need to import torch for it
-    if "utils.ranks.distributed" in sys.modules:
-        with suppress(Exception):  # the run is over, whatever the backend finds on its way out
-            sys.modules["utils.ranks.distributed"].stop()
+    with suppress(Exception):  # the run is over, whatever the backend finds on its way out
+        distributed.stop()
 
 
 def leave(code: int) -> NoReturn:

@@ -13,10 +13,9 @@ import torch
 import torch.distributed as c10d
 
 from utils.errors import ConfigError, LocalError, PeerError
-from utils.ranks.failure import summary
-from utils.ranks.failure_watch import Watch
 from utils.ranks.launchers import Launch, detect
-from utils.ranks.rendezvous import Meeting, exchange, found_by_all, meet
+from utils.ranks.meeting import Facts, Meeting, meet
+from utils.ranks.watch import Watch, summary, this_process
 
 # the failure watch ends waits; the backend's timeout would count time that a rank was suspended
 BACKSTOP_S = 86400.0
@@ -262,31 +261,26 @@ def start(device: str = "auto", backend: str = "auto", timeout_s: float = 600.0)
         return replace(_current, device=dist.device)
     if not timeout_s > 0:
         raise ConfigError(f"timeout_s={timeout_s:g} is not a time to wait; use e.g. timeout_s=600")
-    meeting = meet(launch, timeout_s, _enlist)
-    assert _current is not None
-    watch = _current.watch
-    with _current.waiting():
-        dist, chosen = _choose_device(meeting, device, backend)
-    _current = replace(dist, watch=watch, store=meeting.client("helpers"))
+    dist, own = _choose_device(launch, device, backend, timeout_s)
+    meeting = meet(launch, timeout_s)
+    facts = meeting.exchange({"process": this_process(), **own})
+    processes = [each["process"] for each in facts]
+    watch = Watch(meeting.client("watch"), launch, timeout_s, processes)
+    _current = replace(dist, watch=watch)
+    watch.start()
+    atexit.register(watch.stop)  # a script that simply ends is not missed
+    _refuse_differences(meeting, facts)
+    _current = replace(_current, store=meeting.client("helpers"))
     with _current.waiting():
         c10d.init_process_group(
-            chosen,
+            own["backend"],
             store=meeting.store,
             rank=launch.rank,
             world_size=launch.world_size,
             timeout=timedelta(seconds=timeout_s + BACKSTOP_S),
-            device_id=dist.device if chosen == "nccl" else None,
+            device_id=dist.device if own["backend"] == "nccl" else None,
         )
     return _current
-
-
-def _enlist(watch: Watch) -> None:
-    """Starts the watch, which reports errors and the end of this rank to all others."""
-    global _current
-    launch = detect(os.environ)
-    _current = Dist(launch.rank, launch.world_size, launch.local_rank, launch.launcher, watch=watch)
-    watch.start()
-    atexit.register(watch.stop)  # a script that simply ends is not missed
 
 
 def current() -> Dist | None:
@@ -315,27 +309,39 @@ def stop() -> None:
         c10d.destroy_process_group()
 
 
-def _choose_device(meeting: Meeting, device: str, backend: str) -> tuple[Dist, str]:
-    """Chooses device and backend, and compares backends and GPUs with the other ranks.
+def _choose_device(
+    launch: Launch, device: str, backend: str, timeout_s: float
+) -> tuple[Dist, dict[str, str]]:
+    """Returns this rank's `Dist`, and what the others must know of its device.
 
-    This comes before the process group, in which others would wait for a rank without a device.
+    A rank without a device goes on for the moment: others would wait for it.
     """
-    launch = meeting.launch
-    dist, own = Dist(), {"error": "", "backend": "", "card": ""}
+    own = {"error": "", "backend": "", "card": ""}
     try:
-        dist, own["backend"] = _place_on_device(launch, device, backend, meeting.timeout_s)
+        dist, own["backend"] = _place_on_device(launch, device, backend, timeout_s)
         if own["backend"] == "nccl":
             own["card"] = str(torch.cuda.get_device_properties(dist.device).uuid)
     except ConfigError as error:
-        own["error"] = str(error)
-    facts = exchange(meeting, own)
+        dist, own["error"] = _placed(launch, torch.device("cpu"), timeout_s), str(error)
+    return dist, own
+
+
+def _refuse_differences(meeting: Meeting, facts: Sequence[Facts]) -> None:
+    """Raises, on all ranks, what keeps them from forming one group."""
+    launch = meeting.launch
+    if problem := meeting.difference(facts):
+        raise _found_by_all(problem, launch)
     _refuse_errors([each["error"] for each in facts], launch)
     for rank, each in enumerate(facts):
         if each["backend"] != facts[0]["backend"]:
             chosen = f"rank 0 chose {facts[0]['backend']}, rank {rank} {each['backend']}"
-            raise found_by_all(f"backend=auto: {chosen}; set device=cpu or device=cuda", launch)
+            raise _found_by_all(f"backend=auto: {chosen}; set device=cpu or device=cuda", launch)
     _refuse_shared_cards([each["card"] for each in facts])
-    return dist, own["backend"]
+
+
+def _found_by_all(problem: str, launch: Launch) -> ConfigError | PeerError:
+    """The error to raise where all ranks find the same problem: rank 0 reports it."""
+    return ConfigError(problem) if launch.rank == 0 else PeerError(problem)
 
 
 def _refuse_errors(errors: Sequence[str], launch: Launch) -> None:
@@ -346,7 +352,7 @@ def _refuse_errors(errors: Sequence[str], launch: Launch) -> None:
     if rank is None:
         return
     if all(error == errors[rank] for error in errors):
-        raise found_by_all(errors[rank], launch)
+        raise _found_by_all(errors[rank], launch)
     if own := errors[launch.rank]:
         raise LocalError(own)
     raise PeerError(f"rank {rank}: {errors[rank]}")
@@ -372,7 +378,9 @@ def _place_on_device(
     chosen = pick_backend(backend, where)
     if where.type == "cuda":
         torch.cuda.set_device(where)
-    return (
-        Dist(launch.rank, launch.world_size, launch.local_rank, launch.launcher, where, timeout_s),
-        chosen,
-    )
+    return _placed(launch, where, timeout_s), chosen
+
+
+def _placed(launch: Launch, device: torch.device, timeout_s: float) -> Dist:
+    numbers = launch.rank, launch.world_size, launch.local_rank
+    return Dist(*numbers, launch.launcher, device, timeout_s)

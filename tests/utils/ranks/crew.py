@@ -14,7 +14,7 @@ from types import TracebackType
 
 from tests.ranks import LAUNCHER_PREFIXES, ROOT, free_port
 
-SCRIPT = str(Path(__file__).with_name("ranks_failure_watch.py"))
+SCRIPT = str(Path(__file__).with_name("ranks_watch.py"))
 
 
 def environment(size: int) -> dict[str, str]:
@@ -23,6 +23,7 @@ def environment(size: int) -> dict[str, str]:
         key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)
     }
     kept |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
+    kept["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # as pretrain.py sets it
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
@@ -62,7 +63,7 @@ class Crew:
         """Returns the lines that a user's terminal shows, in any order."""
         return "".join(self.err(rank) for rank in range(len(self.processes)))
 
-    def until(self, text: str, ranks: range | None = None, limit: float = 30) -> None:
+    def until(self, text: str, ranks: range | None = None, limit: float = 60) -> None:
         """Every rank has printed this."""
         deadline = time.monotonic() + limit
         for rank in ranks or range(len(self.processes)):

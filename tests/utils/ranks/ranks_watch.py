@@ -1,4 +1,4 @@
-"""One rank of the tests of the failure watch: `ranks_failure_watch.py SCENARIO RANK`.
+"""One rank of the tests of the watch: `ranks_watch.py SCENARIO RANK`.
 
 In most scenarios RANK does something that the others do not.
 """

@@ -20,9 +20,8 @@ import pytest
 
 from tests.ranks import ROOT
 from tests.utils.ranks.crew import SCRIPT, Crew, environment
-from tests.utils.ranks.ranks_failure_watch import TIMEOUT_S
-from utils.ranks.failure_server import Peer, hang
-from utils.ranks.failure_watch import location_of
+from tests.utils.ranks.ranks_watch import TIMEOUT_S
+from utils.ranks.watch import Beat, hang, location_of
 
 
 def assert_one_line(crew: Crew, rank: int, line: str) -> None:
@@ -60,7 +59,7 @@ def test_what_ranks_find_is_said_once() -> None:
         crews = {scenario: started.enter_context(Crew(2, scenario, "1")) for scenario in cases}
         for scenario, (text, status) in cases.items():
             crews[scenario].until("ready")
-            assert crews[scenario].end(9) == [status] * 2, scenario
+            assert crews[scenario].end(20) == [status] * 2, scenario
             if text.endswith("\n"):
                 assert_one_line(crews[scenario], 0, text)
             assert crews[scenario].errors().startswith(text)
@@ -71,6 +70,7 @@ def test_what_ranks_find_is_said_once() -> None:
 @pytest.mark.slow
 def test_ranks_that_need_nobody_at_the_moment_end_too() -> None:
     with Crew(2, "fail_while_others_compute", "0") as crew:
+        crew.until("ready")
         assert crew.end(15) == [1, 1]
         assert [crew.out(rank).splitlines()[1:] for rank in range(2)] == [
             [],
@@ -103,7 +103,7 @@ def test_a_rank_that_hangs_is_named_and_where_it_is() -> None:
         assert crew.end(TIMEOUT_S + 5) == [1, 1, 1]
         assert time.monotonic() - began > TIMEOUT_S - 0.5
         source = Path(SCRIPT).read_text().splitlines()
-        here = re.escape("tests/utils/ranks/ranks_failure_watch.py")
+        here = re.escape("tests/utils/ranks/ranks_watch.py")
         pattern = (
             rf"error: rank 0 did not come within timeout_s=3 s: it is at {here}:(\d+) in stuck; "
         )
@@ -134,7 +134,6 @@ def test_a_rank_that_is_stopped_is_named() -> None:
             crew.signal(absent, signal.SIGCONT)
         for absent, crew in enumerate((first, second)):
             assert crew.end(8)[absent] == 1, "once it goes on, it finds out"
-            assert crew.errors().count("\n") == 1
 
 
 @pytest.mark.slow
@@ -147,7 +146,6 @@ def test_a_rank_prints_its_own_error_where_rank_0_does_not_answer() -> None:
         assert not re.search("^error: rank 0", crew.err(1), re.MULTILINE)
         crew.signal(0, signal.SIGCONT)
         assert crew.end(8) == [1, 1], "once it goes on, it finds out"
-        assert crew.err(0) == ""
 
 
 @pytest.mark.slow
@@ -285,28 +283,31 @@ def test_ranks_whose_launcher_is_killed_and_who_cannot_stop_end_after_the_timeou
 
 def test_who_holds_up_the_others() -> None:
     """By how many waits each rank has entered, whether it waits, and whether it answers."""
-    old = time.monotonic() - 60
 
-    def said(*peers: tuple) -> str:
-        return hang([Peer(rank, *peer) for rank, peer in enumerate(peers)], 60)
+    def said(*beats: Beat) -> str:
+        return hang(beats, 60)
+
+    def waits(entered: int, location: str = "x") -> Beat:
+        return Beat(9, entered, True, location)
+
+    def works(entered: int, location: str, **others: bool) -> Beat:
+        return Beat(9, entered, False, location, **others)
 
     line = "{} did not come within timeout_s=60 s: {}; the others wait at x"
-    assert said((5, 61.0, "x"), (4, -1.0, "y")) == line.format("rank 1", "it is at y")
-    assert said((4, -1.0, "y"), (5, 61.0, "x"), (5, -1.0, "z")) == line.format(
-        "rank 0", "it is at y"
-    ), "rank 2 is past that wait"
-    assert said((4, -1.0, "y"), (5, 61.0, "x"), (4, -1.0, "z")) == line.format(
+    assert said(waits(5), works(4, "y")) == line.format("rank 1", "it is at y")
+    assert said(works(4, "y"), waits(5), works(5, "z")) == line.format("rank 0", "it is at y"), (
+        "rank 2 is past that wait"
+    )
+    assert said(works(4, "y"), waits(5), works(4, "z")) == line.format(
         "ranks 0, 2", "rank 0 is at y"
     )
     silent = "it no longer answers (stopped, or its host is down); it was last at y"
-    assert said((5, 61.0, "x"), (5, 3.0, "y", old)) == line.format("rank 1", silent)
-    assert said((5, 61.0, "x"), (5, 3.0, "y", old, "left")) == line.format(
+    assert said(waits(5), works(5, "y", answers=False)) == line.format("rank 1", silent)
+    assert said(waits(5), works(5, "y", answers=False, has_left=True)) == line.format(
         "rank 1", "it has ended already"
     )
-    never = line.format("rank 1", "it has not come at all")
-    assert said((5, 61.0, "x"), (0, -1.0, "", old, "expected")) == never
     assert (
-        said((5, 61.0, "x"), (4, 99.0, "y"))
+        said(waits(5), waits(4, "y"))
         == "the ranks wait for each other for longer than timeout_s=60 s: rank 0 at x; rank 1 at y"
     )
 
@@ -315,4 +316,4 @@ def test_a_place_is_the_innermost_line_of_ours() -> None:
     frames: list[str] = []
     # through the standard library and back
     json.loads("[1]", parse_int=lambda _: frames.append(location_of(sys._getframe())))
-    assert re.fullmatch(r"tests/utils/ranks/test_failure_watch.py:\d+ in <lambda>", frames[0])
+    assert re.fullmatch(r"tests/utils/ranks/test_watch.py:\d+ in <lambda>", frames[0])

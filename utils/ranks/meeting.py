@@ -1,0 +1,268 @@
+"""How ranks find each other: rank 0 hosts a store, and the others look for it.
+
+Before they form a group they compare what they run: code, PyTorch, devices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from signal import SIGTERM
+
+import torch
+import torch.distributed as c10d
+
+from utils import revision
+from utils.errors import ConfigError, LocalError
+from utils.ranks import signals
+from utils.ranks.launchers import Launch, master_address, surely_on_one_host
+
+WORD_S = 5.0  # how long a rank waits before the user hears of it
+STORE_S = 30.0  # how long whatever listens at the master's port may take to answer as a store
+# for a name to become known, as those of a cluster's services do when their hosts have started
+UNKNOWN_S = 15.0
+POLL_S = 0.2  # many ranks must not keep the store busy
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+OWN = "lockstep"  # the key in torchrun's store under which rank 0 publishes the address of its own
+
+Facts = Mapping[str, str]  # what a rank says about itself
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The key-value store that all ranks share; rank 0 hosts it."""
+
+    store: c10d.Store
+    host: str
+    port: int
+    launch: Launch
+    timeout_s: float
+
+    def client(self, prefix: str) -> c10d.Store:
+        """Another connection, for another thread: a call that blocks holds up all others on its
+        connection.
+        """
+        with _meeting(self.launch):
+            client = _client(self.host, self.port, self.launch, self.timeout_s)
+        return c10d.PrefixStore(prefix, client)
+
+    def exchange(self, own: Facts) -> list[Facts]:
+        """Returns what every rank says about itself, once all have come."""
+        launch, hashes = self.launch, json.dumps(revision.code_hashes())
+        code = hashlib.sha256(hashes.encode()).hexdigest()
+        facts = {"host": socket.gethostname(), "torch": torch.__version__, "code": code, **own}
+        keys = [f"facts/{rank}" for rank in range(launch.world_size)]
+        with _meeting(launch):
+            self.store.set(f"code/{launch.rank}", hashes)
+            self.store.set(keys[launch.rank], json.dumps(facts))
+            for waited_s, word in _waiting(launch):
+                if self.store.check(keys):
+                    return [json.loads(text) for text in self.store.multi_get(keys)]
+                if launch.rank > 0:
+                    if self.store.check(["given up"]):
+                        break
+                elif word:
+                    signals.say(f"waiting for {self._missing(keys)} at {_where()}")
+                elif waited_s > self.timeout_s:
+                    self.store.set("given up", "")
+                    time.sleep(2 * POLL_S)
+                    break
+            missing = self._missing(keys)
+        # rank 0 prints it
+        raise ConfigError(
+            f"{_where()}: {missing} did not come within timeout_s={self.timeout_s:g} s; check that"
+            " all ranks run and see one address"
+        )
+
+    def _missing(self, keys: Sequence[str]) -> str:
+        numbers = [str(rank) for rank, key in enumerate(keys) if not self.store.check([key])]
+        many = "s" if len(numbers) > 1 else ""
+        return f"rank{many} {', '.join(numbers)} of {self.launch.world_size}"
+
+    def difference(self, facts: Sequence[Facts]) -> str:
+        """Returns what the first rank that differs from rank 0 runs; empty if none differs."""
+        for rank, each in enumerate(facts):
+            who = f"rank {rank} (host {each['host']}) runs"
+            if each["torch"] != facts[0]["torch"]:
+                versions = f"PyTorch {each['torch']} and rank 0 {facts[0]['torch']}"
+                return f"{who} {versions}; use one environment on all hosts"
+            if each["code"] != facts[0]["code"]:
+                there, here = (json.loads(self.store.get(f"code/{r}")) for r in (rank, 0))
+                file = min(name for name in {*there, *here} if there.get(name) != here.get(name))
+                how = "differs" if file in there else "is missing there"
+                how = how if file in here else "is there and not here"
+                return f"{who} other code than rank 0: {file} {how}; use one checkout on all hosts"
+        return ""
+
+
+def meet(launch: Launch, timeout_s: float) -> Meeting:
+    """Finds the store: rank 0 hosts it, the others look for rank 0."""
+    try:
+        host, port = master_address(os.environ, launch, os.getppid())
+    except ConfigError as error:
+        # a launcher's mistake is the same on all ranks; one made by hand may be on this rank alone
+        raise _own(str(error), launch) if launch.launcher == "env" else error from None
+    # where PyTorch looks for them
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
+    with _meeting(launch):
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            host, store = _by_agent(launch, host, port, timeout_s)
+        elif launch.rank == 0:
+            store = _hosted(host, port, timeout_s)
+        else:
+            _find(launch, host, port, timeout_s)
+            store = _client(host, port, launch, timeout_s)
+    return Meeting(c10d.PrefixStore("run", store), host, store.port, launch, timeout_s)
+
+
+def _by_agent(launch: Launch, host: str, port: int, timeout_s: float) -> tuple[str, c10d.TCPStore]:
+    """Under torchrun, whose store may die before the run does, which then still has a checkpoint to
+    write. So rank 0 hosts one of its own, and publishes the address in torchrun's.
+
+    That outlives a restart, and the address may be from an attempt that failed. No number tells
+    attempts apart, because torchrun counts failures on each node. But the ranks of a failed attempt
+    are gone before the next one, and if a rank with this number has been at a store, it was in
+    another attempt.
+    """
+    _find(launch, host, port, timeout_s)
+    agents = _client(host, port, launch, timeout_s)
+    if launch.rank == 0:
+        alone = surely_on_one_host(os.environ, launch)
+        host = "127.0.0.1" if alone else _address_facing(host)
+        store = _hosted(host, 0, timeout_s)
+        agents.set(OWN, f"{host} {store.port}")
+        return host, store
+    for waited_s, word in _waiting(launch):
+        if agents.check([OWN]):
+            host, number = agents.get(OWN).decode().split()
+            with suppress(OSError, c10d.DistError):
+                socket.create_connection((host, int(number)), timeout=WORD_S).close()
+                store = _client(host, int(number), launch, timeout_s)
+                if store.add(f"came/{launch.rank}", 1) == 1:
+                    return host, store
+        if waited_s > timeout_s:
+            break
+        if word and launch.rank == 1:  # one rank speaks for those who wait
+            signals.say(f"waiting for rank 0 of {launch.world_size} at {_where()}")
+    came = f"rank 0 of {launch.world_size} did not come"
+    raise _own(f"{_where()}: {came} within timeout_s={timeout_s:g} s", launch)
+
+
+def _address_facing(master: str) -> str:
+    """Returns the address at which the other hosts, and that of `master`, reach this one."""
+    family, kind, _, _, place = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(place)
+        own = str(probe.getsockname()[0])
+    # this is the master's host, and some hosts call themselves by a name of loopback
+    return master if ipaddress.ip_address(own).is_loopback else own
+
+
+def _hosted(host: str, port: int, timeout_s: float) -> c10d.TCPStore:
+    """A store in this process. PyTorch's store has no authentication, so it listens at loopback
+    alone if the name by which ranks know this host means that, else at all addresses.
+    """
+    if host in LOOPBACK:
+        listener = socket.create_server(("127.0.0.1", port), backlog=1024)
+    elif socket.has_dualstack_ipv6():
+        listener = socket.create_server(
+            ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
+        )
+    else:
+        listener = socket.create_server(("", port), backlog=1024)
+    number, descriptor = listener.getsockname()[1], listener.detach()
+    return c10d.TCPStore(
+        "127.0.0.1",
+        number,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+        master_listen_fd=descriptor,
+    )
+
+
+def _client(host: str, port: int, launch: Launch, timeout_s: float) -> c10d.TCPStore:
+    """A connection to the store. PyTorch waits for ever if whatever listens does not answer."""
+
+    def give_up() -> None:
+        silent = "what listens there does not answer as a store"
+        signals.say(f"error on rank {launch.rank}: {_not_met(launch, silent)}")
+        signals.end_now(2)
+
+    alarm = threading.Timer(min(STORE_S, timeout_s), give_up)
+    alarm.daemon = True
+    alarm.start()
+    try:
+        limit = timedelta(seconds=timeout_s)
+        return c10d.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+    finally:
+        alarm.cancel()
+
+
+def _find(launch: Launch, host: str, port: int, timeout_s: float) -> None:
+    """Wait until somebody listens. PyTorch would wait in silence, and fail with a page of C++
+    frames.
+    """
+    for waited_s, word in _waiting(launch):
+        try:
+            socket.create_connection((host, port), timeout=WORD_S).close()
+            return
+        except OSError as error:
+            unknown = isinstance(error, socket.gaierror)
+            reason = "that name is not known here" if unknown else "nobody listens there"
+        if waited_s > (min(UNKNOWN_S, timeout_s) if unknown else timeout_s):
+            break
+        if word:
+            signals.say(f"rank {launch.rank} waits for rank 0 at {_where()} ({reason})")
+    line = f"{_where()}: rank {launch.rank} of {launch.world_size} did not find rank 0 ({reason})"
+    raise _own(f"{line}; check that rank 0 runs, and correct the address where it is wrong", launch)
+
+
+def _waiting(launch: Launch) -> Iterator[tuple[float, bool]]:
+    """Polls ever more rarely. Yields the seconds since the first call, and once whether it is time
+    for a word to the user.
+    """
+    began, pause_s, silent = time.monotonic(), 0.01, True
+    while True:
+        if launch.orphaned:
+            signals.request_stop(SIGTERM)
+        waited_s = time.monotonic() - began
+        yield waited_s, silent and waited_s > WORD_S
+        silent = waited_s <= WORD_S
+        time.sleep(pause_s)
+        pause_s = min(POLL_S, 1.1 * pause_s)
+
+
+@contextmanager
+def _meeting(launch: Launch) -> Iterator[None]:
+    try:
+        yield
+    except (c10d.DistError, OSError) as error:
+        reason = str(error).partition("Exception raised from")[0]
+        raise _own(_not_met(launch, " ".join(reason.split())[:160]), launch) from None
+
+
+def _not_met(launch: Launch, reason: str) -> str:
+    return (
+        f"{_where()}: rank {launch.rank} of {launch.world_size} could not meet the others"
+        f" ({reason}); check that all ranks run and see the same address, or export another"
+        " MASTER_PORT"
+    )
+
+
+def _where() -> str:
+    return f"MASTER_ADDR={os.environ['MASTER_ADDR']} MASTER_PORT={os.environ['MASTER_PORT']}"
+
+
+def _own(line: str, launch: Launch) -> ConfigError:
+    """An error that only this rank has found."""
+    return LocalError(line) if launch.rank else ConfigError(line)

@@ -1,0 +1,454 @@
+"""Ends all ranks together, with one reason: a thread beside the main thread of every rank.
+
+Twice a second it tells the store that all ranks share where its main thread is, and reads the key
+`end`. A rank that has a reason to end the run writes it there unless somebody was faster, so the
+first reason is everybody's; rank 0 prints it. Then main threads end, and where one cannot, because
+it waits in a collective for ranks that are gone, this thread ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from signal import SIGTERM
+from types import FrameType
+
+import torch.distributed as c10d
+
+from utils.files import ROOT
+from utils.ranks import signals
+from utils.ranks.launchers import Launch
+
+BEAT_S = 0.5
+SILENT_S = 2.5  # a rank whose beat stays the same for so long does not answer
+# The same on another host, where no process can be looked at: one call into C that keeps the
+# interpreter to itself, such as reading a huge JSON file, stops the beat too.
+FAR_SILENT_S = 30.0
+# how long the main thread may take to end by itself once the run is over; less if it waits
+GRACE_S, STUCK_S, HUNG_GRACE_S = 5.0, 2.0, 1.0
+# how long a rank stays when the run has failed: launchers kill the others when one has gone
+LINGER_S = 1.5
+LEAVE_S = 3.0  # how long rank 0, which hosts the store, stays for ranks that have not heard yet
+
+# Why a rank ends: a signal, which it prints itself; others do not come; an error of its own; its
+# process is gone; an error that may follow from another rank's end. The number is for how many
+# seconds such a reason waits for a better one.
+PRINTED, HUNG, FOUND, ENDED, ECHO = "printed", "hung", "found", "ended", "echo"
+PATIENCE_S = {PRINTED: 0.0, HUNG: 0.0, FOUND: 0.0, ENDED: 0.5, ECHO: 5.0}
+ANSWER_S = PATIENCE_S[ECHO] + 5.0  # by then there is a reason, or the store does not answer
+LEFT = "left"  # in place of a reason: rank 0 leaves in good order
+# where waiting happens, but never why
+HIDDEN = ("utils/ranks/watch.py", "utils/ranks/distributed.py")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why the run ends: one line, and a traceback if the error was unexpected."""
+
+    text: str
+    status: int = 1
+    kind: str = FOUND
+    trace: str = ""
+    rank: int = 0
+
+    def message(self, where: str = "") -> str:
+        """Returns the error as the user reads it."""
+        return f"error{where}: {self.text}" + (f"\n{self.trace}" if self.trace else "")
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a rank last said of itself."""
+
+    count: int = 0
+    entered: int = 0  # waits for others, so far
+    waits: bool = False
+    location: str = ""
+    has_left: bool = False
+    answers: bool = True
+
+
+class Watch:
+    """The main thread's handle of the watch."""
+
+    def __init__(
+        self, store: c10d.Store, launch: Launch, timeout_s: float, processes: Sequence[str]
+    ) -> None:
+        """`store` is a connection of the watch's own; `processes` is what each rank's
+        `this_process()` returned.
+        """
+        # called with the cause before a hard exit
+        self.last_words: list[Callable[[str], None]] = []
+        self.reported: Failure | None = None  # by this rank
+        self.cause: Failure | None = None  # of the run's end; the user has read it
+        self._store, self._launch, self._timeout_s = store, launch, timeout_s
+        self._size = len(processes)
+        self._near = _open_processes(processes, launch.rank)
+        following = (launch.rank + 1) % self._size
+        self._gone: set[int] = set()  # ranks on this host that have ended
+        self._far = None if following in (launch.rank, *self._near) else following
+        self._far_beat, self._far_since = b"", time.monotonic()
+        self._process, self._main = os.getpid(), threading.main_thread().ident
+        self._depth, self._entered, self._since = 0, 0, 0.0
+        self._count = 0
+        self._heard = time.monotonic()  # when the store last answered
+        self._orphaned: float | None = None
+        self._reasons: list[tuple[float, Failure]] = []
+        self._before: list[Beat] | None = None  # the beats when this rank began to doubt others
+        self._leaving = False
+        self._known = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        threading.Thread(target=self._doubt_rank_0, name="watch's watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """Leave in good order, so that nobody misses this rank; a second call does nothing."""
+        if not self._leaving and os.getpid() == self._process:
+            self._leaving = True
+            self._thread.join(LEAVE_S + 2 * BEAT_S)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around everything that blocks on other ranks."""
+        if threading.get_ident() != self._main:
+            yield
+            return
+        if self._depth == 0:
+            self._entered, self._since = self._entered + 1, time.monotonic()
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    def report(self, failure: Failure) -> Failure | None:
+        """Report that this rank cannot go on; only the first report counts.
+
+        Waits until all ranks know why the run is over, and returns that; None if the store does not
+        answer.
+        """
+        if self.reported is None:
+            self.reported = replace(failure, rank=self._launch.rank)
+            self._reasons.append((time.monotonic(), self.reported))
+        if self._known.wait(ANSWER_S):
+            self._wait_for_others() if self._launch.rank == 0 else time.sleep(LINGER_S)
+        return self.cause
+
+    def _run(self) -> None:
+        """Without this thread a rank would wait for ever for others that are gone: if it fails, the
+        rank ends.
+        """
+        try:
+            self._watch()
+        except c10d.DistError:
+            if not (self._leaving or self.cause):
+                self._conclude_alone("rank 0 is gone (killed, or its host is down)")
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            signals.say(f"error on rank {self._launch.rank}: its watch has failed ({what})")
+            signals.end_now(1)
+
+    def _watch(self) -> None:
+        while self.cause is None:
+            if self._leaving:
+                self._store.set(f"left/{self._launch.rank}", "")
+                if self._launch.rank == 0:
+                    self._store.compare_set("end", "", LEFT)
+                    self._wait_for_others()
+                return
+            self._beat()
+            self._look_for_launcher()
+            said = self._store.compare_set("end", "", self._best_reason()).decode()
+            self._heard = time.monotonic()
+            if said == LEFT:
+                self._store.set(f"left/{self._launch.rank}", "")
+                return
+            if said:
+                self._conclude(Failure(**json.loads(said)))
+            else:
+                self._look_for_the_killed()
+
+    def _beat(self) -> None:
+        self._count += 1
+        waited_s = self._waited_s()
+        beat = [self._count, self._entered, waited_s >= 0, self._location()]
+        self._store.set(f"beat/{self._launch.rank}", json.dumps(beat))
+        echoes = self.reported is not None and self.reported.kind == ECHO
+        if waited_s < self._timeout_s - SILENT_S and not echoes:
+            self._before = None
+        elif self._before is None:
+            self._before = self._beats()
+        elif waited_s > self._timeout_s:
+            self._add(Failure(hang(self._since_before(), self._timeout_s), kind=HUNG))
+        if self._far is not None:
+            self._look_far(self._far)
+
+    def _beats(self) -> list[Beat]:
+        return [self._beat_of(rank) for rank in range(self._size)]
+
+    def _beat_of(self, rank: int) -> Beat:
+        beat = Beat(*json.loads(self._read(f"beat/{rank}") or "[]"))
+        return replace(beat, has_left=self._store.check([f"left/{rank}"]))
+
+    def _since_before(self) -> list[Beat]:
+        """The beats of all ranks; those that have not changed do not answer."""
+        assert self._before is not None
+        pairs = zip(self._before, self._beats(), strict=True)
+        return [replace(now, answers=now.count > before.count) for before, now in pairs]
+
+    def _read(self, key: str) -> str:
+        """A key's value, empty if there is none; a `get` would wait for it."""
+        return self._store.compare_set(key, "", "").decode()
+
+    def _look_far(self, rank: int) -> None:
+        """Each rank watches the next one, if that is on another host."""
+        beat, now = self._store.compare_set(f"beat/{rank}", "", ""), time.monotonic()
+        if beat != self._far_beat:
+            self._far_beat, self._far_since = beat, now
+        elif now - self._far_since > FAR_SILENT_S and not self._store.check([f"left/{rank}"]):
+            silent = f"rank {rank} has not answered for {FAR_SILENT_S:g} s"
+            self._add(Failure(f"{silent} (killed, stopped, or its host is down)", kind=ENDED))
+
+    def _look_for_the_dead(self, within_s: float = 0.0) -> None:
+        """Wait until a process on this host ends, and add it to those that are gone."""
+        poll = select.poll()
+        for descriptor in self._near.values():
+            poll.register(descriptor, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(1000 * within_s)}
+        for rank in [rank for rank, descriptor in self._near.items() if descriptor in ready]:
+            os.close(self._near.pop(rank))
+            self._gone.add(rank)
+
+    def _look_for_the_killed(self) -> None:
+        """Wait for the next beat, unless a process on this host ends before."""
+        before = set(self._gone)
+        self._look_for_the_dead(BEAT_S)
+        if self._gone == before:
+            return
+        time.sleep(0.2)  # ranks that are killed together are named together
+        self._look_for_the_dead()
+        if 0 in self._gone:
+            raise c10d.DistError("rank 0 hosted the store")
+        ended = sorted(self._gone - before)
+        if killed := [rank for rank in ended if not self._store.check([f"left/{rank}"])]:
+            self._add(Failure(lost(killed), kind=ENDED))
+
+    def _look_for_launcher(self) -> None:
+        """A launcher that is gone counts as a SIGTERM from it, which all ranks follow."""
+        if self._orphaned is None and self._launch.orphaned:
+            self._orphaned = time.monotonic()
+            if self._launch.local_rank == 0:
+                started = f"{self._launch.launcher}, which started rank {self._launch.rank}"
+                signals.say(f"{started}, is gone: saving, then stopping")
+            signals.request_stop(SIGTERM)
+        if self._orphaned is not None and time.monotonic() - self._orphaned > self._timeout_s:
+            words = "the run did not stop, though its launcher had gone"
+            self._add(Failure(words, signals.STATUS[SIGTERM], ENDED))
+
+    def _add(self, reason: Failure) -> None:
+        self._reasons.append((time.monotonic(), replace(reason, rank=self._launch.rank)))
+
+    def _best_reason(self) -> str:
+        """What this rank would end the run with, or an empty text."""
+        now = time.monotonic()
+        due = [reason for since, reason in self._reasons if now - since >= PATIENCE_S[reason.kind]]
+        if not due:
+            return ""
+        best = min(due, key=lambda reason: list(PATIENCE_S).index(reason.kind))
+        if best.kind == ECHO and self._before is not None:
+            beats = enumerate(self._since_before())
+            silent = [rank for rank, beat in beats if not (beat.answers or beat.has_left)]
+            best = Failure(lost(silent), kind=ENDED) if silent else best
+        return json.dumps(asdict(best))
+
+    def _doubt_rank_0(self) -> None:
+        """The store's calls have no time limit, so the thread that makes them cannot notice that
+        rank 0 no longer answers.
+        """
+        last, far_s = time.monotonic(), math.inf if 0 in self._near else FAR_SILENT_S
+        while self.cause is None and self._thread.is_alive():
+            time.sleep(BEAT_S)
+            now = time.monotonic()
+            if now - last > SILENT_S:  # this process was suspended, which is nobody's delay
+                self._stood_still(now - last)
+            last, silent_s = now, now - self._heard
+            if self._launch.rank == 0 or silent_s < SILENT_S:
+                continue
+            if self._waited_s() > self._timeout_s + 1:
+                self._conclude_alone(
+                    f"rank 0 did not come within timeout_s={self._timeout_s:g} s: it no longer"
+                    " answers (stopped, or its host is down); the others wait at"
+                    f" {self._location()}"
+                )
+            elif silent_s > (2 * SILENT_S if self.reported else far_s):
+                self._conclude_alone("rank 0 no longer answers (stopped, or its host is down)")
+
+    def _stood_still(self, seconds: float) -> None:
+        self._since = min(self._since + seconds, time.monotonic())  # a wait may have begun just now
+        self._heard += seconds
+        self._far_since += seconds
+        self._before = None
+        if self._orphaned is not None:
+            self._orphaned += seconds
+
+    def _conclude(self, cause: Failure) -> None:
+        """The run is over: rank 0 says why, and the main thread may end."""
+        if self._launch.rank == 0 and cause.kind != PRINTED:
+            alike = self.reported is not None and self.reported.text == cause.text
+            own = cause.kind in (FOUND, ECHO) and (cause.trace if cause.rank == 0 else not alike)
+            signals.say(cause.message(f" on rank {cause.rank}" if own else ""))
+        with suppress(c10d.DistError):  # rank 0 may not have waited
+            self._store.set(f"left/{self._launch.rank}", "")
+        self._end(cause)
+
+    def _conclude_alone(self, words: str) -> None:
+        """Without the store a rank prints its own error; if it has none, the first rank of each
+        host says what it knows.
+        """
+        cause, here = Failure(words), self._launch.rank
+        self._look_for_the_dead()
+        if self.reported is not None and self.reported.kind == FOUND:
+            cause = self.reported
+            signals.say(cause.message(f" on rank {here}"))
+        elif all(rank == 0 or rank > here for rank in self._near):
+            signals.say(f"error: {words}")
+        self._end(cause)
+
+    def _end(self, cause: Failure) -> None:
+        """The main thread usually ends by itself; if it does not, the process ends here."""
+        self.cause, began = cause, time.monotonic()
+        self._known.set()
+        grace_s = HUNG_GRACE_S if cause.kind == HUNG else GRACE_S
+        while time.monotonic() - began < grace_s and not self._leaving:
+            if time.monotonic() - began > STUCK_S and self._waited_s() > STUCK_S:
+                break
+            time.sleep(0.1)
+        if self._leaving:
+            return
+        if self._launch.rank == 0:
+            self._wait_for_others()
+
+        def last_words() -> None:
+            for speak in self.last_words:
+                with suppress(Exception):  # each has its chance
+                    speak(cause.text)
+
+        signals.end_now(cause.status, last_words)
+
+    def _wait_for_others(self) -> None:
+        """Rank 0 hosts the store, and stays until the others have read why the run ends."""
+        end = time.monotonic() + LEAVE_S
+        while time.monotonic() < end:
+            self._look_for_the_dead()
+            others = [f"left/{rank}" for rank in range(1, self._size) if rank not in self._gone]
+            if not others or self._store.check(others):
+                return
+            time.sleep(0.05)
+
+    def _waited_s(self) -> float:
+        """Seconds of the present wait for others, or -1."""
+        return time.monotonic() - self._since if self._depth else -1.0
+
+    def _location(self) -> str:
+        frame = sys._current_frames().get(self._main or 0)
+        try:
+            return location_of(frame)
+        finally:
+            del frame  # what a frame refers to, tensors too, lives as long as somebody holds it
+
+
+def this_process() -> str:
+    """This process's id, and within which kernel and container that is unique."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{os.getpid()} {file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return f"{os.getpid()} unknown {os.getpid()}"
+
+
+def _open_processes(processes: Sequence[str], own: int) -> dict[int, int]:
+    """Opens a descriptor, which is ready when the process has ended, for each other rank on this
+    host. A rank that cannot be looked at is treated as one on another host.
+    """
+    here, opened = processes[own].partition(" ")[2], {}
+    for rank, process in enumerate(processes):
+        pid, _, where = process.partition(" ")
+        if rank != own and where == here:
+            with suppress(OSError, AttributeError):  # not on Linux, or forbidden
+                opened[rank] = os.pidfd_open(int(pid))
+    return opened
+
+
+def hang(beats: Sequence[Beat], timeout_s: float) -> str:
+    """Which ranks do not come, and where all ranks are."""
+    waiting = [rank for rank, beat in enumerate(beats) if beat.answers and beat.waits]
+    furthest = max((beats[rank].entered for rank in waiting), default=0)
+    absent = [rank for rank in range(len(beats)) if rank not in waiting]
+    # A rank that has entered as many waits as the others is past the wait they are in: another rank
+    # holds them up.
+    missing = [
+        rank for rank in absent if not beats[rank].answers or beats[rank].entered < furthest
+    ] or absent
+    if not missing:
+        places = "; ".join(f"rank {rank} at {beats[rank].location}" for rank in waiting)
+        return f"the ranks wait for each other for longer than timeout_s={timeout_s:g} s: {places}"
+    first = beats[missing[0]]
+    doing = (
+        "has ended already"
+        if first.has_left
+        else f"is at {first.location}"
+        if first.answers
+        else f"no longer answers (stopped, or its host is down); it was last at {first.location}"
+    )
+    who = "it" if len(missing) == 1 else f"rank {missing[0]}"
+    others = f"; the others wait at {beats[waiting[0]].location}" if waiting else ""
+    return f"{named(missing)} did not come within timeout_s={timeout_s:g} s: {who} {doing}{others}"
+
+
+def lost(ranks: Sequence[int]) -> str:
+    """What the user reads of ranks that are gone."""
+    are = "is" if len(ranks) == 1 else "are"
+    return f"{named(ranks)} {are} gone (killed, or its host is down)"
+
+
+def named(ranks: Sequence[int]) -> str:
+    """`rank 1`, `ranks 1, 2`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def location_of(frame: FrameType | None) -> str:
+    """Returns the lines at which a thread is: its innermost line in this repository, and the line
+    of pretrain.py that led there.
+    """
+    inner = outer = nowhere = ""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        line = f"{frame.f_lineno} in {frame.f_code.co_name}"
+        nowhere = nowhere or f"{os.path.basename(file)}:{line}"
+        if file.startswith(f"{ROOT}{os.sep}") and "site-packages" not in file:
+            name = os.path.relpath(file, ROOT)
+            if name not in HIDDEN:
+                inner = inner or f"{name}:{line}"
+            if name == "pretrain.py":
+                outer = outer or f"{name}:{line}"
+        frame = frame.f_back
+    return f"{inner} ({outer})" if outer and outer != inner else inner or nowhere
+
+
+def summary(error: BaseException) -> str:
+    """The type of an unexpected error, and the first line of its text."""
+    try:
+        text = str(error).strip().partition("\n")[0]
+    except Exception:  # a __str__ of its own
+        text = "(its text cannot be shown)"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
