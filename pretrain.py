@@ -26,6 +26,7 @@ from data.source import Arrays, RunSettings, Source
 from data.stream import ShardStream, eval_batches, to_tensors, train_loader
 from models import laws
 from models.objective import Batch, Context, Objective, make_objective
+from optim.agreement import Agreement
 from optim.ema import EMA
 from optim.groups import Clip, build_clips, build_dense, build_sparse
 from optim.norms import Norms
@@ -34,7 +35,7 @@ from optim.replicas import broadcast_from_rank_0, check_files, check_same
 from optim.schedule import Schedule, build_schedule, set_lr
 from optim.sparse_signsgd import SparseSignSGD
 from optim.split_tables import RowRangesOfTables
-from optim.sync.base import Sync, Verdicts
+from optim.sync.base import Sync
 from utils.checkpoint import folders, reader, resume
 from utils.checkpoint.policy import Checkpointer
 from utils.checkpoint.registry import Carries, Origin, Registry, RunState
@@ -51,7 +52,6 @@ from utils.measure.profile import traced
 from utils.noise import Noise
 from utils.ranks import distributed, signals
 from utils.ranks.distributed import Dist
-from utils.ranks.notices import Notices
 from utils.rundir.directory import RunDirectory
 from utils.rundir.status import started_again
 from utils.sweep.needed_runs import make_needed_runs
@@ -93,7 +93,7 @@ class Trainer(Problem):
     shard_groups: list[range]  # this rank's shards, one group for each micro-batch
     carries: Carries  # state that slots keep from step to step
     meter: Meter
-    verdicts: Verdicts  # whether recent steps were finite; read late on CUDA
+    agreement: Agreement  # whether recent steps were finite, and requests; read late on CUDA
     sparse: list[SparseSignSGD]
     dense: list[torch.optim.Optimizer]
     schedule: Schedule
@@ -288,7 +288,7 @@ def build_trainer(problem: Problem) -> Trainer:
         shard_groups=shard_groups,
         carries=Carries(shard_groups, lambda: objective.initial_carry(first_shard()[0])),
         meter=Meter(cfg.shards),
-        verdicts=Verdicts(cfg.on_nonfinite, dist.device),
+        agreement=Agreement(cfg.on_nonfinite, dist),
         sparse=build_sparse(cfg.optim.get("sparse"), tables, most_rows, dist, hooks),
         dense=build_dense(cfg.optim.dense, parameters),
         schedule=build_schedule(
@@ -369,7 +369,7 @@ def register_parts(trainer: Trainer) -> Registry:
 
 def origin_of(trainer: Trainer) -> Origin:
     """Returns what a checkpoint records about the run that writes it."""
-    assert trainer.verdicts.all_checked, "a step that may not be finite must not be saved"
+    assert trainer.agreement.all_read, "a step that may not be finite must not be saved"
     base_lr = trainer.dense[-1].param_groups[0]["base_lr"]
     config: Any = OmegaConf.to_container(trainer.cfg)
     return Origin(
@@ -393,8 +393,7 @@ def train(trainer: Trainer) -> None:
         traced(traces, trainer.run.directory, trainer.run.say) as step_is_done,
     ):
         # does what was due when the run was interrupted
-        sums = trainer.dist.sums(trainer.checkpointer.notices().numbers())
-        after_step(trainer, Notices.from_numbers(sums))
+        after_step(trainer, trainer.dist.sums(trainer.checkpointer.requests()))
         clock = restarted_clock(trainer)
         while run_state.step < length.total_steps:
             with clock.waiting():
@@ -406,12 +405,12 @@ def train(trainer: Trainer) -> None:
             logs = is_logged(trainer, run_state.step)
             run_state.evaluation_due = length.evaluates_after(run_state.step)
             pauses = logs or run_state.evaluation_due or trainer.checkpointer.saves_now()
-            if pauses or trainer.verdicts.has_notices:
-                trainer.verdicts.check()  # before anything is logged or saved
+            if pauses or trainer.agreement.has_requests:
+                trainer.agreement.read()  # before anything is logged or saved
             if logs:
                 log(trainer, clock)
                 clock = restarted_clock(trainer)
-            if after_step(trainer, trainer.verdicts.take_notices()):
+            if after_step(trainer, trainer.agreement.take_requests()):
                 clock = restarted_clock(trainer)
         trainer.checkpointer.wait_until_saved()
 
@@ -429,7 +428,12 @@ def is_logged(trainer: Trainer, step: int) -> bool:
 
 def train_step(trainer: Trainer, micro_batches: list[Batch]) -> None:
     """Takes one step: sums gradients over micro-batches and ranks, divides once, then updates."""
-    cfg, objective, sync, verdicts = trainer.cfg, trainer.objective, trainer.sync, trainer.verdicts
+    cfg, objective, sync, agreement = (
+        trainer.cfg,
+        trainer.objective,
+        trainer.sync,
+        trainer.agreement,
+    )
     device, progress = trainer.dist.device, trainer.step / trainer.total_steps
     sync.zero()
     inputs = []
@@ -455,11 +459,10 @@ def train_step(trainer: Trainer, micro_batches: list[Batch]) -> None:
             outputs[-1].loss.backward()
     loss_weights = [out.weight for out in outputs]
     row_grads = [grad for optimizer in trainer.sparse for grad in optimizer.local_grads()]
-    notices = trainer.checkpointer.notices()
-    read_verdict = sync.finish(loss_weights, row_grads, notices, late=verdicts.lag > 0)
-
-    verdicts.add(trainer.step + 1, read_verdict)
-    if reason := verdicts.check(except_last=verdicts.lag):
+    checked = {"the loss's weight": sync.finish(loss_weights)}
+    checked |= {name: p.grad for name, p in sync.parameters.items() if p.grad is not None}
+    agreement.ask(trainer.step + 1, checked, row_grads, trainer.checkpointer.requests())
+    if reason := agreement.read(except_last=agreement.lag):
         skip(trainer, reason)
         return
     for shards, out in zip(trainer.shard_groups, outputs, strict=True):
@@ -507,13 +510,13 @@ def log(trainer: Trainer, clock: Clock) -> None:
     )
 
 
-def after_step(trainer: Trainer, notices: Notices) -> bool:
-    """Evaluates, saves and stops as due, and as the sums of all ranks' notices ask for.
+def after_step(trainer: Trainer, requests: Sequence[float]) -> bool:
+    """Evaluates, saves and stops as due, and as the sums of all ranks' requests say.
 
     Returns whether it evaluated.
     """
     cfg, run_state, checkpointer = trainer.cfg, trainer.run_state, trainer.checkpointer
-    stop, wanted = checkpointer.decide(notices)
+    stop, wanted = checkpointer.decide(requests)
     evaluated = run_state.evaluation_due and not stop
     if evaluated:
         if run_state.step == trainer.total_steps:

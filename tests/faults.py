@@ -41,8 +41,7 @@ from models.decomposition.decompose import Decompose
 from models.language.causal_lm import CausalLM
 from models.latent.compress import Compress
 from models.recursive.act import ActObjective
-from optim import sparse_signsgd
-from optim.sync import base
+from optim import agreement, sparse_signsgd
 from utils.checkpoint import format, resume, writer
 from utils.command import cli
 from utils.ranks import signals
@@ -82,7 +81,7 @@ def main() -> None:
         first, dash, last = when.partition("-")
         plant(what, where, range(int(first), int(last or 10**9 if dash else first) + 1))
     if "FAULT_LATE" in os.environ:
-        base.LAG["cpu"] = 1
+        agreement.LAG["cpu"] = 1
     sys.argv = ["pretrain.py", *arguments]
     cli.main(pretrain.app)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +22,7 @@ from models.frozen import Frozen
 from models.layers import parse_dtype
 from models.objective import Batch, Context, Objective, StepOut
 from optim.replicas import sha256
-from optim.sync.allreduce import Reducer
-from optim.sync.buckets import Bucket
+from optim.sync.allreduce import AllReduce
 from utils.command import cli
 from utils.measure.evaluator import Prediction
 from utils.measure.metrics import Metric
@@ -145,22 +144,22 @@ class WithDropout(Net):
 
 
 def totals_of_one_rank() -> None:
-    Reducer._over_ranks = lambda self, tensor: tensor  # type: ignore[method-assign]
+    AllReduce.over_ranks = lambda self, tensor: tensor  # type: ignore[method-assign]
 
 
 def say_what_travels() -> None:
-    """Names in buckets, and sizes of what rank 0 sends to all."""
-    init, broadcast = Bucket.__init__, Dist.broadcast
+    """Names of gradients, and sizes of what rank 0 sends to all."""
+    zero, broadcast = AllReduce.zero, Dist.broadcast
 
-    def bucket(self: Bucket, parameters: Mapping[str, nn.Parameter], *rest: Any) -> None:
-        print("BUCKET", *parameters, flush=True)
-        init(self, parameters, *rest)
+    def cleared(self: AllReduce) -> None:
+        print("GRADIENTS", *self.parameters, flush=True)
+        zero(self)
 
     def sent(self: Dist, tensor: Tensor) -> None:
         print("BROADCAST", tensor.numel(), flush=True)
         broadcast(self, tensor)
 
-    Bucket.__init__, Dist.broadcast = bucket, sent  # type: ignore[method-assign]
+    AllReduce.zero, Dist.broadcast = cleared, sent  # type: ignore[method-assign]
 
 
 KINDS: dict[str, tuple[type[nn.Module], type[Objective], Callable[[], None]]] = {

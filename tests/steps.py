@@ -11,7 +11,6 @@ from data.stream import ShardStream, train_loader
 from tests.runs import QUIET, config_of
 from utils.checkpoint.resume import Start
 from utils.ranks.distributed import Dist
-from utils.ranks.notices import NONE
 from utils.rundir.directory import RunDirectory
 
 
@@ -19,7 +18,7 @@ def trainer_on(dist: Dist, folder: Path, *arguments: str) -> pretrain.Trainer:
     cfg = config_of(*arguments, *QUIET, f"checkpoint_path={folder}")
     run = RunDirectory(folder, dist)
     trainer = pretrain.build_trainer(pretrain.build_problem(cfg, dist, run, Start()))
-    trainer.checkpointer = SimpleNamespace(notices=lambda: NONE)  # type: ignore[assignment]
+    trainer.checkpointer = SimpleNamespace(requests=lambda: [0.0])  # type: ignore[assignment]
     trainer.objective.train()
     return trainer
 

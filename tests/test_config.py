@@ -73,7 +73,7 @@ def test_the_name_follows_from_what_makes_the_run() -> None:
     )
     assert config_of().run_name != config_of("seed=1").run_name
     assert config_of().run_name != config_of("arch.L_cycles=3").run_name
-    assert config_of().run_name == config_of("sync.bucket_mb=3", "on_nonfinite=skip").run_name, (
+    assert config_of().run_name == config_of("keep=3", "on_nonfinite=skip").run_name, (
         "how a run is computed is not the run"
     )
     assert config_of().run_name != config_of("exact=true").run_name

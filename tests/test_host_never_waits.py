@@ -17,11 +17,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pretrain
-from optim.sync import base
+from optim import agreement
 from tests.runs import FLOAT32, TINY_TRM
 from tests.steps import steps_of, trainer_on
 from utils.ranks.distributed import Dist
-from utils.ranks.notices import NOTICES
 
 FAR = torch.device("meta")
 BFLOAT16 = ["arch.forward_dtype=bfloat16"]
@@ -67,12 +66,9 @@ class FromTheHost(TorchFunctionMode):
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., pretrain.Trainer]:
     """A trainer on a device that is a step behind and cannot be asked."""
-    # a weight, one rank's magnitude, no notice, finite gradients
-    status = [1.0] + [0.0] * (1 + NOTICES) + [1.0] * 1000
-    monkeypatch.setitem(base.LAG, "meta", 1)
-    monkeypatch.setattr(
-        "optim.sync.allreduce.to_host", lambda tensor: lambda: status[: len(tensor)]
-    )
+    monkeypatch.setitem(agreement.LAG, "meta", 1)
+    # all is finite, and nobody asks for anything
+    monkeypatch.setattr(agreement, "to_host", lambda tensor: lambda: [0.0] * len(tensor))
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
     return lambda *arguments: trainer_on(Dist(device=FAR), tmp_path / "run", *arguments)
 
@@ -90,8 +86,8 @@ def test_a_step_asks_the_device_nothing(
 ) -> None:
     trainer = far(*arguments)
     for take in steps_of(trainer, 3):
-        assert trainer.verdicts.all_checked is (trainer.step == 0), (
-            "the newest step's verdict is not read yet"
+        assert trainer.agreement.all_read is (trainer.step == 0), (
+            "the newest step's answers are not read yet"
         )
         with Blocking(), FromTheHost():
             take()
@@ -144,5 +140,5 @@ def test_a_step_on_cuda_does_not_wait(arguments: list[str], tmp_path: Path) -> N
             take()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert not trainer.verdicts.all_checked
-    trainer.verdicts.check()
+    assert not trainer.agreement.all_read
+    trainer.agreement.read()

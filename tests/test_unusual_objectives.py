@@ -213,7 +213,7 @@ def test_a_frozen_half_stays_its_file_and_travels_nowhere(
             }
         }
     for rank in done:
-        assert {name for names in said("BUCKET", rank.stdout) for name in names.split()} == {
+        assert {name for names in said("GRADIENTS", rank.stdout) for name in names.split()} == {
             "model.last.bias",
             "model.last.weight",
         }

@@ -1,203 +1,163 @@
-"""All-reduces gradients in flat buckets, while the last backward pass of a step still runs.
+"""All-reduces the gradients of a step in flat buffers, after its last backward pass.
 
-Once autograd has made a gradient, `p.grad` is a view into a bucket. All ranks send buckets in the
-same fixed order, with zeros for parameters without a gradient, so their messages always match.
+With G_s the gradient of the loss that shard s sums, and w_s the weight of its loss, a step uses
+
+    (G_0 + G_1 + … + G_7) / (w_0 + w_1 + … + w_7)
+
+whichever rank holds which shards: a rank adds up its own, all ranks add up their sums, and one
+division follows. The order of additions, and with it the rounding, depends on the ranks.
+
+With `exact=true` it does not. Each shard has a backward pass of its own, and gradients are added in
+a binary tree over the shards:
+
+    ((G_0 + G_1) + (G_2 + G_3)) + ((G_4 + G_5) + (G_6 + G_7))
+
+If the number of ranks is a power of two that divides the shards, a rank's shards form one branch.
+The rank adds up its branch, and the upper part of the tree adds up the ranks' sums.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
-from pydantic import PositiveFloat
 from torch import Tensor, nn
 
-from optim.sync.base import Sync, Verdict
-from optim.sync.buckets import Bucket, fill_buckets, inverse_weight, magnitude, scale
-from optim.sync.common import Common
-from utils.errors import ConfigError
+from optim.sync.base import Sync
 from utils.ranks.distributed import Dist
-from utils.ranks.notices import NONE, NOTICES, Notices
-from utils.transfer import to_host
 
-LARGE = 1 << 14  # elements from which copying a gradient costs more than the call
-
-
-def build(bucket_mb: PositiveFloat, exact: bool, shards: int) -> Sync:
-    """Builds `sync=allreduce`: the reducer below, or with `exact=true` the one in `exact.py`."""
-    if not exact:
-        return Reducer(bucket_mb)
-    from optim.sync.exact import ExactReducer  # it extends the reducer below
-
-    return ExactReducer(shards, bucket_mb)
+ALIGN = 16  # elements between which gradients start: vectorised kernels want aligned addresses
+PART = 1 << 22  # elements that are summed over ranks at a time in the tree, for the sake of memory
 
 
-class Reducer(Common):
-    """Sums gradients over ranks and divides them once by the global weight."""
+def build(exact: bool, shards: int) -> Sync:
+    """Builds `sync=allreduce`."""
+    return ExactAllReduce(shards) if exact else AllReduce()
+
+
+class AllReduce(Sync):
+    """Every gradient is a view into a flat buffer, one for each dtype, in which autograd
+    accumulates.
+    """
 
     name = "allreduce"
 
-    def __init__(self, bucket_mb: float = 16.0) -> None:
-        if not bucket_mb > 0:
-            raise ConfigError(f"sync.bucket_mb={bucket_mb}: a bucket holds something; try 16")
-        self.buckets: list[Bucket] = []
-        self._bucket_mb = bucket_mb
-        self._bucket_of: dict[str, Bucket] = {}  # by parameter
-        # parameters in the order in which the first step's backward reaches them; None once fixed
-        self._arrivals: dict[str, None] | None = {}
-        self._sending = False
-        self._next = 0  # the number of the next bucket to send
-
     def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
-        """Lays out buckets for the trainable parameters. Returns the objective itself."""
-        self.begin({name: p for name, p in objective.named_parameters() if p.requires_grad}, dist)
-        self._lay_out(reversed(self.parameters))
-        self._prepare()
+        """Lays out the buffers. Returns the objective itself."""
+        super().wrap(objective, dist)
+        self.buffers: list[Tensor] = []
+        self._views: dict[str, Tensor] = {}
+        for dtype in dict.fromkeys(p.dtype for p in self.parameters.values()):
+            named = {name: p for name, p in self.parameters.items() if p.dtype == dtype}
+            sizes = [-(-p.numel() // ALIGN) * ALIGN for p in named.values()]
+            buffer = torch.zeros(sum(sizes), dtype=dtype, device=dist.device)
+            self.buffers.append(buffer)
+            for (name, p), room in zip(named.items(), buffer.split(sizes), strict=True):
+                self._views[name] = room[: p.numel()].view(p.shape)
         self.zero()
         return objective
 
     def zero(self) -> None:
         """Begins a step: clears all gradients."""
-        self._next = 0
-        for bucket in self.buckets:
-            bucket.reset()
-
-    def backward(self, last: bool) -> AbstractContextManager[None]:
-        """Returns a context in which complete buckets are sent at once, if `last`."""
-        return self._overlapping() if last else nullcontext()
-
-    @contextmanager
-    def _overlapping(self) -> Iterator[None]:
-        self._sending = True
-        try:
-            yield
-        finally:
-            self._sending = False
-
-    def finish(
-        self,
-        loss_weights: Sequence[Tensor | float],
-        checked: Sequence[Tensor] = (),
-        notices: Notices = NONE,
-        late: bool = False,
-    ) -> Callable[[], Verdict]:
-        """Sends the remaining buckets and divides the sums. On CUDA the host does not wait."""
-        with self.dist.waiting():
-            self._send_rest(loss_weights, checked, notices)
-            with self._waited.running():
-                for bucket in self.buckets:
-                    bucket.wait()
-        finite = [bucket.finite() for bucket in self.buckets] if late else []
-        status = to_host(torch.cat([self.buckets[-1].tail, *finite]))
-        scale(self.gradients(), inverse_weight(self.buckets[-1].tail[0]))
-        return lambda: self._verdict(status)
-
-    def _verdict(self, status: Callable[[], list[float]]) -> Verdict:
-        with self.dist.waiting():
-            total, magnitudes, noticed, finite = self._split_status(status())
-        bad = [rank for rank, share in enumerate(magnitudes) if not math.isfinite(share)]
-        # magnitudes bound the sums, so gradients are inspected only near an overflow
-        if not bad and math.isfinite(total) and sum(magnitudes) <= 0.99:
-            return Verdict(total, True, [], None, noticed)
-        names = [name for bucket in self.buckets for name in bucket.views]
-        flags = finite or torch.cat([bucket.finite() for bucket in self.buckets]).tolist()
-        is_finite = dict(zip(names, flags, strict=True))
-        first = next((name for name in self.parameters if not is_finite[name]), None)
-        return Verdict(
-            total, not bad and math.isfinite(total) and first is None, bad, first, noticed
-        )
-
-    def _prepare(self) -> None:
+        for buffer in self.buffers:
+            buffer.zero_()
         for name, parameter in self.parameters.items():
-            parameter.register_post_accumulate_grad_hook(self._hook_for(name))
+            parameter.grad = self._views[name]
+
+    def sum_gradients(self) -> None:
+        """Sums the buffers over ranks."""
+        self._gather()
+        for buffer in self.buffers:
+            buffer.copy_(self.over_ranks(buffer))
 
     def gradients(self) -> list[Tensor]:
-        """Returns a flat tensor for each bucket."""
-        return [bucket.grads for bucket in self.buckets]
+        """Returns the buffers."""
+        return self.buffers
 
-    def _sum_over_ranks(self, bucket: Bucket) -> None:
-        bucket.send(self.dist)
+    def _gather(self) -> None:
+        """Takes gradients that somebody has set to None, or to a tensor of their own."""
+        for name, parameter in self.parameters.items():
+            view = self._views[name]
+            if parameter.grad is None:
+                view.zero_()
+            elif parameter.grad is not view:
+                view.copy_(parameter.grad)
+            parameter.grad = view
 
-    def _lay_out(self, order: Iterable[str]) -> None:
-        """Makes buckets of the parameters in this order."""
-        # the status (weight, one number per rank, notices) is sent with the last bucket, which
-        # saves a message
-        ordered = {name: self.parameters[name] for name in order}
-        self.buckets = fill_buckets(
-            ordered,
-            self._bucket_mb,
-            tail=1 + self.dist.world_size + NOTICES,
-            device=self.dist.device,
-        )
-        self._bucket_of = {name: bucket for bucket in self.buckets for name in bucket.parameters}
 
-    def _fix_order(self) -> None:
-        """Lays out buckets again, in the order in which rank 0's first backward pass reached the
-        parameters.
+class ExactAllReduce(AllReduce):
+    """Gradients with the same bits at 1, 2, 4 … ranks that divide the shards."""
 
-        The order in which a net registers its parameters says little, and a bucket that completes
-        late holds up all others. Called before anything is sent, so that every step, also the first
-        one after a resume, adds in the same layout.
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+        # sums of complete branches that wait for their neighbour, each a tensor for every buffer
+        self._branches: list[list[Tensor]] = []
+        self._shards_done = 0
+
+    def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
+        """Lays out the buffers, and the rank's branch of the tree."""
+        ranks = dist.world_size
+        refused = "the configuration check should have refused this"
+        assert ranks & (ranks - 1) == 0, refused
+        assert self._shards % ranks == 0, refused
+        self._merges = merges_after_each(self._shards // ranks)
+        return super().wrap(objective, dist)
+
+    def zero(self) -> None:
+        """Begins a step: clears all gradients."""
+        super().zero()
+        self._branches, self._shards_done = [], 0
+
+    @contextmanager
+    def backward(self, last: bool) -> Iterator[None]:
+        """A context for one shard's passes: its gradients are copied, and added up in the tree."""
+        yield
+        self._gather()
+        self._branches.append([buffer.clone() for buffer in self.buffers])
+        super().zero()
+        for _ in range(self._merges[self._shards_done]):
+            right = self._branches.pop()
+            torch._foreach_add_(self._branches[-1], right)
+        self._shards_done += 1
+
+    def sum_gradients(self) -> None:
+        """Sums this rank's branch over ranks."""
+        seen = f"{self._shards_done} of {len(self._merges)} shards were seen"
+        assert len(self._branches) == 1, seen
+        for buffer, branch in zip(self.buffers, self._branches.pop(), strict=True):
+            for part, own in zip(buffer.split(PART), branch.split(PART), strict=True):
+                part.copy_(self.over_ranks(own))
+
+    def over_micro_batches(self, rows: Sequence[Tensor]) -> Tensor:
+        """Returns the sum of this rank's branch."""
+        return tree_sum(rows)
+
+    def over_ranks(self, tensor: Tensor) -> Tensor:
+        """Adds up the ranks' tensors in the tree. Each rank adds one slice and gathers the others,
+        which is the traffic of an ordinary all-reduce.
         """
-        arrived = list(self._arrivals or ())
-        rest = [name for name in reversed(self.parameters) if name not in set(arrived)]
-        if self.parameters:
-            self._lay_out(self.dist.broadcast_text("\n".join(arrived + rest)).split("\n"))
-        else:
-            self._lay_out([])
-        self._arrivals = None
+        ranks, size = self.dist.world_size, tensor.numel()
+        if ranks == 1:
+            return tensor
+        padded = torch.nn.functional.pad(tensor, (0, -size % ranks))
+        slices = self.dist.all_to_all(padded).view(ranks, -1)
+        return torch.cat(self.dist.all_gather(tree_sum(list(slices))))[:size]
 
-    def _hook_for(self, name: str) -> Callable[[Tensor], None]:
-        def on_gradient(parameter: Tensor) -> None:
-            if self._arrivals is not None:
-                self._arrivals.pop(name, None)  # the last micro-batch counts
-                self._arrivals[name] = None
-                return
-            bucket = self._bucket_of[name]
-            if bucket.sent:
-                raise RuntimeError(
-                    f"a gradient of {name} arrived after its bucket was sent; only the last"
-                    " backward of a step is last=True"
-                )
-            if not self._sending or parameter.numel() >= LARGE:
-                # large gradients at once, while they are in the cache; small ones together, to
-                # save calls
-                bucket.move_in([name])
-            if not self._sending:
-                return
-            bucket.missing.discard(name)
-            if not bucket.missing:
-                self._send_complete()
 
-        return on_gradient
+def tree_sum(leaves: Sequence[Tensor]) -> Tensor:
+    """Returns the sum of the leaves, added in a binary tree that halves them recursively."""
+    if len(leaves) == 1:
+        return leaves[0]
+    middle = len(leaves) // 2
+    return tree_sum(leaves[:middle]) + tree_sum(leaves[middle:])
 
-    def _send_complete(self) -> None:
-        """Sends complete buckets in order, except the last one, which waits for the status."""
-        while self._next < len(self.buckets) - 1 and not self.buckets[self._next].missing:
-            self._send(self.buckets[self._next])
 
-    def _send(self, bucket: Bucket) -> None:
-        bucket.close()
-        self._sum_over_ranks(bucket)
-        self._next += 1
-
-    def _send_rest(
-        self, loss_weights: Sequence[Tensor | float], checked: Sequence[Tensor], notices: Notices
-    ) -> None:
-        if self._arrivals is not None:
-            self._fix_order()
-        while self._next < len(self.buckets) - 1:
-            self._send(self.buckets[self._next])
-        last = self.buckets[-1]
-        last.close()
-        last.tail.copy_(
-            self._status(
-                loss_weights,
-                [bucket.magnitude for bucket in self.buckets] + [magnitude(t) for t in checked],
-                notices,
-            )
-        )
-        self._sum_over_ranks(last)
-        self._next += 1
+def merges_after_each(leaves: int) -> list[int]:
+    """Returns, for each leaf in order, how many additions of the tree can follow it."""
+    if leaves == 1:
+        return [0]
+    middle = leaves // 2
+    merges = merges_after_each(middle) + merges_after_each(leaves - middle)
+    merges[-1] += 1
+    return merges

@@ -1,102 +1,23 @@
-"""The contract of a sync, which sums gradients over ranks, and the verdicts on its sums."""
+"""The base of all syncs, which sum gradients over ranks: their contract, statistics and norms."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from utils.checkpoint.format import RowRange
-from utils.errors import RunError
 from utils.ranks.distributed import Dist
-from utils.ranks.notices import NONE, Notices
 
-LAG = {"cuda": 1}  # steps after which a verdict is read
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a step's gradients are finite, and what came with them; the same on all ranks."""
-
-    weight: float  # the global loss weight that gradients were divided by
-    finite: bool  # if False, the weights must not be updated
-    bad_ranks: list[int]  # ranks whose own gradients (dense or checked) or weight were not finite
-    bad_parameter: str | None  # the first parameter whose summed gradient is not finite
-    notices: Notices = NONE  # summed over ranks
-
-    @property
-    def problem(self) -> str:
-        """Says which gradient is not finite, and on which ranks."""
-        where = (
-            f"the gradient is not finite, first seen in {self.bad_parameter or 'a sparse table'}"
-        )
-        if not self.bad_ranks:
-            return f"{where}, in the sum over ranks alone, which overflowed"
-        return f"{where} and on rank {', '.join(map(str, self.bad_ranks))}"
+SPANS = 500  # measured on CUDA before the older half is added up
 
 
-class Verdicts:
-    """The verdicts on the last steps. All ranks read the same verdicts at the same points.
-
-    On CUDA, the host reads a step's verdict during the next step, when a bad update has already
-    been made. With `on_nonfinite=raise` that does no harm: the run ends, and every verdict is read
-    before anything is logged, evaluated or saved. With `on_nonfinite=skip` the run goes on, so the
-    host waits for each step's verdict.
-    """
-
-    def __init__(self, policy: str, device: torch.device) -> None:
-        self.lag = LAG.get(device.type, 0) if policy == "raise" else 0
-        self._policy = policy
-        self._unread: deque[tuple[int, Callable[[], Verdict]]] = deque()
-        self._notices = NONE
-
-    @property
-    def all_checked(self) -> bool:
-        """Whether the verdict on every step so far has been read."""
-        return not self._unread
-
-    @property
-    def has_notices(self) -> bool:
-        """Whether any rank has sent a notice since the last `take_notices`."""
-        return bool(self._notices)
-
-    def add(self, step: int, read: Callable[[], Verdict]) -> None:
-        """Adds the newest step; `read` waits for its verdict."""
-        self._unread.append((step, read))
-
-    def check(self, except_last: int = 0) -> str:
-        """Reads the verdicts on all steps except the last few.
-
-        Returns why the newest step must be skipped, or an empty string; with `on_nonfinite=raise`,
-        raises the error that ends the run instead.
-        """
-        while len(self._unread) > except_last:
-            step, read = self._unread.popleft()
-            verdict = read()
-            self._notices += verdict.notices
-            if verdict.finite:
-                continue
-            if self._policy == "raise":
-                raise RunError(
-                    f"on_nonfinite=raise: step {step}: {verdict.problem}; lower lr, set grad_clip,"
-                    " or use on_nonfinite=skip"
-                )
-            return verdict.problem
-        return ""
-
-    def take_notices(self) -> Notices:
-        """Returns the notices that ranks sent with the steps checked since the last call."""
-        notices, self._notices = self._notices, NONE
-        return notices
-
-
-class Sync(Protocol):
-    """Keeps ranks in step.
+class Sync:
+    """Keeps ranks in step. This base assumes that every rank holds whole tensors; syncs that differ
+    override methods.
 
     In each step, all ranks call `zero`, `sum_statistics`, `backward` around each micro-batch,
     `finish`, and `clip` if gradients are clipped, in this order.
@@ -108,53 +29,86 @@ class Sync(Protocol):
     # The choice of `sync=` that builds it. A class that `_target_` names writes it as a literal,
     # and `splits_weights` too if it is true: the configuration is checked before any import.
     name: str
-    splits_weights: bool  # whether each rank keeps only a share of every parameter
+    splits_weights = False  # whether each rank keeps only a share of every parameter
     # from `wrap` on: what is optimised and averaged, whole or this rank's share of each
     parameters: dict[str, nn.Parameter]
+    dist: Dist
 
     def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
         """Prepares the objective for this sync and returns the module that training calls.
 
         Called once, before any optimizer is built. All else calls the objective itself.
         """
-        ...
+        self.begin({name: p for name, p in objective.named_parameters() if p.requires_grad}, dist)
+        return objective
+
+    def begin(self, parameters: Mapping[str, nn.Parameter], dist: Dist) -> None:
+        """Sets the parameters to optimise and the ranks. Called by `wrap`."""
+        self.parameters, self.dist = dict(parameters), dist
+        self._waited = Stopwatch(dist.device)
 
     def zero(self) -> None:
         """Begins a step: clears all gradients."""
-        ...
+        for parameter in self.parameters.values():
+            parameter.grad = None
 
     def sum_statistics(self, statistics: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Sums an objective's statistics, given for each micro-batch, over these and over ranks.
 
         Communicates nothing if there are none.
         """
-        ...
+        if not any(statistics):
+            return {}
+        like = statistics[0]
+        names = sorted(like)
+        assert all(sorted(each) == names for each in statistics), (
+            "statistics must have the same names in every micro-batch"
+        )
+
+        def in_one_row(named: Mapping[str, Tensor]) -> Tensor:
+            values = [named[name].detach() for name in names]
+            wide = [value.to(self.dist.device, torch.float64).flatten() for value in values]
+            return torch.cat(wide)
+
+        rows = [in_one_row(each) for each in statistics]
+        with self._waited.running():
+            total = self.over_ranks(self.over_micro_batches(rows))
+        pieces = total.split([like[name].numel() for name in names])
+        return {
+            name: piece.view_as(like[name]).to(like[name].dtype)
+            for name, piece in zip(names, pieces, strict=True)
+        }
 
     def backward(self, last: bool) -> AbstractContextManager[None]:
         """Returns a context for the forward and backward pass of one micro-batch.
 
         `last` says that it is the last one of the step.
         """
-        ...
+        return nullcontext()
 
-    def finish(
-        self,
-        loss_weights: Sequence[Tensor | float],
-        checked: Sequence[Tensor] = (),
-        notices: Notices = NONE,
-        late: bool = False,
-    ) -> Callable[[], Verdict]:
-        """Divides the gradients, summed over ranks, by the global weight.
+    def finish(self, loss_weights: Sequence[Tensor | float]) -> Tensor:
+        """Sums gradients over ranks and divides them by the global loss weight, which it returns.
+        On CUDA the host does not wait.
 
-        Returns a function that waits for the device and returns the verdict.
-
-        Args:
-            loss_weights: the loss weight of each micro-batch of this rank.
-            checked: more of this rank's gradients that must be finite, such as table rows.
-            notices: this rank's notices to all others, summed over ranks as well.
-            late: the verdict is read once the next step has begun, which overwrites the gradients.
+        `loss_weights` are those of this rank's micro-batches.
         """
-        ...
+        with self.dist.waiting(), self._waited.running():
+            self.sum_gradients()
+            weights = [
+                torch.as_tensor(weight, dtype=torch.float32, device=self.dist.device).view(1)
+                for weight in loss_weights
+            ]
+            weight = self.over_ranks(self.over_micro_batches(weights))
+        divide(self.gradients(), weight)
+        return weight
+
+    def sum_gradients(self) -> None:
+        """Sums gradients over ranks, unless that is done by now; a parameter without a gradient
+        gets a zero.
+        """
+        for parameter in self.parameters.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
 
     def clip(self, max_norm: float, names: Collection[str] | None = None) -> Tensor:
         """Scales dense gradients, all or those of these parameters, to a norm of at most `max_norm`
@@ -163,14 +117,26 @@ class Sync(Protocol):
         Gradients of table rows are not scaled: their optimizer uses only signs. Returns the norm
         before scaling, still on the device.
         """
-        ...
+        grads = self.gradients() if names is None else self._grads_of(names)
+        norm = self.norm(grads)
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        if factor.device.type == "cpu" and factor == 1:  # saves a pass; a GPU would be waited for
+            return norm
+        for grad in grads:
+            grad.mul_(factor)
+        return norm
 
     def norm(self, tensors: Sequence[Tensor]) -> Tensor:
         """Returns the norm of tensors that are laid out as `parameters`, over all ranks' shares.
 
         All ranks call it together. The result stays on the device.
         """
-        ...
+        # at least float32, because sums of squares overflow in half precision
+        wide = [
+            torch.linalg.vector_norm(t, dtype=torch.promote_types(t.dtype, torch.float32))
+            for t in tensors
+        ]
+        return torch.linalg.vector_norm(torch.stack(wide))
 
     def row_range(self, name: str, ndim: int) -> RowRange | None:
         """Returns which rows of a tensor this rank holds, or None if every rank holds all of it.
@@ -178,8 +144,74 @@ class Sync(Protocol):
         Called for parameters, averages and optimizer states, which a checkpoint stores whole;
         `name` is the tensor's name there.
         """
-        ...
+        return None
 
     def take_wait_s(self) -> float:
-        """Returns the seconds spent waiting for other ranks' gradients since the last call."""
-        ...
+        """Returns the seconds spent, since the last call, waiting for gradients after the backward
+        pass and for statistics.
+        """
+        return self._waited.read()
+
+    def gradients(self) -> list[Tensor]:
+        """Returns the gradients, for dividing and clipping."""
+        return self._grads_of(self.parameters)
+
+    def _grads_of(self, names: Collection[str]) -> list[Tensor]:
+        grads = (self.parameters[name].grad for name in names)
+        return [grad for grad in grads if grad is not None]
+
+    def over_micro_batches(self, rows: Sequence[Tensor]) -> Tensor:
+        """Returns the sum of what this rank has for each of its micro-batches."""
+        return torch.stack(list(rows)).sum(0)
+
+    def over_ranks(self, tensor: Tensor) -> Tensor:
+        """Returns the sum over ranks; may overwrite the tensor."""
+        self.dist.all_reduce(tensor)
+        return tensor
+
+
+def divide(grads: Iterable[Tensor], weight: Tensor) -> None:
+    """Divides gradients in place, in at least float32; by a weight that is 0 or not finite, it
+    makes them 0.
+    """
+    factor = (1 / weight.double()).nan_to_num(0.0, 0.0, 0.0)
+    for grad in grads:
+        wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
+        grad.copy_(wide.mul_(factor.to(wide.dtype)))  # copies nothing if `wide` is `grad`
+
+
+class Stopwatch:
+    """Adds up time spent waiting; on CUDA by events, so that the host does not wait to measure."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._seconds = 0.0
+        self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A context whose time is counted: the host's, or on CUDA the stream's."""
+        if not self._cuda:
+            start = time.perf_counter()
+            yield
+            self._seconds += time.perf_counter() - start
+            return
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        yield
+        end.record()
+        self._spans.append((begin, end))
+        if len(self._spans) == 2 * SPANS:  # events must not pile up until somebody reads
+            self._add(self._spans[:SPANS])
+            del self._spans[:SPANS]
+
+    def read(self) -> float:
+        """Returns the seconds counted since the last call."""
+        self._add(self._spans)
+        seconds, self._seconds, self._spans = self._seconds, 0.0, []
+        return seconds
+
+    def _add(self, spans: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> None:
+        for begin, end in spans:
+            end.synchronize()
+            self._seconds += begin.elapsed_time(end) / 1000

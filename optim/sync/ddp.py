@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Annotated, Any
@@ -15,16 +15,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Doc
 
-from optim.sync.base import Verdict
-from optim.sync.buckets import magnitude
-from optim.sync.common import Common
+from optim.sync.base import Sync
 from utils.errors import ConfigError, RunError
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
-from utils.ranks.notices import NONE, Notices
 
 
-class DDP(Common):
+class DDP(Sync):
     """Wraps the training pass of an objective. Buffers, such as sparse tables, are not synced."""
 
     name = "ddp"
@@ -69,22 +66,16 @@ class DDP(Common):
         with self.dist.waiting() if last else alone:
             yield
 
-    def finish(
-        self,
-        loss_weights: Sequence[Tensor | float],
-        checked: Sequence[Tensor] = (),
-        notices: Notices = NONE,
-        late: bool = False,
-    ) -> Callable[[], Verdict]:
-        """Checks that DDP has sent every gradient, then divides. DDP's own error would come only
-        in the next step, and fill a page.
+    def sum_gradients(self) -> None:
+        """Checks that DDP has sent every gradient. Its own error would come only in the next step,
+        and fill a page.
         """
         if self._missing and not self._finds_unused:
             raise RunError(
                 "sync.find_unused_parameters=false: the last micro-batch of a step left parameters"
                 " without a gradient; set sync.find_unused_parameters=true, or use sync=allreduce"
             )
-        return super().finish(loss_weights, checked, notices, late)
+        super().sum_gradients()
 
     def _make_ddp(self) -> DistributedDataParallel:
         known = inspect.signature(DistributedDataParallel).parameters
@@ -106,9 +97,8 @@ class DDP(Common):
         return net
 
     def _sum(self, bucket: c10d.GradBucket) -> torch.futures.Future[Tensor]:
-        """Sums a bucket over ranks, in place of DDP's mean, and notes this rank's magnitude."""
+        """Sums a bucket over ranks, in place of DDP's mean."""
         flat = bucket.buffer()
-        self.magnitudes.append(magnitude(flat))
         self._missing -= sum(gradient.numel() for gradient in bucket.gradients())
         work = c10d.all_reduce(flat, group=distributed.group(self.dist), async_op=True)
         return work.get_future().then(lambda done: done.value()[0])

@@ -7,7 +7,7 @@ share is what `Tensor.chunk` returns along the first dimension, so it may be emp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -18,8 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from typing_extensions import Doc
 
-from optim.sync.buckets import magnitude
-from optim.sync.common import Common
+from optim.sync.base import Sync
 from optim.sync.ddp import with_loss
 from utils.checkpoint.format import RowRange
 from utils.errors import ConfigError
@@ -27,7 +26,7 @@ from utils.ranks import distributed
 from utils.ranks.distributed import Dist
 
 
-class FSDP(Common):
+class FSDP(Sync):
     """Splits every block of the net by itself, and all other parameters as one outer unit. Calls of
     the objective that need weights go through the outer unit.
     """
@@ -70,7 +69,7 @@ class FSDP(Common):
             module for module in root.modules() if isinstance(module, FSDPModule)
         ]
         for unit in self._units:
-            unit.set_custom_reduce_scatter(SummingReduceScatter(self._record))
+            unit.set_custom_reduce_scatter(SummingReduceScatter())
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
         # tied parameters have several names
@@ -85,14 +84,12 @@ class FSDP(Common):
             if p.requires_grad
         }
         self.begin(shares, dist)
-        self._own_magnitude = torch.zeros((), device=dist.device)
         self._route_calls(objective)
         return objective
 
     def zero(self) -> None:
         """Begins a step: clears all gradients."""
         super().zero()
-        self._own_magnitude.zero_()
         for parameter in self._split.values():
             parameter.grad = None
 
@@ -119,25 +116,19 @@ class FSDP(Common):
         first = min(self.dist.rank * -(-len(owner) // self.dist.world_size), len(owner))
         return RowRange(first, first + len(owner.to_local()), len(owner))
 
-    def collect_gradients(self) -> None:
+    def sum_gradients(self) -> None:
+        """Gives each share its gradient, which FSDP has summed."""
         for name, share in self.parameters.items():
             grad = self._split[name].grad
             share.grad = torch.zeros_like(share) if grad is None else grad.to_local()
-        # a single rank sends nothing, so `_record` is not called
-        self.magnitudes = (
-            [self._own_magnitude]
-            if self.dist.world_size > 1
-            else [magnitude(grad) for grad in self.gradients()]
-        )
 
-    def _norm_over_ranks(self, norm: Tensor) -> Tensor:
+    def norm(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Returns the norm of shares over all ranks."""
+        norm = super().norm(tensors)
         square = norm.double().square()
         with self.dist.waiting():
             self.dist.all_reduce(square)
         return square.sqrt().to(norm.dtype)
-
-    def _record(self, added: Tensor) -> None:
-        torch.maximum(self._own_magnitude, magnitude(added), out=self._own_magnitude)
 
     def _route_calls(self, objective: Any) -> None:
         """Makes calls of the objective go through the outer unit, whose hooks gather weights."""
@@ -188,12 +179,9 @@ class OuterUnit(nn.Module):
 
 
 class SummingReduceScatter:
-    """A reduce-scatter that sums, whatever `op` FSDP asks for, and passes `record` what this rank
-    adds.
-    """
+    """A reduce-scatter that sums, whatever `op` FSDP asks for."""
 
-    def __init__(self, record: Callable[[Tensor], None]) -> None:
-        self._record = record
+    def __init__(self) -> None:
         # PyTorch 2.13 warns about the older name
         self._reduce = getattr(c10d, "reduce_scatter_single", None) or c10d.reduce_scatter_tensor
 
@@ -209,7 +197,6 @@ class SummingReduceScatter:
         op: Any,
         async_op: bool = False,
     ) -> Any:
-        self._record(input_tensor)
         return self._reduce(
             output_tensor, input_tensor, group=group, op=c10d.ReduceOp.SUM, async_op=async_op
         )

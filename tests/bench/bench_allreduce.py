@@ -1,4 +1,4 @@
-"""Gradient reduction on 2 gloo ranks: our buckets, one blocking call per parameter, DDP; and whole
+"""Gradient reduction on 2 gloo ranks: our buffer, one blocking call per parameter, DDP; and whole
 steps, with FSDP as well.
 
     python -m tests.bench.bench_allreduce
@@ -21,7 +21,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from operator import truediv
 from typing import Any
@@ -37,8 +36,8 @@ from models.objective import Context, Objective
 from models.recursive.hrm import HRM
 from models.recursive.trm import TRM
 from optim.builtin import adamw
-from optim.sync.allreduce import Reducer
-from optim.sync.common import Common
+from optim.sync.allreduce import AllReduce
+from optim.sync.base import Sync
 from optim.sync.ddp import DDP
 from optim.sync.fsdp import FSDP
 from tests.ranks import ROOT, check_ended_well, run_ranks
@@ -53,7 +52,6 @@ ROUNDS = int(os.environ.get("ROUNDS", "25"))
 ROWS, TOKENS, STEPS = 2, 128, 4
 # what is freed goes back at once, so that what is held is what is needed
 PRECISE = {"MALLOC_MMAP_THRESHOLD_": "1000000"}
-BUCKET_MB = float(os.environ.get("BUCKET_MB", "16"))
 Step = Callable[[Tensor], tuple[float, float]]  # the seconds of a rank by each of CLOCKS
 CLOCKS = {"clock": c10d.ReduceOp.MAX, "CPU": c10d.ReduceOp.SUM}
 
@@ -112,7 +110,7 @@ class Clocks:
 
 
 def ours(net: nn.Module, dist: Dist) -> Step:
-    reducer = Reducer(BUCKET_MB)
+    reducer = AllReduce()
     reducer.wrap(net, dist)
 
     def step(tokens: Tensor) -> tuple[float, float]:
@@ -121,7 +119,7 @@ def ours(net: nn.Module, dist: Dist) -> Step:
         reducer.zero()
         with reducer.backward(last=True):
             loss.backward()
-        reducer.finish([1.0])()
+        reducer.finish([1.0])
         return start.passed()
 
     return step
@@ -175,23 +173,16 @@ def language_model() -> Objective:
     return CausalLM(GPT(Spec(vocab_size=8192, seq_len=TOKENS), **arch))
 
 
-class PerParameter(Common):
+class PerParameter(Sync):
     """One blocking call for each, after backward."""
 
-    def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
-        self.begin(dict(objective.named_parameters()), dist)
-        return objective
-
-    def backward(self, last: bool) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def collect_gradients(self) -> None:
+    def sum_gradients(self) -> None:
         for parameter in self.parameters.values():
             self.dist.all_reduce(parameter.grad)
 
 
 SYNCS: dict[str, Callable[[], Any]] = {
-    "allreduce": Reducer,
+    "allreduce": AllReduce,
     "ddp": DDP,
     "fsdp": FSDP,
     "per parameter": PerParameter,
@@ -215,7 +206,7 @@ def whole_steps(way: str, dist: Dist) -> None:
         with sync.backward(last=True):
             out = wrapped(batch, None, context)
             out.loss.backward()
-        assert sync.finish([out.weight])().finite
+        sync.finish([out.weight])
         optimizer.step()
         dist.barrier()
         times.append(start.passed()[0])

@@ -32,7 +32,6 @@ from typing import Any
 import torch
 
 import pretrain
-from optim.sync.buckets import Bucket
 from tests.bench.ring import Links, Timeline
 from tests.ranks import check_ended_well, run_ranks
 from tests.steps import steps_of, trainer_on
@@ -98,7 +97,7 @@ def compared(dist: Dist, net: str, share: int, rounds: int) -> dict[str, Any]:
             trainer_for(Dist(device=dist.device), own, net, share, shards),
         )
         many, one = steps_of(together, 10**6), steps_of(alone, 10**6)
-        turn(dist, many, 2), turn(dist, one, 1)  # the order of buckets is learnt in the first step
+        turn(dist, many, 2), turn(dist, one, 1)
         together.sync.take_wait_s()
         rows = []
         for _ in range(rounds):
@@ -128,13 +127,13 @@ def compared(dist: Dist, net: str, share: int, rounds: int) -> dict[str, Any]:
 
 
 def watched(dist: Dist, alone: pretrain.Trainer, steps: Iterator[Callable[[], None]]) -> Timeline:
-    """A step of one process, and when each bucket may leave."""
+    """A step of one process, and when each buffer may leave."""
     sync: Any = alone.sync
-    send, backward, ended, buckets = sync._sum_over_ranks, sync.backward, [], []
+    send, backward, ended, buffers = sync.over_ranks, sync.backward, [], []
 
-    def leaving(bucket: Bucket) -> None:
-        buckets.append((now(dist) - start, bucket.flat.nbytes))
-        send(bucket)
+    def leaving(buffer: torch.Tensor) -> torch.Tensor:
+        buffers.append((now(dist) - start, buffer.nbytes))
+        return send(buffer)
 
     @contextmanager
     def passing(last: bool) -> Iterator[None]:
@@ -142,13 +141,13 @@ def watched(dist: Dist, alone: pretrain.Trainer, steps: Iterator[Callable[[], No
             yield
         ended.append(now(dist) - start)
 
-    sync._sum_over_ranks, sync.backward = leaving, passing
+    sync.over_ranks, sync.backward = leaving, passing
     dist.barrier()
     start = time.perf_counter()
     next(steps)()
     whole = now(dist) - start
-    sync._sum_over_ranks, sync.backward = send, backward
-    return Timeline(ended[-1], whole, buckets)
+    sync.over_ranks, sync.backward = send, backward
+    return Timeline(ended[-1], whole, buffers)
 
 
 def backend_speed(dist: Dist) -> dict[str, float]:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from optim.builtin import adamw
 from optim.ema import EMA
 from optim.optimizer_state import OptimizerState
-from optim.sync.common import Common
+from optim.sync.base import Sync
 from utils.checkpoint import reader, resume
 from utils.checkpoint.registry import Origin, Registry
 from utils.checkpoint.writer import Writer
@@ -53,7 +53,7 @@ class State:
         self.weights = weights(width)
         self.optimizer = adamw([*self.weights.items()], lr=0.1)
         self.ema = EMA(self.weights, {}, 0.999)
-        sync = Common()
+        sync = Sync()
         sync.begin({}, dist)
         self.registry = Registry(lambda: Origin({}, "x", None, 0.1, {}), sync)
         memory = OptimizerState([self.optimizer])

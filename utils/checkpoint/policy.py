@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -14,8 +14,8 @@ from utils.checkpoint.reader import digest
 from utils.checkpoint.registry import Registry
 from utils.checkpoint.writer import Writer
 from utils.errors import RunError
+from utils.ranks import signals
 from utils.ranks.distributed import Dist
-from utils.ranks.notices import Notices
 
 # bytes of the largest checkpoints that are hashed for the report; the second with exact=true
 DIGEST_BYTES, EXACT_BYTES = 64 << 20, 1 << 30
@@ -74,8 +74,10 @@ class Checkpointer:
                 f" {'lowest' if metric.lower_is_better else 'highest'} {metric.name}"
             )
 
-    def notices(self) -> Notices:
-        """Returns this rank's notices to all others."""
+    def requests(self) -> list[float]:
+        """Returns this rank's requests to all others, each 0 or 1: to stop, by signal; to save; and
+        to end because saves fail, or because the directory is lost.
+        """
         minutes = self._config.checkpoint_minutes
         due = (
             self._run.dist.is_main
@@ -83,18 +85,21 @@ class Checkpointer:
             and time.monotonic() - self._saved_at > 60 * minutes
         )
         failing = self._writer.failures >= FAILED_SAVES
-        return Notices.of_this_rank(due, failing, bool(self._run.lost()))
+        return [*signals.flags(), float(due), float(failing), float(bool(self._run.lost()))]
 
-    def decide(self, sums: Notices) -> tuple[int, bool]:
+    def decide(self, requests: Sequence[float]) -> tuple[int, bool]:
         """Returns the signal that stops the run, or 0, and whether it is time to save.
 
-        Called with the sums of all ranks' notices, so all ranks decide the same.
+        Called with the sums of all ranks' requests, so all ranks decide the same.
         """
-        if sums.directory_is_lost:
+        if not any(requests):
+            return 0, False
+        *flags, due, failing, lost = requests
+        if lost:
             self._give_up("its directory was gone for a moment; see that it stays")
-        if sums.saves_fail:
+        if failing:
             self._give_up(f"{FAILED_SAVES} saves in a row failed; {REMEDY}")
-        return sums.signal(), bool(sums.save_is_due)
+        return signals.agreed_signal(flags), bool(due)
 
     def saves_now(self) -> bool:
         """Returns whether the step count alone asks for a checkpoint."""

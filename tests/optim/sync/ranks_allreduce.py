@@ -10,19 +10,19 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from models.sparse_embedding import SparseEmbedding, SplitEmbedding
+from optim.agreement import Agreement
 from optim.replicas import broadcast_from_rank_0, check_same
 from optim.sparse_signsgd import SparseSignSGD
-from optim.sync.allreduce import Reducer
-from optim.sync.exact import ExactReducer
+from optim.sync.allreduce import AllReduce, ExactAllReduce
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
-from utils.ranks.notices import Notices
 
 SHARDS = 8
 ALONE = Dist()
@@ -68,26 +68,24 @@ def reduced(net: nn.Module, dist: Dist, step: int, parts: int) -> dict[str, Tens
         torch.stack([shard_loss(net, step, shard) for shard in part]).sum().backward()
     with reducer.backward(last=True):
         torch.stack([shard_loss(net, step, shard) for shard in owned[-1]]).sum().backward()
-    verdict = reducer.finish([torch.tensor(4.0 * len(dist.owned_shards(SHARDS)))])()
-    assert verdict.finite, verdict
-    assert verdict.weight == 4.0 * SHARDS, verdict
+    assert reducer.finish([torch.tensor(4.0 * len(dist.owned_shards(SHARDS)))]) == 4.0 * SHARDS
     return {name: p.grad.clone() for name, p in net.named_parameters()}
 
 
-reducers: dict[nn.Module, Reducer] = {}
+reducers: dict[nn.Module, AllReduce] = {}
 
 
-def reducer_of(net: nn.Module, dist: Dist, bucket_mb: float = 16.0) -> Reducer:
-    reducer = Reducer(bucket_mb)
+def reducer_of(net: nn.Module, dist: Dist) -> AllReduce:
+    reducer = AllReduce()
     assert reducer.wrap(net, dist) is net
     return reducer
 
 
 def gradients_equal_one_process(dist: Dist) -> None:
-    """Any number of ranks, micro-batches and buckets gives the gradients of one process."""
-    for bucket_mb, reach_all in ((0.001, False), (0.001, True), (16, True)):
+    """Any number of ranks and micro-batches gives the gradients of one process."""
+    for reach_all in (False, True):
         alone, net = build_net(reach_all), build_net(reach_all)
-        reducers[alone], reducers[net] = reducer_of(alone, ALONE), reducer_of(net, dist, bucket_mb)
+        reducers[alone], reducers[net] = reducer_of(alone, ALONE), reducer_of(net, dist)
         for step, parts in enumerate((1, 2, 1)):
             expected, got = reduced(alone, ALONE, step, 1), reduced(net, dist, step, parts)
             for name in expected:
@@ -113,7 +111,7 @@ def exact_gradients_have_the_bits_of_one_process(dist: Dist) -> None:
     bits = []
     for place in (ALONE, dist):
         net = build_net()
-        reducer = ExactReducer(SHARDS, bucket_mb=0.001)
+        reducer = ExactAllReduce(SHARDS)
         reducer.wrap(net, place)
         for step in range(2):
             reducer.zero()
@@ -123,18 +121,11 @@ def exact_gradients_have_the_bits_of_one_process(dist: Dist) -> None:
                     shard_loss(net, step, shard).backward()
             is_last = place.rank == place.world_size - 1
             time.sleep(0.2 * (step == 0 and place is dist and is_last))
-            verdict = reducer.finish(
-                [torch.tensor(0.1 * (shard + 1)) for shard in owned],
-                notices=Notices(sigterm=1.0, save_is_due=float(place.rank)),
-            )()
-            assert verdict.finite, verdict
+            weight = reducer.finish([torch.tensor(0.1 * (shard + 1)) for shard in owned])
             if step == 0 and not is_last:
                 assert reducer.take_wait_s() > 0.1
-            assert verdict.notices == Notices(
-                sigterm=place.world_size, save_is_due=sum(range(place.world_size))
-            ), verdict
             reducer.clip(0.5)
-            bits.append([verdict.weight, *(p.grad.clone() for p in net.parameters())])
+            bits.append([weight, *(p.grad.clone() for p in net.parameters())])
     for alone, together in zip(bits[:2], bits[2:], strict=True):
         assert alone[0] == together[0]
         assert all(torch.equal(a, b) for a, b in zip(alone[1:], together[1:], strict=True))
@@ -152,7 +143,7 @@ def statistics_are_totals(dist: Dist) -> None:
         )
         return {"values": values, "count": torch.tensor(shard + 1)}
 
-    owned, alone = dist.owned_shards(SHARDS), ExactReducer(SHARDS)
+    owned, alone = dist.owned_shards(SHARDS), ExactAllReduce(SHARDS)
     alone.wrap(build_net(), ALONE)
     expected = alone.sum_statistics([found(shard) for shard in range(SHARDS)])
     in_order = sum(found(shard)["values"] for shard in range(SHARDS))
@@ -160,8 +151,8 @@ def statistics_are_totals(dist: Dist) -> None:
         "the values must be such that the order matters"
     )
     assert expected["count"] == sum(range(SHARDS + 1))
-    for reducer in (Reducer(), ExactReducer(SHARDS)):
-        if isinstance(reducer, ExactReducer) and SHARDS % dist.world_size:
+    for reducer in (AllReduce(), ExactAllReduce(SHARDS)):
+        if isinstance(reducer, ExactAllReduce) and SHARDS % dist.world_size:
             continue
         reducer.wrap(build_net(), dist)
         got = reducer.sum_statistics([found(shard) for shard in owned])
@@ -171,7 +162,7 @@ def statistics_are_totals(dist: Dist) -> None:
         }
         torch.testing.assert_close(got, expected)
         assert torch.equal(got["values"], expected["values"]) or not isinstance(
-            reducer, ExactReducer
+            reducer, ExactAllReduce
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(distributed.c10d, "all_reduce", None)
@@ -182,69 +173,57 @@ def statistics_are_totals(dist: Dist) -> None:
 def uneven_participation(dist: Dist) -> None:
     """Ranks reach different parameters in different order; one has no backward at all."""
     a, b = nn.Parameter(torch.zeros(1000)), nn.Parameter(torch.zeros(1000))
-    reducer = reducer_of(nn.ParameterDict({"a": a, "b": b}), dist, 0.001)
+    reducer = reducer_of(nn.ParameterDict({"a": a, "b": b}), dist)
     reducer.zero()
     if dist.rank:
         with reducer.backward(last=True):
             (a.sum() if dist.rank == 1 else b.sum()).backward()
-    verdict = reducer.finish([float(dist.rank)])()
     total = sum(range(dist.world_size))
-    assert verdict.weight == total, verdict
+    assert reducer.finish([float(dist.rank)]) == total
     torch.testing.assert_close(a.grad, torch.full((1000,), 1.0 / total))
     torch.testing.assert_close(b.grad, torch.full((1000,), (dist.world_size - 2) / total))
     reducer.zero()
-    assert reducer.finish([0.0])().finite, "a step that weighs nothing is finite"
-    assert not a.grad.any()
+    reducer.finish([0.0])
+    assert not a.grad.any(), "a step that weighs nothing"
 
 
 def non_finite_is_named(dist: Dist) -> None:
-    """One rank's bad gradient, checked row gradient or weight is known on all ranks by rank and
-    parameter.
+    """One rank's bad gradient, row gradient or weight is known on all ranks, by parameter; also one
+    step late, when other gradients lie in its place.
     """
     culprit = dist.world_size - 1
     net = build_net()
-    reducer = reducer_of(net, dist, 0.001)
-    for name, bad, late in (
-        ("first.bias", float("nan"), False),
-        ("second.weight", float("-inf"), True),
-        ("gain", float("inf"), True),
-    ):
+    reducer, agreement = reducer_of(net, dist), Agreement("skip", dist)
+
+    def ask(weight: float = 4.0, rows: Sequence[Tensor] = (), **bad: float) -> None:
         reducer.zero()
         shard_loss(net, 0, dist.rank).backward()
-        if dist.rank == culprit:
-            dict(net.named_parameters())[name].grad.view(-1)[1] = bad
-        read = reducer.finish([4.0], late=late)
-        if late:  # then the next step's gradients lie where these did
-            reducer.zero()
-            shard_loss(net, 1, dist.rank).backward()
-            assert reducer.finish([4.0], late=True)().finite
-        verdict = read()
-        assert (verdict.finite, verdict.bad_ranks, verdict.bad_parameter) == (
-            False,
-            [culprit],
-            name,
-        ), verdict
-    reducer.zero()
-    rows = torch.zeros(3, 2)
-    rows[1, 1] = float("nan") if dist.rank == 0 else 0.0
-    verdict = reducer.finish([4.0], checked=[rows, torch.zeros(0, 2)])()
-    assert (verdict.finite, verdict.bad_ranks, verdict.bad_parameter) == (False, [0], None), verdict
-    reducer.zero()
-    verdict = reducer.finish([float("inf") if dist.rank == culprit else 1.0])()
-    assert (verdict.finite, verdict.bad_ranks) == (False, [culprit]), verdict
-    reducer.zero()
-    shard_loss(net, 0, dist.rank).backward()
-    net.first.bias.grad.fill_(3e38 if dist.rank < 2 else 0)  # finite everywhere, until it is added
-    verdict = reducer.finish([1.0])()
-    assert (verdict.finite, verdict.bad_ranks, verdict.bad_parameter) == (
-        False,
-        [],
-        "first.bias",
-    ), verdict
-    reducer.zero()
-    shard_loss(net, 0, dist.rank).backward()
-    net.first.bias.grad.fill_((3e38, -3e38, 0, 0)[dist.rank])  # as large, but the sum is fine
-    assert reducer.finish([1.0])().finite
+        for name, value in bad.items():
+            dict(net.named_parameters())[name.replace("_", ".")].grad.view(-1)[1] = value
+        checked = {"weight": reducer.finish([weight])}
+        checked |= {name: p.grad for name, p in net.named_parameters()}
+        agreement.ask(0, checked, rows, [1.0, float(dist.rank)])
+
+    def found() -> str:
+        return agreement.read().rpartition(" in ")[2]
+
+    mine = dist.rank == culprit
+    ask()
+    assert found() == ""
+    assert agreement.take_requests() == [dist.world_size, sum(range(dist.world_size))]
+    ask(first_bias=float("nan") if mine else 1.0)
+    ask()
+    assert agreement.read(except_last=1).endswith("first seen in first.bias")
+    assert found() == ""
+    ask(gain=float("inf") if mine else 1.0)
+    assert found() == "gain"
+    ask(weight=float("inf") if mine else 1.0)
+    assert found() == "weight"
+    rows = torch.tensor([[0.0, float("nan") if dist.rank == 0 else 1.0]])
+    ask(rows=[rows, torch.zeros(0, 2)])
+    assert found() == "a sparse table"
+    ask(first_bias=3e38)  # finite everywhere, until it is added
+    assert found() == "first.bias"
 
 
 def clipping_is_identical(dist: Dist) -> None:
@@ -252,10 +231,10 @@ def clipping_is_identical(dist: Dist) -> None:
     ranks.
     """
     net = build_net()
-    reducer = reducer_of(net, dist, 0.001)
+    reducer = reducer_of(net, dist)
     reducer.zero()
     shard_loss(net, 3, dist.rank).backward()
-    reducer.finish([4.0])()
+    reducer.finish([4.0])
     copies = [nn.Parameter(p.detach()) for p in net.parameters()]
     for copy, p in zip(copies, net.parameters(), strict=True):
         copy.grad = p.grad.clone()
@@ -277,7 +256,7 @@ def replaced_gradients_are_taken(dist: Dist) -> None:
         shard_loss(net, 0, dist.rank).backward()
         net.first.weight.grad = torch.full((5, 300), float(dist.rank)).t()
         net.first.bias.grad = None
-        assert reducer.finish([1.0])().finite
+        reducer.finish([1.0])
         mean = (dist.world_size - 1) / 2  # of the ranks' numbers
         torch.testing.assert_close(net.first.weight.grad, torch.full((300, 5), mean))
         zeros = net.first.bias.grad

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from models.language.causal_lm import CausalLM
 from models.language.gpt import GPT
 from models.objective import Context, Objective, StepOut
+from optim.agreement import Agreement
 from optim.builtin import adamw
 from optim.ema import EMA
 from optim.optimizer_state import OptimizerState
-from optim.sync.allreduce import Reducer
-from optim.sync.base import Sync, Verdict
+from optim.sync.allreduce import AllReduce
+from optim.sync.base import Sync
 from optim.sync.ddp import DDP
 from optim.sync.fsdp import FSDP
 from utils.checkpoint.registry import Registry
@@ -32,13 +33,12 @@ from utils.measure.evaluator import Prediction
 from utils.noise import Noise
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
-from utils.ranks.notices import Notices
 from utils.spec import Spec
 
 SHARDS, STEPS, MIDDLE = 8, 4, 2
 ALONE = Dist()
 WAYS: dict[str, Callable[[], Sync]] = {
-    "allreduce": lambda: Reducer(0.001),
+    "allreduce": AllReduce,
     "ddp": lambda: DDP(),
     "ddp that searches": lambda: DDP(find_unused_parameters=True),
     "ddp that knows": lambda: DDP(static_graph=True),
@@ -94,7 +94,7 @@ class Run:
                 out = self.wrapped(batch, None, ctx)
                 out.loss.backward()
             weights.append(out.weight)
-        assert self.sync.finish(weights)().finite
+        self.sync.finish(weights)
         self.sync.clip(max_norm)
         self.optimizer.step()
         self.ema.update()
@@ -169,7 +169,7 @@ def language_models_train_alike(dist: Dist) -> None:
     way from its checkpoint.
     """
     for keys in ({}, {"tied": True, "recompute": True}):
-        one = Run(language_model(**keys), Reducer(), ALONE)
+        one = Run(language_model(**keys), AllReduce(), ALONE)
         for step in range(STEPS):
             one.step(step, 1)
             if step == MIDDLE - 1:
@@ -244,59 +244,37 @@ class Tiny(Objective):
 
 
 def judged(
-    sync: Sync,
-    wrapped: nn.Module,
-    x: float = 1.0,
-    weight: float = 1.0,
-    checked: Sequence[Tensor] = (),
-) -> Verdict:
+    agreement: Agreement, sync: Sync, wrapped: nn.Module, x: float = 1.0, weight: float = 1.0
+) -> str:
+    """Where a step is first seen not to be finite."""
     sync.zero()
     with sync.backward(last=True):
         carry = object()
         out = wrapped({"x": torch.full((5,), x)}, carry, None)
         assert out.carry is carry, "the carry is nobody's business"
         out.loss.backward()
-    return sync.finish([weight], checked, Notices(sigterm=float(x == 1)))()
+    checked = {"weight": sync.finish([weight])}
+    checked |= {name: p.grad for name, p in sync.parameters.items()}
+    agreement.ask(0, checked, [], [])
+    return agreement.read().rpartition(" in ")[2]
 
 
-def verdicts_name_whose_fault_it_is(dist: Dist) -> None:
-    culprit = dist.world_size - 1
-    mine = dist.rank == culprit
+def gradients_that_are_not_finite_are_named(dist: Dist) -> None:
+    mine = dist.rank == dist.world_size - 1
     for make in (lambda: DDP(), lambda: FSDP()):
-        objective = Tiny()
-        sync = make()
-        wrapped = sync.wrap(objective, dist)
-        verdict = judged(sync, wrapped)
-        assert (verdict.finite, verdict.weight, verdict.notices) == (
-            True,
-            dist.world_size,
-            Notices(sigterm=dist.world_size),
-        )
+        sync, agreement = make(), Agreement("skip", dist)
+        wrapped = sync.wrap(Tiny(), dist)
+        assert judged(agreement, sync, wrapped) == ""
         assert all(torch.equal(p.grad, torch.ones_like(p)) for p in sync.parameters.values()), (
             "summed, then divided"
         )
-        verdict = judged(sync, wrapped, x=float("nan") if mine else 1.0)
-        assert (verdict.finite, verdict.bad_ranks, verdict.bad_parameter) == (
-            False,
-            [culprit],
-            "model.first",
-        ), verdict
-        if dist.world_size > 1:
-            verdict = judged(sync, wrapped, x=3e38)  # finite everywhere, until it is added
-            assert (verdict.finite, verdict.bad_ranks, verdict.bad_parameter) == (
-                False,
-                [],
-                "model.first",
-            ), verdict
-        verdict = judged(sync, wrapped, weight=float("inf") if mine else 1.0)
-        assert (verdict.finite, verdict.bad_ranks) == (False, [culprit]), verdict
-        verdict = judged(
-            sync, wrapped, checked=[torch.tensor([1.0, float("inf") if dist.rank == 0 else 0.0])]
-        )
-        assert (verdict.finite, verdict.bad_ranks, verdict.bad_parameter) == (False, [0], None), (
-            verdict
-        )
-        judged(sync, wrapped, x=2.0)
+        found = judged(agreement, sync, wrapped, x=float("nan") if mine else 1.0)
+        assert found == "model.first"
+        if dist.world_size > 1:  # finite everywhere, until it is added
+            assert judged(agreement, sync, wrapped, x=3e38) == "model.first"
+        found = judged(agreement, sync, wrapped, weight=float("inf") if mine else 1.0)
+        assert found == "weight"
+        judged(agreement, sync, wrapped, x=2.0)
         torch.testing.assert_close(sync.clip(1.0), torch.tensor(2 * 15**0.5))
         assert all(
             torch.allclose(p.grad, torch.full_like(p, 15**-0.5)) for p in sync.parameters.values()
@@ -308,18 +286,18 @@ def parameters_may_be_left_out(dist: Dist) -> None:
     for sync in (DDP(find_unused_parameters=True), FSDP()):
         wrapped = sync.wrap(Tiny(reach_all=False), dist)
         for _ in range(2):
-            assert judged_without_notices(sync, wrapped).finite
+            step_of(sync, wrapped)
             assert not sync.parameters["model.spare"].grad.any()
     sync = DDP()
     with pytest.raises(RunError, match=r"^sync.find_unused_parameters=false: the last micro-batch"):
-        judged_without_notices(sync, sync.wrap(Tiny(reach_all=False), dist))
+        step_of(sync, sync.wrap(Tiny(reach_all=False), dist))
 
 
-def judged_without_notices(sync: Sync, wrapped: nn.Module) -> Verdict:
+def step_of(sync: Sync, wrapped: nn.Module) -> None:
     sync.zero()
     with sync.backward(last=True):
         wrapped({"x": torch.ones(5)}, None, None).loss.backward()
-    return sync.finish([1.0])()
+    sync.finish([1.0])
 
 
 def statistics_and_predictions_see_whole_weights(dist: Dist) -> None:
@@ -339,7 +317,7 @@ def statistics_and_predictions_see_whole_weights(dist: Dist) -> None:
 
 def compiled_nets_train_alike(dist: Dist) -> None:
     """Compiled in place, inside of whatever is around it."""
-    one = Run(language_model(), Reducer(), ALONE)
+    one = Run(language_model(), AllReduce(), ALONE)
     runs = [Run(language_model(), WAYS[way](), dist) for way in ("allreduce", "ddp", "fsdp")]
     for run in runs:
         run.objective.compile_net()
@@ -356,7 +334,7 @@ def main() -> None:
         if "compiled" in sys.argv:
             compiled_nets_train_alike(dist)
             return
-        verdicts_name_whose_fault_it_is(dist)
+        gradients_that_are_not_finite_are_named(dist)
         statistics_and_predictions_see_whole_weights(dist)
         language_models_train_alike(dist)
         shares_are_small(dist)

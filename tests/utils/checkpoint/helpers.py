@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as c10d
 
-from optim.sync.common import Common
+from optim.sync.base import Sync
 from utils.checkpoint import format, reader
 from utils.checkpoint.format import Slice
 from utils.checkpoint.writer import Writer
@@ -76,9 +76,9 @@ def value_of(path: Path) -> float:
     return meta["value"]
 
 
-def as_it_is() -> Common:
+def as_it_is() -> Sync:
     """Answers a registry for a single rank, with nothing split."""
-    sync = Common()
+    sync = Sync()
     sync.begin({}, Dist())
     return sync
 

@@ -34,7 +34,7 @@ def main(data: str, folder: Path, before: str, *ways: str) -> None:
         if before == "none":
             for take in steps_of(trainer, 3):
                 take()
-            trainer.verdicts.check()
+            trainer.agreement.read()
         else:  # another way each time
             other = ways[(number + 1) % len(ways)]
             checkpoint = folder / f"{other}-{before}" / "checkpoints" / "step_3"

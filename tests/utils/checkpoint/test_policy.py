@@ -111,15 +111,15 @@ def test_the_last_one_is_tried_again_as_the_best(run: SavedRun) -> None:
     ):
         run.checkpointer.wait_until_saved()
     with pytest.raises(RunError, match=r"3 saves in a row failed; make room there"):
-        run.checkpointer.decide(run.checkpointer.notices())
+        run.checkpointer.decide(run.checkpointer.requests())
 
 
 def test_a_directory_that_is_gone_ends_the_run(run: SavedRun) -> None:
-    assert run.checkpointer.decide(run.checkpointer.notices()) == (0, False)
+    assert run.checkpointer.decide(run.checkpointer.requests()) == (0, False)
     run.evaluated(7, 0.9, fails=True)
     run.gone = "it is gone"
     with pytest.raises(RunError, match=r"^it is gone$"):
-        run.checkpointer.decide(run.checkpointer.notices())
+        run.checkpointer.decide(run.checkpointer.requests())
     with pytest.raises(RunError, match=r"^it is gone$"):
         run.checkpointer.wait_until_saved()
 
