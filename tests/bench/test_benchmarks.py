@@ -81,7 +81,7 @@ def commands() -> list[str]:
     """Each benchmark as RESULTS.md and docs/ start it, without arguments that name a folder which
     only the reader has and what follows them, and each one alone.
     """
-    texts = [ROOT / "RESULTS.md", *(ROOT / "docs").glob("*.md")]
+    texts = [ROOT / "RESULTS.md", *(ROOT / "docs").rglob("*.md")]
     documented = [
         re.sub(r"( --[a-z-]+)? [A-Z][A-Z/a-z-]*( \d+)?", "", command)
         for path in texts
