@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pretrain
 from data.stream import ShardStream, train_loader
 from tests.runs import QUIET, config_of
-from utils.checkpoint.resume import Start
 from utils.ranks.distributed import Dist
 from utils.rundir.directory import RunDirectory
 
@@ -17,7 +16,7 @@ from utils.rundir.directory import RunDirectory
 def trainer_on(dist: Dist, folder: Path, *arguments: str) -> pretrain.Trainer:
     cfg = config_of(*arguments, *QUIET, f"checkpoint_path={folder}")
     run = RunDirectory(folder, dist)
-    trainer = pretrain.build_trainer(pretrain.build_problem(cfg, dist, run, Start()))
+    trainer = pretrain.Trainer(cfg, dist, run, is_new=not cfg.eval_only)
     trainer.checkpointer = SimpleNamespace(requests=lambda: [0.0])  # type: ignore[assignment]
     trainer.objective.train()
     return trainer
@@ -27,5 +26,5 @@ def steps_of(trainer: pretrain.Trainer, number: int) -> Iterator[Callable[[], No
     """Steps to be taken, one by one."""
     stream = ShardStream(trainer.source, trainer.shard_groups, trainer.step, number)
     for _, micro_batches in train_loader(stream, 0, trainer.dist.device.type == "cuda"):
-        yield lambda given=micro_batches: pretrain.train_step(trainer, given)  # type: ignore[misc]
+        yield lambda given=micro_batches: trainer.train_step(given)  # type: ignore[misc]
         trainer.run_state.step += 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,6 +81,8 @@ def test_what_is_counted_without_numbers_is_what_a_pass_takes(
     cfg = config_of(*planned, FLOAT32, f"checkpoint_path={tmp_path}")
     source = make(cfg.data, "data", RunSettings.of(cfg))
 
+    facts: Any = SimpleNamespace(cfg=cfg, source=source)
+
     def counted(device: torch.device, step: bool) -> capacity.Needs:
         objective = pretrain.make_objective(cfg.arch, 0, source.spec, device)
         optimizers = build_dense(cfg.optim.dense, objective.trained())
@@ -94,7 +97,7 @@ def test_what_is_counted_without_numbers_is_what_a_pass_takes(
             objective,
             remembered.values(),
             cfg.ema,
-            partial(pretrain.first_batch, cfg, source, device),
+            partial(pretrain.Trainer.first_batch, facts, device=device),
         )
 
     real = counted(torch.device("cpu"), step=True)
@@ -186,7 +189,7 @@ def test_a_gpu_takes_about_what_was_counted(tmp_path: Path) -> None:
         meta_net,
         known.values(),
         False,
-        partial(pretrain.first_batch, trainer.cfg, trainer.source, capacity.META),
+        partial(trainer.first_batch, device=capacity.META),
     )
     del counted
     torch.cuda.reset_peak_memory_stats(device)

@@ -1,7 +1,7 @@
 """How fast the real training step is: `python -m tests.gpu.speed FILE key=value …` trains, measures
 and writes FILE as JSON.
 
-`pretrain.train_step` is called as ever, and looked at from outside: steps to warm up, steps that
+`Trainer.train_step` is called as ever, and looked at from outside: steps to warm up, steps that
 are timed from one's beginning to the next one's, one in which PyTorch reports where the host waits
 for the device, one under the profiler.
 """
@@ -166,7 +166,8 @@ def is_kernel(event: Any) -> bool:
 
 def main() -> None:
     file, *arguments = sys.argv[1:]
-    pretrain.train_step = Measured(pretrain.train_step, Path(file))
+    measured = Measured(pretrain.Trainer.train_step, Path(file))
+    pretrain.Trainer.train_step = lambda trainer, parts: measured(trainer, parts)
     sys.argv = ["pretrain.py", *arguments]
     cli.main(pretrain.app)
 

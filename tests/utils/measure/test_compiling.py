@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import pretrain
 from tests.steps import steps_of, trainer_on
 from utils.measure import compiling
 from utils.ranks.distributed import Dist
@@ -111,7 +110,7 @@ def test_a_long_run_is_compiled_and_says_so(
         arguments = ["experiment=digits", "arch.forward_dtype=bfloat16", f"compile={choice}"]
         trainer = trainer_on(Dist(), tmp_path / str(number), *arguments)
         if choice == "auto":
-            pretrain.compile_long_run(trainer)
+            trainer.compile_long_run()
             assert trainer.cfg.compile is True
         for _, step in zip(range(3), steps_of(trainer, 3), strict=True):
             step()
