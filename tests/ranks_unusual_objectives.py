@@ -177,6 +177,8 @@ KINDS: dict[str, tuple[type[nn.Module], type[Objective], Callable[[], None]]] = 
 def main() -> None:
     what, *arguments = sys.argv[1:]
     cnn.CNN, classify.ClassifyObjective, change = KINDS[what]  # type: ignore[misc,assignment]
+    cnn.CNN.__module__ = cnn.__name__  # a configuration names what a module of ours defines
+    classify.ClassifyObjective.__module__ = classify.__name__
     change()
     sys.argv = ["pretrain.py", *arguments]
     cli.main(pretrain.app)

@@ -71,8 +71,12 @@ def alone(
 
     def train(what: str, directory: Path, *arguments: str) -> Result:
         net, objective, _ = KINDS[what]
-        monkeypatch.setattr("models.digits.cnn.CNN", net)
-        monkeypatch.setattr("models.digits.classify.ClassifyObjective", objective)
+        for place, new in (
+            ("digits.cnn.CNN", net),
+            ("digits.classify.ClassifyObjective", objective),
+        ):
+            monkeypatch.setattr(f"models.{place}", new)
+            monkeypatch.setattr(new, "__module__", f"models.{place.rpartition('.')[0]}")
         pretrain.pretrain(config_of(*DIGITS, *QUIET, f"checkpoint_path={directory}", *arguments))
         return Result(directory, capfd.readouterr().out)
 

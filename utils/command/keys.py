@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -65,8 +64,11 @@ MODEL = STRICT | {"protected_namespaces": ()}
 def _evaluated(annotation: Any, target: Callable[..., Any]) -> Any:
     if annotation is inspect.Parameter.empty:
         return Any
-    if isinstance(annotation, str):
-        return eval(annotation, vars(sys.modules[target.__module__]))  # of our own source
+    if isinstance(annotation, str):  # of our own source
+        made_by: Any = target
+        return eval(
+            annotation, (made_by.__init__ if inspect.isclass(target) else made_by).__globals__
+        )
     return annotation
 
 
