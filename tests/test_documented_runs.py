@@ -168,8 +168,8 @@ def test_documented_commands_train(command: Command, clone: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_three_commands_show_the_same_run(tmp_path: Path) -> None:
-    """The README's section as bash runs it, with four steps instead of sixty."""
-    lines = (line for _, line, language in fenced(ROOT / "README.md") if language == "")
+    """The section on the digest as bash runs it, with four steps instead of sixty."""
+    lines = (line for _, line, language in fenced(ROOT / "docs/the-same-run.md") if language == "")
     script = [line for line in lines if re.match(r"R=|for NAME|(python|torchrun) .*\$R", line)]
     assert len(script) == 5
     text = "\n".join(script).replace("max_steps=60", "max_steps=4 data.embedded.test=16")
