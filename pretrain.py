@@ -145,7 +145,7 @@ class Trainer:
         hooks = [self.ema.before_rows_change] if self.ema is not None else []
         most_rows = self.shard_size * len(dist.owned_shards(cfg.shards, rank=0))
         self.sparse = build_sparse(cfg.optim.get("sparse"), tables, most_rows, dist, hooks)
-        self.dense = build_dense(cfg.optim.dense, parameters)
+        self.dense = build_dense(cfg.optim.dense, parameters, sync.whole)
         self.optimizers: list[torch.optim.Optimizer] = [*self.sparse, *self.dense]
         self.schedule = build_schedule(
             cfg.optim.schedule, length.total_steps, length.steps_per_epoch

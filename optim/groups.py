@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from optim.muon import Muon, Whole
 from optim.sparse_signsgd import SparseSignSGD, Table, UpdateHook
 from utils.command.instantiate import make, plain
 from utils.errors import ConfigError, short
@@ -19,9 +20,14 @@ Clip = tuple[list[str] | None, float]
 
 
 def build_dense(
-    config: Sequence[Mapping[str, Any]], parameters: Mapping[str, nn.Parameter]
+    config: Sequence[Mapping[str, Any]],
+    parameters: Mapping[str, nn.Parameter],
+    whole: Whole | None = None,
 ) -> list[torch.optim.Optimizer]:
-    """Builds one optimizer per entry of `optim.dense`, for the parameters its pattern claims."""
+    """Builds one optimizer per entry of `optim.dense`, for the parameters its pattern claims.
+
+    `whole` gathers matrices of which ranks hold shares, for optimizers that need them whole.
+    """
     entries = plain(config)
     if not isinstance(entries, list):
         raise ConfigError(
@@ -44,9 +50,10 @@ def build_dense(
         # Named parameters: the optimizer keeps the names, so that checkpoints can be matched by
         # name.
         named = [(name, parameters[name]) for name in names]
-        optimizers.append(
-            _with_base_lr(make(entry["optimizer"], f"optim.dense[{number}].optimizer", named))
-        )
+        made = make(entry["optimizer"], f"optim.dense[{number}].optimizer", named)
+        if isinstance(made, Muon) and whole is not None:
+            made.whole = whole
+        optimizers.append(_with_base_lr(made))
     return optimizers
 
 

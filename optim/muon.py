@@ -4,8 +4,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+# from a parameter's name and this rank's rows: all rows, and the number of this rank's first one
+Whole = Callable[[str, Tensor], tuple[Tensor, int]]
 
 
 class Muon(torch.optim.Muon):
@@ -16,24 +21,31 @@ class Muon(torch.optim.Muon):
     ms in bfloat16 (torch 2.13).
     """
 
+    whole: Whole = staticmethod(
+        lambda name, share: (share, 0)
+    )  # a sync that splits matrices sets it
+
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """As PyTorch's does but for the precision."""
+        """As PyTorch's does but for the precision, and for matrices of which each rank holds some
+        rows: all ranks gather a matrix, and each takes its rows of the update.
+        """
         for group in self.param_groups:
-            for parameter in group["params"]:
+            for name, parameter in zip(group["param_names"], group["params"], strict=True):
                 if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
+                    self._update(name, parameter, parameter.grad, group)
 
-    def _update(self, parameter: Tensor, grad: Tensor, group: dict) -> None:
+    def _update(self, name: str, parameter: Tensor, grad: Tensor, group: dict) -> None:
         state, lr, momentum = self.state[parameter], group["lr"], group["momentum"]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(grad)
         mean = state["momentum_buffer"].lerp_(grad, 1 - momentum)
         wanted = grad.lerp(mean, momentum) if group["nesterov"] else mean
-        rows, columns = grad.shape
-        update = orthogonal(wanted, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        matrix, first = self.whole(name, wanted)
+        rows, columns = matrix.shape
+        update = orthogonal(matrix, group["ns_coefficients"], group["ns_steps"], group["eps"])
         parameter.mul_(1 - lr * group["weight_decay"]).add_(
-            update, alpha=-lr * max(1, rows / columns) ** 0.5
+            update[first : first + len(parameter)], alpha=-lr * max(1, rows / columns) ** 0.5
         )
 
 

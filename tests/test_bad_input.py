@@ -51,7 +51,6 @@ TABLE: list[Row] = [
     (["exact=true", "sync=fsdp"], "exact"),
     (["sync=fsdp", "micro_batch_size=auto"], "micro_batch_size"),
     (["sync=fsdp", "compile=max"], "compile"),
-    (["sync=fsdp", "arch=trm", "optim=muon"], "optim"),
     (["sync=fsdp", "micro_batch_size=96"], "micro_batch_size", 3),
     (["sync=ddp", "sync.bucket_mb=0.5"], "sync.bucket_mb"),
     (["exact=true", "micro_batch_size=1"], "micro_batch_size"),

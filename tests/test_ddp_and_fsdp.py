@@ -10,6 +10,7 @@ import torch
 from tests.runs import (
     BOUND_S,
     TINY_CNN,
+    TINY_GPT,
     TINY_TRM,
     Result,
     assert_same_run,
@@ -60,6 +61,14 @@ def test_cnn_is_the_same_run(sync: str, ranks: int, cnn: Result, tmp_path: Path)
     assert_same_run(
         cnn, train(tmp_path / "run", *CNN, f"sync={sync}", "micro_batch_size=4", ranks=ranks)
     )
+
+
+@slow
+def test_muon_gathers_its_matrices(tmp_path: Path) -> None:
+    """Ranks hold rows of each matrix: 3, 3 and 2 of 8, or none."""
+    line = [*TINY_GPT, "optim=muon"]
+    whole = train(tmp_path / "whole", *line)
+    assert_same_run(whole, train(tmp_path / "split", *line, "sync=fsdp", ranks=3))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from tests.runs import (
     launched,
     status,
     stopped,
-    torchrun,
     train,
 )
 from tests.utils.checkpoint.helpers import declare
@@ -255,21 +254,6 @@ def test_init_from_with_another_number_of_puzzles(
     )
     assert "has 3 rows there and" in run.stdout
     assert torch.equal(run.weights()[table], torch.ones_like(run.weights()[table]))
-
-
-@pytest.mark.slow
-def test_a_sweep_started_again_skips_what_is_finished(tmp_path: Path) -> None:
-    sweep = ["-m", "seed=0,1", "max_steps=6", *TINY_TRM, *FLOAT32, *QUIET]
-    first = torchrun(1, "seed=0", *sweep[2:], cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
-    both = torchrun(2, *sweep, cwd=tmp_path)
-    assert both.returncode == 0, both.stderr
-    assert both.stdout.count("is finished, 6 steps") == 1
-    runs = sorted((tmp_path / "runs" / "puzzles").iterdir())
-    assert len(runs) == 2
-    assert {(run / "checkpoints" / "latest").read_text() for run in runs} == {"step_6\n"}
-    again = torchrun(2, *sweep, cwd=tmp_path)
-    assert again.stdout.count("is finished, 6 steps") == 2
 
 
 def spoil(checkpoints: Path, step: int) -> None:

@@ -146,6 +146,12 @@ class Sync:
         """
         return None
 
+    def whole(self, name: str, share: Tensor) -> tuple[Tensor, int]:
+        """Returns all rows of a tensor that is laid out as this parameter, and the number of this
+        rank's first row. All ranks call it together.
+        """
+        return share, 0
+
     def take_wait_s(self) -> float:
         """Returns the seconds spent, since the last call, waiting for gradients after the backward
         pass and for statistics.

@@ -116,6 +116,14 @@ class FSDP(Sync):
         first = min(self.dist.rank * -(-len(owner) // self.dist.world_size), len(owner))
         return RowRange(first, first + len(owner.to_local()), len(owner))
 
+    def whole(self, name: str, share: Tensor) -> tuple[Tensor, int]:
+        """Gathers the shares of all ranks, of which the last ones may be shorter."""
+        length = len(self._split[name])
+        rows = -(-length // self.dist.world_size)
+        padded = share.new_zeros(rows, *share.shape[1:])
+        padded[: len(share)] = share
+        return torch.cat(self.dist.all_gather(padded))[:length], rows * self.dist.rank
+
     def sum_gradients(self) -> None:
         """Gives each share its gradient, which FSDP has summed."""
         for name, share in self.parameters.items():

@@ -91,11 +91,6 @@ def check_sync(config: DictConfig, ranks: int, shard_size: int | None) -> None:
             f"compile=max: sync={name} moves weights, which CUDA graphs expect in their places; use"
             " compile=true"
         )
-    if "optim.builtin.muon" in dict(leaves(OmegaConf.to_container(config.optim))).values():
-        raise ConfigError(
-            f"optim=muon: needs whole matrices, and sync={name} splits them; use sync=ddp,"
-            " sync=allreduce or optim=adamw"
-        )
     # ranks fetch weights from each other in every forward, so all need as many of them
     if shard_size and isinstance(micro, int):
         at_once = micro // shard_size

@@ -148,7 +148,7 @@ IMAGES, LABELS = IDX_FILES["train"]
         (IMAGES, idx((0, 28, 28), b"")),
         (IMAGES, idx((49, 28, 28), bytes(49 * 784))),
         (f"{IMAGES}.gz", b"GIF89a"),
-        (f"{IMAGES}.gz", gzip.compress(bytes(9000))[:-9]),
+        (f"{IMAGES}.gz", gzip.compress(bytes(9000), mtime=0)[:-9]),
         (LABELS, idx((50,), bytes([11] * 50))),
     ],
 )
