@@ -27,7 +27,7 @@ def test_steps_are_those_of_pytorch_in_another_precision(
         "adjust_lr_fn": "original",
     }
     pair = [
-        (kind([parameter], **keys), parameter)
+        (kind([("w", parameter)], **keys), parameter)
         for kind, parameter in ((Muon, ours), (torch.optim.Muon, theirs))
     ]
     for _ in range(5):
@@ -58,5 +58,5 @@ def test_what_it_makes_is_nearly_orthogonal(shape: tuple[int, int]) -> None:
 
 def test_without_a_gradient_nothing_moves() -> None:
     parameter = nn.Parameter(torch.ones(2, 2))
-    Muon([parameter], lr=0.1, weight_decay=0.1).step()
+    Muon([("w", parameter)], lr=0.1, weight_decay=0.1).step()
     assert torch.equal(parameter, torch.ones(2, 2))
