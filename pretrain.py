@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from data.source import Arrays, RunSettings, Source
 from data.stream import ShardStream, eval_batches, to_tensors, train_loader
 from models import laws
-from models.objective import Batch, Carry, Context, Objective, make_objective
+from models.objective import Batch, Context, Objective, make_objective
 from optim.agreement import Agreement
 from optim.ema import EMA
 from optim.groups import build_clips, build_dense, build_sparse
@@ -382,7 +382,8 @@ class Trainer:
             noise = Noise(self.cfg.seed, self.step, shards, device)
             inputs.append((batch, carry, Context(progress, noise)))
         objective.look_ahead([(batch, carry) for batch, carry, _ in inputs])
-        totals = self.sum_statistics(inputs)
+        with torch.no_grad():
+            totals = sync.sum_statistics([objective.statistics(*each) for each in inputs])
         outputs = []
         for i, (batch, carry, context) in enumerate(inputs):
             with sync.backward(last=i == len(inputs) - 1):
@@ -409,20 +410,6 @@ class Trainer:
         if self.ema is not None:
             self.ema.update()
         self.carries.put(out.carry for out in outputs)
-
-    def sum_statistics(
-        self, inputs: Sequence[tuple[Batch, Carry, Context]]
-    ) -> dict[str, torch.Tensor]:
-        """Sums what the objective asks for over the whole batch, in as many rounds as it takes."""
-        totals: dict[str, torch.Tensor] = {}
-        with torch.no_grad():
-            for _ in range(self.objective.rounds()):
-                statistics = [
-                    self.objective.statistics(batch, carry, replace(context, totals=totals))
-                    for batch, carry, context in inputs
-                ]
-                totals = totals | self.sync.sum_statistics(statistics)
-        return totals
 
     def skip(self, reason: str) -> None:
         """Skips a step whose gradients are not finite: the weights stay. All ranks do the same."""

@@ -102,15 +102,11 @@ def _check_objective(objective: Objective, batch: Batch, ctx: Context) -> None:
     with _generators_untouched(
         where, "ctx.noise, and dropout from models.layers.Dropout", ctx.noise.device
     ):
-        totals: dict[str, Tensor] = {}
         with torch.no_grad():
-            for _ in range(objective.rounds()):
-                sums = [_statistics(objective, part, totals) for part in parts]
-                for name, value in sums[0].items():
-                    _check_sum(
-                        f"{_name(objective)}.statistics: {name}", value, [s[name] for s in sums[1:]]
-                    )
-                totals |= sums[0]
+            totals, *of_halves = (_statistics(objective, part) for part in parts)
+        for name, value in totals.items():
+            what = f"{_name(objective)}.statistics: {name}"
+            _check_sum(what, value, [half[name] for half in of_halves])
         outs = [_forward(objective, part, totals) for part in parts]
     for name, buffer in objective.named_buffers():
         if buffer._version != versions[name]:
@@ -133,12 +129,9 @@ def _rows_of(batch: Batch, ctx: Context, rows: slice) -> tuple[Batch, Context]:
     return {name: value[rows] for name, value in batch.items()}, replace(ctx, noise=part)
 
 
-def _statistics(
-    objective: Objective, part: tuple[Batch, Context], totals: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def _statistics(objective: Objective, part: tuple[Batch, Context]) -> dict[str, Tensor]:
     batch, ctx = part
-    carry = objective.initial_carry(batch)
-    return objective.statistics(batch, carry, replace(ctx, totals=totals))
+    return objective.statistics(batch, objective.initial_carry(batch), ctx)
 
 
 def _forward(

@@ -113,21 +113,12 @@ class Objective(nn.Module):
         """
         return None
 
-    def rounds(self) -> int:
-        """Returns how often `statistics` is called in a step; every round finds the sums of those
-        before it in `ctx.totals`.
-
-        Called before each step, and gives the same number on all ranks. Default: once.
-        """
-        return 1
-
     def statistics(self, batch: Batch, carry: Carry, ctx: Context) -> dict[str, Tensor]:
         """Returns sums over a micro-batch that the loss needs of the whole batch.
 
         Called on each rank for each micro-batch of a step, without gradients, before the first
         `forward`. They are summed over micro-batches and ranks, and `forward` finds them in
-        `ctx.totals`. Names and shapes must be the same for every batch. Names may differ
-        between rounds. Default: none.
+        `ctx.totals`. Names and shapes must be the same for every batch. Default: none.
         """
         return {}
 

@@ -61,7 +61,6 @@ PLACEHOLDERS = {
 # Modules that take positional arguments: how many, at least and at most.
 POSITIONAL = {
     "data.latent.curve": (2, 99),
-    "models.component_files": (2, 2),
     "models.llama": (2, 2),
     "utils.checkpoint": (1, 3),
     "utils.report": (1, 99),

@@ -36,9 +36,8 @@ FOLDERS = sorted(
     }
     | {"launch", "tests"}
 )
-# Root files that may import a line of research: the way to language models for others, and a
-# command
-DOORS = {"models/targets.py", "models/llama.py", "models/component_files.py"}
+# Root files that may import a line of research: the way to language models for others
+DOORS = {"models/targets.py", "models/llama.py"}
 HEAVY = {"wandb", "datasets", "sklearn", "matplotlib", "pandas"}  # imported where they are used
 
 

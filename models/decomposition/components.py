@@ -5,9 +5,6 @@ Stochastic Parameter Decomposition: Bushnaq, Braun, Sharkey 2025 (arXiv 2506.207
 
 # B batch, P passes, N rows, C components of a matrix, K of all matrices, S matrices
 
-# A setting of each matrix: one value for all, or values by patterns of names, of which the first
-# that matches counts
-
 from __future__ import annotations
 
 import re
@@ -21,7 +18,7 @@ from pydantic import PositiveInt, with_config
 from torch import Tensor, nn
 from typing_extensions import Doc, TypedDict
 
-from models.decomposition.gates import KINDS, SIGMOIDS, make_gates
+from models.decomposition.gates import make_gates
 from models.decomposition.induction import InductionHeads
 from models.decomposition.seams import Seam, replaced, seams_of, ties
 from models.decomposition.toy import Toy
@@ -55,25 +52,19 @@ class Part(nn.Module):
         self.U = nn.Parameter(torch.randn(components, width_out) * components**-0.5)
 
 
-Kind = Literal["mlp", "vector_mlp", "shared_mlp"]
-
-
 @with_config(STRICT)
 class GatesKeys(TypedDict):
     """Gates."""
 
     kind: Annotated[
-        Kind | dict[str, Kind],
+        Literal["mlp", "vector_mlp", "shared_mlp"],
         Doc(
             "mlp: one for each component, which reads its activation; vector_mlp: one for "
             "each component, which reads the whole input; shared_mlp: one for all "
             "components of a matrix"
         ),
     ]
-    width: Annotated[PositiveInt | dict[str, PositiveInt], Doc("hidden units of each MLP")]
-    sigmoid: Literal[
-        "leaky_hard", "hard", "normal", "upper_leaky_hard", "lower_leaky_hard", "swish_hard"
-    ]
+    width: Annotated[PositiveInt, Doc("hidden units of each MLP")]
 
 
 class Components(nn.Module):
@@ -118,7 +109,7 @@ class Components(nn.Module):
         self.seams = {seam.name: seam for seam in choose_seams(modules, seams_of(self.target.net))}
         self.names, seams = list(self.seams), list(self.seams.values())
         self.ties = ties(seams)
-        self.counts = by_pattern("arch.C", C, self.names)
+        self.counts = components_of(C, self.names)
         for number, (first, _) in self.ties.items():
             if self.counts[number] != self.counts[first]:
                 raise ConfigError(
@@ -138,12 +129,7 @@ class Components(nn.Module):
             {name.replace(".", "-"): Part(*size) for name, size in sizes.items()}
         )
         self.offsets = list(accumulate(self.counts, initial=0))
-        kinds = by_pattern("arch.gates.kind", gates["kind"], self.names)
-        hidden = by_pattern("arch.gates.width", gates["width"], self.names)
-        self.gates = make_gates(kinds, hidden, self.counts, seams)
-        sigmoid = gates.get("sigmoid", "leaky_hard")
-        self.lower_gates, self.upper_gates = SIGMOIDS[sigmoid]
-        self._reads_activations = [KINDS[kind].reads_activations for kind in kinds]
+        self.gates = make_gates(gates["kind"], gates["width"], self.counts, seams)
 
     @property
     def predicts_tokens(self) -> bool:
@@ -197,12 +183,9 @@ class Components(nn.Module):
 
     def gate_logits(self, inputs: Sequence[Tensor]) -> Tensor:
         """Returns each component's gate [..., K] before clamping, in float32 or wider."""
-        read = [
-            self.activations(number, x) if reads_activations else x
-            for number, (x, reads_activations) in enumerate(
-                zip(inputs, self._reads_activations, strict=True)
-            )
-        ]
+        read = list(inputs)
+        if self.gates.reads_activations:
+            read = [self.activations(number, x) for number, x in enumerate(inputs)]
         return self.gates([widen(x).flatten(0, -2) for x in read]).unflatten(0, read[0].shape[:-1])
 
     def run_with(
@@ -284,23 +267,25 @@ def choose_seams(patterns: Sequence[str], seams: Mapping[str, Seam]) -> list[Sea
     return list(seams.values())
 
 
-def by_pattern(key: str, setting: Any, names: Sequence[str]) -> list[Any]:
-    """Returns the setting of each name: `setting`, or its value for the first matching pattern."""
-    if not isinstance(setting, Mapping):
-        return [setting] * len(names)
-    values: dict[str, Any] = {}
-    for pattern, value in setting.items():
-        matching = matches(key, pattern, names)
+def components_of(C: int | Mapping[str, int], names: Sequence[str]) -> list[int]:
+    """Returns the number of components of each matrix: `C`, or that of the first pattern that
+    matches its name.
+    """
+    if isinstance(C, int):
+        return [C] * len(names)
+    counts: dict[str, int] = {}
+    for pattern, count in C.items():
+        matching = matches("arch.C", pattern, names)
         if not matching:
             raise ConfigError(
-                f"{key}={pattern}: matches none of the chosen matrices, {', '.join(names[:8])}"
+                f"arch.C={pattern}: matches none of the chosen matrices, {', '.join(names[:8])}"
             )
-        values = dict.fromkeys(matching, value) | values
-    if missing := [name for name in names if name not in values]:
+        counts = dict.fromkeys(matching, count) | counts
+    if missing := [name for name in names if name not in counts]:
         raise ConfigError(
-            f"{key}={dict(setting)}: has no pattern for {missing[0]}; add .* as the last one"
+            f"arch.C={dict(C)}: has no pattern for {missing[0]}; add .* as the last one"
         )
-    return [values[name] for name in names]
+    return [counts[name] for name in names]
 
 
 def matches(key: str, pattern: Any, names: Iterable[str]) -> list[str]:

@@ -1,5 +1,5 @@
-"""Gates: small MLPs that predict how much of each component an input needs, and the functions that
-clamp their outputs to between 0 and 1.
+"""Gates: small MLPs that predict how much of each component an input needs, and the two functions
+that clamp their outputs to between 0 and 1: one for masks, one for the cost of gates.
 """
 
 # N rows (examples, or positions), C components of a matrix, K components of all matrices, H hidden
@@ -7,7 +7,7 @@ clamp their outputs to between 0 and 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from models.decomposition.seams import Seam
 from utils.errors import ConfigError
 
 SLOPE = 0.01  # of the leaky parts
-SHARPNESS = 10.0  # of the corners of `swish_hard`
 CHUNK = 1 << 17  # hidden units times rows at once, which stay in the processor's cache
 KEPT_PIECES = 8
 
@@ -40,42 +39,11 @@ class LowerLeaky(torch.autograd.Function):
         return torch.where(x <= 0, SLOPE * grad.clamp(max=0), inside)
 
 
-def lower_leaky(x: Tensor) -> Tensor:
-    """`LowerLeaky` as a function."""
-    return LowerLeaky.apply(x)
-
-
 def upper_leaky(x: Tensor) -> Tensor:
     """Clamps to between 0 and 1, with a slope of `SLOPE` above 1, for the cost of gates: there a
     gate still learns that it should close.
     """
     return torch.where(x > 1, 1 + SLOPE * (x - 1), x.clamp(0, 1))
-
-
-def swish_hard(x: Tensor) -> Tensor:
-    """A hard sigmoid with round corners, a sum of swish functions; negative just below 0."""
-    return 1 - x + (x - 1) * torch.sigmoid(SHARPNESS * (1 - x)) + x * torch.sigmoid(SHARPNESS * x)
-
-
-def swish_cost(x: Tensor) -> Tensor:
-    """`swish_hard`, clamped to at least 0, because its powers are taken."""
-    return swish_hard(x).clamp_min(0)
-
-
-def hard(x: Tensor) -> Tensor:
-    """Clamps to between 0 and 1, without gradients outside."""
-    return x.clamp(0, 1)
-
-
-# for masks, and for the cost of gates
-SIGMOIDS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-    "leaky_hard": (lower_leaky, upper_leaky),
-    "hard": (hard, hard),
-    "normal": (torch.sigmoid, torch.sigmoid),
-    "upper_leaky_hard": (upper_leaky, upper_leaky),
-    "lower_leaky_hard": (lower_leaky, lower_leaky),
-    "swish_hard": (swish_hard, swish_cost),
-}
 
 
 class ScalarMLPs(torch.autograd.Function):
@@ -140,7 +108,6 @@ class MLPGates(nn.Module):
 
     def __init__(self, components: Sequence[int], widths: Sequence[int], hidden: int) -> None:
         super().__init__()
-        self.counts = list(components)
         total = sum(components)
         self.inward_KH = nn.Parameter(torch.randn(total, hidden) * 2**0.5)
         self.inward_bias_KH = nn.Parameter(torch.zeros(total, hidden))
@@ -161,7 +128,6 @@ class VectorMLPGates(nn.Module):
 
     def __init__(self, components: Sequence[int], widths: Sequence[int], hidden: int) -> None:
         super().__init__()
-        self.counts = list(components)
         pairs = list(zip(components, widths, strict=True))
         self.inward = nn.ParameterList(
             nn.Parameter(torch.randn(d, c * hidden) * (2 / d) ** 0.5) for c, d in pairs
@@ -190,7 +156,6 @@ class SharedMLPGates(nn.Module):
 
     def __init__(self, components: Sequence[int], widths: Sequence[int], hidden: int) -> None:
         super().__init__()
-        self.counts = list(components)
         pairs = list(zip(components, widths, strict=True))
         self.inward = nn.ParameterList(
             nn.Parameter(torch.randn(d, hidden) * (2 / d) ** 0.5) for _, d in pairs
@@ -224,42 +189,13 @@ KINDS: dict[str, type[Gates]] = {
 }
 
 
-class MixedGates(nn.Module):
-    """Gates of several kinds or widths. Matrices with the same ones are computed together."""
-
-    def __init__(self, alike: Mapping[tuple[str, int], Sequence[int]], made: list[Gates]) -> None:
-        """`alike` has the numbers of the matrices that each of `made` is for."""
-        super().__init__()
-        self._numbers = list(alike.values())
-        self.alike = nn.ModuleList(made)
-
-    def forward(self, read: Sequence[Tensor]) -> Tensor:
-        """Returns [N, K] from what the gates of each matrix read [N, C or D]."""
-        of_matrix: dict[int, Tensor] = {}
-        for numbers, gates in zip(self._numbers, self.alike, strict=True):
-            together_NK = gates([read[number] for number in numbers])
-            of_matrix |= zip(numbers, together_NK.split(gates.counts, 1), strict=True)
-        return torch.cat([of_matrix[number] for number in range(len(read))], 1)
-
-
-def make_gates(
-    kinds: Sequence[str], hidden: Sequence[int], components: Sequence[int], seams: Sequence[Seam]
-) -> Gates | MixedGates:
-    """Makes gates, given the kind, hidden width, number of components and seam of each matrix."""
-    alike: dict[tuple[str, int], list[int]] = {}
-    for number, (kind, width, seam) in enumerate(zip(kinds, hidden, seams, strict=True)):
-        if seam.indexed and not KINDS[kind].reads_activations:
-            raise ConfigError(
-                f"arch.gates.kind={kind}: reads the input of matrices, and {seam.name} is an"
-                " embedding, which has none; use mlp"
-            )
-        alike.setdefault((kind, width), []).append(number)
-    made = [
-        KINDS[kind](
-            [components[number] for number in numbers],
-            [len(seams[number].matrix) for number in numbers],
-            width,
-        )
-        for (kind, width), numbers in alike.items()
-    ]
-    return made[0] if len(made) == 1 else MixedGates(alike, made)
+def make_gates(kind: str, width: int, components: Sequence[int], seams: Sequence[Seam]) -> Gates:
+    """Makes gates, given the number of components and the seam of each matrix."""
+    if not KINDS[kind].reads_activations:
+        for seam in seams:
+            if seam.indexed:
+                raise ConfigError(
+                    f"arch.gates.kind={kind}: reads the input of matrices, and {seam.name} is an"
+                    " embedding, which has none; use mlp"
+                )
+    return KINDS[kind](components, [len(seam.matrix) for seam in seams], width)

@@ -1,6 +1,7 @@
-"""The net of the induction-head task: two layers of attention without MLPs. A head of the first
-layer notes which token stood before each token, and one of the second finds the place after the
-last token's earlier occurrence.
+"""The induction-head task: a net of two layers of attention without MLPs, and its objective.
+
+A head of the first layer notes which token stood before each token, and one of the second finds
+the place after the last token's earlier occurrence.
 """
 
 # B batch, L positions, D width, H heads, K width of a head, V vocabulary
@@ -24,9 +25,12 @@ from models.layers import (
     parse_dtype,
     widen,
 )
+from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.command.marks import Divides
 from utils.errors import ConfigError
-from utils.spec import Spec
+from utils.measure.evaluator import Prediction
+from utils.measure.metrics import Metric
+from utils.spec import IGNORE, Spec
 
 
 class InductionHeads(nn.Module):
@@ -106,3 +110,30 @@ def sinusoids(length: int, width: int) -> Tensor:
     rates = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.arange(length, dtype=torch.float64).unsqueeze(1) * rates
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(1)
+
+
+class Recall(Objective):
+    """Sums the cross entropy of the token that follows each text."""
+
+    headline = Metric("accuracy")
+    costs = frozenset({"loss"})
+    model: InductionHeads
+
+    def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
+        logits_BV = self._logits(batch)
+        nats = F.cross_entropy(logits_BV, batch["answer"].long(), reduction="sum")
+        return StepOut(nats, torch.full((), len(logits_BV), device=nats.device), {})
+
+    def predict(self, batch: Batch) -> Prediction:
+        """Reports the share of tokens that are the likeliest, and the cross entropy."""
+        logits_BV, answer_B = self._logits(batch), batch["answer"].long()
+        counted_B = batch["labels"][:, -1] != IGNORE
+        nats_B = F.cross_entropy(logits_BV, answer_B, reduction="none")
+        right_B = logits_BV.argmax(-1) == answer_B
+        sums = {"accuracy": right_B, "loss": nats_B}
+        return Prediction(
+            {name: ((each_B * counted_B).sum(), counted_B.sum()) for name, each_B in sums.items()}
+        )
+
+    def _logits(self, batch: Batch) -> Tensor:
+        return self.model.logits(self.model(batch["inputs"])[:, -1])

@@ -6,7 +6,6 @@ its own, which points in the direction of the net's weights for it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.decomposition.components import Components
-from models.decomposition.gates_scene import gates_scene
+from models.decomposition.components import Components, matches
 from utils.errors import ConfigError
 from utils.measure.evaluator import Batch, Prediction, Report
+from utils.measure.scene import Files, fitting, levels, scene
 
 TOLERANCE = 0.1  # how far a gate may be from 0 or 1
+MOST_ROWS, MOST_COLUMNS = 100, 128  # of a picture of gates
 
 
 class KnownAnswer:
@@ -28,18 +28,9 @@ class KnownAnswer:
     """
 
     def __init__(self, model: Components, known: Mapping[str, Any]) -> None:
-        self._names, self._columns = (
-            model.names,
-            [model.columns(number) for number in range(len(model.names))],
-        )
-        self._identity, self._dense = (
-            [
-                name
-                for name in model.names
-                if any(re.fullmatch(pattern, name) for pattern in known[key])
-            ]
-            for key in ("identity", "dense")
-        )
+        self._names = model.names
+        self._columns = [model.columns(number) for number in range(len(model.names))]
+        self._identity, self._dense = (_chosen(model, known, key) for key in ("identity", "dense"))
         self._count: int = known["components"]
         self._parts = [by_feature(model, number) for number in range(len(model.names))]
         self._features: list[Tensor] = []
@@ -52,29 +43,6 @@ class KnownAnswer:
             f"dense_error/{name}" for name in self._dense
         ]
         self.scalars += [f"{what}/{name}" for name in compared for what in ("mmcs", "ml2r")]
-
-    @staticmethod
-    def check(model: Components, known: Mapping[str, Any]) -> None:
-        """Raises ConfigError if a pattern of `known` matches no matrix."""
-        if known["dense"] and known["components"] is None:
-            raise ConfigError(
-                "arch.loss.known.components=null: say how many components the matrices of"
-                " known.dense have; for example 50"
-            )
-        for key in ("identity", "dense"):
-            for pattern in known[key]:
-                try:
-                    fits = any(re.fullmatch(pattern, name) for name in model.names)
-                except re.error as error:
-                    raise ConfigError(
-                        f"arch.loss.known.{key}={pattern}: not a regular expression ({error});"
-                        " correct it"
-                    ) from None
-                if not fits:
-                    raise ConfigError(
-                        f"arch.loss.known.{key}={pattern}: matches none of the chosen matrices,"
-                        f" {', '.join(model.names[:8])}"
-                    )
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
         gates, live = (prediction.outputs[name][: len(indices)].cpu() for name in ("gates", "live"))
@@ -120,6 +88,59 @@ class KnownAnswer:
             for name, columns in zip(self._names, self._columns, strict=True)
         }
         return Report(metrics, files=gates_scene(shown, orders), text=verdict(counts, metrics))
+
+
+def check_known(model: Components, known: Mapping[str, Any]) -> None:
+    """Raises ConfigError if a pattern of `known` matches no matrix."""
+    if known["dense"] and known["components"] is None:
+        raise ConfigError(
+            "arch.loss.known.components=null: say how many components the matrices of"
+            " known.dense have; for example 50"
+        )
+    for key in ("identity", "dense"):
+        for pattern in known[key]:
+            if not matches(f"arch.loss.known.{key}", pattern, model.names):
+                raise ConfigError(
+                    f"arch.loss.known.{key}={pattern}: matches none of the chosen matrices,"
+                    f" {', '.join(model.names[:8])}"
+                )
+
+
+def _chosen(model: Components, known: Mapping[str, Any], key: str) -> list[str]:
+    matching = {name for pattern in known[key] for name in matches(key, pattern, model.names)}
+    return [name for name in model.names if name in matching]
+
+
+def gates_scene(gates: Mapping[str, np.ndarray], components: Mapping[str, np.ndarray]) -> Files:
+    """Shows the gates [N, C] of each matrix. `components` has the number of the component in each
+    column.
+    """
+    panels = []
+    for name, gates_NC in gates.items():
+        rows = min(len(gates_NC), MOST_ROWS)
+        # later columns are closed, or the matrix is not an identity
+        columns = min(2 * len(gates_NC), gates_NC.shape[1], MOST_COLUMNS)
+        panels.append(
+            {
+                "name": name,
+                "rows": list(range(rows)),
+                "columns": components[name][:columns].tolist(),
+                "levels": [levels(row[:columns].tolist()) for row in gates_NC[:rows]],
+            }
+        )
+    return fitting(
+        panels,
+        lambda some: scene(
+            "gates",
+            "matrix",
+            "Gates by input feature and component",
+            "How far each component's gate opens for one feature alone; components are in the"
+            " order of the features they suit best.",
+            row_label="input feature",
+            column_label="component",
+            panels=some,
+        ),
+    )
 
 
 def verdict(live: Mapping[str, int], metrics: Mapping[str, float]) -> str:
@@ -188,15 +209,6 @@ def likeness(
         / np.linalg.norm(weights_ND, axis=1).clip(1e-12)
     )
     return {"mmcs": float(cosines_NC[each, best_N].mean()), "ml2r": float(ratios_N.mean())}
-
-
-def towards_features(read_NC: np.ndarray, written_CD: np.ndarray) -> np.ndarray:
-    """Returns the direction in which each component writes when the feature that it reads most is
-    active. A component stays the same if both of its factors change their sign.
-    """
-    most_C = np.abs(read_NC).argmax(0)
-    sign_C = np.sign(read_NC[most_C, np.arange(read_NC.shape[1])])
-    return written_CD * np.where(sign_C == 0, 1, sign_C)[:, None]
 
 
 def by_feature(model: Components, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from models.decomposition.components import Components, Mask
-from models.layers import widen
 from utils.noise import Noise
 
 # called with outputs and the target's outputs; returns an error for each row
@@ -46,29 +45,16 @@ class Masks:
         )
 
 
-def route(
-    masks: Masks,
-    model: Components,
-    noise: Noise,
-    batch: int,
-    rows: Tensor | None,
-    probability: float | None = None,
-    stream: str = "subset",
-) -> Masks:
-    """Keeps the masks of some matrices in each row, drawn at random, and leaves the other matrices
-    as they are.
+def route(masks: Masks, model: Components, noise: Noise, batch: int, rows: Tensor | None) -> Masks:
+    """Keeps the masks of some matrices in each row, and leaves the other matrices as they are.
 
-    Each matrix is masked with `probability`; if that is None, their number is drawn first, evenly
-    from one to all. `rows` are the indices of these rows in the batch of size `batch`, if they are
-    not all.
+    Their number is drawn evenly from one to all. `rows` are the indices of these rows in the batch
+    of size `batch`, if they are not all.
     """
     shape, matrices = (batch, 1, *masks.components.shape[2:-1]), len(model.names)
-    drawn = noise.uniform(stream, (*shape, matrices), rows)
-    if probability is None:
-        most = (noise.uniform(f"{stream} size", shape, rows) * matrices).floor()  # 0 … S - 1
-        chosen = drawn.argsort(-1).argsort(-1) <= most.unsqueeze(-1)
-    else:
-        chosen = drawn < probability
+    drawn = noise.uniform("subset", (*shape, matrices), rows)
+    most = (noise.uniform("subset size", shape, rows) * matrices).floor()  # 0 … S - 1
+    chosen = drawn.argsort(-1).argsort(-1) <= most.unsqueeze(-1)
     masked = chosen.to(masks.components.dtype)
     whole = 1 - masked  # all components, and the rest
     kept = model.for_each_component(masked) * masks.components
@@ -76,19 +62,11 @@ def route(
     return Masks(components, whole if masks.rest is None else masked * masks.rest + whole)
 
 
-def concat(parts: list[Masks]) -> Masks:
-    """Concatenates passes. If some masks have a rest, the rest of the others is masked to zero."""
+def concat(parts: Sequence[Masks]) -> Masks:
+    """Concatenates passes. All or none of the masks have a rest."""
+    rests = [part.rest for part in parts if part.rest is not None]
     components = torch.cat([part.components for part in parts], 1)
-    given = next((part.rest for part in parts if part.rest is not None), None)
-    if given is None:
-        return Masks(components)
-    rest = [
-        given.new_zeros((*part.components.shape[:-1], given.shape[-1]))
-        if part.rest is None
-        else part.rest
-        for part in parts
-    ]
-    return Masks(components, torch.cat(rest, 1))
+    return Masks(components, torch.cat(rests, 1) if rests else None)
 
 
 def errors(
@@ -100,8 +78,8 @@ def errors(
     measure: Measure,
     one_by_one: Masks | None = None,
 ) -> list[Tensor]:
-    """Returns the error of each row in each pass of `masks`. After these come, for each pass of
-    `one_by_one`, the errors with one matrix masked at a time.
+    """Returns the error of each row in each pass of `masks`. After these come, with the masks of
+    `one_by_one`, which have one pass, the errors with one matrix masked at a time.
     """
     if not model.predicts_tokens:
         return _errors_in_one_pass(model, x, target_out, masks, measure, one_by_one)
@@ -113,39 +91,8 @@ def errors(
 
     passes = [of_pass(masks, q, everywhere) for q in range(masks.components.shape[1])]
     if one_by_one is not None:
-        passes += [
-            of_pass(one_by_one, q, range(i, i + 1))
-            for q in range(one_by_one.components.shape[1])
-            for i in everywhere
-        ]
+        passes += [of_pass(one_by_one, 0, range(i, i + 1)) for i in everywhere]
     return passes
-
-
-def hidden_errors(
-    model: Components,
-    x: Tensor,
-    documents: Tensor | None,
-    inputs: Sequence[Tensor],
-    masks: Masks,
-) -> list[Tensor]:
-    """Returns for each masked pass by how much the inputs of matrices differ from those in the
-    target: for each row, the mean square over all numbers that matrices read.
-    """
-    width = sum(given.shape[-1] for given in inputs if given.is_floating_point())
-
-    def of_pass(q: int) -> Tensor:
-        squares: list[Tensor] = []
-
-        def compute(number: int, given: Tensor) -> Tensor:
-            if given.is_floating_point():  # an embedding reads indices
-                change = widen(given) - widen(inputs[number])
-                squares.append(change.square().sum(-1))
-            return _masked_output(model, masks, q, number, given)
-
-        model.run_with(x, {i: partial(compute, i) for i in range(len(model.names))}, documents)
-        return torch.stack(squares).sum(0) / width
-
-    return [of_pass(q) for q in range(masks.components.shape[1])]
 
 
 def _masked_output(model: Components, masks: Masks, q: int, number: int, given: Tensor) -> Tensor:
@@ -166,30 +113,22 @@ def _errors_in_one_pass(
     """Computes all passes as one, in a dimension before the batch. Up to the first masked matrix
     they are the same, and that dimension is 1.
     """
-    Q, S, A = masks.components.shape[1], len(model.names), 0
-    whole = masks
-    if one_by_one is not None:
-        A, whole = one_by_one.components.shape[1], concat([masks, one_by_one])
+    Q, S = masks.components.shape[1], len(model.names)
+    whole = masks if one_by_one is None else concat([masks, one_by_one])
 
     def compute(number: int, given: Tensor) -> Tensor:
         mask = whole.of_matrix(model, number)
         passes_first: Any = (None if each is None else each.transpose(0, 1) for each in mask)
         mask = Mask(*passes_first)
-        if not A:
+        if one_by_one is None:
             return model.multiply(number, given, mask)
-        same, masked = len(given) == 1, [Q + a * S + number for a in range(A)]
+        same, own = len(given) == 1, Q + number
         y = model.multiply(
-            number,
-            given if same else torch.cat((given[:Q], *(given[i : i + 1] for i in masked))),
-            mask,
+            number, given if same else torch.cat((given[:Q], given[own : own + 1])), mask
         )
         others = model.original(number, given if same else given[Q:])  # one in S goes unused
-        others = others.expand(A * S, *others.shape[1:])
-        pieces, done = [y[:Q]], 0
-        for a, place in enumerate(masked):
-            pieces += [others[done : place - Q], y[Q + a : Q + a + 1]]
-            done = place - Q + 1
-        return torch.cat((*pieces, others[done:]))
+        others = others.expand(S, *others.shape[1:])
+        return torch.cat((y[:Q], others[:number], y[Q:], others[number + 1 :]))
 
     out = model.run_with(x.unsqueeze(0), {number: partial(compute, number) for number in range(S)})
     return list(measure(out, target_out).unbind())

@@ -1,4 +1,4 @@
-"""Toy models: small nets whose right decomposition is known.
+"""Toy models: small nets whose right decomposition is known, and their objective.
 
 Toy models of superposition: Elhage et al. 2022 (arXiv 2209.10652). Residual MLPs that compute in
 superposition: Braun et al. 2025 (arXiv 2501.14926), Bushnaq et al. 2025 (arXiv 2506.20790).
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
+from torch.func import functional_call
 from typing_extensions import Doc
 
 from models.layers import (
@@ -21,11 +22,16 @@ from models.layers import (
     Layers,
     Linear,
     Width,
+    cast_weights,
     check_memory,
     parse_dtype,
+    widen,
 )
+from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.errors import ConfigError
-from utils.spec import Spec
+from utils.measure.evaluator import Prediction
+from utils.measure.metrics import Metric
+from utils.spec import IGNORE, Spec
 
 
 class Transposed(nn.Module):
@@ -146,3 +152,30 @@ def _identity(width: int) -> Linear:
     nn.init.eye_(layer.weight)
     layer.requires_grad_(False)
     return layer
+
+
+class Regress(Objective):
+    """Sums the mean squared error of each example."""
+
+    headline = Metric("loss", lower_is_better=True)
+    model: Toy
+
+    def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
+        errors_B = self._errors(batch["inputs"])[0]
+        return StepOut(errors_B.sum(), torch.full((), len(errors_B), device=errors_B.device), {})
+
+    def predict(self, batch: Batch) -> Prediction:
+        """Reports a mean loss, except for examples with a single feature."""
+        errors_B, answer_BN = self._errors(batch["inputs"])
+        counts_B = batch["labels"] != IGNORE
+        metrics = (
+            {} if "single" in batch else {"loss": ((errors_B * counts_B).sum(), counts_B.sum())}
+        )
+        return Prediction(metrics, {"answer": answer_BN})
+
+    def _errors(self, inputs_BN: Tensor) -> tuple[Tensor, Tensor]:
+        x_BN = inputs_BN.to(self.dtype)
+        answer_BN = widen(
+            functional_call(self.model, cast_weights(self.model, x_BN.dtype), (x_BN,))
+        )
+        return (answer_BN - self.model.wanted(widen(x_BN))).square().mean(-1), answer_BN

@@ -145,7 +145,7 @@ class Evaluation:
 
     def finish(self) -> dict[str, float]:
         """Returns means over all sets and all metrics of each, on every rank. Rank 0 writes the
-        evaluators' files and pages.
+        evaluators' files.
         """
         results: dict[str, float] = {}
         with self.dist.agreed():
@@ -173,8 +173,6 @@ class Evaluation:
                 files, room = scene.within(_merge(report.files for report in reports), room)
                 if files:
                     self._folder.write_report(self.step, set_name, files)
-                for name, content in _merge(report.pages for report in reports).items():
-                    self._folder.write_page(name, content)
         # JSON keeps floats exactly, also NaN
         return json.loads(self.dist.broadcast_text(json.dumps(results)))
 

@@ -30,8 +30,6 @@ class Report:
     metrics: dict[str, float] = field(default_factory=dict)  # logged as `eval/name`, on every rank
     # content by file name; the report page shows `*.scene.json` (utils/measure/scene.py)
     files: dict[str, str | bytes] = field(default_factory=dict)
-    # pages at the top of the run's directory, by file name, in place of earlier ones
-    pages: dict[str, str] = field(default_factory=dict)
     text: str = ""  # printed at the end of the run
     line: str = ""  # printed after the means in the log's line on each evaluation
 
@@ -84,10 +82,6 @@ class Folder(Protocol):
 
     def write_report(self, step: int, set_name: str, files: Mapping[str, str | bytes]) -> None:
         """Writes the files of a step and a set, by name."""
-        ...
-
-    def write_page(self, name: str, content: str) -> None:
-        """Writes a page at the top of the run's directory, in place of an earlier one."""
         ...
 
     def earlier_files(self, step: int, set_name: str, name: str, most: int) -> Sequence[Path]:

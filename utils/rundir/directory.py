@@ -199,12 +199,6 @@ class RunDirectory:
             for name, content in files.items():
                 write_whole(folder / safe_name(name), content)
 
-    def write_page(self, name: str, content: str) -> None:
-        """Writes a page into the run's directory, over that of an earlier evaluation."""
-        if self._metrics is not None and not self.lost():
-            with self._troubles.writing(name):
-                write_whole(self.directory / safe_name(name), content)
-
     def earlier_files(self, step: int, set_name: str, name: str, most: int) -> Sequence[Path]:
         """Returns files of this name that earlier evaluations of a set left, the newest first."""
         # other folders belong to steps that were rolled back

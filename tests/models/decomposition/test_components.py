@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
-from models.decomposition.components import Components, Mask
+from models.decomposition.components import Mask
 from models.decomposition.decompose import Decompose
 from models.decomposition.masking import Masks, errors
 from models.decomposition.toy import TMS, ResidMLP
@@ -26,7 +26,6 @@ from utils.noise import Noise
 from utils.ranks.distributed import Dist
 
 LOSS = {
-    "reconstruction": "auto",
     "faithfulness": 1.0,
     "stochastic": 1.0,
     "layerwise": 1.0,
@@ -36,9 +35,6 @@ LOSS = {
     "adversarial": {"coefficient": 0.0, "steps": 3, "rate": 0.2, "persistent": False},
     "p": 1.0,
     "p_end": None,
-    "p_from": 0.0,
-    "samples": 1,
-    "whole": True,
     "warmup_steps": 0,
     "warmup_lr": 0.1,
     "live_above": 0.1,
@@ -166,27 +162,29 @@ def test_the_loss_is_the_papers(tms_target: Path, tmp_path: Path) -> None:
             )
 
 
-@pytest.mark.parametrize(
-    "losses",
-    [{}, {"subset": 1.0}, {"layerwise": 0.0, "samples": 3}, {"whole": False, "subset": 0.5}],
-)
-def test_passes_at_once_are_passes_one_by_one(
-    losses: dict, tms_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    objective, batch, ctx = objective_on(tms_target, tmp_path)
-    objective = changed(objective, **losses)
-    found = with_gradients(objective, batch, ctx)
-    monkeypatch.setattr(Components, "predicts_tokens", property(lambda self: True))
-    monkeypatch.setattr(Components, "outputs", lambda self, x, documents=None: self.target.net(x))
-    monkeypatch.setattr(Decompose, "_inputs", lambda self, batch: (batch["inputs"].double(), None))
-    monkeypatch.setattr(Decompose, "_rows_to_compute", lambda self, inputs: (None, None))
-    slow = with_gradients(objective, {"inputs": batch["inputs"]}, ctx)
-    # without width, rows are counted as positions are: only what is weighted by them differs
-    rows = batch["inputs"].numel() - len(batch["inputs"])
-    extra = (rows * objective._faithfulness()).detach()
-    assert_close(found[0], slow[0] - extra, rtol=1e-9, atol=1e-12)
-    for name in ("model.gates.inward_KH", "model.gates.outward_bias_K"):
-        assert_close(found[1][name], slow[1][name], rtol=1e-9, atol=1e-12)
+def test_passes_at_once_are_passes_one_by_one(tms_target: Path, tmp_path: Path) -> None:
+    objective, batch, _ = objective_on(tms_target, tmp_path)
+    model, x = objective.model, batch["inputs"].double()
+    said = model.outputs(x)
+    together, alone = (
+        Masks(torch.rand(8, passes, 12).double(), torch.rand(8, passes, 2).double())
+        for passes in (3, 1)
+    )
+
+    def one(masks: Masks, q: int, numbers: list[int]) -> Tensor:
+        assert masks.rest is not None
+        instead = {}
+        for n in numbers:
+            own = masks.components[:, q, model.columns(n)], masks.rest[:, q, n : n + 1]
+            instead[n] = partial(model.multiply, n, mask=Mask(*own))
+        return objective._error(model.run_with(x, instead), said)
+
+    expected = [
+        *(one(together, q, [0, 1]) for q in range(3)),
+        one(alone, 0, [0]),
+        one(alone, 0, [1]),
+    ]
+    assert_close(errors(model, x, None, said, together, objective._error, alone), expected)
 
 
 @pytest.mark.parametrize("losses", [{}, {"subset": 1.0, "p": 2.0}])
@@ -251,59 +249,12 @@ def test_the_frequency_form_sees_the_whole_batch_and_has_its_gradient(
 
 def test_p_changes_over_the_run(tms_target: Path, tmp_path: Path) -> None:
     objective, batch, ctx = objective_on(tms_target, tmp_path)
-    objective = changed(objective, p=2.0, p_end=0.5, p_from=0.5)
+    objective = changed(objective, p=2.0, p_end=0.5)
     raw = objective.model.gate_logits(objective.model.probe(batch["inputs"].double())[1]).detach()
     upper = torch.where(raw > 1, 1 + 0.01 * (raw - 1), raw.clamp(0, 1))
-    for progress, p in ((0.0, 2.0), (0.5, 2.0), (0.75, 1.25), (1.0, 0.5)):
+    for progress, p in ((0.0, 2.0), (0.5, 1.25), (1.0, 0.5)):
         found = objective._importance(raw, None, Context(progress, ctx.noise))
         assert_close(found, (upper + 1e-12).pow(p).sum(0))
-
-
-def test_the_change_of_p_may_end_before_the_run(tms_target: Path, tmp_path: Path) -> None:
-    objective, _, ctx = objective_on(tms_target, tmp_path)
-    objective = changed(objective, p=2.0, p_end=1.0, p_from=0.2, p_until=0.6)
-    raw = torch.tensor([[0.5, 2.0]], dtype=torch.float64)
-    for progress, p in ((0.2, 2.0), (0.3, 1.75), (0.6, 1.0), (0.9, 1.0)):
-        importance_K = objective._importance(raw, None, Context(progress, ctx.noise))
-        assert importance_K.tolist() == pytest.approx([0.5**p, 1.01**p])
-
-
-def test_components_alone_must_give_the_same_answers(tms_target: Path, tmp_path: Path) -> None:
-    objective, batch, ctx = objective_on(tms_target, tmp_path)
-    only = {"stochastic": 0.0, "layerwise": 0.0, "faithfulness": 0.0, "minimality": 0.0}
-    alone = changed(objective, **only, unmasked=2.0, masked=3.0)
-    loss, gradients = with_gradients(alone, batch, ctx)
-    model, net, x = objective.model, objective.model.target.net, batch["inputs"].double()
-    W, b = net.linear1.weight.t(), net.linear2.bias
-    (V1, U1), (V2, U2) = model.factors(0), model.factors(1)
-    raw = model.gate_logits([x, x @ W])
-    g = raw.clamp(0, 1)
-    said = torch.relu(x @ W @ W.t() + b)
-
-    def error(first: Any, second: Any) -> Tensor:
-        out = torch.relu((((x @ V1) * first) @ U1 @ V2 * second) @ U2 + b)
-        return (out - said).square().mean(-1).sum()
-
-    expected = 2 * error(1, 1) + 3 * error(g[:, :6], g[:, 6:])
-    assert_close(loss, expected.detach(), rtol=1e-9, atol=1e-12)
-    objective.zero_grad()
-    expected.backward()
-    assert model.parts["linear1"].V.grad is not None
-    inside = bool(((raw > 0) & (raw < 1)).all())
-    if inside:
-        assert_close(gradients["model.parts.linear1.V"], model.parts["linear1"].V.grad)
-    both = changed(objective, unmasked=2.0)(batch, None, ctx).metrics
-    assert_close(both["unmasked"][0], error(1, 1).detach(), rtol=1e-9, atol=1e-12)
-    assert_close(both["stochastic"], changed(objective)(batch, None, ctx).metrics["stochastic"])
-
-
-def test_masks_may_be_one_of_two_values(tms_target: Path, tmp_path: Path) -> None:
-    objective, _, _ = objective_on(tms_target, tmp_path)
-    objective = changed(objective, sampling="binomial")
-    sources = torch.tensor([0.1, 0.5, 0.9, 0.49, 0, 1, 0.2, 0.7, 0.3, 0.6, 0.5, 0.4, 0.25, 0.75])
-    ones = [0, 1, 1, 0, 0, 1, 0, 1, 0, 1, 1, 0]
-    # the last two are for what components do not add up to
-    assert objective._sample(sources).tolist() == [*ones, 0.25, 0.75]
 
 
 def test_the_adversary_does_more_harm_than_chance_and_may_go_on(
@@ -337,7 +288,7 @@ def test_masks_of_a_language_model(gpt_target: Path, tmp_path: Path) -> None:
         gpt_target, tmp_path, r"arch.modules=['layers\..*', embed_tokens]", "arch.C=20"
     )
     model, tokens = objective.model, batch["inputs"]
-    assert objective.kl
+    assert objective.error_name == "kl"
     assert len(model.names) == 9
     said = model.probe(tokens)[0]
     assert_close(said, model.outputs(tokens))
@@ -412,11 +363,8 @@ REFUSED = [
     (["arch.modules=[]"], r"arch\.modules=\[\]: chooses no matrix"),
     (
         ["arch.loss.stochastic=0", "arch.loss.layerwise=0"],
-        "all of stochastic, layerwise, subset, hidden, adversarial, .*masked_subset are 0",
+        "all of stochastic, layerwise, subset, adversarial are 0",
     ),
-    (["arch.gates.sigmoid=soft"], r"arch\.gates\.sigmoid=soft: (must be|choose one of)"),
-    (["arch.loss.p_from=0.5", "arch.loss.p_until=0.4"], "p_until=0.4: ends before"),
-    (["arch.loss.reconstruction=kl"], "kl: compares probabilities of tokens"),
     (["arch.loss.positions=last"], "last: compares outputs at the end of texts, and this net"),
     (["arch.loss.positions=first"], r"arch\.loss\.positions=first: (must be|choose all or last)"),
     (

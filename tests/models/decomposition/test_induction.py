@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from models.decomposition.induction import InductionHeads, sinusoids
-from models.decomposition.recall import Recall
+from models.decomposition.induction import InductionHeads, Recall, sinusoids
 from models.objective import Context
 from tests.runs import train
 from utils.errors import ConfigError

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.testing import assert_close
 
-from models.decomposition import page
-from models.decomposition.anatomy import TOP, _drawn, _measured, _merged
-from models.decomposition.components import Mask
-from models.decomposition.gates_scene import components_scene, gates_scene, live_scene
 from models.decomposition.known_answer import (
     dense_error,
+    gates_scene,
     identity_error,
     likeness,
     matched,
-    towards_features,
     verdict,
 )
-from models.decomposition.portrait import attributions
+from models.decomposition.usage import TOP, _drawn, _measured, _merged
 from tests.models.decomposition.test_components import changed, objective_on
 from utils.errors import ConfigError
 from utils.measure.evaluator import Report
@@ -84,7 +78,6 @@ def test_shares_of_rows_add_up_to_all_of_them() -> None:
         name: whole[name].tolist() for name in merged
     }
     assert merged["live"].tolist() == live.sum((0, 1)).tolist()
-    assert merged["histogram"].sum(1).tolist() == [40] * 3
     drawn = _drawn(where, torch.zeros(40, dtype=torch.long)).tolist()
     for c in range(3):
         first = sorted(range(40), key=lambda n: (-float(gates[n, 0, c]), drawn[n]))[:TOP]
@@ -102,7 +95,7 @@ def test_contexts_of_a_gate_that_many_places_open_come_from_all_texts() -> None:
     assert texts[-1] >= 75
 
 
-def test_contexts_are_the_tokens_around_with_their_gates() -> None:
+def test_contexts_are_the_tokens_around() -> None:
     tokens = torch.tensor([[10, 11, 12], [20, 21, 22]])
     gates = torch.tensor([[0.1, 0.2, 0.3], [0.9, 0.5, 0.0]]).unsqueeze(-1)
     counted = torch.tensor([[True, True, True], [True, False, True]])
@@ -110,116 +103,38 @@ def test_contexts_are_the_tokens_around_with_their_gates() -> None:
     assert found["what"][0, :5].tolist() == [20, 12, 11, 10, 22]
     assert found["value"][0, :5].tolist() == pytest.approx([0.9, 0.3, 0.2, 0.1, 0])
     assert found["around"][0, :3].tolist() == [[-1, 20, 21], [11, 12, -1], [10, 11, 12]]
-    assert found["gates_around"][0, :3].tolist() == [[0, 90, 50], [20, 30, 0], [10, 20, 30]]
     assert found["value"][0, 5:].tolist() == [-1] * (TOP - 5)
     assert found["around"][0, 5:].tolist() == [[-1] * 3] * (TOP - 5)
 
 
-def anatomy_on(objective: Any, batch: dict[str, Any]) -> Report:
+def usage_on(objective: Any, batch: dict[str, Any]) -> Report:
     """What an evaluation of these examples reports."""
-    (anatomy,) = objective.evaluators(batch)
+    (usage,) = objective.evaluators(batch)
     with torch.no_grad():
-        anatomy.add(np.arange(len(batch["inputs"])), batch, objective.predict(batch))
-    return anatomy.report(anatomy.rows())
+        usage.add(np.arange(len(batch["inputs"])), batch, objective.predict(batch))
+    return usage.report(usage.rows())
 
 
-def on_page(report: Report) -> dict[str, Any]:
-    """What components.html shows, as data."""
-    (page,) = report.pages.values()
-    assert not re.search(r"""(src|href)\s*=\s*["']?\w*:?//""", page), "it needs a network"
-    return json.loads(page.partition('id="data">')[2].partition("</script>")[0])
-
-
-def test_a_toy_models_page_and_table(tms_target: Path, tmp_path: Path) -> None:
+def test_the_table_of_a_toy_model(tms_target: Path, tmp_path: Path) -> None:
     objective, _, _ = objective_on(tms_target, tmp_path)
     with torch.no_grad():  # component 1 is needed by what reads it, 4 by nothing
         objective.model.gates.outward_bias_K[:] = 0.5
         objective.model.gates.outward_KH[:] = 0
         objective.model.gates.outward_bias_K[[4, 10]] = -1e9
     rows = torch.eye(5, dtype=torch.float64) * 0.75
-    report = anatomy_on(objective, {"inputs": rows, "labels": torch.zeros(5)})
+    report = usage_on(objective, {"inputs": rows, "labels": torch.zeros(5)})
     table = str(report.files["components.tsv"]).splitlines()
     *head, features = table[1].split("\t")
     assert head == ["linear1", "0", "1.000000", "0.500000"]
     assert sorted(features.split(", ")) == ["0 0.50", "1 0.50", "2 0.50", "3 0.50", "4 0.50"]
     assert table[5].split("\t") == ["linear1", "4", "0.000000", "0.000000", ""]
-    first, second = on_page(report)["matrices"]
-    assert [each["number"] for each in first["components"]] == [0, 1, 2, 3, 5]
-    assert first["summary"] == "6 components; no input needs 1 of them."
-    V, U = (factor.detach() for factor in objective.model.factors(0))
-    norms = [float((V[:, c : c + 1] @ U[c : c + 1]).norm()) for c in (0, 5)]
-    assert [first["components"][at]["norm"] for at in (0, 4)] == pytest.approx(norms, abs=1e-5)
-    assert first["gates"]["values"][0] == [0.5] * 5
-    assert first["directions"]["numbers"] == [0, 1, 2, 3, 5]
-    assert second["attributions"]["columns"] == ["c0", "c1", "c2", "c3", "c5"]
+    shown = json.loads(report.files["live_components_table.scene.json"])["rows"]
+    assert [row[:3] for row in shown[:5]] == [["linear1", c, 1] for c in (0, 1, 2, 3, 5)]
 
 
-def test_attributions_are_products_of_factors(tms_target: Path, tmp_path: Path) -> None:
-    objective, _, _ = objective_on(tms_target, tmp_path)
-    model, x = objective.model, torch.rand(7, 5, dtype=torch.float64)
-    (V1, U1), (V2, _) = model.factors(0), model.factors(1)
-    gates = torch.rand(7, 12, dtype=torch.float64)
-    # nothing but a product lies between; a row for each component of the second matrix
-    expected = (gates[:, 6:].t() @ (x @ V1).abs() / 7) * (U1 @ V2).t().abs()
-    ((number, (before, found)),) = attributions(model, x, gates, [[1], [2, 0]]).items()
-    assert (number, before) == (1, 0)
-    assert_close(found, expected.detach()[[2, 0]])
-
-
-def test_attributions_of_a_language_model_are_derivatives(gpt_target: Path, tmp_path: Path) -> None:
-    modules = r"arch.modules=['layers\..*\.(q_proj|k_proj|v_proj|o_proj|up_proj|down_proj)']"
-    objective, batch, _ = objective_on(gpt_target, tmp_path, modules)
-    model, x = objective.model, batch["inputs"][:1, :5]
-    gates = torch.rand(1, 5, model.total, dtype=torch.float64)
-    each = [[1, 3]] * len(model.names)
-    found = attributions(model, x, gates, each)
-    befores = {model.names[number]: model.names[before] for number, (before, _) in found.items()}
-    own = {name.rpartition(".")[2]: before for name, before in befores.items() if "1." in name}
-    assert own["v_proj"] == own["k_proj"] == own["q_proj"] == "layers.0.mlp.down_proj"
-    assert own["o_proj"].endswith("1.self_attn.v_proj"), own
-    number = model.names.index("layers.1.self_attn.o_proj")
-    before, sizes = found[number]
-
-    def gated(change: float, place: int, c: int) -> torch.Tensor:
-        """The activations times gates of the chosen components, with a mask changed at a place."""
-        seen = []
-        mask = torch.ones(1, 5, model.counts[before], dtype=torch.float64)
-        mask[0, place, c] += change
-        rest = torch.ones(1, dtype=torch.float64)
-
-        def watching(given: torch.Tensor) -> torch.Tensor:
-            own = model.activations(number, given) * gates[..., model.columns(number)]
-            seen.append(own[..., each[number]].sum((0, 1)))
-            return model.original(number, given)
-
-        multiply = partial(model.multiply, before, mask=Mask(mask, rest))
-        model.run_with(x, {before: multiply, number: watching})
-        return seen[0]
-
-    with torch.no_grad():
-        for c in (0, 4):
-            slopes = [(gated(1e-4, at, c) - gated(-1e-4, at, c)) / 2e-4 for at in range(5)]
-            assert_close(sizes[:, c], torch.stack(slopes).abs().mean(0), atol=1e-7, rtol=1e-5)
-    assert (sizes > 0).any()
-
-
-def test_a_language_models_page_fits_into_its_size(
-    gpt_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_of_a_language_model(gpt_target: Path, tmp_path: Path) -> None:
     objective, batch, _ = objective_on(gpt_target, tmp_path, r"arch.modules=['layers\..*']")
-    report = anatomy_on(objective, batch)
-    data = on_page(report)
-    assert [matrix["name"] for matrix in data["matrices"]] == objective.model.names
-    assert ["attributions" in matrix for matrix in data["matrices"]] == [False] + [True] * 7
-    shown = data["matrices"][1]["attributions"]
-    assert max(map(max, shown["values"])) == 1
-    assert [len(shown["values"]), len(shown["values"][0])] == [
-        len(shown["rows"]),
-        len(shown["columns"]),
-    ]
-    components = [each for matrix in data["matrices"] for each in matrix["components"]]
-    for context in components[0]["contexts"]:
-        assert context["gate"] == pytest.approx(context["gates"][context["at"]] / 100, abs=0.006)
+    report = usage_on(objective, batch)
     lines = [line.split("\t") for line in str(report.files["components.tsv"]).splitlines()]
     assert lines[0] == ["matrix", "component", "live", "mean gate", "top tokens", "contexts"]
     dead = [line for line in lines[1:] if float(line[2]) == 0]
@@ -227,18 +142,9 @@ def test_a_language_models_page_fits_into_its_size(
     needed = next(line for line in lines[1:] if float(line[2]) > 0)
     assert re.match(r'".+" [01]\.\d\d', needed[4])
     assert re.match(r'".*\[\[.+\]\].*"', needed[5])
-    assert all(each["live"] > 0 for each in components)
-    monkeypatch.setattr(page, "MOST", 14_000)
-    small = anatomy_on(objective, batch)
-    assert len(small.pages["components.html"]) <= 14_000
-    fewer = [each for matrix in on_page(small)["matrices"] for each in matrix["components"]]
-    assert 0 < len(fewer) <= len(components)
-
-
-def test_directions_are_those_of_the_feature_that_is_read() -> None:
-    read = np.array([[-2.0, 0.1], [0.5, 0.4]])  # the first component reads feature 0 negated
-    written = np.array([[1.0, -3], [2, 2]])
-    assert towards_features(read, written).tolist() == [[-1, 3], [2, 2]]
+    shown = json.loads(report.files["live_components_table.scene.json"])["rows"]
+    assert {row[0] for row in shown} == set(objective.model.names)
+    assert all(row[2] > 0 and "[[" in row[5] for row in shown)
 
 
 def test_the_last_line_says_whether_the_answer_is_the_known_one() -> None:
@@ -259,7 +165,7 @@ def test_a_set_of_single_features_has_other_metrics(tms_target: Path, tmp_path: 
     assert [type(one).__name__ for one in made.evaluators({"single": 1, "labels": 1})] == [
         "KnownAnswer"
     ]
-    assert [type(one).__name__ for one in made.evaluators({"labels": 1})] == ["Anatomy"]
+    assert [type(one).__name__ for one in made.evaluators({"labels": 1})] == ["Usage"]
     assert objective.evaluators({"inputs": 1}) == []
     assert not objective.predict({"inputs": batch["inputs"]}).outputs, (
         "of examples that nobody counts there is nothing to say"
@@ -295,18 +201,3 @@ def test_gates_on_the_page_keep_the_numbers_of_their_components() -> None:
     (file,) = gates_scene(large, {name: np.arange(900) for name in large}).values()
     assert len(file) <= MOST
     assert json.loads(file)["panels"]
-
-
-def test_live_components_on_the_page() -> None:
-    one = live_scene({5: {"W": 3}})
-    assert [*one] == ["live_components.scene.json"]
-    many = live_scene({step: {"W": step, "U": 2} for step in range(200)})
-    over_time = json.loads(many["live_components_over_time.scene.json"])
-    assert (over_time["x"]["values"][0], over_time["x"]["values"][-1]) == (0, 199)
-    assert over_time["lines"][0]["values"] == over_time["x"]["values"]
-    rows = [["W", number, 0.5, 0.25, "a b"] for number in range(500)]
-    table = json.loads(components_scene("token", rows)["live_components_table.scene.json"])
-    assert table["rows"][0] == rows[0]
-    assert len(table["rows"]) < len(rows)
-    bars = json.loads(many["live_components.scene.json"])["series"][0]
-    assert bars["values"] == [199, 2]

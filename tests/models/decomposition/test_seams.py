@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from models.decomposition import components
-from models.decomposition.components import Components, Mask, by_pattern
+from models.decomposition.components import Components, Mask, components_of
 from models.decomposition.decompose import Decompose
-from models.decomposition.gates import KINDS, MixedGates, make_gates
 from models.decomposition.masking import Masks, errors, route
-from models.decomposition.seams import Seam, seams_of
+from models.decomposition.seams import seams_of
 from models.layers import Attention, Linear, SwiGLU
 from tests.models.decomposition.test_components import changed, objective_on, with_gradients
 from utils.errors import ConfigError
@@ -75,7 +74,7 @@ def twin_of(objective: Decompose, monkeypatch: pytest.MonkeyPatch, **keys: Any) 
         "twin",
         [r"layers\..*"],
         C=6,
-        gates={"kind": "mlp", "width": 16, "sigmoid": "leaky_hard"},
+        gates={"kind": "mlp", "width": 16},
         forward_dtype="float64",
         **keys,
     ).double()
@@ -137,14 +136,14 @@ def test_a_fused_matrix_stays_one_target_where_a_pattern_matches_it(
 
 def test_settings_by_pattern_take_the_first_that_matches() -> None:
     names = ["layers.0.mlp.up_proj", "layers.0.self_attn.q_proj", "layers.1.mlp.up_proj"]
-    assert by_pattern("arch.C", 7, names) == [7, 7, 7]
-    assert by_pattern("arch.C", {r".*\.1\..*": 3, ".*mlp.*": 64, ".*": 32}, names) == [64, 32, 3]
+    assert components_of(7, names) == [7, 7, 7]
+    assert components_of({r".*\.1\..*": 3, ".*mlp.*": 64, ".*": 32}, names) == [64, 32, 3]
     with pytest.raises(ConfigError, match=r"has no pattern for layers\.0\.self_attn\.q_proj; add"):
-        by_pattern("arch.C", {".*mlp.*": 64}, names)
+        components_of({".*mlp.*": 64}, names)
     with pytest.raises(ConfigError, match=r"arch\.C=embed: matches none of the chosen matrices"):
-        by_pattern("arch.C", {"embed": 64, ".*": 1}, names)
+        components_of({"embed": 64, ".*": 1}, names)
     with pytest.raises(ConfigError, match="not a regular expression"):
-        by_pattern("arch.C", {"(": 64}, names)
+        components_of({"(": 64}, names)
 
 
 def test_matrices_have_as_many_components_as_their_patterns_say(
@@ -183,27 +182,6 @@ def test_matrices_have_as_many_components_as_their_patterns_say(
     loss, gradients = with_gradients(few, batch, ctx)
     assert torch.isfinite(loss)
     assert all(gradient.abs().sum() > 0 for gradient in gradients.values())
-
-
-def test_gates_of_several_kinds_are_those_of_each_kind() -> None:
-    torch.manual_seed(0)
-    seams = [Seam(str(n), Linear(4 + n, 3)) for n in range(4)]
-    kinds, hidden, counts = ["mlp", "shared_mlp", "mlp", "vector_mlp"], [5, 5, 7, 5], [2, 3, 2, 4]
-    gates = make_gates(kinds, hidden, counts, seams)
-    assert isinstance(gates, MixedGates)
-    read = [
-        torch.randn(6, c if kind == "mlp" else 4 + n)
-        for n, (kind, c) in enumerate(zip(kinds, counts, strict=True))
-    ]
-    alone = []
-    for n, each in enumerate(gates.alike):
-        same = KINDS[kinds[n]]([counts[n]], [4 + n], hidden[n])
-        same.load_state_dict(each.state_dict())
-        alone.append(same([read[n]]))
-    assert_close(gates(read), torch.cat(alone, 1))
-    assert not isinstance(make_gates(["mlp"] * 4, [5] * 4, counts, seams), MixedGates)
-    with pytest.raises(ConfigError, match=r"gates\.width=0: must be a whole number from 1"):
-        make_gates(["mlp"] * 4, [0] * 4, counts, seams)
 
 
 def test_every_linear_map_has_its_name() -> None:

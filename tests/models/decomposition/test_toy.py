@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from models.decomposition.regress import Regress
-from models.decomposition.toy import TMS, ResidMLP
+from models.decomposition.toy import TMS, Regress, ResidMLP
 from models.objective import Context
 from utils.errors import ConfigError
 from utils.noise import Noise
