@@ -18,14 +18,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from utils.terminal import CLEAR, redrawable
-
 STATUS: dict[int, int] = {signal.SIGTERM: 143, signal.SIGUSR1: 138, signal.SIGINT: 130}
 # what else is heard, and what it counts as: a terminal that is closed asks to stop
 ALIKE: dict[int, int] = {signal.SIGHUP: signal.SIGTERM}
 # if ranks get different signals, all follow the first in this order
 ORDER = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SAME_PRESS_S = 1.0  # under torchrun one Ctrl-C comes twice: from the terminal and from torchrun
+CLEAR = "\r\x1b[K"  # to the beginning of a progress bar's line, and nothing left of it
 WORDS_S = 2.0  # how long a terminal that takes no output may delay a hard exit
 
 
@@ -116,7 +115,8 @@ def say(line: str) -> None:
     """Prints a line from any thread, in place of a progress bar if there is one."""
     if (stream := sys.stderr) is not None:  # None where it was closed before we began
         with suppress(OSError, ValueError):  # a closed terminal is no reason to fail
-            print(f"{CLEAR}{line}" if redrawable(stream) else line, file=stream, flush=True)
+            terminal = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+            print(f"{CLEAR}{line}" if terminal else line, file=stream, flush=True)
 
 
 def end_now(status: int, words: Callable[[], None] = lambda: None) -> NoReturn:
