@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import Doc
 
-from models import by_hand, documents, halves
+from models import documents, halves
 from models.documents import Sees
 from utils.errors import ConfigError
 from utils.noise import Noise
@@ -63,13 +63,6 @@ def rms_norm(x: Tensor, eps: float) -> Tensor:
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
-def rms_norm_alone(x: Tensor, eps: float) -> Tensor:
-    """The same, of a tensor that nothing else reads: its gradient is summed by hand."""
-    if by_hand.applies(x) and not halves.spares_passes(x):
-        return by_hand.Norm.apply(x, eps)
-    return rms_norm(x, eps)
-
-
 class Dropout(nn.Module):
     """Sets a share of the values to 0 in training, by masks that depend on the seed, the step, the
     shard and this layer's name alone; `nn.Dropout` draws others on other ranks.
@@ -103,12 +96,6 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.eps) * self.weight.to(x.dtype)
-
-    def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns what a residual adds to, and the norm that its function reads."""
-        if by_hand.applies(x) and not halves.spares_passes(x):
-            return by_hand.NormBeside.apply(x, self.weight.to(x.dtype), self.eps)
-        return x, self(x)
 
 
 def cast_weights(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -316,9 +303,6 @@ class Attention(nn.Module):
 
     def _heads(self, by_head_BLHK: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries and keys, turned and normed, and values."""
-        if by_hand.applies(by_head_BLHK) and not self.norm_weights:
-            counts, angles = (self.heads, self.kv_heads), cos_sin or (None, None)
-            return by_hand.Heads.apply(by_head_BLHK, counts, *angles, self.norm_eps)
         heads_BHLK = by_head_BLHK.transpose(1, 2)
         query, key, value = heads_BHLK.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         if self.norm_weights:
@@ -383,12 +367,10 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         both = self.gate_up_proj(x)
-        if self.norm_eps is None and by_hand.applies(both):
-            return self.down_proj(by_hand.Gated.apply(both))
         gate, up = both.chunk(2, dim=-1)
         if self.norm_eps is None:
             return self.down_proj(F.silu(gate) * up)
-        return self.down_proj(torch.sigmoid(gate) * rms_norm_alone(gate * up, self.norm_eps))
+        return self.down_proj(torch.sigmoid(gate) * rms_norm(gate * up, self.norm_eps))
 
 
 class Block(nn.Module):
@@ -414,12 +396,11 @@ class Block(nn.Module):
     def forward(self, x_BLD: Tensor, cos_sin: CosSin | None) -> Tensor:
         if self.mixes_by_mlp:
             x_BDL = halves.in_order(x_BLD.transpose(1, 2))
-            x_BLD = halves.in_order(
-                rms_norm_alone(x_BDL + self.mlp_t(x_BDL), self.eps).transpose(1, 2)
-            )
+            x_BDL = rms_norm(x_BDL + self.mlp_t(x_BDL), self.eps)
+            x_BLD = halves.in_order(x_BDL.transpose(1, 2))
         else:
-            x_BLD = rms_norm_alone(x_BLD + self.self_attn(x_BLD, cos_sin), self.eps)
-        return rms_norm_alone(x_BLD + self.mlp(x_BLD), self.eps)
+            x_BLD = rms_norm(x_BLD + self.self_attn(x_BLD, cos_sin), self.eps)
+        return rms_norm(x_BLD + self.mlp(x_BLD), self.eps)
 
 
 class Level(nn.Module):

@@ -14,7 +14,6 @@ import torch
 
 import pretrain
 from data.source import RunSettings
-from models import by_hand
 from optim.groups import build_dense
 from optim.optimizer_state import OptimizerState
 from tests.ranks import check_ended_well, run_ranks
@@ -74,10 +73,8 @@ def planned(request: pytest.FixtureRequest) -> list[str]:
 
 
 def test_what_is_counted_without_numbers_is_what_a_pass_takes(
-    planned: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    planned: list[str], tmp_path: Path
 ) -> None:
-    # a plan is for GPUs, and what is written by hand for a CPU keeps fewer tensors
-    monkeypatch.setattr(by_hand, "applies", lambda x: False)
     cfg = config_of(*planned, FLOAT32, f"checkpoint_path={tmp_path}")
     source = make(cfg.data, "data", RunSettings.of(cfg))
 

@@ -168,10 +168,8 @@ class DecoderBlock(nn.Module):
         mask: Sees,
         past: Past | None = None,
     ) -> Tensor:
-        x_BLD, normed_BLD = self.attn_norm.beside(x_BLD)
-        x_BLD = x_BLD + self.self_attn(normed_BLD, cos_sin, causal, mask, past)
-        x_BLD, normed_BLD = self.mlp_norm.beside(x_BLD)
-        return x_BLD + self.mlp(normed_BLD)
+        x_BLD = x_BLD + self.self_attn(self.attn_norm(x_BLD), cos_sin, causal, mask, past)
+        return x_BLD + self.mlp(self.mlp_norm(x_BLD))
 
 
 class GPT(nn.Module):
