@@ -19,9 +19,8 @@ from models.interval import Interval
 from models.losses import LOSSES
 from models.objective import Batch, Context, Objective, StepOut
 from models.recursive.answering import answers_by_step
-from models.recursive.by_step import ByStep
 from models.recursive.recursion import RecursiveNet, State, where_slots
-from models.recursive.thinking import ThinkingSteps
+from models.recursive.thinking import ByStep, ThinkingSteps
 from utils.measure.evaluator import Evaluator, Prediction
 from utils.measure.metrics import Metric, MetricSums
 from utils.spec import IGNORE

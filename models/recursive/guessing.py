@@ -22,11 +22,10 @@ from typing_extensions import Doc
 
 from models.interval import Interval
 from models.objective import Batch, Context, Objective, StepOut
-from models.recursive.by_step import ByStep
 from models.recursive.recursion import where_slots
 from models.recursive.search import Rules, answers_by_search, fill_in
 from models.recursive.sudoku_net import BLANK, SudokuNet, what_is_known
-from models.recursive.thinking import ThinkingSteps
+from models.recursive.thinking import ByStep, ThinkingSteps
 from utils.command.marks import SAME_RUN, Share
 from utils.measure.evaluator import Evaluator, Prediction
 from utils.measure.metrics import Metric, MetricSums

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from models.interval import Interval
-from models.recursive.by_step import MOST_RECORDED, ByStep
-from models.recursive.thinking import ThinkingSteps
+from models.recursive.thinking import MOST_RECORDED, ByStep, ThinkingSteps
 from tests.models.recursive.test_act import batch_of, make
 from utils.measure.evaluator import Prediction, Report
 from utils.spec import IGNORE
