@@ -4,7 +4,6 @@ outside.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,21 +14,6 @@ from optim.muon import Muon
 from utils.errors import ConfigError
 
 Named = Iterable[tuple[str, nn.Parameter]]
-
-
-def _sparing_the_compiler(kind: type[torch.optim.Optimizer]) -> Any:
-    """The same, but for steps that load torch.compile only to be left alone by it.
-
-    `experiment=tms_target max_steps=1` takes 3.3 s of a CPU with this and 5.4 s without (medians of
-    3, side by side, torch 2.13), and every rank pays. What PyTorch has around steps beside is for
-    losses that are differentiated through them.
-    """
-    return type(kind.__name__, (kind,), {"step": torch.no_grad()(inspect.unwrap(kind.step))})
-
-
-AdamW, Adadelta, SGD = map(
-    _sparing_the_compiler, (torch.optim.AdamW, torch.optim.Adadelta, torch.optim.SGD)
-)
 
 
 def adamw(
@@ -52,14 +36,18 @@ def adamw(
         groups += [{"params": [each for each in named if each[1].ndim <= 1], "weight_decay": 0.0}]
         groups = [group for group in groups if group["params"]]
     way: dict[str, bool] = {"fused": True} if fused else {"foreach": True}
-    return AdamW(groups, lr=lr, betas=(beta1, beta2), weight_decay=weight_decay, eps=eps, **way)
+    return torch.optim.AdamW(
+        groups, lr=lr, betas=(beta1, beta2), weight_decay=weight_decay, eps=eps, **way
+    )
 
 
 def adadelta(
     params: Named, lr: float, rho: float = 0.9, weight_decay: float = 0.0, eps: float = 1e-6
 ) -> torch.optim.Optimizer:
     """Adadelta."""
-    return Adadelta(params, lr=lr, rho=rho, weight_decay=weight_decay, eps=eps, foreach=True)
+    return torch.optim.Adadelta(
+        params, lr=lr, rho=rho, weight_decay=weight_decay, eps=eps, foreach=True
+    )
 
 
 def sgd(
@@ -70,7 +58,7 @@ def sgd(
     nesterov: bool = False,
 ) -> torch.optim.Optimizer:
     """Stochastic gradient descent with momentum."""
-    return SGD(
+    return torch.optim.SGD(
         params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, foreach=True
     )
 

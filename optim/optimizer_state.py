@@ -93,7 +93,10 @@ def _state_like(
     tiny = nn.Parameter(torch.zeros(2, 2, dtype=parameter.dtype, device=device))
     tiny.grad = torch.zeros_like(tiny)
     trial = copy.copy(optimizer)
-    trial.state, trial.param_groups = defaultdict(dict), [{**group, "params": [tiny]}]
+    trial.state, trial.param_groups = (
+        defaultdict(dict),
+        [{**group, "params": [tiny], "param_names": ["of a trial"]}],
+    )
     trial.step()
     return _tensors(trial.state[tiny])
 

@@ -118,6 +118,8 @@ class FSDP(Sync):
 
     def whole(self, name: str, share: Tensor) -> tuple[Tensor, int]:
         """Gathers the shares of all ranks, of which the last ones may be shorter."""
+        if name not in self._split:
+            return super().whole(name, share)
         length = len(self._split[name])
         rows = -(-length // self.dist.world_size)
         padded = share.new_zeros(rows, *share.shape[1:])

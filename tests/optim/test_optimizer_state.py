@@ -13,7 +13,6 @@ from torch import nn
 from optim.adam_atan2 import AdamATan2
 from optim.builtin import adamw, muon
 from optim.optimizer_state import OptimizerState
-from tests.ranks import run_code
 
 
 def test_what_is_remembered_belongs_to_names_and_not_to_places() -> None:
@@ -52,34 +51,3 @@ def test_only_what_has_not_begun_may_have_nothing_to_remember(
     assert full.keys() > fresh.keys()
     assert state.like(full, 0).keys() == full.keys()
     assert full["0/a/momentum_buffer" if optimizer is muon else "0/a/exp_avg"].shape == (2, 3)
-
-
-def test_a_run_that_begins_or_goes_on_does_not_load_the_compiler() -> None:
-    """Several seconds of a start, for nothing."""
-    code = """
-import sys
-import torch
-import optim.groups
-from torch import nn
-from optim.adam_atan2 import AdamATan2
-from optim.builtin import adadelta, adamw, muon, sgd
-from optim.optimizer_state import OptimizerState
-
-p = nn.Parameter(torch.ones(2, 3))
-for kind in (AdamATan2, adadelta, adamw, muon, sgd):
-    optimizer = kind([('a', p)], lr=0.1)
-    state = OptimizerState([optimizer])
-    shapes = state.like({}, 1)
-    state.load({name: torch.zeros(t.shape, dtype=t.dtype) for name, t in shapes.items()})
-    p.grad = torch.ones(2, 3)
-    optimizer.step()
-    changed = bool((p != 1).any())
-    print(type(optimizer).__name__, len(state.state()), changed, p.requires_grad)
-print('torch._dynamo' in sys.modules)
-"""
-    done = run_code(code)
-    kinds = {"AdamATan2": 3, "Adadelta": 3, "AdamW": 3, "Muon": 1, "SGD": 1}
-    assert (
-        done.stdout
-        == "".join(f"{kind} {count} True True\n" for kind, count in kinds.items()) + "False\n"
-    ), done.stderr
