@@ -17,7 +17,7 @@ from tests.ranks import ROOT
 def test_no_function_of_the_script_holds_a_generator() -> None:
     functions = [
         value
-        for value in vars(pretrain).values()
+        for value in (vars(pretrain) | vars(pretrain.Trainer)).values()
         if isinstance(value, FunctionType) and value.__module__ == "pretrain"
     ]
     assert {"train", "evaluate"} <= {function.__name__ for function in functions}

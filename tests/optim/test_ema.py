@@ -158,9 +158,7 @@ def test_average_of_low_precision_weights_is_kept_in_float32():
     torch.testing.assert_close(ema.state()["dense/p"], torch.full((4,), 1 - 0.999**3))
 
 
-def test_wrong_rate_and_foreign_state_are_named():
-    with pytest.raises(ConfigError, match=r"^ema_rate=1\.5"):
-        EMA({}, {}, 1.5)
+def test_foreign_state_is_named():
     _, _, _, ema = make()
     with pytest.raises(ConfigError, match="dense/extra"):
         ema.load({**ema.state(), "dense/extra": torch.zeros(1)})

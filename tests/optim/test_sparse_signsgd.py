@@ -5,7 +5,6 @@ import torch
 
 from models.sparse_embedding import SparseEmbedding
 from optim.sparse_signsgd import SparseSignSGD, sum_duplicates
-from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 
 LR, DECAY = 0.05, 0.3
@@ -157,10 +156,3 @@ def test_more_rows_than_capacity_is_an_error():
         RuntimeError, match=r"4 rows of table were looked up in one step, .* room for 3"
     ):
         optimizer.step()
-
-
-def test_impossible_values_are_named():
-    with pytest.raises(ConfigError, match=r"^optim.sparse.lr=-1"):
-        SparseSignSGD({"t": SparseEmbedding(2, 2)}, 1, Dist(), lr=-1, weight_decay=0)
-    with pytest.raises(ConfigError, match=r"^optim.sparse.weight_decay=-1"):
-        SparseSignSGD({"t": SparseEmbedding(2, 2)}, 1, Dist(), lr=1, weight_decay=-1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from data.recursive.puzzles import PuzzleSource
 from data.recursive.sudoku import BLANK, generate, is_solved, solve
 from data.source import IGNORE
 from tests.data.recursive.test_maze import tokens
-from tests.ranks import ROOT
 from tests.sources import opened
 from utils.errors import ConfigError
 from utils.measure.evaluator import Prediction, Report
@@ -199,17 +197,6 @@ def test_wrong_puzzles_are_named(tmp_path: Path, kind: str, given: str, named: s
         OwnPuzzles(given.replace("{folder}", str(tmp_path)), kind, 16, 0)
     assert str(error.value).startswith("data.puzzle=")
     assert "\n" not in str(error.value)
-
-
-def test_the_typed_board_of_the_guide_is_that_of_the_readme() -> None:
-    """Readers compare the two."""
-    shown = (ROOT / "README.md").read_text().partition("puzzle           answer\n")[2]
-    drawn = "".join(line[:13] for line in shown.split("\n")[:8] if "+" not in line)
-    guide = (ROOT / "data/recursive/README.md").read_text()
-    typed = re.findall(r'data\.puzzle="([^"]+)"', guide)
-    assert typed
-    for one in typed:
-        assert read(one, cells=36) == read(drawn.replace("|", ""), cells=36)
 
 
 def test_a_source_evaluates_nothing_else() -> None:
