@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.ranks import until
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 from utils.rundir import wandb_log
@@ -160,6 +161,6 @@ def test_the_real_package_offline(
     again.close()
     for folder in ("x", "x.old-1"):
         (file,) = (tmp_path / folder / "wandb").glob(f"offline-run-*-{run.wandb_id}/run-*.wandb")
-        assert file.stat().st_size > 100
+        assert until(lambda file=file: file.stat().st_size > 100), "W&B's process writes it"
     assert not list(tmp_path.rglob("requirements.txt"))
     assert capfd.readouterr() == ("the former run of this name is now x.old-1\n", "")
