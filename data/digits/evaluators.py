@@ -1,4 +1,4 @@
-"""What a classifier gets wrong: the confusion matrix, and the first misclassified images."""
+"""Shows the errors of a classifier: its confusion matrix and the first misclassified images."""
 
 from __future__ import annotations
 
