@@ -149,8 +149,10 @@ class Cluster:
                 (self.about(job, "JobState"), self.about(job, "Reason")) == ("PENDING", "BeginTime")
             ),
         )
-        # its former start cleans up after itself, on all nodes
-        self.wait(job, lambda: not list(self.folder.glob(f"spool-*/job{int(job):05d}")))
+        # Its former start ends on all nodes first: the new one has the same number, and would be
+        # killed with it. A step's daemon has a socket, n1_8.0, while it runs.
+        left = (f"spool-*/job{int(job):05d}", f"spool-*/n?_{job}.*")
+        self.wait(job, lambda: not any(any(self.folder.glob(names)) for names in left))
         states = ("sinfo", "-h", "-N", "-p", "low", "-o", "%t")
         self.wait(job, lambda: set(self.ask(*states).split()) == {"idle"})
         if changes:
