@@ -1,0 +1,53 @@
+"""Makes a source, or a net with its losses, from conf/ as a run would, with some keys changed."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from data.source import RunSettings, Source
+from models import objective
+from models.objective import Objective
+from utils.command import keys
+from utils.command.instantiate import make
+from utils.spec import Spec
+
+OF_THE_RUN = {field.name for field in fields(RunSettings)}
+
+
+def make_source(choice: str, **changes: Any) -> Source:
+    """Makes the source of data=`choice`. Changes are keys of the run, such as `seed`, or of `data`;
+    those within a mapping may be given alone.
+    """
+    run = RunSettings(**{key: value for key, value in changes.items() if key in OF_THE_RUN})
+    own = {key: value for key, value in changes.items() if key not in OF_THE_RUN}
+    source: Source = make(_checked("data", choice, own), "data", run)
+    return source
+
+
+def make_objective(choice: str, spec: Spec, seed: int = 0, **changes: Any) -> Objective:
+    """Makes the net of arch=`choice` with its losses. Changes are keys of `arch`; those within a
+    mapping, such as `loss`, may be given alone. `forward_dtype=auto` is float32.
+    """
+    arch = _checked("arch", choice, changes)
+    if arch.get("forward_dtype") == "auto":
+        arch["forward_dtype"] = "float32"
+    return objective.make_objective(arch, seed, spec)
+
+
+def _checked(group: str, choice: str, changes: dict[str, Any]) -> Any:
+    config = copy.deepcopy(_composed(f"{group}={choice}"))
+    config[group] = OmegaConf.merge(config[group], changes)
+    plain: Any = OmegaConf.to_container(config, resolve=True)
+    return keys.check(plain)[group]
+
+
+@cache
+def _composed(override: str) -> DictConfig:
+    with initialize_config_dir(str(keys.CONF), **keys.VERSION):
+        return compose("pretrain", [override])
