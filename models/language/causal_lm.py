@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import Doc
 
 from models import llama
-from models.language import decoding
 from models.language.gpt import GPT
+from models.layers import Past
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.command.marks import Share
 from utils.measure.evaluator import Prediction
@@ -108,13 +108,14 @@ class CausalLM(Objective):
         tokens_BL, room = batch["inputs"].long(), self.model.seq_len
         tokens_BL, length = tokens_BL[:, -room:], batch["continuation"].shape[1]
         draw = torch.Generator().manual_seed(int(batch["sample_seed"][0]))
-        reader = decoding.reader(self.model, tokens_BL.shape[1] + length)
+        past = [Past() for _ in self.model.blocks]
         new, made = tokens_BL, list[Tensor]()
         for _ in range(length):
-            if made and reader.length == room:
-                reader.forget()
+            # a net without blocks remembers nothing, so that its context is always full
+            if made and (not past or past[0].length == room):
+                past = [Past() for _ in past]
                 new = torch.cat((tokens_BL, *made), 1)[:, -max(1, room // 2) :]
-            logits_BV = reader.next_logits(new)
+            logits_BV = self.model.next_logits(new, past)
             new = _draw_tokens(logits_BV, batch["temperature"], batch["top_k"], draw)
             made.append(new)
         return torch.cat(made, 1).int() if made else batch["continuation"]

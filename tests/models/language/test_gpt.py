@@ -6,16 +6,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
-from torch.testing import assert_close
 
 from models import llama
-from models.language import decoding, gpt
 from models.language.causal_lm import CausalLM
 from models.language.gpt import GPT
 from models.layers import Attention
@@ -191,7 +188,14 @@ def continuation(
     return prediction.outputs["continuation"]
 
 
-@pytest.mark.parametrize("keys", [{}, {"kv_heads": 2, "qk_norm": True, "logit_cap": 30.0}])
+OPTIONS: list[dict] = [
+    {},
+    {"kv_heads": 2, "qk_norm": True, "logit_cap": 30.0},
+    {"qk_norm": True, "qk_weights": True, "qkv_bias": True, "head_dim": 8},
+]
+
+
+@pytest.mark.parametrize("keys", OPTIONS)
 def test_a_greedy_continuation_needs_no_cache(keys: dict) -> None:
     objective, prompt = make(**keys), batch_of(3, 4)["inputs"]
     tokens = prompt.long()
@@ -203,40 +207,6 @@ def test_a_greedy_continuation_needs_no_cache(keys: dict) -> None:
     assert len(set(tokens[:, 4:].flatten().tolist())) > 3, (
         "always the same token: the test shows little"
     )
-
-
-OPTIONS: list[dict] = [
-    {},
-    {"kv_heads": 2, "qk_norm": True, "logit_cap": 30.0, "tied": True},
-    {"qk_norm": True, "qk_weights": True, "qkv_bias": True, "head_dim": 8},
-]
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-@pytest.mark.parametrize("keys", OPTIONS)
-def test_the_lean_reader_scores_as_the_net_does(keys: dict, dtype: str) -> None:
-    net, tokens = make(forward_dtype=dtype, **keys).model, batch_of(3)["inputs"].long()
-    net = net.to(torch.float64 if dtype == "float64" else torch.float32)
-    lean, plain = decoding.reader(net, 12), decoding.Reader(net)
-    assert isinstance(lean, decoding.LeanReader)
-    tolerance = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 0.05}[dtype]
-    for new in (tokens[:, :4], *tokens[:, 4:].split(1, dim=1)):
-        expected = plain.next_logits(new)
-        assert_close(lean.next_logits(new), expected, atol=tolerance, rtol=tolerance)
-        assert lean.length == plain.length
-
-
-def test_a_net_with_a_part_of_its_own_is_read_by_its_own_function() -> None:
-    class Louder(gpt.DecoderBlock):
-        def forward(self, *given: Any) -> torch.Tensor:
-            return 2 * super().forward(*given)
-
-    objective = make()
-    objective.model.layers[1] = Louder(objective.model.shape)
-    assert type(decoding.reader(objective.model, 12)) is decoding.Reader
-    prompt = batch_of(2, 4)["inputs"]
-    expected = scores(objective, {"inputs": prompt})[:, -1].argmax(-1)
-    assert torch.equal(continuation(objective, prompt, 9)[:, 0], expected.int())
 
 
 def test_a_continuation_goes_on_when_the_context_is_full() -> None:
