@@ -10,9 +10,8 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from data.source import RunSettings, Source
+from data.source import RunSettings
 from models import objective
-from models.objective import Objective
 from utils.command import keys
 from utils.command.instantiate import make
 from utils.spec import Spec
@@ -20,17 +19,16 @@ from utils.spec import Spec
 OF_THE_RUN = {field.name for field in fields(RunSettings)}
 
 
-def make_source(choice: str, **changes: Any) -> Source:
+def make_source(choice: str, **changes: Any) -> Any:
     """Makes the source of data=`choice`. Changes are keys of the run, such as `seed`, or of `data`;
     those within a mapping may be given alone.
     """
     run = RunSettings(**{key: value for key, value in changes.items() if key in OF_THE_RUN})
     own = {key: value for key, value in changes.items() if key not in OF_THE_RUN}
-    source: Source = make(_checked("data", choice, own), "data", run)
-    return source
+    return make(_checked("data", choice, own), "data", run)
 
 
-def make_objective(choice: str, spec: Spec, seed: int = 0, **changes: Any) -> Objective:
+def make_objective(choice: str, spec: Spec, seed: int = 0, **changes: Any) -> Any:
     """Makes the net of arch=`choice` with its losses. Changes are keys of `arch`; those within a
     mapping, such as `loss`, may be given alone. `forward_dtype=auto` is float32.
     """

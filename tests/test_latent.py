@@ -16,10 +16,9 @@ import torch
 
 from data.latent.answers import LABEL
 from data.latent.qa_files import read_path, split
-from data.latent.qa_text import QAText
-from data.source import RunSettings
 from data.tokenizer import FromFile
 from tests.documented import commands
+from tests.making import make_source
 from tests.ranks import ROOT, check_ended_well, run_line, run_ranks
 from tests.runs import (
     FLOAT32,
@@ -225,12 +224,13 @@ def test_the_example_holds_thirty_questions_and_its_model_is_published_with_its_
     assert len(examples) == 30
     assert all(each.answers[0] in each.context for each in examples)
     assert all(split(examples, 0.1).values())
-    source = QAText(
-        RunSettings(global_batch_size=4, epochs=1, data_path=str(ROOT / path)),
+    source = make_source(
+        "qa_text",
+        global_batch_size=4,
+        epochs=1,
+        data_path=str(ROOT / path),
         tokenizer="bpe:400",
         seq_len=192,
-        form={"context": " {context}\n", "question": " {question}", "answer": "{answer}\n"},
-        stories={},  # type: ignore[typeddict-item]
     )
     assert source.spec.tokenizer is not None
     published = FromFile("", "", content=source.spec.tokenizer().encode())

@@ -24,22 +24,20 @@ class FeatureSource(Source):
         self,
         run: RunSettings,
         *,
-        num_features: PositiveInt = 5,
+        num_features: PositiveInt,
         probability: Annotated[
             float, Field(gt=0, le=1), Doc("probability that a feature is active")
-        ] = 0.05,
-        low: Annotated[float, Doc("smallest value of an active feature")] = 0.0,
-        high: Annotated[float, Doc("largest value")] = 1.0,
-        held_out: Annotated[
-            NonNegativeInt, Doc("examples in the evaluation set `features`")
-        ] = 4096,
+        ],
+        low: Annotated[float, Doc("smallest value of an active feature")],
+        high: Annotated[float, Doc("largest value")],
+        held_out: Annotated[NonNegativeInt, Doc("examples in the evaluation set `features`")],
         single: Annotated[
             float,
             Doc(
                 "value of the active feature in the evaluation set `single`, whose examples "
                 "have one feature each"
             ),
-        ] = 0.75,
+        ],
     ) -> None:
         if not low < high:
             raise ConfigError(

@@ -30,13 +30,13 @@ class InductionSource(Source):
         *,
         vocab_size: Annotated[
             PositiveInt, Doc("tokens besides the first one of a text and the marker")
-        ] = 128,
-        seq_len: Annotated[int, Field(ge=5), Doc("BEGIN, a token, S, M and S need five")] = 64,
+        ],
+        seq_len: Annotated[int, Field(ge=5), Doc("BEGIN, a token, S, M and S need five")],
         prefix_window: Annotated[
             Annotated[int, Field(ge=2)] | None,
             Doc("the marker stands among so many tokens; null: anywhere"),
-        ] = None,
-        held_out: Annotated[PositiveInt, Doc("texts in the evaluation set")] = 1024,
+        ],
+        held_out: Annotated[PositiveInt, Doc("texts in the evaluation set")],
     ) -> None:
         self._window = seq_len - 3 if prefix_window is None else prefix_window
         if self._window > seq_len - 3:

@@ -41,7 +41,7 @@ class ImageSource(Source):
         self,
         run: RunSettings,
         *,
-        dataset: Literal["digits", "mnist"] = "digits",
+        dataset: Literal["digits", "mnist"],
     ) -> None:
         train, test = _load(dataset, run.data_path)
         self._inputs, self._labels = train

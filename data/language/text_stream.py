@@ -67,20 +67,20 @@ class StreamSource(Source):
             MAY_CHANGE,
             NAMES_PROJECT,
             Doc("name of a dataset on the hub, instead of data_path"),
-        ] = None,
-        split: Annotated[str, Doc("of the hub's dataset")] = "train",
-        field: Annotated[str, Doc("the key or column that holds the text")] = "text",
-        tokenizer: Annotated[str, MAY_CHANGE, Doc("bytes, or a tokenizer.json")] = "bytes",
-        seq_len: Annotated[PositiveInt, Doc("tokens in a window")] = 256,
+        ],
+        split: Annotated[str, Doc("of the hub's dataset")],
+        field: Annotated[str, Doc("the key or column that holds the text")],
+        tokenizer: Annotated[str, MAY_CHANGE, Doc("bytes, or a tokenizer.json")],
+        seq_len: Annotated[PositiveInt, Doc("tokens in a window")],
         val_share: Annotated[
             float, pydantic.Field(gt=0, lt=1), Doc("share of the documents that is held out")
-        ] = 0.05,
-        val_tokens: Annotated[PositiveInt, Doc("held-out tokens in an evaluation")] = 1 << 16,
-        choices: ChoicesFile = None,
-        prompt: Prompt = None,
-        max_new_tokens: NewTokens = 0,
-        temperature: Temperature = 1.0,
-        top_k: TopK = 0,
+        ],
+        val_tokens: Annotated[PositiveInt, Doc("held-out tokens in an evaluation")],
+        choices: ChoicesFile,
+        prompt: Prompt,
+        max_new_tokens: NewTokens,
+        temperature: Temperature,
+        top_k: TopK,
     ) -> None:
         if run.num_workers:
             raise ConfigError(

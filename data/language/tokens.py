@@ -56,40 +56,40 @@ class TokenSource(Source):
         self,
         run: RunSettings,
         *,
-        seq_len: Annotated[PositiveInt, Doc("tokens in a window")] = 256,
+        seq_len: Annotated[PositiveInt, Doc("tokens in a window")],
         mix: Annotated[
             dict[str, Annotated[int | float, Field(gt=0, lt=1e12)]] | None,
             Doc(
                 "corpora, which are folders in data_path, and their shares: {a: 0.7, b: 0.3}; "
                 "an epoch is as long as all of them together"
             ),
-        ] = None,
+        ],
         documents: Annotated[
             bool,
             Doc(
                 "windows hold whole documents and pieces of long ones; attention stays within a "
                 "document"
             ),
-        ] = False,
+        ],
         vocab_size: Annotated[
             PositiveInt | None,
             Doc("size of the vocabulary, where dataset.json does not give it or gives less"),
-        ] = None,
+        ],
         begin_token: Annotated[
             NonNegativeInt | None,
             Doc("the id before each document, where dataset.json does not give it"),
-        ] = None,
+        ],
         val_tokens: Annotated[
             PositiveInt | None, Doc("held-out tokens in an evaluation; null: all")
-        ] = 1 << 20,
-        choices: ChoicesFile = None,
-        prompt: Prompt = None,
-        max_new_tokens: NewTokens = 0,
-        temperature: Temperature = 1.0,
-        top_k: TopK = 0,
+        ],
+        choices: ChoicesFile,
+        prompt: Prompt,
+        max_new_tokens: NewTokens,
+        temperature: Temperature,
+        top_k: TopK,
         embedded: Annotated[
             dict[str, Any] | None, Doc("at most so much of Python's standard library")
-        ] = None,
+        ],
     ) -> None:
         self._shards, self._length = run.shards, seq_len
         self._batch = sequences(run, seq_len)

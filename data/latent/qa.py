@@ -150,27 +150,27 @@ class QASource(Source):
         self,
         run: RunSettings,
         *,
-        hub: Hub = None,
-        held_out: HeldOutShare = 0.1,
-        skip: Skip = False,
-        models: Annotated[Sequence[str], A_RUN] = (),
+        hub: Hub,
+        held_out: HeldOutShare,
+        skip: Skip,
+        models: Annotated[Sequence[str], A_RUN],
         context_bytes: Annotated[
             PositiveInt | None,
             Doc(
                 "bytes of the longest text, which are the positions of the encoder; null: from "
                 "the data"
             ),
-        ] = 256,
+        ],
         answer_tokens: Annotated[
             PositiveInt | None,
             Doc("tokens of the longest answer with its end, for each model; null: from the data"),
-        ] = None,
+        ],
         at_once: Annotated[
             int,
             Field(ge=1, le=1000),
             Doc("questions about one text that training answers together, where there are as many"),
-        ] = 1,
-        most_test: Annotated[PositiveInt | None, Doc("at most so many test questions")] = None,
+        ],
+        most_test: Annotated[PositiveInt | None, Doc("at most so many test questions")],
         form: FormKeys,
         stories: StoriesKeys,
     ) -> None:

@@ -48,23 +48,23 @@ class QAText(Source):
         self,
         run: RunSettings,
         *,
-        hub: Hub = None,
-        held_out: HeldOutShare = 0.1,
-        skip: Skip = False,
+        hub: Hub,
+        held_out: HeldOutShare,
+        skip: Skip,
         seq_len: Annotated[
             PositiveInt, Doc("tokens of the longest text with its questions and answers")
-        ] = 256,
+        ],
         tokenizer: Annotated[
             str, Doc("bytes; bpe:SIZE, trained on the training texts; or a tokenizer.json")
-        ] = "bytes",
+        ],
         predict: Annotated[
             Literal["all", "questions", "answers"],
             Doc("which tokens count: all, those of questions and answers, or those of answers"),
-        ] = "all",
+        ],
         growing_steps: Annotated[
             NonNegativeInt,
             Doc("steps in which training goes from the shortest texts to all of them"),
-        ] = 0,
+        ],
         form: FormKeys,
         stories: StoriesKeys,
     ) -> None:

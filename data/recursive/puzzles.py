@@ -89,15 +89,15 @@ class PuzzleSource(Source):
         self,
         run: RunSettings,
         *,
-        data_paths: Sequence[str] | None = None,
-        data_paths_test: Sequence[str] | None = None,
-        embedded: EmbeddedKeys | None = None,
-        evaluators: Sequence[str | Mapping[str, str]] | None = None,
+        data_paths: Sequence[str] | None,
+        data_paths_test: Sequence[str] | None,
+        embedded: EmbeddedKeys | None,
+        evaluators: Sequence[str | Mapping[str, str]] | None,
         puzzle: Annotated[
             str | None,
             MAY_CHANGE,
             Doc("with eval_only: a puzzle of your own, or a file of them, to be answered"),
-        ] = None,
+        ],
         votes: Annotated[
             int,
             Field(ge=2, le=64),
@@ -105,7 +105,7 @@ class PuzzleSource(Source):
                 "images of each puzzle that vote with evaluators=[vote], and augmentations of "
                 "an ARC task in data.puzzle"
             ),
-        ] = 8,
+        ],
         arc_pool: Annotated[
             int,
             Field(ge=1, le=1000),
@@ -114,7 +114,7 @@ class PuzzleSource(Source):
                 "with evaluators=[arc]: the answers of this many last evaluations in training "
                 "also vote together, as pooled_pass@k"
             ),
-        ] = 1,
+        ],
     ) -> None:
         names = evaluator_names(evaluators or ())
         chosen = [EVALUATORS[name] for name in names if name != VOTE]

@@ -18,12 +18,10 @@ import numpy as np
 import torch
 
 from data.build.common import write_dataset
-from data.digits.images import ImageSource
-from data.recursive.puzzles import PuzzleSource
 from data.recursive.sudoku import generate, sudoku_split
 from data.source import Source
 from data.stream import ShardStream, train_loader
-from tests.sources import opened
+from tests.making import make_source
 
 BOARDS, AUGMENTATIONS = 1000, 1000
 SHARDS, STEPS, REPEATS = 8, 1000, 5
@@ -86,10 +84,10 @@ def main() -> None:
         for batch in (768, 32):
             rows(
                 f"puzzles, {batch} x 81",
-                opened(PuzzleSource, **common, global_batch_size=batch, data_path=str(folder)),
+                make_source("puzzles", **common, global_batch_size=batch, data_path=str(folder)),
                 batch,
             )
-        rows("digits, 64 x 28 x 28", opened(ImageSource, **common, global_batch_size=64), 64)
+        rows("digits, 64 x 28 x 28", make_source("digits", **common, global_batch_size=64), 64)
 
 
 def rows(name: str, source: Source, batch: int) -> None:

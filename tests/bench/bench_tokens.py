@@ -17,7 +17,7 @@ import numpy as np
 from data.language.token_files import HEADER, bin_header
 from data.language.tokens import TokenSource
 from data.stream import ShardStream, train_loader
-from tests.sources import opened as made
+from tests.making import make_source
 
 SHARDS, REPEATS = 8, 5
 MANY, FILES = 10**10, 100
@@ -30,8 +30,8 @@ def resident() -> int:
 
 
 def opened(folder: Path, seq_len: int, batch: int, **more) -> TokenSource:
-    return made(
-        TokenSource,
+    made: TokenSource = make_source(
+        "tokens",
         seed=0,
         shards=SHARDS,
         global_batch_size=batch,
@@ -41,6 +41,7 @@ def opened(folder: Path, seq_len: int, batch: int, **more) -> TokenSource:
         vocab_size=50_304,
         **more,
     )
+    return made
 
 
 def speed(source: TokenSource, tokens: int) -> float:

@@ -21,10 +21,9 @@ from pathlib import Path
 import torch
 from omegaconf import OmegaConf
 
-from data.digits.images import ImageSource
 from tests.bench.stage_table import WAYS, Stage, bound, finished, measured, page
+from tests.making import make_source
 from tests.ranks import ROOT
-from tests.sources import opened
 from utils import revision
 from utils.errors import ConfigError
 from utils.files import write_whole
@@ -63,7 +62,7 @@ class Settings:
         ).resolve()
         lengths = {"seed": 0, "shards": SHARDS, "global_batch_size": BATCH, "epochs": self.epochs}
         # names what is wrong with DATA
-        self.length = opened(ImageSource, **lengths, dataset=dataset, data_path=self.data).length
+        self.length = make_source("digits", **lengths, dataset=dataset, data_path=self.data).length
         self.keys = [
             "arch=cnn",
             f"data={dataset}",

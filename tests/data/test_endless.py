@@ -7,9 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from data.digits.images import ImageSource
 from data.order import Order, cut_steps
-from tests.sources import opened
+from tests.making import make_source
 from utils.errors import ConfigError
 
 SIZES = {"uniform": np.full(10, 2), "ragged": np.array([1, 2, 3, 4, 5, 1, 2, 3, 4, 5])}
@@ -63,6 +62,6 @@ def test_a_batch_larger_than_the_data_is_no_mistake_there() -> None:
 
 
 def test_a_source_needs_no_epochs() -> None:
-    source = opened(ImageSource, seed=0, shards=2, global_batch_size=64, epochs=None)
+    source = make_source("digits", seed=0, shards=2, global_batch_size=64, epochs=None)
     assert source.length.steps_per_epoch == 1437 / 64
     assert len(source.train_batch(1000, 1)["labels"]) == 32

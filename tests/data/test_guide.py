@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 
+from data.source import RunSettings
 from tests.ranks import ROOT
-from tests.sources import opened
 
 
 def test_the_example_is_a_source() -> None:
@@ -16,7 +16,8 @@ def test_the_example_is_a_source() -> None:
     (yaml,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
     example: dict = {}
     exec(compile(code, "data/README.md", "exec"), example)
-    source = opened(example["BarSource"], seed=3, shards=4, global_batch_size=16, max_steps=2)
+    run = RunSettings(seed=3, shards=4, global_batch_size=16, max_steps=2)
+    source = example["BarSource"](run, noise=0.5)
     first, again = source.train_batch(1, 2), source.train_batch(1, 2)
     assert first["inputs"].shape == (4, *source.spec.image_shape)
     assert all(np.array_equal(first[name], again[name]) for name in first)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
 
-from data.digits.images import ImageSource
 from data.order import Order, cut_steps, run_length
-from data.recursive.puzzles import PuzzleSource
-from tests.sources import opened
+from tests.making import make_source
 
 SIZES = {"uniform": np.full(10, 2), "ragged": np.array([1, 2, 3, 4, 5, 1, 2, 3, 4, 5])}
 
@@ -56,14 +53,14 @@ def test_it_can_be_sent_to_another_process(kind: str) -> None:
     assert (sent.examples_per_update, sent.steps_per_epoch) == (10, length.steps_per_epoch)
 
 
-@pytest.mark.parametrize("source", [ImageSource, PuzzleSource])
-def test_sources_pass_on_what_they_are_given(source: Any) -> None:
+@pytest.mark.parametrize("source", ["digits", "puzzles"])
+def test_sources_pass_on_what_they_are_given(source: str) -> None:
     more = (
         {"embedded": {"size": 4, "train": 40, "test": 10, "blanks": 7}}
-        if source is PuzzleSource
+        if source == "puzzles"
         else {}
     )
-    length = opened(
+    length = make_source(
         source,
         seed=0,
         shards=2,

@@ -10,14 +10,9 @@ from typing import Any
 import pytest
 
 from data.build.rows import read_csv
-from data.digits.images import ImageSource
-from data.language.text_stream import StreamSource
-from data.language.tokens import TokenSource
-from data.latent.qa_text import QAText
 from data.recursive.own_puzzle import OwnPuzzles
 from data.recursive.puzzle_files import read_split
-from data.recursive.puzzles import PuzzleSource
-from tests.sources import opened
+from tests.making import make_source
 from utils.errors import ConfigError
 
 LENGTH = {"seed": 0, "shards": 1, "global_batch_size": 8, "epochs": 1}
@@ -25,19 +20,19 @@ LENGTH = {"seed": 0, "shards": 1, "global_batch_size": 8, "epochs": 1}
 OPENED: list[tuple[str, Callable[[Path], object]]] = [
     (
         "train-images-idx3-ubyte",
-        lambda folder: opened(ImageSource, **LENGTH, dataset="mnist", data_path=str(folder)),
+        lambda folder: make_source("mnist", **LENGTH, data_path=str(folder)),
     ),
     (
         "train-images-idx3-ubyte.gz",
-        lambda folder: opened(ImageSource, **LENGTH, dataset="mnist", data_path=str(folder)),
+        lambda folder: make_source("mnist", **LENGTH, data_path=str(folder)),
     ),
     ("puzzle.txt", lambda folder: OwnPuzzles("puzzle.txt", "maze", 9, 0)),
     ("train.csv", lambda folder: next(read_csv(folder / "train.csv"))),
     ("train/dataset.json", lambda folder: read_split("data_path=x", folder, "train")),
-    ("dataset.json", lambda folder: opened(TokenSource, **LENGTH, data_path=str(folder))),
+    ("dataset.json", lambda folder: make_source("tokens", **LENGTH, data_path=str(folder))),
     (
         "train.bin",
-        lambda folder: opened(TokenSource, **LENGTH, data_path=str(folder), vocab_size=9),
+        lambda folder: make_source("tokens", **LENGTH, data_path=str(folder), vocab_size=9),
     ),
 ]
 
@@ -54,19 +49,16 @@ def test_a_pipe_is_refused_by_name(
     assert Path(name).name in str(error.value)
 
 
-FORM = {"context": "{context}\\n", "question": "{question}", "answer": "{answer}\\n"}
-
-
 @pytest.mark.parametrize(
     ("source", "more"),
     [
-        (ImageSource, {"dataset": "mnist"}),
-        (PuzzleSource, {}),
-        (QAText, {"form": FORM, "stories": {}}),
-        (StreamSource, {"max_steps": 3, "epochs": None}),
-        (TokenSource, {}),
+        ("mnist", {}),
+        ("puzzles", {}),
+        ("qa_text", {}),
+        ("stream", {"max_steps": 3, "epochs": None}),
+        ("tokens", {}),
     ],
 )
-def test_a_path_that_no_file_can_have_is_one_line(source: Any, more: dict[str, Any]) -> None:
+def test_a_path_that_no_file_can_have_is_one_line(source: str, more: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^data_path=xxx"):
-        opened(source, **LENGTH | more, data_path="x" * 5000)
+        make_source(source, **LENGTH | more, data_path="x" * 5000)

@@ -11,7 +11,7 @@ from data.recursive.puzzles import PuzzleSource
 from data.source import IGNORE
 from data.stream import ShardStream, eval_batches, to_tensors, train_loader
 from tests.data.recursive.helpers import row_numbers, write_dataset
-from tests.sources import opened
+from tests.making import make_source
 from utils.command import cli
 from utils.errors import ConfigError, LocalError, RankError
 from utils.ranks.launchers import Launch
@@ -23,8 +23,8 @@ PARTS = [range(0, 2), [2]]
 def source(tmp_path) -> PuzzleSource:
     write_dataset(tmp_path, [[1, 2], [3]] * 20)
     write_dataset(tmp_path, [[2], [1], [3]] * 9 + [[1]], "test")
-    return opened(
-        PuzzleSource, seed=0, shards=4, global_batch_size=8, epochs=4, data_path=str(tmp_path)
+    return make_source(
+        "puzzles", seed=0, shards=4, global_batch_size=8, epochs=4, data_path=str(tmp_path)
     )
 
 

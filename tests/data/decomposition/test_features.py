@@ -7,8 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from data.decomposition.features import FeatureSource
-from tests.sources import opened
+from tests.making import make_source
 from utils.errors import ConfigError
 from utils.spec import IGNORE
 
@@ -16,7 +15,7 @@ KEYS = {"seed": 3, "shards": 8, "global_batch_size": 4096, "max_steps": 10, "num
 
 
 def test_a_batch_is_a_function_of_its_step_and_shard() -> None:
-    one, other = opened(FeatureSource, **KEYS), opened(FeatureSource, **KEYS)
+    one, other = make_source("features", **KEYS), make_source("features", **KEYS)
     there = {
         (step, shard): one.train_batch(step, shard)["inputs"]
         for step in range(3)
@@ -27,7 +26,7 @@ def test_a_batch_is_a_function_of_its_step_and_shard() -> None:
     assert len({batch.tobytes() for batch in there.values()}) == len(there)
     assert {batch.shape for batch in there.values()} == {(512, 7)}
     assert not np.array_equal(
-        opened(FeatureSource, **KEYS | {"seed": 4}).train_batch(0, 0)["inputs"], there[0, 0]
+        make_source("features", **KEYS | {"seed": 4}).train_batch(0, 0)["inputs"], there[0, 0]
     )
 
 
@@ -37,7 +36,7 @@ def test_a_batch_is_a_function_of_its_step_and_shard() -> None:
 def test_features_are_there_as_often_and_as_large_as_asked(
     low: float, high: float, probability: float
 ) -> None:
-    source = opened(FeatureSource, **KEYS, low=low, high=high, probability=probability)
+    source = make_source("features", **KEYS, low=low, high=high, probability=probability)
     values = np.concatenate(
         [source.train_batch(step, shard)["inputs"] for step in range(4) for shard in range(8)]
     )
@@ -51,7 +50,7 @@ def test_features_are_there_as_often_and_as_large_as_asked(
 
 
 def test_evaluations_see_fresh_examples_and_each_feature_alone() -> None:
-    source = opened(FeatureSource, **KEYS, held_out=100, single=0.5)
+    source = make_source("features", **KEYS, held_out=100, single=0.5)
     sets = source.eval_sets()
     held_out = sets["features"].read(np.arange(100))
     assert held_out["labels"].tolist() == [0] * 100
@@ -72,4 +71,4 @@ WRONG = [
 @pytest.mark.parametrize(("change", "says"), WRONG)
 def test_wrong_values_are_refused(change: dict, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        opened(FeatureSource, **KEYS | change)
+        make_source("features", **KEYS | change)

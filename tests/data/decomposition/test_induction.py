@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from data.decomposition.induction import InductionSource
-from tests.sources import opened
+from tests.making import make_source
 from utils.errors import ConfigError
 from utils.spec import IGNORE
 
@@ -15,7 +14,7 @@ KEYS |= {"vocab_size": 6, "seq_len": 9}
 
 
 def test_the_answer_stood_behind_the_marker() -> None:
-    source = opened(InductionSource, **KEYS, prefix_window=4)
+    source = make_source("induction", **KEYS, prefix_window=4)
     batches = [source.train_batch(step, shard) for step in range(4) for shard in range(8)]
     assert all(batch["inputs"].shape == (8, 9) for batch in batches)
     tokens = np.concatenate([batch["inputs"] for batch in batches])
@@ -28,12 +27,12 @@ def test_the_answer_stood_behind_the_marker() -> None:
     assert (tokens[rows, first + 1] == answer).all()
     others = np.delete(tokens[:, 1:-1].ravel(), np.flatnonzero(tokens[:, 1:-1] == 7))
     assert {*others.tolist()} == {*answer.tolist()} == {1, 2, 3, 4, 5, 6}
-    again = opened(InductionSource, **KEYS, prefix_window=4).train_batch(3, 7)
+    again = make_source("induction", **KEYS, prefix_window=4).train_batch(3, 7)
     assert all(np.array_equal(again[name], batches[-1][name]) for name in again)
 
 
 def test_evaluations_count_all_positions_of_fresh_texts() -> None:
-    source = opened(InductionSource, **KEYS, held_out=10)
+    source = make_source("induction", **KEYS, held_out=10)
     (texts,) = source.eval_sets().values()
     assert texts.read(np.array([3, 1]))["labels"].tolist() == [[0] * 9] * 2
     assert (texts.padding(2)["labels"] == IGNORE).all()
@@ -50,4 +49,4 @@ def test_evaluations_count_all_positions_of_fresh_texts() -> None:
 )
 def test_what_does_not_fit_is_refused(change: dict, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        opened(InductionSource, **KEYS | change)
+        make_source("induction", **KEYS | change)

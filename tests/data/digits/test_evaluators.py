@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from data.digits.evaluators import SHOWN, Confusion, Mistakes
-from data.digits.images import ImageSource
-from data.recursive.puzzles import PuzzleSource
 from data.source import IGNORE
 from tests.data.recursive.helpers import write_dataset
-from tests.sources import opened
+from tests.making import make_source
 from utils.measure.evaluator import Prediction, Report
 
 LABELS, ANSWERS = [0, 0, 0, 2, 2, 2, 2], [0, 1, 0, 2, 2, 0, 2]
@@ -59,14 +57,14 @@ def test_without_answers_there_is_nothing_to_report() -> None:
 
 
 def test_evaluators_are_fresh_and_one_example_is_shown_of_all_sets(tmp_path) -> None:
-    images = opened(ImageSource, seed=0, shards=2, global_batch_size=10, epochs=2)
+    images = make_source("digits", seed=0, shards=2, global_batch_size=10, epochs=2)
     first, second = images.evaluators("test"), images.evaluators("test")
     assert not any(one is other for one in first for other in second)
     for name in "ab":
         for split in ("train", "test"):
             write_dataset(tmp_path / name, [[1]] * 20, split)
-    puzzles = opened(
-        PuzzleSource,
+    puzzles = make_source(
+        "puzzles",
         seed=0,
         shards=2,
         global_batch_size=8,

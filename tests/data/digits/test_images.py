@@ -9,13 +9,13 @@ from data.digits.images import IDX_FILES, ImageSource, enlarge
 from data.source import IGNORE
 from data.stream import eval_batches
 from tests.data.recursive.helpers import shown
-from tests.sources import opened
+from tests.making import make_source
 from utils.errors import ConfigError
 
 
 def source(**changes) -> ImageSource:
-    return opened(
-        ImageSource,
+    return make_source(
+        "digits",
         **(
             {"seed": 0, "shards": 4, "global_batch_size": 60, "epochs": 4, "eval_interval": 2}
             | changes

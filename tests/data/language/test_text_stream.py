@@ -19,8 +19,8 @@ import torch
 from data.language.text_files import Documents, Field, TextFiles
 from data.language.text_stream import StreamSource
 from tests.data.language.token_helpers import deaf_tokenizer
+from tests.making import make_source
 from tests.runs import digest, faulty, stopped, train
-from tests.sources import opened
 from tests.utils.checkpoint.helpers import as_it_is
 from utils.checkpoint.registry import Registry
 from utils.errors import ConfigError
@@ -50,7 +50,7 @@ def source(folder: Path | None, **more) -> StreamSource:
         "seq_len": 16,
         "data_path": folder and str(folder),
     }
-    return opened(StreamSource, **(given | more))
+    return make_source("stream", **(given | more))
 
 
 def read(made: StreamSource, shard: int, steps: range) -> np.ndarray:

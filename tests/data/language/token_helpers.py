@@ -9,7 +9,7 @@ import numpy as np
 
 from data.language.token_files import bin_header
 from data.language.tokens import TokenSource
-from tests.sources import opened
+from tests.making import make_source
 
 VOCAB = 60_000
 
@@ -45,7 +45,7 @@ def source(folder: Path | None, **more) -> TokenSource:
         "seq_len": 8,
         "data_path": folder and str(folder),
     }
-    return opened(TokenSource, **(given | more))
+    return make_source("tokens", **(given | more))
 
 
 def deaf_tokenizer(folder: Path) -> Path:

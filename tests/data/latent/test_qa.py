@@ -16,7 +16,7 @@ import torch
 
 from data.latent.answers import LABEL, Answers, deflated_size, exact, f1
 from data.latent.language_models import LanguageModel
-from data.latent.qa import QASource, open_sets
+from data.latent.qa import open_sets
 from data.latent.qa_examples import EMPTY, Cuts, Examples, Form, WithOthers
 from data.latent.qa_files import Example, read_path, split
 from data.latent.qa_text import QAText
@@ -24,8 +24,8 @@ from data.latent.stories import make_stories
 from data.source import RunSettings
 from data.tokenizer import Bytes
 from tests.data.language.token_helpers import deaf_tokenizer
+from tests.making import make_source
 from tests.runs import config_of
-from tests.sources import opened
 from utils.errors import ConfigError
 from utils.latent import ANSWER_INPUTS, WIRES
 from utils.measure.evaluator import Prediction, Report
@@ -401,12 +401,12 @@ def test_what_does_not_fit_is_left_out_if_wanted() -> None:
 @pytest.mark.parametrize("skip", [False, True])
 def test_texts_that_a_language_model_cannot_read_whole(skip: bool, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
-        opened(QAText, **LENGTH, stories=STORIES, seq_len=10, skip=skip)
+        make_source("qa_text", **LENGTH, stories=STORIES, seq_len=10, skip=skip)
     assert str(error.value).endswith("give 78; data.skip=true leaves none of them")
     with pytest.raises(
         ConfigError, match=r"data.tokenizer=.*deaf.json: makes no token of the texts"
     ):
-        opened(QAText, **LENGTH, stories=STORIES, tokenizer=str(deaf_tokenizer(tmp_path)))
+        make_source("qa_text", **LENGTH, stories=STORIES, tokenizer=str(deaf_tokenizer(tmp_path)))
 
 
 @pytest.mark.parametrize("wrong", ["context: text", "question: q", "answer: 'A: {answer}'"])
@@ -421,7 +421,7 @@ LENGTH: dict[str, Any] = {"seed": 1, "shards": 2, "global_batch_size": 4, "epoch
 
 @pytest.mark.parametrize("predict", ["all", "answers"])
 def test_a_language_model_reads_texts_with_all_their_questions(predict: str) -> None:
-    source = opened(QAText, **LENGTH, stories=STORIES, seq_len=90, predict=predict)
+    source = make_source("qa_text", **LENGTH, stories=STORIES, seq_len=90, predict=predict)
     batch = source.train_batch(0, 1)
     assert batch["inputs"].shape == (2, 90)
     for inputs, labels in zip(batch["inputs"], batch["labels"], strict=True):
@@ -446,13 +446,13 @@ def test_a_language_model_reads_texts_with_all_their_questions(predict: str) -> 
             r" train\); give 7\d"
         ),
     ):
-        opened(QAText, **LENGTH, stories=STORIES, seq_len=70)
+        make_source("qa_text", **LENGTH, stories=STORIES, seq_len=70)
 
 
 def test_texts_grow_from_the_shortest_and_shards_have_one_width() -> None:
     stories = {"train": 40, "test": 4, "facts": 6, "least": 1}
     usual, growing = (
-        opened(QAText, **LENGTH, stories=stories, seq_len=170, growing_steps=steps)
+        make_source("qa_text", **LENGTH, stories=stories, seq_len=170, growing_steps=steps)
         for steps in (0, 10)
     )
 
@@ -478,21 +478,23 @@ def test_texts_grow_from_the_shortest_and_shards_have_one_width() -> None:
 
 
 def test_tokens_made_of_the_texts_are_the_same_whenever_they_are_made() -> None:
-    one, two = (opened(QAText, **LENGTH, stories=STORIES, tokenizer="bpe:280") for _ in range(2))
+    one, two = (
+        make_source("qa_text", **LENGTH, stories=STORIES, tokenizer="bpe:280") for _ in range(2)
+    )
     assert one.spec.fingerprint == two.spec.fingerprint
     assert 257 < one.spec.vocab_size <= 280
     text = "cupboardab47 cupboardcd12"
     assert one.tokenizer.decode(one.tokenizer.encode([text])[0]) == text
     assert len(one.tokenizer.encode([text])[0]) < len(text)
     assert (
-        opened(QAText, **LENGTH, stories=STORIES, tokenizer="bpe:270").spec.fingerprint
+        make_source("qa_text", **LENGTH, stories=STORIES, tokenizer="bpe:270").spec.fingerprint
         != one.spec.fingerprint
     )
     for wrong in ("bpe:", "bpe:10", "bpe:x"):
         with pytest.raises(
             ConfigError, match=f"data.tokenizer={wrong}: give bpe:SIZE, with 257 tokens or more"
         ):
-            opened(QAText, **LENGTH, stories=STORIES, tokenizer=wrong)
+            make_source("qa_text", **LENGTH, stories=STORIES, tokenizer=wrong)
 
 
 def test_answers_are_as_wide_as_the_longest_one_unless_told(
@@ -500,23 +502,23 @@ def test_answers_are_as_wide_as_the_longest_one_unless_told(
 ) -> None:
     reader = LanguageModel("arch.models[0]=x", Bytes(), 256, 99, 257)
     monkeypatch.setattr("data.latent.qa.open_model", lambda key, path: reader)
-    source = opened(QASource, **LENGTH, stories=STORIES, models=["x"])
+    source = make_source("qa", **LENGTH, stories=STORIES, models=["x"])
     assert source.train_batch(0, 0)["answer_0"].shape[-1] == 3
     assert source.eval_sets()["test"].read(np.array([0]))["answer_0"].shape[-1] == 3
     assert source.spec.name == "made-up stories, answers of up to 3 tokens"
-    typed = opened(QASource, **LENGTH, stories=STORIES, models=["x"], answer_tokens=5)
+    typed = make_source("qa", **LENGTH, stories=STORIES, models=["x"], answer_tokens=5)
     assert typed.train_batch(0, 0)["answer_0"].shape[-1] == 5
     assert typed.spec.name == "made-up stories"
-    fitted = opened(QASource, **LENGTH, stories=STORIES, models=["x"], context_bytes=None)
+    fitted = make_source("qa", **LENGTH, stories=STORIES, models=["x"], context_bytes=None)
     assert typed.spec.seq_len == 256
     assert fitted.spec.seq_len == len("cupboardab47 cupboardcd12 cupboardef03")
     with pytest.raises(ConfigError, match=r"has 3 tokens, its end included; give 3, or null"):
-        opened(QASource, **LENGTH, stories=STORIES, models=["x"], answer_tokens=2)
+        make_source("qa", **LENGTH, stories=STORIES, models=["x"], answer_tokens=2)
 
 
 def test_models_are_needed() -> None:
     with pytest.raises(ConfigError, match=r"arch.models=\[\]: names no net that answers"):
-        opened(QASource, **LENGTH, stories=STORIES)
+        make_source("qa", **LENGTH, stories=STORIES)
 
 
 @pytest.mark.parametrize(

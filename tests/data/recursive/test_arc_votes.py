@@ -18,12 +18,11 @@ import torch
 
 from data.recursive.arc_votes import PASSES, ArcPairs, ArcVotes
 from data.recursive.puzzle_files import PuzzleSplit, read_split
-from data.recursive.puzzles import PuzzleSource
 from tests.data.recursive.arc_helpers import DIHEDRAL, answers, built, meaning, write_folder
 from tests.data.recursive.helpers import write_dataset
+from tests.making import make_source
 from tests.ranks import ROOT
 from tests.runs import QUIET, train
-from tests.sources import opened
 from utils.errors import ConfigError
 from utils.measure.evaluator import Prediction, Report
 
@@ -235,7 +234,7 @@ def test_sets_that_lack_what_votes_need_are_refused(folder: Path, tmp_path: Path
             r" seq_len=900\)"
         ),
     ):
-        opened(PuzzleSource, **common, embedded={"size": 4, "train": 40, "test": 9, "blanks": 3})  # type: ignore[arg-type]
+        make_source("puzzles", **common, embedded={"size": 4, "train": 40, "test": 9, "blanks": 3})  # type: ignore[arg-type]
     identifiers = (folder / "identifiers.json").read_text()
     first = json.loads(identifiers)[1]
     for text, line in [
@@ -256,8 +255,8 @@ def test_sets_that_lack_what_votes_need_are_refused(folder: Path, tmp_path: Path
 
 @pytest.mark.parametrize("name", [["arc"], [{"name": "arc@ARC"}]])
 def test_both_ways_to_name_it_and_fresh_ones_each_time(name: list, folder: Path) -> None:
-    source = opened(
-        PuzzleSource,
+    source = make_source(
+        "puzzles",
         seed=0,
         shards=1,
         global_batch_size=8,
@@ -276,8 +275,8 @@ def test_arc_is_scored_unless_the_user_says_otherwise(folder: Path, tmp_path: Pa
     """As in TRM, whose launch lines for ARC name no evaluator."""
 
     def scores(data: Path, **more: Any) -> bool:
-        source = opened(
-            PuzzleSource,
+        source = make_source(
+            "puzzles",
             seed=0,
             shards=1,
             global_batch_size=8,

@@ -16,7 +16,7 @@ from data.recursive.puzzles import PuzzleSource
 from data.source import IGNORE
 from data.stream import ShardStream, eval_batches, train_loader
 from tests.data.recursive.helpers import VOCAB, write_dataset
-from tests.sources import opened
+from tests.making import make_source
 from utils.command.instantiate import make
 from utils.errors import ConfigError, LocalError
 
@@ -25,8 +25,8 @@ ROWS = 20
 
 
 def source(path: Path, batch: int = 8, **more) -> PuzzleSource:
-    return opened(
-        PuzzleSource,
+    return make_source(
+        "puzzles",
         seed=0,
         shards=2,
         global_batch_size=batch,

@@ -27,9 +27,8 @@ from data.recursive.maze import (
     solve,
 )
 from data.recursive.puzzle_text import puzzle_text
-from data.recursive.puzzles import PuzzleSource
 from data.recursive.sudoku import sudoku_split
-from tests.sources import opened
+from tests.making import make_source
 from utils.measure.evaluator import Prediction
 
 SMALL = generate(8, 16, False, 3, range(4))
@@ -152,8 +151,8 @@ def test_the_builder_makes_the_same_bytes_on_any_number_of_processes(
     assert len(files) == 13
     for file in files:
         assert (tmp_path / "1" / file).read_bytes() == (tmp_path / "2" / file).read_bytes()
-    source = opened(
-        PuzzleSource, seed=0, shards=2, global_batch_size=8, epochs=2, data_path=str(tmp_path / "1")
+    source = make_source(
+        "puzzles", seed=0, shards=2, global_batch_size=8, epochs=2, data_path=str(tmp_path / "1")
     )
     assert MazePaths in [type(one) for one in source.evaluators("all")]
     train = {image.tobytes() for image in images(np.load(tmp_path / "1/train/all__inputs.npy"))}

@@ -12,9 +12,8 @@ import torch
 from data.recursive.own_arc import ArcAnswer, OwnTask
 from data.recursive.puzzle_files import PuzzleSplit, read_split
 from data.recursive.puzzle_pool import Member
-from data.recursive.puzzles import PuzzleSource
 from tests.data.recursive.arc_helpers import built, write_folder
-from tests.sources import opened
+from tests.making import make_source
 from utils.errors import ConfigError
 from utils.measure.evaluator import Prediction, Report
 
@@ -137,8 +136,8 @@ def test_without_outputs_nothing_is_judged(raw: Path, folder: Path, tmp_path: Pa
     given = json.loads((raw / "task_y.json").read_text())["test"]
     typed = {"test": [{"input": pair["input"]} for pair in given]}
     (tmp_path / "task_y.json").write_text(json.dumps(typed))
-    source = opened(
-        PuzzleSource,
+    source = make_source(
+        "puzzles",
         seed=0,
         shards=1,
         global_batch_size=8,

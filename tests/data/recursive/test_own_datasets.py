@@ -9,10 +9,9 @@ import pytest
 
 from data.build import maze as build_maze
 from data.build import sudoku as build_sudoku
-from data.recursive.puzzles import PuzzleSource
 from data.recursive.sudoku import generate, search, to_masks
 from tests.data.recursive.test_sudoku import hashes
-from tests.sources import opened
+from tests.making import make_source
 from utils.errors import ConfigError
 
 COMMON = {"seed": 0, "shards": 1, "global_batch_size": 2, "epochs": 4}
@@ -59,7 +58,7 @@ def test_a_test_file_alone_can_be_evaluated(
         {"data_paths_test": [str(out)]},
         {"data_path": str(tmp_path), "data_paths_test": [str(out)]},
     ):
-        source = opened(PuzzleSource, **COMMON, **given, eval_only=True)
+        source = make_source("puzzles", **COMMON, **given, eval_only=True)
         assert "generated" not in source.spec.name
         assert (source.spec.vocab_size, source.spec.seq_len, source.spec.table_rows) == (8, 36, 1)
         assert source.train_batch(0, 0)["inputs"].shape == (2, 36)  # a look at what comes
@@ -69,13 +68,13 @@ def test_a_test_file_alone_can_be_evaluated(
             answer for _, answer in boards
         ]
         with pytest.raises(ConfigError):
-            opened(PuzzleSource, **COMMON, **given)
+            make_source("puzzles", **COMMON, **given)
     # where there is a training split, it counts
-    source = opened(
-        PuzzleSource, **COMMON, data_path=str(whole), data_paths_test=[str(out)], eval_only=True
+    source = make_source(
+        "puzzles", **COMMON, data_path=str(whole), data_paths_test=[str(out)], eval_only=True
     )
     assert len(source.eval_sets()["all"]) == 4
-    assert source.spec == opened(PuzzleSource, **COMMON, data_path=str(whole)).spec
+    assert source.spec == make_source("puzzles", **COMMON, data_path=str(whole)).spec
 
 
 def test_a_test_dataset_replaces_another_one(tmp_path: Path, boards: list[tuple[str, str]]) -> None:

@@ -9,7 +9,7 @@ from data.recursive.puzzle_text import puzzle_text
 from data.recursive.puzzles import PuzzleSource, pack
 from data.source import IGNORE
 from tests.data.recursive.helpers import ragged_groups, row_numbers, shown, write_dataset
-from tests.sources import opened
+from tests.making import make_source
 from utils.errors import ConfigError
 
 EMBEDDED = {"size": 4, "train": 40, "test": 10, "blanks": 7}
@@ -17,8 +17,8 @@ EMBEDDED = {"size": 4, "train": 40, "test": 10, "blanks": 7}
 
 def source(path=None, *, seed=0, shards=2, batch=8, epochs=6, interval=3, **more) -> PuzzleSource:
     more.setdefault("data_path", None if path is None else str(path))
-    return opened(
-        PuzzleSource,
+    return make_source(
+        "puzzles",
         seed=seed,
         shards=shards,
         global_batch_size=batch,
@@ -245,7 +245,7 @@ def test_impossible_requests_name_key_value_and_fix(tmp_path):
         ({"data_paths": [b]}, "both given"),
         ({"data_path": None, "data_paths": [a, a]}, "given twice"),
         ({"data_paths_test": [b]}, "no test/dataset.json"),
-        ({"data_path": None}, "data_path=null"),
+        ({"data_path": None, "embedded": None}, "data_path=null"),
     ]:
         with pytest.raises(ConfigError, match=message):
             source(**({"path": a} | settings))

@@ -7,7 +7,6 @@ import pytest
 
 from data.build.sudoku import main
 from data.recursive.puzzle_text import puzzle_text
-from data.recursive.puzzles import PuzzleSource
 from data.recursive.sudoku import (
     BOXES,
     DIGITS,
@@ -22,7 +21,7 @@ from data.recursive.sudoku import (
     sudoku_split,
     to_masks,
 )
-from tests.sources import opened
+from tests.making import make_source
 from utils.errors import ConfigError
 
 
@@ -200,9 +199,9 @@ def test_a_built_dataset_is_read_and_equals_the_embedded_one(tmp_path):
         8,
     )
     common = {"seed": 0, "shards": 2, "global_batch_size": 8, "epochs": 4}
-    built = opened(PuzzleSource, **common, data_path=str(tmp_path))
-    embedded = opened(
-        PuzzleSource,
+    built = make_source("puzzles", **common, data_path=str(tmp_path))
+    embedded = make_source(
+        "puzzles",
         **common,
         embedded={"size": 6, "train": 30, "test": 10, "blanks": 20, "num_aug": 3, "seed": 2},
     )

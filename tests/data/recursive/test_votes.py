@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from data.recursive.maze import leads
-from data.recursive.puzzles import PuzzleSource
 from data.recursive.sudoku import is_solved, sudoku_split
 from data.recursive.votes import Votes, VoteSet, elect, symmetries
 from data.source import IGNORE, Arrays
 from tests.data.recursive.test_maze import SMALL
-from tests.sources import opened
+from tests.making import make_source
 from utils.errors import ConfigError
 from utils.measure.evaluator import Prediction
 
@@ -160,8 +159,8 @@ def test_what_has_no_symmetries_is_refused() -> None:
 
 def test_a_source_asks_about_images_of_its_test_sets() -> None:
     embedded = {"size": 4, "train": 40, "test": 10, "blanks": 7}
-    made = opened(
-        PuzzleSource,
+    made = make_source(
+        "puzzles",
         seed=0,
         shards=2,
         global_batch_size=8,

@@ -20,8 +20,8 @@ from models.latent.compress import USUAL, Compress
 from models.latent.generation import NO_PREFIX, answer_logits, generate
 from models.latent.prefix import BEGIN, Encoder, Prefix
 from models.objective import Context
+from tests.making import make_source
 from tests.ranks import check_ended_well, run_module
-from tests.sources import opened
 from utils.errors import ConfigError
 from utils.latent import ANSWER_INPUTS, WIRES
 from utils.measure.evaluator import Prediction
@@ -52,8 +52,8 @@ def source(reader_folders: list[str]) -> QASource:
 
 
 def source_of(folders: list[str], global_batch_size: int = 8, at_once: int = 1) -> QASource:
-    return opened(
-        QASource,
+    return make_source(
+        "qa",
         seed=0,
         shards=2,
         global_batch_size=global_batch_size,
