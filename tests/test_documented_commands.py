@@ -60,7 +60,6 @@ PLACEHOLDERS = {
 }
 # Modules that take positional arguments: how many, at least and at most.
 POSITIONAL = {
-    "data.latent.curve": (2, 99),
     "models.llama": (2, 2),
     "utils.checkpoint": (1, 3),
     "utils.report": (1, 99),

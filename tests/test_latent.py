@@ -179,12 +179,12 @@ def test_the_recipe_for_longer_texts_asks_about_every_fact(
 
 
 @slow
-def test_a_sweep_over_longer_texts_makes_a_picture(
+def test_the_readmes_sweeps_over_longer_texts_run(
     reader_folders: list[str], tmp_path: Path
 ) -> None:
-    """The README's three lines, with smaller nets and fewer steps."""
+    """With smaller nets and fewer steps."""
     (tmp_path / "pretrain.py").symlink_to(ROOT / "pretrain.py")
-    shorter, longer, curve = (
+    shorter, longer = (
         [*each.words[1:]]
         for each in commands(ROOT / "models/latent/README.md")
         if re.search("latent_long", str(each)) and "multirun" in str(each)
@@ -193,18 +193,6 @@ def test_a_sweep_over_longer_texts_makes_a_picture(
     for sweep, facts in ((shorter, "facts=3"), (longer, "facts=5")):
         tiny = [re.sub(r"facts=\d+", facts, word).replace("8,16", "2,4") for word in sweep[1:]]
         check_ended_well(run_line([*tiny, *TINY_LONG, *small], tmp_path, limit_s=250))
-    drawn = subprocess.run(
-        [sys.executable, *curve[:-1], "curve.png"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=True,
-        timeout=60,
-        capture_output=True,
-        text=True,
-    )
-    lengths = [line.split()[0] for line in drawn.stdout.splitlines()]
-    assert lengths == ["text", "38", "38", "64", "64"]
-    assert (tmp_path / "curve.png").stat().st_size > 1000
 
 
 def own_question_lines() -> list[list[str]]:

@@ -38,7 +38,7 @@ FOLDERS = sorted(
 )
 # Root files that may import a line of research: the way to language models for others
 DOORS = {"models/targets.py", "models/llama.py"}
-HEAVY = {"wandb", "datasets", "sklearn", "matplotlib", "pandas"}  # imported where they are used
+HEAVY = {"wandb", "datasets", "sklearn", "pandas"}  # imported where they are used
 
 
 def sources(folder: str) -> list[Path]:

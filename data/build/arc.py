@@ -26,7 +26,7 @@ import numpy as np
 from data.build.arc_variants import Variants, rows, variants
 from data.build.common import TEST_PUZZLES, Parser, Pieces, check_output, whole, write_dataset
 from data.build.workers import progress
-from data.recursive.arc import BLANK, CELLS, NAMES, PAD, VOCAB
+from data.recursive.arc import BLANK, CELLS, PAD, VOCAB
 from data.recursive.arc_tasks import Pair, Task, read_tasks, standing_in_training
 from data.recursive.puzzle_files import MOST_IDS, Metadata, PuzzleSet, PuzzleSplit
 from utils.errors import ConfigError, exit_status
@@ -56,15 +56,13 @@ def build(options: argparse.Namespace) -> str:
         for task in tasks:
             made.append(variants(task, options.num_aug, options.seed))
             bar.update()
-    splits, others = make_splits(made), {}
-    if options.layout == "trm":
-        tested = {
-            task.name: {"train": _plain(task.shown), "test": _plain(task.asked)}
-            for task in tasks
-            if task.tested
-        }
-        others[TEST_PUZZLES] = json.dumps(tested)
-    write_dataset(folder, splits, names(made, options.layout), others)
+    splits = make_splits(made)
+    tested = {
+        task.name: {"train": _plain(task.shown), "test": _plain(task.asked)}
+        for task in tasks
+        if task.tested
+    }
+    write_dataset(folder, splits, names(made), {TEST_PUZZLES: json.dumps(tested)})
     sizes = ", ".join(
         f"{len(splits[name].sets['all'].inputs):,} {name} examples" for name in splits
     )
@@ -128,15 +126,14 @@ def _split(split: str, metadata: Metadata, part: Sequence[tuple[Variants, int]])
     return PuzzleSplit(split, metadata, {"all": puzzle_set})
 
 
-def names(made: list[Variants], layout: str) -> list[str]:
-    """Returns what each id stands for, as the published builder of this layout writes it."""
-    written, _ = NAMES[layout]
+def names(made: list[Variants]) -> list[str]:
+    """Returns what each id stands for, as TRM's builder writes it."""
     names_by_id = [BLANK]
     for one in made:
         digits = (one.colours + ord("0")).tobytes().decode()
         names_by_id.append(one.task.name)
         names_by_id += [
-            written.format(one.task.name, one.symmetry[a], digits[10 * a : 10 * a + 10])
+            f"{one.task.name}|||t{one.symmetry[a]}|||{digits[10 * a : 10 * a + 10]}"
             for a in range(1, len(one))
         ]
     return names_by_id
@@ -176,12 +173,6 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--num-aug", type=whole(0), default=1000, help="augmentations of every task, all different"
-    )
-    made.add_argument(
-        "--layout",
-        choices=NAMES,
-        default="trm",
-        help="whose names identifiers.json has; trm adds test_puzzles.json",
     )
     made.add_argument("--seed", type=whole(0), default=42)
     return made

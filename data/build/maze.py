@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from data.build.common import Parser, check_output, whole, write_dataset
-from data.build.rows import Boards, check, collect, convert, repeats, solve_unanswered
+from data.build.rows import Boards, Row, check, collect, convert, repeats
 from data.build.workers import in_order, progress
 from data.recursive.maze import (
     CHARACTERS,
@@ -29,10 +29,8 @@ from data.recursive.maze import (
     generate,
     is_square,
     leads,
-    solve_all,
     square_symmetries,
 )
-from data.recursive.own_puzzle import Row
 from data.recursive.puzzle_files import Metadata, PuzzleSplit, plain_split
 from data.recursive.puzzle_text import tokens_of
 from utils.errors import ConfigError, exit_status
@@ -51,8 +49,7 @@ def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Bo
     """Turns rows into tokens. An error names the line."""
     lines, questions, answers = collect(file, rows, min_difficulty, fits, "a square number")
     inputs = tokens_of("maze", questions)
-    # a question holds the place of an answer that is missing
-    labels = tokens_of("maze", [answer or questions[at] for at, answer in enumerate(answers)])
+    labels = tokens_of("maze", answers)
     check(
         file,
         lines,
@@ -61,7 +58,6 @@ def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Bo
     )
     for token, name in ((START, "S"), (GOAL, "G")):
         check(file, lines, (inputs == token).sum(1) == 1, f"has a question without one {name}")
-    labels = solve_unanswered(file, lines, inputs, labels, answers, solve_all)
     check(
         file,
         lines,

@@ -1,25 +1,24 @@
-"""Published puzzles, `source,question,answer,rating` in CSV files or on the hub, and plain lists of
-puzzles.
-"""
+"""Published puzzles: `source,question,answer,rating` in CSV files or on the hub."""
 
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from data.build.workers import progress
 from data.language.text_files import check_file
-from data.recursive.own_puzzle import COLUMNS, Row, read_rows
 from utils.errors import ConfigError, brief
 
 SPLITS = ("train", "test")
 
 TOGETHER = 1024  # puzzles to solve between two updates of the progress line
 
+COLUMNS = ("question", "answer", "rating")
+Row = tuple[int, str, str, str]  # the line, counted from 1, and the columns
 Boards = tuple[np.ndarray, np.ndarray]  # puzzles and answers
 # called with a file's name, its rows and the lowest rating to keep
 Parse = Callable[[str, Iterable[Row], int | None], Boards]
@@ -94,7 +93,7 @@ def repeats(boards: Mapping[str, Boards]) -> str:
 
 
 def read_csv(path: Path, without: str = "") -> Iterator[Row]:
-    """Yields the rows of a file, which is a table or a list."""
+    """Yields the rows of a CSV file."""
     if not os.path.exists(path):
         raise ConfigError(
             f"--input-dir {path.parent}: no {path.name} there; give a folder that holds train.csv"
@@ -103,7 +102,15 @@ def read_csv(path: Path, without: str = "") -> Iterator[Row]:
     check_file(str(path), path)
     # with a byte order mark or without
     with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
-        yield from read_rows(str(path), file)
+        reader = csv.DictReader(file)
+        try:
+            for row in reader:
+                question, answer, rating = (row.get(name) or "" for name in COLUMNS)
+                yield reader.line_num, question, answer, rating
+        except csv.Error as error:
+            raise ConfigError(
+                f"{path}: line {reader.line_num} cannot be read ({error}); correct or remove it"
+            ) from None
 
 
 def read_hub(name: str, split: str) -> Iterator[Row]:
@@ -126,7 +133,7 @@ def read_hub(name: str, split: str) -> Iterator[Row]:
             zip(*(part[column] for column in COLUMNS), strict=True)
         ):
             # as lines of a CSV file, below its header
-            yield Row(start + row + 2, question or "", answer or "", rating or "")
+            yield start + row + 2, question or "", answer or "", rating or ""
 
 
 def collect(
@@ -137,14 +144,14 @@ def collect(
     sizes: str,
 ) -> tuple[list[int], list[str], list[str]]:
     """Returns the lines, questions and answers of puzzles that are hard enough. All must be as long
-    as the first; an answer may be empty.
+    as the first.
     """
     lines, questions, answers = [], [], []
     cells = 0
     for line, question, answer, rating in rows:
         if not cells and fits(len(question)):
             cells = len(question)
-        if len(question) != cells or len(answer) not in (0, cells):
+        if not cells or len(question) != cells or len(answer) != cells:
             expected = cells or sizes
             raise ConfigError(
                 f"{file}: line {line} has {len(question)} and {len(answer)} cells, not {expected};"
@@ -172,36 +179,6 @@ def collect(
             f"{file}: holds no boards{wanted}; give another file or a lower --min-difficulty"
         )
     return lines, questions, answers
-
-
-def solve_unanswered(
-    file: str,
-    lines: list[int],
-    inputs: np.ndarray,
-    labels: np.ndarray,
-    answers: list[str],
-    solve: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
-) -> np.ndarray:
-    """Returns the labels, with the solver's answers where the file has none.
-
-    Raises ConfigError for a puzzle without an answer if the solver does not find exactly one.
-    """
-    empty = np.array([not answer for answer in answers])
-    if not empty.any():
-        return labels
-    rows, labels = np.flatnonzero(empty), labels.copy()
-    with progress(len(rows), "puzzle") as bar:
-        for start in range(0, len(rows), TOGETHER):
-            some = rows[start : start + TOGETHER]
-            counts, labels[some] = solve(inputs[some])
-            for wrong, problem in (
-                (counts == 0, "has no answer, and no solution"),
-                (counts > 1, "has no answer, and several solutions"),
-                (counts < 0, "has no answer, and is too hard for the solver"),
-            ):
-                check(file, [lines[row] for row in some], ~wrong, problem)
-            bar.update(len(some))
-    return labels
 
 
 def check(file: str, lines: list[int], good: np.ndarray | np.bool_, problem: str) -> None:

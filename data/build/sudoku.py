@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from data.build.common import Parser, check_output, whole, write_dataset
-from data.build.rows import Boards, check, collect, convert, repeats, solve_unanswered
-from data.recursive.own_puzzle import Row
+from data.build.rows import Boards, Row, check, collect, convert, repeats
 from data.recursive.puzzle_text import tokens_of
 from data.recursive.sudoku import (
     BLANK,
@@ -26,7 +25,6 @@ from data.recursive.sudoku import (
     DIGITS,
     generate,
     is_solved,
-    solve,
     sudoku_split,
 )
 from utils.errors import exit_status
@@ -40,12 +38,10 @@ def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Bo
     """Turns rows into boards of digits. An error names the line."""
     lines, questions, answers = collect(file, rows, min_difficulty, SIZES.get, "16, 36, 81 or 256")
     inputs = tokens_of("sudoku", questions)
-    # a question holds the place of an answer that is missing
-    labels = tokens_of("sudoku", [answer or questions[at] for at, answer in enumerate(answers)])
+    labels = tokens_of("sudoku", answers)
     size = SIZES[inputs.shape[1]]
     known = (np.minimum(inputs, labels) > 0) & (np.maximum(inputs, labels) <= size + BLANK)
     check(file, lines, known.all(1), f"has characters other than 1 to {DIGITS[size]}, 0 and .")
-    labels = solve_unanswered(file, lines, inputs, labels, answers, solve)
     check(file, lines, is_solved(labels - BLANK, size), "has an answer that is no solved board")
     kept = (inputs == BLANK) | (inputs == labels)
     check(file, lines, kept.all(1), "has an answer that contradicts its question")

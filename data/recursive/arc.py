@@ -38,12 +38,12 @@ SYMMETRIES = (
 )
 INVERSE = (0, 3, 2, 1, 4, 5, 6, 7)
 SWAPS = np.array([swap for swap, _, _ in SYMMETRIES], bool)
-# names of augmentations, as the published builders write them: the puzzle, the symmetry, and the
+# names of augmentations, as TRM's and HRM's builders write them: the puzzle, the symmetry, and the
 # digit for each colour
-NAMES = {
-    "trm": ("{}|||t{}|||{}", re.compile(r"(.+)\|\|\|t([0-7])\|\|\|(\d{10})")),
-    "hrm": ("{}_t{}_{}", re.compile(r"(.+)_t([0-7])_(\d{10})")),
-}
+NAMES = (
+    re.compile(r"(.+)\|\|\|t([0-7])\|\|\|(\d{10})"),
+    re.compile(r"(.+)_t([0-7])_(\d{10})"),
+)
 IDENTIFIERS = "identifiers.json"
 
 
@@ -98,33 +98,6 @@ def undone(
     return np.where(inside.reshape(len(tokens), CELLS), moved, np.uint8(PAD)), tall, wide
 
 
-def canvases(grid: np.ndarray, symmetry: np.ndarray, colours: np.ndarray) -> np.ndarray:
-    """Returns a grid's images under symmetries (N) and colour maps (N, 10), as tokens (N, 900) in
-    the corners of canvases.
-    """
-    height, width = (np.full(len(symmetry), size) for size in grid.shape)
-    row, column, tall, wide = origins(symmetry, height, width)
-    i, j, tall, wide = (
-        np.arange(SIDE)[:, None],
-        np.arange(SIDE),
-        tall[:, None, None],
-        wide[:, None, None],
-    )
-    inside = (i < tall) & (j < wide)
-    given = np.where(inside, grid[np.where(inside, row, 0), np.where(inside, column, 0)], 0)
-    cells = np.where(
-        inside,
-        np.take_along_axis(colours, given.reshape(len(symmetry), CELLS), 1).reshape(given.shape)
-        + FIRST,
-        PAD,
-    )
-    return (
-        np.where(((i == tall) & (j < wide)) | ((j == wide) & (i < tall)), END, cells)
-        .astype(np.uint8)
-        .reshape(-1, CELLS)
-    )
-
-
 @dataclass(frozen=True)
 class Augmentations:
     """The puzzle, symmetry and colour map of some puzzle ids."""
@@ -134,13 +107,6 @@ class Augmentations:
     symmetry: np.ndarray
     colours: np.ndarray  # (ids, 10)
     original: np.ndarray  # whether an id stands for the puzzle as it was
-
-    def only(self, places: np.ndarray) -> Augmentations:
-        """Returns those at these places."""
-        return Augmentations(
-            self.names,
-            *(each[places] for each in (self.puzzle, self.symmetry, self.colours, self.original)),
-        )
 
 
 def read_augmentations(key: str, folder: Path, ids: np.ndarray) -> Augmentations:
@@ -163,9 +129,7 @@ def read_augmentations(key: str, folder: Path, ids: np.ndarray) -> Augmentations
         or not all(isinstance(name, str) for name in known)
     ):
         raise ConfigError(f"{where} names no puzzle {ids.max(initial=0)}; build the dataset again")
-    pattern = next(
-        (kind for _, kind in NAMES.values() if any(kind.fullmatch(known[one]) for one in ids)), None
-    )
+    pattern = next((kind for kind in NAMES if any(kind.fullmatch(known[one]) for one in ids)), None)
     names: dict[str, int] = {}
     puzzle, symmetry = np.empty(len(ids), np.int32), np.zeros(len(ids), np.uint8)
     colours = np.tile(np.arange(COLOURS, dtype=np.uint8), (len(ids), 1))

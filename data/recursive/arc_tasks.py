@@ -2,23 +2,59 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, TypeVar
 
 import numpy as np
+from pydantic import AfterValidator, Field, TypeAdapter
+from typing_extensions import TypedDict
 
+from data.files import read_json
 from data.recursive.arc import COLOURS, SIDE
 from utils.errors import ConfigError, brief
-from utils.files import read_bytes
 
 CHALLENGES, SOLUTIONS = "_challenges.json", "_solutions.json"
 
+T = TypeVar("T")
 Pair = tuple[np.ndarray, np.ndarray]  # grids of colours: what is given, and the answer
+
+
+def _rectangle(rows: list[list[int]]) -> list[list[int]]:
+    if len({*map(len, rows)}) > 1:
+        raise ValueError("has rows of different lengths")
+    return rows
+
+
+Row = Annotated[list[Annotated[int, Field(ge=0, lt=COLOURS)]], Field(min_length=1, max_length=SIDE)]
+Grid = Annotated[list[Row], Field(min_length=1, max_length=SIDE), AfterValidator(_rectangle)]
+
+
+class _Asked(TypedDict):
+    input: Grid
+
+
+class _Pair(_Asked):
+    output: Grid
+
+
+class _Shown(TypedDict):
+    train: Annotated[list[_Pair], Field(min_length=1)]
+
+
+class _Task(_Shown):
+    test: Annotated[list[_Pair], Field(min_length=1)]
+
+
+class _Challenge(_Shown):
+    test: Annotated[list[_Asked], Field(min_length=1)]
+
+
+TASK = TypeAdapter(_Task)
+KAGGLE = TypeAdapter(dict[str, _Challenge]), TypeAdapter(dict[str, list[Grid]])
 
 
 @dataclass(frozen=True)
@@ -45,14 +81,7 @@ def read_tasks(inputs: list[tuple[str, str]]) -> list[Task]:
     """Reads all tasks of (option, path), in order. A task that is given twice is one."""
     tasks: dict[str, Task] = {}
     for option, path in inputs:
-        for name, where, raw in _raw_tasks(f"{option} {path}", path):
-            shown, asked = (
-                [
-                    _pair(f"{where}, {part} pair {number}", one)
-                    for number, one in enumerate(list_of(where, raw, part), 1)
-                ]
-                for part in ("train", "test")
-            )
+        for name, where, shown, asked in _tasks(f"{option} {path}", path):
             task = Task(name, where, shown, asked, option == "--train", option == "--test")
             if (other := tasks.get(name)) is None:
                 tasks[name] = task
@@ -90,11 +119,11 @@ def standing_in_training(tasks: list[Task]) -> tuple[list[str], int, int]:
     )
 
 
-def _raw_tasks(named: str, path: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yields the name, place and content of each task in an input."""
+def _tasks(named: str, path: str) -> Iterator[tuple[str, str, list[Pair], list[Pair]]]:
+    """Yields the name, place and pairs of each task in an input."""
     kaggle = Path(path if path.endswith(CHALLENGES) else f"{path}{CHALLENGES}")
     if os.path.isfile(kaggle):
-        yield from _raw_kaggle(kaggle)
+        yield from _kaggle_tasks(kaggle)
         return
     if not os.path.exists(path):
         raise ConfigError(
@@ -112,79 +141,36 @@ def _raw_tasks(named: str, path: str) -> Iterator[tuple[str, str, dict[str, Any]
             raise ConfigError(
                 f"{named}: holds {file.name}; give {str(file).removesuffix(CHALLENGES)} instead"
             )
-        yield file.stem, str(file), object_of(str(file), read_json(file))
+        task = _read(file, TASK)
+        yield file.stem, str(file), _pairs(task["train"]), _pairs(task["test"])
 
 
-def _raw_kaggle(file: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _kaggle_tasks(file: Path) -> Iterator[tuple[str, str, list[Pair], list[Pair]]]:
     """Reads Kaggle's tasks, whose answers are in another file."""
     beside = Path(str(file).removesuffix(CHALLENGES) + SOLUTIONS)
     if not os.path.isfile(beside):
         raise ConfigError(f"{file}: lacks its answers; lay {beside.name} beside it")
-    challenges, solutions = (object_of(str(one), read_json(one)) for one in (file, beside))
+    challenges, solutions = _read(file, KAGGLE[0]), _read(beside, KAGGLE[1])
     for name, task in sorted(challenges.items()):
-        where = f"{file}: task {brief(name)}"
-        asked, answers = list_of(where, object_of(where, task), "test"), solutions.get(name)
-        if not isinstance(answers, list) or len(answers) != len(asked):
+        asked, answers = task["test"], solutions.get(name, [])
+        if len(answers) != len(asked):
             raise ConfigError(
                 f"{beside}: task {brief(name)} has not {len(asked)} answers, one for each test"
                 " pair; correct or remove it"
             )
-        both = [
-            object_of(f"{where}, test pair {number}", one) | {"output": answer}
-            for number, (one, answer) in enumerate(zip(asked, answers, strict=True), 1)
+        pairs: list[_Pair] = [
+            {"input": one["input"], "output": answer}
+            for one, answer in zip(asked, answers, strict=True)
         ]
-        yield name, where, task | {"test": both}
+        yield name, f"{file}: task {brief(name)}", _pairs(task["train"]), _pairs(pairs)
 
 
-def read_json(file: Path) -> Any:
-    """Reads a JSON file; an error names it."""
+def _read(file: Path, kind: TypeAdapter[T]) -> T:
     try:
-        return json.loads(read_bytes(file))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"{file}: cannot be read as JSON ({brief(error)}); correct or remove it"
-        ) from None
+        return read_json(file, kind)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: {brief(error)}; correct or remove it") from None
 
 
-def object_of(where: str, content: Any) -> dict[str, Any]:
-    """Returns the content if it is a JSON object, or raises ConfigError."""
-    if not isinstance(content, dict):
-        raise ConfigError(
-            f"{where}: is a {type(content).__name__}, not an object; correct or remove it"
-        )
-    return content
-
-
-def list_of(where: str, task: dict[str, Any], part: str) -> list[Any]:
-    """Returns the pairs of a part of a task, or raises ConfigError."""
-    pairs = task.get(part)
-    if not isinstance(pairs, list) or not pairs:
-        raise ConfigError(f"{where}: has no {part} pairs; correct or remove it")
-    return pairs
-
-
-def _pair(where: str, pair: Any) -> Pair:
-    given, answer = (
-        grid_of(f"{where}, {side}", object_of(where, pair).get(side))
-        for side in ("input", "output")
-    )
-    return given, answer
-
-
-def grid_of(where: str, rows: Any) -> np.ndarray:
-    """Returns a grid of colours, or raises ConfigError."""
-    problem = ""
-    if not (isinstance(rows, list) and rows and all(isinstance(row, list) and row for row in rows)):
-        problem = "is missing" if rows is None else "is no grid, or an empty one"
-    elif len({len(row) for row in rows}) > 1:
-        problem = f"has rows of {min(map(len, rows))} and {max(map(len, rows))} cells"
-    elif len(rows) > SIDE or len(rows[0]) > SIDE:
-        problem = f"is {len(rows)}x{len(rows[0])}, larger than {SIDE}x{SIDE}"
-    elif (cells := [*chain.from_iterable(rows)]) and (
-        {*map(type, cells)} != {int} or not 0 <= min(cells) <= max(cells) < COLOURS
-    ):
-        wrong = next(cell for cell in cells if type(cell) is not int or not 0 <= cell < COLOURS)
-        problem = f"has a cell {brief(wrong)}, not a colour from 0 to {COLOURS - 1}"
-    if problem:
-        raise ConfigError(f"{where}: {problem}; correct or remove it")
-    return np.array(rows, np.uint8)
+def _pairs(pairs: Sequence[_Pair]) -> list[Pair]:
+    return [(np.array(one["input"], np.uint8), np.array(one["output"], np.uint8)) for one in pairs]

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -24,7 +24,6 @@ from data.recursive.arc import (
     FIRST,
     SIDE,
     VOCAB,
-    Augmentations,
     read_augmentations,
     sizes,
     undone,
@@ -126,29 +125,26 @@ def keys(tokens: np.ndarray) -> np.ndarray:
     return (tokens.astype(np.uint64) @ WEIGHTS).view(np.int64)
 
 
-class Asked(Protocol):
-    """Knows the pair and the augmentation of each example."""
+class ArcVotes:
+    """Undoes the augmentation of answers, counts the votes for each different answer to a pair, and
+    ranks all answers to a pair by votes, then by mean confidence.
 
-    augmentations: Augmentations
-
-    def asked(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
-
-
-class Counting:
-    """Undoes the augmentation of answers, and counts the votes for each different answer to a pair,
-    with their confidence.
+    With `pool`, the last evaluations of a run also vote together, this one included.
     """
 
-    def __init__(self, pairs: Asked) -> None:
-        self._asked = pairs
-        self._found: dict[tuple[int, int], list] = {}
+    def __init__(self, pairs: ArcPairs, pool: int = 1) -> None:
+        self._pairs, self._pool = pairs, pool
+        self._found: dict[tuple[int, int], list] = {}  # by pair and key
+        self._earlier: list[Path] = []
+        own = [f"{of}pass@{k}" for of in ("", "pair_", "whole_") for k in PASSES]
+        self.scalars = [*own, *(f"{POOLED}{name}" for name in own if pool > 1)]
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
         outputs = prediction.outputs
         if not {"answer", "q_halt_logits"} <= outputs.keys():
             return
-        pair, made = self._asked.asked(indices)
-        augmentations = self._asked.augmentations
+        pair, made = self._pairs.asked(indices)
+        augmentations = self._pairs.augmentations
         # VOCAB is no colour, either
         answers = outputs["answer"][: len(indices)].clamp(0, VOCAB).to(torch.uint8).cpu().numpy()
         grids, _, _ = undone(answers, augmentations.symmetry[made], augmentations.colours[made])
@@ -175,20 +171,6 @@ class Counting:
                 NAMES, (pair, key, torch.tensor(votes), torch.tensor(confidence), grid), strict=True
             )
         )
-
-
-class ArcVotes(Counting):
-    """Ranks all answers to a pair by votes, then by mean confidence.
-
-    With `pool`, the last evaluations of a run also vote together, this one included.
-    """
-
-    def __init__(self, pairs: ArcPairs, pool: int = 1) -> None:
-        super().__init__(pairs)
-        self._pairs, self._pool = pairs, pool
-        self._earlier: list[Path] = []
-        own = [f"{of}pass@{k}" for of in ("", "pair_", "whole_") for k in PASSES]
-        self.scalars = [*own, *(f"{POOLED}{name}" for name in own if pool > 1)]
 
     def recall(self, step: int, earlier: Callable[[str, int], Sequence[Path]]) -> None:
         """Finds the votes of earlier evaluations."""
@@ -359,7 +341,7 @@ def arc_scene(pairs: Sequence[Mapping[str, Any]]) -> Files:
 def shown_pair(
     name: str,
     given: list[list[int]],
-    truth: list[list[int]] | None,
+    truth: list[list[int]],
     answers: Sequence[Mapping[str, Any]],
     votes: int,
 ) -> dict[str, Any]:
@@ -367,12 +349,12 @@ def shown_pair(
     return {
         "name": name,
         "input": rows_of(given),
-        "truth": None if truth is None else rows_of(truth),
+        "truth": rows_of(truth),
         "answers": [
             {
                 **answer,
                 "grid": rows_of(answer["grid"]),
-                "right": None if truth is None else answer["grid"] == truth,
+                "right": answer["grid"] == truth,
             }
             for answer in answers
         ],

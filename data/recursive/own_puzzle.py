@@ -10,10 +10,9 @@ import csv
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple, TextIO
 
 import numpy as np
 import torch
@@ -29,41 +28,11 @@ from utils.measure.evaluator import Prediction, Report
 
 KEY = "data.puzzle"
 STDIN = "-"
-COLUMNS = ("question", "answer", "rating")
 CELLS = {"sudoku": "a digit, or . for a blank", "maze": "# for a wall, a space or ., one S and G"}
 NO_SOLUTION, SEVERAL, RIGHT, WRONG = "no solution", "one of several solutions", "correct", "wrong"
 
 
-class Row(NamedTuple):
-    """A puzzle as text. The answer and the rating are empty if the file has none."""
-
-    line: int  # counted from 1
-    question: str
-    answer: str = ""
-    rating: str = ""
-
-
-def read_rows(where: str, file: TextIO) -> Iterator[Row]:
-    """Yields the rows of a CSV file whose header names `question`, or else a puzzle a line."""
-    reader = csv.DictReader(file)
-    try:
-        if "question" not in (reader.fieldnames or ()):
-            file.seek(0)
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield Row(number, line.rstrip("\r\n"))
-            return
-        for row in reader:
-            if None in row or None in row.values():  # type: ignore[comparison-overlap]
-                raise ConfigError(
-                    f"{where}: line {reader.line_num} has other fields than the header; correct or"
-                    " remove it"
-                )
-            yield Row(reader.line_num, *(row.get(name, "") for name in COLUMNS))
-    except csv.Error as error:
-        raise ConfigError(
-            f"{where}: line {reader.line_num} cannot be read ({error}); correct or remove it"
-        ) from None
+Rows = list[tuple[int, str]]  # the line of each puzzle, counted from 1, and its text
 
 
 class OwnPuzzles:
@@ -76,8 +45,10 @@ class OwnPuzzles:
             raise ConfigError(f"{where}: this data holds neither Sudoku boards nor mazes")
         if not rows:
             raise ConfigError(f"{where}: holds no puzzles; write one a line")
-        self.kind, self.lines, self._identifier = kind, [row.line for row in rows], identifier
-        self.inputs = np.stack([_tokens(where, row, kind, seq_len) for row in rows])
+        self.kind, self.lines, self._identifier = kind, [line for line, _ in rows], identifier
+        self.inputs = np.stack(
+            [_tokens(f"{where}: line {line}", text, kind, seq_len) for line, text in rows]
+        )
         solve = sudoku.solve if kind == "sudoku" else maze.solve_all
         # solutions: 2 stands for several, and -1 if the solver gives up
         self.counts, self.solutions = solve(self.inputs)
@@ -115,22 +86,29 @@ class OwnPuzzles:
         return (RIGHT if count == 1 else SEVERAL) if right else WRONG, wrong
 
 
-def _read(given: str) -> tuple[str, list[Row]]:
+def _read(given: str) -> tuple[str, Rows]:
+    """Returns the puzzles, and how messages name their file."""
     where = f"{KEY}={short(given)}"
-    if given == STDIN:
-        return where, [*read_rows(where, StringIO(sys.stdin.read()))]
-    if not os.path.exists(given):
-        return f"{where} (which is no file)", [Row(1, given)]
+    if given != STDIN and not os.path.exists(given):
+        return f"{where} (which is no file)", [(1, given)]
     try:
-        text = read_text(Path(given)).removeprefix("\ufeff")
-    except (OSError, ValueError) as error:
+        text = sys.stdin.read() if given == STDIN else read_text(Path(given))
+        return where, _rows(text.removeprefix("\ufeff"))
+    except (OSError, ValueError, csv.Error) as error:
         raise ConfigError(f"{where}: cannot be read ({brief(error)}); give a text file") from None
-    return where, [*read_rows(where, StringIO(text))]
 
 
-def _tokens(where: str, row: Row, kind: str, cells: int) -> np.ndarray:
-    where = f"{where}: line {row.line}"
-    text = "".join(row.question.split()) if kind == "sudoku" else row.question
+def _rows(text: str) -> Rows:
+    """Reads a CSV file whose header names `question`, or else a puzzle a line."""
+    table = csv.DictReader(StringIO(text))
+    if "question" in (table.fieldnames or ()):
+        return [(table.line_num, row["question"] or "") for row in table]
+    return [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+
+
+def _tokens(where: str, text: str, kind: str, cells: int) -> np.ndarray:
+    if kind == "sudoku":
+        text = "".join(text.split())
     if len(text) != cells:
         raise ConfigError(f"{where} has {len(text)} cells, not {cells}; give all")
     tokens = tokens_of(kind, [text])[0].astype(np.int32)
@@ -148,8 +126,8 @@ class Answers:
 
     scalars = ()
 
-    def __init__(self, puzzles: OwnPuzzles, vocab_size: int) -> None:
-        self._puzzles, self._vocab_size = puzzles, vocab_size
+    def __init__(self, puzzles: OwnPuzzles) -> None:
+        self._puzzles = puzzles
         self._found: list[dict[str, Tensor]] = []
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
@@ -178,9 +156,7 @@ class Answers:
         verdict, wrong = judged[shown]
         lines = [f"{len(answers):,} puzzles: {told}"] if len(answers) > 1 else []
         lines += [f"line {self._puzzles.lines[shown]}:"] if len(answers) > 1 else []
-        lines += drawn(
-            self._puzzles.kind, self._puzzles.inputs[shown], answers[shown], wrong, self._vocab_size
-        )
+        lines += drawn(self._puzzles.kind, self._puzzles.inputs[shown], answers[shown], wrong)
         lines.append(f"{verdict} ({wrong.sum()} cells, marked x)" if wrong.any() else verdict)
         lines += [f"confidence {sure[shown]}"] if sure[shown] else []
         written = StringIO()

@@ -49,8 +49,8 @@ def _character(table: str, token: int) -> str:
 def puzzle_text(
     inputs: np.ndarray, labels: np.ndarray, prediction: np.ndarray, vocab_size: int
 ) -> str:
-    """Draws puzzle, answer and verdict, with wrong cells marked `x`. Squares of other kinds become
-    grids, other puzzles rows.
+    """Draws puzzle, answer and verdict, with wrong cells marked `x`. Puzzles of unknown kind have a
+    verdict alone.
     """
     wrong = (labels != IGNORE) & (prediction != labels)
     if (len(inputs), vocab_size) == (CELLS, VOCAB):
@@ -67,7 +67,8 @@ def puzzle_text(
     verdict = _verdict(labels, wrong)
     if kind == "maze" and wrong.any() and leads(inputs[None], prediction[None])[0]:
         verdict = "another shortest path than the recorded one (where they differ: x)"
-    return "\n".join([*drawn(kind, inputs, prediction, wrong, vocab_size), verdict])
+    lines = drawn(kind, inputs, prediction, wrong) if kind else []
+    return "\n".join([*lines, verdict])
 
 
 def kind_of(inputs: np.ndarray, labels: np.ndarray, vocab_size: int) -> str:
@@ -82,53 +83,17 @@ def kind_of(inputs: np.ndarray, labels: np.ndarray, vocab_size: int) -> str:
     )
 
 
-def drawn(
-    kind: str, inputs: np.ndarray, prediction: np.ndarray, wrong: np.ndarray, vocab_size: int
-) -> list[str]:
-    """Draws puzzle and answer side by side, wrong cells marked `x`."""
-    side, width = round(len(inputs) ** 0.5), len(str(vocab_size - 1))
-    if side * side != len(inputs):
-        # a token per column, so that puzzle, answer and marks stand under each other
-        marks = ["x" if bad else "" for bad in wrong]
-        rows = [
-            ("puzzle", [str(token) for token in inputs]),
-            ("answer", _shown(prediction, 0, vocab_size - 1)),
-            ("", marks),
-        ]
-        return [
-            (f"{name:7}" + " ".join(f"{cell:>{width + 1}}" for cell in row)).rstrip()
-            for name, row in rows
-        ]
+def drawn(kind: str, inputs: np.ndarray, prediction: np.ndarray, wrong: np.ndarray) -> list[str]:
+    """Draws a board or a maze and the answer side by side, wrong cells marked `x`."""
+    side = round(len(inputs) ** 0.5)
     if kind == "maze":
-        return _beside(
-            _maze(inputs, side), _maze(np.where(wrong, len(CHARACTERS) + 1, prediction), side)
-        )
-    if kind == "sudoku":
-        puzzle = _board(["." if token <= BLANK else DIGITS[token - 1] for token in inputs], side)
-        return _beside(puzzle, _board(_marked(_digits(prediction - 1, side), wrong, 1), side))
-    answer = _marked(_shown(prediction, 0, vocab_size - 1), wrong, width)
-    return _beside(_grid([f"{token:>{width}}" for token in inputs], side), _grid(answer, side))
-
-
-def _shown(values: np.ndarray, least: int, most: int) -> list[str]:
-    """Returns values in range as text. An untrained model may answer with a pad or a blank."""
-    return [str(value) if least <= value <= most else NOTHING for value in values]
-
-
-def _digits(values: np.ndarray, side: int) -> list[str]:
-    return [DIGITS[value] if 1 <= value <= side else NOTHING for value in values]
-
-
-def _marked(values: list[str], wrong: np.ndarray, width: int) -> list[str]:
-    """Adds a mark or a space to every cell, so that all are equally wide."""
-    return [
-        f"{value:>{width}}" + ("x" if bad else " ")
-        for value, bad in zip(values, wrong, strict=True)
-    ]
-
-
-def _grid(cells: list[str], side: int) -> list[str]:
-    return [" ".join(cells[start : start + side]) for start in range(0, side * side, side)]
+        marked = np.where(wrong, len(CHARACTERS) + 1, prediction)
+        return columns({"puzzle": _maze(inputs, side), "answer": _maze(marked, side)})
+    # an untrained model may answer with a pad or a blank
+    digits = [DIGITS[token - 1] if 2 <= token <= side + 1 else NOTHING for token in prediction]
+    answer = [digit + ("x" if bad else " ") for digit, bad in zip(digits, wrong, strict=True)]
+    puzzle = ["." if token <= BLANK else DIGITS[token - 1] for token in inputs]
+    return columns({"puzzle": _board(puzzle, side), "answer": _board(answer, side)})
 
 
 def _maze(cells: np.ndarray, side: int) -> list[str]:
@@ -170,10 +135,6 @@ def _board(cells: list[str], side: int) -> list[str]:
             lines.append("-+-".join("-" * len(box) for box in boxes))
         lines.append(" | ".join(boxes))
     return lines
-
-
-def _beside(puzzle: list[str], answer: list[str]) -> list[str]:
-    return columns({"puzzle": puzzle, "answer": answer})
 
 
 def _verdict(labels: np.ndarray, wrong: np.ndarray, marks: str = " (marked x)") -> str:

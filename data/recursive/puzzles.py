@@ -21,7 +21,6 @@ from data.recursive.arc import CELLS, VOCAB
 from data.recursive.arc_votes import ArcPairs, ArcVotes
 from data.recursive.boards import Boards
 from data.recursive.maze import MazePaths
-from data.recursive.own_arc import ArcAnswer, OwnTask
 from data.recursive.own_puzzle import KEY, Answers, OwnPuzzles
 from data.recursive.puzzle_files import PuzzleSplit, sample
 from data.recursive.puzzle_pool import Member, Pool, PuzzleRows, max_vocab, open_datasets
@@ -101,10 +100,7 @@ class PuzzleSource(Source):
         votes: Annotated[
             int,
             Field(ge=2, le=64),
-            Doc(
-                "images of each puzzle that vote with evaluators=[vote], and augmentations of "
-                "an ARC task in data.puzzle"
-            ),
+            Doc("images of each puzzle that vote with evaluators=[vote]"),
         ],
         arc_pool: Annotated[
             int,
@@ -152,7 +148,7 @@ class PuzzleSource(Source):
                     f"{KEY}={short(puzzle)}: a trained model answers it; add eval_only=true and"
                     " checkpoint="
                 )
-            self._own, example = own_examples(puzzle, train, votes)
+            self._own, example = own_examples(puzzle, train[0].split)
             self._eval_sets = {"puzzle": example}
         elif VOTE in names:
             self._eval_sets |= {
@@ -282,20 +278,14 @@ class PuzzleEvalSet:
         }
 
 
-def own_examples(
-    given: str, train: Sequence[Member], images: int
-) -> tuple[Callable[[], list[Evaluator]], EvalSet]:
+def own_examples(given: str, split: PuzzleSplit) -> tuple[Callable[[], list[Evaluator]], EvalSet]:
     """Returns a function that makes evaluators for the user's own puzzles, and these puzzles as an
     evaluation set. They must be of the kind that the data holds.
     """
-    first = train[0].split
-    known = first.metadata
-    if (known.vocab_size, known.seq_len) == (VOCAB, CELLS) and first.folder is not None:
-        task = OwnTask(given, train, images)
-        return lambda: [ArcAnswer(task)], task
-    kind = kind_of_set(first, known.sets[0])
+    known = split.metadata
+    kind = kind_of_set(split, known.sets[0])
     own = OwnPuzzles(given, kind, known.seq_len, known.blank_identifier_id)
-    return lambda: [Answers(own, known.vocab_size), Boards(kind)], own
+    return lambda: [Answers(own), Boards(kind)], own
 
 
 def scorers_of(split: PuzzleSplit, name: str, pooled: int) -> list[Callable[[], Evaluator]]:

@@ -17,7 +17,6 @@ import pytest
 
 from data.build import tokens as builder
 from data.language.token_files import open_corpus
-from tests.data.language.token_helpers import deaf_tokenizer
 from tests.ranks import ROOT
 
 RNG = np.random.default_rng(0)
@@ -177,45 +176,3 @@ def test_large_vocabularies_become_uint32(texts: Path, tmp_path: Path) -> None:
         0,
         (),
     ), "spaces are lost: nothing tells how many bytes of text a token stands for"
-
-
-BYTES = "--tokenizer bytes"
-WRONG = [
-    (f"--input {{folder}}/none {BYTES}", "{folder}/none"),
-    (f"--input {{folder}}/empty {BYTES}", "{folder}/empty"),
-    (f"--input {{folder}}/blank.txt {BYTES}", "no text is left"),
-    (f"--input {{folder}}/latin.txt {BYTES}", "{folder}/latin.txt"),
-    (f"--input {{folder}}/x.jsonl {BYTES}", "line 2"),
-    (f"--input {{folder}}/x.jsonl {BYTES} --field n", "line 1"),
-    (f"--input {{folder}}/y.jsonl {BYTES}", "{folder}/y.jsonl: line 1"),
-    (f"--input {{folder}}/z.parquet {BYTES}", "{folder}/z.parquet"),
-    (f"--input {{folder}}/pipes {BYTES}", "{folder}/pipes/a.txt"),
-    (f"--input {{folder}}/x.jsonl {BYTES} --val-share 1", "--val-share"),
-    (f"--input {{folder}}/x.jsonl {BYTES} --output-dir {{folder}}", "not a dataset of tokens"),
-    ("--input {folder}/x.jsonl --train-bpe 9", "--train-bpe"),
-    ("--input {folder}/y.txt --tokenizer {folder}/deaf.json", "{folder}/deaf.json"),
-    ("--input {folder}/x.jsonl --tokenizer {folder}/none.json", "{folder}/none.json"),
-    ("--input {folder}/x.jsonl --tokenizer {folder}/y.jsonl", "is no tokenizer"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "named"), WRONG)
-def test_wrong_input_is_one_line(
-    arguments: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "blank.txt").write_text("")
-    (tmp_path / "latin.txt").write_bytes(b"n\xe9")
-    (tmp_path / "x.jsonl").write_text('{"text": "a", "n": 1}\n{"body": "b"}\n')
-    (tmp_path / "y.jsonl").write_text("{")
-    (tmp_path / "z.parquet").write_bytes(b"PAR1")
-    (tmp_path / "y.txt").write_text("sea\n")
-    deaf_tokenizer(tmp_path)
-    (tmp_path / "pipes").mkdir()
-    os.mkfifo(tmp_path / "pipes" / "a.txt")
-    given = arguments.replace("{folder}", str(tmp_path)).split()
-    assert builder.main(["--output-dir", str(tmp_path / "out"), "--workers", "1", *given]) == 2
-    said = capsys.readouterr().err
-    assert named.replace("{folder}", str(tmp_path)) in said
-    assert said.count("\n") == 1
-    assert not (tmp_path / "out").exists()

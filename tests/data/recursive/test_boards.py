@@ -14,7 +14,6 @@ from data.recursive import maze
 from data.recursive.boards import SHOWN, Boards
 from utils.measure.evaluator import Prediction, Report
 from utils.measure.scene import MOST
-from utils.spec import IGNORE
 
 SOLUTION = "1234341221434321"
 GIVEN = "12..3.1.2.4..32."
@@ -128,13 +127,3 @@ def test_large_mazes_fit() -> None:
     shown = json.loads(file)["examples"]
     assert len(file) <= MOST
     assert {each["solved"] for each in shown} == {True, False}
-
-
-def test_nothing_to_show_without_labels_or_steps() -> None:
-    batch, prediction = evaluated(3, set())
-    boards = Boards("sudoku")
-    boards.add(np.arange(3), batch, Prediction({}, {"answer": torch.zeros(3)}))
-    unlabelled = batch | {"labels": torch.full_like(batch["labels"], IGNORE)}
-    boards.add(np.arange(3), unlabelled, prediction)
-    assert boards.rows() == {}
-    assert boards.report({}) == Report()

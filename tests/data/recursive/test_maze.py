@@ -17,7 +17,6 @@ from data.recursive.maze import (
     GOAL,
     PATH,
     START,
-    TOGETHER,
     WALL,
     MazePaths,
     generate,
@@ -122,12 +121,6 @@ def test_an_answer_leads_or_not(answer: tuple[str, ...], right: bool) -> None:
     assert len({image.tobytes() for image in images(tokens("S# ", "   ", "  G")[None])}) == 8
 
 
-def test_a_longer_way_is_none() -> None:
-    maze = tokens("S  ", "   ", "G  ")
-    assert leads(maze[None], tokens("S  ", "o  ", "G  ")[None])[0]
-    assert not leads(maze[None], tokens("So ", " o ", "Go ")[None])[0]
-
-
 def test_what_is_a_maze_is_seen() -> None:
     inputs, labels = (np.stack(part) for part in zip(*SMALL, strict=True))
     assert is_maze(inputs, labels)
@@ -182,52 +175,6 @@ def test_published_tables_become_sets(tmp_path: Path) -> None:
     write_csv(tmp_path / "csv", "test", mazes[:3])
     assert not main([*given, "--subsample-size", "4", "--min-difficulty", "17"])
     assert len(np.load(tmp_path / "set/train/all__inputs.npy")) == 4
-
-
-@pytest.mark.parametrize(
-    ("question", "answer", "problem"),
-    [
-        ("S G ", "S G", "line 3 has 4 and 3 cells, not 4"),
-        ("S  x", "So x", "line 3 has a question with characters other than #, space, S and G"),
-        ("SS G", "SSoG", "line 3 has a question without one S"),
-        ("S # ", "So# ", "line 3 has a question without one G"),
-        ("S  G", "SooG", "line 3 has an answer that is not the question with a shortest path of o"),
-    ],
-)
-def test_wrong_tables_are_named_with_their_line(
-    tmp_path: Path, question: str, answer: str, problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_csv(tmp_path / "csv", "train", [("S  G", "So G"), (question, answer)])
-    given = ["--input-dir", str(tmp_path / "csv"), "--output-dir", str(tmp_path / "set")]
-    assert main([*given, "--held-out", "1"]) == 2
-    error = capsys.readouterr().err
-    assert f"train.csv: {problem}" in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "set").exists()
-
-
-@pytest.mark.parametrize(
-    ("line", "error"),
-    [
-        ("--size 65", "data.build.maze: argument --size: 65: must be at least 1 and at most 64"),
-        ("--size 5 --min-path 26", "--min-path 26: a path in a maze of size 5 has 2 to 25 cells"),
-        (
-            "--size 4 --min-path 13",
-            f"--min-path 13: none of {16 * TOGETHER:,} boards of size 4 has a path so long",
-        ),
-        ("--input-dir none", "--input-dir none: no train.csv there"),
-    ],
-)
-def test_wrong_lines_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, error: str, capsys
-) -> None:
-    monkeypatch.setattr(
-        "data.build.maze.in_order", lambda work, tasks, workers: (work(*task) for task in tasks)
-    )
-    monkeypatch.setattr("data.build.maze.PATIENCE", 16 * TOGETHER)
-    assert main([*line.split(), "--output-dir", str(tmp_path / "set")]) == 2
-    *_, last = capsys.readouterr().err.splitlines()  # a slow machine tells how far it is before
-    assert last.startswith(error)
 
 
 def test_evaluations_count_every_shortest_path() -> None:

@@ -9,13 +9,11 @@ import pytest
 
 from data.build import maze as build_maze
 from data.build import sudoku as build_sudoku
-from data.recursive.sudoku import generate, search, to_masks
-from tests.data.recursive.test_sudoku import hashes
+from data.recursive.sudoku import generate
 from tests.making import make_source
 from utils.errors import ConfigError
 
 COMMON = {"seed": 0, "shards": 1, "global_batch_size": 2, "epochs": 4}
-MAZES = [("S #  #  G", "S #o #ooG"), ("S    #  G", "S  o #ooG")]
 
 
 @pytest.fixture(scope="module")
@@ -77,45 +75,6 @@ def test_a_test_file_alone_can_be_evaluated(
     assert source.spec == make_source("puzzles", **COMMON, data_path=str(whole)).spec
 
 
-def test_a_test_dataset_replaces_another_one(tmp_path: Path, boards: list[tuple[str, str]]) -> None:
-    out = built(tmp_path, test=published(boards))
-    (tmp_path / "in" / "test.csv").write_text(published(boards[:2]))
-    assert build_sudoku.main(["--input-dir", f"{tmp_path}/in", "--output-dir", str(out)]) == 0
-    assert len(labels(out)) == 2
-
-
-@pytest.mark.parametrize(
-    "written",
-    [
-        "source,question,answer,rating\nme,{0},,\nme,{1},{a1},\n\nme,{2},,7\nme,{3},,\n",
-        "{0}\n{1}\n\n{2}\n{3}",
-        "\ufeffquestion,answer\r\n{0},\r\n{1},{a1}\r\n{2},\r\n\r\n{3},\r\n",
-        'question,answer\n"{0}","{a0}"\n"{1}",""\n{2},\n{3},\n',
-    ],
-)
-def test_questions_without_answers_are_solved(
-    tmp_path: Path, boards: list[tuple[str, str]], written: str
-) -> None:
-    answers = {f"a{number}": answer for number, (_, answer) in enumerate(boards)}
-    out = built(tmp_path, test=written.format(*(question for question, _ in boards), **answers))
-    assert labels(out) == [answer for _, answer in boards]
-    assert hashes(out) == hashes(built(tmp_path / "known", test=published(boards)))
-
-
-def test_mazes_are_solved_too(tmp_path: Path) -> None:
-    given = published([(question, "") for question, _ in MAZES])
-    out = built(tmp_path, maze=True, test=given)
-    assert hashes(out) == hashes(built(tmp_path / "known", maze=True, test=published(MAZES)))
-
-
-def test_large_boards_are_solved(tmp_path: Path) -> None:
-    ((puzzles, answers),) = generate(16, (3,), 100, seed=0)
-    assert (search(to_masks(puzzles, 16), 16, limit=2).counts == 1).all()
-    text = "\n".join("".join(".123456789ABCDEFG"[cell] for cell in row) for row in puzzles)
-    out = built(tmp_path, test=text + "\n")
-    assert (np.load(out / "test" / "all__labels.npy") == answers + 1).all()
-
-
 def test_some_training_boards_are_held_out(
     tmp_path: Path, boards: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,40 +91,3 @@ def test_repeated_boards_are_told(
     said = capsys.readouterr().out
     assert "6x6; note: 2 train puzzles come again in their set; note: 2 test puzzles" in said
     assert said.endswith("are in the training set, too\n")
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "problem"),
-    [
-        ("question\n{0}\n" + "." * 36 + "\n", (), "line 3 has no answer, and several solutions"),
-        ("question\n{0}\n11" + "." * 34 + "\n", (), "line 3 has no answer, and no solution"),
-        ("question\n{0}\n{0}.\n", (), "line 3 has 37 and 0 cells, not 36"),
-        ("question\n{0}\n", ("--min-difficulty", 1), "line 2 has no rating, which --min-diff"),
-        ("question\n", (), "holds no boards"),
-        ("", (), "holds no boards"),
-        ("quest\n{0}\n", (), "line 1 has 5 and 0 cells"),
-        ("question\n{0}\n", ("--held-out", 1), "--held-out 1: there is no train.csv"),
-        ("question\n{0}\n", ("--subsample-size", 1), "--subsample-size 1: there is no train.csv"),
-    ],
-)
-def test_what_cannot_be_answered_is_named(
-    tmp_path: Path,
-    boards: list[tuple[str, str]],
-    capsys: pytest.CaptureFixture[str],
-    text: str,
-    options: tuple[object, ...],
-    problem: str,
-) -> None:
-    (tmp_path / "test.csv").write_text(text.format(*(question for question, _ in boards)))
-    given = ["--input-dir", tmp_path, "--output-dir", tmp_path / "out", *options]
-    assert build_sudoku.main([str(one) for one in given]) == 2
-    error = capsys.readouterr().err
-    assert problem in error
-    assert error.count("\n") == 1
-
-
-def test_a_maze_without_a_path_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "test.csv").write_text("question\nS##G\n")
-    given = ["--input-dir", str(tmp_path), "--output-dir", str(tmp_path / "out")]
-    assert build_maze.main(given) == 2
-    assert "line 2 has no answer, and no solution" in capsys.readouterr().err

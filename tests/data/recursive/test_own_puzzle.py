@@ -13,7 +13,7 @@ import torch
 
 from data.recursive.boards import Boards
 from data.recursive.own_puzzle import Answers, OwnPuzzles
-from data.recursive.sudoku import BLANK, generate, is_solved, solve
+from data.recursive.sudoku import BLANK
 from data.source import IGNORE
 from tests.data.recursive.test_maze import tokens
 from tests.making import make_source
@@ -35,7 +35,7 @@ def read(given: str, kind: str = "sudoku", cells: int = 16) -> list[list[int]]:
 
 def answered(puzzles: OwnPuzzles, answers: np.ndarray) -> Report:
     """The report on these answers, which come in two batches, the last first."""
-    shown: list = [Answers(puzzles, 6), Boards(puzzles.kind)]
+    shown: list = [Answers(puzzles), Boards(puzzles.kind)]
     half = len(answers) // 2
     for part in (np.arange(half, len(answers)), np.arange(half)):
         if not len(part):
@@ -73,7 +73,6 @@ def verdict(kind: str, given: str, answer: np.ndarray) -> str:
         f"\ufeff{LINE}\r\n\r\n{RIGHT}\r\n",
         "123. ..12 2143 4321\n1234341221434321",
         f"source,question,answer,rating\nme,{LINE},{RIGHT},3\n\nme,{RIGHT},{RIGHT},4\n",
-        f"question\n{LINE}\n{RIGHT}\n",
     ],
 )
 def test_a_file_is_a_table_or_has_a_board_a_line(
@@ -84,13 +83,6 @@ def test_a_file_is_a_table_or_has_a_board_a_line(
     assert read(str(tmp_path / "boards")) == expected
     monkeypatch.setattr("sys.stdin", io.StringIO(text.removeprefix("\ufeff")))
     assert read("-") == expected
-
-
-def test_mazes_and_large_boards_are_read() -> None:
-    assert read(MAZE, "maze", 9) == [tokens("S #  #  G").tolist()]
-    ((boards, _),) = generate(16, (1,), 60, seed=0)
-    letters = "".join("_" if cell == 0 else "0123456789ABCDEFG"[cell] for cell in boards[0])
-    assert read(letters, cells=256) == (boards + BLANK).tolist() == read(letters.lower(), cells=256)
 
 
 def test_a_typed_board_has_the_labels_of_its_only_solution() -> None:
@@ -107,12 +99,9 @@ def test_a_typed_board_has_the_labels_of_its_only_solution() -> None:
     [
         (LINE, RIGHT, "correct"),
         (LINE, "1234341221434312", "wrong (2 cells, marked x)"),
-        (LINE, "1233341221434321", "wrong (1 cells, marked x)"),
         ("." * 16, RIGHT, "one of several solutions"),
         ("." * 16, "1134" + RIGHT[4:], "wrong (3 cells, marked x)"),
-        ("2" + "." * 15, RIGHT, "wrong (1 cells, marked x)"),
         ("12....3.......4.", RIGHT, "no solution (2 cells, marked x)"),
-        ("11" + "." * 14, "11" + RIGHT[2:], "no solution (3 cells, marked x)"),
     ],
 )
 def test_answers_to_boards_are_judged_by_what_the_solver_finds(
@@ -126,26 +115,12 @@ def test_answers_to_boards_are_judged_by_what_the_solver_finds(
     [
         (MAZE, "S #o #ooG", "correct"),
         (MAZE, "So# o# oG", "correct"),
-        (MAZE, "Soo o# oG", "wrong (1 cells, marked x)"),
         (MAZE, "So#oo#ooG", "wrong"),
         ("S##G", "S##G", "no solution"),
     ],
 )
 def test_answers_to_mazes_are_judged_by_their_paths(given: str, answer: str, said: str) -> None:
     assert verdict("maze", given, tokens(answer).astype(np.int64)) == said
-
-
-def test_a_solver_that_gives_up_does_not_say_how_many_solutions_there_are() -> None:
-    ((boards, _),) = generate(9, (1,), 54, seed=3, min_guesses=2)
-    counts, _ = solve(boards + BLANK, deep=1)
-    assert counts.tolist() == [-1]
-
-
-@pytest.mark.parametrize("size", [4, 9])
-def test_empty_boards_have_several_solutions(size: int) -> None:
-    counts, solutions = solve(np.full((2, size * size), BLANK))
-    assert counts.tolist() == [2, 2]
-    assert is_solved(solutions - BLANK, size).all()
 
 
 def test_many_answers_become_a_table(tmp_path: Path) -> None:
@@ -174,23 +149,16 @@ def test_many_answers_become_a_table(tmp_path: Path) -> None:
     [
         ("sudoku", "1234", "4 cells, not 16"),
         ("sudoku", "5" + "." * 15, "no sudoku"),
-        ("sudoku", f"{LINE[:-1]}x", "no sudoku"),
         ("sudoku", "board.txt", "which is no file"),
         ("sudoku", "{folder}", "cannot be read"),
         ("sudoku", "{folder}/short", "line 3 has 15 cells"),
-        ("sudoku", "{folder}/table", "line 3 has other fields"),
-        ("sudoku", "{folder}/header", "holds no puzzles"),
         ("sudoku", "{folder}/empty", "holds no puzzles"),
-        ("maze", "S" + "." * 15, "no maze"),
         ("maze", "SS" + "." * 13 + "G", "no maze"),
-        ("maze", "So" + "." * 13 + "G", "no maze"),
         ("", "1", "neither Sudoku boards nor mazes"),
     ],
 )
 def test_wrong_puzzles_are_named(tmp_path: Path, kind: str, given: str, named: str) -> None:
     (tmp_path / "short").write_text(f"{LINE}\n\n{LINE[1:]}\n")
-    (tmp_path / "table").write_text(f"question,n\n{LINE},1\n{LINE}\n")
-    (tmp_path / "header").write_text("question,n\n")
     (tmp_path / "empty").write_text("")
     with pytest.raises(ConfigError, match=named) as error:
         OwnPuzzles(given.replace("{folder}", str(tmp_path)), kind, 16, 0)

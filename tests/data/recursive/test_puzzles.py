@@ -1,11 +1,9 @@
-import re
 import shutil
 
 import numpy as np
 import pytest
 
 from data.order import Order, RaggedSteps, UniformSteps, cut_steps
-from data.recursive.puzzle_text import puzzle_text
 from data.recursive.puzzles import PuzzleSource, pack
 from data.source import IGNORE
 from tests.data.recursive.helpers import ragged_groups, row_numbers, shown, write_dataset
@@ -74,21 +72,6 @@ def test_steps_equal_the_slow_reference(sizes, batch, epochs, interval):
     assert [done for done in range(len(spans) + 1) if steps.ends_iteration(done)] == ends
     assert steps.total == len(spans)
     assert steps.span(len(spans) + 5)[0] >= epochs * order.items  # goes on beyond the last epoch
-
-
-def test_ragged_steps_do_not_depend_on_how_much_is_scanned_at_once(monkeypatch):
-    order, sizes = Order(0, np.arange(50)), np.random.default_rng(0).integers(0, 5, 50)
-    expected, _ = reference_spans(order, sizes, 32, 8, 4)
-    monkeypatch.setattr("data.order.SCANNED", 1)
-    steps = cut_steps(order, sizes, 32, 8, 4)
-    assert [steps.span(step) for step in range(len(expected))] == expected
-
-
-def test_counting_steps_of_many_epochs_costs_nothing():
-    steps = cut_steps(Order(0, np.arange(1000)), np.ones(1000, np.int64), 768, 20000, 2000)
-    assert steps.total == 10 * (2000 * 1000 // 768)
-    assert steps.ends_iteration(2604)
-    assert not steps.ends_iteration(2603)
 
 
 @pytest.mark.parametrize("items", [5, 700, 5000])
@@ -212,11 +195,6 @@ def test_several_paths_keep_ids_and_set_names_apart(tmp_path):
     assert made.spec.fingerprint != source(data_paths=paths[::-1], data_path=None).spec.fingerprint
 
 
-def test_no_test_split_no_eval_sets(tmp_path):
-    write_dataset(tmp_path, [[1]] * 20)
-    assert not source(tmp_path).eval_sets()
-
-
 def test_fingerprint_follows_the_content(tmp_path):
     arrays = write_dataset(tmp_path, [[1]] * 20)
     before = source(tmp_path).spec.fingerprint
@@ -251,29 +229,6 @@ def test_impossible_requests_name_key_value_and_fix(tmp_path):
             source(**({"path": a} | settings))
 
 
-def test_paths_that_are_none_and_folders_given_twice(tmp_path):
-    for name in "ab":
-        write_dataset(tmp_path / name, [[1]] * 20)
-        write_dataset(tmp_path / name, [[1]] * 20, "test")
-    a, b = str(tmp_path / "a"), str(tmp_path / "b")
-    for settings, message in [
-        ({"data_paths": [a, "x" * 300]}, "no train/dataset.json there"),
-        ({"data_paths": [a, f"{b}/../a"]}, "a folder is given twice"),
-        (
-            {"data_paths": [a, b], "data_paths_test": [a, a]},
-            "data_paths_test=.*a folder is given twice",
-        ),
-    ]:
-        with pytest.raises(ConfigError, match=message):
-            source(**settings)
-    for name in "ab":
-        write_dataset(tmp_path / name, [[1]] * 20, num_puzzle_identifiers=2**31 - 1)
-    with pytest.raises(
-        ConfigError, match="has 4294967294 puzzle ids together, more than 2147483647"
-    ):
-        source(data_paths=[a, b])
-
-
 def test_each_test_set_has_a_name_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("x/b", "real/b", "y/n"):
@@ -283,26 +238,6 @@ def test_each_test_set_has_a_name_of_its_own(tmp_path, monkeypatch):
     (tmp_path / "n").symlink_to(tmp_path / "real" / "b")
     sets = source(data_paths=["n", "x/b", "y/n"]).eval_sets()
     assert len(sets) == 3
-
-
-def test_embedded_boards_train_and_test_without_files():
-    made = source(embedded=EMBEDDED, interval=None)
-    assert made.spec == source(embedded=EMBEDDED).spec
-    assert (made.spec.vocab_size, made.spec.seq_len, made.spec.table_rows) == (6, 16, 1)
-    assert made.length.total_steps == 6 * 40 // 8
-    assert len(made.eval_sets()["all"]) == 10
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"blanks": 16}, "data.embedded.blanks=16: a 4x4 board has 16 cells"),
-        ({"train": 10**9}, "data.embedded.train=1000000000 test=10: at most"),
-    ],
-)
-def test_a_wrong_embedded_key_is_named_in_full(changed, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        source(embedded=EMBEDDED | changed)
 
 
 def test_an_example_is_shown_as_board_with_answer_and_wrong_cells():
@@ -317,53 +252,3 @@ def test_an_example_is_shown_as_board_with_answer_and_wrong_cells():
     assert text.count(f"{answer[5] - 1}x") == 1
     assert text.count("x") == 2  # and once in the legend
     assert text.count(".") == 7
-
-
-def test_cells_that_count_nowhere_are_never_wrong(tmp_path):
-    for split in ("train", "test"):
-        write_dataset(tmp_path, [[1]] * 20, split)
-    made = source(tmp_path)
-    example = {name: array[0] for name, array in made.train_batch(0, 0).items()}
-    answer = np.where(example["labels"] == IGNORE, 3, example["labels"])
-    assert shown(made, "all", example, answer).endswith("correct")
-
-
-@pytest.mark.parametrize(
-    ("side", "vocab", "answer", "labels", "first"),
-    [
-        (4, 6, [0, 1, 5, 2], [2, 3, 4, IGNORE], ". . | . .    ?x ?x | 4x 1"),
-        (4, 6, [0, 1, 6, -7], [IGNORE] * 4, ". . | . .    ?  ?  | ?  ?"),
-        (6, 8, [1, 7, 0], [7, 7, 7], ". . . | 4 5 6    ?x 6  ?x | 4  5  6"),
-        (9, 11, [1, 0, 10], [2, 3, 10], ". . . | 4 5 6 | 7 8 9    ?x ?x 9  | 4  5  6  | 7  8  9"),
-        (5, 12, [0, 1, 11, 99], [0, 2, 10, 3], " 1  1  1  1  6     0   1x 11x  ?x  6"),
-    ],
-)
-def test_what_is_no_digit_shows_as_such_and_columns_stay(side, vocab, answer, labels, first):
-    inputs, prediction, wanted = (np.tile(np.arange(side) + 2, side) for _ in range(3))
-    inputs[: len(answer)], prediction[: len(answer)], wanted[: len(labels)] = 1, answer, labels
-    _, *lines, _ = puzzle_text(inputs, wanted, prediction, vocab).splitlines()
-    assert lines[0] == first
-    cells = [
-        at
-        for at, mark in enumerate(first)
-        if mark in "?|." or (mark.isdigit() and not first[at + 1 : at + 2].isdigit())
-    ]
-    for line in lines:
-        assert "+" in line or all(line[at] != " " for at in cells)
-        assert [at for at, mark in enumerate(line) if mark in "|+"] == [
-            at for at, mark in enumerate(first) if mark == "|"
-        ]
-
-
-def test_a_row_keeps_its_columns():
-    """Which is no square: a token per column, whatever its length."""
-    inputs, labels, prediction = (
-        np.array([1, 20, 1000, 7, 3]),
-        np.array([1, 2, 1000, IGNORE, 3]),
-        np.array([1, 1023, 1000, 5000, -1]),
-    )
-    puzzle, answer, marks, verdict = puzzle_text(inputs, labels, prediction, 1024).splitlines()
-    assert puzzle == "puzzle     1    20  1000     7     3"
-    assert answer == "answer     1  1023  1000     ?     ?"
-    assert marks == "                 x                 x"
-    assert verdict == "wrong: 2 of 4 cells (marked x)"

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from data.build.sudoku import main
-from data.recursive.puzzle_text import puzzle_text
 from data.recursive.sudoku import (
     BOXES,
     DIGITS,
@@ -18,7 +17,6 @@ from data.recursive.sudoku import (
     propagate,
     random_solutions,
     search,
-    sudoku_split,
     to_masks,
 )
 from tests.making import make_source
@@ -85,22 +83,6 @@ def test_generated_puzzles_are_unique_disjoint_and_have_their_blanks(size, blank
     broken = parts[0][1].copy()
     broken[:, [0, 1]] = broken[:, [1, 0]]
     assert not is_solved(broken, size).any()
-
-
-@pytest.mark.parametrize("train", [4601, 10**9])
-def test_more_puzzles_than_there_can_be_are_refused_at_once(train: int) -> None:
-    with pytest.raises(ConfigError, match=f"^train={train} test=8: at most 4,608 different 4x4"):
-        generate(4, (train, 8), blanks=1, seed=0)
-    with pytest.raises(ConfigError, match="at most 10,000,000 different 9x9 puzzles"):
-        generate(9, (10**8, 8), blanks=50, seed=0)
-
-
-def test_more_puzzles_than_solved_boards_are_still_distinct_and_disjoint():
-    (train, train_answers), (test, test_answers) = generate(4, (700, 100), 8, seed=0)
-    assert len({board.tobytes() for board in np.concatenate([train, test])}) == 800
-    assert not {board.tobytes() for board in train_answers} & {
-        board.tobytes() for board in test_answers
-    }
 
 
 def guess(mask: np.ndarray, size: int) -> int:
@@ -256,35 +238,6 @@ def test_csv_files_are_converted(tmp_path, csv_boards):
     assert np.load(out / "train" / "all__group_indices.npy").tolist() == list(range(0, 19, 3))
 
 
-def test_some_test_boards_are_kept(tmp_path, csv_boards, capsys):
-    given = (tmp_path / "out", "--input-dir", tmp_path / "csv", "--test-subsample-size")
-    assert build(*given, 3) == 0
-    kept = {board.tobytes() for board in np.load(tmp_path / "out" / "test" / "all__inputs.npy")}
-    assert len(kept) == 3
-    assert kept <= {board.tobytes() for board in csv_boards["test"][0] + np.uint8(1)}
-    assert len(np.load(tmp_path / "out" / "train" / "all__inputs.npy")) == 12
-    for wanted in (0, 6):
-        assert build(*given, wanted) == 2
-        assert f"--test-subsample-size {wanted}: there are 5 test boards" in capsys.readouterr().err
-
-
-def test_boards_of_sixteen_are_read_by_letters_and_drawn(tmp_path):
-    train, test = generate(16, (2, 2), 100, seed=0)
-    write_csv(tmp_path / "csv", {"train": train, "test": test})
-    assert build(tmp_path / "out", "--input-dir", tmp_path / "csv") == 0
-    assert (np.load(tmp_path / "out" / "test" / "all__inputs.npy") == test[0] + 1).all()
-    labels = np.load(tmp_path / "out" / "test" / "all__labels.npy")
-    assert (labels == test[1] + 1).all()
-    drawn = puzzle_text(test[0][0] + 1, labels[0], labels[0], 18).split("\n")
-    assert len(drawn) == 1 + 16 + 3 + 1
-    assert "".join(line.split("   ")[0] for line in drawn[1:-1] if "-" not in line).translate(
-        str.maketrans("", "", " |")
-    ) == "".join("." if digit == 0 else DIGITS[digit] for digit in test[0][0])
-    three = np.tile(np.arange(16), 16)
-    three[:3] = 15  # three times one digit in a row: their sum has the bits of one
-    assert not propagate(to_masks(three[:, None].T + 1, 16), geometry(16)).any()
-
-
 def test_the_hub_path_gives_the_same_boards(tmp_path, csv_boards, monkeypatch):
     """A local folder stands for the hub: the same code of `datasets` reads both."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
@@ -296,43 +249,6 @@ def test_the_hub_path_gives_the_same_boards(tmp_path, csv_boards, monkeypatch):
     assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("question", "stars", "line 1 has 26 and 0 cells"),
-        (",3\n", ",x\n", "line 5 has rating=x"),
-        (",3\n", "\n", "line 5 has other fields"),
-        (",3\n", "1,3,\n", "line 5 has other fields"),
-        ("here,", "here,.", "line 2 has 82 and 81 cells"),
-        ("here,", "here,1", "line 2 has 82"),
-        (".", "z", "line 2 has characters other than 1 to 9"),
-        (",3\n", f",{'3' * 5000}\n", "333…, not a whole number"),
-    ],
-)
-def test_malformed_rows_are_named_with_their_line(tmp_path, csv_boards, capsys, old, new, message):
-    file = tmp_path / "csv" / "train.csv"
-    file.write_text(file.read_text().replace(old, new, 1))
-    assert build(tmp_path / "out", "--input-dir", tmp_path / "csv") == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert str(file) in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
-def test_wrong_answers_are_named_with_their_line(tmp_path, capsys):
-    (puzzles, answers), test = generate(4, (5, 5), 8, seed=0)
-    swapped = answers.copy()
-    swapped[2] = (answers[2] % 4) + 1  # a solved board, but another one
-    write_csv(tmp_path / "a", {"train": (puzzles, swapped), "test": test})
-    assert build(tmp_path / "out", "--input-dir", tmp_path / "a") == 2
-    assert "line 4 has an answer that contradicts its question" in capsys.readouterr().err
-    swapped[2, :2] = 1
-    write_csv(tmp_path / "b", {"train": (puzzles, swapped), "test": test})
-    assert build(tmp_path / "out", "--input-dir", tmp_path / "b") == 2
-    assert "line 4 has an answer that is no solved board" in capsys.readouterr().err
-
-
 def test_only_datasets_are_overwritten(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("precious")
     assert build(tmp_path, "--size", 4) == 2
@@ -340,29 +256,3 @@ def test_only_datasets_are_overwritten(tmp_path, capsys):
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
     (tmp_path / "x" / "train").mkdir(parents=True)
     assert build(tmp_path / "x", "--size", 4) == 2
-
-
-def test_bad_options_end_with_one_line_and_status_2(tmp_path, capsys):
-    for arguments in (
-        ("--size", 7),
-        ("--size", 4, "--blanks", 16),
-        ("--size", 4, "--seed", -1),
-        ("--size", 4, "--num-aug", -1),
-        (),
-    ):
-        try:
-            status = build(tmp_path / "out", *arguments)
-        except SystemExit as exit_:
-            status = exit_.code
-        assert status == 2
-        assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_num_aug_and_seed_decide_the_fingerprint():
-    ((puzzles, answers),) = generate(4, (5,), 8, seed=0)
-    prints = [
-        sudoku_split("", 4, puzzles, answers, num_aug, seed).fingerprint
-        for num_aug, seed in ((0, 0), (2, 0), (2, 1), (2, 0))
-    ]
-    assert len(set(prints)) == 3
-    assert prints[1] == prints[3]

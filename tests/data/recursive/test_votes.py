@@ -17,7 +17,6 @@ from data.recursive.votes import Votes, VoteSet, elect, symmetries
 from data.source import IGNORE, Arrays
 from tests.data.recursive.test_maze import SMALL
 from tests.making import make_source
-from utils.errors import ConfigError
 from utils.measure.evaluator import Prediction
 
 SOLVED = np.array([[1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1]], np.uint8)
@@ -145,16 +144,6 @@ def test_the_surest_answer_wins_and_the_first_of_equals() -> None:
     assert elect(answers, np.array([[0.9, 0.5, 0.5]])).tolist() == [[3, 3]]
     assert elect(answers, np.array([[0.9, 0.3, 0.5]])).tolist() == [[2, 2]]
     assert elect(answers, np.array([[0.5, 0.25, 0.25]])).tolist() == [[2, 2]]
-
-
-def test_what_has_no_symmetries_is_refused() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"^evaluators=\[vote\]: knows the symmetries of Sudoku and of mazes alone",
-    ):
-        symmetries("", 81, 12, 4, 0)
-    with pytest.raises(ConfigError, match=r"^data.votes=9: a maze has 8 images"):
-        symmetries("maze", 81, 6, 9, 0)
 
 
 def test_a_source_asks_about_images_of_its_test_sets() -> None:

@@ -1,0 +1,119 @@
+"""Wrong input of the builders: one line that names the file or the option, status 2, and nothing
+written.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.data.language.token_helpers import deaf_tokenizer
+
+HEADER = "source,question,answer,rating\n"
+Q, A = "123...1221434321", "1234341221434321"
+OTHER = A.translate(str.maketrans("12", "21"))
+PAIR: dict[str, object] = {"input": [[1, 2]], "output": [[3]]}
+TWIN = PAIR | {"input": [[0]]}
+CSV, TEST, BYTES = "--input-dir {in}", "--test {in}", "--tokenizer bytes --input {in}"
+
+
+def table(*rows: str) -> dict[str, str]:
+    return {"train.csv": HEADER + "".join(f"{row}\n" for row in rows)}
+
+
+def task(pair: object = PAIR) -> str:
+    return json.dumps({"train": [PAIR], "test": [pair]})
+
+
+def kaggle(grid: object, answers: object) -> dict[str, str]:
+    tasks = {"b": {"train": [PAIR], "test": [{"input": grid}]}}
+    return {
+        "x_challenges.json": json.dumps(tasks),
+        "x_solutions.json": json.dumps({"b": answers}),
+    }
+
+
+# the builder, its arguments, the files in {in}, and what the line names
+WRONG: list[tuple[str, str, dict[str, str], str]] = [
+    ("sudoku", "--size 7", {}, "--size"),
+    ("sudoku", "", {}, "--size"),
+    ("sudoku", "--size 4 --seed -1", {}, "--seed"),
+    ("sudoku", "--size 4 --blanks 16", {}, "blanks=16"),
+    ("sudoku", "--size 4 --blanks 14 --train 5 --test 5", {}, "blanks=14: only 0 of 5"),
+    ("sudoku", "--size 4 --blanks 1 --train 4601 --test 8", {}, "train=4601 test=8: at most 4,608"),
+    ("sudoku", CSV, {}, "no train.csv"),
+    ("sudoku", CSV, table(), "holds no boards"),
+    ("sudoku", CSV, table(f"a,{Q},{A},3", f"a,{Q},{A},x"), "line 3 has rating=x"),
+    ("sudoku", CSV, table(f"a,{Q}.,{A},3"), "line 2 has 17 and 16 cells"),
+    ("sudoku", CSV, table(f"a,{Q},,3"), "line 2 has 16 and 0 cells"),
+    ("sudoku", CSV, table(f"a,z{Q[1:]},{A},3"), "line 2 has characters other"),
+    ("sudoku", CSV, table(f"a,{Q},{OTHER},3"), "that contradicts"),
+    ("sudoku", CSV, table(f"a,{Q},11{A[2:]},3"), "that is no solved board"),
+    ("sudoku", CSV + " --min-difficulty 1", table(f"a,{Q},{A},"), "line 2 has no rating"),
+    ("sudoku", CSV + " --held-out 1", {"test.csv": HEADER}, "--held-out 1"),
+    ("sudoku", CSV + " --held-out 2", table(f"a,{Q},{A},3"), "--held-out 2"),
+    ("maze", "--size 65", {}, "--size"),
+    ("maze", "--size 5 --min-path 26", {}, "--min-path 26"),
+    ("maze", CSV, table("a,S  x,So x,3"), "line 2 has a question with characters"),
+    ("maze", CSV, table("a,SS G,SSoG,3"), "line 2 has a question without one S"),
+    ("maze", CSV, table("a,S  G,SooG,3"), "an answer that is not the question"),
+    ("arc", "", {}, "--train, --test"),
+    ("arc", "--train nowhere", {}, "--train nowhere"),
+    ("arc", TEST, {}, "holds no .json files"),
+    ("arc", TEST, {"a.json": "{"}, "a.json"),
+    ("arc", TEST, {"a.json": '{"train": [], "test": [1]}'}, "a.json: train"),
+    ("arc", TEST, {"a.json": task({"input": [[1]]})}, "a.json: test.0.output"),
+    ("arc", TEST, {"a.json": task(PAIR | {"input": [[10]]})}, "test.0.input.0.0=10"),
+    ("arc", TEST, {"a.json": task(PAIR | {"input": [[1, 2], [3]]})}, "test.0.input"),
+    ("arc", TEST + "/a.json {in}/b", {"a.json": task(), "b/a.json": task(TWIN)}, "another task"),
+    ("arc", TEST, {"y_challenges.json": "{}"}, "y_challenges.json"),
+    ("arc", TEST + "/x", {"x_challenges.json": "{}"}, "x_solutions.json"),
+    ("arc", TEST + "/x", kaggle([[1] * 31], [[[1]]]), "x_challenges.json: b.test.0.input.0"),
+    ("arc", TEST + "/x", kaggle([[1]], []), "task b has not 1 answers"),
+    ("tokens", BYTES + "/none", {}, "{in}/none"),
+    ("tokens", BYTES, {}, "{in}"),
+    ("tokens", BYTES, {"a.txt": ""}, "no text is left"),
+    ("tokens", BYTES, {"a.txt": "n\udce9"}, "{in}/a.txt"),
+    ("tokens", BYTES, {"x.jsonl": '{"text": "a"}\n{"body": "b"}\n'}, "line 2"),
+    ("tokens", BYTES + " --field n", {"x.jsonl": '{"n": 1}'}, "line 1"),
+    ("tokens", BYTES, {"x.jsonl": "{"}, "{in}/x.jsonl: line 1"),
+    ("tokens", BYTES, {"z.parquet": "PAR1"}, "{in}/z.parquet"),
+    ("tokens", BYTES + " --val-share 1", {"a.txt": "a"}, "--val-share"),
+    ("tokens", "--input {in} --train-bpe 9", {"a.txt": "a"}, "--train-bpe"),
+    ("tokens", "--input {in}/y.txt --tokenizer {deaf}", {"y.txt": "sea\n"}, "{deaf}"),
+    ("tokens", "--input {in} --tokenizer {in}/none.json", {"a.txt": "a"}, "{in}/none.json"),
+    ("tokens", "--input {in} --tokenizer {in}/a.txt", {"a.txt": "a"}, "is no tokenizer"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("builder", "arguments", "files", "named"),
+    WRONG,
+    ids=[f"{builder} {named}" for builder, _, _, named in WRONG],
+)
+def test_wrong_input_is_one_line(
+    builder: str,
+    arguments: str,
+    files: dict[str, str],
+    named: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content.encode(errors="surrogateescape"))
+    places = {"{in}": str(folder), "{deaf}": str(deaf_tokenizer(tmp_path))}
+    for key, place in places.items():
+        arguments, named = arguments.replace(key, place), named.replace(key, place)
+    more = ["--workers", "1"] if builder == "tokens" else []
+    main = import_module(f"data.build.{builder}").main
+    assert main(["--output-dir", str(tmp_path / "out"), *more, *arguments.split()]) == 2
+    error = capsys.readouterr().err
+    assert named in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
