@@ -69,7 +69,7 @@ def _prepare(argument: str) -> str:
     """One override as Hydra needs it."""
     key = argument.lstrip("+").partition("=")[0]
     if key in CHOSEN:
-        return argument.lstrip("+")
+        return f"~{key}" if argument.endswith("=null") else argument.lstrip("+")
     argument = QUOTED_KEY.sub(lambda match: match[1] + plain_key(match[2]) + ":", argument)
     return f"+{argument}" if re.match(r"\+[^+]", argument) else argument
 

@@ -117,15 +117,7 @@ def reporting() -> Iterator[None]:
 def report(error: BaseException, launch: Launch) -> int:
     """Prints what went wrong, once and from one rank; returns the exit status."""
     if (status := vars(error).get(REPORTED)) is None:
-        try:
-            status = _report(error, launch, _watch())
-        except Exception as second:  # whatever reporting itself has met, the error is what counts
-            signals.say(
-                f"error{_on(launch)}: {type(error).__name__} (reporting it failed:"
-                f" {type(second).__name__})"
-            )
-            status = 1
-        vars(error)[REPORTED] = status
+        status = vars(error)[REPORTED] = _report(error, launch, _watch())
     return status
 
 
@@ -204,32 +196,14 @@ def _ending_here() -> Iterator[None]:
     """Handles signals from here on; errors end the program."""
     launch = Launch()
     try:
-        _open_standard_streams()
         launch = detect(os.environ)
         signals.install(launch.rank, partial(_stopped_at_once, launch))
         yield
     except BrokenPipeError:
         # whoever read along has gone, as in `--help | head`; a job's own errors end it elsewhere
         leave(0)
-    except Exception as error:
-        # a job ends by SystemExit: this is what Hydra met before it, or around it
-        leave(report(error, launch))
     except BaseException as error:
         leave(report(error, launch))
-
-
-def _open_standard_streams() -> None:
-    """Opens descriptors 0, 1 and 2 if they are closed: the next file would get their number."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            # takes the lowest number that is free, which is this one
-            os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(number, True)
-        if getattr(sys, name) is None:
-            # open to the end
-            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
 
 
 def _leave_group() -> None:

@@ -1,10 +1,7 @@
-"""Signals and streams from a terminal or shell: closed streams, and Ctrl-C before anything is
-loaded.
-"""
+"""Ctrl-C before anything is loaded, and help that nobody reads to its end."""
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -16,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.ranks import LAUNCHER_PREFIXES, ROOT
-from tests.runs import FLOAT32, QUIET, TINY_TRM, Result, status
 
 
 def shell(line: str) -> subprocess.CompletedProcess[str]:
@@ -34,39 +30,6 @@ def shell(line: str) -> subprocess.CompletedProcess[str]:
         timeout=60,
         check=False,
     )
-
-
-@pytest.mark.parametrize(
-    "closed",
-    [
-        "<&- >&- 2>&-",
-        pytest.param(">&-", marks=pytest.mark.slow),
-        pytest.param("2>&-", marks=pytest.mark.slow),
-    ],
-)
-def test_a_run_whose_streams_are_closed_is_a_run(closed: str, tmp_path: Path) -> None:
-    """And what nobody can read is not written into its files instead."""
-    arguments = [
-        *TINY_TRM,
-        *FLOAT32,
-        *QUIET,
-        "max_steps=2",
-        "data.embedded.test=8",
-        f"checkpoint_path={tmp_path}/run",
-    ]
-    done = shell(f"exec {shlex.join([sys.executable, 'pretrain.py', *arguments])} {closed}")
-    assert done.returncode == 0, done.stderr
-    assert status(tmp_path / "run")["state"] == "finished"
-    assert {row["step"] for row in Result(tmp_path / "run").rows} == {1, 2}
-    for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
-        json.loads(line)
-
-
-def test_an_error_is_said_where_it_can_be() -> None:
-    done = shell(f"exec {shlex.quote(sys.executable)} pretrain.py lrr=1 >&-")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "lrr" in done.stderr
-    assert shell(f"exec {shlex.quote(sys.executable)} pretrain.py lrr=1 2>&-").returncode == 2
 
 
 def test_help_that_nobody_reads_to_its_end_is_no_error() -> None:
