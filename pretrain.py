@@ -27,7 +27,6 @@ from data.stream import ShardStream, eval_batches, to_tensors, train_loader
 from models import laws
 from models.objective import Batch, Context, Objective, make_objective
 from optim.agreement import Agreement
-from optim.ema import EMA
 from optim.groups import build_clips, build_dense, build_sparse
 from optim.norms import Norms
 from optim.optimizer_state import OptimizerState
@@ -35,6 +34,7 @@ from optim.replicas import broadcast_from_rank_0, check_files, check_same
 from optim.schedule import build_schedule, set_lr
 from optim.split_tables import RowRangesOfTables
 from optim.sync.base import Sync
+from utils.averages import EMA
 from utils.checkpoint import folders, reader, resume
 from utils.checkpoint.policy import Checkpointer
 from utils.checkpoint.registry import Carries, Origin, Registry, RunState
@@ -331,7 +331,8 @@ class Trainer:
     def train(self) -> None:
         """Takes steps; after each one logs, evaluates and saves as due."""
         cfg, run_state, length = self.cfg, self.run_state, self.source.length
-        pins_memory = self.dist.device.type == "cuda"
+        device = self.dist.device
+        pins_memory = device.type == "cuda"
         stream = ShardStream(self.source, self.shard_groups, run_state.step, length.total_steps)
         self.objective.train()
         traces = cfg.profile_steps if self.dist.is_main else None
@@ -345,7 +346,7 @@ class Trainer:
             while run_state.step < length.total_steps:
                 with clock.waiting():
                     _, micro_batches = next(loader)
-                self.train_step(micro_batches)
+                self.train_step([batch_to_device(rows, device) for rows in micro_batches])
                 run_state.step += 1
                 step_is_done()
                 clock.tick(length.examples_per_update)
@@ -373,13 +374,12 @@ class Trainer:
     def train_step(self, micro_batches: list[Batch]) -> None:
         """Sums gradients over micro-batches and ranks, divides once, then updates."""
         objective, sync, agreement = self.objective, self.sync, self.agreement
-        device, progress = self.dist.device, self.step / self.total_steps
+        progress, logs = self.step / self.total_steps, self.is_logged(self.step + 1)
         sync.zero()
         inputs = []
-        for i, (shards, rows) in enumerate(zip(self.shard_groups, micro_batches, strict=True)):
-            batch = batch_to_device(rows, device)
+        for i, (shards, batch) in enumerate(zip(self.shard_groups, micro_batches, strict=True)):
             carry = self.carries.get(i, partial(objective.initial_carry, batch))
-            noise = Noise(self.cfg.seed, self.step, shards, device)
+            noise = Noise(self.cfg.seed, self.step, shards, self.dist.device)
             inputs.append((batch, carry, Context(progress, noise)))
         objective.look_ahead([(batch, carry) for batch, carry, _ in inputs])
         with torch.no_grad():
@@ -399,14 +399,15 @@ class Trainer:
             return
         for shards, out in zip(self.shard_groups, outputs, strict=True):
             self.meter.add({**out.metrics, "loss": (out.loss, out.weight)}, shards[0])
-        if self.is_logged(self.step + 1):
+        if logs:
             self.norms.before_update()
         for names, max_norm in self.clips:
             sync.clip(max_norm, names)
         set_lr(self.optimizers, self.schedule(self.step + 1))
         for optimizer in self.optimizers:
             optimizer.step()
-        self.norms.after_update()
+        if logs:
+            self.norms.after_update()
         if self.ema is not None:
             self.ema.update()
         self.carries.put(out.carry for out in outputs)

@@ -26,16 +26,6 @@ FEW = 1 << 25
 BLOCK = {torch.bfloat16: 128, torch.float32: 64}
 
 
-def spares_passes(x: Tensor) -> bool:
-    """Returns whether a tensor should go through these functions."""
-    return x.dtype.itemsize == 2 and not torch.compiler.is_compiling()
-
-
-def in_order(x: Tensor) -> Tensor:
-    """Makes a tensor contiguous: a transposed one takes five to ten times as long to sum."""
-    return x.contiguous() if spares_passes(x) else x
-
-
 def attention(
     query_BHLK: Tensor,
     key_BHLK: Tensor,

@@ -55,9 +55,19 @@ def widen(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def spares_passes(x: Tensor) -> bool:
+    """Returns whether a tensor should go through the functions of `halves`."""
+    return x.dtype.itemsize == 2 and not torch.compiler.is_compiling()
+
+
+def in_order(x: Tensor) -> Tensor:
+    """Makes a tensor contiguous: a transposed one takes five to ten times as long to sum."""
+    return x.contiguous() if spares_passes(x) else x
+
+
 def rms_norm(x: Tensor, eps: float) -> Tensor:
     """Divides by the root mean square of the last dimension."""
-    if halves.spares_passes(x):
+    if spares_passes(x):
         return halves.Norm.apply(x, eps)
     wide = widen(x)
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
@@ -242,7 +252,7 @@ ROPES = {"rope": RotaryEmbedding, "rope2d": GridRotaryEmbedding}
 
 def rotate(x_BHLK: Tensor, cos_sin: CosSin) -> Tensor:
     """Turns queries or keys by their positions, in the precision of the angles."""
-    if halves.spares_passes(x_BHLK):
+    if spares_passes(x_BHLK):
         return halves.Rotate.apply(x_BHLK, *cos_sin)
     cos_LK, sin_LK = cos_sin
     x = x_BHLK.to(cos_LK.dtype)
@@ -395,9 +405,9 @@ class Block(nn.Module):
 
     def forward(self, x_BLD: Tensor, cos_sin: CosSin | None) -> Tensor:
         if self.mixes_by_mlp:
-            x_BDL = halves.in_order(x_BLD.transpose(1, 2))
+            x_BDL = in_order(x_BLD.transpose(1, 2))
             x_BDL = rms_norm(x_BDL + self.mlp_t(x_BDL), self.eps)
-            x_BLD = halves.in_order(x_BDL.transpose(1, 2))
+            x_BLD = in_order(x_BDL.transpose(1, 2))
         else:
             x_BLD = rms_norm(x_BLD + self.self_attn(x_BLD, cos_sin), self.eps)
         return rms_norm(x_BLD + self.mlp(x_BLD), self.eps)

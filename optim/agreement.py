@@ -12,7 +12,7 @@ from torch import Tensor
 
 from utils.errors import RunError
 from utils.ranks.distributed import Dist
-from utils.transfer import to_device, to_host
+from utils.transfer import to_device
 
 LAG = {"cuda": 1}  # steps after which the answers are read
 
@@ -66,7 +66,7 @@ class Agreement:
         message = torch.cat([bad, asked])
         with self._dist.waiting():
             self._dist.all_reduce(message)
-        self._unread.append((step, [*checked, "a sparse table"], to_host(message)))
+        self._unread.append((step, [*checked, "a sparse table"], _to_host(message)))
 
     def read(self, except_last: int = 0) -> str:
         """Reads the answers of all steps except the last few.
@@ -112,3 +112,20 @@ def finite(tensors: Sequence[Tensor]) -> Tensor:
     zero = filled[0].new_zeros(())
     norms = [next(largest) if tensor.numel() else zero for tensor in tensors]
     return torch.stack(norms).isfinite().float()
+
+
+def _to_host(tensor: Tensor) -> Callable[[], list[float]]:
+    """Starts to copy a few numbers. Returns a function that waits for this copy alone, and returns
+    the numbers.
+    """
+    copy = tensor.to("cpu", non_blocking=True, copy=True)  # into pinned memory
+    if not tensor.is_cuda:
+        return copy.tolist
+    arrived = torch.cuda.Event()
+    arrived.record()
+
+    def read() -> list[float]:
+        arrived.synchronize()
+        return copy.tolist()
+
+    return read

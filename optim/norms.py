@@ -29,13 +29,12 @@ class Norms:
 
     @torch.no_grad()
     def after_update(self) -> None:
-        """Measures parameters, and how far they have moved. Does nothing in other steps."""
-        if before := self._before:
-            parameters = [p.detach() for p in self._sync.parameters.values()]
-            torch._foreach_sub_(before, parameters)
-            self._measured["param_norm"] = self._sync.norm(parameters)
-            self._measured["update_norm"] = self._sync.norm(before)
-            self._before = []
+        """Measures parameters, and how far they have moved."""
+        before, self._before = self._before, []
+        parameters = [p.detach() for p in self._sync.parameters.values()]
+        torch._foreach_sub_(before, parameters)
+        self._measured["param_norm"] = self._sync.norm(parameters)
+        self._measured["update_norm"] = self._sync.norm(before)
 
     def take(self) -> dict[str, float]:
         """Returns the norms of the last measured step by name, once."""

@@ -11,6 +11,7 @@ from data.stream import ShardStream, train_loader
 from tests.runs import QUIET, config_of
 from utils.ranks.distributed import Dist
 from utils.rundir.directory import RunDirectory
+from utils.transfer import batch_to_device
 
 
 def trainer_on(dist: Dist, folder: Path, *arguments: str) -> pretrain.Trainer:
@@ -26,5 +27,6 @@ def steps_of(trainer: pretrain.Trainer, number: int) -> Iterator[Callable[[], No
     """Steps to be taken, one by one."""
     stream = ShardStream(trainer.source, trainer.shard_groups, trainer.step, number)
     for _, micro_batches in train_loader(stream, 0, trainer.dist.device.type == "cuda"):
-        yield lambda given=micro_batches: trainer.train_step(given)  # type: ignore[misc]
+        batches = [batch_to_device(rows, trainer.dist.device) for rows in micro_batches]
+        yield lambda given=batches: trainer.train_step(given)  # type: ignore[misc]
         trainer.run_state.step += 1

@@ -68,7 +68,7 @@ def far(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., pretra
     """A trainer on a device that is a step behind and cannot be asked."""
     monkeypatch.setitem(agreement.LAG, "meta", 1)
     # all is finite, and nobody asks for anything
-    monkeypatch.setattr(agreement, "to_host", lambda tensor: lambda: [0.0] * len(tensor))
+    monkeypatch.setattr(agreement, "_to_host", lambda tensor: lambda: [0.0] * len(tensor))
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
     return lambda *arguments: trainer_on(Dist(device=FAR), tmp_path / "run", *arguments)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -18,23 +18,6 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 def batch_to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Copies every tensor of a batch to a device."""
     return {name: to_device(tensor, device) for name, tensor in batch.items()}
-
-
-def to_host(tensor: Tensor) -> Callable[[], list[float]]:
-    """Starts to copy a few numbers. Returns a function that waits for this copy alone, and returns
-    the numbers.
-    """
-    copy = tensor.to("cpu", non_blocking=True, copy=True)  # into pinned memory
-    if not tensor.is_cuda:
-        return copy.tolist
-    arrived = torch.cuda.Event()
-    arrived.record()
-
-    def read() -> list[float]:
-        arrived.synchronize()
-        return copy.tolist()
-
-    return read
 
 
 @torch.no_grad()

@@ -168,7 +168,7 @@ class Decompose(Objective):
         optimizer = torch.optim.AdamW(parameters, lr=self.warmup_lr, weight_decay=0.0, foreach=True)
         for step in range(self.warmup_steps):
             if step % SIGNAL_STEPS == 0 and (
-                signum := signals.agreed_signal(dist.sums(signals.flags()))
+                signum := signals.agreed_signal(dist.sums(signals.flags))
             ):
                 raise Stopped(
                     signum,

@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import Doc
 
 from models.interval import Interval
-from models.losses import LOSSES
+from models.layers import widen
 from models.objective import Batch, Context, Objective, StepOut
 from models.recursive.answering import answers_by_step
 from models.recursive.recursion import RecursiveNet, State, where_slots
@@ -212,3 +212,32 @@ def _right_cells(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
 def _q_loss(logits_B: Tensor, target_B: Tensor, valid_B: Tensor) -> Tensor:
     loss_B = F.binary_cross_entropy_with_logits(logits_B, target_B, reduction="none")
     return (loss_B * valid_B).sum()
+
+
+def stablemax_cross_entropy(
+    logits_BTV: Tensor, labels_BT: Tensor, smoothing: float = 0.0
+) -> Tensor:
+    """Returns the cross entropy of each cell under stablemax (Prieto et al. 2025), in float64; zero
+    where the label is to be ignored.
+
+    Scores are linear above zero and reciprocal below.
+    """
+    x = logits_BTV.double()
+    scores = torch.where(x < 0, 1 / (1 - x + 1e-30), x + 1)
+    counted = labels_BT != IGNORE
+    index = torch.where(counted, labels_BT, 0).long().unsqueeze(-1)
+    target = scores.gather(-1, index).squeeze(-1).log()
+    if smoothing:
+        target = torch.lerp(target, scores.log().mean(-1), smoothing)
+    return torch.where(counted, scores.sum(-1).log() - target, 0.0)
+
+
+def softmax_cross_entropy(logits_BTV: Tensor, labels_BT: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Returns the usual cross entropy of each cell."""
+    logits, labels = widen(logits_BTV).flatten(0, -2), labels_BT.long().flatten()
+    return F.cross_entropy(
+        logits, labels, ignore_index=IGNORE, reduction="none", label_smoothing=smoothing
+    ).view(labels_BT.shape)
+
+
+LOSSES = {loss.__name__: loss for loss in (stablemax_cross_entropy, softmax_cross_entropy)}

@@ -16,8 +16,8 @@ import time
 import torch
 
 from models.sparse_embedding import SparseEmbedding
-from optim.ema import EMA
 from optim.sparse_signsgd import SparseSignSGD
+from utils.averages import EMA
 from utils.ranks.distributed import Dist
 
 BATCH = 768

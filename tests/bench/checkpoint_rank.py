@@ -24,9 +24,9 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from optim.builtin import adamw
-from optim.ema import EMA
 from optim.optimizer_state import OptimizerState
 from optim.sync.base import Sync
+from utils.averages import EMA
 from utils.checkpoint import reader, resume
 from utils.checkpoint.registry import Origin, Registry
 from utils.checkpoint.writer import Writer

@@ -24,7 +24,7 @@ def turned(x: Tensor) -> Tensor:
 
 
 def lying_across(x: Tensor) -> Tensor:
-    return normed(halves.in_order(x.transpose(1, 2))).transpose(1, 2)
+    return normed(layers.in_order(x.transpose(1, 2))).transpose(1, 2)
 
 
 def attended(x: Tensor) -> Tensor:
@@ -142,10 +142,10 @@ def test_in_float32_only_long_causal_attention_leaves_the_published_bits(
 
 def test_only_eager_half_precision_goes_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """float32 keeps the published code's bits, and a compiler sees operations that it can fuse."""
-    assert halves.spares_passes(torch.ones(1, dtype=torch.bfloat16))
-    assert not halves.spares_passes(torch.ones(1))
+    assert layers.spares_passes(torch.ones(1, dtype=torch.bfloat16))
+    assert not layers.spares_passes(torch.ones(1))
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert not halves.spares_passes(torch.ones(1, dtype=torch.bfloat16))
+    assert not layers.spares_passes(torch.ones(1, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("heads", [4, 2])

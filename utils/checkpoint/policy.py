@@ -33,7 +33,7 @@ class Run(Protocol):
 
     def event(self, name: str, step: int, **facts: Any) -> None: ...
 
-    def lost(self) -> str: ...
+    def check_place(self) -> None: ...
 
 
 class Judge(Protocol):
@@ -76,7 +76,7 @@ class Checkpointer:
 
     def requests(self) -> list[float]:
         """Returns this rank's requests to all others, each 0 or 1: to stop, by signal; to save; and
-        to end because saves fail, or because the directory is lost.
+        to end because saves fail.
         """
         minutes = self._config.checkpoint_minutes
         due = (
@@ -85,7 +85,7 @@ class Checkpointer:
             and time.monotonic() - self._saved_at > 60 * minutes
         )
         failing = self._writer.failures >= FAILED_SAVES
-        return [*signals.flags(), float(due), float(failing), float(bool(self._run.lost()))]
+        return [*signals.flags, float(due), float(failing)]
 
     def decide(self, requests: Sequence[float]) -> tuple[int, bool]:
         """Returns the signal that stops the run, or 0, and whether it is time to save.
@@ -94,9 +94,7 @@ class Checkpointer:
         """
         if not any(requests):
             return 0, False
-        *flags, due, failing, lost = requests
-        if lost:
-            self._give_up("its directory was gone for a moment; see that it stays")
+        *flags, due, failing = requests
         if failing:
             self._give_up(f"{FAILED_SAVES} saves in a row failed; {REMEDY}")
         return signals.agreed_signal(flags), bool(due)
@@ -132,8 +130,6 @@ class Checkpointer:
             problems = self._run.dist.all_gather_text(self._writer.wait())
             if not (problem := next(filter(None, problems), "")):
                 return
-            if any(self._run.dist.all_gather_text(self._run.lost())):
-                break
             self._save(self._best_step == step)
         self._give_up(f"step {step} could not be saved ({problem}); {REMEDY}")
 
@@ -176,12 +172,13 @@ class Checkpointer:
             self._saved.run_state.best, self._writer.best_failed = self._best_before, False
 
     def _save(self, better: bool) -> None:
+        self._run.check_place()
         if not better:
             self._forget_lost_best()
         self._writer.save(self._saved.run_state.step, *self._saved.snapshot(), better)
         self._saved_step, self._saved_at = self._saved.run_state.step, time.monotonic()
 
     def _give_up(self, why: str) -> None:
-        # only rank 0 knows what is lost, and prints it
-        there = f"checkpoint_path={self._run.directory}: {why}, and start the run again to go on"
-        raise RunError(self._run.lost() or there)
+        raise RunError(
+            f"checkpoint_path={self._run.directory}: {why}, and start the run again to go on"
+        )

@@ -92,7 +92,7 @@ class Evaluation:
             prediction, empty = predict(batch), False
             # All ranks decide together: the others would wait for one that left by itself. Only
             # now, because a prediction may have been cut short.
-            if signum := signals.agreed_signal(self.dist.sums(signals.flags())):
+            if signum := signals.agreed_signal(self.dist.sums(signals.flags)):
                 return signum
             if not len(indices):
                 continue

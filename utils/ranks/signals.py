@@ -26,6 +26,9 @@ ORDER = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SAME_PRESS_S = 1.0  # under torchrun one Ctrl-C comes twice: from the terminal and from torchrun
 CLEAR = "\r\x1b[K"  # to the beginning of a progress bar's line, and nothing left of it
 WORDS_S = 2.0  # how long a terminal that takes no output may delay a hard exit
+# a number for each signal in ORDER, 1 for the one that this process received, to be summed over
+# ranks
+flags = [0.0] * len(ORDER)
 
 
 @dataclass
@@ -83,20 +86,14 @@ def request_stop(signum: int) -> None:
         if _state.asked:
             return
         _state.asked = signum
+        flags[ORDER.index(signal.Signals(signum))] = 1.0
     if signum == signal.SIGINT and _state.rank == 0:
         say("Ctrl-C: saving, then stopping; again to stop at once")
 
 
-def flags() -> list[float]:
-    """Returns a number for each signal, 1 for the one that this process received, to be summed over
-    ranks.
-    """
-    return [float(_state.asked == signum) for signum in ORDER]
-
-
 def pending() -> bool:
     """Returns whether this process has received a signal: what takes long may then end early."""
-    return any(flags())
+    return any(flags)
 
 
 def agreed_signal(sums: Sequence[float]) -> int:

@@ -246,11 +246,15 @@ class RunDirectory:
             return ""
         return f"checkpoint_path={self.directory}: {why}"
 
-    def finish(self, step: int) -> None:
-        """Marks the run as finished on all ranks, unless its directory is gone."""
+    def check_place(self) -> None:
+        """Raises on all ranks if the directory no longer belongs to this run."""
         with self.dist.agreed():
             if lost := self.lost():
                 raise RunError(lost)
+
+    def finish(self, step: int) -> None:
+        """Marks the run as finished on all ranks, unless its directory is gone."""
+        self.check_place()
         self.say(f"files: {self.directory}")
         self.mark("finished", step=step, exit_status=0)
         if self._maker is not None:

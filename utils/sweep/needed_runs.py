@@ -114,7 +114,7 @@ def _wait(path: str, needed: DictConfig, dist: Dist, run: Callable[[DictConfig],
         print(f"{path}: waiting for {needed.checkpoint_path}, which another run makes", flush=True)
     while not _is_finished(needed, dist) and not _make(needed, run):
         time.sleep(PAUSE_S)
-        if signum := signals.agreed_signal(dist.sums(signals.flags())):
+        if signum := signals.agreed_signal(dist.sums(signals.flags)):
             raise Stopped(
                 signum, f"{signal.Signals(signum).name} while waiting for {needed.checkpoint_path}"
             )

@@ -18,6 +18,7 @@ from models.language.gpt import GPT
 from models.layers import Attention
 from models.objective import Context
 from tests.ranks import ROOT
+from utils.command.keys import VERSION
 from utils.errors import ConfigError
 from utils.noise import Noise
 from utils.spec import IGNORE, Spec
@@ -50,7 +51,7 @@ def scores(objective: CausalLM, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def test_the_published_size_has_the_published_number_of_parameters() -> None:
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with initialize_config_dir(str(ROOT / "conf"), **VERSION):
         arch = compose("pretrain", ["experiment=lm_1b3"]).arch
     with torch.device("meta"):
         net = GPT(

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from models.layers import GridRotaryEmbedding, SwiGLU, gated_width, rotate
-from models.losses import LOSSES
 from models.objective import Context
-from models.recursive.act import ActObjective
+from models.recursive.act import LOSSES, ActObjective
 from models.recursive.hrm import HRM
 from models.recursive.trm import TRM
 from utils.errors import ConfigError

@@ -21,12 +21,12 @@ from models.language.gpt import GPT
 from models.objective import Context, Objective, StepOut
 from optim.agreement import Agreement
 from optim.builtin import adamw
-from optim.ema import EMA
 from optim.optimizer_state import OptimizerState
 from optim.sync.allreduce import AllReduce
 from optim.sync.base import Sync
 from optim.sync.ddp import DDP
 from optim.sync.fsdp import FSDP
+from utils.averages import EMA
 from utils.checkpoint.registry import Registry
 from utils.errors import ConfigError, RunError
 from utils.measure.evaluator import Prediction

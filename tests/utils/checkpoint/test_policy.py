@@ -34,7 +34,6 @@ class SavedRun:
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.folder = directory, directory / "checkpoints"
-        self.gone = ""
         origin = Origin({}, "x", None, 0.1, {})
         self.saved = Registry(lambda: origin, as_it_is())
         self.saved.add("model", lambda: {"weight": torch.zeros(1)}, print)
@@ -47,7 +46,7 @@ class SavedRun:
             dist=Dist(),
             say=lambda text: None,
             event=lambda *_, **__: None,
-            lost=lambda: self.gone,
+            check_place=lambda: None,
         )
         self.metric = metric
         self.checkpointer = Checkpointer(OmegaConf.create(SETTINGS), run, self.saved, metric, -1)
@@ -112,16 +111,6 @@ def test_the_last_one_is_tried_again_as_the_best(run: SavedRun) -> None:
         run.checkpointer.wait_until_saved()
     with pytest.raises(RunError, match=r"3 saves in a row failed; make room there"):
         run.checkpointer.decide(run.checkpointer.requests())
-
-
-def test_a_directory_that_is_gone_ends_the_run(run: SavedRun) -> None:
-    assert run.checkpointer.decide(run.checkpointer.requests()) == (0, False)
-    run.evaluated(7, 0.9, fails=True)
-    run.gone = "it is gone"
-    with pytest.raises(RunError, match=r"^it is gone$"):
-        run.checkpointer.decide(run.checkpointer.requests())
-    with pytest.raises(RunError, match=r"^it is gone$"):
-        run.checkpointer.wait_until_saved()
 
 
 @pytest.mark.parametrize(

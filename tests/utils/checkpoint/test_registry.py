@@ -18,10 +18,10 @@ from torch import nn
 
 from optim.adam_atan2 import AdamATan2
 from optim.builtin import adadelta, adamw, muon, sgd
-from optim.ema import EMA
 from optim.optimizer_state import OptimizerState
 from optim.schedule import WarmupDecay, set_lr
 from tests.utils.checkpoint.helpers import as_it_is, declare
+from utils.averages import EMA
 from utils.checkpoint import reader
 from utils.checkpoint.format import Slice
 from utils.checkpoint.registry import Carries, Origin, Registry, flatten, map_tensors

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from models.sparse_embedding import SparseEmbedding
-from optim.ema import EMA
 from tests.models.recursive.test_act import make
 from tests.utils.checkpoint.helpers import META, alone, flip, names, together
+from utils.averages import EMA
 from utils.checkpoint import tools
 from utils.checkpoint.__main__ import main
 from utils.checkpoint.reader import load

@@ -120,7 +120,7 @@ def test_a_new_key_with_a_default_does_not_rename_old_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def name(*overrides: str) -> str:
-        with initialize_config_dir(str(keys.CONF), version_base="1.3"):
+        with initialize_config_dir(str(keys.CONF), **keys.VERSION):
             raw = compose("pretrain", list(overrides), return_hydra_config=True)
             return config.resolve(raw, raw.hydra.runtime.choices, Launch()).run_name
 

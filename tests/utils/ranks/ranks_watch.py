@@ -121,7 +121,7 @@ def stop(dist: Dist, mine: bool) -> None:
     signals.defer()
     print("deferred", flush=True)
     step = 0
-    while not (signum := signals.agreed_signal(dist.sums(signals.flags()))):
+    while not (signum := signals.agreed_signal(dist.sums(signals.flags))):
         step += 1
         time.sleep(0.05)
     print(f"stops after {step}", flush=True)

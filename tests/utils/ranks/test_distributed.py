@@ -206,7 +206,7 @@ def test_ranks_with_different_code_do_not_start(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     # of these one decides something about a run
-    for name in ("optim/ema.py", "data/set/notes.py", "tests/ranks.py"):
+    for name in ("optim/norms.py", "data/set/notes.py", "tests/ranks.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("another")
     ends = started(
@@ -214,7 +214,7 @@ def test_ranks_with_different_code_do_not_start(tmp_path: Path) -> None:
         f" {str(ROOT)!r}]"
     )
     line = (
-        f"error: rank 1 (host {socket.gethostname()}) runs other code than rank 0: optim/ema.py"
+        f"error: rank 1 (host {socket.gethostname()}) runs other code than rank 0: optim/norms.py"
         " differs; use one checkout on all hosts\n"
     )
     assert ends == [(2, line), (2, "")]

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from models.sparse_embedding import SparseEmbedding
-from optim.ema import EMA
 from optim.sparse_signsgd import SparseSignSGD
+from utils.averages import EMA
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 
