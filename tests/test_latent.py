@@ -36,10 +36,7 @@ from utils.latent import ANSWER_INPUTS
 from utils.ranks.distributed import Dist
 
 slow = pytest.mark.slow
-LOSSES = [
-    *(f"arch.loss.{name}=0.5" for name in ("first", "first_k", "distill", "align", "scale")),
-    "arch.loss.hidden=0.2",
-]
+LOSSES = ["arch.loss.hidden=0.2"]
 
 
 def models(folders: list[str]) -> str:

@@ -6,19 +6,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import combinations
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 from typing_extensions import Doc
 
-from models.latent import wire
 from models.latent.generation import NO_PREFIX, LayeredPrefix, begin_tokens
-from models.latent.prefix import BEGIN, Prefix
+from models.latent.prefix import BEGIN, Prefix, bytes_of, rounded
 from models.layers import widen
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.command.marks import Share
@@ -46,24 +44,9 @@ class Compress(Objective):
         self,
         model: Prefix,
         answer: Annotated[NonNegativeFloat, Doc("cross entropy of the answer's tokens")],
-        first: Annotated[NonNegativeFloat, Doc("the same for its first token")],
-        first_k: Annotated[NonNegativeFloat, Doc("the same for its first k tokens")],
-        k: PositiveInt,
-        distill: Annotated[
-            NonNegativeFloat,
-            Doc("Kullback-Leibler divergence from the model's own scores when it reads the text"),
-        ],
-        temperature: Annotated[float, Field(gt=0, le=1000), Doc("of both scores in distill")],
         gist: Annotated[
             NonNegativeFloat,
             Doc("cross entropy of the text's bytes, predicted from its latents alone"),
-        ],
-        align: Annotated[
-            NonNegativeFloat,
-            Doc("how much the angles between an example's prefix vectors differ between models"),
-        ],
-        scale: Annotated[
-            NonNegativeFloat, Doc("how much the size of prefixes differs from that of embeddings")
         ],
         alone: Annotated[
             Share,
@@ -79,35 +62,17 @@ class Compress(Objective):
         ] = 0.0,
     ) -> None:
         super().__init__(model)
-        self.coefficients = {
-            "answer": answer,
-            "first": first,
-            "first_k": first_k,
-            "distill": distill,
-            "gist": gist,
-            "align": align,
-            "scale": scale,
-        }
+        self.coefficients = {"answer": answer, "gist": gist}
         if not any(self.coefficients.values()):
             raise ConfigError(
                 "arch.loss.answer=0: all losses are 0, and there is nothing to learn; give one"
             )
-        if gist and model.gist is None:
+        if (alone or hidden) and not gist:
             raise ConfigError(
-                f"arch.loss.gist={gist}: needs the part that predicts texts, and"
-                " arch.gist_width=0 leaves it out; give a width"
+                f"arch.loss.gist=0: arch.loss.alone={alone} and arch.loss.hidden={hidden} are for"
+                " the gist; give it a coefficient, or use 0 for these two"
             )
-        if alone and not gist:
-            raise ConfigError(
-                f"arch.loss.alone={alone}: is the share of the run in which only the gist"
-                " teaches the encoder, and arch.loss.gist=0; use alone=0"
-            )
-        if hidden and not gist:
-            raise ConfigError(
-                f"arch.loss.hidden={hidden}: is the share of bytes hidden from the gist, and"
-                " arch.loss.gist=0; use hidden=0"
-            )
-        self.k, self.temperature, self.alone, self.hidden = k, temperature, alone, hidden
+        self.alone, self.hidden = alone, hidden
         self.register_buffer(
             "usual", torch.full((USUAL, model.positions), IGNORE, dtype=torch.int32)
         )
@@ -134,16 +99,12 @@ class Compress(Objective):
         z = self.model.transmit(self.model.encode(batch["context"]))
         is_question = (batch["answer_0"] >= 0).any(-1)  # B, Q: Q questions about each text
         z_for_models = z if ctx.progress >= self.alone else z.detach()  # at first, the gist alone
-        terms: dict[str, Tensor] = {}
-        correct = []
-        prefixes = []
+        correct, costs = [], []
         for number in range(len(self.model.model_specs)):
-            prefix, seen = self.model.adapt(number, z_for_models)
-            prefixes.append(prefix)
             answer = batch[f"answer_{number}"].flatten(0, 1)
             logits = self.model.answer_logits(
                 number,
-                (prefix, seen),
+                self.model.adapt(number, z_for_models),
                 self._prompts(batch, number),
                 answer,
             )
@@ -151,20 +112,13 @@ class Compress(Objective):
                 ((logits.argmax(-1) == answer) | (answer < 0)).all(1).view(is_question.shape)
                 & is_question
             )
-            for name, term in self._answer_losses(batch, number, logits, answer).items():
-                terms[name] = terms.get(name, 0) + (term.view(is_question.shape) * is_question).sum(
-                    1
-                ) / len(self.model.model_specs)
-            if self.coefficients["scale"]:
-                ratio = widen(prefix).square().mean((1, 2)).sqrt() / self.model.sizes[number]
-                terms["scale"] = terms.get("scale", 0) + (ratio - 1).square() * is_question.sum(
-                    1
-                ) / len(self.model.model_specs)
+            cost = _mean(_cross_entropy(logits, answer), answer >= 0).view(is_question.shape)
+            costs.append((cost * is_question).sum(1))
+        terms: dict[str, Tensor] = {}
+        if self.coefficients["answer"]:
+            terms["answer"] = sum(cost / len(costs) for cost in costs)
         if self.coefficients["gist"]:
             terms["gist"] = self._gist(z, batch["context"], ctx.noise) * is_question.sum(1)
-        if self.coefficients["align"] and len(prefixes) > 1:
-            pairs = [wire.cosine_gap(*pair) for pair in combinations(prefixes, 2)]
-            terms["align"] = torch.stack(pairs).mean(0) * is_question.sum(1)
         weight = is_question.sum()
         sums = {name: term.sum() for name, term in terms.items()}
         loss = torch.stack([self.coefficients[name] * term for name, term in sums.items()]).sum()
@@ -183,8 +137,8 @@ class Compress(Objective):
         outputs: dict[str, Tensor] = {}
         metrics = {}
         exact = []
-        latents = {"other": wire.rounded(other, self.model.send), "mean": mean} | {
-            way: wire.rounded(z, way) for way in WIRES
+        latents = {"other": rounded(other, self.model.send), "mean": mean} | {
+            way: rounded(z, way) for way in WIRES
         }
         models = range(len(self.model.model_specs))
         cuts = {way: [self._truncated(batch, number, way) for number in models] for way in CUTS}
@@ -226,36 +180,6 @@ class Compress(Objective):
                 shown = cuts | {"text": text, "nothing": text[:, :0]}
                 yield way, NO_PREFIX, torch.cat((begin, shown[way], question[:, 1:]), 1)
 
-    def _answer_losses(
-        self, batch: Batch, number: int, logits: Tensor, answer: Tensor
-    ) -> dict[str, Tensor]:
-        """Returns the loss terms of one model's answers, for each question."""
-        coefficients, counted = self.coefficients, answer >= 0
-        costs = _cross_entropy(logits, answer)
-        terms = {}
-        if coefficients["answer"]:
-            terms["answer"] = _mean(costs, counted)
-        if coefficients["first"]:
-            terms["first"] = costs[:, 0]
-        if coefficients["first_k"]:
-            terms["first_k"] = _mean(costs[:, : self.k], counted[:, : self.k])
-        if coefficients["distill"]:
-            with torch.no_grad():
-                question = self._prompts(batch, number)
-                text = batch[f"context_{number}"].repeat_interleave(
-                    len(question) // len(batch["context"]), 0
-                )
-                whole = torch.cat((question[:, :1], text, question[:, 1:]), 1)
-                teacher = (
-                    self.model.answer_logits(number, NO_PREFIX, whole, answer) / self.temperature
-                )
-            student = (logits / self.temperature).log_softmax(-1)
-            divergence = F.kl_div(
-                student, teacher.log_softmax(-1), reduction="none", log_target=True
-            ).sum(-1)
-            terms["distill"] = _mean(divergence * counted, counted) * self.temperature**2
-        return terms
-
     def _gist(self, z: Tensor, context: Tensor, noise: Noise) -> Tensor:
         """Returns the cross entropy of each text's bytes, predicted from its latents.
 
@@ -263,7 +187,6 @@ class Compress(Objective):
         be predictable without its neighbours; otherwise the encoder learns words as symbols and
         mistakes unseen words for seen ones.
         """
-        assert self.model.gist is not None
         targets = context
         if self.hidden:
             hidden = noise.uniform("hidden", context.shape) < self.hidden
@@ -300,7 +223,7 @@ class Compress(Objective):
     ) -> dict[str, Tensor]:
         """Returns the size in bytes of what each example is answered from."""
         model, text = self.model, (batch["context"] >= 0).sum(1)
-        fixed = {way: wire.size(model.latents, model.wire, way) for way in WIRES}
+        fixed = {way: bytes_of(model.latents, model.wire, way) for way in WIRES}
         fixed |= {"other": model.sent_bytes, "mean": model.sent_bytes, "nothing": 0}
         sizes = {way: torch.full_like(text, count) for way, count in fixed.items()}
         sizes["text"] = text

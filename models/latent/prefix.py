@@ -13,12 +13,11 @@ from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, NonNegativeInt, PositiveInt, with_config
+from pydantic import Field, PositiveInt, with_config
 from torch import Tensor, nn
 from typing_extensions import Doc, TypedDict
 
 from models import halves
-from models.latent import wire
 from models.latent.generation import LayeredPrefix, answer_logits, generate
 from models.layers import (
     Embedding,
@@ -44,15 +43,14 @@ from utils.spec import Spec
 # the 256 bytes and BEGIN, which stands before a text (so that no row is empty) and for hidden bytes
 BYTES, BEGIN = 257, 256
 EPS = 1e-5
-NEARNESS = 1.0  # the logarithm of how strongly queries prefer near positions before training
+LEVELS = {"int8": 127, "int4": 7}  # of a number that is sent
+SCALE_BYTES = 2  # a float16 for each latent, when its numbers are rounded to levels
 
 
 class Gather(nn.Module):
     """Cross-attention from learnt queries to the positions of a text, with or without an MLP."""
 
-    def __init__(
-        self, width: int, heads: int, queries: int, mlp: bool = True, nearness: float = NEARNESS
-    ) -> None:
+    def __init__(self, width: int, heads: int, queries: int, mlp: bool, nearness: float) -> None:
         super().__init__()
         self.heads = heads
         self.queries = nn.Parameter(torch.randn(queries, width))
@@ -107,10 +105,9 @@ class Encoder(nn.Module):
         width: int,
         layers: int,
         heads: int,
-        refiner: int,
-        mlp: bool = True,
-        nearness: float = NEARNESS,
-        dtype: torch.dtype = torch.float32,
+        mlp: bool,
+        nearness: float,
+        dtype: torch.dtype,
     ) -> None:
         """Without `layers` and `mlp`, latents are weighted sums over bytes: a byte contributes the
         same next to any other, so unseen words are spelt like seen ones.
@@ -120,12 +117,9 @@ class Encoder(nn.Module):
         shape = Shape(max(layers, 1), width, heads)  # there may be no block
         self.embed = Embedding(BYTES, width, 1.0)
         self.places = nn.Parameter(torch.randn(positions + 1, width))
-        self.rotary = RotaryEmbedding(
-            width // heads, 0, max(positions + 1, latents), shape.rope_theta, dtype
-        )
+        self.rotary = RotaryEmbedding(width // heads, 0, positions + 1, shape.rope_theta, dtype)
         self.layers = nn.ModuleList(DecoderBlock(shape) for _ in range(layers))
         self.gather = Gather(width, heads, latents, mlp, nearness)
-        self.refiner = nn.ModuleList(DecoderBlock(shape) for _ in range(refiner))
         self.norm, self.to_wire = RMSNorm(width, EPS), Linear(width, wire)
 
     def forward(self, context_BL: Tensor) -> Tensor:
@@ -136,8 +130,6 @@ class Encoder(nn.Module):
         for block in self.layers:
             x = block(x, (cos[: x.shape[1]], sin[: x.shape[1]]), False, seen_BL[:, None, None])
         x = self.gather(x, seen_BL)
-        for block in self.refiner:
-            x = block(x, (cos[: x.shape[1]], sin[: x.shape[1]]), False, None)
         return rms_norm(self.to_wire(self.norm(x)), EPS)
 
 
@@ -185,7 +177,7 @@ class Gist(nn.Module):
     def __init__(self, positions: int, latents: int, wire: int, width: int, heads: int) -> None:
         super().__init__()
         self.places = nn.Parameter(torch.randn(latents, width))
-        self.enter, self.gather = Linear(wire, width), Gather(width, heads, positions)
+        self.enter, self.gather = Linear(wire, width), Gather(width, heads, positions, True, 1.0)
         self.norm, self.head = RMSNorm(width, EPS), Linear(width, BYTES - 1)
 
     def forward(self, z_BMW: Tensor) -> Tensor:
@@ -201,11 +193,6 @@ class EncoderKeys(TypedDict):
     width: Width
     layers: Annotated[int, Field(ge=0, le=1000)]
     heads: Annotated[PositiveInt, Divides("width")]
-    refiner: Annotated[
-        int,
-        Field(ge=0, le=1000),
-        Doc("layers in which latents attend to each other before they are sent"),
-    ]
     mlp: Annotated[bool, Doc("an MLP follows the attention by which latents gather bytes")]
     nearness: Annotated[
         float,
@@ -236,10 +223,7 @@ class Prefix(nn.Module):
         deep: Annotated[
             bool, Doc("adapters also make keys and values for each layer of their model")
         ],
-        gist_width: Annotated[
-            NonNegativeInt,
-            Doc("width of the part that predicts texts from their latents; 0: no such part"),
-        ],
+        gist_width: Annotated[Width, Doc("width of the part that predicts texts from latents")],
         send: Annotated[
             Literal["float16", "int8", "int4"], Doc("how vectors are sent, also in training")
         ] = "float16",
@@ -289,9 +273,7 @@ class Prefix(nn.Module):
         # the root mean square of each model's embeddings
         self.register_buffer("sizes", torch.stack(sizes), persistent=False)
         self.send, self.devices = send, devices
-        self.gist = (
-            Gist(spec.seq_len, latents, wire, gist_width, encoder["heads"]) if gist_width else None
-        )
+        self.gist = Gist(spec.seq_len, latents, wire, gist_width, encoder["heads"])
 
     def spread_out(self, dist: Dist) -> None:
         """Moves each frozen model to its device. Called on all ranks together."""
@@ -302,7 +284,7 @@ class Prefix(nn.Module):
     @property
     def sent_bytes(self) -> int:
         """The size of a text's latents as they are sent."""
-        return wire.size(self.latents, self.wire, self.send)
+        return bytes_of(self.latents, self.wire, self.send)
 
     def net(self, number: int) -> GPT:
         """Returns a frozen model."""
@@ -322,7 +304,7 @@ class Prefix(nn.Module):
         """Returns latents as they arrive. Gradients pass the rounding unchanged; its own gradient
         is 0.
         """
-        return z_BMW + (wire.rounded(z_BMW, self.send) - z_BMW).detach()
+        return z_BMW + (rounded(z_BMW, self.send) - z_BMW).detach()
 
     def adapt(self, number: int, z_BMW: Tensor) -> tuple[Tensor, list[Past]]:
         """Returns a model's prefix, and keys and values for its layers if the adapter is deep."""
@@ -346,6 +328,23 @@ class Prefix(nn.Module):
         return generate(self.net(number), _on_device(before, where), prompt_BL.to(where), count).to(
             prompt_BL.device
         )
+
+
+def rounded(z_BMW: Tensor, way: str) -> Tensor:
+    """Returns the latents as they arrive, rounded."""
+    if way == "float16":
+        return z_BMW.half().to(z_BMW.dtype)
+    most = LEVELS[way]
+    scale = (z_BMW.abs().amax(-1, keepdim=True) / most).half().to(z_BMW.dtype).clamp_min(2**-24)
+    return (z_BMW / scale).round().clamp(-most, most) * scale
+
+
+def bytes_of(latents: int, numbers: int, way: str) -> int:
+    """Returns the size in bytes of so many latents, each of so many numbers."""
+    if way == "float16":
+        return 2 * latents * numbers
+    bits = 8 if way == "int8" else 4
+    return latents * (-(-numbers * bits // 8) + SCALE_BYTES)
 
 
 def _on_device(before: LayeredPrefix, where: torch.device) -> LayeredPrefix:
