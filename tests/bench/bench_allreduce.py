@@ -1,18 +1,12 @@
-"""Gradient reduction on 2 gloo ranks: our buffer, one blocking call per parameter, DDP; and whole
-steps, with FSDP as well.
+"""Gradient reduction on 2 gloo ranks: our buffer, one blocking call per parameter, DDP.
 
     python -m tests.bench.bench_allreduce
 
-In the first table the ways run in turns inside one process group, so that whatever else the machine
-does hits all alike. Each is timed from clearing the gradients until the reduced ones are there, by
-the clock (the slowest rank's time) and in CPU time (that of all ranks), which says more on a loaded
-machine.
-Ours includes its finiteness check, which names the rank and the parameter; DDP has none, so it runs
-a second time followed by the check of the total norm that loops usually make.
-
-In the second each has processes of its own, twice in turns: tokens per second of all ranks in the
-best of them, and the most memory that a rank held in the least. `sync=ddp` and `sync=fsdp` are as a
-run has them, with their checks.
+The ways run in turns inside one process group, so that whatever else the machine does hits all
+alike. Each is timed from clearing the gradients until the reduced ones are there, by the clock (the
+slowest rank's time) and in CPU time (that of all ranks), which says more on a loaded machine. Ours
+includes its finiteness check, which names the rank and the parameter; DDP has none, so it runs a
+second time followed by the check of the total norm that loops usually make.
 """
 
 from __future__ import annotations
@@ -30,28 +24,16 @@ import torch.distributed as c10d
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from models.language.causal_lm import CausalLM
-from models.language.gpt import GPT
-from models.objective import Context, Objective
 from models.recursive.hrm import HRM
 from models.recursive.trm import TRM
-from optim.builtin import adamw
 from optim.sync.allreduce import AllReduce
-from optim.sync.base import Sync
-from optim.sync.ddp import DDP
-from optim.sync.fsdp import FSDP
 from tests.ranks import ROOT, check_ended_well, run_ranks
-from utils.measure.hardware import peak_memory
-from utils.noise import Noise
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
 from utils.spec import Spec
 
 RANKS = 2
 ROUNDS = int(os.environ.get("ROUNDS", "25"))
-ROWS, TOKENS, STEPS = 2, 128, 4
-# what is freed goes back at once, so that what is held is what is needed
-PRECISE = {"MALLOC_MMAP_THRESHOLD_": "1000000"}
 Step = Callable[[Tensor], tuple[float, float]]  # the seconds of a rank by each of CLOCKS
 CLOCKS = {"clock": c10d.ReduceOp.MAX, "CPU": c10d.ReduceOp.SUM}
 
@@ -167,82 +149,6 @@ WAYS: dict[str, Callable] = {
 }
 
 
-def language_model() -> Objective:
-    torch.manual_seed(0)
-    arch: dict[str, Any] = {"num_layers": 6, "hidden_size": 512, "num_heads": 8}
-    return CausalLM(GPT(Spec(vocab_size=8192, seq_len=TOKENS), **arch))
-
-
-class PerParameter(Sync):
-    """One blocking call for each, after backward."""
-
-    def sum_gradients(self) -> None:
-        for parameter in self.parameters.values():
-            self.dist.all_reduce(parameter.grad)
-
-
-SYNCS: dict[str, Callable[[], Any]] = {
-    "allreduce": AllReduce,
-    "ddp": DDP,
-    "fsdp": FSDP,
-    "per parameter": PerParameter,
-}
-
-
-def whole_steps(way: str, dist: Dist) -> None:
-    """Prints tokens per second, and the megabytes that this process has come to hold."""
-    objective, sync = language_model(), SYNCS[way]()
-    wrapped, before = sync.wrap(objective, dist), peak_memory(dist.device)
-    optimizer = adamw(list(sync.parameters.items()), lr=1e-4, fused=True)
-    text = torch.randint(0, 8192, (ROWS, TOKENS + 1), dtype=torch.int32)
-    batch, context = (
-        {"inputs": text[:, :-1], "labels": text[:, 1:]},
-        Context(0.0, Noise(0, 0, range(1), dist.device)),
-    )
-    times = []
-    for _ in range(STEPS + 2):
-        start = Clocks(dist)
-        sync.zero()
-        with sync.backward(last=True):
-            out = wrapped(batch, None, context)
-            out.loss.backward()
-        sync.finish([out.weight])
-        optimizer.step()
-        dist.barrier()
-        times.append(start.passed()[0])
-    print(
-        dist.world_size * ROWS * TOKENS / statistics.median(times[2:]),
-        (peak_memory(dist.device) - before) / 1e6,
-        flush=True,
-    )
-
-
-def table_of_steps() -> None:
-    runs_of: dict[str, list[tuple[float, float]]] = {way: [] for way in SYNCS}
-    for _ in range(2):
-        for way, runs in runs_of.items():
-            ranks = check_ended_well(
-                run_ranks(
-                    RANKS,
-                    ["-m", "tests.bench.bench_allreduce"],
-                    timeout=300,
-                    env={"WAY": way, **PRECISE},
-                )
-            )
-            rows = [tuple(map(float, rank.stdout.split())) for rank in ranks]
-            runs.append((rows[0][0], max(row[1] for row in rows)))
-    size = sum(p.numel() for p in language_model().parameters())
-    print(
-        f"\nwhole steps of a language model of {size / 1e6:.1f}M parameters, {ROWS} rows of"
-        f" {TOKENS} tokens on each of {RANKS} ranks"
-    )
-    for way, runs in runs_of.items():
-        print(
-            f"{way:14} {max(run[0] for run in runs):7.0f} tokens/s  "
-            f" {min(run[1] for run in runs):7.0f} MB more than before training"
-        )
-
-
 def measure(
     dist: Dist, build: Callable[[], nn.Module], tokens: Tensor
 ) -> dict[str, dict[str, list[float]]]:
@@ -265,7 +171,7 @@ def measure(
 
 
 def row(name: str, size: int, clock: str, of_ways: dict[str, list[float]]) -> str:
-    """Returns a row of the first table."""
+    """Returns a row of the table."""
     one, *others = ((statistics.median(ms), min(ms)) for ms in of_ways.values())
     columns = "".join(f"{f'{median:.1f} ({best:.1f})':>15}" for median, best in (one, *others))
     ratios = "".join(
@@ -278,9 +184,6 @@ def one_rank() -> None:
     torch.manual_seed(0)
     dist = distributed.start(device="cpu")
     try:
-        if "WAY" in os.environ:
-            whole_steps(os.environ["WAY"], dist)
-            return
         if dist.is_main:
             print(
                 f"milliseconds, median (best) of {ROUNDS} rounds; ratios of the medians (of the"
@@ -310,7 +213,6 @@ def main() -> None:
             ].stdout,
             end="",
         )
-        table_of_steps()
 
 
 if __name__ == "__main__":

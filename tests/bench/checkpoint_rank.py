@@ -1,7 +1,4 @@
-"""One rank of bench_checkpoint.py: saves, resumes, or does the same with torch's own checkpoints.
-
-It imports the checkout that PYTHONPATH names, which may be one from before.
-"""
+"""One rank of bench_checkpoint.py: saves, resumes, or does the same with torch's checkpoints."""
 
 from __future__ import annotations
 
@@ -27,11 +24,12 @@ from optim.builtin import adamw
 from optim.optimizer_state import OptimizerState
 from optim.sync.base import Sync
 from utils.averages import EMA
-from utils.checkpoint import reader, resume
+from utils.checkpoint import resume
 from utils.checkpoint.registry import Origin, Registry
 from utils.checkpoint.writer import Writer
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
+from utils.transfer import fill
 
 SHARDS, VOCAB, LAYERS, SAVES = 8, 50304, 12, 3
 
@@ -70,12 +68,6 @@ class State:
             weight.grad = None
 
     def _load(self, saved: Any) -> None:
-        try:
-            from utils.transfer import fill
-        except ImportError:  # of a checkout from before
-            for name, weight in self.weights.items():
-                weight.data.copy_(saved[name])
-            return
         for name, weight in self.weights.items():
             fill(weight, saved, name)
 
@@ -196,8 +188,6 @@ def main() -> None:
         distributed.group(dist)
     roles = {"save": save, "load": load, "save_dcp": save_dcp, "load_dcp": load_dcp}
     row = roles[role](folder, width, dist)
-    if dist.is_main and role == "save":
-        print(reader.digest(folder / "run"), file=sys.stderr)
     everyone = [json.loads(text) for text in dist.all_gather_text(json.dumps(row))]
     if dist.is_main:
         print("ROW " + json.dumps(everyone))
