@@ -16,7 +16,7 @@ WIDTH = 384  # of 12 layers; 640: 1.4 GiB of state
 
 
 def main() -> None:
-    width, *counts = map(int, sys.argv[1:] or [WIDTH])
+    width, *counts = map(int, sys.argv[1:] or [str(WIDTH)])
     Path("runs").mkdir(exist_ok=True)  # on the disk of the repository, in a folder that git ignores
     print(
         "| ranks | | stands still, s | published, s | most memory of a save, MiB | files"

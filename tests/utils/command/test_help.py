@@ -28,9 +28,7 @@ def test_help_lists_every_key_of_the_run() -> None:
         ("grad_clip", ["grad_clip=null", "float | group of keys | null"]),
         ("arch.hidden_size", ["arch.hidden_size=512", "int"]),
         ("arch.loss", ["arch.loss.loss_type", "stablemax_cross_entropy"]),
-        ("arch", ["trm", "arch.H_cycles"]),
         ("experiment", ["demo", "shakespeare"]),
-        ("max_steps", ["int | null", "run_name"]),
     ],
 )
 def test_help_for_one_thing(topic: str, says: list[str]) -> None:
@@ -50,6 +48,7 @@ def test_help_knows_what_another_folder_adds(tmp_path: Path) -> None:
     assert text.startswith("arch.num_heads=")
 
 
+@pytest.mark.slow
 def test_help_is_printed_once_and_is_no_error(tmp_path: Path) -> None:
     done = run_line(["--help"], tmp_path, 2)
     assert {rank.returncode for rank in done} == {0}

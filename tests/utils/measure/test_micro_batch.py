@@ -58,11 +58,6 @@ def test_where_nothing_fits_the_line_says_so() -> None:
         largest_that_fits(8, Memory(0), "one shard of 3 examples")
 
 
-def test_other_errors_are_not_swallowed() -> None:
-    with pytest.raises(ZeroDivisionError):
-        largest_that_fits(8, lambda shards: 1 // 0, "one shard")
-
-
 def test_a_failed_attempt_is_freed_before_the_next() -> None:
     """The error's traceback holds the frames of the attempt, and they hold its tensors."""
     alive: list[Any] = []
@@ -100,17 +95,3 @@ def test_nothing_is_tried_where_it_is_known(
     memory = Memory(0)
     assert shards_at_once(config(asked, exact), 3, 8, device, [], memory) == size
     assert memory.tried == []
-
-
-def test_auto_tries_with_the_optimizers_memory_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[torch.Tensor] = []
-
-    def empty_like(tensor: torch.Tensor) -> torch.Tensor:
-        taken.append(torch.zeros(tensor.shape))
-        return taken[-1]
-
-    monkeypatch.setattr(torch, "empty_like", empty_like)
-    memory = Memory(3)
-    assert shards_at_once(config("auto"), 3, 8, CUDA, [torch.ones(1000)], memory) == 2
-    assert memory.tried == [8, 4, 2]
-    assert [len(tensor) for tensor in taken] == [1000, 1000]

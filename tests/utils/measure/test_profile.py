@@ -24,9 +24,3 @@ def test_a_trace_of_a_few_steps_is_written_even_of_a_short_run(taken: int, tmp_p
     assert any(each.get("name") == "aten::dot" for each in events)
     assert said == [f"trace of 2 steps: {tmp_path / 'trace.json'}"]
     assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
-
-
-def test_nothing_is_traced_unless_asked(tmp_path: Path) -> None:
-    with traced(None, tmp_path, print) as step_is_done:
-        step_is_done()
-    assert not [*tmp_path.iterdir()]

@@ -6,7 +6,6 @@ import json
 import re
 
 import numpy as np
-import pytest
 import torch
 
 from tests.ranks import ROOT
@@ -44,30 +43,8 @@ def test_the_guide_s_evaluator_shows_the_first_twenty_examples() -> None:
     assert example["Errors"]().report(example["Errors"]().rows()).files == {}
 
 
-def test_as_many_items_as_fit() -> None:
-    def made(items: list[str]) -> dict[str, str | bytes]:
-        return scene.scene("a", "text", "", items=items)
-
-    kept = json.loads(scene.fitting(["x" * 20_000] * 5, made)["a.scene.json"])["items"]
-    assert len(kept) == 2
-    assert scene.fitting(["x" * scene.MOST], made) == {}
-    assert scene.fitting([], made) == {}
-
-
 def test_scenes_without_room_are_left_out_and_other_files_stay() -> None:
     files = {"a.scene.json": "x" * 60, "b.json": "x" * 999, "c.scene.json": "x" * 50}
     kept, room = scene.within(files, 100)
     assert ([*kept], room) == (["a.scene.json", "b.json"], 40)
     assert scene.within({"d.scene.json": "x" * 40}, room)[1] == 0
-
-
-@pytest.mark.parametrize(
-    ("last", "most", "wanted"),
-    [(1, 32, [1]), (4, 32, [1, 2, 3, 4]), (16, 4, [1, 6, 11, 16]), (9, 1, [9])],
-)
-def test_numbers_are_spread_evenly(last: int, most: int, wanted: list[int]) -> None:
-    assert scene.spread(last, most) == wanted
-
-
-def test_levels_are_one_character_each() -> None:
-    assert scene.levels([-1, 0, 1 / 63, 0.5, 1, 2]) == "AABg//"

@@ -6,15 +6,12 @@ In most scenarios RANK does something that the others do not.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 
-import torch
-
 from utils.command import cli
-from utils.errors import ConfigError, RunError, Stopped
-from utils.ranks import distributed, signals
+from utils.errors import ConfigError, RunError
+from utils.ranks import distributed
 from utils.ranks.distributed import Dist
 
 TIMEOUT_S = 3.0
@@ -25,10 +22,6 @@ def forever(dist: Dist, mine: bool = False) -> None:
     while True:
         dist.sums([1.0])
         time.sleep(0.01)
-
-
-def together(dist: Dist) -> None:
-    dist.barrier()
 
 
 def stuck() -> None:
@@ -86,23 +79,6 @@ def fail_while_others_compute(dist: Dist, mine: bool) -> None:
     stuck()
 
 
-def fork(dist: Dist, mine: bool) -> None:
-    """A child, such as a loader's worker, outlives the rank for a while."""
-    if mine and os.fork() == 0:
-        parent = os.getppid()
-        while os.getppid() == parent:
-            time.sleep(0.1)
-        time.sleep(6)
-        os._exit(0)
-    forever(dist)
-
-
-def hang(dist: Dist, mine: bool) -> None:
-    if mine:
-        stuck()
-    together(dist)
-
-
 def leave(dist: Dist, mine: bool) -> None:
     """Some leave earlier than others; nobody needs them any more."""
     time.sleep(1.5)
@@ -114,36 +90,6 @@ def exit_quietly(dist: Dist, mine: bool) -> None:
     if mine:
         sys.exit(3)
     forever(dist)
-
-
-def stop(dist: Dist, mine: bool) -> None:
-    """The loop of a run: whoever is asked, all stop after the same step."""
-    signals.defer()
-    print("deferred", flush=True)
-    step = 0
-    while not (signum := signals.agreed_signal(dist.sums(signals.flags))):
-        step += 1
-        time.sleep(0.05)
-    print(f"stops after {step}", flush=True)
-    if dist.store is not None:  # ranks that save need it, also when their launcher is gone
-        dist.store.set(f"saved/{dist.rank}", "yes")
-        dist.store.wait([f"saved/{rank}" for rank in range(dist.world_size)])
-    time.sleep(1.7 if mine else 0.2)
-    raise Stopped(signum, f"{signal.Signals(signum).name}: saved step {step}")
-
-
-def ignore(dist: Dist, mine: bool) -> None:
-    """Asked to stop, it does not."""
-    signals.defer()
-    print("deferred", flush=True)
-    forever(dist)
-
-
-def start_slowly(dist: Dist, mine: bool) -> None:
-    """Still starting up: nothing has been deferred."""
-    if dist.is_main:
-        torch.distributed.recv(torch.zeros(1), src=1)  # blocked in C
-    stuck()
 
 
 def scenario() -> None:

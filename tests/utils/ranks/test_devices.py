@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from utils.errors import ConfigError
-from utils.ranks.devices import devices_of, home, most_devices, pick_devices
-from utils.ranks.distributed import Dist
+from utils.ranks.devices import home, pick_devices
 
 
 @pytest.mark.parametrize(
@@ -49,8 +47,3 @@ def test_what_trains_has_the_first_device_to_itself_where_there_are_enough(
     models: int, devices: int, wanted: list[int]
 ) -> None:
     assert [home(number, models, devices) for number in range(models)] == wanted
-
-
-def test_a_cpu_is_one_device() -> None:
-    assert devices_of(Dist(), 3) == [torch.device("cpu")]
-    assert most_devices(Dist()) == 1

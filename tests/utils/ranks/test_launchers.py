@@ -257,8 +257,3 @@ def test_all_ranks_of_a_job_meet_at_one_port_and_other_jobs_elsewhere() -> None:
 )
 def test_first_host_of_a_slurm_list(nodes: str, host: str) -> None:
     assert first_host(nodes) == host
-
-
-def test_an_unreadable_list_is_named() -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        first_host("[")

