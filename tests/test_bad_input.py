@@ -28,79 +28,41 @@ Row = tuple[list[str], str] | tuple[list[str], str, int]
 TABLE: list[Row] = [
     (["lrr=1"], "lrr"),
     (["arch.hiden_size=64"], "arch.hiden_size"),
-    (["+fooo=1"], "fooo"),
-    (["arch=hmr"], "arch"),
     (["experiment=demos"], "experiment"),
     (["lr=fast"], "lr"),
-    (["epochs=1.5"], "epochs"),
-    (["max_steps=ten"], "max_steps"),
-    (["ema=7"], "ema"),
-    (["compile=maybe"], "compile"),
-    (["on_nonfinite=stop"], "on_nonfinite"),
     (["global_batch_size=100"], "global_batch_size"),
-    (["global_batch_size=0"], "global_batch_size"),
     (["eval_interval=3"], "eval_interval"),
     (["expected={metric: x, at: {5: 3}}"], "expected.at"),
     (["micro_batch_size=5"], "micro_batch_size"),
     (["eval_only=true"], "eval_only"),
-    (["plan=true"], "plan"),
     (["plan=auto", "micro_batch_size=96"], "micro_batch_size"),
     (["plan=auto", "plan_cards=8x80"], "plan_cards"),
     (["plan=show", "plan_cards=0x80"], "plan_cards"),
     (["exact=true", "sync=ddp"], "exact"),
-    (["exact=true", "sync=fsdp"], "exact"),
+    (["exact=true"], "exact=true on 3 ranks: with shards=8 it takes 1, 2, 4, 8 ranks", 3),
     (["sync=fsdp", "micro_batch_size=auto"], "micro_batch_size"),
     (["sync=fsdp", "compile=max"], "compile"),
     (["sync=fsdp", "micro_batch_size=96"], "micro_batch_size", 3),
     (["sync=ddp", "sync.bucket_mb=0.5"], "sync.bucket_mb"),
     (["exact=true", "micro_batch_size=1"], "micro_batch_size"),
-    (["keep=0"], "keep"),
-    (["checkpoint_minutes=0"], "checkpoint_minutes"),
     (["~lr"], "lr"),
-    (["~data_paths"], "data_paths"),
-    (["wandb=online"], "wandb"),
-    (["lr=nan"], "lr"),
-    (["data.shards=4"], "data.shards"),
     (["data_paths=[1]"], "data_paths"),
     (["arch=cnn", "puzzle_emb_lr=1"], "puzzle_emb_lr"),
-    (["eval_every_steps=0"], "eval_every_steps"),
-    (["micro_batch_size=all"], "micro_batch_size"),
-    (["beta1=1"], "beta1"),
     (["arch=prefix", "data=qa", "arch.latents=0"], "arch.latents"),
     (["data=mnist", "data_paths=[x]"], "data_paths"),
-    (["arch.puzzle_emb_ndim=abc"], "arch.puzzle_emb_ndim"),
-    (["+experiment=demos"], "experiment"),
     (["lr=1,2"], "lr"),
-    (["lr=="], "lr"),
     (["run_name="], "run_name"),
-    (["run_name=."], "run_name"),
-    (["run_name=.."], "run_name"),
-    (["run_name=' '"], "must"),
     (["run_name=a/../b"], "run_name"),
-    (["objective_metric=-"], "objective_metric"),
-    (["run_name=/a"], "run_name"),
     (["project_name=../x"], "project_name"),
     (["--e=x.pickle"], "e"),
-    (
-        [],
-        "is",
-    ),
     (["checkpoint_path=.."], "checkpoint_path"),
-    (["init_from="], "init_from", 2),
     (["resume="], "resume"),
-    (["resume=null"], "resume"),
     (["checkpoint=", "eval_only=true"], "checkpoint"),
-    (["checkpoint_path="], "checkpoint_path"),
     (["data_path="], "data_path"),
-    (["data_paths=['']"], "data_paths"),
     (["eval_save_outputs=[[a]]"], "eval_save_outputs"),
-    (["lr="], "lr"),
     (["arch=trm", "arch.mlp_t=${oc.env:HOME}"], "arch.mlp_t"),
     (["lr=${oc.env:NO_SUCH_VARIABLE}"], "error"),
     (["lr=${oc.env:NO_SUCH_VARIABLE,'1e-3'}"], "lr"),
-    (["epochs=${oc.decode:'1.5'}"], "epochs"),
-    (["seed=${oc.decode:'-3'}"], "seed"),
-    (["lr=${foo}"], "error"),
     (["lr=???"], "lr"),
     (["arch._target_=os.system"], "arch._target_"),
     (["arch._target_=models.trm.torch.load"], "arch._target_"),
@@ -119,48 +81,28 @@ TABLE: list[Row] = [
     ),
     (["+_target_=os.system"], "_target_"),
     (["lr=${optim.sparse}"], "lr._target_"),
-    (["seed=-1"], "seed"),
-    (["lr=1e400"], "lr"),
     (["arch=cnn", "arch.dropout=[nan,0.1]"], "arch.dropout[0]"),
-    (["timeout_s=nan"], "timeout_s"),
-    (["num_workers=1000000"], "num_workers"),
     (["shards=1000000000"], "shards"),
-    (["epochs=null"], "epochs"),
-    (["optim="], "optim"),
-    (["@"], "@"),
-    (["key="], "key"),
     (["arch.mlp_t=true"], "arch.mlp_t"),
-    (["~lr=3"], "lr"),
     (["run_name=ünïcode"], "run_name"),
     (["optim.dense={}"], "optim.dense"),
-    (["--config-name=nope"], "Cannot"),
     (["--config-dir=/nope"], "config"),
-    (["--experimental-rerun=x.pickle"], "experimental"),
     (["hydra.callbacks.x._target_=os.system"], "hydra.callbacks.x._target_"),
     (["hydra.launcher._target_=os.system", "-m", "seed=0,1"], "hydra.launcher._target_"),
     (["hydra/sweeper=optuna", "-m", "seed=0,1", "hydra.sweeper.trials=0"], "error"),
-    (["hydra/launcher=nope", "-m"], "hydra/launcher"),
     (["hydra.job.chdir=true"], "hydra.job.chdir"),
     (["device=tpu"], "device"),
     (["arch.num_heads=7"], "arch.hidden_size"),
-    (["arch.num_heads=0"], "arch.num_heads"),
-    (["arch.hidden_size=1e9"], "arch.hidden_size"),
     (["arch.loss.loss_type=hinge"], "arch.loss.loss_type"),
-    (["arch.rope_theta=0"], "arch.rope_theta"),
     (["data_path=nowhere"], "data_path", 2),
-    (["data_path=~/mine"], "data_path"),
     (["data_paths=[/,nowhere]"], "data_paths[1]"),
     (["resume=nowhere"], "resume"),
     (["eval_only=true", "checkpoint=nowhere"], "checkpoint"),
     (["checkpoint_path=/etc/passwd/x"], "checkpoint_path"),
-    (["arch=gpt", "data=tokens", "arch.kv_heads=3"], "arch.num_heads"),
     (["arch.hidden_size=16", "init_from=/"], "init_from"),
     (["arch.hidden_size=16", "resume=/"], "resume", 2),
     (["plan=show", "plan_cards=8GB", "arch.hidden_size=16"], "plan_cards"),
-    (["data_path=/", "data_paths=[/]"], "data_path", 2),
-    (["data_paths=[]"], "data_paths"),
     (["evaluators=[arc]"], "evaluators"),
-    (["evaluators=[ark]"], "evaluators"),
     (["evaluators=[{name:arc@ARC,submission_K:3}]"], "evaluators"),
     (["data_path=/"], "data_path"),
     (["arch=cnn"], "arch"),
@@ -168,12 +110,11 @@ TABLE: list[Row] = [
     (["arch=hrm", "data=tokens", "data.embedded.mebibytes=1"], "arch"),
     (["arch=gpt"], "arch"),
     (["data=qa"], "arch.models"),
+    (["experiment=tms_5_2", "arch.target='experiment=tms_target max_stepz=3'"], "arch.target"),
     (["arch=prefix", "data=qa", "arch.models=[nowhere]"], "arch.models[0]"),
     (["arch=cnn", "data=digits", "arch.dropout=[2.0,0.1]"], "arch.dropout"),
     (["objective_metric=eval/accurracy", "arch.hidden_size=16"], "objective_metric"),
     (["eval_save_outputs=[logit]", "arch.hidden_size=16"], "eval_save_outputs"),
-    (["arch.halt_max_steps=1e12"], "arch.halt_max_steps"),
-    (["arch.L_layers=1e9"], "arch.L_layers"),
     (["optim.dense=[]", "arch.hidden_size=16"], "optim.dense"),
     (["optim.dense=[{match: '.*'}]", "arch.hidden_size=16"], "optim.dense[0]"),
     (
@@ -197,7 +138,7 @@ TABLE: list[Row] = [
 
 # each takes a second or two of a process: all of them in `make test-all`
 ROWS = [
-    pytest.param(row, marks=[] if number % 3 == 0 else pytest.mark.slow)
+    pytest.param(row, marks=[] if number % 8 == 0 else pytest.mark.slow)
     for number, row in enumerate(TABLE)
 ]
 
@@ -228,17 +169,6 @@ def test_a_true_process_says_the_same(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-def test_a_line_that_hangs_is_killed(tmp_path: Path) -> None:
-    """One rank of two waits for the other."""
-    (alone,) = run_line(
-        ["seed=1"],
-        tmp_path,
-        env={"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"},
-        limit_s=2,
-    )
-    assert alone.returncode == -9
-
-
 def test_cuda_that_is_absent_is_named(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
@@ -266,6 +196,7 @@ def test_a_damaged_dataset_is_named(tmp_path: Path) -> None:
     assert "all__" in done[0].stderr
 
 
+@pytest.mark.slow
 def test_all_ranks_end_and_rank_0_speaks_first() -> None:
     done = run_ranks(9, ["pretrain.py", "seed=1", "timeout_s=60"], timeout=50)
     assert {rank.returncode for rank in done} == {2}
@@ -273,6 +204,7 @@ def test_all_ranks_end_and_rank_0_speaks_first() -> None:
     assert "shards=8 is less than the 9 ranks" in done[0].stderr
 
 
+@pytest.mark.slow
 def test_torchrun_shows_one_line_of_ours(tmp_path: Path) -> None:
     command = [
         sys.executable,

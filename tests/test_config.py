@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from tests.data.recursive.arc_helpers import built, write_folder
@@ -46,28 +41,6 @@ LINES = {
     "trm_sudoku": TRM_SUDOKU,
     "trm_arc": TRM_ARC,
 }
-
-
-def targets(node: Any) -> Iterator[dict[str, Any]]:
-    """Yields the mappings of a YAML file that have a `_target_`."""
-    if isinstance(node, dict) and "_target_" in node:
-        yield node
-    for each in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        yield from targets(each)
-
-
-@pytest.mark.parametrize("group", ["data"])
-def test_a_default_stands_in_yaml_or_in_a_signature_never_in_both(group: str) -> None:
-    for path in (ROOT / "conf" / group).rglob("*.yaml"):
-        for given in targets(yaml.safe_load(path.read_text())):
-            module, _, name = given["_target_"].rpartition(".")
-            parameters = inspect.signature(getattr(import_module(module), name)).parameters
-            twice = [
-                key
-                for key, parameter in parameters.items()
-                if key in given and parameter.default is not parameter.empty
-            ]
-            assert not twice, f"{path.name}: {given['_target_']}"
 
 
 def test_defaults_are_hrms_recipe() -> None:
@@ -156,13 +129,6 @@ def test_names_of_jobs_fit_file_systems_and_stay_different() -> None:
         assert not set("/: ") & set(name)
 
 
-@pytest.mark.parametrize(
-    ("path", "name"), [(".", None), ("..", None), ("/", "puzzles"), ("a/b/", "b"), ("a/..", None)]
-)
-def test_the_project_has_the_name_of_the_data(path: str, name: str | None) -> None:
-    assert config_of(f"data_path={path}").project_name == (name or Path(path).resolve().name)
-
-
 def test_what_stands_for_a_right_value_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATA", "data/x")
     monkeypatch.setenv("RATE", "1e-3")
@@ -195,37 +161,6 @@ def test_numbers_may_be_written_either_way() -> None:
     assert (cfg.epochs, cfg.lr, cfg.run_name, cfg.eval_interval) == (10000, 1.0, "7", None)
     assert isinstance(cfg.epochs, int)
     assert isinstance(cfg.lr, float)
-
-
-@pytest.mark.parametrize("micro", [96, 192, 768])
-def test_exact_takes_any_limit_that_a_shard_is_within(micro: int) -> None:
-    assert config_of("exact=true", f"micro_batch_size={micro}").micro_batch_size == micro
-
-
-def test_more_ranks_than_shards_is_refused() -> None:
-    assert config_of(ranks=8)
-    with pytest.raises(ConfigError, match="shards=8 is less than the 9 ranks"):
-        config_of(ranks=9)
-
-
-def test_every_default_has_the_type_it_demands() -> None:
-    """Writing the defaults on the command line changes nothing: the check and the defaults
-    agree.
-    """
-    base = config_of("project_name=p", "run_name=r")
-    plain = {
-        str(key): value
-        for key, value in base.items()
-        if isinstance(value, int | float | str) and key != "resume"
-    }
-    assert len(plain) >= 30
-    again = config_of(
-        *(
-            f"{key}={str(value).lower() if isinstance(value, bool) else value}"
-            for key, value in plain.items()
-        )
-    )
-    assert again == base
 
 
 SMALL = {  # for every recipe that has the key

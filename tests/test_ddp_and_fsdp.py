@@ -42,11 +42,11 @@ def cnn(tmp_path_factory: pytest.TempPathFactory) -> Result:
 @pytest.mark.parametrize(
     ("sync", "ranks", "more"),
     [
-        *(("ddp", ranks, []) for ranks in (1, 4)),
-        *(("ddp", ranks, ["micro_batch_size=3"]) for ranks in (2, 3)),
+        ("ddp", 4, []),
+        ("ddp", 3, ["micro_batch_size=3"]),
         ("ddp", 2, ["micro_batch_size=3", "sync.static_graph=true"]),
-        *(("fsdp", ranks, []) for ranks in (1, 3)),
-        *(("fsdp", ranks, ["micro_batch_size=3"]) for ranks in (2, 4)),
+        ("fsdp", 1, []),
+        ("fsdp", 3, ["micro_batch_size=3"]),
     ],
 )
 def test_trm_is_the_same_run(
@@ -56,7 +56,7 @@ def test_trm_is_the_same_run(
 
 
 @slow
-@pytest.mark.parametrize(("sync", "ranks"), [("ddp", 3), ("fsdp", 2), ("fsdp", 4)])
+@pytest.mark.parametrize(("sync", "ranks"), [("ddp", 3), ("fsdp", 2)])
 def test_cnn_is_the_same_run(sync: str, ranks: int, cnn: Result, tmp_path: Path) -> None:
     assert_same_run(
         cnn, train(tmp_path / "run", *CNN, f"sync={sync}", "micro_batch_size=4", ranks=ranks)
@@ -76,10 +76,8 @@ def test_muon_gathers_its_matrices(tmp_path: Path) -> None:
     ("before", "after"),
     [
         pytest.param(("fsdp", 2), ("allreduce", 1), marks=slow),
-        pytest.param(("fsdp", 4), ("allreduce", 2), marks=slow),
         pytest.param(("allreduce", 2), ("fsdp", 4), marks=slow),
         pytest.param(("fsdp", 3), ("fsdp", 2), marks=slow),
-        pytest.param(("ddp", 2), ("fsdp", 1), marks=slow),
     ],
 )
 def test_a_stopped_run_goes_on_in_another_way(
@@ -94,31 +92,6 @@ def test_a_stopped_run_goes_on_in_another_way(
     assert remembered.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(remembered[name], tensor, rtol=0, atol=1e-6)
-
-
-@slow
-def test_a_split_run_is_evaluated(trm: Result, tmp_path: Path) -> None:
-    again = train(
-        tmp_path / "run",
-        *TRM,
-        "eval_only=true",
-        f"checkpoint={trm.directory}",
-        "sync=fsdp",
-        ranks=2,
-    )
-    assert abs(again.series("eval/lm_loss")[-1] - trm.series("eval/lm_loss")[-1]) < 1e-6
-
-
-@slow
-@pytest.mark.parametrize("sync", ["ddp", "fsdp"])
-def test_a_killed_rank_ends_the_other(sync: str, tmp_path: Path) -> None:
-    done = faulty(
-        tmp_path / "run", "kill@objective", 1, 13, *TRM, f"sync={sync}", "timeout_s=8", ranks=2
-    )
-    assert seconds_since(done) < BOUND_S
-    assert [rank.returncode for rank in done] == [1, -9]
-    assert "rank 1 is gone" in done[0].stderr
-    assert done[0].stderr.count("\n") == 1, done[0].stderr
 
 
 @slow

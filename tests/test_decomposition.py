@@ -19,7 +19,6 @@ from tests.runs import (
     Result,
     assert_same_run,
     digest,
-    launched,
     learned,
     stopped,
     train,
@@ -65,8 +64,6 @@ def tms(tms_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
     ("ranks", "more"),
     [
         (3, ["micro_batch_size=12"]),
-        pytest.param(2, [], marks=slow),
-        pytest.param(2, ["sync=ddp"], marks=slow),
         pytest.param(
             3, ["sync=ddp", "sync.find_unused_parameters=true", "micro_batch_size=12"], marks=slow
         ),
@@ -186,65 +183,4 @@ def test_an_interrupted_target_goes_on_and_is_not_made_again(tmp_path: Path) -> 
     assert learned(again) == learned(whole)
     assert latest.parent.parent.joinpath("metrics.jsonl").stat() == before, (
         "the target was made again"
-    )
-
-
-@slow
-def test_two_that_need_one_target_make_it_once(tmp_path: Path) -> None:
-    first = FIRST.format(folder=tmp_path).replace("max_steps=60", "max_steps=600")
-    command = [sys.executable, "pretrain.py", *QUIET, *TMS, f"arch.target='{first}'", *FLOAT32]
-    both = [
-        subprocess.Popen(
-            [*command, f"checkpoint_path={tmp_path}/{name}"],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name in ("one", "other")
-    ]
-    said = [process.communicate(timeout=120) for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    assert sum("arch.target: waiting for" in out for out, _ in said) == 1
-    assert digest(tmp_path / "one") == digest(tmp_path / "other")
-
-
-@slow
-def test_evaluations_and_sweeps_of_decompositions(tms_target: Path, tmp_path: Path) -> None:
-    arguments = [
-        *QUIET,
-        *TMS,
-        f"arch.target={tms_target}",
-        "objective_metric=eval/single/mmcs/linear1",
-    ]
-    sweep = [*arguments, "-m", "arch.loss.minimality=1e-3,1e-2"]
-    done = launched([sys.executable, str(ROOT / "pretrain.py"), *sweep], tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    runs = sorted(path.parent for path in tmp_path.glob("runs/*/*/config.yaml"))
-    assert len(runs) == 2, done.stdout
-    again = [
-        *QUIET,
-        "eval_only=true",
-        f"checkpoint={runs[0]}",
-        f"checkpoint_path={tmp_path}/evaluation",
-    ]
-    check_ended_well(run_ranks(2, ["pretrain.py", *again], 120))
-    tables = [
-        next(folder.glob("evaluations/step_23/features/components.tsv")).read_text()
-        for folder in (runs[0], tmp_path / "evaluation")
-    ]
-    assert tables[0] == tables[1]
-
-
-@slow
-def test_wrong_arguments_of_a_target_are_one_line(tmp_path: Path) -> None:
-    value = "experiment=tms_target max_stepz=3"
-    (done,) = run_ranks(
-        1,
-        ["pretrain.py", *QUIET, *TMS, f"arch.target='{value}'", f"checkpoint_path={tmp_path}/run"],
-    )
-    assert done.returncode == 2
-    assert (
-        done.stderr
-        == f"error: arch.target={value}: max_stepz=3: unknown key; did you mean max_steps?\n"
     )

@@ -311,29 +311,6 @@ def test_a_recipe_begins_with_its_command_and_builds_what_that_reads(recipe: Pat
     assert reads == re.findall(r" --output-dir (\S+)", "\n".join(lines[1:]))
 
 
-def test_ci_runs_what_the_readme_starts_with() -> None:
-    script = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert "make train" in {str(each) for each in ALL if each.where.startswith("README.md")}
-    assert "make train" in script
-
-
 @pytest.mark.parametrize(("name", "most"), [("README.md", 9_000), ("RESULTS.md", 8_000)])
 def test_the_first_pages_are_short(name: str, most: int) -> None:
     assert len((ROOT / name).read_bytes()) <= most
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "python pretrain.py lrr=1",
-        "make tset",
-        "python -m data.build.sudoku --sise 9",
-        "frob x",
-        "mpirun -np 16 python pretrain.py experiment=demo",
-        "sbatch -N2 --ntasks-per-node=8 launch/run.slurm experiment=demo",
-        "sbatch -N2 --gpus-per-node=8 launch/torchrun.slurm experiment=demo",
-    ],
-)
-def test_wrong_commands_are_found(line: str) -> None:
-    with pytest.raises((*WRONG, KeyError)):
-        check(Command("here:1", (), tuple(line.split())))

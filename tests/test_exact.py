@@ -4,13 +4,11 @@ checkpoint.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.ranks import ROOT, run_code, run_ranks
+from tests.ranks import run_code
 from tests.runs import EXACT, QUIET, TINY_CNN, TINY_TRM, Result, digest, learned, train
 
 # Logged seldom, so that sums of metrics are in the checkpoint too; clipped, so that the norm of all
@@ -49,7 +47,9 @@ def alone(
     )
 
 
-@pytest.mark.parametrize("ranks", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (4, 8))]
+)
 def test_digests_and_logged_metrics_are_equal(
     alone: tuple[list[str], Result], ranks: int, tmp_path: Path
 ) -> None:
@@ -78,25 +78,7 @@ def test_exact_computes_the_same_run_as_the_fast_path(
     assert digest(one.directory) != digest(fast.directory)
 
 
+@pytest.mark.slow
 def test_kernels_are_deterministic_in_exact_runs_alone(tmp_path: Path) -> None:
     done = run_code(ONE_AFTER_THE_OTHER, str(tmp_path), *TINY_TRM, *QUIET, "max_steps=1")
     assert done.returncode == 0, done.stderr
-
-
-def test_ranks_that_cannot_be_exact_are_told_which_can() -> None:
-    done = run_ranks(3, ["pretrain.py", *TRM, *QUIET], timeout=60)
-    assert {rank.returncode for rank in done} == {2}
-    assert "exact=true on 3 ranks: with shards=8 it takes 1, 2, 4, 8 ranks" in done[0].stderr
-
-
-def test_the_digest_is_one_line_and_an_error_is_too(
-    alone: tuple[list[str], Result], tmp_path: Path
-) -> None:
-    _, one = alone
-    assert len(digest(one.directory)) == 64
-    command = [sys.executable, "-m", "utils.checkpoint", "digest", str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1

@@ -15,14 +15,10 @@ import pytest
 import torch
 
 from data.latent.answers import LABEL
-from data.latent.qa_files import read_path, split
-from data.tokenizer import FromFile
 from tests.documented import commands
-from tests.making import make_source
-from tests.ranks import ROOT, check_ended_well, run_line, run_ranks
+from tests.ranks import ROOT, check_ended_well, run_line
 from tests.runs import (
     FLOAT32,
-    QUIET,
     TINY_PREFIX,
     Result,
     assert_same_run,
@@ -50,14 +46,13 @@ def alone(reader_folders: list[str], tmp_path_factory: pytest.TempPathFactory) -
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "more"),
     [
         (3, ["micro_batch_size=6"]),
-        pytest.param(2, [], marks=slow),
-        pytest.param(4, [], marks=slow),
-        pytest.param(2, ["sync=ddp"], marks=slow),
-        pytest.param(2, ["sync=fsdp"], marks=slow),
+        (2, ["sync=ddp"]),
+        (2, ["sync=fsdp"]),
     ],
 )
 def test_the_number_of_ranks_changes_nothing(
@@ -74,6 +69,7 @@ def test_the_number_of_ranks_changes_nothing(
     assert json.loads(files[0]) == pytest.approx(json.loads(files[1]))
 
 
+@pytest.mark.slow
 def test_a_run_leaves_answers_and_pictures(alone: Result, reader_folders: list[str]) -> None:
     losses = alone.series("train/loss")
     assert losses[-1] < 0.9 * losses[0], "it learns nothing: the other tests show little"
@@ -200,32 +196,6 @@ def own_question_lines() -> list[list[str]]:
     ]
 
 
-def test_the_example_holds_thirty_questions_and_its_model_is_published_with_its_tokens() -> None:
-    first, _, last = own_question_lines()
-    path = "data/latent/questions.json"
-    assert f"data_path={path}" in first
-    assert f"data_path={path}" in last
-    examples = read_path(str(ROOT / path))["train"]
-    assert len(examples) == 30
-    assert all(each.answers[0] in each.context for each in examples)
-    assert all(split(examples, 0.1).values())
-    source = make_source(
-        "qa_text",
-        global_batch_size=4,
-        epochs=1,
-        data_path=str(ROOT / path),
-        tokenizer="bpe:400",
-        seq_len=192,
-    )
-    assert source.spec.tokenizer is not None
-    published = FromFile("", "", content=source.spec.tokenizer().encode())
-    assert published.begin == source.tokenizer.begin == source.spec.begin_token
-    for each in examples:
-        assert published.encode([each.context])[0].tolist() == (
-            source.tokenizer.encode([each.context])[0].tolist()
-        )
-
-
 @slow
 @pytest.mark.timeout(600)
 def test_a_published_folder_and_a_file_of_ones_own_give_the_table(tmp_path: Path) -> None:
@@ -252,25 +222,3 @@ def test_a_published_folder_and_a_file_of_ones_own_give_the_table(tmp_path: Path
     assert json.loads((tmp_path / "llama-reader/config.json").read_text())["model_type"] == "llama"
     assert "answers to 3 questions, from" in done[0].stdout
     assert "its first bytes, as many as the latents        40" in done[0].stdout
-
-
-@slow
-def test_models_are_made_first(tmp_path: Path) -> None:
-    """By their arguments; another run that needs them finds them."""
-    first = (
-        "experiment=latent_reader max_steps=3 data.stories.train=16 data.stories.facts=3"
-        " arch.hidden_size=16 checkpoint_path={}"
-    )
-    given = (
-        f"arch.models=['{first.format(tmp_path / 'a')}','{first.format(tmp_path / 'b')}"
-        " data.tokenizer=bpe:280']"
-    )
-    run = train(tmp_path / "run", *TINY_PREFIX, *FLOAT32, given, ranks=2)
-    assert (tmp_path / "a" / "checkpoints" / "latest").read_text() == "step_3\n"
-    assert f"- {tmp_path}/b" in (run.directory / "config.yaml").read_text()
-    done = run_ranks(
-        1,
-        ["pretrain.py", *QUIET, *TINY_PREFIX, *FLOAT32, given, f"checkpoint_path={tmp_path}/run"],
-        60,
-    )[0]
-    assert "is finished, 23 steps" in done.stdout

@@ -124,6 +124,7 @@ def test_hosts_join_leave_and_are_lost_and_the_digest_is_that_of_one_process(
     assert digest(there.run) == digest(alone.directory)
 
 
+@pytest.mark.slow
 def test_a_store_prints_its_address_and_ends_when_it_is_asked_to(tmp_path: Path) -> None:
     with hosts(tmp_path) as there:
         assert re.fullmatch(rf"STORE=[^:]+:{there.port}\n", there.output())

@@ -21,7 +21,6 @@ from tests.runs import QUIET, TINY_CNN, TINY_GPT, TINY_PREFIX, TINY_SUDOKU, TINY
 from tests.steps import steps_of, trainer_on
 from utils.command.instantiate import make
 from utils.measure import capacity
-from utils.measure.capacity import DRIVER, UNUSED, Card
 from utils.ranks.distributed import Dist
 
 ALONE = Dist()
@@ -61,7 +60,12 @@ def text_folder(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(params=RUNS)
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=[] if name in ("trm", "tokens", "tms") else pytest.mark.slow)
+        for name in RUNS
+    ]
+)
 def planned(request: pytest.FixtureRequest) -> list[str]:
     """The arguments of a run."""
     line = "\n".join(RUNS[request.param])
@@ -104,25 +108,6 @@ def test_what_is_counted_without_numbers_is_what_a_pass_takes(
     assert sum(real.models) <= real.frozen, "models have no gradients, and nothing remembers them"
 
 
-def test_a_planned_run_is_the_run_of_that_micro_batch_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    choose = capacity.choose
-
-    def on_a_card_for_three_shards(
-        needs: capacity.Needs, cards: object, *given: Any, **keys: Any
-    ) -> capacity.Layout:
-        card = Card(
-            "GPU", int((needs.state(1, False) + needs.passes(3)) / (1 - UNUSED) + DRIVER) + 1
-        )
-        return choose(needs, [card], *given, **keys)
-
-    monkeypatch.setattr(capacity, "choose", on_a_card_for_three_shards)
-    trainer = trainer_on(ALONE, tmp_path, *TINY_GPT, "data.seq_len=512", "plan=auto")
-    assert (trainer.cfg.plan, trainer.cfg.micro_batch_size) == (False, 9)
-    assert [len(shards) for shards in trainer.shard_groups] == [3, 3, 2]
-
-
 @pytest.mark.slow
 def test_plan_show_says_it_once_and_leaves_nothing(tmp_path: Path) -> None:
     line = ["pretrain.py", *QUIET, *TINY_CNN, "plan=show", f"checkpoint_path={tmp_path}/run"]
@@ -135,24 +120,13 @@ def test_plan_show_says_it_once_and_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("cards", ["8x80", "2x24+16"])
-def test_cards_that_are_elsewhere(
-    cards: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cards_that_are_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        trainer_on(ALONE, tmp_path, *TINY_TRM, "plan=show", f"plan_cards={cards}")
-    said = capsys.readouterr().out
-    assert (
-        "torchrun --nproc-per-node 8" if cards == "8x80" else "torchrun --nproc-per-node 3"
-    ) in said
-    assert config_of(*TINY_TRM).plan is False
+        trainer_on(ALONE, tmp_path, *TINY_TRM, "plan=show", "plan_cards=2x24+16")
+    assert "torchrun --nproc-per-node 3" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "planned",
-    [pytest.param(name, marks=() if name == "qa" else pytest.mark.slow) for name in RUNS],
-    indirect=True,
-)
+@pytest.mark.slow
 def test_every_net_and_kind_of_data_has_a_plan(
     planned: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,27 +6,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from types import FunctionType, GeneratorType
 
 import pytest
 
-import pretrain
 from tests.ranks import ROOT
 
 
-def test_no_function_of_the_script_holds_a_generator() -> None:
-    functions = [
-        value
-        for value in (vars(pretrain) | vars(pretrain.Trainer)).values()
-        if isinstance(value, FunctionType) and value.__module__ == "pretrain"
-    ]
-    assert {"train", "evaluate"} <= {function.__name__ for function in functions}
-    for function in functions:
-        held = [cell.cell_contents for cell in function.__closure__ or ()]
-        held += [inner for value in held for inner in getattr(value, "__dict__", {}).values()]
-        assert not any(isinstance(value, GeneratorType) for value in held), function.__name__
-
-
+@pytest.mark.slow
 def test_the_task_function_can_be_sent_to_another_process() -> None:
     cloudpickle = pytest.importorskip("cloudpickle")
     # under a name that nobody can import, as `__main__` is one that stands for something else

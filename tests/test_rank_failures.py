@@ -67,20 +67,6 @@ def test_a_loader_process_that_is_killed_is_one_line(
     goes_on(tmp_path / "run", undisturbed_pair)
 
 
-@pytest.mark.slow
-def test_an_error_is_reported_before_files_are_closed(
-    undisturbed_pair: Result, tmp_path: Path
-) -> None:
-    """Else the others would give up on this rank, and the run would end as one that hangs."""
-    done = faulty(tmp_path / "run", "raise-stuck@objective", 0, 12, *TROUBLED, ranks=2)
-    assert seconds_since(done) < BOUND_S
-    assert {rank.returncode for rank in done} == {1}
-    assert done[0].stderr.startswith("error on rank 0: ZeroDivisionError: a planted error\n")
-    assert done[1].stderr == ""
-    assert "a planted error" in status(tmp_path / "run")["reason"]
-    goes_on(tmp_path / "run", undisturbed_pair)
-
-
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_killed_rank_is_named_and_the_run_goes_on(
     rank: int, undisturbed_pair: Result, tmp_path: Path

@@ -4,20 +4,15 @@ digests and logged metrics.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.ranks import check_ended_well, run_ranks
 from tests.runs import (
     EXACT,
-    FLOAT32,
     INTERRUPTED,
-    QUIET,
     STOPPED,
-    TINY_CNN,
     TINY_TRM,
     Result,
     digest,
@@ -44,14 +39,6 @@ def test_a_stopped_run_goes_on_to_the_same_bits(undisturbed: Result, tmp_path: P
     assert learned(again) == learned(undisturbed)
     assert status(tmp_path / "run")["state"] == "finished"
     assert [path.name for path in tmp_path.iterdir()] == ["run"], "nothing is moved aside"
-
-
-@pytest.mark.slow
-def test_two_ranks_without_loader_processes_too(undisturbed_pair: Result, tmp_path: Path) -> None:
-    stopped(tmp_path / "run", *INTERRUPTED, "num_workers=0", ranks=2)
-    assert digest(
-        train(tmp_path / "run", *INTERRUPTED, "num_workers=2", ranks=2).directory
-    ) == digest(undisturbed_pair.directory)
 
 
 @pytest.mark.parametrize(
@@ -133,44 +120,6 @@ def test_a_damaged_newest_checkpoint_is_named_and_skipped(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("before", "after", "arguments"),
-    [
-        (2, 2, ["sync=fsdp"]),
-        (3, 2, ["sync=fsdp"]),
-        (4, 2, ["arch.puzzle_emb_sharded=true"]),
-        (4, 3, []),
-    ],
-)
-def test_a_damaged_byte_is_seen_in_every_file(
-    before: int, after: int, arguments: list[str], tmp_path: Path
-) -> None:
-    """Whichever ranks read the file, and whichever wrote it."""
-    command = [*INTERRUPTED, *arguments, "checkpoint_interval=4"]
-    stopped(tmp_path / "run", *command, ranks=before)
-    for file in sorted((tmp_path / "run" / "checkpoints" / "step_10").glob("*.safetensors")):
-        shutil.copytree(tmp_path / "run", tmp_path / file.name)
-        damaged = tmp_path / file.name / "checkpoints" / "step_10" / file.name
-        content = bytearray(damaged.read_bytes())
-        content[-1] ^= 1
-        damaged.write_bytes(content)
-        again = train(tmp_path / file.name, *command, "max_steps=11", ranks=after)
-        assert f"step_10 is damaged ({file.name}" in again.stdout
-        assert "continued at step 8" in (tmp_path / file.name / "log.txt").read_text()
-
-
-@pytest.mark.slow
-def test_a_run_without_a_checkpoint_begins_again_in_its_place(
-    undisturbed: Result, tmp_path: Path
-) -> None:
-    (done,) = faulty(tmp_path / "run", "kill@objective", 0, 9, *INTERRUPTED)
-    assert done.returncode == -9
-    again = train(tmp_path / "run", *INTERRUPTED)
-    assert learned(again) == learned(undisturbed)
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-@pytest.mark.slow
 def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
     """The best by a metric that grows from step to step is the first; by one that falls, the
     last.
@@ -190,25 +139,3 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
     checkpoints = tmp_path / "run" / "checkpoints"
     assert (checkpoints / "best").read_text() == f"step_{best}\n"
     assert {path.name for path in checkpoints.glob("step_*")} == {f"step_{best}", "step_60"}
-
-
-@pytest.mark.slow
-def test_the_cnn_with_dropout_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    arguments = [*TINY_CNN, *FLOAT32, "max_steps=20"]
-    one = train(tmp_path / "undisturbed", *arguments)
-    first = train(tmp_path / "run", *arguments, "max_steps=7", "checkpoint_interval=7")
-    assert first.rows
-    again = train(tmp_path / "run", *arguments, ranks=1)
-    for name, tensor in one.weights().items():
-        assert torch.equal(again.weights()[name], tensor), name
-
-
-@pytest.mark.slow
-def test_all_ranks_get_the_same_start(tmp_path: Path) -> None:
-    """Rank 0 alone looks at the disk; the others hear of it."""
-    stopped(tmp_path / "run", *INTERRUPTED, ranks=2)
-    done = check_ended_well(
-        run_ranks(2, ["pretrain.py", *QUIET, f"checkpoint_path={tmp_path}/run", *INTERRUPTED])
-    )
-    assert "continued at step 10" in done[0].stdout + (tmp_path / "run" / "log.txt").read_text()
-    assert done[1].stdout == ""

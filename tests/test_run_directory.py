@@ -4,7 +4,6 @@ directory.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,12 +13,10 @@ from pathlib import Path
 import pytest
 
 import pretrain
-from tests.ranks import check_ended_well, run_ranks
-from tests.runs import QUIET, Result, config_of, digest, status, train
-from utils.errors import ConfigError, RunError
+from tests.ranks import run_ranks
+from tests.runs import Result, config_of, digest, status
+from utils.errors import RunError
 from utils.measure import hardware
-from utils.ranks import distributed
-from utils.ranks.distributed import Dist
 from utils.rundir.directory import RunDirectory
 from utils.rundir.folders import Lock
 
@@ -84,12 +81,6 @@ def test_a_start_beside_a_live_run_is_refused_before_it_reads_anything(tmp_path:
     assert os.listdir(tmp_path / "x") == ["checkpoints"]
 
 
-def test_a_run_that_is_refused_for_something_else_leaves_nothing(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="resume=nowhere"):
-        do("resume=nowhere", "run_name=x")
-    assert os.listdir(folder.parent.parent) == []
-
-
 @pytest.mark.slow
 def test_an_evaluation_leaves_the_training_alone(folder: Path) -> None:
     do("run_name=x")
@@ -106,46 +97,8 @@ def test_an_evaluation_leaves_the_training_alone(folder: Path) -> None:
     assert status(folder / "x")["state"] == status(folder / "x-evaluation")["state"] == "finished"
 
 
-def test_an_evaluation_is_named_after_its_run() -> None:
-    evaluates = ["eval_only=true", "checkpoint=somewhere"]
-    for name, job in (([], None), (["run_name=x"], ["seed=3"])):
-        assert (
-            config_of(*SMALL, *name, *evaluates, job=job).run_name
-            == config_of(*SMALL, *name, job=job).run_name + "-evaluation"
-        )
-
-
-@pytest.mark.slow
-def test_all_ranks_of_an_evaluation_write_into_one_directory(tmp_path: Path) -> None:
-    """Also in a sweep."""
-    train(tmp_path / "x", *SMALL)
-    evaluates = [
-        f"checkpoint={tmp_path}/x",
-        f"checkpoint_path={tmp_path}/y",
-        "eval_only=true",
-        "eval_save_outputs=[answer]",
-    ]
-    check_ended_well(
-        run_ranks(
-            2,
-            [
-                "pretrain.py",
-                "-m",
-                "seed=0,1",
-                *SMALL,
-                *QUIET,
-                *evaluates,
-                f"hydra.sweep.dir={tmp_path}/sweep",
-            ],
-        )
-    )
-    for name in ("y", "y-2"):
-        assert len(list((tmp_path / name).glob("step_3_*_preds.?.safetensors"))) == 2
-        assert Result(tmp_path / name).series("eval/accuracy")
-
-
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("take", [shutil.rmtree, lambda path: path.rename(path.with_name("y"))])
+@pytest.mark.parametrize("take", [shutil.rmtree])
 def test_a_directory_that_goes_away_ends_the_run(
     step: int, take: Callable[[Path], None], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,17 +120,3 @@ def test_a_directory_that_goes_away_ends_the_run(
     ):
         do("run_name=x", "eval_save_outputs=[answer]")
     assert not (folder / "x").exists(), "nothing is made again"
-
-
-def test_a_rank_that_fails_as_the_run_begins_marks_it_failed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class OtherDies(Dist):
-        def all_gather_text(self, text: str) -> list[str]:
-            return [text, "killed" if (folder / "x" / "status.json").exists() else text]
-
-    monkeypatch.setattr(distributed, "start", lambda *_: OtherDies())
-    with pytest.raises(Exception, match="rank 1: killed"):
-        do("run_name=x")
-    assert json.loads((folder / "x" / "status.json").read_text())["state"] == "failed"
-    assert not list(folder.glob(".*"))

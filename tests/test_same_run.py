@@ -5,10 +5,6 @@ behind.
 from __future__ import annotations
 
 import math
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from tests.ranks import ROOT, run_ranks
+from tests.ranks import run_ranks
 from tests.runs import (
     FLOAT32,
     QUIET,
@@ -25,7 +21,6 @@ from tests.runs import (
     TINY_TRM,
     Result,
     assert_same_run,
-    torchrun,
     train,
 )
 
@@ -44,7 +39,9 @@ def cnn(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return train(tmp_path_factory.mktemp("cnn") / "run", *TINY_CNN, "max_steps=24")
 
 
-@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "ranks", [3, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 4))]
+)
 def test_trm_is_the_same_run_at_any_number_of_ranks(
     trm: Result, ranks: int, tmp_path: Path
 ) -> None:
@@ -53,6 +50,7 @@ def test_trm_is_the_same_run_at_any_number_of_ranks(
     assert scenes(trm) == scenes(other) != {}, "the report page shows the same boards"
 
 
+@pytest.mark.slow
 def test_guessing_is_the_same_run_at_three_ranks(tmp_path: Path) -> None:
     one = train(tmp_path / "one", *TINY_SUDOKU)
     other = train(tmp_path / "run", *TINY_SUDOKU, ranks=3)
@@ -211,63 +209,3 @@ def test_a_step_that_is_not_finite_is_refused_on_all_ranks(policy: str, tmp_path
     assert "the gradient is not finite, first seen in model." in text
     assert "on rank 0, 1" in text
     assert {rank.returncode for rank in done} == ({1} if policy == "raise" else {0}), text
-
-
-@pytest.mark.slow
-def test_multirun_under_torchrun_makes_one_directory_per_job(tmp_path: Path) -> None:
-    tiny = [a for a in TINY_TRM if not a.startswith("seed")]
-    done = torchrun(2, "-m", "seed=0,1", "max_steps=2", *tiny, *QUIET, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    runs = sorted(path.name for path in (tmp_path / "runs" / "puzzles").iterdir())
-    assert len(runs) == 2, runs
-    assert {
-        yaml.safe_load((tmp_path / "runs" / "puzzles" / name / "config.yaml").read_text())["seed"]
-        for name in runs
-    } == {0, 1}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["multirun", "puzzles"]
-
-
-def test_every_rank_returns_rank_0s_metric(tmp_path: Path) -> None:
-    """A sweeper gets it; a rank's own suggestion (here another seed) gives way to rank 0's."""
-    overrides = [*TINY_TRM, *QUIET, "max_steps=3", f"checkpoint_path={tmp_path}/run"]
-    code = (
-        "import os, sys; from hydra import compose, initialize; import pretrain; from utils.command"
-        " import config\n"
-        "from utils.ranks import distributed, launchers\n"
-        "initialize(config_path='conf', version_base='1.3').__enter__()\n"
-        f"raw = compose('pretrain', {overrides!r} + ['seed=' + os.environ['RANK']])\n"
-        "choices = {'arch': 'trm', 'data': 'puzzles', 'optim': 'adam_atan2', 'sync': 'allreduce'}\n"
-        "launch = launchers.detect(os.environ)\n"
-        # its own may not even be right
-        "value = pretrain.pretrain(raw if launch.rank else config.resolve(raw, choices, launch))\n"
-        "print('METRIC', value, flush=True); distributed.stop(); os._exit(0)"
-    )
-    done = run_ranks(2, ["-c", code], timeout=90)
-    values = [
-        line for rank in done for line in rank.stdout.splitlines() if line.startswith("METRIC")
-    ]
-    assert len(values) == 2, done[0].stderr + done[1].stderr
-    assert values[0] == values[1] != "METRIC None"
-
-
-def test_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "pretrain.py",
-        *TINY_TRM,
-        *QUIET,
-        "max_steps=100000",
-        f"checkpoint_path={tmp_path}/run",
-    ]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size):
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert "Traceback" not in stderr

@@ -16,12 +16,10 @@ from tests.runs import (
     QUIET,
     STOPPED,
     TINY_TRM,
-    TORCHRUN,
     TROUBLED,
     Result,
     digest,
     faulty,
-    launched,
     status,
     stopped,
     train,
@@ -52,6 +50,7 @@ def test_a_finished_run_says_so(undisturbed: Result) -> None:
     assert (undisturbed.directory / "metrics.jsonl").read_text() == files
 
 
+@pytest.mark.slow
 def test_the_last_step_is_saved_before_its_evaluation(tmp_path: Path) -> None:
     """An evaluation that fails leaves the trained weights; the same command does what is left."""
     short = [*TINY_TRM, *FLOAT32, "max_steps=3", "eval_interval=null"]
@@ -125,44 +124,6 @@ def test_resume_false_moves_the_former_run_aside(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("before_it_begins", [False, True])
-def test_resume_false_under_a_launcher_that_starts_again(
-    before_it_begins: bool, undisturbed: Result, tmp_path: Path
-) -> None:
-    """The old run is moved aside once, also where the first attempt does not come so far."""
-    stopped(tmp_path / "run", *INTERRUPTED)
-    fault = ["raise@data", "0", "0"] if before_it_begins else ["kill@objective", "0", "12"]
-    command = [
-        *TORCHRUN,
-        "--nproc-per-node",
-        "1",
-        "--max-restarts",
-        "1",
-        "-m",
-        "tests.faults",
-        *fault,
-        *QUIET,
-    ]
-    done = launched(
-        [
-            *command,
-            f"checkpoint_path={tmp_path}/run",
-            *INTERRUPTED,
-            "checkpoint_interval=5",
-            "resume=false",
-        ]
-    )
-    assert done.returncode == 0, done.stderr
-    assert "FAULT" in done.stdout
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.old-1"]
-    assert (tmp_path / "run.old-1" / "checkpoints" / "latest").read_text() == "step_10\n"
-    assert (
-        "continued at step" in (tmp_path / "run" / "log.txt").read_text()
-    ) is not before_it_begins
-    assert digest(tmp_path / "run") == digest(undisturbed.directory)
-
-
-@pytest.mark.slow
 def test_resume_path_goes_on_there_and_then_from_its_own(
     undisturbed: Result, tmp_path: Path
 ) -> None:
@@ -181,20 +142,6 @@ def test_resume_path_goes_on_there_and_then_from_its_own(
     assert not (tmp_path / "other.old-1").exists()
 
 
-@pytest.mark.slow
-def test_a_path_without_a_whole_checkpoint_is_refused(undisturbed: Result, tmp_path: Path) -> None:
-    assert f"resume={tmp_path}/nowhere" in refusal(
-        tmp_path / "run", *INTERRUPTED, f"resume={tmp_path}/nowhere"
-    )
-    save_file({"x": torch.ones(1)}, tmp_path / "bare.safetensors")
-    assert "init_from" in refusal(
-        tmp_path / "run", *INTERRUPTED, f"resume={tmp_path}/bare.safetensors"
-    )
-    assert refusal(
-        tmp_path / "run", *INTERRUPTED, f"init_from={tmp_path}/bare.safetensors"
-    ).startswith(f"error: init_from={tmp_path}/bare")
-
-
 def test_a_run_without_a_whole_checkpoint_is_not_begun_again_unasked(
     undisturbed: Result, tmp_path: Path
 ) -> None:
@@ -209,13 +156,6 @@ def test_a_run_without_a_whole_checkpoint_is_not_begun_again_unasked(
         " all that aside and begin again\n"
     )
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
-
-
-def test_other_data_is_refused(undisturbed: Result, tmp_path: Path) -> None:
-    meta = undisturbed.directory / "config.yaml"
-    assert "train: 64" in meta.read_text()
-    line = refusal(undisturbed.directory, *INTERRUPTED, "data.embedded.train=48")
-    assert "data.embedded.train=48" in line
 
 
 @pytest.mark.slow
@@ -307,21 +247,3 @@ def test_two_ranks_go_back_together(undisturbed_pair: Result, tmp_path: Path) ->
         assert {rank.returncode for rank in done} == {2}
         assert "".join(rank.stderr for rank in done).count("\n") == 1
         assert "no checkpoint there fits (step_23: " in done[0].stderr
-
-
-@pytest.mark.slow
-def test_its_own_directory_named_by_resume(undisturbed: Result, tmp_path: Path) -> None:
-    """The run that goes on is its own, in its place; and says what a new length does to the
-    learning rate.
-    """
-    run = shutil.copytree(undisturbed.directory, tmp_path / "run")
-    line = refusal(run, *INTERRUPTED, "lr_min_ratio=0.1")
-    assert "lr_min_ratio=0.1" in line
-    short = train(tmp_path / "short", *INTERRUPTED, "lr_min_ratio=0.1", "max_steps=9")
-    longer = train(short.directory, *INTERRUPTED, "lr_min_ratio=0.1", f"resume={short.directory}")
-    assert (
-        "the learning rate jumps at step 9 from 0.001 to 0.00"
-        in (longer.directory / "log.txt").read_text()
-    )
-    assert longer.rows[-1]["step"] == 23
-    assert not (tmp_path / "short.old-1").exists()

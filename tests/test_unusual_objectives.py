@@ -15,13 +15,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import pretrain
-from data.digits.images import ImageSource
 from data.source import RunSettings
 from optim.replicas import sha256
 from tests.ranks import Completed, assert_one_line, check_ended_well, run_module
 from tests.ranks_unusual_objectives import HIDDEN, KINDS, LogOfSum, Net
 from tests.runs import QUIET, Result, config_of, digest
-from utils.checkpoint.registry import Registry
 from utils.command.instantiate import make
 
 slow = pytest.mark.slow
@@ -146,13 +144,6 @@ def test_totals_of_one_rank_would_be_noticed(reference, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
-def test_totals_go_with_a_wrapped_objective(reference, tmp_path: Path) -> None:
-    """Micro-batches and statistics under PyTorch's DDP."""
-    result = trained("totals", tmp_path / "run", "micro_batch_size=8", "sync=ddp", ranks=2)
-    assert far(result.weights(), reference[1]) < 1e-12
-
-
 @pytest.mark.parametrize("ranks", [pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 4)])
 def test_totals_are_exact(alone, ranks: int, tmp_path: Path) -> None:
     one = alone("totals", tmp_path / "one", "exact=true", FLOAT32)
@@ -266,41 +257,11 @@ def test_a_rank_with_another_file_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_a_source_enters_where_its_shards_go_on(
-    alone: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken: dict[int, Mapping[str, Tensor]] = {}
-
-    def register_state(self: ImageSource, saved: Registry) -> None:
-        def cursors() -> dict[int, dict[str, Tensor]]:
-            return {
-                shard: {"row": torch.tensor([100 * shard + saved.run_state.step])}
-                for shard in range(8)
-            }
-
-        saved.add_by_shard(
-            "cursor",
-            cursors,
-            taken.update,
-            lambda shard, step: {"row": torch.zeros(1, dtype=torch.int64)},
-        )
-
-    monkeypatch.setattr(ImageSource, "register_state", register_state)
-    alone("prepared", tmp_path / "run", "max_steps=3")
-    assert not taken
-    alone("prepared", tmp_path / "run", "max_steps=5")
-    assert {shard: int(tensors["row"]) for shard, tensors in taken.items()} == {
-        shard: 100 * shard + 3 for shard in range(8)
-    }
-
-
 @pytest.mark.parametrize(
     ("what", "ranks", "line"),
     [
         ("mean", 1, "MeanError.forward: the loss of a shard is"),
-        pytest.param("mean", 2, "MeanError.forward: the loss of a shard is", marks=slow),
-        pytest.param("dropout", 3, "draws from the global generator of PyTorch", marks=slow),
-        ("dropout", 2, "draws from the global generator of PyTorch"),
+        pytest.param("dropout", 2, "draws from the global generator of PyTorch", marks=slow),
         pytest.param("misnamed", 4, "Misnamed.headline=eval/acuracy: not known", marks=slow),
     ],
 )
