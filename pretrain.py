@@ -324,8 +324,6 @@ class Trainer:
         }
         run.begin(text, wandb, saved_step, self.run_state.evaluation_due, facts, cfg.report)
         run.say(f"{cfg.run_name}: {size:,} parameters, {self.total_steps:,} steps on {data}")
-        if self.source.spec.epoch:
-            run.say(self.source.spec.epoch)
         run.say(hardware.describe(self.dist, objective.dtype))
 
     def train(self) -> None:

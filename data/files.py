@@ -37,10 +37,15 @@ def read_json(path: Path, kind: TypeAdapter[T]) -> T:
     """Reads a JSON file of a kind. Raises ValueError for the first value that is wrong, OSError if
     it cannot be read.
     """
+    return parse_json(read_bytes(path, LARGEST_JSON), kind, strict=True)
+
+
+def parse_json(content: bytes, kind: TypeAdapter[T], strict: bool = False) -> T:
+    """Reads JSON of a kind. Raises ValueError for the first value that is wrong."""
     try:
-        return kind.validate_json(read_bytes(path, LARGEST_JSON), strict=True)
+        return kind.validate_json(content, strict=strict)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
-        named = f"{place}={short(first['input'])}: " if place else ""
-        raise ValueError(named + first["msg"]) from None
+        value = "" if first["type"] == "missing" else f"={short(first['input'])}"
+        raise ValueError(f"{place}{value}: {first['msg']}" if place else first["msg"]) from None

@@ -98,8 +98,6 @@ class UniformSteps:
         self._visits = items * (interval or 1)
         self._width = visits_per_step
         self._steps = self._visits // visits_per_step if interval else None
-        # visits at the end of an iteration that do not fill a step
-        self.left_out = self._visits - self._steps * visits_per_step if self._steps else 0
         self.total = (
             self._steps * (epochs // interval) if epochs and interval and self._steps else 0
         )

@@ -44,7 +44,6 @@ class Spec:
     # returns the tokenizer.json to publish with the net
     tokenizer: Callable[[], str] | None = field(default=None, compare=False, repr=False)
     name: str = field(default="the data", compare=False)  # shown to the user
-    epoch: str = field(default="", compare=False)  # what an epoch visits, shown to the user
 
     def __getattr__(self, name: str) -> Any:
         """Called for facts that this data does not have."""

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from data.language.text_files import check_file
 from utils.errors import ConfigError, brief
 
 SPLITS = ("train", "test")
@@ -99,7 +98,6 @@ def read_csv(path: Path, without: str = "") -> Iterator[Row]:
             f"--input-dir {path.parent}: no {path.name} there; give a folder that holds train.csv"
             f" and test.csv, or test.csv alone{without}"
         )
-    check_file(str(path), path)
     # with a byte order mark or without
     with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
         reader = csv.DictReader(file)

@@ -30,10 +30,10 @@ import numpy as np
 from data.bpe import train_bpe
 from data.build.common import Parser, whole
 from data.build.workers import in_order, progress
-from data.language.text_files import Field, check_file, read_file, text_of
+from data.language.text_files import Documents, HubTexts, read_file
 from data.language.token_files import bin_header
 from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes
-from utils.errors import ConfigError, brief, exit_status
+from utils.errors import ConfigError, RankError, brief, exit_status
 from utils.files import write_whole
 
 PART = 32 << 20  # bytes of text whose tokens make one file
@@ -65,35 +65,15 @@ def find_files(key: str, inputs: Sequence[str]) -> list[Path]:
             f"{key} {' '.join(inputs)}: holds no files; give text, .jsonl or .parquet files, or a"
             " folder of them"
         )
-    for path in paths:
-        check_file(f"{key} {path}", path)
     return paths
 
 
 def read_files(paths: Sequence[Path], field: str) -> Iterator[Document]:
     """Yields documents: lines of .jsonl, rows of .parquet, and other files whole."""
     for path in paths:
-        for _, text, size in read_file(f"--input {path}", path, Field(field, f"--field {field}")):
+        for _, text, size in read_file(f"--input {path}", path, field):
             if text:
                 yield text, size
-
-
-def read_hub(name: str, split: str, field: str) -> Iterator[Document]:
-    """Yields the rows of a dataset on the hub, or of a folder that `datasets` reads."""
-    from datasets import load_dataset
-
-    try:
-        for number, row in enumerate(load_dataset(name, split=split, streaming=True)):
-            where = f"--hub {name}: row {number}"
-            if text := text_of(where, row, Field(field, f"--field {field}")):
-                yield text, len(text)
-    except ConfigError:
-        raise
-    except Exception as error:  # whatever the hub's client raises, the user's way out is the same
-        raise ConfigError(
-            f"--hub {name}: split {split} cannot be loaded ({brief(error)}); download it and use"
-            " --input"
-        ) from None
 
 
 def split_documents(
@@ -221,11 +201,11 @@ def build(options: argparse.Namespace) -> str:
     single = len(paths) == 1 and paths[0].suffix.lower() not in (".jsonl", ".parquet")
 
     def documents() -> Iterator[tuple[str, str, int]]:
-        read = (
-            read_files(paths, options.field)
-            if paths
-            else read_hub(options.hub, options.split, options.field)
-        )
+        if paths:
+            read = read_files(paths, options.field)
+        else:
+            texts = Documents(HubTexts("--hub ", options.hub, options.split, options.field))
+            read = ((text, len(text)) for text in texts if text)
         return split_documents(read, options.val_share, single)
 
     try:
@@ -404,7 +384,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status 0, or 2 and one line about what is wrong."""
-    return exit_status(lambda: build(parser().parse_args(arguments)))
+    wrong = (ConfigError, RankError)  # the latter if a hub cannot be reached any more
+    return exit_status(lambda: build(parser().parse_args(arguments)), wrong)
 
 
 if __name__ == "__main__":

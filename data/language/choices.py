@@ -4,20 +4,19 @@ the number of the right one as `label`.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-from typing_extensions import Doc
+from pydantic import Field, NonNegativeInt, TypeAdapter
+from typing_extensions import Doc, TypedDict
 
-from data.language.text_files import check_file
+from data.files import parse_json
 from data.source import IGNORE, Arrays
 from data.tokenizer import Tokenizer
 from utils.command.marks import A_PATH, SAME_RUN
-from utils.errors import ConfigError, brief, short
-from utils.files import open_plain
+from utils.errors import ConfigError, brief
+from utils.files import read_bytes
 
 # the key of a source whose evaluations answer such questions
 ChoicesFile = Annotated[
@@ -32,6 +31,15 @@ ChoicesFile = Annotated[
 FORM = '{"ctx": "…", "endings": ["…", "…"], "label": 0}'
 
 
+class _Question(TypedDict):
+    ctx: str
+    endings: Annotated[list[Annotated[str, Field(pattern=r"\S")]], Field(min_length=2)]
+    label: NonNegativeInt  # a number in HellaSwag's own files, a text in those of the hub
+
+
+QUESTION = TypeAdapter(_Question)
+
+
 class Choices:
     """Each example is a question with all its endings, one row each, padded to one length.
 
@@ -43,19 +51,19 @@ class Choices:
         self._where = f"data.choices={path}"
         questions = _read(self._where, Path(path))
         begin = [] if tokenizer.begin is None else [tokenizer.begin]
-        contexts = tokenizer.encode([context for context, _, _ in questions])
-        self._answers = np.array([answer for _, _, answer in questions], np.int64)
+        contexts = tokenizer.encode([each["ctx"] for each in questions])
+        self._answers = np.array([each["label"] for each in questions], np.int64)
         # for each question and ending: all tokens, and how many of them are the ending's
         self._rows: list[list[tuple[np.ndarray, int]]] = []
         self._bytes: list[list[int]] = []
-        for context, (_, endings, _) in zip(contexts, questions, strict=True):
+        for context, each in zip(contexts, questions, strict=True):
             before = np.concatenate([begin, context])
             rows = []
-            for ending in tokenizer.encode([f" {text}" for text in endings]):
+            for ending in tokenizer.encode([f" {text}" for text in each["endings"]]):
                 tokens = np.concatenate([before, ending])[-seq_len - 1 :]
                 rows.append((tokens.astype(np.int32), min(len(ending), len(tokens) - 1)))
             self._rows.append(rows)
-            self._bytes.append([len(text.encode(errors="surrogatepass")) for text in endings])
+            self._bytes.append([len(text.encode()) for text in each["endings"]])
         self._most = max(map(len, self._rows))
         self._length = max(len(tokens) for rows in self._rows for tokens, _ in rows) - 1
 
@@ -83,40 +91,29 @@ class Choices:
         }
 
 
-def _read(where: str, path: Path) -> list[tuple[str, Sequence[str], int]]:
-    """Returns the questions of a file: context, endings, and the number of the right one."""
-    questions: list[tuple[str, Sequence[str], int]] = []
+def _read(where: str, path: Path) -> list[_Question]:
     try:
-        check_file(where, path)
-        with open_plain(path) as file:
-            lines = file.readall().decode().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{where}: cannot be read ({brief(error)}); give a .jsonl file of lines like {FORM}"
-        ) from None
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                questions.append(_question(json.loads(line)))
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise ConfigError(
-                    f"{where}: line {number} is no question ({brief(error)}); write it like {FORM}"
-                ) from None
+        lines = read_bytes(path).split(b"\n")
+    except OSError as error:
+        raise ConfigError(f"{where}: cannot be read ({brief(error)}); give a .jsonl file") from None
+    questions = [
+        _question(f"{where}: line {number}", line)
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
     if not questions:
         raise ConfigError(f"{where}: holds no questions; write lines like {FORM}")
     return questions
 
 
-def _question(row: Any) -> tuple[str, Sequence[str], int]:
-    context, endings, label = row["ctx"], row["endings"], row["label"]
-    if not isinstance(context, str) or not isinstance(endings, list) or len(endings) < 2:
-        raise ValueError("ctx must be a text, and endings a list of two texts or more")
-    if not all(isinstance(text, str) and text.strip() for text in endings):
-        raise ValueError("an ending is no text, or empty")
-    # a number in HellaSwag's own files, a text in those of the hub
-    if isinstance(label, bool) or not str(label).isdecimal() or int(label) >= len(endings):
-        raise ValueError(f"label={short(label)} is not in 0 … {len(endings) - 1}")
-    return context, endings, int(label)
+def _question(where: str, line: bytes) -> _Question:
+    try:
+        question = parse_json(line, QUESTION)
+        if question["label"] >= len(question["endings"]):
+            raise ValueError(f"label={question['label']}: there is no such ending")
+    except ValueError as error:
+        raise ConfigError(f"{where}: {brief(error)}; write it like {FORM}") from None
+    return question
 
 
 def choice_sets(

@@ -42,8 +42,7 @@ class PackedWindows:
         filled = np.bincount(windows, lengths, minlength=self.count)
         # what is left of a window counts as a document, too
         self.most_documents = int((pieces + (filled < seq_len)).max(initial=0))
-        self.inputs = int(lengths.sum())
-        if not self.inputs:
+        if not lengths.sum():
             raise ConfigError(
                 f"data.documents=true: {corpus.where}: no train file has two tokens; build it again"
             )

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +16,19 @@ from utils.errors import ConfigError, RankError, brief
 from utils.files import open_plain
 
 SUFFIXES = (".jsonl", ".parquet", ".txt")
-PARQUET = b"PAR1"  # begins and ends every Parquet file
-# how messages name files that are not plain
-SPECIAL = {stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device"}
 TOGETHER = 1024  # rows of Parquet read at once
 
 # a row's number, text and size in bytes; after the last row, the number of rows and None
 Row = tuple[int, str | None, int]
 
 
-@dataclass(frozen=True)
-class Field:
-    """The field that holds the text, and how messages name it, as `data.field=text`."""
-
-    name: str
-    shown: str
-
-
 class TextFiles:
     """The files in a folder that hold text, all of one kind, in the order of their names."""
 
-    def __init__(self, data_path: str, field: Field) -> None:
+    def __init__(self, data_path: str, field: str) -> None:
         self.where = f"data_path={data_path}"
         self._field = field
         self._paths = _find(self.where, Path(data_path))
-        for path in self._paths:
-            check_file(f"data_path={path}", path)
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -57,18 +42,18 @@ class TextFiles:
 class HubTexts:
     """The files of a dataset on the hub, or of a folder that `datasets` can read."""
 
-    def __init__(self, name: str, split: str, field: Field) -> None:
+    def __init__(self, key: str, name: str, split: str, field: str) -> None:
         from datasets import load_dataset
 
-        self.where = f"data.hub={name}"
+        self.where = f"{key}{name}"
         self._field = field
         try:
             self._dataset: Any = load_dataset(name, split=split, streaming=True)
         except Exception as error:
             # `datasets` and the hub's client raise many kinds of errors
             raise ConfigError(
-                f"{self.where}: cannot be read ({brief(error)}); correct it, or build tokens with"
-                " python -m data.build.tokens"
+                f"{self.where}: split {split} cannot be read ({brief(error)}); correct it, or"
+                " download the files"
             ) from None
 
     def __len__(self) -> int:
@@ -127,28 +112,7 @@ class Documents:
             self.file, self.row = self.file + 1, self.row - rows
 
 
-def check_file(where: str, path: Path) -> None:
-    """Refuses a file that is not plain, or a .parquet that is cut off, without reading
-    all of it.
-    """
-    try:
-        if (kind := SPECIAL.get(stat.S_IFMT(os.stat(path).st_mode))) is not None:
-            raise ConfigError(f"{where}: is a {kind}, not a file; remove it, or save its content")
-        if path.suffix.lower() != ".parquet":
-            return
-        with open_plain(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            begins, ends = file.read(4), os.pread(file.fileno(), 4, max(4, size - 4))
-    except OSError as error:
-        raise _unreadable(where, error) from None
-    if (begins, ends) != (PARQUET, PARQUET):
-        problem = "is cut off" if begins == PARQUET else "is empty" if not begins else "is damaged"
-        raise ConfigError(
-            f"{where}: {problem}, not a whole Parquet file; copy it again or remove it"
-        )
-
-
-def read_file(where: str, path: Path, field: Field, start: int = 0, step: int = 1) -> Iterator[Row]:
+def read_file(where: str, path: Path, field: str, start: int = 0, step: int = 1) -> Iterator[Row]:
     """Yields every `step`-th row of a file, from row `start` on."""
     kind = path.suffix.lower()
     try:
@@ -166,7 +130,7 @@ def read_file(where: str, path: Path, field: Field, start: int = 0, step: int = 
         raise _unreadable(where, error) from None
 
 
-def _lines(where: str, path: Path, field: Field, start: int, step: int) -> Iterator[Row]:
+def _lines(where: str, path: Path, field: str, start: int, step: int) -> Iterator[Row]:
     row = 0
     open_plain(path).close()
     with open(path, "rb") as file:
@@ -185,23 +149,23 @@ def _lines(where: str, path: Path, field: Field, start: int, step: int) -> Itera
     yield row, None, 0
 
 
-def _parquet_rows(where: str, path: Path, field: Field, start: int, step: int) -> Iterator[Row]:
+def _parquet_rows(where: str, path: Path, field: str, start: int, step: int) -> Iterator[Row]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
     try:
         with open_plain(path) as opened, ParquetFile(opened) as file:
-            if field.name not in file.schema_arrow.names:
+            if field not in file.schema_arrow.names:
                 raise _lacking(where, field, file.schema_arrow.names)
             groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
             row = skipped = 0
             while skipped < len(groups) and row + groups[skipped] <= start:
                 row, skipped = row + groups[skipped], skipped + 1
             wanted = range(skipped, len(groups))
-            for batch in file.iter_batches(TOGETHER, row_groups=wanted, columns=[field.name]):
+            for batch in file.iter_batches(TOGETHER, row_groups=wanted, columns=[field]):
                 for text in batch.column(0).to_pylist():
                     if row >= start and (row - start) % step == 0:
-                        text = text_of(f"{where}: row {row + 1}", {field.name: text}, field)
+                        text = text_of(f"{where}: row {row + 1}", {field: text}, field)
                         yield row, text, len(text)
                     row += 1
     except ArrowException as error:
@@ -211,16 +175,16 @@ def _parquet_rows(where: str, path: Path, field: Field, start: int, step: int) -
     yield row, None, 0
 
 
-def text_of(where: str, row: Any, field: Field) -> str:
+def text_of(where: str, row: Any, field: str) -> str:
     """Returns the text in a row; null is an empty text."""
-    if not isinstance(row, dict) or field.name not in row:
-        raise _lacking(where, field, list(row) if isinstance(row, dict) else [])
-    if row[field.name] is not None and not isinstance(row[field.name], str):
-        kind = type(row[field.name]).__name__
+    if not isinstance(row, dict) or field not in row:
+        raise _lacking(where, field, row)
+    if row[field] is not None and not isinstance(row[field], str):
+        kind = type(row[field]).__name__
         raise ConfigError(
-            f"{field.shown}: {where}: holds {kind}, not text; correct it, or name another field"
+            f"{where}: {field} is {kind}, not text; correct it, or name another field"
         )
-    return row[field.name] or ""
+    return row[field] or ""
 
 
 def _find(where: str, path: Path) -> list[Path]:
@@ -244,6 +208,6 @@ def _unreadable(where: str, error: Exception) -> ConfigError:
     )
 
 
-def _lacking(where: str, field: Field, names: Sequence[str]) -> ConfigError:
-    there = f"its rows have {brief(', '.join(map(str, names)))}" if names else "has no fields"
-    return ConfigError(f"{field.shown}: {where}: {there}; name the field that holds the text")
+def _lacking(where: str, field: str, row: Any) -> ConfigError:
+    there = brief(", ".join(map(str, row))) if isinstance(row, dict | list) else "no fields"
+    return ConfigError(f"{where}: has {there}, not {field}; name the field that holds the text")

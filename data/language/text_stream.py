@@ -26,7 +26,7 @@ from torch import Tensor
 from typing_extensions import Doc
 
 from data.language.choices import ChoicesFile, choice_sets
-from data.language.text_files import Documents, Field, HubTexts, TextFiles
+from data.language.text_files import Documents, HubTexts, TextFiles
 from data.language.token_files import Corpus
 from data.language.tokens import sequences, whole_steps
 from data.language.windows import HeldOut, batch_of
@@ -101,7 +101,7 @@ class StreamSource(Source):
             )
         self._batch = sequences(run, seq_len)
         self._shards, self._length, self._share = run.shards, seq_len, val_share
-        self._field = Field(field, f"data.field={field}")
+        self._field = field
         steps = whole_steps(run, self._batch, seq_len)
         if steps is None:
             raise ConfigError(
@@ -114,9 +114,9 @@ class StreamSource(Source):
             else FromFile(f"data.tokenizer={tokenizer}", Path(tokenizer))
         )
         self._texts: TextFiles | HubTexts = (
-            TextFiles(data_path, self._field)
+            TextFiles(data_path, field)
             if data_path is not None
-            else HubTexts(str(hub), split, self._field)
+            else HubTexts("data.hub=", str(hub), split, field)
         )
         self._streams: dict[int, _Stream] = {}
         self._done = lambda: 0  # the run's steps; `register_state` replaces it
@@ -203,7 +203,7 @@ class StreamSource(Source):
             pieces += self._tokens_of(together, held_out=True)
         tokens = np.concatenate([*pieces, np.empty(0, np.uint32)])[: most + 1]
         tokenizer = self._tokenizer
-        about = f"{self._field.name} {self._share} {tokenizer.vocab_size}"
+        about = f"{self._field} {self._share} {tokenizer.vocab_size}"
         digest = hashlib.sha256(about.encode() + tokens.tobytes())
         return tokens, Spec(
             tokenizer.vocab_size,

@@ -6,7 +6,6 @@ Without `data_path` the text is the source of Python's own standard library.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -150,7 +149,6 @@ class TokenSource(Source):
             + combined_fingerprint([corpus.fingerprint for corpus in corpora]),
             token_bytes=first.token_bytes,
             name=run.data_path or "Python's standard library",
-            epoch=self._epoch(corpora, run.eval_interval or run.epochs),
             begin_token=first.begin,
             most_documents=max(most_documents),
             decode=None if first.tokenizer is None else first.tokenizer.decode,
@@ -181,26 +179,6 @@ class TokenSource(Source):
             for name, read in corpus_windows.read(windows[rows]).items():
                 batch.setdefault(name, np.empty((len(which), self._length), np.int32))[rows] = read
         return batch
-
-    def _epoch(self, corpora: Sequence[Corpus], interval: int | None) -> str:
-        """Returns a line on how many of the tokens an epoch visits. The last one of a file does not
-        count, as nothing follows it.
-        """
-        tokens = sum(max(0, len(file) - 1) for corpus in corpora for file in corpus.files["train"])
-        inputs = sum(windows.inputs for windows in self._windows)
-        count = sum(windows.count for windows in self._windows)
-        share = 100 * inputs / tokens
-        # rounded down: 100 % means all
-        shown = "100" if inputs == tokens else f"{math.floor(share * 100) / 100:.2f}"
-        full = 100 * inputs / (count * self._length)
-        about = (
-            f"an epoch has {count:,} windows, which visit {shown} % of {tokens:,} tokens and are"
-            f" {full:.1f} % full"
-        )
-        if left := self._steps.left_out:
-            of = "an epoch" if interval == 1 else f"{interval:,} epochs"
-            about += f"; {left:,} windows of {of} fill no update and are left out"
-        return about
 
     def _draw(self, steps: range) -> tuple[np.ndarray, np.ndarray]:
         """Returns the corpus and the window of each row of these steps' global batches."""

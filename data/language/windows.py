@@ -24,7 +24,6 @@ class Windows:
         self._corpus, self._files, self._length = corpus, corpus.files["train"], seq_len
         self._ends = np.cumsum([max(0, len(tokens) - 1) // seq_len for tokens in self._files])
         self.count = int(self._ends[-1])
-        self.inputs = self.count * seq_len
         if not self.count:
             longest = max(len(tokens) for tokens in self._files)
             raise ConfigError(

@@ -170,7 +170,6 @@ class QASource(Source):
             Field(ge=1, le=1000),
             Doc("questions about one text that training answers together, where there are as many"),
         ],
-        most_test: Annotated[PositiveInt | None, Doc("at most so many test questions")],
         form: FormKeys,
         stories: StoriesKeys,
     ) -> None:
@@ -193,7 +192,6 @@ class QASource(Source):
         answer_width = answer_tokens or max(1, longest)
         for some in self._sets.values():
             some.fit(context_bytes, answer_width, skip)
-        self._sets["test"] = self._sets["test"].first(most_test)
         self._at_once, self._rows = at_once, self._sets["train"].together(at_once)
         self._order = Order(run.seed, np.arange(max(1, len(self._rows))))
         self._steps = cut_evenly(

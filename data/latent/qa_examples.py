@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -51,39 +50,24 @@ class Ragged:
         return np.where(inside, values, EMPTY).astype(np.int32)
 
 
-@dataclass(frozen=True)
 class Form:
-    """How a model is shown a text, a question and an answer. What follows `{answer}` in the form
-    ends an answer.
-    """
+    """How a model is shown a text, a question and an answer; \\n in the form is a line end."""
 
-    context: str
-    question: str
-    answer: str
-
-    @property
-    def end(self) -> str:
-        """The text that ends an answer."""
-        return _unescaped(self.answer).partition("{answer}")[2]
-
-    @property
-    def around(self) -> tuple[str, str]:
-        """The form's text before and after a context."""
-        before, _, after = _unescaped(self.context).partition("{context}")
-        return before, after
+    def __init__(self, context: str, question: str, answer: str) -> None:
+        context, self._question, self._answer = (
+            part.replace("\\n", "\n") for part in (context, question, answer)
+        )
+        self.before, _, self.after = context.partition("{context}")
+        self.end = self._answer.partition("{answer}")[2]  # the text that ends an answer
 
     def text(self, text: str) -> str:
         """Returns a text as models see it."""
-        return _unescaped(self.context).replace("{context}", text)
+        return f"{self.before}{text}{self.after}"
 
     def asked(self, example: Example) -> tuple[str, str]:
         """Returns a question and the answer to learn, as models see them."""
-        question = _unescaped(self.question).replace("{question}", example.question)
-        return question, _unescaped(self.answer).replace("{answer}", example.answers[0])
-
-
-def _unescaped(text: str) -> str:
-    return text.replace("\\n", "\n")
+        question = self._question.replace("{question}", example.question)
+        return question, self._answer.replace("{answer}", example.answers[0])
 
 
 class Tokens:
@@ -126,14 +110,13 @@ class Cuts:
         """Returns the first `most` tokens of form and text, and how many of the text's bytes
         they hold.
         """
-        before, after = self._form.around
-        tokens = self._encoded(before + _decoded(text))
+        tokens = self._encoded(self._form.before + _decoded(text))
         if len(tokens) <= most:
             return self._shown(text), len(text)
         kept = tokens[:most]
         size = sum(self._tokenizer.token_bytes[token] for token in kept)
-        size -= len(before.encode(errors="surrogatepass"))
-        return kept + self._encoded(after), min(max(size, 0), len(text))
+        size -= len(self._form.before.encode(errors="surrogatepass"))
+        return kept + self._encoded(self._form.after), min(max(size, 0), len(text))
 
     def _shown(self, text: bytes) -> list[int]:
         return self._encoded(self._form.text(_decoded(text)))
@@ -181,11 +164,6 @@ class Examples:
             raise ConfigError(f"{problems[first]} ({self.examples[first].where}); {way_out}")
         self._places = np.array(fitting, np.int64)
         self.examples = [self.examples[index] for index in fitting]
-        return self
-
-    def first(self, most: int | None) -> Examples:
-        """Keeps at most the first `most` examples."""
-        self._places, self.examples = self._places[:most], self.examples[:most]
         return self
 
     def __len__(self) -> int:

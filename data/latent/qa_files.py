@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from utils.errors import ConfigError, brief, short
+from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict
+
+from data.files import parse_json
+from utils.errors import ConfigError, brief
 from utils.files import read_bytes
 
 KINDS = (".json", ".jsonl")
 TEST_NAMES = ("test", "validation", "valid", "dev", "eval")
-LAYOUT = 'SQuAD\'s layout, or rows of {"context": …, "question": …, "answer": …}'
+LAYOUT = 'SQuAD\'s layout, or rows of {"context": …, "question": …, "answers": […]}'
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,42 @@ class Example:
 
 
 Sets = dict[str, list[Example]]
+
+
+Text = Annotated[str, Field(pattern=r"\S")]
+
+
+class _Answer(TypedDict):
+    text: str
+
+
+class _Answers(TypedDict):  # as the hub's rows have them
+    text: list[str]
+
+
+class _Asked(TypedDict):
+    question: Text
+    answers: list[str | _Answer] | _Answers
+
+
+class _Row(_Asked):
+    context: Text
+
+
+class _Paragraph(TypedDict):
+    context: Text
+    qas: list[_Asked]
+
+
+class _Article(TypedDict):
+    paragraphs: list[_Paragraph]
+
+
+class _Squad(TypedDict):
+    data: list[_Article]
+
+
+ROW, ROWS, SQUAD = (TypeAdapter[Any](kind) for kind in (_Row, list[_Row], _Squad))
 
 
 def read_path(path: str) -> Sets:
@@ -79,7 +118,7 @@ def read_hub(name: str) -> Sets:
         ) from None
     key = f"data.hub={name}"
     return {
-        kind: [_of_row(f"{key}: row {number} of {kind}", row) for number, row in enumerate(some)]
+        kind: [_example(f"{key}: row {number} of {kind}", row) for number, row in enumerate(some)]
         for kind, some in rows.items()
     }
 
@@ -106,75 +145,39 @@ def _place(context: str) -> float:
 
 
 def _read(path: Path) -> Iterator[Example]:
-    key = f"data_path={path}"
+    where = f"data_path={path}"
     try:
-        text = read_bytes(path).decode()
+        content = read_bytes(path)
         if path.suffix == ".jsonl":
-            for number, line in enumerate(text.split("\n"), 1):
+            for number, line in enumerate(content.split(b"\n"), 1):
+                where = f"data_path={path}: line {number}"
                 if line.strip():
-                    yield _of_row(f"{key}: line {number}", json.loads(line))
-            return
-        content = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:  # a ConfigError is a ValueError
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(
-            f"{key}: cannot be read as JSON in UTF-8 ({brief(error)}); give {LAYOUT}"
-        ) from None
-    yield from _of_squad(key, content) if isinstance(content, dict) else _of_list(key, content)
+                    yield _example(where, parse_json(line, ROW))
+        elif content.lstrip().startswith(b"{"):
+            yield from _of_squad(where, parse_json(content, SQUAD))
+        else:
+            for number, row in enumerate(parse_json(content, ROWS), 1):
+                yield _example(f"{where}: row {number}", row)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}: {brief(error)}; give {LAYOUT}") from None
 
 
-def _of_list(key: str, rows: Any) -> Iterator[Example]:
-    if not isinstance(rows, list):
-        raise ConfigError(f"{key}: holds {short(rows)}; give {LAYOUT}")
-    for number, row in enumerate(rows, 1):
-        yield _of_row(f"{key}: row {number}", row)
-
-
-def _of_squad(key: str, content: Mapping[str, Any]) -> Iterator[Example]:
-    try:
-        for article in content["data"]:
-            if "paragraphs" not in article:
-                yield _of_row(f"{key}: row {short(article.get('id', '?'))}", article)
-                continue
-            for paragraph in article["paragraphs"]:
-                for question in paragraph["qas"]:
-                    row = {
-                        "context": paragraph["context"],
-                        "question": question["question"],
-                        "answers": question.get("answers", []),
-                    }
-                    yield _of_row(
-                        f"{key}: question {short(question.get('id', row['question']))}", row
-                    )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{key}: is not in SQuAD's layout ({brief(error)}); give {LAYOUT}"
-        ) from None
-
-
-def _of_row(where: str, row: Any) -> Example:
-    if not isinstance(row, Mapping):
-        raise ConfigError(f"{where}: is {short(row)}; give {LAYOUT}")
-    for name in ("context", "question"):
-        if not isinstance(row.get(name), str):
-            raise ConfigError(f"{where}: {name} is {short(row.get(name))}, no text; give {LAYOUT}")
-        if not row[name].strip():
-            raise ConfigError(f"{where}: {name} is empty; give one, or leave the row out")
-    given = row.get("answers", row.get("answer", []))
-    given = (
-        given.get("text", [])
-        if isinstance(given, Mapping)
-        else [given]
-        if isinstance(given, str)
-        else given
+def _of_squad(where: str, content: _Squad) -> Iterator[Example]:
+    asked: Iterator[Any] = (
+        {**question, "context": paragraph["context"]}
+        for article in content["data"]
+        for paragraph in article["paragraphs"]
+        for question in paragraph["qas"]
     )
-    texts = [
-        answer.get("text") if isinstance(answer, Mapping) else answer for answer in given or []
-    ]
-    answers = [text for text in texts if isinstance(text, str)]
-    if len(answers) < len(texts):
-        raise ConfigError(f"{where}: answers are {short(given)}, no texts; give {LAYOUT}")
-    return Example(
-        row["context"], row["question"], tuple(answer.strip() for answer in answers), where
+    for number, row in enumerate(asked, 1):
+        yield _example(f"{where}: question {number}", row)
+
+
+def _example(where: str, row: _Row) -> Example:
+    given = row["answers"]
+    texts = (
+        given["text"]
+        if isinstance(given, dict)
+        else [each if isinstance(each, str) else each["text"] for each in given]
     )
+    return Example(row["context"], row["question"], tuple(text.strip() for text in texts), where)

@@ -1,14 +1,14 @@
-"""How long a run is, and when it is evaluated: in epochs, in steps, in both."""
+"""How long a run is, and when it is evaluated: in epochs, in steps, in both, or without end."""
 
 from __future__ import annotations
 
-import pickle
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from data.order import Order, cut_steps, run_length
-from tests.making import make_source
+from utils.errors import ConfigError
 
 SIZES = {"uniform": np.full(10, 2), "ragged": np.array([1, 2, 3, 4, 5, 1, 2, 3, 4, 5])}
 
@@ -42,33 +42,38 @@ def test_ragged_epochs_end_where_they_end() -> None:
     assert (longer, set(more)) == (total, {*evaluations, *range(4, total + 1, 4)})
 
 
+def spans(kind: str, epochs: int | None, interval: int | None, steps: int) -> list[tuple[int, int]]:
+    length = cut_steps(Order(0, np.arange(10)), SIZES[kind], 8, epochs, interval)
+    return [length.span(step) for step in range(steps)]
+
+
 @pytest.mark.parametrize("kind", SIZES)
-def test_it_can_be_sent_to_another_process(kind: str) -> None:
-    """Workers that are not forked receive the source, and its length with it."""
-    length = run_length(cut_steps(Order(0, np.arange(10)), SIZES[kind], 10, 6, 2), 10, None, 5)
-    sent = pickle.loads(pickle.dumps(length))
-    assert [sent.evaluates_after(done) for done in range(15)] == [
-        length.evaluates_after(done) for done in range(15)
-    ]
-    assert (sent.examples_per_update, sent.steps_per_epoch) == (10, length.steps_per_epoch)
+def test_it_is_the_beginning_of_any_longer_iteration(kind: str) -> None:
+    """Nothing is dropped at the ends of the pieces in which it is found."""
+    endless = spans(kind, None, None, 200)
+    assert endless == spans(kind, 1000, 1000, 200)
+    assert all(end == start for (_, end), (start, _) in pairwise(endless))
+    assert endless != spans(kind, 1000, 1, 200)
 
 
-@pytest.mark.parametrize("source", ["digits", "puzzles"])
-def test_sources_pass_on_what_they_are_given(source: str) -> None:
-    more = (
-        {"embedded": {"size": 4, "train": 40, "test": 10, "blanks": 7}}
-        if source == "puzzles"
-        else {}
+@pytest.mark.parametrize("kind", SIZES)
+def test_it_ends_no_iteration_unless_an_interval_is_given(kind: str) -> None:
+    order = Order(0, np.arange(10))
+    endless, every = (
+        cut_steps(order, SIZES[kind], 8, None, None),
+        cut_steps(order, SIZES[kind], 8, None, 2),
     )
-    length = make_source(
-        source,
-        seed=0,
-        shards=2,
-        global_batch_size=8,
-        epochs=None,
-        max_steps=9,
-        eval_every_steps=4,
-        **more,
-    ).length
-    assert (length.total_steps, length.examples_per_update) == (9, 8)
-    assert [done for done in range(10) if length.evaluates_after(done)] == [4, 8, 9]
+    assert not any(endless.ends_iteration(done) for done in range(100))
+    counted = cut_steps(order, SIZES[kind], 8, 100, 2)
+    for done in range(100):
+        assert every.ends_iteration(done) == counted.ends_iteration(done)
+        assert every.span(done) == counted.span(done)
+    assert any(every.ends_iteration(done) for done in range(100))
+
+
+def test_a_batch_larger_than_the_data_is_no_mistake_there() -> None:
+    assert len({*spans("ragged", None, None, 3)}) == 3
+    length = cut_steps(Order(0, np.arange(10)), SIZES["uniform"], 64, None, None)
+    assert length.span(1) == (32, 64)
+    with pytest.raises(ConfigError, match="not one full batch"):
+        cut_steps(Order(0, np.arange(10)), SIZES["uniform"], 64, 1, None)

@@ -14,22 +14,6 @@ from utils.spec import IGNORE
 KEYS = {"seed": 3, "shards": 8, "global_batch_size": 4096, "max_steps": 10, "num_features": 7}
 
 
-def test_a_batch_is_a_function_of_its_step_and_shard() -> None:
-    one, other = make_source("features", **KEYS), make_source("features", **KEYS)
-    there = {
-        (step, shard): one.train_batch(step, shard)["inputs"]
-        for step in range(3)
-        for shard in range(8)
-    }
-    for step, shard in reversed(there):
-        assert np.array_equal(other.train_batch(step, shard)["inputs"], there[step, shard])
-    assert len({batch.tobytes() for batch in there.values()}) == len(there)
-    assert {batch.shape for batch in there.values()} == {(512, 7)}
-    assert not np.array_equal(
-        make_source("features", **KEYS | {"seed": 4}).train_batch(0, 0)["inputs"], there[0, 0]
-    )
-
-
 @pytest.mark.parametrize(
     ("low", "high", "probability"), [(0.0, 1.0, 0.05), (-1.0, 1.0, 0.01), (2.0, 3.0, 1.0)]
 )

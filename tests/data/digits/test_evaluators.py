@@ -49,13 +49,6 @@ def test_recalls_and_table_whoever_counted() -> None:
     assert (panel["values"], panel["rows"]) == (counts, ["0", "1", "2", "3"])
 
 
-def test_without_answers_there_is_nothing_to_report() -> None:
-    made = Confusion(4)
-    made.add(np.arange(1), {"labels": torch.zeros(1)}, Prediction({}))
-    assert made.rows() == {}
-    assert made.report({}).metrics == {}
-
-
 def test_evaluators_are_fresh_and_one_example_is_shown_of_all_sets(tmp_path) -> None:
     images = make_source("digits", seed=0, shards=2, global_batch_size=10, epochs=2)
     first, second = images.evaluators("test"), images.evaluators("test")

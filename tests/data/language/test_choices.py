@@ -84,12 +84,10 @@ def test_the_likeliest_ending_is_taken(world_size: int, tmp_path: Path) -> None:
 
 WRONG = [
     ([], "holds no questions"),
-    ([{"ctx": "a", "endings": ["b", "c"]}], "line 1 is no question ('label')"),
-    ([ROWS[0], {**ROWS[0], "label": 3}], "line 2 is no question (label=3 is not in 0 … 2)"),
-    ([{**ROWS[0], "label": True}], "line 1 is no question (label=true"),
-    ([{**ROWS[0], "endings": ["a"]}], "line 1 is no question (ctx must be a text, and endings"),
-    ([{**ROWS[0], "endings": ["a", ""]}], "line 1 is no question (an ending is no text, or empty)"),
-    ([5], "line 1 is no question"),
+    ([{"ctx": "a", "endings": ["b", "c"]}], "line 1: label"),
+    ([ROWS[0], {**ROWS[0], "label": 3}], "line 2: label=3: there is no such ending"),
+    ([{**ROWS[0], "endings": ["a"]}], "line 1: endings"),
+    ([{**ROWS[0], "endings": ["a", ""]}], "line 1: endings.1"),
 ]
 
 

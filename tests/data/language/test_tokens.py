@@ -17,8 +17,8 @@ from data.language.token_files import Corpus
 from data.language.tokens import TokenSource
 from data.language.windows import HeldOut
 from data.source import IGNORE
-from data.stream import ShardStream, eval_batches, train_loader
-from tests.data.language.token_helpers import VOCAB, source, write_bin, write_corpus, write_npy
+from data.stream import eval_batches
+from tests.data.language.token_helpers import source, write_bin, write_corpus, write_npy
 from utils.errors import ConfigError
 from utils.measure.evaluator import Prediction
 
@@ -52,28 +52,6 @@ def test_each_window_once_an_epoch_in_another_order(tmp_path: Path) -> None:
     assert starts(source(tmp_path), range(7, 9)) == seen[56:72], "a function of the step"
 
 
-def test_batches_are_the_same_from_loader_processes_and_shards_of_other_ranks(
-    tmp_path: Path,
-) -> None:
-    made = source(write_corpus(tmp_path))
-    alone = [
-        parts[0]["inputs"] for _, parts in train_loader(ShardStream(made, [range(2)], 3, 9), 0)
-    ]
-    prefetched = [
-        parts[0]["inputs"] for _, parts in train_loader(ShardStream(made, [range(2)], 3, 9), 2)
-    ]
-    ranks = [
-        [
-            parts[0]["inputs"]
-            for _, parts in train_loader(ShardStream(source(tmp_path), [[rank]], 3, 9), 0)
-        ]
-        for rank in range(2)
-    ]
-    for step, batch in enumerate(alone):
-        assert torch.equal(batch, prefetched[step])
-        assert torch.equal(batch, torch.cat([ranks[0][step], ranks[1][step]]))
-
-
 def test_splits_are_told_by_name_or_folder(tmp_path: Path) -> None:
     write_bin(tmp_path / "train" / "x.bin", np.arange(100, dtype=np.uint16))
     write_npy(tmp_path / "val" / "x.npy", np.arange(50, dtype=np.uint16))
@@ -85,14 +63,6 @@ def test_splits_are_told_by_name_or_folder(tmp_path: Path) -> None:
     assert made.spec.fingerprint != source(tmp_path, vocab_size=100).spec.fingerprint
     write_bin(tmp_path / "val" / "x.npy.bin", np.arange(3, dtype=np.uint16))
     assert len(source(tmp_path, vocab_size=100).eval_sets()["val"]) == 8
-
-
-def test_large_vocabularies_are_uint32(tmp_path: Path) -> None:
-    write_bin(tmp_path / "train.bin", np.arange(70_000, 70_100, dtype=np.uint32))
-    made = source(tmp_path, vocab_size=70_100)
-    assert min(starts(made, range(3))) >= 70_000
-    assert made.eval_sets() == {"val": made.eval_sets()["val"]}
-    assert len(made.eval_sets()["val"]) == 0, "nothing is held out"
 
 
 def test_corpora_in_fixed_shares_each_in_an_order_of_its_own(tmp_path: Path) -> None:
@@ -146,17 +116,10 @@ def test_an_epoch_of_documents_predicts_every_token_once(tmp_path: Path) -> None
     counted = rows["labels"] != IGNORE
     predicted = Counter(zip(rows["inputs"][counted], rows["labels"][counted], strict=True))
     assert predicted == Counter(pair for tokens in files for pair in pairwise(tokens))
-    total = sum(map(len, files)) - 2
-    assert f"visit 100 % of {total:,} tokens" in made.spec.epoch
     assert counted.sum() / counted.size > 0.98, "the windows are full"
-    # windows that fill no update are all that is left out, and it is said
-    left = source(tmp_path, **keys, global_batch_size=50)
+    left = source(tmp_path, **keys, global_batch_size=50)  # windows that fill no update
     assert len(epoch_of(left)["inputs"]) == len(rows["inputs"]) // 50 * 50
-    count = len(rows["inputs"]) % 50
-    said = f"; {count} windows of an epoch fill no update and are left out"
-    assert left.spec.epoch.endswith(said)
     with_others = source(tmp_path, **keys | {"documents": False})
-    assert "which visit 99." in with_others.spec.epoch
     assert made.spec.fingerprint == f"packed-{with_others.spec.fingerprint}"
 
 
@@ -185,7 +148,7 @@ def test_documents_lie_one_behind_the_other_within_their_window(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("begin", [7, 0])
-@pytest.mark.parametrize("seq_len", [16, 100, 1000])
+@pytest.mark.parametrize("seq_len", [16, 1000])
 @pytest.mark.parametrize("shares", [(0.2, 0.01), (0.05, 0.5)])
 def test_a_model_knows_how_many_documents_a_window_has_at_most(
     seq_len: int,
@@ -232,7 +195,7 @@ def test_corpora_of_documents_are_mixed(tmp_path: Path) -> None:
     assert sum(tuple(row) in windows for row in batch["inputs"].tolist()) >= 2
 
 
-@pytest.mark.parametrize("most", [None, 1, 8, 95, 1000])
+@pytest.mark.parametrize("most", [None, 95])
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_every_held_out_token_is_predicted_once(most: int | None, world_size: int) -> None:
     files = [
@@ -275,7 +238,6 @@ def test_an_update_and_the_length_in_tokens(tmp_path: Path) -> None:
 
 def test_pythons_own_library_at_bytes() -> None:
     made = source(None, documents=True, seq_len=64, max_new_tokens=5, embedded={"mebibytes": 1})
-    assert "visit 100 % of" in made.spec.epoch
     batch = made.train_batch(0, 0)
     assert (made.spec.vocab_size, len(made.spec.token_bytes), sum(made.spec.token_bytes)) == (
         257,
@@ -329,14 +291,3 @@ def test_a_prompt_becomes_text(tmp_path: Path) -> None:
         source(tmp_path, max_new_tokens=3, seq_len=20).eval_sets()["sample"].read(np.array([0]))
     )
     assert held_out["inputs"].tolist() == [[*range(10)]]
-
-
-def test_what_the_tokens_stand_for_comes_from_dataset_json(tmp_path: Path) -> None:
-    write_corpus(tmp_path, vocab_size=1000, token_bytes=[1] * 1000, fingerprint="f")
-    spec = source(tmp_path, vocab_size=1024).spec
-    assert (spec.vocab_size, spec.token_bytes, spec.fingerprint) == (
-        1024,
-        (*[1] * 1000, *[0] * 24),
-        "f",
-    )
-    assert json.loads((tmp_path / "dataset.json").read_text())["vocab_size"] < VOCAB

@@ -137,33 +137,6 @@ def test_batches_hold_what_was_visited_whole_and_once(tmp_path, groups):
             visited = []
 
 
-def test_batches_are_pure_functions_of_seed_step_and_shard(tmp_path):
-    write_dataset(tmp_path, ragged_groups(30))
-    once, again, other = source(tmp_path), source(tmp_path), source(tmp_path, seed=1)
-    np.random.seed(0)  # noqa: NPY002  the global state must not matter
-    forward = [once.train_batch(step, shard) for step in range(9) for shard in range(2)]
-    backward = [again.train_batch(step, shard) for step in reversed(range(9)) for shard in (1, 0)][
-        ::-1
-    ]
-    for one, two in zip(forward, backward, strict=True):
-        assert all((one[name] == two[name]).all() for name in one)
-    assert any(
-        (other.train_batch(step, 0)["inputs"] != once.train_batch(step, 0)["inputs"]).any()
-        for step in range(3)
-    )
-
-
-@pytest.mark.parametrize("groups", [ragged_groups(30), [[1, 1]] * 40])
-def test_every_way_of_sharding_gives_the_same_global_batch(tmp_path, groups):
-    write_dataset(tmp_path, groups)
-    expected = source(tmp_path, shards=1)
-    for shards in (2, 4, 8):
-        made = source(tmp_path, shards=shards)
-        for step in (0, 3, 5):
-            one, many = global_batch(expected, step, 1), global_batch(made, step, shards)
-            assert all((one[name] == many[name]).all() for name in one)
-
-
 def test_several_paths_keep_ids_and_set_names_apart(tmp_path):
     for name, groups in (("a", [[1]] * 20), ("b", [[2]] * 15)):
         write_dataset(tmp_path / name, groups)

@@ -1,0 +1,88 @@
+"""What every source keeps: batches are functions of seed, step and shard, shards cut one global
+batch, and each example of an evaluation is read once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data.source import IGNORE, Arrays
+from data.stream import eval_batches
+from tests.data.language.token_helpers import write_corpus
+from tests.data.recursive.helpers import ragged_groups, write_dataset
+from tests.making import make_source
+
+BATCH = 24
+STORIES = {"train": 30, "test": 5, "facts": 3, "least": 1}
+EPOCHS, STEPS = {"epochs": 9}, {"max_steps": 9}
+SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
+    "digits": ("digits", EPOCHS),
+    "boards": ("puzzles", EPOCHS | {"embedded": {"size": 4, "train": 40, "test": 9, "blanks": 7}}),
+    "ragged": ("puzzles", EPOCHS | {"data_path": "ragged"}),
+    "tokens": ("tokens", STEPS | {"data_path": "tokens", "seq_len": 8}),
+    "documents": (
+        "tokens",
+        STEPS | {"data_path": "tokens", "seq_len": 8, "documents": True, "begin_token": 50},
+    ),
+    "features": ("features", STEPS | {"held_out": 50}),
+    "induction": ("induction", STEPS | {"held_out": 50, "seq_len": 9}),
+    "text": ("qa_text", EPOCHS | {"stories": STORIES}),
+    "growing text": ("qa_text", EPOCHS | {"stories": STORIES, "growing_steps": 4}),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_corpus(folder / "tokens")
+    write_dataset(folder / "ragged", ragged_groups(30))
+    write_dataset(folder / "ragged", [[2], [1], [3]] * 9, "test")
+    return folder
+
+
+def made(name: str, folders: Path, **more: Any) -> Any:
+    choice, keys = SOURCES[name]
+    if "data_path" in keys:
+        keys = keys | {"data_path": str(folders / keys["data_path"])}
+    return make_source(choice, **{"seed": 3, "shards": 4, "global_batch_size": BATCH} | keys | more)
+
+
+def equal(one: Arrays, other: Arrays) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_batches_are_functions_of_seed_step_and_shard(name: str, folders: Path) -> None:
+    one, again, whole = (made(name, folders, shards=shards) for shards in (4, 4, 1))
+    assert one.spec == again.spec
+    there = {(step, shard): one.train_batch(step, shard) for step in range(6) for shard in range(4)}
+    np.random.seed(0)  # noqa: NPY002  the global state must not matter
+    for (step, shard), batch in reversed(there.items()):
+        assert equal(again.train_batch(step, shard), batch)
+        assert {len(rows) for rows in batch.values()} == {BATCH // 4}
+    for step in range(6):
+        for key, rows in whole.train_batch(step, 0).items():
+            assert np.array_equal(np.concatenate([there[step, at][key] for at in range(4)]), rows)
+    assert not equal(there[0, 0], there[1, 0])
+    assert not equal(there[0, 0], made(name, folders, seed=4).train_batch(0, 0))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_each_example_of_an_evaluation_is_read_once(name: str, folders: Path) -> None:
+    for examples in made(name, folders).eval_sets().values():
+        everything = examples.read(np.arange(len(examples)))
+        for ranks in (1, 3):
+            read = [
+                each for rank in range(ranks) for each in eval_batches(examples, 4, rank, ranks)
+            ]
+            assert sorted(np.concatenate([indices for indices, _ in read])) == [
+                *range(len(examples))
+            ]
+            for indices, batch in read:
+                for key, rows in everything.items():
+                    assert np.array_equal(batch[key][: len(indices)], rows[indices])
+                assert (batch["labels"][len(indices) :] == IGNORE).all()
