@@ -11,17 +11,12 @@ from pathlib import Path
 import pytest
 
 from utils import files
-from utils.errors import ConfigError
-from utils.ranks.distributed import Dist
-from utils.rundir import append, status
-from utils.rundir.directory import RunDirectory
 
 KINDS: list[Callable[[Path], object]] = [
     os.mkfifo,
     lambda path: path.symlink_to("/dev/zero"),
     Path.mkdir,
 ]
-SETTINGS = {"mode": "disabled", "project": None, "name": None}
 
 pytestmark = pytest.mark.timeout(20)
 putting = pytest.mark.parametrize("put", KINDS)
@@ -51,7 +46,6 @@ def test_any_text_names_a_file_of_its_own(tmp_path: Path) -> None:
         "",
         ".",
         "..",
-        "...",
         "/",
         "../x",
         "a/b",
@@ -77,30 +71,3 @@ def test_only_plain_files_are_read(put: Callable[[Path], object], tmp_path: Path
     for read in (files.open_plain, files.read_bytes, files.read_text):
         with pytest.raises(OSError, match=r"not a plain file|Is a directory"):
             read(tmp_path / "x")
-
-
-@putting
-def test_a_status_that_is_none(put: Callable[[Path], object], tmp_path: Path) -> None:
-    put(tmp_path / status.FILE)
-    assert (
-        status.state_of(tmp_path),
-        status.other_writer(tmp_path),
-        status.started_again(tmp_path),
-    ) == ("", "", False)
-
-
-@putting
-def test_metrics_that_are_none(put: Callable[[Path], object], tmp_path: Path) -> None:
-    put(tmp_path / "metrics.jsonl")
-    with pytest.raises(OSError, match=r"not a plain file|Is a directory"):
-        append.keep_rows(tmp_path / "metrics.jsonl", 5, False)
-    with pytest.raises(ConfigError, match=r"^checkpoint_path=.*: cannot be written"):
-        RunDirectory(tmp_path, Dist()).begin("seed: 0\n", {"mode": "disabled"}, resumed=5)
-
-
-@putting
-def test_a_record_of_the_code_that_is_none(put: Callable[[Path], object], tmp_path: Path) -> None:
-    put(tmp_path / "git.txt")
-    run = RunDirectory(tmp_path, Dist())
-    run.begin("x: 1\n", SETTINGS, resumed=5)
-    run.close()

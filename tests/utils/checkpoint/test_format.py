@@ -26,7 +26,7 @@ TENSORS = {
 }
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 50])
+@pytest.mark.parametrize("ranks", [1, 3, 50])
 def test_ranks_write_equal_shares_that_make_the_whole(ranks: int, tmp_path: Path) -> None:
     shares = [format.share_of(TENSORS, rank, ranks) for rank in range(ranks)]
     total = sum(tensor.nbytes for tensor in TENSORS.values())
@@ -77,24 +77,17 @@ def rows(text: str) -> bytes:
 
 HARMFUL = {
     "empty": b"",
-    "text": b"a text\n" * 100,
     "no such header": b"\xff" * 100,
     "huge header": (1 << 60).to_bytes(8, "little") + b"{}",
-    "too short": one()[:-1],
     "too long": one() + b"\0",
     "beyond the file": one(offsets=(0, 1 << 40), shape=(1 << 38,)),
-    "before the file": one(offsets=(-16, 0)),
     "overlapping": header(a={"dtype": "U8", "shape": [9], "data_offsets": [0, 9]},
                           b={"dtype": "U8", "shape": [9], "data_offsets": [4, 13]}) + bytes(13),
     "larger than its bytes": one(shape=(1 << 40,)),
-    "overflowing": one(shape=(1 << 62, 1 << 62)),
-    "no shape": one(shape="xy"),
     "deep": (100_008).to_bytes(8, "little") + b"[" * 100_008,
     **{f"rows {text}": rows(text) for text in (
-        "[", "[1]", '{"a": 3}', '{"a": [0]}', '{"a": [0, 1]}', '{"a": [-1, 9]}', '{"a": "xy"}',
-        '{"a": [1e99, 3]}',
+        "[", '{"a": [0, 1]}', '{"a": [-1, 9]}', '{"a": "xy"}',
     )},
-    "rows without end": rows(json.dumps({"a": [0, 10**30]})),
     "later rows": rows('{"a": [5, 9]}'),
 }  # fmt: skip
 
@@ -120,7 +113,6 @@ SPOILT: dict[str, Callable[[Slice], Slice]] = {
     "other rows": lambda part: part._replace(rows=RowRange(0, 5, 10)),
     "of a larger tensor": lambda part: part._replace(rows=part.rows._replace(of=11)),
     "of another type": lambda part: part._replace(tensor=part.tensor.double()),
-    "wider": lambda part: part._replace(tensor=part.tensor.repeat(1, 2)),
 }
 
 

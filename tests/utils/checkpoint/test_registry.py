@@ -4,7 +4,6 @@ that does.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,12 +18,12 @@ from torch import nn
 from optim.adam_atan2 import AdamATan2
 from optim.builtin import adadelta, adamw, muon, sgd
 from optim.optimizer_state import OptimizerState
-from optim.schedule import WarmupDecay, set_lr
+from optim.schedule import WarmupDecay
 from tests.utils.checkpoint.helpers import as_it_is, declare
 from utils.averages import EMA
 from utils.checkpoint import reader
 from utils.checkpoint.format import Slice
-from utils.checkpoint.registry import Carries, Origin, Registry, flatten, map_tensors
+from utils.checkpoint.registry import Carries, Origin, Registry, flatten
 from utils.checkpoint.writer import Writer
 from utils.errors import ConfigError
 from utils.measure.metrics import Meter
@@ -129,29 +128,6 @@ def test_what_fits_is_taken(optimizer: Callable[..., Any], steps: int, tmp_path:
     assert torch.equal(tiny.net.weight, again.net.weight)
 
 
-def test_nothing_is_copied_to_be_saved_or_loaded(tmp_path: Path) -> None:
-    """A snapshot holds the live tensors, and reading writes into them."""
-    tiny = TinyRun()
-    groups, _ = tiny.saved.snapshot()
-    held = groups["model"]["weight"]
-    assert isinstance(held, torch.Tensor)
-    assert held.data_ptr() == tiny.net.weight.data_ptr()
-    folder, place = TinyRun().trained(tmp_path), tiny.net.weight.data_ptr()
-    tiny.restored(folder)
-    assert tiny.net.weight.data_ptr() == place
-
-
-def test_nothing_to_remember_where_all_steps_were_refused(tmp_path: Path) -> None:
-    tiny = TinyRun(adamw)
-    tiny.saved.run_state.step = 7
-    folder = tiny.trained(tmp_path, 0)
-    with pytest.raises(ConfigError, match=r"^optimizer: 0/weight/step is missing from it"):
-        TinyRun(adamw).restored(folder)
-    again = TinyRun(adamw, skips=True)
-    again.restored(folder)
-    assert again.saved.run_state.step == 7
-
-
 def test_a_carry_may_go_on_in_another_precision(tmp_path: Path) -> None:
     """As bfloat16 on a GPU and float32 on a CPU are."""
     folder = TinyRun().trained(tmp_path)
@@ -183,34 +159,22 @@ UNFIT: list[tuple[str, Callable[[Tensors], object], str]] = [
     ("model", drop("weight"), "model: weight is missing from it"),
     (
         "model",
-        put("weight", torch.ones(3, 2)),
-        "model: weight has shape (3, 2) there and (2, 3) here",
-    ),
-    (
-        "model",
         put("weight", torch.ones(2, 3).double()),
         "model: weight is of torch.float64 there and of torch.float32 here",
     ),
-    ("model", put("more", torch.ones(1)), "model: it holds more"),
     ("optimizer", drop(MEAN), f"optimizer: {MEAN} is missing from it"),
-    ("optimizer", drop("0/group0/step"), "optimizer: 0/group0/step is missing from it"),
-    ("optimizer", put(MEAN, torch.ones(3)), f"optimizer: {MEAN} has shape (3,)"),
     (
         "optimizer",
         put("1/weight/exp_avg", torch.ones(2, 3)),
         "optimizer: it holds 1/weight/exp_avg",
     ),
     ("ema", drop("steps"), "ema: steps is missing from it"),
-    ("ema", put("dense/weight", torch.ones(3)), "ema: dense/weight has shape (3,)"),
     (
         "shards",
         put(Z, torch.ones(4, 4)),
         "shard 0, carry: z has shape (4, 4) there and (4, 3) here",
     ),
-    ("shards", drop(Z), "shard 0, carry: z is missing from it"),
     ("shards", put("carry/more", torch.ones(1)), "shard 0, carry: it holds more"),
-    ("shards", put("more", torch.ones(1)), "shard 0: it holds more"),
-    ("shards", put(LOSS, torch.ones(3)), "shard 0, meter: loss has shape (3,)"),
     ("shards", put(LOSS, torch.ones(2)), "shard 0, meter: loss is of torch.float32"),
 ]
 
@@ -268,17 +232,6 @@ def test_a_group_that_a_checkpoint_has_not(tmp_path: Path) -> None:
     refused(TinyRun(), folder, "it holds no ema; use ema=false")
 
 
-def test_weights_to_evaluate_may_be_in_another_precision(tmp_path: Path) -> None:
-    folder, tiny = TinyRun().trained(tmp_path), TinyRun(evaluates=True)
-    save_file(
-        {"weight": torch.full((2, 3), 0.5, dtype=torch.float64)}, folder / "model.safetensors"
-    )
-    declare(folder)
-    tiny.restored(folder)
-    assert torch.equal(tiny.net.weight, torch.full((2, 3), 0.5))
-    refused(TinyRun(), folder, "model: weight is of torch.float64")
-
-
 def test_a_longer_run_says_how_the_learning_rate_jumps(tmp_path: Path) -> None:
     folder = TinyRun(total_steps=10).trained(tmp_path)
     assert TinyRun(total_steps=10).restored(folder) == []
@@ -287,13 +240,6 @@ def test_a_longer_run_says_how_the_learning_rate_jumps(tmp_path: Path) -> None:
         line == "the learning rate jumps at step 3 from 0.407252 to 0.475476, because the run has"
         " another length now"
     )
-
-
-def test_the_rate_that_is_saved_is_the_one_trained_with(tmp_path: Path) -> None:
-    tiny = TinyRun()
-    folder = tiny.trained(tmp_path, steps=7)
-    set_lr([tiny.dense], tiny.schedule(7))
-    assert json.loads((folder / "meta.json").read_text())["lr"] == tiny.dense.param_groups[0]["lr"]
 
 
 # --- carries
@@ -321,22 +267,7 @@ def carry(slots: int, start: int = 0) -> Carry:
     return Carry(state, {"ids": slot}, Pair(slot, [None, slot]))
 
 
-def test_nested_tensors_are_named_by_their_paths_and_keep_their_structure() -> None:
-    paths = ["state/0", "state/1", "batch/ids", "extra/0", "extra/1/1"]
-    assert list(flatten(carry(2))) == paths
-    assert (flatten(None), list(flatten(torch.ones(2)))) == ({}, [""])
-    seen: list[str] = []
-    doubled = map_tensors(lambda name, tensor: seen.append(name) or tensor * 2, carry(2))
-    assert seen == paths
-    assert isinstance(doubled, Carry)
-    assert isinstance(doubled.extra, Pair)
-    assert doubled.extra.second[0] is None
-    assert doubled.batch["ids"].tolist() == [0, 2]
-    with pytest.raises(TypeError, match="steps is of type int"):
-        flatten({"steps": 3})
-
-
-@pytest.mark.parametrize("sizes", [(8,), (1,) * 8, (3, 3, 2), (4, 4)])
+@pytest.mark.parametrize("sizes", [(1,) * 8, (3, 3, 2)])
 def test_carries_go_on_in_other_micro_batches(sizes: tuple[int, ...]) -> None:
     whole = Carries([range(8)], lambda: carry(2))
     whole.put([carry(16)])
@@ -352,12 +283,3 @@ def test_carries_go_on_in_other_micro_batches(sizes: tuple[int, ...]) -> None:
     assert {n: state["batch/ids"].tolist() for n, state in cut.state().items()} == {
         n: [2 * n, 2 * n + 1] for n in range(8)
     }
-
-
-def test_no_carry_stays_none_and_one_that_cannot_be_cut_is_an_error() -> None:
-    carries = Carries([range(2)], lambda: None)
-    carries.load(carries.state())
-    assert carries.get(0, lambda: None) is None
-    carries.put([{"steps": torch.ones(3)}])
-    with pytest.raises(RuntimeError):
-        carries.state()

@@ -114,38 +114,6 @@ def test_auto_arithmetic_is_what_the_run_has_or_the_machine_is_best_at(run: Path
     assert without.arch == {"width": 3}
 
 
-@pytest.mark.parametrize(
-    ("asked", "before", "now"),
-    [
-        ("auto", True, True),
-        ("auto", "auto", False),  # it has decided against it
-        ("auto", False, False),
-        (False, True, False),
-        (True, False, True),
-    ],
-)
-def test_a_run_stays_compiled_or_not(
-    run: Path, asked: str | bool, before: str | bool, now: bool
-) -> None:
-    alone(run / "checkpoints", 40, config={"shards": 8, "arch": {}, "compile": before})
-    mine = config(run, arch={}, compile=asked)
-    resume.fix_arithmetic(mine, resume.find(mine, Dist(), pytest.fail), Dist(), "float32")
-    assert mine.compile is now
-    fresh = config(run, arch={}, compile=asked)
-    resume.fix_arithmetic(fresh, Start(), Dist(), "float32")
-    assert fresh.compile == asked, "before its first step it decides by itself"
-
-
-def test_its_own_directory_before_the_first_checkpoint(run: Path, tmp_path: Path) -> None:
-    shutil.rmtree(run / "checkpoints")
-    start = found(run, resume=str(run))
-    assert (start.continues, start.folder) == (
-        True,
-        None,
-    ), "a crash before the first save: the same command goes on"
-    assert "no checkpoint is there" in refused(tmp_path / "none", resume=str(tmp_path / "none"))
-
-
 def test_the_same_command_goes_on_when_the_run_has_come_further(run: Path) -> None:
     """The checkpoint that the command names is then an earlier step, or deleted."""
     named = str(run / "checkpoints" / "step_30")
@@ -173,32 +141,6 @@ def test_its_own_earlier_step_is_refused(run: Path) -> None:
         )
     start = found(run.parent / "other", resume=str(run / "checkpoints" / "step_20"))
     assert (start.continues, start.step) == (False, 20)
-
-
-def test_a_damaged_newest_makes_the_one_before_the_newest(run: Path) -> None:
-    (run / "checkpoints" / "step_30" / "ema.safetensors").unlink()
-    start = resume.find(config(run, resume=str(run / "checkpoints" / "step_20")), Dist(), print)
-    assert (start.continues, start.step) == (True, 20)
-
-
-def test_a_configuration_left_behind_that_is_none(run: Path) -> None:
-    shutil.rmtree(run / "checkpoints")
-    for content in (b"", b"\xff", b"a: [", b"- 1"):
-        (run / "config.yaml").write_bytes(content)
-        assert found(run) == Start()
-    (run / "config.yaml").unlink()
-    os.mkfifo(run / "config.yaml")
-    assert found(run) == Start()
-
-
-def test_what_may_not_be_read_is_one_line(run: Path, tmp_path: Path) -> None:
-    long = tmp_path / ("x" * 300)
-    assert "File name too long" in refused(run, resume=str(long))
-    loop = tmp_path / "loop"
-    loop.symlink_to(loop)
-    refused(run, resume=str(loop))
-    os.mkfifo(tmp_path / "pipe")
-    refused(run, resume=str(tmp_path / "pipe"))
 
 
 # --- taking up what is found
@@ -264,8 +206,7 @@ def take_up(
 
 
 @pytest.mark.parametrize("splits", [False, True])
-@pytest.mark.parametrize("before", [1, 2, 3, 4])
-@pytest.mark.parametrize("after", [1, 2, 3, 4])
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2), (4, 1), (2, 4), (3, 3)])
 def test_any_ranks_go_on_and_see_a_flipped_bit_of_any_file(
     before: int, after: int, splits: bool, tmp_path: Path
 ) -> None:
@@ -334,16 +275,6 @@ def test_what_does_not_fit_is_named_and_the_one_before_taken(run: Path) -> None:
     )
     assert said[1].startswith("checkpoint step_40 does not fit (model: weight has shape (41, 30)")
     assert said[1].endswith("; going back to step_20")
-
-
-def test_where_none_fits_the_run_is_not_begun_again_unasked(run: Path) -> None:
-    saved = Taking(rows=41)
-    with pytest.raises(ConfigError) as caught:
-        taken_up(run, saved, [])
-    line = str(caught.value)
-    assert line.startswith(f"checkpoint_path={run}: no checkpoint there fits (step_20: model: ")
-    assert line.endswith("; add resume=false to move all that aside and begin again")
-    assert (saved.taken, saved.run_state.step) == ({}, 0)
 
 
 def test_what_resume_names_and_does_not_fit_or_is_damaged_is_refused(run: Path) -> None:
@@ -444,13 +375,3 @@ def test_weights_to_begin_with_must_fit(tmp_path: Path) -> None:
     ]:
         with pytest.raises(ConfigError, match=f"^init_from={path}: {message}"):
             taken(tensors)
-
-
-def test_a_link_or_pointer(run: Path, tmp_path: Path) -> None:
-    loop = tmp_path / "loop"
-    loop.symlink_to(loop)
-    assert refused(tmp_path / "new", resume=str(loop)).startswith(f"resume={loop}: ")
-    assert found(tmp_path / "new", init_from=str(loop)) == Start(), "said where it is read"
-    (run / "checkpoints" / "best").write_text("step_20\n")
-    for name, step in (("latest", 30), ("best", 20)):
-        assert found(tmp_path / "other", resume=str(run / "checkpoints" / name)).step == step

@@ -93,28 +93,6 @@ def test_a_save_waits_for_the_one_before_and_tells_for_how_long(
     assert one.wait() == ""
 
 
-def test_the_copies_memory_is_used_again(one: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate(monkeypatch)
-    gate.open.set()
-    for step, rows in ((1, 40), (2, 40), (3, 50)):
-        one.save(step, {"model": groups(float(step), rows)["model"]}, {})
-        assert one.wait() == ""
-    first, second, third = [call["weight"] for call in gate.addresses]
-    assert first == second
-    assert third != second
-
-
-def test_closing_finishes_what_is_being_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate = Gate(monkeypatch)
-    made = Writer(tmp_path, Dist(), pytest.fail)
-    made.save(1, groups(1.0), META)
-    threading.Timer(0.2, gate.open.set).start()
-    made.close()
-    assert reader.load(tmp_path)[1]["step"] == 1
-
-
 def test_shared_and_strided_memory(one: Writer, tmp_path: Path) -> None:
     bucket, tied = torch.arange(12.0), nn.Parameter(torch.ones(3))
     tensors = {
@@ -139,44 +117,6 @@ def test_shared_and_strided_memory(one: Writer, tmp_path: Path) -> None:
     assert loaded["optimizer"] == {}
     # a view brings only itself
     assert (tmp_path / "checkpoints" / "step_1" / "model.safetensors").stat().st_size < 2000
-
-
-def test_a_failure_is_told_and_the_next_success_forgets_it(
-    one: Writer, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = tmp_path / "checkpoints"
-    fail = "checkpoint of step {} FAILED on rank 0: No space left on device; training goes on, {}"
-    with monkeypatch.context() as patch:
-        patch.setattr(writer, "write", full_disk)
-        one.save(1, groups(1.0), META)
-        assert one.wait() == "rank 0: No space left on device"
-        assert said == [fail.format(1, "there is no whole one yet")]
-        assert names(directory) == set()
-    one.save(2, groups(2.0), META)
-    assert (one.wait(), one.failures) == ("", 0)
-    for name in ("fsync", "replace", "open"):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, name, full_disk)
-            one.save(3, groups(3.0), META, best=True)
-            assert one.wait() == "rank 0: No space left on device"
-        assert one.best_failed
-        assert said.pop() == fail.format(3, "the last whole one is step_2")
-        assert (directory / "latest").read_text() == "step_2\n"
-        assert reader.load(directory)[1]["step"] == 2
-    assert one.failures == 3
-    one.save(4, groups(4.0), META)
-    assert (one.wait(), one.failures) == ("", 0)
-    assert reader.load(directory)[1]["step"] == 4
-
-
-def test_a_log_that_cannot_be_written_does_not_hurt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = Writer(tmp_path, Dist(), full_disk)
-    monkeypatch.setattr(writer, "write", full_disk)
-    made.save(1, groups(1.0), META)
-    assert made.wait() == "rank 0: No space left on device"
-    made.close()
 
 
 def test_a_full_disk_costs_no_checkpoint(small_disk: Path, said: list[str]) -> None:

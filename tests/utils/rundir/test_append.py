@@ -4,16 +4,12 @@ once.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.ranks import ROOT
 from tests.utils.rundir.test_directory import opened, written
-from tests.utils.rundir.test_status import HOLDER, fill, state
-from utils.errors import ConfigError
+from tests.utils.rundir.test_status import fill, state
 
 
 def test_training_goes_on_beside_a_disk_that_is_really_full(
@@ -39,28 +35,3 @@ def test_training_goes_on_beside_a_disk_that_is_really_full(
         line = f"{name} cannot be written (No space left on device); training goes on"
         assert said.count(line) == 1
     assert len(said) <= 3
-
-
-def test_a_disk_full_at_the_start_is_one_line(small_disk: Path) -> None:
-    fill(small_disk)
-    with pytest.raises(
-        ConfigError,
-        match=r"^checkpoint_path=.*x: cannot be (made|written) \(No space left on device\)",
-    ):
-        opened(small_disk / "x")
-
-
-def test_output_to_a_full_disk_ends_nothing(tmp_path: Path) -> None:
-    code = HOLDER.replace(
-        'print("begun", flush=True); sys.stdin.read()',
-        'run.say("a" * 9999); run.progress(1, 1, 0.1, "a", 0.1, 1.0); run.close()',
-    )
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", code + "import os; os._exit(7)", str(tmp_path)],
-            cwd=ROOT,
-            stdout=full,
-            check=False,
-            timeout=60,
-        )
-    assert done.returncode == 7

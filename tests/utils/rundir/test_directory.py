@@ -6,14 +6,12 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from utils import revision
-from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 from utils.rundir.directory import RunDirectory
 
@@ -85,19 +83,6 @@ def test_a_former_run_is_moved_aside_and_never_lost(tmp_path: Path) -> None:
     assert "the former run of this name is now x.old-2" in (tmp_path / "x" / "log.txt").read_text()
 
 
-def test_a_folder_without_a_run_is_used_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "x" / ".hydra").mkdir(parents=True)
-    opened(tmp_path / "x").close()
-    assert os.listdir(tmp_path) == ["x"]
-    assert (tmp_path / "x" / ".hydra").is_dir()
-
-
-def test_an_impossible_directory_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"^checkpoint_path=.*file/x: cannot be made"):
-        opened(tmp_path / "file" / "x")
-
-
 def test_other_ranks_write_and_say_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,33 +94,6 @@ def test_other_ranks_write_and_say_nothing(
         run.finish(2)
     assert os.listdir(tmp_path) == []
     assert capsys.readouterr() == ("", "")
-
-
-def test_a_bad_mode_is_an_error_on_every_rank(tmp_path: Path) -> None:
-    for rank in (0, 1):
-        with pytest.raises(
-            ConfigError, match=r"^wandb.mode=maybe: choose one of auto, online, offline, disabled$"
-        ):
-            RunDirectory(tmp_path / "x", Dist(rank, 2)).begin("", {"mode": "maybe"})
-    assert os.listdir(tmp_path) == []
-
-
-def test_what_is_said_before_the_log_is_open_is_in_it(tmp_path: Path) -> None:
-    """Such as what a checkpoint is found to be, before the run directory is touched."""
-    run = RunDirectory(tmp_path / "run", Dist())
-    run.say("the learning rate jumps")
-    assert not (tmp_path / "run").exists()
-    run.begin("x: 1\n", {"mode": "disabled"})
-    run.say("later")
-    run.close()
-    log = (tmp_path / "run" / "log.txt").read_text()
-    assert log.count("jumps") == log.count("later") == 1
-    assert log.index("jumps") < log.index("later")
-
-
-def test_an_error_goes_through(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), opened(tmp_path / "x"):
-        raise KeyError("mine")
 
 
 def test_the_code_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,20 +207,10 @@ def test_rows_that_are_no_rows_are_dropped(tmp_path: Path) -> None:
     assert written(tmp_path) == []
 
 
-def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / ".config.yaml.writing").mkdir()
-    with pytest.raises(
-        ConfigError,
-        match=r"^checkpoint_path=.*: cannot be written \(Is a directory\); give a folder",
-    ):
-        opened(tmp_path, resumed=2)
-
-
 @pytest.mark.parametrize(
     "content",
     [
         b"",
-        b"\xff\xfe[",
         b"[" * 100_000,
         b'{"state": "running", "pid": Infinity, "heartbeat": [1], "launch": 3}',
     ],
@@ -274,34 +222,6 @@ def test_garbage_in_its_files_holds_up_nothing(content: bytes, tmp_path: Path) -
     opened(tmp_path, resumed=2).close()
     assert written(tmp_path) == []
     assert json.loads((tmp_path / "status.json").read_text())["pid"] == os.getpid()
-
-
-def test_the_code_a_run_began_with_stays_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = {"summary": "revision: a\nuncommitted changes: no\n", "uncommitted": ""}
-    monkeypatch.setattr(revision, "summary", lambda: texts["summary"])
-    monkeypatch.setattr(revision, "uncommitted", lambda: texts["uncommitted"])
-    opened(tmp_path).close()
-    texts["uncommitted"] = "# untracked, left out: notes.txt\n"  # no other code
-    opened(tmp_path, resumed=1).close()
-    assert {path.name for path in tmp_path.glob("*git*")} == {"git.txt"}
-    for number, (commit, change) in enumerate(
-        [("b", ""), ("b", "-one\n+two\n"), ("c", "")], start=1
-    ):
-        texts.update(summary=f"revision: {commit}\nuncommitted changes: no\n", uncommitted=change)
-        opened(tmp_path, resumed=1).close()
-        assert (tmp_path / "log.txt").read_text().count("the code has changed") == number
-    revisions = [
-        (tmp_path / name).read_text()[10]
-        for name in ("git.old-1.txt", "git.old-2.txt", "git.old-3.txt", "git.txt")
-    ]
-    assert revisions == ["a", "b", "b", "c"]
-    changes = [
-        (tmp_path / f"uncommitted{old}.diff").read_text()
-        for old in (".old-1", ".old-2", ".old-3", "")
-    ]
-    assert changes == ["# untracked, left out: notes.txt\n", "", "-one\n+two\n", ""]
 
 
 def test_an_evaluation_that_is_still_due_is_not_there_twice(tmp_path: Path) -> None:
@@ -330,17 +250,3 @@ def test_events_say_where_a_run_ran_and_how_it_ended(tmp_path: Path) -> None:
     assert (events[0]["ranks"], events[0]["resumed"], events[2]["resumed"]) == (1, False, True)
     assert (events[0]["hosts"], events[0]["device"]) == ([socket.gethostname()], "CPU")
     assert events[3]["state"] == "finished"
-
-
-def test_a_page_that_cannot_be_made_costs_one_line_of_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
-    run = RunDirectory(tmp_path / "run", Dist()).__enter__()
-    run.begin("seed: 0\n", OFF, report=True)
-    run.draw_report()
-    run.draw_report()
-    run.close()
-    log = (tmp_path / "run" / "log.txt").read_text()
-    assert log.count("report.html cannot be made (No such file or directory)") == 2
-    assert capsys.readouterr() == ("", "")

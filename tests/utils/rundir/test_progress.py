@@ -49,13 +49,6 @@ def test_on_a_terminal_one_line_is_redrawn(monkeypatch: pytest.MonkeyPatch) -> N
     assert text.count("\n") <= 3
 
 
-@pytest.mark.parametrize(("launcher", "term"), [("openmpi", "xterm"), ("none", "dumb")])
-def test_what_cannot_be_redrawn_gets_plain_lines(
-    launcher: str, term: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "\r" not in shown(Terminal(), monkeypatch, launcher, term)
-
-
 @pytest.mark.parametrize("stream", [None, "ascii"])
 def test_streams_that_are_closed_or_narrow_are_no_error(
     stream: str | None, monkeypatch: pytest.MonkeyPatch

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.utils.rundir.test_directory import Second, opened
+from tests.utils.rundir.test_directory import opened
 from tests.utils.rundir.test_status import fill
 
 FILES = {"confusion.svg": "<svg/>", "table.csv": "a,b\n", "raw.bin": b"\xff"}
@@ -50,15 +48,6 @@ def test_files_lie_by_step_and_set(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr() == ("", "")
 
 
-def test_nothing_is_made_of_nothing_nor_on_another_rank_nor_once_closed(tmp_path: Path) -> None:
-    with opened(tmp_path / "x") as run:
-        run.write_report(5, "all", {})
-    run.write_report(5, "all", FILES)
-    with opened(tmp_path / "x", Second(main_directory=str(tmp_path / "x"))) as second:
-        second.write_report(5, "all", FILES)
-    assert "evaluations" not in os.listdir(tmp_path / "x")
-
-
 def test_a_full_disk_is_said_once_and_ends_nothing(
     small_disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,15 +64,3 @@ def test_a_full_disk_is_said_once_and_ends_nothing(
     assert sorted(tree(small_disk / "x" / "evaluations")) == [
         f"step_15/all/{name}" for name in ("confusion.svg", "raw.bin", "table.csv")
     ]
-
-
-@pytest.mark.parametrize("instead", ["nothing", "another folder"])
-def test_a_directory_that_is_gone_is_not_made_again(instead: str, tmp_path: Path) -> None:
-    with opened(tmp_path / "x") as run:
-        shutil.rmtree(tmp_path / "x")
-        if instead == "another folder":
-            (tmp_path / "x").mkdir()
-        run.write_report(5, "all", FILES)
-    assert [path.name for path in tmp_path.rglob("*")] == (
-        ["x"] if instead == "another folder" else []
-    )

@@ -99,36 +99,11 @@ def test_it_has_from_the_run_that_needs_it_what_is_about_the_machine(
     assert (made[1].exact, made[1].run_name) == (False, "given")
 
 
-def test_who_finds_another_at_work_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(needed_runs, "PAUSE_S", 0.0)
-    made: list[DictConfig] = []
-    first(
-        config_of(
-            "experiment=tms_5_2",
-            f"arch.target='experiment=tms_target checkpoint_path={tmp_path}/target'",
-        ),
-        made,
-        busy=3,
-    )
-    assert len(made) == 4
-    assert (
-        capsys.readouterr().out
-        == f"arch.target: waiting for {tmp_path}/target, which another run makes\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (
-            "experiment=tms_targett",
-            "experiment/tms_targett",
-        ),
         ("experiment=tms_target max_stepz=3", "max_stepz: unknown key; did you mean max_steps?"),
         ("experiment=tms_target lr=[", "arch.target=experiment=tms_target lr=[: "),
-        ("experiment=tms_target 'open", "No closing quotation"),
     ],
 )
 def test_wrong_arguments_are_one_line(value: str, says: str) -> None:
@@ -139,13 +114,3 @@ def test_wrong_arguments_are_one_line(value: str, says: str) -> None:
     assert says in str(caught.value)
     assert str(caught.value).startswith("arch.target=")
     assert "\n" not in str(caught.value)
-
-
-def test_paths_are_paths(tmp_path: Path) -> None:
-    there = tmp_path / "lr=3"
-    there.mkdir()
-    assert not needed_runs.is_arguments(str(there))
-    assert not needed_runs.is_arguments("runs/tms/a=b/mistyped"), (
-        "what has a slash before its first = is a path"
-    )
-    assert needed_runs.is_arguments("data_path=runs/x")
