@@ -68,7 +68,7 @@ SBATCH = {
     "-N", "-t", "-p", "-A", "--array", "--ntasks-per-node", "--gpus-per-node", "--gpus",
     "--cpus-per-task", "--signal", "--chdir", "--nodes", "--time",
 }  # fmt: skip
-MAKE_VARIABLES = {"PYTHON", "PART", "DATA", "MINUTES", "OUT", "RANKS", "EPOCHS", "WAYS"}
+MAKE_VARIABLES = {"PYTHON", "PART", "DATA", "OUT", "RANKS", "EPOCHS", "WAYS"}
 WRONG = (AssertionError, ConfigError, HydraException, SystemExit, OSError, ValueError)
 ALL = [command for path in files() for command in commands(path)]
 

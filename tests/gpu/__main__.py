@@ -1,9 +1,8 @@
-"""`make gpu`: is it right on a GPU, how fast is it, does it learn. Every figure is written to
-gpu-results.md as soon as it is known.
+"""`make gpu`: is it right on a GPU, and how fast is it? Every figure is written to gpu-results.md
+as soon as it is known.
 
-Settings are variables: PART=1, 2 or 3 (all), OUT=folder of the results (here), DATA=a dataset for
-part 3, MINUTES=8 of it. A rerun does what is missing. Without a GPU all parts are rehearsed on the
-CPU with tiny sizes, and gpu-rehearsal.md says how that went.
+Settings are variables: PART=1 or 2 (both), OUT=folder of the results (here). Without a GPU both
+parts are rehearsed on the CPU with tiny sizes, and gpu-rehearsal.md says how that went.
 """
 
 from __future__ import annotations
