@@ -76,13 +76,15 @@ wheels: .venv/ready
 		$$(grep -vE '^($(subst $() ,|,$(strip $(LEFT_OUT)))|antlr4-python3-runtime)==' requirements.lock)
 	du -sh wheels; test $$(du -sm wheels | cut -f1) -le 64
 
-# torch goes first and alone, so that no other package pulls in a second build of it.
+# uv is used where it is installed. torch goes first and alone, so that no other package pulls in a
+# second build of it.
+INSTALL := $(if $(shell command -v uv),uv pip install --quiet --python $(PY),$(PY) -m pip install --quiet --disable-pip-version-check)
 .venv/ready: requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed," \
 		f" this is {sys.version.split()[0]}; run make PYTHON=python3.12")'
 	test -x $(PY) || $(PYTHON) -m venv .venv
-	$(PY) -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
-	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(INSTALL) "$$(grep '^torch==' requirements.lock)"
+	$(INSTALL) -r requirements.lock
 	touch $@
 
 clean:
