@@ -33,12 +33,6 @@ FAMILIES = {
         ("OMPI_COMM_WORLD_LOCAL_RANK",),
         ("OMPI_COMM_WORLD_LOCAL_SIZE",),
     ),
-    "mvapich2": Family(
-        "MV2_COMM_WORLD_RANK",
-        ("MV2_COMM_WORLD_SIZE",),
-        ("MV2_COMM_WORLD_LOCAL_RANK",),
-        ("MV2_COMM_WORLD_LOCAL_SIZE",),
-    ),
     "mpich": Family(
         "PMI_RANK",
         ("PMI_SIZE",),
@@ -62,11 +56,10 @@ NOT_A_STEP = {
 JOB_NAMES = {
     "openmpi": ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID"),
     "mpich": ("PMI_JOBID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"),
-    "mvapich2": ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"),
     "srun": ("SLURM_JOB_ID",),
 }
 # launchers that stay the parents of their ranks
-PARENTS = ("torchrun", "openmpi", "mpich", "mvapich2", "srun")
+PARENTS = ("torchrun", "openmpi", "mpich", "srun")
 PARENT = os.getppid()  # when this program began
 DEFAULT_PORT = 29500  # PyTorch's own, if nothing identifies the job
 FIRST_PORT, PORTS = 20000, 12000  # below the range from which Linux takes its ephemeral ports

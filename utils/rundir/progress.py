@@ -20,7 +20,7 @@ class ProgressBar:
         self._shown = shown and sys.stdout is not None
         known = os.environ.get("TERM", "") not in ("", "dumb", "unknown")
         # mpirun gives its ranks a pseudo-terminal even when its own output goes to a file
-        mpi = launcher in ("openmpi", "mvapich2", "mpich")
+        mpi = launcher in ("openmpi", "mpich")
         self._animated = self._shown and sys.stdout.isatty() and known and not mpi
         self._bar: tqdm | None = None
         self._drawn = time.monotonic()  # so that the first plain line comes after PLAIN_S

@@ -216,8 +216,6 @@ def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dist.sums([2, 0.5]) == [2.0, 0.5]
     assert dist.all_to_all(value) is value
     assert dist.watch is None
-    with dist.waiting():
-        dist.wait(None)
     assert not torch.distributed.is_initialized()
     with pytest.raises(ConfigError, match="no such board"), dist.agreed():
         raise ConfigError("no such board")
@@ -244,9 +242,6 @@ def test_devices_are_picked_by_local_rank(monkeypatch: pytest.MonkeyPatch) -> No
         pick_device("cuda:4", Launch())
     with pytest.raises(ConfigError, match="all 16 ranks on one device"):
         pick_device("cuda:3", Launch("srun", 9, 16, 1))
-    for wrong in ("gpu", "cuda:", "cuda:x", "mps"):
-        with pytest.raises(ConfigError, match="choose auto, cpu or cuda"):
-            pick_device(wrong, Launch())
 
 
 def test_bad_devices_and_backends_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,14 +96,6 @@ def mpich(rank: int, size: int, local: int, local_size: int) -> dict[str, str]:
     }
 
 
-def mvapich2(rank: int, size: int, local: int, local_size: int) -> dict[str, str]:
-    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    return {
-        f"MV2_COMM_WORLD_{name}": str(value)
-        for name, value in zip(names, (rank, size, local, local_size), strict=True)
-    }
-
-
 def plain(rank: int, size: int, local: int) -> dict[str, str]:
     return {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(local)}
 
@@ -116,7 +108,6 @@ def plain(rank: int, size: int, local: int) -> dict[str, str]:
         ({"WORLD_SIZE": "8"}, Launch()),
         (torchrun(), Launch("torchrun", 3, 8, 1)),
         (openmpi(3, 4, 1, 2), Launch("openmpi", 3, 4, 1)),
-        (mvapich2(3, 4, 1, 2), Launch("mvapich2", 3, 4, 1)),
         (mpich(3, 4, 1, 2), Launch("mpich", 3, 4, 1)),
         ({"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1"}, Launch("mpich", 3, 4, 1)),
         ({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, Launch("mpich", 3, 4, 1)),
@@ -178,7 +169,6 @@ def meeting(env: dict[str, str], parent: int = 1) -> tuple[str, int]:
         ({**BATCH, **openmpi(1, 2, 1, 2)}, "127.0.0.1"),
         (mpich(1, 2, 1, 2), "127.0.0.1"),
         ({**DAEMON, **mpich(3, 4, 1, 2)}, "gpu03"),
-        (mvapich2(1, 2, 1, 2), "127.0.0.1"),
         (STEP, "gpu03"),
         ({**STEP, "SLURM_STEP_NODELIST": "gpu04", "SLURM_STEP_NUM_NODES": "1"}, "127.0.0.1"),
         ({**STEP, "PMI_RANK": "5", "PMI_SIZE": "8"}, "gpu03"),
@@ -213,7 +203,7 @@ def test_given_addresses_and_ports_win() -> None:
         meeting({**torchrun(), "MASTER_PORT": "http"})
 
 
-@pytest.mark.parametrize("env", [mpich(3, 4, 1, 2), mvapich2(3, 4, 1, 2), plain(3, 4, 1)])
+@pytest.mark.parametrize("env", [mpich(3, 4, 1, 2), plain(3, 4, 1)])
 def test_several_hosts_need_an_address(env: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="export MASTER_ADDR="):
         meeting(env)
