@@ -392,7 +392,7 @@ class Block(nn.Module):
         heads: int,
         mlp: Callable[[int], SwiGLU],
         eps: float,
-        mix_positions: int = 0,
+        mix_positions: int,
     ) -> None:
         super().__init__()
         if mix_positions:  # an MLP over this many positions takes the place of attention

@@ -17,7 +17,7 @@ TRM = [*TINY_TRM, *EXACT, "log_interval=5", "max_steps=23", "grad_clip=0.7"]
 CNN = [*TINY_CNN, *EXACT, "max_steps=12"]
 CASES = {
     "trm": TRM,
-    "trm-bfloat16": [*TRM, "arch.forward_dtype=bfloat16", "arch.starts=2", "max_steps=9"],
+    "trm-bfloat16": [*TRM, "arch.forward_dtype=bfloat16", "max_steps=9"],
     "cnn": CNN,
 }
 

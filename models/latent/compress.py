@@ -116,7 +116,7 @@ class Compress(Objective):
             costs.append((cost * is_question).sum(1))
         terms: dict[str, Tensor] = {}
         if self.coefficients["answer"]:
-            terms["answer"] = sum(cost / len(costs) for cost in costs)  # type: ignore[assignment]
+            terms["answer"] = sum((cost / len(costs) for cost in costs), torch.zeros_like(costs[0]))
         if self.coefficients["gist"]:
             terms["gist"] = self._gist(z, batch["context"], ctx.noise) * is_question.sum(1)
         weight = is_question.sum()

@@ -1,10 +1,10 @@
 """Adaptive computation time: each slot of the batch thinks about its puzzle until it halts."""
 
-# B slots, T tokens, L positions (puzzle prefix + tokens), D width, V vocabulary, S starts of z_L
+# B slots, T tokens, L positions (puzzle prefix + tokens), D width, V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -49,7 +49,7 @@ class ActObjective(Objective):
         loss_type: Literal["stablemax_cross_entropy", "softmax_cross_entropy"],
         label_smoothing: Annotated[
             float, Field(ge=0, lt=1), Doc("share of the target that is spread over all tokens")
-        ] = 0.0,
+        ],
     ) -> None:
         super().__init__(model)
         self.token_loss = partial(LOSSES[loss_type], smoothing=label_smoothing)
@@ -59,7 +59,7 @@ class ActObjective(Objective):
         slots, tokens = batch["inputs"].shape
         steps = torch.zeros_like(batch["puzzle_identifiers"])
         halted = torch.ones_like(steps, dtype=torch.bool)
-        return ActCarry(self.model.fresh_states(slots, tokens), steps, halted, batch)
+        return ActCarry(self.model.fresh_state(slots, tokens), steps, halted, batch)
 
     def look_ahead(
         self, micro_batches: Sequence[tuple[Batch, ActCarry]], alone: bool = False
@@ -76,11 +76,8 @@ class ActObjective(Objective):
         carry = self._refill(carry, batch)
         rows = self.model.puzzle_rows(self._trainable_ids(carry.batch))
         weights = self.model.weights_in_dtype()
-        think = partial(self.model, weights=weights, progress=ctx.progress)
-        state, z_L_of_starts = carry.state, None
-        if self.model.sizes.starts > 1:
-            state, z_L_of_starts = self._best_start(think, carry, rows)
-        state, logits_BTV, q_B2 = think(state, carry.batch["inputs"], rows)
+        inputs = carry.batch["inputs"]
+        state, logits_BTV, q_B2 = self.model(carry.state, inputs, rows, weights)
 
         target = None
         with torch.no_grad():
@@ -89,36 +86,12 @@ class ActObjective(Objective):
             if not self.model.sizes.no_ACT_continue and self.model.sizes.halt_max_steps > 1:
                 # the value of continuing is that of the better choice one step later; the batch is
                 # large, so no target net is needed
-                _, _, next_B2 = think(state, carry.batch["inputs"], rows)
+                _, _, next_B2 = self.model(state, inputs, rows, weights)
                 target = torch.sigmoid(torch.where(last, next_B2[:, 0], next_B2.amax(-1)))
 
         labels_BT = carry.batch["labels"]
         loss, weight, metrics = self._losses(logits_BTV, q_B2, target, steps, halted, labels_BT)
-        state = state if z_L_of_starts is None else (state[0], z_L_of_starts)
         return StepOut(loss, weight, metrics, ActCarry(state, steps, halted, carry.batch))
-
-    @torch.no_grad()
-    def _best_start(
-        self,
-        think: Callable[..., tuple[State, Tensor, Tensor]],
-        carry: ActCarry,
-        rows: Tensor | None,
-    ) -> tuple[State, Tensor]:
-        """Thinks one step from every start. Returns the state of the start with the lowest
-        loss, which alone trains, and the z_L of all starts.
-
-        Winner takes all (Dillon 2026, arXiv 2601.19085): starts can learn to try different things,
-        and an evaluation needs only one of them.
-        """
-        z_H, z_BSLD = carry.state
-        starts = z_BSLD.shape[1]
-        each = partial(torch.repeat_interleave, repeats=starts, dim=0)
-        inputs, labels = each(carry.batch["inputs"]), each(carry.batch["labels"])
-        rows = None if rows is None else each(rows)
-        (_, after), logits, _ = think((each(z_H), z_BSLD.flatten(0, 1)), inputs, rows)
-        best_B = self.token_loss(logits, labels).sum(-1).view(-1, starts).argmin(1)
-        slots_B = torch.arange(len(best_B), device=best_B.device)
-        return (z_H, z_BSLD[slots_B, best_B]), after.view_as(z_BSLD)
 
     def predict(self, batch: Batch) -> Prediction:
         """Answers puzzles, and records the answers after each thinking step."""
@@ -144,7 +117,7 @@ class ActObjective(Objective):
     def _refill(self, carry: ActCarry, batch: Batch) -> ActCarry:
         """Gives slots that halted a puzzle of the new batch and a fresh state."""
         halted = carry.halted
-        fresh_H, fresh_L = self.model.fresh_states(*batch["inputs"].shape)
+        fresh_H, fresh_L = self.model.fresh_state(*batch["inputs"].shape)
         z_H, z_L = carry.state
         state = where_slots(halted, fresh_H, z_H), where_slots(halted, fresh_L, z_L)
         steps = torch.where(halted, 0, carry.steps)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from models.layers import CosSin
-from models.recursive.recursion import Cycles, Inner, RecursiveNet, Sizes, State
+from models.recursive.recursion import Inner, RecursiveNet, Sizes, State
 from utils.errors import ConfigError
 from utils.spec import Spec
 
@@ -25,8 +25,9 @@ class HRMInner(Inner):
         self.H_level = self.level(sizes.H_layers)
         self.L_level = self.level(sizes.L_layers)
 
-    def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, cycles: Cycles) -> State:
-        (z_H, z_L), (high, low) = state, cycles
+    def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
+        z_H, z_L = state
+        high, low = self.sizes.H_cycles, self.sizes.L_cycles
         with torch.no_grad():
             for round_ in range(high):
                 injected = z_H + x_BLD

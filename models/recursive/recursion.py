@@ -1,7 +1,6 @@
 """The net that HRM and TRM share: embeddings, two recurrent states, token and halting logits."""
 
-# B batch, L positions (puzzle prefix + tokens), T tokens, D width, V vocabulary, P puzzle width,
-# S starts of z_L
+# B batch, L positions (puzzle prefix + tokens), T tokens, D width, V vocabulary, P puzzle width
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.func import functional_call
 from typing_extensions import Doc
@@ -37,10 +36,7 @@ from utils.command.marks import SAME_RUN, Divides, Share
 from utils.errors import ConfigError
 from utils.spec import Spec
 
-State = tuple[
-    Tensor, Tensor
-]  # z_H [B, L, D] and z_L [B, L, D], or [B, S, L, D] with several starts
-Cycles = tuple[int, int]  # H_cycles, L_cycles
+State = tuple[Tensor, Tensor]  # z_H and z_L, both [B, L, D]
 
 
 @dataclass(frozen=True)
@@ -70,23 +66,13 @@ class Sizes:
             "number of steps before it may halt"
         ),
     ]
-    forward_dtype: ForwardDtype = "float32"
-    rms_norm_eps: Share = 1e-5
-    rope_theta: Annotated[PositiveFloat, Doc("base of the rotary frequencies")] = 10000.0
+    forward_dtype: ForwardDtype
+    rms_norm_eps: Share
+    rope_theta: Annotated[PositiveFloat, Doc("base of the rotary frequencies")]
     mlp_multiple: Annotated[
         PositiveInt, Doc("the width of the gated MLPs is rounded up to a multiple of this")
-    ] = 256
-    mlp_norm: Annotated[
-        bool, Doc("normalises the gated activations of the MLPs, for optim=muon")
-    ] = False
-    depth_warmup: Annotated[
-        Share, Doc("share of the run in which a step takes a third, then two thirds of the cycles")
-    ] = 0.0
-    starts: Annotated[
-        int,
-        Field(ge=1, le=64),
-        Doc("scratchpads that think about each puzzle; the net learns from the best one"),
-    ] = 1
+    ]
+    mlp_norm: Annotated[bool, Doc("normalises the gated activations of the MLPs, for optim=muon")]
     eval_halt: Annotated[
         bool,
         SAME_RUN,
@@ -94,35 +80,19 @@ class Sizes:
             "evaluations leave a puzzle once the net wants to halt and its answer has "
             "settled, not after all steps"
         ),
-    ] = False
-    chains: Annotated[
-        PositiveInt,
-        SAME_RUN,
-        Doc(
-            "evaluations think about each puzzle in so many chains; the one with the "
-            "highest halting logit answers"
-        ),
-    ] = 1
-    chain_noise: Annotated[
-        NonNegativeFloat,
-        SAME_RUN,
-        Doc(
-            "standard deviation of the noise that all chains but the first add to the learned start"
-        ),
-    ] = 1.0
-    chain_seed: int = 0
+    ]
     puzzle_emb_len: Annotated[
         NonNegativeInt, Doc("positions before the tokens; 0: as many as puzzle_emb_ndim fills")
-    ] = 0  # 0: as many positions as the puzzle embedding fills
+    ]
     puzzle_emb_sharded: Annotated[
         bool,
         SAME_RUN,
         Doc("each rank holds a part of the puzzle table and of its average, instead of all rows"),
-    ] = False
-    mlp_t: Annotated[bool, Doc("mixes tokens by an MLP instead of attention")] = False
+    ]
+    mlp_t: Annotated[bool, Doc("mixes tokens by an MLP instead of attention")]
     no_ACT_continue: Annotated[
         bool, Doc("halts by the sign of one logit; false: by HRM's two Q values")
-    ] = False
+    ]
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_heads:
@@ -154,7 +124,6 @@ class Inner(nn.Module):
 
     H_init: Tensor
     L_init: Tensor
-    L_more_inits: Tensor
 
     def __init__(self, sizes: Sizes, spec: Spec) -> None:
         super().__init__()
@@ -164,8 +133,8 @@ class Inner(nn.Module):
                 "arch=hrm and arch=trm solve puzzles, and the data has none; use data=puzzles, or"
                 " arch=gpt for text"
             )
-        width, positions = sizes.hidden_size, spec.seq_len + sizes.prefix
-        if positions == spec.seq_len:
+        width, self.positions = sizes.hidden_size, spec.seq_len + sizes.prefix
+        if not sizes.prefix:
             raise ConfigError(
                 "arch.puzzle_emb_ndim=0 with arch.puzzle_emb_len=0 leaves no position to read the"
                 " halting logits from"
@@ -189,15 +158,14 @@ class Inner(nn.Module):
                 parse_dtype(sizes.forward_dtype),
             )
         elif sizes.pos_encodings == "learned":
-            self.embed_pos = Embedding(positions, width, std)
+            self.embed_pos = Embedding(self.positions, width, std)
         self.register_buffer("H_init", lecun_normal(width, std=1.0))
         self.register_buffer("L_init", lecun_normal(width, std=1.0))
-        if sizes.starts > 1:
-            self.register_buffer("L_more_inits", lecun_normal(sizes.starts - 1, width, std=1.0))
 
-    def level(self, layers: int, mix_positions: int = 0) -> Level:
+    def level(self, layers: int) -> Level:
         """Builds a stack of blocks of this net's sizes."""
         sizes = self.sizes
+        mixed = self.positions if sizes.mlp_t else 0
 
         def mlp(width: int) -> SwiGLU:
             hidden = gated_width(width, sizes.expansion, sizes.mlp_multiple)
@@ -205,20 +173,20 @@ class Inner(nn.Module):
 
         return Level(
             [
-                Block(sizes.hidden_size, sizes.num_heads, mlp, sizes.rms_norm_eps, mix_positions)
+                Block(sizes.hidden_size, sizes.num_heads, mlp, sizes.rms_norm_eps, mixed)
                 for _ in range(layers)
             ]
         )
 
-    def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, cycles: Cycles) -> State:
+    def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
         """Runs all cycles of one step; gradients flow only through the last ones."""
         raise NotImplementedError
 
     def forward(
-        self, z_H: Tensor, z_L: Tensor, tokens_BT: Tensor, puzzle_BP: Tensor | None, cycles: Cycles
+        self, z_H: Tensor, z_L: Tensor, tokens_BT: Tensor, puzzle_BP: Tensor | None
     ) -> tuple[State, Tensor, Tensor]:
         cos_sin = self.rotary_emb() if self.sizes.pos_encodings in ROPES else None
-        z_H, z_L = self.recur((z_H, z_L), self.embed(tokens_BT, puzzle_BP), cos_sin, cycles)
+        z_H, z_L = self.recur((z_H, z_L), self.embed(tokens_BT, puzzle_BP), cos_sin)
         logits_BTV = self.lm_head(z_H)[:, self.sizes.prefix :]
         return (z_H.detach(), z_L.detach()), logits_BTV, self.q_head.wide(z_H[:, 0])
 
@@ -267,31 +235,11 @@ class RecursiveNet(nn.Module):
         z_H, z_L = self.inner.H_init.to(self.dtype), self.inner.L_init.to(self.dtype)
         return z_H.expand(shape), z_L.expand(shape)
 
-    def fresh_states(self, slots: int, tokens: int) -> State:
-        """Returns the initial states of training: one z_H for each slot, and a z_L for each start,
-        slots × starts × positions × width.
-        """
-        z_H, z_L = self.fresh_state(slots, tokens)
-        if self.sizes.starts == 1:
-            return z_H, z_L
-        inits_SD = torch.cat((self.inner.L_init[None], self.inner.L_more_inits)).to(self.dtype)
-        return z_H, inits_SD[:, None].expand(slots, -1, *z_H.shape[1:])
-
     def puzzle_rows(self, ids_B: Tensor) -> Tensor | None:
         """Returns this step's rows of the puzzle table, in the forward dtype."""
         if not self.sizes.puzzle_emb_ndim:
             return None
         return self.inner.puzzle_emb(ids_B).to(self.dtype)
-
-    def cycles(self, progress: float) -> Cycles:
-        """Returns the cycles of a step: a third of them in the first half of `depth_warmup`, two
-        thirds in its second half, then all.
-
-        The depth grows in stages (Qasim and Zhang 2025) because each depth is compiled separately.
-        """
-        warmup = self.sizes.depth_warmup
-        thirds = 1 + int(2 * progress / warmup) if progress < warmup else 3
-        return -(-self.sizes.H_cycles * thirds // 3), -(-self.sizes.L_cycles * thirds // 3)
 
     def forward(
         self,
@@ -299,10 +247,9 @@ class RecursiveNet(nn.Module):
         tokens_BT: Tensor,
         rows_BP: Tensor | None,
         weights: dict[str, Tensor] | None,
-        progress: float = 1.0,
     ) -> tuple[State, Tensor, Tensor]:
         """Does one step of reasoning: returns the new state, token logits and halting logits."""
-        arguments = (*state, tokens_BT, rows_BP, self.cycles(progress))
+        arguments = (*state, tokens_BT, rows_BP)
         if weights is None:
             return self.inner(*arguments)
         return functional_call(self.inner, weights, arguments)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from models.layers import CosSin
-from models.recursive.recursion import Cycles, Inner, RecursiveNet, Sizes, State
+from models.recursive.recursion import Inner, RecursiveNet, Sizes, State
 from utils.spec import Spec
 
 
@@ -19,21 +19,19 @@ class TRMInner(Inner):
 
     def __init__(self, sizes: Sizes, spec: Spec) -> None:
         super().__init__(sizes, spec)
-        mixed = spec.seq_len + sizes.prefix if sizes.mlp_t else 0
-        self.L_level = self.level(sizes.L_layers, mixed)
+        self.L_level = self.level(sizes.L_layers)
 
-    def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, cycles: Cycles) -> State:
-        high, low = cycles
+    def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
         with torch.no_grad():
-            for _ in range(high - 1):
-                state = self.one_round(state, x_BLD, cos_sin, low)
-        return self.one_round(state, x_BLD, cos_sin, low)
+            for _ in range(self.sizes.H_cycles - 1):
+                state = self.one_round(state, x_BLD, cos_sin)
+        return self.one_round(state, x_BLD, cos_sin)
 
-    def one_round(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, passes: int) -> State:
-        """Refines z_L `passes` times, then z_H once."""
+    def one_round(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
+        """Refines z_L `L_cycles` times, then z_H once."""
         z_H, z_L = state
         question_and_answer = z_H + x_BLD
-        for _ in range(passes):
+        for _ in range(self.sizes.L_cycles):
             z_L = self.L_level(z_L, question_and_answer, cos_sin)
         return self.L_level(z_H, z_L, cos_sin), z_L
 

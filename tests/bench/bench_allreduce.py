@@ -46,7 +46,6 @@ class Reasoner(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
         config: Any = OmegaConf.load(ROOT / "conf" / "arch" / f"{kind}.yaml")
-        config.seed = 0  # arch.chain_seed names it
         arch: Any = OmegaConf.to_container(config.arch, resolve=True)
         keys = {key: value for key, value in arch.items() if key not in ("_target_", "loss")}
         keys |= {"H_cycles": 1, "L_cycles": 1, "forward_dtype": "float32"}

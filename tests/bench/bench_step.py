@@ -74,9 +74,7 @@ def ours(net: str, dtype: str, multiple: int) -> Callable[[], None]:
     import torch
 
     from models.objective import Context
-    from models.recursive.act import ActObjective
-    from models.recursive.hrm import HRM
-    from models.recursive.trm import TRM as Net
+    from tests.making import make_objective
     from utils.measure import hardware
     from utils.noise import Noise
     from utils.spec import Spec
@@ -84,10 +82,9 @@ def ours(net: str, dtype: str, multiple: int) -> Callable[[], None]:
     hardware.tune()
     tokens, vocabulary, _ = DATA[net]
     spec = Spec(vocab_size=vocabulary, seq_len=tokens, table_rows=1)
-    made = (HRM if net == "hrm" else Net)(
-        spec, forward_dtype=dtype, mlp_multiple=multiple, **NETS[net]
-    )
-    objective, batch = ActObjective(made, "stablemax_cross_entropy"), batch_of(net)
+    keys = {"forward_dtype": dtype, "mlp_multiple": multiple, **NETS[net]}
+    objective = make_objective("hrm" if net == "hrm" else "trm", spec, **keys)
+    batch = batch_of(net)
     carry = objective.initial_carry(batch)
 
     def step() -> None:

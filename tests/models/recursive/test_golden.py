@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from models.objective import Context
-from models.recursive.act import ActObjective
-from models.recursive.hrm import HRM
-from models.recursive.trm import TRM
 from optim.adam_atan2 import AdamATan2
 from optim.sparse_signsgd import SparseSignSGD
+from tests.making import make_objective
 from tests.ranks import ROOT
 from utils.noise import Noise
 from utils.ranks.distributed import Dist
@@ -43,11 +42,8 @@ class Recording:
             config.pop("vocab_size"), config.pop("seq_len"), config.pop("num_puzzle_identifiers")
         )
         config.pop("causal")
-        net = {"hrm": HRM, "trm": TRM}[self.meta["model"]]
-        self.objective = ActObjective(
-            net(spec, **config, no_ACT_continue=self.meta["model"] == "trm"), self.meta["loss_type"]
-        )
-        self.objective.to(self.device)
+        objective = make_objective(self.meta["model"], spec, **config)
+        self.objective: Any = objective.to(self.device)
 
     def load(self, when: str) -> None:
         """Strictly: the published keys are our keys."""
