@@ -10,7 +10,6 @@ they see.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -37,18 +36,7 @@ class Packed(NamedTuple):
 Sees = Tensor | list[int] | Packed | None
 
 
-class Varlen:
-    """PyTorch's `varlen_attn`, whose options differ from 2.10 to 2.12."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        takes = inspect.signature(function).parameters
-        self.function, self.shares_keys = function, "enable_gqa" in takes
-        self.causal: dict[str, Any] = (
-            {"window_size": (-1, 0)} if "window_size" in takes else {"is_causal": True}
-        )
-
-
-_varlen: Varlen | None = None
+_varlen: Callable[..., Any] | None = None
 
 
 def load_kernel() -> None:
@@ -62,11 +50,9 @@ def load_kernel() -> None:
         or torch.cuda.get_device_capability() < (8, 0)
     ):
         return
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:  # before 2.10
-        return
-    _varlen = Varlen(varlen_attn)
+    from torch.nn.attention.varlen import varlen_attn
+
+    _varlen = varlen_attn
 
 
 def within(documents_BL: Tensor, most: int, dtype: torch.dtype, head_width: int) -> Sees:
@@ -125,14 +111,11 @@ def attention_packed(
         heads_BHLK.transpose(1, 2).flatten(0, 1)
         for heads_BHLK in (query_BHLK, key_BHLK, value_BHLK)
     )
-    options = dict(_varlen.causal)
-    if shared_keys and _varlen.shares_keys:
-        options["enable_gqa"] = True
-    elif shared_keys:
+    if shared_keys:  # the kernel of torch 2.11 takes as many keys as queries
         times = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
     bounds, longest = documents
-    mixed_THK = _varlen.function(query, key, value, bounds, bounds, longest, longest, **options)
+    mixed_THK = _varlen(query, key, value, bounds, bounds, longest, longest, window_size=(-1, 0))
     batch, _, length, _ = query_BHLK.shape
     return mixed_THK.unflatten(0, (batch, length)).transpose(1, 2)
 

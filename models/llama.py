@@ -337,9 +337,7 @@ def export(*arguments: str) -> str:
             " folders"
         )
     arch: Any = OmegaConf.to_container(config.arch)
-    # earlier runs lack some keys
-    keys = {field.name: arch[field.name] for field in fields(Shape) if field.name in arch}
-    shape = Shape(**keys)
+    shape = Shape(**{field.name: arch[field.name] for field in fields(Shape)})
     averaged = "ema" in groups
     weights = (
         {name.removeprefix("dense/"): t for name, t in groups["ema"].items() if name != "steps"}

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from models import llama
 from models.frozen import Frozen, Tensors
-from models.language.gpt import GPT, DecoderBlock, Shape
+from models.language.gpt import GPT, DecoderBlock
 from utils.checkpoint import reader
 from utils.command.instantiate import make
 from utils.errors import ConfigError, said_of
 from utils.spec import Spec
 
-__all__ = ["GPT", "DecoderBlock", "Shape", "load"]
+__all__ = ["GPT", "DecoderBlock", "load"]
 
 # a net without its weights; their folder, their files (None: all in the folder), and their reader
 Found = tuple[nn.Module, Path, list[Path] | None, Callable[[Sequence[Path]], Tensors]]
@@ -111,7 +111,13 @@ def _llama(path: str, spec: Spec, forward_dtype: str, key: str) -> Found:
         arch = llama.arch_in(folder)
     except ConfigError as error:
         raise ConfigError(f"{key}={error}") from None
-    net = _net({"_target_": "models.language.gpt.GPT", **arch}, path, spec, forward_dtype, key)
+    net = _net(
+        {"_target_": "models.language.gpt.GPT", "recompute": False, **arch},
+        path,
+        spec,
+        forward_dtype,
+        key,
+    )
     assert isinstance(net, GPT)
     return net, folder, None, partial(_as_ours, folder, net)
 

@@ -26,9 +26,9 @@ class AdamATan2(torch.optim.Optimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: NonNegativeFloat = 1e-4,
-        betas: tuple[Decay, Decay] = (0.9, 0.95),
-        weight_decay: NonNegativeFloat = 0.1,
+        lr: NonNegativeFloat,
+        betas: tuple[Decay, Decay],
+        weight_decay: NonNegativeFloat,
     ) -> None:
         super().__init__(
             params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay, "step": 0}

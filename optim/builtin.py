@@ -17,32 +17,37 @@ Named = Iterable[tuple[str, nn.Parameter]]
 
 
 def adamw(
-    params: Named,
-    lr: float,
-    betas: Sequence[float] = (0.9, 0.95),
-    weight_decay: float = 0.1,
-    eps: float = 1e-8,
-    matrices_only: bool = False,
-    fused: bool = False,
+    params: Named, lr: float, betas: Sequence[float], weight_decay: float, eps: float = 1e-8
 ) -> torch.optim.Optimizer:
-    """Adam with decoupled decay, if asked for on matrices alone; fused: one kernel for all of a
-    step, whose roundings are others.
-    """
+    """Adam with decoupled decay."""
     beta1, beta2 = betas
-    groups: list[dict[str, Any]] = [{"params": list(params)}]
-    if matrices_only:
-        named = groups[0]["params"]
-        groups = [{"params": [each for each in named if each[1].ndim > 1]}]
-        groups += [{"params": [each for each in named if each[1].ndim <= 1], "weight_decay": 0.0}]
-        groups = [group for group in groups if group["params"]]
-    way: dict[str, bool] = {"fused": True} if fused else {"foreach": True}
     return torch.optim.AdamW(
-        groups, lr=lr, betas=(beta1, beta2), weight_decay=weight_decay, eps=eps, **way
+        params, lr=lr, betas=(beta1, beta2), weight_decay=weight_decay, eps=eps, foreach=True
+    )
+
+
+def adamw_matrices(
+    params: Named, lr: float, betas: Sequence[float], weight_decay: float, eps: float = 1e-8
+) -> torch.optim.Optimizer:
+    """Adam with decoupled decay on matrices alone, in one kernel for all of a step."""
+    beta1, beta2 = betas
+    named = list(params)
+    decays, others = (
+        [each for each in named if (each[1].ndim > 1) == wanted] for wanted in (True, False)
+    )
+    groups: list[dict[str, Any]] = [{"params": decays}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=lr,
+        betas=(beta1, beta2),
+        weight_decay=weight_decay,
+        eps=eps,
+        fused=True,
     )
 
 
 def adadelta(
-    params: Named, lr: float, rho: float = 0.9, weight_decay: float = 0.0, eps: float = 1e-6
+    params: Named, lr: float, weight_decay: float, rho: float = 0.9, eps: float = 1e-6
 ) -> torch.optim.Optimizer:
     """Adadelta."""
     return torch.optim.Adadelta(
@@ -53,8 +58,8 @@ def adadelta(
 def sgd(
     params: Named,
     lr: float,
-    momentum: float = 0.9,
-    weight_decay: float = 0.0,
+    momentum: float,
+    weight_decay: float,
     nesterov: bool = False,
 ) -> torch.optim.Optimizer:
     """Stochastic gradient descent with momentum."""
@@ -66,8 +71,8 @@ def sgd(
 def muon(
     params: Named,
     lr: float,
-    momentum: float = 0.95,
-    weight_decay: float = 0.1,
+    momentum: float,
+    weight_decay: float,
     nesterov: bool = True,
 ) -> torch.optim.Optimizer:
     """Muon on matrices, its step scaled by their shape as Jordan et al. (2024) do, so that

@@ -37,7 +37,7 @@ class WarmupDecay:
     total_steps: int
     warmup_steps: NonNegativeInt
     min_ratio: Share
-    decay_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    decay_share: Annotated[float, Field(gt=0, le=1)] | None
 
     def __call__(self, step: int) -> float:
         if step < self.warmup_steps:

@@ -154,12 +154,10 @@ def gpt_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def reader_folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Two folders with Llama models of different widths and tokenizers, which know nothing."""
-    import torch
-
     from data.bpe import train_bpe
     from data.latent.stories import make_stories
     from models import llama
-    from models.language.gpt import GPT
+    from tests.making import make_objective
     from utils.spec import Spec
 
     texts = [
@@ -169,17 +167,18 @@ def reader_folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folders = []
     for number, (width, vocabulary) in enumerate(((16, 262), (24, 280))):
         folder = tmp_path_factory.mktemp("reader")
-        torch.manual_seed(number)
-        net = GPT(
+        objective = make_objective(
+            "gpt",
             Spec(vocab_size=vocabulary, seq_len=96),
+            number,
             num_layers=2,
             hidden_size=width,
             num_heads=4,
             kv_heads=2,
             mlp_width=32,
         )
-        weights = dict(net.state_dict())
-        llama.write(folder, weights, net.shape, 96)
+        net = objective.model
+        llama.write(folder, net.state_dict(), net.shape, 96)
         (folder / "tokenizer.json").write_text(train_bpe(iter(texts), vocabulary, 10**6))
         folders.append(str(folder))
     return folders

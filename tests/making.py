@@ -1,4 +1,6 @@
-"""Makes a source, or a net with its losses, from conf/ as a run would, with some keys changed."""
+"""Makes a source, a net with its losses or a sync from conf/ as a run would, with some keys
+changed.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +38,11 @@ def make_objective(choice: str, spec: Spec, seed: int = 0, **changes: Any) -> An
     if arch.get("forward_dtype") == "auto":
         arch["forward_dtype"] = "float32"
     return objective.make_objective(arch, seed, spec)
+
+
+def make_sync(choice: str, **changes: Any) -> Any:
+    """Makes sync=`choice`; changes are keys of `sync`."""
+    return make(_checked("sync", choice, changes), "sync")
 
 
 def _checked(group: str, choice: str, changes: dict[str, Any]) -> Any:

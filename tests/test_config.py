@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from tests.data.recursive.arc_helpers import built, write_folder
@@ -41,6 +46,30 @@ LINES = {
     "trm_sudoku": TRM_SUDOKU,
     "trm_arc": TRM_ARC,
 }
+
+
+def targets(node: Any) -> Iterator[dict[str, Any]]:
+    """Yields the mappings of a YAML file that have a `_target_`."""
+    if isinstance(node, dict) and "_target_" in node:
+        yield node
+    for each in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from targets(each)
+
+
+def test_a_default_stands_in_yaml_or_in_a_signature_never_in_both() -> None:
+    for path in (ROOT / "conf").rglob("*.yaml"):
+        for given in targets(yaml.safe_load(path.read_text())):
+            if "hydra" in given["_target_"]:
+                continue
+            module, _, name = given["_target_"].rpartition(".")
+            target = getattr(import_module(module), name)
+            parameters = inspect.signature(getattr(target, "takes", target)).parameters
+            twice = [
+                key
+                for key, parameter in parameters.items()
+                if key in given and parameter.default is not parameter.empty
+            ]
+            assert not twice, f"{path.name}: {given['_target_']}"
 
 
 def test_defaults_are_hrms_recipe() -> None:

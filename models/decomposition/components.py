@@ -86,14 +86,14 @@ class Components(nn.Module):
         ],
         C: Annotated[PositiveInt | dict[str, PositiveInt], Doc("components of each matrix")],
         gates: GatesKeys,
-        forward_dtype: ForwardDtype = "float32",
+        forward_dtype: ForwardDtype,
         init: Annotated[
             Literal["random", "inputs"],
             Doc(
                 "what components read at the beginning: random directions, or those of inputs "
                 "of their matrix in the first step"
             ),
-        ] = "random",
+        ],
     ) -> None:
         super().__init__()
         self.dtype = parse_dtype(forward_dtype)
@@ -108,6 +108,11 @@ class Components(nn.Module):
         self.decode = spec.decode
         self.seams = {seam.name: seam for seam in choose_seams(modules, seams_of(self.target.net))}
         self.names, seams = list(self.seams), list(self.seams.values())
+        if init == "inputs" and (indexed := [seam.name for seam in seams if seam.indexed]):
+            raise ConfigError(
+                f"arch.init=inputs: {indexed[0]} is an embedding, which has no input to begin at;"
+                " leave it out of arch.modules, or use init=random"
+            )
         self.ties = ties(seams)
         self.counts = components_of(C, self.names)
         for number, (first, _) in self.ties.items():

@@ -127,7 +127,7 @@ class Decompose(Objective):
                 "which outputs of a text are compared; last: those at its end alone, for nets "
                 "that answer there"
             ),
-        ] = "all",
+        ],
     ) -> None:
         super().__init__(model)
         self.adversary = adversarial

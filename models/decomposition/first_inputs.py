@@ -40,7 +40,7 @@ def start_at_inputs(
         V_DC = model.factors(number)[0]
         most = -(-POOL * V_DC.shape[1] // shards)
         # one rank fills each shard's rows, so that the sum over ranks gathers them
-        offered = V_DC.new_zeros(shards, most, 1 if model.seams[name].indexed else len(V_DC))
+        offered = V_DC.new_zeros(shards, most, len(V_DC))
         for shard, inputs in zip(noise.shards, by_shard, strict=True):
             drawn = Noise(noise.seed, noise.step, [shard], noise.device)
             own = _drawn(inputs[number], most, drawn, f"first inputs of {name}")
@@ -48,18 +48,15 @@ def start_at_inputs(
         dist.all_reduce(offered)
         pool_RD = offered.transpose(0, 1).flatten(0, 1)  # in turn from all shards
         pool_RD = pool_RD[pool_RD.any(1)]
-        chosen = _tokens(pool_RD, V_DC) if model.seams[name].indexed else _different(pool_RD, V_DC)
+        chosen = _different(pool_RD, V_DC)
         V_DC[:, : len(chosen)] = chosen.t()
 
 
 def _drawn(given: Tensor, most: int, noise: Noise, stream: str) -> Tensor:
-    """Returns up to `most` inputs of a shard, scaled to length 1; of an embedding, row indices plus
-    1, so that none is 0.
-    """
-    indices = not given.is_floating_point()
-    rows = given.reshape(-1, 1) + 1 if indices else widen(given.flatten(0, -2))
+    """Returns up to `most` inputs of a shard, scaled to length 1."""
+    rows = widen(given.flatten(0, -2))
     rows = rows[noise.uniform(stream, (len(rows),)).argsort(stable=True)]
-    return rows[:most] if indices else F.normalize(rows[rows.any(1)][:most], dim=1)
+    return F.normalize(rows[rows.any(1)][:most], dim=1)
 
 
 def _different(pool_RD: Tensor, V_DC: Tensor) -> Tensor:
@@ -78,10 +75,3 @@ def _different(pool_RD: Tensor, V_DC: Tensor) -> Tensor:
         likeness_R = torch.maximum(likeness_R, cosines_R)
     others = [number for number in range(len(pool_RD)) if number not in {*taken}]
     return pool_RD[(taken + others)[:most]]
-
-
-def _tokens(pool_R1: Tensor, V_DC: Tensor) -> Tensor:
-    """Takes distinct tokens, in the order drawn, as one-hot rows."""
-    different = list(dict.fromkeys((pool_R1[:, 0] - 1).long().tolist()))[: V_DC.shape[1]]
-    indices = torch.tensor(different, dtype=torch.int64, device=V_DC.device)
-    return F.one_hot(indices, len(V_DC)).to(V_DC.dtype)

@@ -106,7 +106,7 @@ class MLPGates(nn.Module):
 
     reads_activations = True
 
-    def __init__(self, components: Sequence[int], widths: Sequence[int], hidden: int) -> None:
+    def __init__(self, components: Sequence[int], hidden: int) -> None:
         super().__init__()
         total = sum(components)
         self.inward_KH = nn.Parameter(torch.randn(total, hidden) * 2**0.5)
@@ -121,81 +121,58 @@ class MLPGates(nn.Module):
         return y_KN.t() + self.outward_bias_K
 
 
-class VectorMLPGates(nn.Module):
-    """A gate reads the whole input of its matrix, with an MLP of its own."""
+class InputMLPGates(nn.Module):
+    """A gate reads the whole input of its matrix: with an MLP of its own, or one that all gates of
+    the matrix share.
+    """
 
     reads_activations = False
 
-    def __init__(self, components: Sequence[int], widths: Sequence[int], hidden: int) -> None:
+    def __init__(
+        self, components: Sequence[int], widths: Sequence[int], hidden: int, shared: bool
+    ) -> None:
         super().__init__()
-        pairs = list(zip(components, widths, strict=True))
+        self.shared = shared
+        sizes = [
+            (d, hidden if shared else c * hidden) for c, d in zip(components, widths, strict=True)
+        ]
         self.inward = nn.ParameterList(
-            nn.Parameter(torch.randn(d, c * hidden) * (2 / d) ** 0.5) for c, d in pairs
+            nn.Parameter(torch.randn(d, units) * (2 / d) ** 0.5) for d, units in sizes
         )
-        self.inward_bias = nn.ParameterList(nn.Parameter(torch.zeros(c * hidden)) for c, _ in pairs)
+        self.inward_bias = nn.ParameterList(nn.Parameter(torch.zeros(units)) for _, units in sizes)
         self.outward = nn.ParameterList(
-            nn.Parameter(torch.randn(c, hidden) * hidden**-0.5) for c, _ in pairs
+            nn.Parameter(torch.randn((hidden, c) if shared else (c, hidden)) * hidden**-0.5)
+            for c in components
         )
         self.outward_bias_K = nn.Parameter(torch.zeros(sum(components)))
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
         """Returns [N, K] from the inputs [N, D] of each matrix."""
         outputs = []
-        for x_ND, inward, bias, outward_CH in zip(
+        for x_ND, inward, bias, outward in zip(
             inputs, self.inward, self.inward_bias, self.outward, strict=True
         ):
-            act_NCH = F.gelu(torch.addmm(bias, x_ND, inward)).unflatten(1, outward_CH.shape)
-            outputs.append((act_NCH * outward_CH).sum(-1))
+            act = F.gelu(torch.addmm(bias, x_ND, inward))
+            outputs.append(
+                act @ outward
+                if self.shared
+                else (act.unflatten(1, outward.shape) * outward).sum(-1)
+            )
         return torch.cat(outputs, 1) + self.outward_bias_K
 
 
-class SharedMLPGates(nn.Module):
-    """One MLP for all gates of a matrix, which reads the whole input."""
-
-    reads_activations = False
-
-    def __init__(self, components: Sequence[int], widths: Sequence[int], hidden: int) -> None:
-        super().__init__()
-        pairs = list(zip(components, widths, strict=True))
-        self.inward = nn.ParameterList(
-            nn.Parameter(torch.randn(d, hidden) * (2 / d) ** 0.5) for _, d in pairs
-        )
-        self.inward_bias = nn.ParameterList(nn.Parameter(torch.zeros(hidden)) for _ in pairs)
-        self.outward = nn.ParameterList(
-            nn.Parameter(torch.randn(hidden, c) * hidden**-0.5) for c, _ in pairs
-        )
-        self.outward_bias_K = nn.Parameter(torch.zeros(sum(components)))
-
-    def forward(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Returns [N, K] from the inputs [N, D] of each matrix."""
-        layers = zip(inputs, self.inward, self.inward_bias, self.outward, strict=True)
-        return (
-            torch.cat(
-                [
-                    F.gelu(torch.addmm(bias, x, inward)) @ outward
-                    for x, inward, bias, outward in layers
-                ],
-                1,
-            )
-            + self.outward_bias_K
-        )
-
-
-Gates = MLPGates | VectorMLPGates | SharedMLPGates
-KINDS: dict[str, type[Gates]] = {
-    "mlp": MLPGates,
-    "vector_mlp": VectorMLPGates,
-    "shared_mlp": SharedMLPGates,
-}
+Gates = MLPGates | InputMLPGates
 
 
 def make_gates(kind: str, width: int, components: Sequence[int], seams: Sequence[Seam]) -> Gates:
     """Makes gates, given the number of components and the seam of each matrix."""
-    if not KINDS[kind].reads_activations:
-        for seam in seams:
-            if seam.indexed:
-                raise ConfigError(
-                    f"arch.gates.kind={kind}: reads the input of matrices, and {seam.name} is an"
-                    " embedding, which has none; use mlp"
-                )
-    return KINDS[kind](components, [len(seam.matrix) for seam in seams], width)
+    if kind == "mlp":
+        return MLPGates(components, width)
+    for seam in seams:
+        if seam.indexed:
+            raise ConfigError(
+                f"arch.gates.kind={kind}: reads the input of matrices, and {seam.name} is an"
+                " embedding, which has none; use mlp"
+            )
+    widths = [len(seam.matrix) for seam in seams]
+    return InputMLPGates(components, widths, width, shared=kind == "shared_mlp")

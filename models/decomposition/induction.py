@@ -42,10 +42,10 @@ class InductionHeads(nn.Module):
     def __init__(
         self,
         spec: Spec,
-        hidden_size: Width = 16,
-        num_heads: Annotated[PositiveInt, Divides("hidden_size")] = 1,
-        num_layers: Layers = 2,
-        forward_dtype: ForwardDtype = "float32",
+        hidden_size: Width,
+        num_heads: Annotated[PositiveInt, Divides("hidden_size")],
+        num_layers: Layers,
+        forward_dtype: ForwardDtype,
     ) -> None:
         super().__init__()
         if not (spec.vocab_size and spec.seq_len) or spec.table_rows:

@@ -75,11 +75,11 @@ class TMS(Toy):
     def __init__(
         self,
         spec: Spec,
-        hidden_size: Annotated[Width, Doc("fewer than there are features")] = 2,
+        hidden_size: Annotated[Width, Doc("fewer than there are features")],
         identity_layers: Annotated[
             int, Field(ge=0, le=1000), Doc("fixed identity layers in the middle")
-        ] = 0,
-        forward_dtype: ForwardDtype = "float32",
+        ],
+        forward_dtype: ForwardDtype,
     ) -> None:
         super().__init__(spec, forward_dtype, "tms")
         check_memory(hidden_size * (self.features + identity_layers * hidden_size))
@@ -105,10 +105,10 @@ class ResidMLP(Toy):
     def __init__(
         self,
         spec: Spec,
-        hidden_size: Annotated[Width, Doc("width of the stream")] = 1000,
-        mlp_width: Annotated[Width, Doc("neurons of all layers together")] = 50,
-        num_layers: Layers = 1,
-        forward_dtype: ForwardDtype = "float32",
+        hidden_size: Annotated[Width, Doc("width of the stream")],
+        mlp_width: Annotated[Width, Doc("neurons of all layers together")],
+        num_layers: Layers,
+        forward_dtype: ForwardDtype,
     ) -> None:
         super().__init__(spec, forward_dtype, "resid_mlp")
         check_memory(hidden_size * (self.features + 2 * mlp_width))

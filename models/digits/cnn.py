@@ -20,12 +20,7 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 class CNN(nn.Module):
     """conv32 – conv64 – pool – fc128 – fc, with dropout before both linear layers."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        dropout: tuple[Rate, Rate] = (0.25, 0.5),
-        forward_dtype: ForwardDtype = "float32",
-    ) -> None:
+    def __init__(self, spec: Spec, dropout: tuple[Rate, Rate], forward_dtype: ForwardDtype) -> None:
         super().__init__()
         if spec.image_shape != (28, 28):
             raise ConfigError(

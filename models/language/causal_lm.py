@@ -43,14 +43,14 @@ class CausalLM(Objective):
         chunk_tokens: Annotated[
             PositiveInt | None,
             Doc("computes the logits of at most so many tokens at once; null: of all"),
-        ] = None,
+        ],
         z_loss: Annotated[
             Share,
             Doc(
                 "coefficient of the squared log of the softmax's denominator in the training "
                 "loss; PaLM: 1e-4"
             ),
-        ] = 0.0,
+        ],
     ) -> None:
         super().__init__(model)
         self.z_loss = z_loss

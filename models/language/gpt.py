@@ -51,34 +51,34 @@ class Shape:
     num_heads: Annotated[PositiveInt, Divides("hidden_size")]
     kv_heads: Annotated[
         PositiveInt | None, Doc("groups of heads share so many keys and values; null: num_heads")
-    ] = None
+    ]
     mlp_width: Annotated[
         PositiveInt | None, Doc("null: 8/3 of hidden_size, rounded up to a multiple of 64")
-    ] = None
-    tied: Annotated[bool, Doc("the output layer uses the weights of the embedding")] = False
-    qk_norm: Annotated[bool, Doc("normalises queries and keys")] = False
-    logit_cap: Annotated[PositiveFloat | None, Doc("caps logits softly at ± this")] = None
+    ]
+    tied: Annotated[bool, Doc("the output layer uses the weights of the embedding")]
+    qk_norm: Annotated[bool, Doc("normalises queries and keys")]
+    logit_cap: Annotated[PositiveFloat | None, Doc("caps logits softly at ± this")]
     recompute: Annotated[
         bool, Doc("computes blocks again in the backward pass: less memory, a third more work")
-    ] = False
-    rms_norm_eps: Share = 1e-5
-    rope_theta: Annotated[PositiveFloat, Doc("base of the rotary frequencies")] = 10000.0
-    forward_dtype: ForwardDtype = "float32"
+    ]
+    rms_norm_eps: Share
+    rope_theta: Annotated[PositiveFloat, Doc("base of the rotary frequencies")]
+    forward_dtype: ForwardDtype
     head_dim: Annotated[
         Annotated[int, Field(ge=2)] | None,
         Doc("the width of a head; null: hidden_size / num_heads"),
-    ] = None
+    ]
     qk_weights: Annotated[
         bool, Doc("these norms have weights and come before the rotation, as in Qwen3")
-    ] = False
-    qkv_bias: Annotated[bool, Doc("queries, keys and values have biases, as in Qwen2")] = False
+    ]
+    qkv_bias: Annotated[bool, Doc("queries, keys and values have biases, as in Qwen2")]
     rope_scaling: Annotated[
         dict[str, Any] | None,
         Doc(
             "as in Llama 3.1: {factor: 8, low_freq_factor: 1, high_freq_factor: 4, "
             "original_max_position_embeddings: 8192}"
         ),
-    ] = None
+    ]
 
     def __post_init__(self) -> None:
         if self.head_dim is not None and self.head_dim % 2:
@@ -145,20 +145,10 @@ class Shape:
 class DecoderBlock(nn.Module):
     """Attention, then a gated MLP; each reads a norm of the stream, and adds to the stream."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, width: int, eps: float, attention: Attention, mlp: SwiGLU) -> None:
         super().__init__()
-        width, eps = shape.hidden_size, shape.rms_norm_eps
         self.attn_norm, self.mlp_norm = RMSNorm(width, eps), RMSNorm(width, eps)
-        self.self_attn = Attention(
-            width,
-            shape.num_heads,
-            shape.keys,
-            eps if shape.qk_norm else None,
-            shape.head_width,
-            shape.qk_weights,
-            shape.qkv_bias,
-        )
-        self.mlp = SwiGLU(width, shape.gated)
+        self.self_attn, self.mlp = attention, mlp
 
     def forward(
         self,
@@ -197,7 +187,7 @@ class GPT(nn.Module):
         width = shape.hidden_size
         check_memory(shape.weights + (2 - shape.tied) * width * spec.vocab_size)
         self.embed_tokens = Embedding(spec.vocab_size, width, STD)
-        self.layers = nn.ModuleList(DecoderBlock(shape) for _ in range(shape.num_layers))
+        self.layers = nn.ModuleList(self.block() for _ in range(shape.num_layers))
         self.norm = RMSNorm(width, shape.rms_norm_eps)
         self.lm_head = None if shape.tied else Linear(width, spec.vocab_size)
         self.rotary_emb = RotaryEmbedding(
@@ -210,6 +200,22 @@ class GPT(nn.Module):
                     output.weight.mul_((2 * shape.num_layers) ** -0.5)
             if self.lm_head is not None:
                 self.lm_head.weight.mul_(STD * width**0.5)
+
+    def block(self) -> DecoderBlock:
+        """Builds a block of this net's shape."""
+        shape, eps = self.shape, self.shape.rms_norm_eps
+        attention = Attention(
+            shape.hidden_size,
+            shape.num_heads,
+            shape.keys,
+            eps if shape.qk_norm else None,
+            shape.head_width,
+            shape.qk_weights,
+            shape.qkv_bias,
+        )
+        return DecoderBlock(
+            shape.hidden_size, eps, attention, SwiGLU(shape.hidden_size, shape.gated)
+        )
 
     @property
     def blocks(self) -> Sequence[DecoderBlock]:

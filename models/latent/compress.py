@@ -54,12 +54,12 @@ class Compress(Objective):
                 "share of the run in which only gist trains the encoder, because answers would "
                 "pull harder at first"
             ),
-        ] = 0.0,
+        ],
         hidden: Annotated[
             float,
             Field(ge=0, lt=1),
             Doc("share of the text's bytes that gist hides from the encoder and does not ask for"),
-        ] = 0.0,
+        ],
     ) -> None:
         super().__init__(model)
         self.coefficients = {"answer": answer, "gist": gist}

@@ -20,6 +20,7 @@ from typing_extensions import Doc, TypedDict
 from models import halves
 from models.latent.generation import LayeredPrefix, answer_logits, generate
 from models.layers import (
+    Attention,
     Embedding,
     ForwardDtype,
     Linear,
@@ -33,7 +34,7 @@ from models.layers import (
     rms_norm,
     widen,
 )
-from models.targets import GPT, DecoderBlock, Shape, load
+from models.targets import GPT, DecoderBlock, load
 from utils.command.marks import A_RUN, STRICT, Divides
 from utils.errors import ConfigError
 from utils.ranks.devices import devices_of, home
@@ -114,11 +115,15 @@ class Encoder(nn.Module):
         """
         super().__init__()
         self.dtype = dtype
-        shape = Shape(max(layers, 1), width, heads)  # there may be no block
         self.embed = Embedding(BYTES, width, 1.0)
         self.places = nn.Parameter(torch.randn(positions + 1, width))
-        self.rotary = RotaryEmbedding(width // heads, 0, positions + 1, shape.rope_theta, dtype)
-        self.layers = nn.ModuleList(DecoderBlock(shape) for _ in range(layers))
+        self.rotary = RotaryEmbedding(width // heads, 0, positions + 1, 10000.0, dtype)
+        self.layers = nn.ModuleList(
+            DecoderBlock(
+                width, EPS, Attention(width, heads), SwiGLU(width, gated_width(width, 4.0, 64))
+            )
+            for _ in range(layers)
+        )
         self.gather = Gather(width, heads, latents, mlp, nearness)
         self.norm, self.to_wire = RMSNorm(width, EPS), Linear(width, wire)
 
@@ -226,7 +231,7 @@ class Prefix(nn.Module):
         gist_width: Annotated[Width, Doc("width of the part that predicts texts from latents")],
         send: Annotated[
             Literal["float16", "int8", "int4"], Doc("how vectors are sent, also in training")
-        ] = "float16",
+        ],
         devices: Annotated[
             int,
             Field(ge=1, le=64),
@@ -234,8 +239,8 @@ class Prefix(nn.Module):
                 "GPUs of each rank: the models are spread over them, and what trains is on the "
                 "first"
             ),
-        ] = 1,
-        forward_dtype: ForwardDtype = "float32",
+        ],
+        forward_dtype: ForwardDtype,
     ) -> None:
         super().__init__()
         self.dtype = parse_dtype(forward_dtype)

@@ -60,18 +60,18 @@ class GuessObjective(Objective):
         model: SudokuNet,
         think_steps: Annotated[
             int, Field(ge=0, le=1000), Doc("steps on a board before the first guess")
-        ] = 2,
+        ],
         sure: Annotated[
             float, Field(ge=0.5, le=1), Doc("digits of a higher probability are filled in at once")
-        ] = 0.97,
+        ],
         beam: Annotated[
             PositiveInt,
             SAME_RUN,
             Doc("boards with guesses that an evaluation keeps for each puzzle"),
-        ] = 16,
+        ],
         search_steps: Annotated[
             int, Field(ge=1, le=1000), SAME_RUN, Doc("most steps of an evaluation")
-        ] = 40,
+        ],
         accept: Annotated[
             float,
             Field(gt=0, lt=1),
@@ -80,22 +80,18 @@ class GuessObjective(Objective):
                 "a full board that is right with a higher probability, by the net's own word, "
                 "ends an evaluation's search"
             ),
-        ] = 0.95,
-        board_steps: Annotated[
-            int, Field(ge=1, le=1000), Doc("most steps on a board in training")
-        ] = 24,
+        ],
+        board_steps: Annotated[int, Field(ge=1, le=1000), Doc("most steps on a board in training")],
         revealed: Annotated[
             Share, Doc("in half of the boards, up to this share of the blanks is given")
-        ] = 0.25,
-        corrected: Annotated[
-            Share, Doc("share of the guesses of training that are put right")
-        ] = 0.5,
+        ],
+        corrected: Annotated[Share, Doc("share of the guesses of training that are put right")],
         wrong_steps: Annotated[
             int, Field(ge=0, le=1000), Doc("steps in training after a wrong guess")
-        ] = 6,
+        ],
         value_weight: Annotated[
             NonNegativeFloat, Doc("of the loss of telling boards with wrong guesses")
-        ] = 0.3,
+        ],
     ) -> None:
         super().__init__(model)
         self.rules = Rules(think_steps, sure, beam, search_steps, accept)

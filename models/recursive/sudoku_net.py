@@ -107,12 +107,12 @@ class SudokuNet(nn.Module):
     def __init__(
         self,
         spec: Spec,
-        hidden_size: Width = 32,
+        hidden_size: Width,
         expansion: Annotated[
             float, Field(gt=0, le=1000), Doc("hidden width, as a multiple of hidden_size")
-        ] = 2.0,
-        passes: Annotated[int, Field(ge=1, le=1000), Doc("exchanges of messages in a step")] = 4,
-        forward_dtype: ForwardDtype = "float32",
+        ],
+        passes: Annotated[int, Field(ge=1, le=1000), Doc("exchanges of messages in a step")],
+        forward_dtype: ForwardDtype,
     ) -> None:
         super().__init__()
         side = math.isqrt(spec.seq_len)

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Doc
 
 from optim.sync.base import Sync
-from utils.errors import ConfigError, RunError
+from utils.errors import RunError
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
 
@@ -28,14 +28,12 @@ class DDP(Sync):
 
     def __init__(
         self,
-        bucket_mb: Annotated[float, Field(ge=1)] = 25.0,
+        bucket_mb: Annotated[float, Field(ge=1)],
         find_unused_parameters: Annotated[
             bool, Doc("for nets that leave out parameters in some steps")
-        ] = False,
-        static_graph: Annotated[bool, Doc("for nets that do the same in every step")] = False,
+        ],
+        static_graph: Annotated[bool, Doc("for nets that do the same in every step")],
     ) -> None:
-        if not bucket_mb > 0:
-            raise ConfigError(f"sync.bucket_mb={bucket_mb}: a bucket holds something; try 25")
         self._bucket_mb, self._finds_unused, self._static = (
             bucket_mb,
             find_unused_parameters,

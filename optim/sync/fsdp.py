@@ -42,7 +42,7 @@ class FSDP(Sync):
                 "frees a block's weights after its forward pass, and fetches them again for its "
                 "backward pass"
             ),
-        ] = True,
+        ],
     ) -> None:
         self._reshards = reshard_after_forward
 

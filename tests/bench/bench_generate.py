@@ -17,9 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.language.causal_lm import CausalLM
-from models.language.gpt import GPT
 from tests.bench.bench_gpt_step import VOCABULARY, Size, measure, nanogpt
+from tests.making import make_objective
 from utils.measure import hardware
 from utils.spec import Spec
 
@@ -34,7 +33,8 @@ TEMPERATURE, TOP_K = 0.8, 200
 
 def ours(size: Size, tokens: int, dtype: str) -> Callable[[], Tensor]:
     """Returns what makes a text with the net of experiment=shakespeare."""
-    net = GPT(
+    objective = make_objective(
+        "gpt",
         Spec(vocab_size=VOCABULARY, seq_len=size.length),
         num_layers=size.layers,
         hidden_size=size.width,
@@ -42,7 +42,6 @@ def ours(size: Size, tokens: int, dtype: str) -> Callable[[], Tensor]:
         tied=True,
         forward_dtype=dtype,
     )
-    objective = CausalLM(net)
     batch = {
         "inputs": torch.zeros(1, 1, dtype=torch.int32),
         "continuation": torch.zeros(1, tokens, dtype=torch.int32),

@@ -22,9 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.language.causal_lm import CausalLM
-from models.language.gpt import GPT
 from models.objective import Context
+from tests.making import make_objective
 from utils.measure import hardware
 from utils.noise import Noise
 from utils.spec import Spec
@@ -100,7 +99,8 @@ def ours(size: Size, keys: dict[str, Any], dtype: torch.dtype) -> Step:
     if keys.get("mlp_width") == AS_GPT2:  # three matrices for two, in whole vectors
         keys = {**keys, "mlp_width": -(-8 * size.width // 3 // 16) * 16}
     spec = Spec(vocab_size=VOCABULARY, seq_len=size.length)
-    net = GPT(
+    objective = make_objective(
+        "gpt",
         spec,
         num_layers=size.layers,
         hidden_size=size.width,
@@ -109,7 +109,6 @@ def ours(size: Size, keys: dict[str, Any], dtype: torch.dtype) -> Step:
         forward_dtype=str(dtype).removeprefix("torch."),
         **keys,
     )
-    objective = CausalLM(net, chunk_tokens=4096)
     inputs, labels = batch_of(size)
     batch = {"inputs": inputs, "labels": labels}
     context = Context(0.0, Noise(0, 0, range(1), torch.device("cpu")))

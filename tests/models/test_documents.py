@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.attention.varlen
 import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from models import documents, halves
-from models.language.gpt import GPT
+from tests.making import make_objective
 from utils.spec import Spec
 
 DOCUMENTS = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0]], dtype=torch.int32)
@@ -45,22 +45,7 @@ def attended(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest:
     return torch.cat(parts)
 
 
-def of_2_10(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor,
-    max_q: int,
-    max_k: int,
-    is_causal: bool = False,
-    return_aux: Any = None,
-) -> Tensor:
-    assert is_causal
-    return of_2_11(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, window_size=(-1, 0))
-
-
-def of_2_11(
+def varlen_attn(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -69,32 +54,12 @@ def of_2_11(
     max_q: int,
     max_k: int,
     *,
-    return_aux: Any = None,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-) -> Tensor:
-    assert key.shape[1] == query.shape[1]
-    return of_2_12(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, window_size=window_size)
-
-
-def of_2_12(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    *,
-    return_aux: Any = None,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-    enable_gqa: bool = False,
+    window_size: tuple[int, int],
 ) -> Tensor:
     assert cu_seq_k is cu_seq_q
     assert max_q == max_k
     assert window_size == (-1, 0)
-    assert enable_gqa or key.shape[1] == query.shape[1]
+    assert key.shape[1] == query.shape[1]
     return attended(query, key, value, cu_seq_q, max_q)
 
 
@@ -109,12 +74,9 @@ def test_documents_begin_where_their_numbers_change(documents_BL: Tensor) -> Non
         documents.packed(OTHERS, 2)
 
 
-@pytest.mark.parametrize("function", [of_2_10, of_2_11, of_2_12])
 @pytest.mark.parametrize("key_heads", [4, 2])
-def test_bounds_attend_as_a_mask_does(
-    key_heads: int, function: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(documents, "_varlen", documents.Varlen(function))
+def test_bounds_attend_as_a_mask_does(key_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "_varlen", varlen_attn)
     torch.manual_seed(0)
     inputs = [torch.randn(3, 4, heads, 8).bfloat16() for heads in (4, key_heads, key_heads, 4)]
     *inputs, grad = (x.transpose(1, 2) for x in inputs)
@@ -136,8 +98,7 @@ def test_bounds_attend_as_a_mask_does(
 
 def test_pytorchs_kernel_takes_these_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as shapes go: tensors without values stand in for those of a GPU."""
-    varlen_attn = pytest.importorskip("torch.nn.attention.varlen").varlen_attn
-    monkeypatch.setattr(documents, "_varlen", documents.Varlen(varlen_attn))
+    monkeypatch.setattr(documents, "_varlen", torch.nn.attention.varlen.varlen_attn)
     query, key, value = leaves = [
         torch.empty(3, heads, 4, 8, dtype=torch.bfloat16, device="meta", requires_grad=True)
         for heads in (4, 2, 2)
@@ -156,7 +117,7 @@ def test_the_kernel_is_for_half_precision_and_few_documents(
 ) -> None:
     asked: list[Any] = [CUDA, 1024, 16, torch.bfloat16, 64]
     assert not documents.suits_kernel(*asked), "nothing is loaded without a GPU"
-    monkeypatch.setattr(documents, "_varlen", documents.Varlen(of_2_12))
+    monkeypatch.setattr(documents, "_varlen", varlen_attn)
     assert documents.suits_kernel(*asked)
     for place, other in (
         (0, torch.device("cpu")),
@@ -173,16 +134,16 @@ def test_the_kernel_is_for_half_precision_and_few_documents(
 
 
 def test_other_documents_are_no_other_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "_varlen", documents.Varlen(torch.compiler.disable(of_2_12)))
+    monkeypatch.setattr(documents, "_varlen", torch.compiler.disable(varlen_attn))
     monkeypatch.setattr(documents, "suits_kernel", lambda *_: True)
-    torch.manual_seed(0)
-    net = GPT(
+    net = make_objective(
+        "gpt",
         Spec(vocab_size=11, seq_len=4, most_documents=4),
         num_layers=2,
         hidden_size=16,
         num_heads=2,
         forward_dtype="bfloat16",
-    )
+    ).model
     tokens, counter = torch.randint(11, (3, 4)), CompileCounter()
     compiled = torch.compile(net, backend=counter)
     seen = []

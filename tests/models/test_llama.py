@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models import llama, targets
-from models.language.causal_lm import CausalLM
-from models.language.gpt import GPT, Shape
+from models.language.gpt import GPT
+from tests.making import make_objective
 from utils.errors import ConfigError
 from utils.spec import Spec
 
@@ -66,6 +66,12 @@ def published(folder: Path, kind: str, **more: Any) -> Any:
     return net
 
 
+def shaped(**keys: Any) -> Any:
+    """A net of our own."""
+    shape = {"num_layers": 1, "hidden_size": 16, "num_heads": 4} | keys
+    return make_objective("gpt", SPEC, **shape)
+
+
 def said_by(net: Any) -> torch.Tensor:
     with torch.no_grad():
         return net(TOKENS).logits
@@ -90,7 +96,7 @@ def test_logits_are_those_of_transformers_in_and_out(kind: str, tmp_path: Path) 
     torch.testing.assert_close(our_logits(frozen.net), expected, rtol=1e-5, atol=2e-5)
 
     keys = llama.arch_in(tmp_path / "theirs")
-    ours = CausalLM(GPT(SPEC, **keys))
+    ours = make_objective("gpt", SPEC, **keys)
     ours.load_saved(ours.published(str(tmp_path / "theirs")))
     assert torch.equal(our_logits(ours.model), our_logits(frozen.net))
 
@@ -131,7 +137,7 @@ def test_what_is_no_net_of_ours_is_refused_by_name(
     kind: str, keys: dict[str, Any], line: str, tmp_path: Path
 ) -> None:
     published(tmp_path, kind)
-    net = CausalLM(GPT(SPEC, **llama.arch_in(tmp_path)))
+    net = make_objective("gpt", SPEC, **llama.arch_in(tmp_path))
     changed(tmp_path, **keys)
     for key, read in [
         ("init_from", lambda: net.published(str(tmp_path))),
@@ -169,7 +175,7 @@ def test_every_tensor_is_taken_or_named(kind: str, tmp_path: Path) -> None:
 
 def test_another_net_is_told_by_the_keys_it_needs(tmp_path: Path) -> None:
     published(tmp_path, "llama 3.1")
-    net = CausalLM(GPT(SPEC, num_layers=2, hidden_size=16, num_heads=4, kv_heads=2, mlp_width=24))
+    net = shaped(num_layers=2, kv_heads=2, mlp_width=24)
     with pytest.raises(ConfigError) as caught:
         net.published(str(tmp_path))
     assert str(caught.value).endswith(
@@ -182,6 +188,7 @@ def test_another_net_is_told_by_the_keys_it_needs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "line"),
     [
+        ({"kv_heads": 3}, "arch.kv_heads=3 does not divide arch.num_heads=4"),
         ({"head_dim": 5}, "arch.head_dim=5: positions turn pairs of numbers; try 6"),
         ({"qk_weights": True}, "arch.qk_weights=true: needs norms to weigh"),
         ({"rope_scaling": {"factor": 8}}, "arch.rope_scaling={'factor': 8}: must have numbers"),
@@ -196,12 +203,12 @@ def test_impossible_shapes_are_named(keys: dict[str, Any], line: str) -> None:
         keys["rope_scaling"].pop("rope_type", 0)
         keys["rope_scaling"].pop("rope_theta", 0)
     with pytest.raises(ConfigError) as caught:
-        Shape(num_layers=1, hidden_size=16, num_heads=4, **keys)
+        shaped(**keys)
     assert str(caught.value).startswith(line)
 
 
 def test_a_net_that_is_of_two_kinds_cannot_be_exported() -> None:
-    shape = Shape(num_layers=1, hidden_size=16, num_heads=4, qk_norm=True, qkv_bias=True)
+    shape = shaped(qk_norm=True, qkv_bias=True).model.shape
     with pytest.raises(ConfigError, match=r"^arch.qkv_bias=true: .* cannot be exported"):
         llama.config_of(shape, 23, 64, None)
 
@@ -209,8 +216,7 @@ def test_a_net_that_is_of_two_kinds_cannot_be_exported() -> None:
 @pytest.mark.parametrize("key", llama.COUNTS)
 @pytest.mark.parametrize("value", [0, -1, "16", 1.5, None, True, [1]])
 def test_counts_of_a_config_are_whole_numbers(key: str, value: Any) -> None:
-    shape = Shape(num_layers=1, hidden_size=16, num_heads=4)
-    config = llama.config_of(shape, 23, 64, None)
+    config = llama.config_of(shaped().model.shape, 23, 64, None)
     assert llama.arch_of(config)["num_layers"] == 1
     with pytest.raises(ConfigError, match=rf"^config.json has {key}=.*; it must be a whole number"):
         llama.arch_of(config | {key: value})
@@ -218,17 +224,14 @@ def test_counts_of_a_config_are_whole_numbers(key: str, value: Any) -> None:
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    net = GPT(Spec(vocab_size=8, seq_len=8), num_layers=1, hidden_size=16, num_heads=2)
+    net = shaped().model
     for folder in (tmp_path / "file", tmp_path / "file" / "inside"):
         with pytest.raises(ConfigError, match=rf"^{folder}: cannot be written \(.*\); give anot"):
             llama.write(folder, net.state_dict(), net.shape, 8)
 
 
 def test_the_data_s_vocabulary_is_named_where_it_is_another(tmp_path: Path) -> None:
-    keys = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "forward_dtype": "float32"}
-    net = GPT(Spec(vocab_size=256, seq_len=8), **keys)
+    net = shaped().model
     llama.write(tmp_path, net.state_dict(), net.shape, 8)
-    tensors = llama.read(tmp_path, net.shape, 256)
-    assert tensors.keys() == net.state_dict().keys()
-    with pytest.raises(ConfigError, match=r"vocabulary has 256 tokens, and the data.s 257"):
-        llama.read(tmp_path, net.shape, 257)
+    with pytest.raises(ConfigError, match=r"vocabulary has 23 tokens, and the data.s 24"):
+        llama.read(tmp_path, net.shape, 24)

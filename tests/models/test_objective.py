@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from models.language.causal_lm import CausalLM
-from models.language.gpt import GPT
 from models.layers import DTYPES, RotaryEmbedding
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from tests.data.digits.test_images import write_idx
+from tests.making import make_objective
 from tests.ranks import ROOT
 from tests.runs import TINY_CNN, TINY_GPT, TINY_SUDOKU, TINY_TRM
 from tests.steps import steps_of, trainer_on
@@ -161,7 +160,7 @@ def test_the_guide_s_example_is_a_net_and_an_objective() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     example: dict[str, Any] = {}
     exec(compile(code, "models/README.md", "exec"), example)
-    objective = example["Classify"](example["Perceptron"](Spec(num_classes=10)))
+    objective = example["Classify"](example["Perceptron"](Spec(num_classes=10), 16, "float32"))
     images = torch.randint(0, 256, (4, 28, 28), dtype=torch.uint8)
     batch = {"inputs": images, "labels": torch.tensor([1, 2, 3, -100])}
     objective.rehearse(batch, Context(0.0, Noise(0, 0, range(1))), keep=True)
@@ -175,11 +174,13 @@ def test_the_guide_s_objective_counts_well_predicted_tokens_less() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     example: dict[str, Any] = {}
     exec(compile(code, "docs/adding-an-objective.md", "exec"), example)
-    net = GPT(Spec(vocab_size=8, seq_len=4), num_layers=1, hidden_size=8, num_heads=2)
+    shape = {"num_layers": 1, "hidden_size": 8, "num_heads": 2}
+    plain = make_objective("gpt", Spec(vocab_size=8, seq_len=4), **shape)
+    keys = {"chunk_tokens": None, "z_loss": 0.0}
     batch = {"inputs": torch.randint(0, 8, (2, 4)), "labels": torch.randint(0, 8, (2, 4))}
     batch["labels"][0, 1] = -100
     context = Context(0.0, Noise(0, 0, range(1)))
-    plain, same, focal = CausalLM(net), example["Focal"](net, gamma=0.0), example["Focal"](net)
+    same, focal = (example["Focal"](plain.model, gamma=gamma, **keys) for gamma in (0.0, 2.0))
     torch.testing.assert_close(same(batch, None, context).loss, plain(batch, None, context).loss)
     assert 0 < focal(batch, None, context).loss < plain(batch, None, context).loss
     assert focal(batch, None, context).weight == 7

@@ -55,18 +55,21 @@ def test_state_survives_a_save_and_load():
     torch.manual_seed(1)
     start, grads = torch.randn(6), torch.randn(5, 6)
 
+    def made(p):
+        return AdamATan2([("p", p)], lr=0.1, betas=(0.9, 0.95), weight_decay=0.1)
+
     def run(optimizer, p, rows):
         for grad in rows:
             p.grad = grad.clone()
             optimizer.step()
 
     straight = nn.Parameter(start.clone())
-    run(AdamATan2([("p", straight)], lr=0.1), straight, grads)
+    run(made(straight), straight, grads)
     first = nn.Parameter(start.clone())
-    before = AdamATan2([("p", first)], lr=0.1)
+    before = made(first)
     run(before, first, grads[:2])
     second = nn.Parameter(first.detach().clone())
-    after = AdamATan2([("p", second)], lr=0.1)
+    after = made(second)
     after.load_state_dict(before.state_dict())
     assert after.param_groups[0]["step"] == 2
     assert set(after.state[second]) == {"exp_avg", "exp_avg_sq"}

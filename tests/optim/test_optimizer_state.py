@@ -5,6 +5,7 @@ test_registry.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,9 @@ def test_what_is_remembered_belongs_to_names_and_not_to_places() -> None:
     one, two = (
         {"a": nn.Parameter(torch.ones(2, 3)), "b": nn.Parameter(torch.ones(4))} for _ in range(2)
     )
-    first, second = AdamATan2(one.items(), lr=0.1), AdamATan2(reversed(two.items()), lr=0.5)
+    keys: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.1}
+    first = AdamATan2(one.items(), lr=0.1, **keys)
+    second = AdamATan2(reversed(two.items()), lr=0.5, **keys)
     for _ in range(3):
         for parameter in one.values():
             parameter.grad = torch.randn(parameter.shape)
@@ -44,7 +47,9 @@ def test_what_is_remembered_belongs_to_names_and_not_to_places() -> None:
 def test_only_what_has_not_begun_may_have_nothing_to_remember(
     optimizer: Callable[..., torch.optim.Optimizer],
 ) -> None:
-    state = OptimizerState([optimizer([("a", nn.Parameter(torch.ones(2, 3)))], lr=0.1)])
+    keys = {"momentum": 0.95} if optimizer is muon else {"betas": (0.9, 0.95)}
+    named = [("a", nn.Parameter(torch.ones(2, 3)))]
+    state = OptimizerState([optimizer(named, lr=0.1, weight_decay=0.1, **keys)])
     fresh = state.state()
     assert state.like(fresh, 0).keys() == fresh.keys()
     full = state.like(fresh, 1)

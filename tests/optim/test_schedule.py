@@ -11,7 +11,7 @@ from utils.errors import ConfigError
 
 
 def test_warm_up_then_cosine_down_to_the_ratio():
-    schedule = WarmupDecay(total_steps=110, warmup_steps=10, min_ratio=0.1)
+    schedule = WarmupDecay(total_steps=110, warmup_steps=10, min_ratio=0.1, decay_share=None)
     assert schedule(1) == pytest.approx(0.1)
     assert schedule(9) == pytest.approx(0.9)
     assert schedule(10) == pytest.approx(1.0)
@@ -21,7 +21,7 @@ def test_warm_up_then_cosine_down_to_the_ratio():
 
 
 def test_ratio_one_and_no_warm_up_is_constant():
-    assert {WarmupDecay(100, 0, 1.0)(step) for step in range(1, 101)} == {1.0}
+    assert {WarmupDecay(100, 0, 1.0, None)(step) for step in range(1, 101)} == {1.0}
     assert {Constant()(step) for step in range(1, 101)} == {1.0}
 
 
@@ -33,8 +33,13 @@ def test_step_decay_starts_with_the_first_step_of_an_epoch():
 
 
 def test_built_from_config_with_what_each_takes():
-    cosine = {"_target_": "optim.schedule.WarmupDecay", "warmup_steps": 2, "min_ratio": 0.0}
-    assert build_schedule(cosine, total_steps=12, steps_per_epoch=4) == WarmupDecay(12, 2, 0.0)
+    cosine = {
+        "_target_": "optim.schedule.WarmupDecay",
+        "warmup_steps": 2,
+        "min_ratio": 0.0,
+        "decay_share": 0.5,
+    }
+    assert build_schedule(cosine, total_steps=12, steps_per_epoch=4) == WarmupDecay(12, 2, 0.0, 0.5)
     decay = {"_target_": "optim.schedule.StepDecay", "every_epochs": 1, "gamma": 0.7}
     assert build_schedule(decay, total_steps=12, steps_per_epoch=4) == StepDecay(4, 1, 0.7)
     assert (

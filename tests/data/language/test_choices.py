@@ -13,8 +13,7 @@ import torch
 from data.language.choices import Choices
 from data.stream import eval_batches
 from data.tokenizer import Bytes
-from models.language.causal_lm import CausalLM
-from models.language.gpt import GPT
+from tests.making import make_objective
 from utils.errors import ConfigError
 from utils.spec import IGNORE, Spec
 
@@ -52,9 +51,9 @@ def test_rows_hold_the_question_and_count_the_ending(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_likeliest_ending_is_taken(world_size: int, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    net = GPT(Spec(vocab_size=257, seq_len=32), num_layers=1, hidden_size=16, num_heads=2)
-    objective = CausalLM(net, 40).eval()
+    spec, shape = Spec(vocab_size=257, seq_len=32), {"num_layers": 1, "hidden_size": 16}
+    objective = make_objective("gpt", spec, num_heads=2, loss={"chunk_tokens": 40}, **shape)
+    net = objective.eval().model
     with torch.no_grad():
         net.lm_head.weight.mul_(30)
     asked = [{**ROWS[0], "label": label} for label in (0, 1, 2)] + ROWS

@@ -38,6 +38,7 @@ LOSS = {
     "warmup_steps": 0,
     "warmup_lr": 0.1,
     "live_above": 0.1,
+    "positions": "all",
     "known": {"identity": [], "dense": [], "components": None},
 }
 TOY = [

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from models.decomposition.decompose import Decompose
 from models.decomposition.first_inputs import start_at_inputs
 from tests.models.decomposition.test_components import objective_on
+from utils.errors import ConfigError
 from utils.noise import Noise
 from utils.ranks.distributed import Dist
 
@@ -68,11 +69,7 @@ def test_ranks_choose_what_one_rank_chooses(
     assert_close(V.detach(), together, rtol=0, atol=0)
 
 
-def test_a_run_begins_so_and_embeddings_read_tokens(gpt_target: Path, tmp_path: Path) -> None:
-    arguments = ("arch.modules=[embed_tokens]", "arch.init=inputs", "arch.loss.warmup_steps=0")
-    objective, batch, _ = objective_on(gpt_target, tmp_path, *arguments, "shards=1")
-    V = objective.model.factors(0)[0]
-    assert V.sum(0).tolist() == V.max(0).values.tolist() == [1.0] * 6
-    tokens = V.argmax(0).tolist()
-    assert len({*tokens}) == 6
-    assert {*tokens} <= {*batch["inputs"].flatten().tolist()}
+def test_embeddings_have_no_inputs_to_begin_at(gpt_target: Path, tmp_path: Path) -> None:
+    arguments = ("arch.modules=[embed_tokens]", "arch.init=inputs")
+    with pytest.raises(ConfigError, match="init=inputs: embed_tokens is an embedding, which has"):
+        objective_on(gpt_target, tmp_path, *arguments)

@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-from models.decomposition.induction import InductionHeads, Recall, sinusoids
+from models.decomposition.induction import sinusoids
 from models.objective import Context
+from tests.making import make_objective
 from tests.runs import train
 from utils.errors import ConfigError
 from utils.noise import Noise
 from utils.spec import IGNORE, Spec
 
-SPEC = Spec(vocab_size=7, seq_len=5)
 
-
-def test_positions_are_sines_and_cosines_in_turn() -> None:
-    found = sinusoids(3, 4)[2].tolist()
-    assert found == pytest.approx([math.sin(2), math.cos(2), math.sin(0.02), math.cos(0.02)])
+def made(**keys: Any) -> Any:
+    return make_objective("induction", Spec(vocab_size=7, seq_len=5), **{"hidden_size": 4, **keys})
 
 
 def test_a_layer_is_attention_whose_values_know_no_positions() -> None:
-    torch.manual_seed(0)
-    net = InductionHeads(SPEC, hidden_size=4, num_heads=2, num_layers=1, forward_dtype="float64")
-    net = net.double()
+    net = made(num_heads=2, num_layers=1, forward_dtype="float64").model
     tokens = torch.tensor([[0, 3, 6, 2, 6]])
     x, layer = net.embed_tokens.embedding_weight[tokens[0]], net.layers[0]
     q, k, v = (x @ each.weight.t() for each in (layer.q_proj, layer.k_proj, layer.v_proj))
-    q, k = q + sinusoids(5, 4), k + sinusoids(5, 4)
+    positions = sinusoids(5, 4)
+    assert positions[2].tolist() == pytest.approx(
+        [math.sin(2), math.cos(2), math.sin(0.02), math.cos(0.02)]
+    )
+    q, k = q + positions, k + positions
     rows = []
     for place in range(5):
         heads = []
@@ -45,8 +46,8 @@ def test_a_layer_is_attention_whose_values_know_no_positions() -> None:
 
 
 def test_the_last_tokens_answer_is_what_counts() -> None:
-    net = InductionHeads(SPEC, hidden_size=4)
-    objective = Recall(net)
+    objective = made()
+    net = objective.model
     tokens, answer = torch.randint(7, (3, 5)), torch.tensor([1, 2, 3])
     logs = net.logits(net(tokens))[:, -1].log_softmax(-1)
     nats = -logs[[0, 1, 2], answer]
@@ -62,9 +63,9 @@ def test_the_last_tokens_answer_is_what_counts() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="arch=induction needs tokens"):
-        InductionHeads(Spec(num_features=3))
+        make_objective("induction", Spec(num_features=3))
     with pytest.raises(ConfigError, match="hidden_size=6 is not a multiple of two times"):
-        InductionHeads(SPEC, hidden_size=6, num_heads=2)
+        made(hidden_size=6, num_heads=2)
 
 
 @pytest.mark.slow

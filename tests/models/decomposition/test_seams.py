@@ -63,7 +63,7 @@ def unfused(net: nn.Module) -> nn.Module:
     return twin
 
 
-def twin_of(objective: Decompose, monkeypatch: pytest.MonkeyPatch, **keys: Any) -> Components:
+def twin_of(objective: Decompose, monkeypatch: pytest.MonkeyPatch) -> Components:
     """The same components of the unfused twin of an objective's target."""
     model, target = objective.model, nn.Module()
     target.net = unfused(model.target.net)
@@ -76,7 +76,7 @@ def twin_of(objective: Decompose, monkeypatch: pytest.MonkeyPatch, **keys: Any) 
         C=6,
         gates={"kind": "mlp", "width": 16},
         forward_dtype="float64",
-        **keys,
+        init="random",
     ).double()
     made.load_state_dict(
         {name: tensor for name, tensor in model.state_dict().items() if "target" not in name},

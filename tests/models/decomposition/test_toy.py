@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.testing import assert_close
 
-from models.decomposition.toy import TMS, Regress, ResidMLP
 from models.objective import Context
+from tests.making import make_objective
 from utils.errors import ConfigError
 from utils.noise import Noise
 from utils.spec import IGNORE, Spec
 
 
+def made(arch: str, features: int, **keys: Any) -> Any:
+    return make_objective(arch, Spec(num_features=features), **keys)
+
+
 def test_tms_is_its_formula_and_its_matrix_is_tied() -> None:
-    torch.manual_seed(0)
-    net, x = TMS(Spec(num_features=5), hidden_size=2, identity_layers=1), torch.randn(6, 5)
+    net, x = made("tms", 5, identity_layers=1).model, torch.randn(6, 5)
     net.linear2.bias.data.normal_()
     W = net.linear1.weight
     assert_close(net(x), torch.relu(x @ W.t() @ W + net.linear2.bias))
-    assert {name for name, p in net.named_parameters() if p.requires_grad} == {
-        "linear1.weight",
-        "linear2.bias",
-    }
-    assert TMS(Spec(num_features=5)).linear2.bias.tolist() == [0.0] * 5
+    trained = {name for name, p in net.named_parameters() if p.requires_grad}
+    assert trained == {"linear1.weight", "linear2.bias"}
 
 
 def test_residual_mlps_are_their_formula() -> None:
-    torch.manual_seed(0)
-    net, x = (
-        ResidMLP(Spec(num_features=6), hidden_size=20, mlp_width=4, num_layers=2),
-        torch.randn(3, 6),
-    )
-    E = net.embedding_ND
+    net = made("resid_mlp", 6, hidden_size=20, mlp_width=4, num_layers=2).model
+    x, E = torch.randn(3, 6), net.embedding_ND
     assert_close(E.norm(dim=1), torch.ones(6))
     stream = x @ E
     for layer in net.layers:
@@ -44,8 +42,7 @@ def test_residual_mlps_are_their_formula() -> None:
 
 
 def test_the_loss_is_a_sum_of_mean_squares() -> None:
-    torch.manual_seed(0)
-    objective, x = Regress(TMS(Spec(num_features=5))), torch.rand(8, 5)
+    objective, x = made("tms", 5), torch.rand(8, 5)
     out = objective({"inputs": x}, None, Context(0.0, Noise(0, 0, range(8))))
     assert_close(out.loss, (objective.model(x) - x).square().mean(1).sum())
     assert out.weight == 8
@@ -56,12 +53,7 @@ def test_the_loss_is_a_sum_of_mean_squares() -> None:
 
 
 def test_other_data_and_other_shapes_are_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="arch=tms needs features, and the data has none; use data=features"
-    ):
-        TMS(Spec(num_classes=10))
-    with pytest.raises(
-        ConfigError,
-        match="mlp_width=50: the neurons of all layers, which must be a multiple of num_layers=3",
-    ):
-        ResidMLP(Spec(num_features=6), num_layers=3)
+    with pytest.raises(ConfigError, match="arch=tms needs features, and the data has none; use"):
+        made("tms", 0)
+    with pytest.raises(ConfigError, match="must be a multiple of num_layers=3"):
+        made("resid_mlp", 6, num_layers=3)

@@ -55,7 +55,7 @@ def make(
     source: Any, folders: list[str], latents: int = 4, answer: float = 0.0, **keys: Any
 ) -> Compress:
     losses = {"answer": answer, "gist": keys.pop("gist", 0.0), "hidden": keys.pop("hidden", 0.0)}
-    objective: Any = make_objective(
+    objective = make_objective(
         "prefix",
         source.spec,
         models=folders,

@@ -45,7 +45,7 @@ NETS: dict[str, dict[str, Any]] = {
 
 
 def make(name: str, **keys: Any) -> ActObjective:
-    objective: Any = make_objective(name[:3], SPEC, **SIZES | NETS[name] | keys)
+    objective = make_objective(name[:3], SPEC, **SIZES | NETS[name] | keys)
     with torch.no_grad():  # undecided halting, so that slots go different ways
         objective.model.inner.q_head.bias.zero_()
         drawn = torch.randn(2, 16, generator=torch.Generator().manual_seed(1))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +14,8 @@ import torch
 from data.recursive.sudoku import generate
 from models.objective import Context
 from models.recursive.guessing import GuessObjective
-from models.recursive.sudoku_net import BLANK, SudokuNet
+from models.recursive.sudoku_net import BLANK
+from tests.making import make_objective
 from tests.runs import TINY_SUDOKU, train
 from utils.noise import Noise
 from utils.ranks import signals
@@ -27,12 +28,13 @@ LEARNS = [
 SPEC = Spec(vocab_size=6, seq_len=16, table_rows=1)
 
 
-def make(**keys) -> GuessObjective:
-    torch.manual_seed(0)
-    net = SudokuNet(SPEC, hidden_size=8, passes=2)
+def make(**keys: Any) -> GuessObjective:
+    losses = {"think_steps": 1, "board_steps": 9, **keys}
+    objective = make_objective("sudoku", SPEC, hidden_size=8, passes=2, loss=losses)
     with torch.no_grad():  # a net that prefers some digits
-        net.inner.option_head.weight.normal_(generator=torch.Generator().manual_seed(1))
-    return GuessObjective(net, **{"think_steps": 1, "board_steps": 9, **keys})
+        weight = objective.model.inner.option_head.weight
+        weight.normal_(generator=torch.Generator().manual_seed(1))
+    return objective
 
 
 def batch_of(rows: int, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -191,6 +193,6 @@ def test_it_learns_to_solve_small_boards(tmp_path: Path) -> None:
 def test_a_signal_cuts_a_search_short(monkeypatch: pytest.MonkeyPatch) -> None:
     objective, steps = make(think_steps=1000, search_steps=1000).eval(), []
     objective.model.register_forward_pre_hook(lambda *_: steps.append(1))
-    monkeypatch.setattr(signals._state, "asked", signal.SIGTERM)
+    monkeypatch.setattr(signals, "flags", [1.0, 0.0, 0.0])
     objective.predict(batch_of(4))
     assert len(steps) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -12,10 +14,10 @@ from models.recursive.sudoku_net import (
     GIVEN,
     GUESSED,
     OPEN,
-    SudokuNet,
     members,
     what_is_known,
 )
+from tests.making import make_objective
 from utils.errors import ConfigError
 from utils.spec import Spec
 
@@ -24,14 +26,15 @@ def spec_of(side: int) -> Spec:
     return Spec(vocab_size=side + 2, seq_len=side * side, table_rows=1)
 
 
-def trained_net(side: int, **keys) -> SudokuNet:
+def trained_net(side: int) -> Any:
     """A net with random weights everywhere, as after training, in float64."""
+    keys: dict[str, Any] = {"hidden_size": 8, "passes": 3, "forward_dtype": "float64"}
+    net = make_objective("sudoku", spec_of(side), **keys).model
     torch.manual_seed(0)
-    net = SudokuNet(spec_of(side), hidden_size=8, passes=3, forward_dtype="float64", **keys)
     with torch.no_grad():
         for weight in net.parameters():
             weight.add_(0.3 * torch.randn_like(weight))
-    return net.double().eval()
+    return net.eval()
 
 
 @pytest.mark.parametrize("side", [4, 6, 9])
@@ -97,4 +100,4 @@ def test_what_is_known_of_each_option() -> None:
 )
 def test_other_data_is_refused(spec: Spec) -> None:
     with pytest.raises(ConfigError, match="arch=sudoku solves Sudoku boards, which"):
-        SudokuNet(spec)
+        make_objective("sudoku", spec)

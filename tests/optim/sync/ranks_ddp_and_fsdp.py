@@ -10,22 +10,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from models.language.causal_lm import CausalLM
-from models.language.gpt import GPT
 from models.objective import Context, Objective, StepOut
 from optim.agreement import Agreement
-from optim.builtin import adamw
+from optim.builtin import adamw_matrices
 from optim.optimizer_state import OptimizerState
 from optim.sync.allreduce import AllReduce
 from optim.sync.base import Sync
-from optim.sync.ddp import DDP
-from optim.sync.fsdp import FSDP
+from tests.making import make_objective, make_sync
 from utils.averages import EMA
 from utils.checkpoint.registry import Registry
 from utils.errors import ConfigError, RunError
@@ -39,19 +37,18 @@ SHARDS, STEPS, MIDDLE = 8, 4, 2
 ALONE = Dist()
 WAYS: dict[str, Callable[[], Sync]] = {
     "allreduce": AllReduce,
-    "ddp": lambda: DDP(),
-    "ddp that searches": lambda: DDP(find_unused_parameters=True),
-    "ddp that knows": lambda: DDP(static_graph=True),
-    "fsdp": FSDP,
-    "fsdp that keeps": lambda: FSDP(reshard_after_forward=False),
+    "ddp": partial(make_sync, "ddp"),
+    "ddp that searches": partial(make_sync, "ddp", find_unused_parameters=True),
+    "ddp that knows": partial(make_sync, "ddp", static_graph=True),
+    "fsdp": partial(make_sync, "fsdp"),
+    "fsdp that keeps": partial(make_sync, "fsdp", reshard_after_forward=False),
 }
 
 
 def language_model(**keys: Any) -> Objective:
     """With norms and an embedding of which not every rank has a share at 4 ranks."""
-    torch.manual_seed(0)
     arch = {"num_layers": 2, "hidden_size": 8, "num_heads": 2, "forward_dtype": "float64", **keys}
-    return CausalLM(GPT(Spec(vocab_size=3, seq_len=6), **arch), chunk_tokens=5).double()
+    return make_objective("gpt", Spec(vocab_size=3, seq_len=6), loss={"chunk_tokens": 5}, **arch)
 
 
 def tokens(step: int, shards: Sequence[int]) -> dict[str, Tensor]:
@@ -75,7 +72,7 @@ class Run:
     def __post_init__(self) -> None:
         self.wrapped = self.sync.wrap(self.objective, self.dist)
         named = list(self.sync.parameters.items())
-        self.optimizer = adamw(named, lr=0.05, matrices_only=True, fused=True)
+        self.optimizer = adamw_matrices(named, lr=0.05, betas=(0.9, 0.95), weight_decay=0.1)
         self.ema, self.memory = EMA(self.sync.parameters, {}, 0.5), OptimizerState([self.optimizer])
 
     def step(self, number: int, parts: int, max_norm: float = 0.5) -> None:
@@ -201,7 +198,7 @@ def shares_are_small(dist: Dist) -> None:
     """A rank's weights, averages and memories are its share of them; and what a forward has fetched
     is let go.
     """
-    run = Run(language_model(), FSDP(), dist)
+    run = Run(language_model(), WAYS["fsdp"](), dist)
     whole = sum(t.numel() for t in language_model().parameters())
     run.step(0, 1)
     for copies, tensors in (
@@ -261,8 +258,8 @@ def judged(
 
 def gradients_that_are_not_finite_are_named(dist: Dist) -> None:
     mine = dist.rank == dist.world_size - 1
-    for make in (lambda: DDP(), lambda: FSDP()):
-        sync, agreement = make(), Agreement("skip", dist)
+    for way in ("ddp", "fsdp"):
+        sync, agreement = WAYS[way](), Agreement("skip", dist)
         wrapped = sync.wrap(Tiny(), dist)
         assert judged(agreement, sync, wrapped) == ""
         assert all(torch.equal(p.grad, torch.ones_like(p)) for p in sync.parameters.values()), (
@@ -283,12 +280,12 @@ def gradients_that_are_not_finite_are_named(dist: Dist) -> None:
 
 def parameters_may_be_left_out(dist: Dist) -> None:
     """They count as zeros; DDP must be told."""
-    for sync in (DDP(find_unused_parameters=True), FSDP()):
+    for sync in (WAYS["ddp that searches"](), WAYS["fsdp"]()):
         wrapped = sync.wrap(Tiny(reach_all=False), dist)
         for _ in range(2):
             step_of(sync, wrapped)
             assert not sync.parameters["model.spare"].grad.any()
-    sync = DDP()
+    sync = WAYS["ddp"]()
     with pytest.raises(RunError, match=r"^sync.find_unused_parameters=false: the last micro-batch"):
         step_of(sync, sync.wrap(Tiny(reach_all=False), dist))
 
@@ -301,7 +298,7 @@ def step_of(sync: Sync, wrapped: nn.Module) -> None:
 
 
 def statistics_and_predictions_see_whole_weights(dist: Dist) -> None:
-    objective, sync = Tiny(), FSDP()
+    objective, sync = Tiny(), WAYS["fsdp"]()
     sync.wrap(objective, dist)
     for value in (1.0, 2.0):
         for share in sync.parameters.values():
@@ -312,7 +309,7 @@ def statistics_and_predictions_see_whole_weights(dist: Dist) -> None:
     mixed = Tiny()
     mixed.model["spare"].data = mixed.model["spare"].data.double()
     with pytest.raises(ConfigError, match=r"^sync=fsdp: splits parameters of one type"):
-        FSDP().wrap(mixed, dist)
+        WAYS["fsdp"]().wrap(mixed, dist)
 
 
 def compiled_nets_train_alike(dist: Dist) -> None:

@@ -47,7 +47,7 @@ class TinyRun:
         self.net = nn.Linear(3, 2, bias=False)
         self.dense = optimizer([("weight", self.net.weight)], lr=0.5)
         self.dense.param_groups[0]["base_lr"] = 0.5
-        self.schedule = WarmupDecay(total_steps, 0, 0.1)
+        self.schedule = WarmupDecay(total_steps, 0, 0.1, None)
         self.ema, self.meter, self.carries = (
             EMA({"weight": self.net.weight}, {}, 0.9),
             Meter(2),
