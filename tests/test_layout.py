@@ -34,7 +34,7 @@ FOLDERS = sorted(
         for package in PACKAGES
         for path in (ROOT / package).rglob("__init__.py")
     }
-    | {"launch", "tests"}
+    | {"launch"}
 )
 # Root files that may import a line of research: the way to language models for others
 DOORS = {"models/targets.py", "models/llama.py"}
