@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -111,7 +110,7 @@ class ThinkingSteps:
         return {name: count[None] for name, count in self._sums.items()}
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:
-        """Reports shares by step, as a chart and JSON, and metrics of the first and best step."""
+        """Reports shares by step as scenes, and metrics of the first and best step."""
         if not rows or not int(rows["examples"].sum()):
             return Report()
         sums = {name: count.sum(0).to(torch.float64) for name, count in rows.items()}
@@ -125,11 +124,7 @@ class ThinkingSteps:
         best = exact.index(max(exact))
         return Report(
             metrics=dict(zip(self.scalars, (exact[0], exact[best], best + 1.0), strict=True)),
-            files={
-                "thinking_steps.json": json.dumps({"step": list(range(1, len(exact) + 1)), **lines})
-                + "\n",
-                **_scenes(sums, lines),
-            },
+            files=_scenes(sums, lines),
         )
 
 

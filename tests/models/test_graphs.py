@@ -72,10 +72,3 @@ def test_what_is_needed_outlives_its_round(name: str, replayed: Replayed) -> Non
     for a, b in zip(trained(plain), trained(graphed), strict=True):
         assert torch.equal(a, b)
     assert replayed.rounds == 1 + 2 + 3 + 1, "one for every step and every prediction"
-
-
-def test_without_graphs_nothing_is_copied(replayed: Replayed) -> None:
-    objective = make("trm")
-    objective.compile_net()
-    trained(objective)
-    assert (replayed.modes, replayed.rounds) == ([None], 0)

@@ -72,38 +72,6 @@ def test_values_and_gradients_are_those_of_autograd(
         torch.testing.assert_close(mine.double(), exact, rtol=2 * step, atol=2 * step)
 
 
-def test_long_sequences_attend_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    kernel = torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(
-        torch.nn.functional,
-        "scaled_dot_product_attention",
-        lambda q, *rest, **how: (seen.append(q.dtype), kernel(q, *rest, **how))[1],
-    )
-    for positions, dtype in (
-        (128, torch.float16),
-        (129, torch.float16),
-        (4, torch.float32),
-        (500, torch.float64),
-    ):
-        x = torch.ones(1, 1, positions, 64, dtype=dtype)
-        assert halves.attention(x, x, x).dtype == dtype
-    assert seen == [torch.float32, torch.float16, torch.float32, torch.float64]
-
-
-@pytest.mark.parametrize("few", [halves.FEW, 0])
-def test_few_scores_in_bfloat16_go_through_two_products(
-    few: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken = []
-    monkeypatch.setattr(halves, "FEW", few)
-    monkeypatch.setattr(halves.Attend, "apply", lambda *given: (taken.append(given), given[0])[1])
-    x = torch.ones(1, 2, 5, 8, dtype=torch.bfloat16)
-    for query in (x, x[:, :, :1], x.float()):  # one token that goes on reads a cache of keys
-        halves.attention(query, x.to(query.dtype), x.to(query.dtype))
-    assert len(taken) == bool(few)
-
-
 @pytest.mark.parametrize(
     ("dtype", "positions"), [(torch.float32, 193), (torch.bfloat16, 129), (torch.bfloat16, 257)]
 )
@@ -138,14 +106,6 @@ def test_in_float32_only_long_causal_attention_leaves_the_published_bits(
         x = torch.ones(1, 1, positions, 8)
         halves.attention(x, x, x, causal=causal)
     assert [given[0].shape[2] for given in taken] == [129]
-
-
-def test_only_eager_half_precision_goes_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """float32 keeps the published code's bits, and a compiler sees operations that it can fuse."""
-    assert layers.spares_passes(torch.ones(1, dtype=torch.bfloat16))
-    assert not layers.spares_passes(torch.ones(1))
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert not layers.spares_passes(torch.ones(1, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("heads", [4, 2])

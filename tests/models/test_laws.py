@@ -173,11 +173,6 @@ def test_dropout_depends_on_step_shard_and_layer_alone() -> None:
     assert torch.equal(net.eval()(x), x)
 
 
-def test_a_net_without_a_dtype_has_that_of_its_weights() -> None:
-    assert MyObjective(nn.Linear(3, 2).double()).dtype == torch.float64
-    assert MyObjective(nn.Identity()).dtype == torch.float32
-
-
 def test_a_line_of_research_adds_facts_and_a_missing_one_is_one_line() -> None:
     with pytest.raises(ConfigError, match="the net needs `channels`, which boards does not have"):
         _ = Spec(name="boards").channels

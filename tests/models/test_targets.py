@@ -93,15 +93,6 @@ def test_lower_precision_says_nearly_the_same(dtype: str, tms_target: Path, tmp_
     assert all(gradient.isfinite().all() for gradient in others.values())
 
 
-@pytest.mark.parametrize("kind", ["vector_mlp", "shared_mlp"])
-def test_every_kind_of_gate_learns(kind: str, tms_target: Path, tmp_path: Path) -> None:
-    objective, batch, ctx = objective_on(tms_target, tmp_path, f"arch.gates.kind={kind}")
-    _, gradients = with_gradients(objective, batch, ctx)
-    of_gates = {name: gradient for name, gradient in gradients.items() if ".gates." in name}
-    assert len(of_gates) == 7
-    assert all(gradient.abs().sum() > 0 for gradient in of_gates.values())
-
-
 def test_texts_of_several_documents_keep_them_apart(gpt_target: Path, tmp_path: Path) -> None:
     objective, batch, _ = objective_on(gpt_target, tmp_path)
     batch = {name: tensor[:1] for name, tensor in batch.items()}

@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from models.decomposition.components import Mask
 from models.decomposition.decompose import Decompose
 from models.decomposition.masking import Masks, errors
-from models.decomposition.toy import TMS, ResidMLP
+from models.decomposition.toy import TMS
 from models.objective import Context
 from tests.steps import trainer_on
 from utils.errors import ConfigError
@@ -248,16 +248,6 @@ def test_the_frequency_form_sees_the_whole_batch_and_has_its_gradient(
         assert_close(found[name], grad, rtol=1e-7, atol=1e-9)
 
 
-def test_p_changes_over_the_run(tms_target: Path, tmp_path: Path) -> None:
-    objective, batch, ctx = objective_on(tms_target, tmp_path)
-    objective = changed(objective, p=2.0, p_end=0.5)
-    raw = objective.model.gate_logits(objective.model.probe(batch["inputs"].double())[1]).detach()
-    upper = torch.where(raw > 1, 1 + 0.01 * (raw - 1), raw.clamp(0, 1))
-    for progress, p in ((0.0, 2.0), (0.5, 1.25), (1.0, 0.5)):
-        found = objective._importance(raw, None, Context(progress, ctx.noise))
-        assert_close(found, (upper + 1e-12).pow(p).sum(0))
-
-
 def test_the_adversary_does_more_harm_than_chance_and_may_go_on(
     tms_target: Path, tmp_path: Path
 ) -> None:
@@ -330,68 +320,29 @@ def test_evaluations_of_a_language_model(gpt_target: Path, tmp_path: Path) -> No
     assert sum(mean[f"l0/{name}"] for name in objective.model.names) == pytest.approx(mean["l0"])
 
 
-def test_residual_mlps_are_taken_apart(tmp_path: Path, tms_target: Path) -> None:
-    from tests.runs import train
-
-    small = [
-        "data.num_features=8",
-        "arch.hidden_size=24",
-        "arch.mlp_width=4",
-        "global_batch_size=64",
-        "max_steps=3",
-        "data.held_out=64",
-    ]
-    target = train(tmp_path / "resid", "experiment=resid_mlp_target", *small).directory
-    objective, batch, ctx = objective_on(
-        target, tmp_path, "data.num_features=8", "arch.forward_dtype=float32"
-    )
-    assert isinstance(objective.model.target.net, ResidMLP)
-    assert objective.model.names == ["layers.0.mlp_in", "layers.0.mlp_out"]
-    out = objective(batch, None, ctx)
-    assert torch.isfinite(out.loss)
-    (known,) = objective.evaluators({"single": True})
-    assert known.scalars == [
-        f"{what}/{name}" for name in objective.model.names for what in ("mmcs", "ml2r")
-    ]
-
-
 REFUSED = [
-    (
-        ["arch.modules=[linear3]"],
-        r"arch\.modules=linear3: matches no matrix; there are linear1, linear2",
-    ),
-    (["arch.modules=['(']"], "not a regular expression"),
-    (["arch.modules=[]"], r"arch\.modules=\[\]: chooses no matrix"),
-    (
-        ["arch.loss.stochastic=0", "arch.loss.layerwise=0"],
-        "all of stochastic, layerwise, subset, adversarial are 0",
-    ),
-    (["arch.loss.positions=last"], "last: compares outputs at the end of texts, and this net"),
-    (["arch.loss.positions=first"], r"arch\.loss\.positions=first: (must be|choose all or last)"),
-    (
-        ["arch.loss.known.identity=[x]"],
-        r"known\.identity=x: matches none of the chosen matrices, linear1, linear2",
-    ),
-    (["data.num_features=6"], r"linear1\.weight is \(2, 5\) of floats there and \(2, 6\)"),
-    (["arch.target=null"], "must name a net; give the folder of a run"),
-    (["arch.target=/nowhere"], "arch.target=/nowhere: no such file or folder"),
+    ("[linear3]", r"arch\.modules=linear3: matches no matrix; there are linear1, linear2"),
+    ("['(']", "not a regular expression"),
+    ("[]", r"arch\.modules=\[\]: chooses no matrix"),
+    (".* arch.loss.stochastic=0 arch.loss.layerwise=0", "layerwise, subset, adversarial are 0"),
+    (".* arch.loss.positions=last", "last: compares outputs at the end of texts, and this net"),
+    (".* arch.loss.known.identity=[x]", r"x: matches none of the chosen matrices, linear1"),
+    (".* data.num_features=6", r"linear1\.weight is \(2, 5\) of floats there and \(2, 6\)"),
+    (".* arch.target=null", "must name a net; give the folder of a run"),
 ]
 
 
-@pytest.mark.parametrize(("change", "says"), REFUSED)
-def test_what_cannot_be_is_refused_in_one_line(
-    change: list[str], says: str, tms_target: Path, tmp_path: Path
+@pytest.mark.parametrize(("change", "message"), REFUSED)
+def test_impossible_keys_are_refused_in_one_line(
+    change: str, message: str, tms_target: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=says) as caught:
-        objective_on(tms_target, tmp_path, *change)
+    modules, *more = change.replace(".*", "['.*']").split()
+    with pytest.raises(ConfigError, match=message) as caught:
+        objective_on(tms_target, tmp_path, f"arch.modules={modules}", *more)
     assert "\n" not in str(caught.value)
 
 
 def test_gates_that_read_inputs_refuse_embeddings(gpt_target: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError,
-        match="shared_mlp: reads the input of matrices, and embed_tokens is an embedding",
-    ):
-        objective_on(
-            gpt_target, tmp_path, "arch.modules=[embed_tokens]", "arch.gates.kind=shared_mlp"
-        )
+    arguments = "arch.modules=[embed_tokens]", "arch.gates.kind=shared_mlp"
+    with pytest.raises(ConfigError, match="shared_mlp: reads the input of matrices, and embed_tok"):
+        objective_on(gpt_target, tmp_path, *arguments)

@@ -35,13 +35,6 @@ def test_gates_are_compared_with_the_identity_in_any_order() -> None:
     assert identity_error(gates, *matched(gates)) == 2
 
 
-def test_features_without_a_component_are_errors() -> None:
-    gates = np.array([[0, 0], [0, 1.0], [1.0, 0]])
-    assert identity_error(gates, *matched(gates)) == 1, (
-        "feature 0 has none, and the others stand where they should"
-    )
-
-
 def test_dense_components_are_counted() -> None:
     gates = np.array([[1, 0.5, 0, 0], [1, 0.5, 0, 0.05], [0, 1, 0, 0]])
     assert dense_error(gates, 2) == 0
@@ -172,19 +165,6 @@ def test_a_set_of_single_features_has_other_metrics(tms_target: Path, tmp_path: 
     )
     with pytest.raises(ConfigError, match=r"known\.components=null: say how many"):
         changed(objective, known={"identity": [], "dense": ["linear2"], "components": None})
-
-
-def test_nothing_alive_is_no_likeness(tms_target: Path, tmp_path: Path) -> None:
-    objective, _, _ = objective_on(tms_target, tmp_path)
-    torch.nn.init.constant_(objective.model.gates.outward_bias_K, -1e9)
-    (known,) = objective.evaluators({"single": 1})
-    rows = torch.eye(5, dtype=torch.float64) * 0.75
-    batch = {"inputs": rows, "labels": torch.zeros(5), "single": torch.ones(5)}
-    with torch.no_grad():
-        known.add(np.arange(5), batch, objective.predict(batch))
-    assert known.report(known.rows()).metrics == {
-        f"{what}/linear{n}": 0.0 for n in (1, 2) for what in ("mmcs", "ml2r")
-    }
 
 
 def test_gates_on_the_page_keep_the_numbers_of_their_components() -> None:

@@ -238,83 +238,23 @@ def test_a_net_that_has_diverged_still_says_something(value: float) -> None:
         assert ((made >= 0) & (made < 23)).all()
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [{"qk_norm": True}, {"qk_norm": True, "kv_heads": 2, "tied": True, "rope_theta": 500.0}],
-)
-def test_a_net_with_normed_queries_and_keys_is_exported_as_qwen3(
-    keys: dict, tmp_path: Path
-) -> None:
+def test_norms_without_weights_are_exported_as_qwen3s_with_ones(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    ours, batch = make(**keys, rms_norm_eps=1e-3), batch_of(3)
+    keys = {"qk_norm": True, "kv_heads": 2, "tied": True, "rms_norm_eps": 1e-3}
+    ours, batch = make(**keys), batch_of(3)
     weights = {name.removeprefix("model."): tensor for name, tensor in ours.saved().items()}
-    llama.write(tmp_path / "ours", weights, ours.model.shape, 12)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
-    assert type(theirs).__name__ == "Qwen3ForCausalLM"
+    llama.write(tmp_path, weights, ours.model.shape, 12)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     with torch.no_grad():
-        said = theirs(batch["inputs"].long()).logits
+        logits = theirs(batch["inputs"].long()).logits
     expected = scores(ours, batch)
     assert expected.std() > 0.1, "logits this small show little"
-    torch.testing.assert_close(said, expected, rtol=1e-5, atol=1e-5)
-    read = ours.published(str(tmp_path / "ours"))
-    assert read.keys() == ours.saved().keys()
-    for name, tensor in ours.saved().items():
-        assert torch.equal(read[name], tensor), name
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+    read = ours.published(str(tmp_path))
+    assert all(torch.equal(read[name], tensor) for name, tensor in ours.saved().items())
     with pytest.raises(ConfigError, match=r"holds another net; add arch.qk_norm=True"):
-        make(**keys | {"qk_norm": False}, rms_norm_eps=1e-3).published(str(tmp_path / "ours"))
+        make(**keys | {"qk_norm": False}).published(str(tmp_path))
     theirs.model.layers[1].self_attn.k_norm.weight.data[2] = 1.5
-    theirs.save_pretrained(tmp_path / "ours")
+    theirs.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"layers.1.self_attn.k_norm.weight is not 1 everywhere"):
-        ours.published(str(tmp_path / "ours"))
-
-
-@pytest.mark.parametrize("keys", [{}, {"kv_heads": 2, "tied": True, "rope_theta": 500.0}])
-def test_llama_checkpoints_are_read_and_written(keys: dict, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    shape = {**SMALL, **keys}
-    config = transformers.LlamaConfig(
-        vocab_size=23,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        rms_norm_eps=1e-5,
-        num_key_value_heads=shape.get("kv_heads", 4),
-        tie_word_embeddings=shape.get("tied", False),
-        max_position_embeddings=12,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.get("rope_theta", 10000.0)},
-    )
-    torch.manual_seed(3)
-    theirs = transformers.LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter.mul_(1 + torch.rand_like(parameter)).mul_(1 if parameter.ndim == 1 else 4)
-    theirs.save_pretrained(tmp_path / "theirs")
-    ours, batch = make(**keys), batch_of(3)
-    ours.load_saved(ours.published(str(tmp_path / "theirs")))
-    with torch.no_grad():
-        expected = theirs(batch["inputs"].long()).logits
-    torch.testing.assert_close(scores(ours, batch), expected, rtol=1e-5, atol=1e-5)
-    weights = {name.removeprefix("model."): tensor for name, tensor in ours.saved().items()}
-    llama.write(tmp_path / "ours", weights, ours.model.shape, 12)
-    with torch.no_grad():
-        again = (
-            transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
-            .eval()(batch["inputs"].long())
-            .logits
-        )
-    torch.testing.assert_close(again, expected, rtol=1e-5, atol=1e-5)
-    with pytest.raises(ConfigError, match=r"holds another net; add arch.num_layers=2"):
-        make(**keys, num_layers=3).published(str(tmp_path / "theirs"))
-    more = theirs.state_dict() | {"model.layers.0.self_attn.q_proj.bias": torch.zeros(16)}
-    theirs.save_pretrained(tmp_path / "theirs", state_dict=more)
-    with pytest.raises(ConfigError, match=r"q_proj.bias has no place in arch=gpt"):
-        make(**keys).published(str(tmp_path / "theirs"))
-    (tmp_path / "theirs" / "model.safetensors").unlink()
-    with pytest.raises(
-        ConfigError, match=r"input_layernorm.weight is in none of its safetensors files"
-    ):
-        make(**keys).published(str(tmp_path / "theirs"))
-    (tmp_path / "theirs" / "config.json").write_text('{"hidden_size": 16}')
-    with pytest.raises(ConfigError, match=r"config.json cannot be read"):
-        make(**keys).published(str(tmp_path / "theirs"))
+        ours.published(str(tmp_path))

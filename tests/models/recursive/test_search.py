@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 
-from models.recursive.search import Rules, answers_by_search, best_of_each, fill_in
+from models.recursive.search import Rules, answers_by_search
 from models.recursive.sudoku_net import BLANK
 
 RULES = Rules(think_steps=1, sure=0.97, beam=4, search_steps=30, accept=0.95)
@@ -91,28 +90,3 @@ def test_a_padded_row_takes_one_step() -> None:
     net = MadeUpNet()
     steps = list(answers_by_search(net, {"inputs": torch.zeros(3, 16, dtype=torch.long)}, RULES))
     assert (len(steps), net.calls) == (1, 3)
-
-
-def test_sure_digits_are_filled_in_and_the_likeliest_other_cell_is_next() -> None:
-    board = torch.tensor([[BLANK, 3, BLANK, BLANK], [3, 3, 3, 3]])
-    p = torch.tensor([[0.5, 0.5], [0.9, 0.1], [0.01, 0.99], [0.3, 0.7]])
-    filled, cell, likeliest = fill_in(board, p.expand(2, -1, -1), 0.97)
-    assert filled.tolist() == [[BLANK, 3, 3, BLANK], [3, 3, 3, 3]]
-    assert int(cell[0]) == 3
-    torch.testing.assert_close(likeliest, torch.tensor([0.7, -1.0]))
-
-
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_the_best_of_each_puzzle_are_kept(count: int) -> None:
-    generator = torch.Generator().manual_seed(count)
-    puzzle = torch.randint(0, 4, (30,), generator=generator)
-    rank = torch.randn(30, generator=generator)
-    kept = best_of_each(puzzle, rank, count)
-    expected = [
-        row
-        for one in range(4)
-        for row in sorted((puzzle == one).nonzero()[:, 0].tolist(), key=lambda row: -rank[row])[
-            :count
-        ]
-    ]
-    assert kept.tolist() == expected
