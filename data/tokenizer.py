@@ -105,13 +105,6 @@ class FromFile:
         self.vocab_size = 1 + max(
             self._library.get_vocab(with_added_tokens=True).values(), default=-1
         )
-        if not self.vocab_size:
-            raise ConfigError(f"{key}: {path} knows no tokens; train it first")
-        if self.vocab_size > LARGEST_VOCABULARY:
-            raise ConfigError(
-                f"{key}: {path} has a token of id {self.vocab_size - 1}, and ids must be less than"
-                f" {LARGEST_VOCABULARY}; correct it"
-            )
         if begin is not None and self._library.token_to_id(begin) is None:
             raise ConfigError(f"{key}: {path} has no token {brief(begin)}; give one that it has")
         names = BEGINS if begin is None else (begin,)

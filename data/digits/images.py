@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import math
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -169,50 +168,24 @@ def _from_hub(split: str) -> Images:
 
 
 def _from_folder(folder: Path, split: str) -> Images:
-    image_file, label_file = IDX_FILES[split]
-    images, labels = _read_idx(folder, image_file, (SIDE, SIDE)), _read_idx(folder, label_file, ())
-    if len(images) != len(labels):
+    try:
+        images, labels = (_read_idx(folder, name) for name in IDX_FILES[split])
+        if images.shape != (len(labels), SIDE, SIDE) or labels.max() >= CLASSES:
+            raise ValueError(f"images of shape {images.shape}, labels up to {labels.max()}")
+    except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
         raise ConfigError(
-            f"data_path={folder}: {image_file} has {len(images)} images, {label_file} {len(labels)}"
-            " labels; download both again"
-        )
-    if not len(labels):
-        raise ConfigError(f"data_path={folder}: {image_file} holds no images; download it again")
-    if labels.max() >= CLASSES:
-        raise ConfigError(
-            f"data_path={folder}: {label_file} holds label {labels.max()}, not 0 to {CLASSES - 1};"
-            " download it again"
-        )
+            f"data_path={folder}: {', '.join(IDX_FILES[split])} (or .gz) cannot be read as MNIST's"
+            f" ({brief(error)}); download its four idx files again"
+        ) from None
     return images, labels
 
 
-def _read_idx(folder: Path, name: str, item: tuple[int, ...]) -> np.ndarray:
-    """Reads an idx file, compressed or not: a magic number with the dimensions, sizes, bytes."""
-    path = next(
-        (path for path in (folder / name, folder / f"{name}.gz") if os.path.exists(path)), None
-    )
-    if path is None:
-        raise ConfigError(
-            f"data_path={folder}: no {name} or {name}.gz there; download MNIST's four idx files"
-            " into it"
-        )
-    try:
-        content = read_bytes(path)
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(
-            f"data_path={folder}: {path.name} cannot be read ({brief(error)}); download it again"
-        ) from None
-    dimensions = 1 + len(item)
-    header = 4 + 4 * dimensions
-    shape = tuple(
-        int.from_bytes(content[start : start + 4], "big") for start in range(4, header, 4)
-    )
-    whole = content[:4] == bytes([0, 0, 8, dimensions]) and shape[1:] == item
-    if not whole or len(content) - header != math.prod(shape):
-        raise ConfigError(
-            f"data_path={folder}: {path.name} is no whole idx file with items of shape {item};"
-            " download MNIST's again"
-        )
+def _read_idx(folder: Path, name: str) -> np.ndarray:
+    """Reads an idx file, compressed or not: the number of dimensions, their sizes, bytes."""
+    if os.path.exists(folder / name):
+        content = read_bytes(folder / name)
+    else:
+        content = gzip.decompress(read_bytes(folder / f"{name}.gz"))
+    header = 4 + 4 * content[3]
+    shape = np.frombuffer(content[4:header], ">i4")
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

@@ -246,11 +246,6 @@ def _open(
                 f"data.mix={dict(mix)}: needs data_path=FOLDER, the folder in which these corpora"
                 " lie by name"
             )
-        if vocab_size is not None or begin is not None:
-            key, value = (
-                ("vocab_size", vocab_size) if vocab_size is not None else ("begin_token", begin)
-            )
-            raise ConfigError(f"data.{key}={value}: is for shards on disk; give data_path=FOLDER")
         return [python_text(**embedded)]
     if not mix:
         return [open_corpus(f"data_path={data_path}", Path(data_path), vocab_size, begin)]

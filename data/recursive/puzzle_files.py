@@ -166,8 +166,6 @@ def read_split(key: str, folder: Path, split: str) -> PuzzleSplit:
     ):
         if not 0 <= known[name] < known[bound]:
             raise _damaged(where, f"{name}={known[name]} is not below {bound}={known[bound]}")
-    if len({*metadata.sets}) < len(metadata.sets):
-        raise _damaged(where, f"sets={metadata.sets} names a set twice")
     sets = {name: _read_set(key, folder, split, name) for name in metadata.sets}
     result = PuzzleSplit(f"{key}: {split}", metadata, sets, fingerprint, folder)
     for name, puzzle_set in sets.items():

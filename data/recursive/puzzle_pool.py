@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from data.recursive.puzzle_files import MOST_IDS, PuzzleSplit, check_values, has_split, read_split
+from data.recursive.puzzle_files import PuzzleSplit, check_values, has_split, read_split
 from data.recursive.sudoku import generate, sudoku_split
 from data.source import IGNORE
 from utils.errors import ConfigError
@@ -163,11 +163,6 @@ def _open_train(key: str, paths: list[str], eval_only: bool = False) -> list[Mem
         _check_seq_len(f"{key}={path}", split, members or [Member(split)])
         members.append(Member(split, used))
         used += split.metadata.num_puzzle_identifiers
-    if used > MOST_IDS:
-        raise ConfigError(
-            f"{key}={paths}: has {used} puzzle ids together, more than {MOST_IDS}; give fewer"
-            " datasets"
-        )
     return members
 
 
@@ -178,11 +173,7 @@ def _read_each(key: str, paths: list[str], split: str, otherwise: str = "") -> l
         lacks = otherwise and not has_split(Path(path), split)
         return otherwise if lacks and has_split(Path(path), otherwise) else split
 
-    # first: not every text is a path
-    splits = [read_split(f"{key}={path}", Path(path), there(path)) for path in paths]
-    if len({os.path.realpath(path) for path in paths}) < len(paths):
-        raise ConfigError(f"{key}={paths}: a folder is given twice; give each once")
-    return splits
+    return [read_split(f"{key}={path}", Path(path), there(path)) for path in paths]
 
 
 def _open_test(

@@ -17,7 +17,6 @@ from typing_extensions import Doc, TypedDict
 
 from data.example_text import ExampleText
 from data.order import Order, cut_steps, generator, run_length, shard_rows
-from data.recursive.arc import CELLS, VOCAB
 from data.recursive.arc_votes import ArcPairs, ArcVotes
 from data.recursive.boards import Boards
 from data.recursive.maze import MazePaths
@@ -25,7 +24,6 @@ from data.recursive.own_puzzle import KEY, Answers, OwnPuzzles
 from data.recursive.puzzle_files import PuzzleSplit, sample
 from data.recursive.puzzle_pool import Member, Pool, PuzzleRows, max_vocab, open_datasets
 from data.recursive.puzzle_text import kind_of, puzzle_text
-from data.recursive.votes import Votes, VoteSet, symmetries
 from data.source import (
     IGNORE,
     Arrays,
@@ -40,33 +38,7 @@ from utils.command.marks import MAY_CHANGE, SAME_RUN, STRICT
 from utils.errors import ConfigError, short
 from utils.measure.evaluator import Evaluator
 
-# By name: called with a split, a set's name and how many evaluations vote together; returns what
-# makes a fresh evaluator for each evaluation
-EVALUATORS: dict[str, Callable[[PuzzleSplit, str, int], Callable[[], Evaluator]]] = {
-    "arc": lambda split, name, pooled: partial(ArcVotes, ArcPairs(split, name), pooled),
-}
-VOTE = "vote"  # asks for images of every example as well
-SPELT_OUT = {"arc@ARC": "arc"}  # as TRM's own configuration names them
-
-
-def evaluator_names(given: Sequence[str | Mapping[str, str]]) -> list[str]:
-    """Returns the names in the key `evaluators`: words, or mappings with a `name`, as in TRM."""
-    names = [
-        (
-            SPELT_OUT.get(str(one["name"]), "")
-            if isinstance(one, Mapping) and one.keys() == {"name"}
-            else one
-        )
-        for one in given
-    ]
-    known = [*EVALUATORS, VOTE]
-    for name, one in zip(names, given, strict=True):
-        if not isinstance(name, str) or name not in known:
-            raise ConfigError(
-                f"evaluators=[{short(one)}]: unknown; choose from {', '.join(known)}, or use"
-                " evaluators=[]"
-            )
-    return list(dict.fromkeys(names))  # type: ignore[arg-type]
+ARC = ("arc", {"name": "arc@ARC"})  # the evaluator, also as TRM's own configuration names it
 
 
 @with_config(STRICT)
@@ -97,11 +69,6 @@ class PuzzleSource(Source):
             MAY_CHANGE,
             Doc("with eval_only: a puzzle of your own, or a file of them, to be answered"),
         ],
-        votes: Annotated[
-            int,
-            Field(ge=2, le=64),
-            Doc("images of each puzzle that vote with evaluators=[vote]"),
-        ],
         arc_pool: Annotated[
             int,
             Field(ge=1, le=1000),
@@ -112,9 +79,11 @@ class PuzzleSource(Source):
             ),
         ],
     ) -> None:
-        names = evaluator_names(evaluators or ())
-        chosen = [EVALUATORS[name] for name in names if name != VOTE]
-        by_data = evaluators is None
+        for one in evaluators or ():
+            if one not in ARC:
+                raise ConfigError(
+                    f"evaluators=[{short(one)}]: unknown; use evaluators=[arc] or evaluators=[]"
+                )
         train, test = open_datasets(
             run.data_path, data_paths, data_paths_test, embedded, run.eval_only
         )
@@ -150,17 +119,11 @@ class PuzzleSource(Source):
                 )
             self._own, example = own_examples(puzzle, train[0].split)
             self._eval_sets = {"puzzle": example}
-        elif VOTE in names:
-            self._eval_sets |= {
-                f"{key}-votes": self._asked(key, votes)
-                for key in self._test
-                if len(self._eval_sets[key])
-            }
-        filled = {key: of for key, of in self._test.items() if len(self._eval_sets.get(key, ()))}
         pooled = 1 if run.eval_only else arc_pool
-        self._chosen = {
-            key: scorers_of(*of, pooled) if by_data else [make(*of, pooled) for make in chosen]
-            for key, of in filled.items()
+        self._scorers = {
+            key: partial(ArcVotes, pairs, pooled)
+            for key, of in self._test.items()
+            if len(self._eval_sets.get(key, ())) and (pairs := _arc_pairs(evaluators, *of))
         }
         self.spec = Spec(
             vocab_size=max_vocab(train),
@@ -197,25 +160,13 @@ class PuzzleSource(Source):
     def evaluators(self, set_name: str) -> Sequence[Evaluator]:
         if self._own:
             return self._own()
-        examples = self._eval_sets[set_name]
-        if isinstance(examples, VoteSet):
-            return [Votes(examples)]
         first = next((name for name, examples in self._eval_sets.items() if len(examples)), None)
         # one example is enough to see what the model does
         shown = [ExampleText(self._text)] if set_name == first else []
-        chosen = [make() for make in self._chosen.get(set_name, ())]
+        chosen = [self._scorers[set_name]()] if set_name in self._scorers else []
         kind = kind_of_set(*self._test[set_name])
         boards = [Boards(kind)] if kind else []
         return [*shown, *chosen, *boards, *([MazePaths()] if kind == "maze" else [])]
-
-    def _asked(self, key: str, votes: int) -> VoteSet:
-        """Returns a set with symmetric images of every example, which vote on its answer."""
-        split, name = self._test[key]
-        kind, metadata = kind_of_set(split, name), split.metadata
-        return VoteSet(
-            self._eval_sets[key],
-            symmetries(kind, metadata.seq_len, metadata.vocab_size, votes, self._run.seed),
-        )
 
     def _text(self, example: Arrays, answer: np.ndarray) -> str:
         return puzzle_text(example["inputs"], example["labels"], answer, self.spec.vocab_size)
@@ -288,16 +239,20 @@ def own_examples(given: str, split: PuzzleSplit) -> tuple[Callable[[], list[Eval
     return lambda: [Answers(own), Boards(kind)], own
 
 
-def scorers_of(split: PuzzleSplit, name: str, pooled: int) -> list[Callable[[], Evaluator]]:
-    """Returns the evaluators of a set if the user names none: votes for ARC, as in TRM, if the
-    dataset has what they need.
+def _arc_pairs(
+    evaluators: Sequence[object] | None, split: PuzzleSplit, name: str
+) -> ArcPairs | None:
+    """Returns what a vote on a set needs. If the user names no evaluators, ARC is scored, as in
+    TRM, where the dataset has the names of its puzzles.
     """
-    if (split.metadata.vocab_size, split.metadata.seq_len) != (VOCAB, CELLS):
-        return []
+    if evaluators is not None and not evaluators:
+        return None
     try:
-        return [EVALUATORS["arc"](split, name, pooled)]
-    except ConfigError:  # built without names of puzzles, or another puzzle of the same shape
-        return []
+        return ArcPairs(split, name)
+    except ConfigError:
+        if evaluators is None:
+            return None
+        raise
 
 
 def kind_of_set(split: PuzzleSplit, name: str) -> str:

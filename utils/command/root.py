@@ -214,8 +214,7 @@ class Root(BaseModel):
     """Evaluate on these instead"""
     evaluators: Annotated[list[Any] | None, SAME_RUN] = None
     """null: arc on ARC data, as in TRM, else none; arc, or [{name: arc@ARC}] as TRM spells it:
-    answers to all augmentations of a puzzle vote; vote: answers to symmetric images of
-    Sudokus and mazes vote
+    answers to all augmentations of a puzzle vote
     """
     tokens_per_update: PositiveInt | None = None
     """In tokens; a multiple of shards × data.seq_len"""

@@ -35,12 +35,6 @@ def header(*numbers: int) -> bytes:
     return np.array([*numbers] + [0] * (256 - len(numbers)), "<i4").tobytes()
 
 
-def emptied(folder: Path) -> None:
-    for path in folder.glob("train*"):
-        path.unlink()
-    write_bin(folder / "train.bin", FEW[:0])
-
-
 def without(*patterns: str) -> Damage:
     return lambda folder: [path.unlink() for pattern in patterns for path in folder.glob(pattern)]
 
@@ -51,10 +45,8 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     "nanoGPT's": (bin_file(FEW.tobytes() * 20), f"magic number {MAGIC}"),
     "wrong version": (bin_file(header(MAGIC, 3, 2) + bytes(4)), BIN),
     "signed": (lambda folder: write_npy(folder / NPY, FEW.astype(np.int32)), NPY),
-    "unequal": (lambda folder: write_bin(folder / BIN, FEW.astype(np.uint32)), "uint32"),
     "no split": (lambda folder: write_npy(folder / "more.npy", FEW), "more.npy"),
     "large id": (says(vocab_size=600), "train_1.npy holds token 999"),
-    "empty": (emptied, "empty"),
     "no training": (without("train*"), "no .npy or .bin file for training"),
     "vocabulary unknown": (without("*.json"), "data.vocab_size"),
     "half a json": (lambda folder: (folder / JSON).write_text("{"), JSON),

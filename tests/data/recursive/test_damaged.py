@@ -97,7 +97,6 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     "little json": (text('{"pad_id": 0}'), "ignore_label_id"),
     "huge vocabulary": (says(vocab_size=10**12), "vocab_size"),
     "a pad beyond": (says(pad_id=17), "pad_id"),
-    "a set twice": (says(sets=["all", "all"]), "sets"),
     "a set elsewhere": (says(sets=["../x"]), "sets"),
     "no labels": (instead(LABELS, lambda _: None), LABELS),
     "a few bytes less": (raw("inputs", lambda content: content[:-30]), INPUTS),

@@ -194,7 +194,6 @@ def test_impossible_requests_name_key_value_and_fix(tmp_path):
             "global_batch_size=64: eval_interval=2 epochs give only 40 examples.*eval_interval=4",
         ),
         ({"data_paths": [b]}, "both given"),
-        ({"data_path": None, "data_paths": [a, a]}, "given twice"),
         ({"data_paths_test": [b]}, "no test/dataset.json"),
         ({"data_path": None, "embedded": None}, "data_path=null"),
     ]:
