@@ -6,7 +6,6 @@ They take the places of the digit classifier and its net, so that everything els
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,7 +20,6 @@ from models.digits import classify, cnn
 from models.frozen import Frozen
 from models.layers import parse_dtype
 from models.objective import Batch, Context, Objective, StepOut
-from optim.replicas import sha256
 from optim.sync.allreduce import AllReduce
 from utils.command import cli
 from utils.measure.evaluator import Prediction
@@ -112,19 +110,6 @@ class Prepared(SquaredError):
             self.model.base.weight.add_(0.01 * total)
 
 
-class HalfFrozen(SquaredError):
-    """Says at its evaluation what it holds."""
-
-    def predict(self, batch: Batch) -> Prediction:
-        held = {name: sha256(tensor) for name, tensor in self.model.base.net.state_dict().items()}
-        print(
-            "HOLDS",
-            json.dumps({"saved": sorted(self.saved()), "frozen": self.frozen(), "base": held}),
-            flush=True,
-        )
-        return super().predict(batch)
-
-
 class MeanError(SquaredError):
     """A mean in place of a sum."""
 
@@ -147,21 +132,6 @@ def totals_of_one_rank() -> None:
     AllReduce.over_ranks = lambda self, tensor: tensor  # type: ignore[method-assign]
 
 
-def say_what_travels() -> None:
-    """Names of gradients, and sizes of what rank 0 sends to all."""
-    zero, broadcast = AllReduce.zero, Dist.broadcast
-
-    def cleared(self: AllReduce) -> None:
-        print("GRADIENTS", *self.parameters, flush=True)
-        zero(self)
-
-    def sent(self: Dist, tensor: Tensor) -> None:
-        print("BROADCAST", tensor.numel(), flush=True)
-        broadcast(self, tensor)
-
-    AllReduce.zero, Dist.broadcast = cleared, sent  # type: ignore[method-assign]
-
-
 KINDS: dict[str, tuple[type[nn.Module], type[Objective], Callable[[], None]]] = {
     "plain": (Net, SquaredError, lambda: None),
     "totals": (Net, LogOfSum, lambda: None),
@@ -170,7 +140,7 @@ KINDS: dict[str, tuple[type[nn.Module], type[Objective], Callable[[], None]]] = 
     "mean": (Net, MeanError, lambda: None),
     "misnamed": (Net, Misnamed, lambda: None),
     "dropout": (WithDropout, SquaredError, lambda: None),
-    "half-frozen": (HalfFrozenNet, HalfFrozen, say_what_travels),
+    "half-frozen": (HalfFrozenNet, SquaredError, lambda: None),
 }
 
 

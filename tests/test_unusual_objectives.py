@@ -4,8 +4,6 @@ ranks_unusual_objectives.py.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from torch import Tensor, nn
 
 import pretrain
 from data.source import RunSettings
-from optim.replicas import sha256
 from tests.ranks import Completed, assert_one_line, check_ended_well, run_module
 from tests.ranks_unusual_objectives import HIDDEN, KINDS, LogOfSum, Net
 from tests.runs import QUIET, Result, config_of, digest
@@ -185,54 +182,6 @@ def frozen_file(path: Path, seed: int) -> dict[str, Tensor]:
     net = nn.Sequential(nn.Linear(784, HIDDEN), nn.BatchNorm1d(HIDDEN))
     save_file(dict(net.state_dict()), path)
     return dict(net.state_dict())
-
-
-@pytest.mark.slow
-def test_a_frozen_half_stays_its_file_and_travels_nowhere(
-    alone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = frozen_file(tmp_path / "half.safetensors", 0)
-    monkeypatch.setenv("FROZEN", str(tmp_path / "half.safetensors"))
-    one = alone("half-frozen", tmp_path / "one", FLOAT32, "ema=true")
-    done = check_ended_well(run("half-frozen", tmp_path / "two", FLOAT32, "ema=true", ranks=2))
-    for text in (one.stdout, *(rank.stdout for rank in done)):
-        holds, *_ = said("HOLDS", text)
-        known = json.loads(holds)
-        assert known["base"] == {name: sha256(tensor) for name, tensor in content.items()}
-        assert known["saved"] == ["model.last.bias", "model.last.weight"]
-        file = tmp_path / "half.safetensors"
-        assert known["frozen"] == {
-            "model.base": {
-                "path": str(file),
-                "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
-            }
-        }
-    for rank in done:
-        assert {name for names in said("GRADIENTS", rank.stdout) for name in names.split()} == {
-            "model.last.bias",
-            "model.last.weight",
-        }
-        assert sum(map(int, said("BROADCAST", rank.stdout))) == 4 * (10 * HIDDEN + 10), (
-            "bytes of the other half"
-        )
-    halves = []
-    for result in (one, Result(tmp_path / "two")):
-        assert {name for name in result.weights("ema") if "/" in name} == {
-            "dense/model.last.bias",
-            "dense/model.last.weight",
-        }
-        halves.append(
-            {name: tensor for name, tensor in result.weights().items() if ".last." in name}
-        )
-    assert far(*halves) < 1e-5
-    losses = one.series("train/loss")
-    assert losses[-1] < 0.8 * losses[0], "the other half trains"
-
-
-def said(word: str, text: str) -> list[str]:
-    return [
-        line.removeprefix(f"{word} ") for line in text.splitlines() if line.startswith(f"{word} ")
-    ]
 
 
 @pytest.mark.slow

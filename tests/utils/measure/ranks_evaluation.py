@@ -1,14 +1,11 @@
-"""One rank of the evaluation tests: `python -m tests.utils.measure.ranks_evaluation FOLDER CASE`,
+"""One rank of the evaluation tests: `python -m tests.utils.measure.ranks_evaluation FOLDER`,
 result in FOLDER/RANK.json.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.errors import PeerError
 from utils.measure.evaluation import Evaluation
 from utils.measure.evaluator import Batch, Prediction, Report
-from utils.ranks import distributed, signals
+from utils.ranks import distributed
 from utils.ranks.distributed import Dist
 
 EXAMPLES, SIZE = 41, 6  # seven batches, the last of five and a padding row
@@ -100,11 +96,6 @@ class Rows:
         )
 
 
-class Failing(Rows):
-    def report(self, rows: Mapping[str, Tensor]) -> Report:
-        raise ArithmeticError("cannot be reported")
-
-
 def same(dist: Dist, folder: Path) -> dict:
     """Two sets, of which the second has fewer examples than ranks have rows; a set of none; and a
     `predict` that talks to the others.
@@ -142,45 +133,10 @@ def writing(folder: Path, say: Callable = print, write: Callable = lambda *given
     return SimpleNamespace(directory=folder, say=say, write_report=write)
 
 
-def fails(dist: Dist, folder: Path) -> dict:
-    evaluation = Evaluation(dist, 5, writing(folder))
-    try:
-        evaluation.run("a", batches(dist.rank, dist.world_size), predict, [Failing()])
-    except (ArithmeticError, PeerError) as error:
-        return {"error": f"{type(error).__name__}: {error}"}
-    return {}
-
-
-def stops(dist: Dist, folder: Path) -> dict:
-    """The last rank is asked to stop while it computes its second batch; `predict` on all of them
-    talks to the others.
-    """
-    signals.install(dist.rank)
-    signals.defer()
-    computed = 0
-
-    def until_asked(batch: Batch) -> Prediction:
-        nonlocal computed
-        dist.barrier()
-        if computed == 1 and dist.rank == dist.world_size - 1:
-            os.kill(os.getpid(), signal.SIGUSR1)
-            while not signals.stop_signal():
-                time.sleep(0.01)
-        dist.barrier()
-        computed += 1
-        return predict(batch)
-
-    evaluation = Evaluation(dist, 5, writing(folder))
-    return {
-        "signal": evaluation.run("a", batches(dist.rank, dist.world_size), until_asked),
-        "computed": computed,
-    }
-
-
 if __name__ == "__main__":
     where = Path(sys.argv[1])
     group = distributed.start(device="cpu", timeout_s=30)
-    result = {"same": same, "fails": fails, "stops": stops}[sys.argv[2]](group, where)
+    result = same(group, where)
     (where / f"{group.rank}.json").write_text(json.dumps(result))
     group.barrier()
     distributed.stop()

@@ -27,22 +27,22 @@ from utils.ranks.distributed import Dist
 ONE = torch.ones(())
 
 
-def on_ranks(count: int, case: str, folder: Path) -> list[dict]:
+def on_ranks(count: int, folder: Path) -> list[dict]:
     folder.mkdir(exist_ok=True)
-    check_ended_well(run_module(count, "tests.utils.measure.ranks_evaluation", str(folder), case))
+    check_ended_well(run_module(count, "tests.utils.measure.ranks_evaluation", str(folder)))
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    return on_ranks(1, "same", tmp_path_factory.mktemp("alone"))[0]
+    return on_ranks(1, tmp_path_factory.mktemp("alone"))[0]
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(9, marks=pytest.mark.slow)])  # two have padding
 def test_every_rank_knows_what_one_rank_finds_to_the_last_bit(
     alone: dict, ranks: int, tmp_path: Path
 ) -> None:
-    first, *others = on_ranks(ranks, "same", tmp_path)
+    first, *others = on_ranks(ranks, tmp_path)
     assert first == alone
     assert all(other["results"] == alone["results"] for other in others)
     assert not any(other["drawn"] or other["text"] for other in others), "rank 0 alone writes"
@@ -67,16 +67,6 @@ def test_sets_keep_their_names_and_evaluators_belong_to_one(alone: dict) -> None
     assert alone["drawn"] == [repr((5, "a", {"rows.bin": bytes([rows])}))]
     assert alone["text"] == f"{rows} rows"
     assert alone["summary"].split()[::2] == ["cube", "sine"]
-
-
-def test_what_rank_0_cannot_report_is_an_error_on_all(tmp_path: Path) -> None:
-    first, second = on_ranks(2, "fails", tmp_path)
-    assert first == {"error": "ArithmeticError: cannot be reported"}
-    assert second == {"error": "PeerError: rank 0: ArithmeticError: cannot be reported"}
-
-
-def test_a_signal_to_one_rank_stops_all_at_the_same_batch(tmp_path: Path) -> None:
-    assert on_ranks(3, "stops", tmp_path) == [{"signal": 10, "computed": 2}] * 3
 
 
 # --- one process
@@ -118,20 +108,6 @@ def examples(number: int) -> Iterator[tuple[np.ndarray, Batch]]:
 
 def answered(batch: Batch) -> Prediction:
     return Prediction({"accuracy": (ONE, ONE)}, {"answer": batch["inputs"] + 1})
-
-
-def test_sets_may_be_measured_by_other_metrics() -> None:
-    evaluation = Evaluation(Dist(), 5, folder(Path()))
-    evaluation.run(
-        "a", examples(4), lambda batch: Prediction({"accuracy": (ONE, ONE), "loss": (3 * ONE, ONE)})
-    )
-    evaluation.run(
-        "b",
-        examples(2),
-        lambda batch: Prediction({"accuracy": (0 * ONE, ONE), "bits": (7 * ONE, ONE)}),
-    )
-    overall = {name: value for name, value in evaluation.finish().items() if name.count("/") == 1}
-    assert overall == {"eval/accuracy": pytest.approx(2 / 3), "eval/bits": 7.0, "eval/loss": 3.0}
 
 
 class Says:
