@@ -11,10 +11,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -160,8 +158,7 @@ def run_as(
     # CUDA and forks do not agree
     if forks is not None and args[0] != "-c" and "device=cuda" not in args:
         return forks.run(args, envs, cwd, timeout)
-    with _ended_by_sigterm():
-        return attend([partial(_start, args, cwd, env) for env in envs], timeout)
+    return attend([partial(_start, args, cwd, env) for env in envs], timeout)
 
 
 def attend(
@@ -217,24 +214,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """A program that is asked to end takes its ranks along: they are in sessions of their own,
-    where nobody else would ask them.
-    """
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-    ):
-        yield
-        return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _start(

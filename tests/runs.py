@@ -284,11 +284,8 @@ def seconds_since(done: list[Completed]) -> float:
 
 
 def digest(path: Path) -> str:
-    """Returns the output of `python -m utils.checkpoint digest`."""
-    command = [sys.executable, "-m", "utils.checkpoint", "digest", str(path)]
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
-    ).stdout.strip()
+    """Returns what `python -m utils.checkpoint digest` prints."""
+    return reader.digest(path)
 
 
 def assert_same_run(one: Result, other: Result, atol: float = 1e-6) -> None:

@@ -92,6 +92,7 @@ TABLE: list[Row] = [
     (["hydra/sweeper=optuna", "-m", "seed=0,1", "hydra.sweeper.trials=0"], "error"),
     (["hydra.job.chdir=true"], "hydra.job.chdir"),
     (["device=tpu"], "device"),
+    (["backend=smoke"], "backend"),
     (["arch.num_heads=7"], "arch.hidden_size"),
     (["arch.loss.loss_type=hinge"], "arch.loss.loss_type"),
     (["data_path=nowhere"], "data_path", 2),

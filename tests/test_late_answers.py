@@ -5,30 +5,23 @@ late, and nothing comes of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-import pretrain
-from models.recursive.act import ActObjective
-from optim import agreement
 from tests.runs import (
     INTERRUPTED,
     QUIET,
     STOPPED,
     TROUBLED,
     Result,
-    config_of,
     digest,
     faulty,
     goes_on,
     learned,
 )
-from utils.errors import RunError
 
 LATE = {"FAULT_LATE": "1"}
 PLANS = {"log_interval": 4, "checkpoint_interval": 5, "eval_every_steps": 7, "max_steps": 11}
@@ -39,40 +32,14 @@ ARGUMENTS = [
     "num_workers=0",
     "keep=null",
 ]
-Train = Callable[..., tuple[Result, str]]
 
 
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Train]:
-    """A run on one rank in this process, whose gradients are not finite from a step on, if one is
-    given; and how it ended.
-    """
-    monkeypatch.setattr("utils.measure.hardware.tune", lambda exact: None)
-    forward, threads = ActObjective.forward, torch.get_num_threads()
-    torch.set_num_threads(1)  # as ranks have
-
-    def train(name: str, lag: int, bad: range = range(0), *arguments: str) -> tuple[Result, str]:
-        steps = iter(range(1, 10**9))
-
-        def faulty_forward(self: ActObjective, *given: Any) -> Any:
-            out = forward(self, *given)
-            if next(steps) in bad:
-                out.loss.register_hook(lambda grad: grad * float("nan"))
-            return out
-
-        monkeypatch.setitem(agreement.LAG, "cpu", lag)
-        monkeypatch.setattr(ActObjective, "forward", faulty_forward)
-        ended = ""
-        try:
-            pretrain.pretrain(
-                config_of(*ARGUMENTS, *arguments, f"checkpoint_path={tmp_path / name}")
-            )
-        except RunError as error:
-            ended = str(error)
-        return Result(tmp_path / name), ended
-
-    yield train
-    torch.set_num_threads(threads)
+def ended(run: Path, late: bool, bad: str, *arguments: str) -> str:
+    """How a run ends whose gradients are not finite in some steps, counted from 0."""
+    env = LATE if late else {}
+    (done,) = faulty(run, "nan@objective", 0, bad, *ARGUMENTS, *arguments, env=env)
+    assert "Traceback" not in done.stderr
+    return done.stderr
 
 
 # 6: in the way of nothing; the others just before a checkpoint is written, a row logged, an
@@ -80,15 +47,15 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Train]:
 @pytest.mark.parametrize(
     "step", [6, *(pytest.param(step, marks=pytest.mark.slow) for step in (7, 8, 10, 11))]
 )
-def test_nothing_comes_of_a_step_that_is_not_finite(step: int, alone: Train) -> None:
-    at_once, said = alone("at once", 0, range(step, step + 1))
-    late, said_late = alone("late", 1, range(step, step + 1))
+def test_nothing_comes_of_a_step_that_is_not_finite(step: int, tmp_path: Path) -> None:
+    at_once, late = Result(tmp_path / "at once"), Result(tmp_path / "late")
+    said = ended(at_once.directory, False, str(step - 1))
     assert re.match(
-        rf"on_nonfinite=raise: step {step}: the gradient is not finite, first seen in model\.\S+"
-        r";",
+        rf"error: on_nonfinite=raise: step {step}: the gradient is not finite, first seen in"
+        r" model\.\S+;",
         said,
     )
-    assert said_late == said
+    assert ended(late.directory, True, str(step - 1)) == said
     assert learned(late) == learned(at_once)
     assert all(row["step"] < step for row in late.rows)
     saved, saved_late = (
@@ -101,15 +68,13 @@ def test_nothing_comes_of_a_step_that_is_not_finite(step: int, alone: Train) -> 
 
 
 @pytest.mark.slow
-def test_a_step_that_is_skipped_leaves_all_as_it_was(alone: Train) -> None:
+def test_a_step_that_is_skipped_leaves_all_as_it_was(tmp_path: Path) -> None:
     """On a device that is behind, too: there the host waits for the verdict."""
     skipping = ["on_nonfinite=skip", "checkpoint_interval=1", "eval_every_steps=null"]
-    result, said = alone("late", 1, range(6, 8), *skipping)
-    assert said == ""
-    assert digest(result.directory) == digest(
-        alone("at once", 0, range(6, 8), *skipping)[0].directory
-    )
-    folders = [result.directory / "checkpoints" / f"step_{step}" for step in (5, 7, 8)]
+    for name in ("at once", "late"):
+        assert ended(tmp_path / name, name == "late", "5-6", *skipping) == ""
+    assert digest(tmp_path / "late") == digest(tmp_path / "at once")
+    folders = [tmp_path / "late" / "checkpoints" / f"step_{step}" for step in (5, 7, 8)]
     before, after, on = (
         {name: load_file(folder / f"{name}.safetensors") for name in ("model", "ema", "optimizer")}
         for folder in folders

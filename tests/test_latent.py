@@ -171,23 +171,6 @@ def test_the_recipe_for_longer_texts_asks_about_every_fact(
     assert {name.split(".")[1] for name in moved} == {"encoder", "adapters", "gist"}
 
 
-@slow
-def test_the_readmes_sweeps_over_longer_texts_run(
-    reader_folders: list[str], tmp_path: Path
-) -> None:
-    """With smaller nets and fewer steps."""
-    (tmp_path / "pretrain.py").symlink_to(ROOT / "pretrain.py")
-    shorter, longer = (
-        [*each.words[1:]]
-        for each in commands(ROOT / "models/latent/README.md")
-        if re.search("latent_long", str(each)) and "multirun" in str(each)
-    )
-    small = [models(reader_folders), "max_steps=2", "wandb.mode=disabled"]
-    for sweep, facts in ((shorter, "facts=3"), (longer, "facts=5")):
-        tiny = [re.sub(r"facts=\d+", facts, word).replace("8,16", "2,4") for word in sweep[1:]]
-        check_ended_well(run_line([*tiny, *TINY_LONG, *small], tmp_path, limit_s=250))
-
-
 def own_question_lines() -> list[list[str]]:
     """Those in the README that train a model, publish it, and train latents for it."""
     lines = commands(ROOT / "models/latent/README.md")

@@ -1,23 +1,16 @@
-"""Ownership of a run directory: starting beside a live run, evaluating it, and losing the
-directory.
-"""
+"""A live run owns its directory: a second start is refused, an evaluation has one of its own."""
 
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-import pretrain
-from tests.ranks import run_ranks
-from tests.runs import Result, config_of, digest, status
-from utils.errors import RunError
-from utils.measure import hardware
-from utils.rundir.directory import RunDirectory
+from tests.ranks import check_ended_well, run_line, run_ranks
+from tests.runs import Result, digest, status
 from utils.rundir.folders import Lock
 
 SMALL = [
@@ -34,18 +27,6 @@ SMALL = [
     "wandb.mode=disabled",
     "project_name=p",
 ]
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder with the runs of this process."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hardware, "tune", lambda exact: None)
-    return tmp_path / "runs" / "p"
-
-
-def do(*arguments: str) -> None:
-    pretrain.pretrain(config_of(*SMALL, *arguments))
 
 
 @contextmanager
@@ -82,12 +63,14 @@ def test_a_start_beside_a_live_run_is_refused_before_it_reads_anything(tmp_path:
 
 
 @pytest.mark.slow
-def test_an_evaluation_leaves_the_training_alone(folder: Path) -> None:
-    do("run_name=x")
+def test_an_evaluation_leaves_the_training_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "p"
+    check_ended_well(run_line([*SMALL, "run_name=x"], tmp_path))
     before = digest(folder / "x")
     with held(folder / "x"):  # as while it is being trained
         for _ in range(2):
-            do("run_name=x", "eval_only=true", "checkpoint=runs/p/x")
+            evaluates = ["run_name=x", "eval_only=true", "checkpoint=runs/p/x"]
+            check_ended_well(run_line([*SMALL, *evaluates], tmp_path))
     assert sorted(os.listdir(folder)) == ["x", "x-evaluation", "x-evaluation-2"]
     assert all(
         len(Result(folder / f"x-evaluation{number}").series("eval/accuracy")) == 1
@@ -95,28 +78,3 @@ def test_an_evaluation_leaves_the_training_alone(folder: Path) -> None:
     )
     assert digest(folder / "x") == before
     assert status(folder / "x")["state"] == status(folder / "x-evaluation")["state"] == "finished"
-
-
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("take", [shutil.rmtree])
-def test_a_directory_that_goes_away_ends_the_run(
-    step: int, take: Callable[[Path], None], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In mid-run and after the last step, before what it made is saved."""
-    log = RunDirectory.log
-
-    def log_and_lose(run: RunDirectory, at: int, metrics: dict) -> None:
-        log(run, at, metrics)
-        if at == step and run.directory.exists():
-            take(run.directory)
-
-    monkeypatch.setattr(RunDirectory, "log", log_and_lose)
-    with pytest.raises(
-        RunError,
-        match=(
-            r"^checkpoint_path=runs/p/x: deleted or moved while the run was going on; put back, it"
-            r" goes on"
-        ),
-    ):
-        do("run_name=x", "eval_save_outputs=[answer]")
-    assert not (folder / "x").exists(), "nothing is made again"

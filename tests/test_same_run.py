@@ -12,10 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from tests.ranks import run_ranks
 from tests.runs import (
-    FLOAT32,
-    QUIET,
     TINY_CNN,
     TINY_SUDOKU,
     TINY_TRM,
@@ -188,23 +185,3 @@ def test_cnn_learns_the_digits(tmp_path: Path) -> None:
     accuracy = train(tmp_path / "run", "experiment=digits", timeout=200).series("eval/accuracy")
     assert len(accuracy) == 5
     assert accuracy[-1] >= 0.93
-
-
-@pytest.mark.parametrize("policy", ["raise", "skip"])
-@pytest.mark.slow
-def test_a_step_that_is_not_finite_is_refused_on_all_ranks(policy: str, tmp_path: Path) -> None:
-    arguments = [
-        *TINY_TRM,
-        *QUIET,
-        *FLOAT32,
-        "lr=1e6",
-        "lr_warmup_steps=0",
-        "max_steps=4",
-        f"on_nonfinite={policy}",
-        f"checkpoint_path={tmp_path}/run",
-    ]
-    done = run_ranks(2, ["pretrain.py", *arguments], timeout=90)
-    text = done[0].stdout + done[0].stderr
-    assert "the gradient is not finite, first seen in model." in text
-    assert "on rank 0, 1" in text
-    assert {rank.returncode for rank in done} == ({1} if policy == "raise" else {0}), text

@@ -4,7 +4,7 @@ ranks_unusual_objectives.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-import pretrain
 from data.source import RunSettings
 from tests.ranks import Completed, assert_one_line, check_ended_well, run_module
-from tests.ranks_unusual_objectives import HIDDEN, KINDS, LogOfSum, Net
+from tests.ranks_unusual_objectives import HIDDEN, LogOfSum, Net
 from tests.runs import QUIET, Result, config_of, digest
 from utils.command.instantiate import make
 
@@ -49,34 +48,10 @@ def run(
     return run_module(ranks, module, what, *DIGITS, *QUIET, path, *arguments, timeout=120, env=env)
 
 
-def trained(what: str, directory: Path, *arguments: str, ranks: int) -> Result:
+def trained(what: str, directory: Path, *arguments: str, ranks: int = 1) -> Result:
     return Result(
         directory, check_ended_well(run(what, directory, *arguments, ranks=ranks))[0].stdout
     )
-
-
-@pytest.fixture
-def alone(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., Result]]:
-    """The same on one rank, in this process: a start takes longer than such a run."""
-    monkeypatch.setattr("utils.measure.hardware.tune", lambda exact: None)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as ranks have
-
-    def train(what: str, directory: Path, *arguments: str) -> Result:
-        net, objective, _ = KINDS[what]
-        for place, new in (
-            ("digits.cnn.CNN", net),
-            ("digits.classify.ClassifyObjective", objective),
-        ):
-            monkeypatch.setattr(f"models.{place}", new)
-            monkeypatch.setattr(new, "__module__", f"models.{place.rpartition('.')[0]}")
-        pretrain.pretrain(config_of(*DIGITS, *QUIET, f"checkpoint_path={directory}", *arguments))
-        return Result(directory, capfd.readouterr().out)
-
-    yield train
-    torch.set_num_threads(threads)
 
 
 def far(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
@@ -121,14 +96,12 @@ def reference() -> tuple[list[float], dict[str, Tensor]]:
     ],
 )
 def test_a_loss_of_the_whole_batch_has_its_gradient(
-    reference, alone, ranks: int, micro: int | str, tmp_path: Path
+    reference, ranks: int, micro: int | str, tmp_path: Path
 ) -> None:
     """In one micro-batch per rank, and in four (of three ranks: in three or two)."""
     losses, weights = reference
     arguments = tmp_path / "run", f"micro_batch_size={micro}"
-    result = (
-        alone("totals", *arguments) if ranks == 1 else trained("totals", *arguments, ranks=ranks)
-    )
+    result = trained("totals", *arguments, ranks=ranks)
     assert result.series("train/loss") == pytest.approx(losses, abs=1e-12)
     assert far(result.weights(), weights) < 1e-12
 
@@ -142,20 +115,20 @@ def test_totals_of_one_rank_would_be_noticed(reference, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 4)])
-def test_totals_are_exact(alone, ranks: int, tmp_path: Path) -> None:
-    one = alone("totals", tmp_path / "one", "exact=true", FLOAT32)
+def test_totals_are_exact(ranks: int, tmp_path: Path) -> None:
+    one = trained("totals", tmp_path / "one", "exact=true", FLOAT32)
     other = trained("totals", tmp_path / "other", "exact=true", FLOAT32, ranks=ranks)
     assert digest(one.directory) == digest(other.directory)
     assert one.series("train/loss") == other.series("train/loss")
 
 
 @pytest.mark.slow
-def test_prepare_comes_once_before_the_first_step(alone, tmp_path: Path) -> None:
+def test_prepare_comes_once_before_the_first_step(tmp_path: Path) -> None:
     """Averages begin with what it made, and no number of ranks changes that; a resumed run and an
     evaluation go without.
     """
     still = ["ema=true", "ema_rate=0.5", "lr=0"]
-    one = alone("prepared", tmp_path / "one", *still)
+    one = trained("prepared", tmp_path / "one", *still)
     two = check_ended_well(run("prepared", tmp_path / "two", *still, ranks=2))
     assert [text.count("PREPARED") for text in (one.stdout, *(rank.stdout for rank in two))] == [
         1,
@@ -165,12 +138,12 @@ def test_prepare_comes_once_before_the_first_step(alone, tmp_path: Path) -> None
     weights, averages = one.weights(), one.weights("ema")
     assert far(weights, Result(tmp_path / "two").weights()) < 1e-12
     assert far({name: averages[f"dense/{name}"] for name in weights}, weights) < 1e-6
-    assert far(weights, alone("plain", tmp_path / "plain", "lr=0").weights()) > 1e-3
+    assert far(weights, trained("plain", tmp_path / "plain", "lr=0").weights()) > 1e-3
 
-    longer = alone("prepared", tmp_path / "one", *still, f"max_steps={STEPS + 2}")
+    longer = trained("prepared", tmp_path / "one", *still, f"max_steps={STEPS + 2}")
     assert "PREPARED" not in longer.stdout
     assert far(longer.weights(), weights) == 0
-    evaluated = alone(
+    evaluated = trained(
         "prepared", tmp_path / "only", *still, "eval_only=true", f"checkpoint={tmp_path / 'two'}"
     )
     assert "PREPARED" not in evaluated.stdout

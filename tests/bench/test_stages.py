@@ -12,7 +12,6 @@ import pytest
 
 from tests.bench import stage_table
 from tests.bench.stage_table import Stage, bound, measured, page
-from tests.bench.stages import main
 from tests.ranks import LAUNCHER_PREFIXES, ROOT
 
 ONE, PAIR, EXACT = Stage("one"), Stage("allreduce", 2), Stage("exact", 2, nodes=2)
@@ -107,31 +106,6 @@ def test_a_run_that_has_not_finished_has_no_row(runs: Path) -> None:
     (runs / "bound-2-1" / "status.json").unlink()
     assert measured(runs / PAIR.name) is None
     assert bound(runs, 2, 64) is None
-
-
-@pytest.mark.parametrize(
-    ("variables", "says"),
-    [
-        ({"RANKS": "2 0"}, "RANKS=0: must be a whole number from 1 to 8"),
-        ({"WAYS": "ddp dp"}, "WAYS=dp: choose of allreduce, ddp, fsdp, exact"),
-        (
-            {"RANKS": "2", "SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "3"},
-            "RANKS=2: not a multiple of the job's 3 nodes",
-        ),
-    ],
-)
-def test_wrong_variables_end_in_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    variables: dict[str, str],
-    says: str,
-) -> None:
-    for name, value in {"OUT": str(tmp_path / "out"), **variables}.items():
-        monkeypatch.setenv(name, value)
-    assert main() == 2
-    assert capsys.readouterr().err == f"error: {says}\n"
-    assert not (tmp_path / "out").exists()
 
 
 def stages(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -101,34 +101,6 @@ def test_weights_come_back_bit_by_bit_even_after_an_exception():
     assert all(p.grad is grad for p, grad in zip(net.parameters(), grads, strict=True))
 
 
-def test_looking_does_not_change_what_follows():
-    results = []
-    for look in (False, True):
-        net, table, optimizer, ema = make()
-        for _ in train(net, table, optimizer, ema, 12):
-            if look:
-                with ema.applied():
-                    pass
-        with ema.applied():
-            results.append(everything(net, table))
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
-
-
-def test_no_more_rows_are_visited_than_a_step_may_touch(monkeypatch):
-    net, table, optimizer, ema = make()
-    visited = []
-    original = EMA._catch_up_rows
-    monkeypatch.setattr(
-        EMA,
-        "_catch_up_rows",
-        lambda self, rows, *rest: visited.append(len(rows)) or original(self, rows, *rest),
-    )
-    list(train(net, table, optimizer, ema, 10))
-    assert len(visited) == 10
-    assert max(visited) <= 16 < len(table.weights)
-
-
 def test_saved_state_continues_exactly():
     net, table, optimizer, ema = make()
     list(train(net, table, optimizer, ema, 7))

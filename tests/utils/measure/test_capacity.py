@@ -16,7 +16,6 @@ from utils.measure.capacity import (
     advice,
     cards_named,
     choose,
-    layouts,
     table,
 )
 
@@ -101,18 +100,6 @@ def test_models_are_spread_where_they_do_not_fit_together(
     assert len(layout.cards) == ranks * devices
 
 
-def test_every_way_to_lay_out_frozen_models() -> None:
-    """Weights count on the device they are on, once for each rank."""
-    ways = layouts(WITH_MODELS, CARD_24 * 4, 16, 4)
-    assert [(way.ranks, way.devices, way.fits) for way in ways] == [
-        (4, 1, False),  # 28 of 21.4
-        (2, 2, True),  # 2 + 14
-        (1, 3, True),
-    ]
-    state = [way.needs.fullest(way.ranks, False, way.devices) / GIB for way in ways]
-    assert state == [28, 16, 14]
-
-
 def test_weights_that_are_split_leave_room() -> None:
     large = needs(80, 3, 2.5, largest=0.5)
     assert not choose(large, H100 * 8, 16, 4).fits
@@ -145,23 +132,6 @@ def test_what_does_not_fit_is_told_what_would_help(
     assert bool(said) != layout.fits
     rows = table(layout, {"recompute": False} if recompute else {})
     assert (rows[-1][0] == "does not fit") == bool(said)
-
-
-def test_the_table_says_how_much_and_why() -> None:
-    rows = {
-        row[0]: row[1:] for row in table(choose(needs(10, 3, 2.5), [*H100, *CARD_24], 16, 4), {})
-    }
-    assert rows["on"] == (
-        "1 × GPU (80.0 GiB) + 1 × GPU (24.0 GiB)", "GPU (24.0 GiB) decides",
-    )  # fmt: skip
-    assert rows["ranks"] == ("2", "torchrun --nproc-per-node 2 pretrain.py …")
-    assert rows["micro_batch_size"] == (
-        "16",
-        "of 64 a step, in 2 on each rank; 20 at once would need 23.0 GiB",
-    )
-    assert rows["optimizer"][0] == "5.0 GiB"
-    assert "averages" not in rows
-    assert rows["together"] == ("20.5 GiB", "on each; tensors may take 21.4 GiB")
 
 
 def test_cards_are_written_as_numbers_of_gibibytes() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from utils.errors import ConfigError
-from utils.measure.micro_batch import largest_that_fits, shards_at_once
+from utils.measure.micro_batch import largest_that_fits
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -25,10 +24,6 @@ class Memory:
         self.tried.append(shards)
         if shards > self.room:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
-
-
-def config(micro_batch_size: Any, exact: bool = False) -> SimpleNamespace:
-    return SimpleNamespace(micro_batch_size=micro_batch_size, exact=exact)
 
 
 @pytest.mark.parametrize(
@@ -76,22 +71,3 @@ def test_a_failed_attempt_is_freed_before_the_next() -> None:
             raise torch.OutOfMemoryError(f"with {held}")
 
     assert largest_that_fits(8, attempt, "one shard") == 1
-
-
-@pytest.mark.parametrize(
-    ("asked", "device", "exact", "size"),
-    [
-        (None, CUDA, False, 8),
-        ("auto", CPU, False, 8),
-        (6, CUDA, False, 2),
-        (6, CPU, False, 2),
-        ("auto", CUDA, True, 1),
-        (24, CPU, True, 1),
-    ],
-)
-def test_nothing_is_tried_where_it_is_known(
-    asked: Any, device: torch.device, exact: bool, size: int
-) -> None:
-    memory = Memory(0)
-    assert shards_at_once(config(asked, exact), 3, 8, device, [], memory) == size
-    assert memory.tried == []

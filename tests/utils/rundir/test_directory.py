@@ -184,29 +184,6 @@ def test_a_continued_run_reads_like_an_undisturbed_one(
     assert not list(disturbed.glob(".*"))
 
 
-def test_rows_that_are_no_rows_are_dropped(tmp_path: Path) -> None:
-    lines = [
-        b'{"step": 1}',
-        b"\xff\xfe",
-        b"[" * 99_999,
-        b'{"step": 1, "a": "\xed\xa0\x80"}',
-        '{"step": 1}'.encode("utf-16"),
-        b"[3]",
-        b"",
-        b'{"loss": 1}',
-        b'{"step": "2"}',
-        b'{"step": 9}',
-        b'{"step": 2}',
-        b'{"step": 2}',
-    ]
-    opened(tmp_path).close()
-    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
-    opened(tmp_path, resumed=2).close()
-    assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 1}\n{"step": 2}\n'
-    opened(tmp_path, resumed=0).close()
-    assert written(tmp_path) == []
-
-
 @pytest.mark.parametrize(
     "content",
     [
