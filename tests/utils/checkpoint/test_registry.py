@@ -4,6 +4,7 @@ that does.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +46,10 @@ class TinyRun:
         evaluates: bool = False,
     ):
         self.net = nn.Linear(3, 2, bias=False)
-        self.dense = optimizer([("weight", self.net.weight)], lr=0.5)
+        keys = {"lr": 0.5, "weight_decay": 0.1, "betas": (0.9, 0.95), "momentum": 0.9}
+        taken = inspect.signature(optimizer).parameters
+        named = [("weight", self.net.weight)]
+        self.dense = optimizer(named, **{key: keys[key] for key in keys if key in taken})
         self.dense.param_groups[0]["base_lr"] = 0.5
         self.schedule = WarmupDecay(total_steps, 0, 0.1, None)
         self.ema, self.meter, self.carries = (
