@@ -158,26 +158,6 @@ def test_names_of_jobs_fit_file_systems_and_stay_different() -> None:
         assert not set("/: ") & set(name)
 
 
-def test_what_stands_for_a_right_value_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DATA", "data/x")
-    monkeypatch.setenv("RATE", "1e-3")
-    cfg = config_of(
-        "data_path=${oc.env:DATA}",
-        "lr='${oc.decode:${oc.env:RATE}}'",
-        "epochs=${eval_interval}",
-        "eval_interval=1e3",
-        "run_name=x-${seed}",
-    )
-    assert (cfg.data_path, cfg.lr, cfg.epochs, cfg.run_name) == (
-        "data/x",
-        1e-3,
-        1000,
-        "x-0",
-    )
-    assert cfg.optim.dense[0].optimizer.lr == 1e-3
-    assert config_of("experiment=null") == config_of("+experiment=") == config_of()
-
-
 def test_a_length_in_steps_needs_no_epochs() -> None:
     cfg = config_of("epochs=null", "max_steps=12")
     assert cfg.epochs is None

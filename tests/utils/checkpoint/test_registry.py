@@ -228,14 +228,6 @@ def refused(tiny: TinyRun, folder: Path, problem: str) -> None:
     assert state == (0, 0, {0: {}}, {})
 
 
-def test_a_group_that_a_checkpoint_has_not(tmp_path: Path) -> None:
-    folder = TinyRun().trained(tmp_path)
-    (folder / "ema.safetensors").unlink()
-    declare(folder)
-    assert reader.verify(folder) == ""
-    refused(TinyRun(), folder, "it holds no ema; use ema=false")
-
-
 def test_a_longer_run_says_how_the_learning_rate_jumps(tmp_path: Path) -> None:
     folder = TinyRun(total_steps=10).trained(tmp_path)
     assert TinyRun(total_steps=10).restored(folder) == []

@@ -5,7 +5,7 @@ kept, on disks that take them or not.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +19,7 @@ from torch import Tensor
 from tests.ranks import check_ended_well, run_module
 from tests.utils.measure.ranks_evaluation import EXAMPLES
 from tests.utils.rundir.test_status import fill
-from utils.errors import ConfigError
-from utils.measure.evaluation import Evaluation, check_names
+from utils.measure.evaluation import Evaluation
 from utils.measure.evaluator import Batch, Prediction, Report
 from utils.ranks.distributed import Dist
 
@@ -70,22 +69,6 @@ def test_sets_keep_their_names_and_evaluators_belong_to_one(alone: dict) -> None
 
 
 # --- one process
-
-
-class Counts:
-    """Reports the number of examples under a name."""
-
-    def __init__(self, name: str = "count") -> None:
-        self.scalars, self._seen = (name,), 0
-
-    def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
-        self._seen += len(indices)
-
-    def rows(self) -> dict[str, Tensor]:
-        return {"seen": torch.tensor([self._seen])}
-
-    def report(self, rows: Mapping[str, Tensor]) -> Report:
-        return Report({self.scalars[0]: int(rows["seen"].sum())})
 
 
 def nothing(*_: Any) -> None:
@@ -165,65 +148,6 @@ def test_what_is_only_for_show_never_ends_a_run(
     assert evaluation.text == "once upon a time"
     with pytest.raises(IndexError):
         evaluation.run("a", examples(4), answered, [Breaks("metric")])
-
-
-class Padded:
-    """A set of which only padding is asked."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def padding(self, rows: int) -> dict[str, np.ndarray]:
-        return {"inputs": np.zeros((rows, 1))}
-
-
-class Net(torch.nn.Module):
-    def predict(self, batch: Batch) -> Prediction:
-        return answered(batch)
-
-    def evaluators(self, row: Any) -> Sequence[Counts]:
-        return (Counts("depth"),)
-
-
-@pytest.mark.parametrize(
-    ("sets", "metric", "known"),
-    [
-        (["a"], "eval/count", ["accuracy", "count", "depth"]),
-        (
-            ["a", "b"],
-            "eval/b/count",
-            ["a/accuracy", "a/count", "a/depth", "accuracy", "b/accuracy", "b/count", "b/depth"],
-        ),
-    ],
-)
-def test_a_run_may_be_judged_by_what_an_evaluator_finds(
-    sets: list[str], metric: str, known: list[str]
-) -> None:
-    filled = {name: Padded(3) for name in sets} | {"nothing": Padded(0)}
-    source = SimpleNamespace(eval_sets=lambda: filled, evaluators=lambda name: [Counts()])
-
-    def check(metric: str) -> None:
-        def to_batch(rows: Any) -> Batch:
-            return {name: torch.from_numpy(array) for name, array in rows.items()}
-
-        check_names(
-            SimpleNamespace(objective_metric=metric, eval_save_outputs=["answer"]),
-            source,
-            Net(),
-            to_batch,
-        )
-
-    check(metric)
-    with pytest.raises(ConfigError) as caught:
-        check(f"{metric}s")
-    choice = ", ".join(f"eval/{name}" for name in known)
-    assert (
-        str(caught.value)
-        == f"objective_metric={metric.removeprefix('-')}s: not known here; choose from {choice}"
-    )
 
 
 # --- kept outputs

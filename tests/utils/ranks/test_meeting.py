@@ -10,11 +10,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
 
-from tests.ranks import LAUNCHER_PREFIXES, ROOT, free_port, until
+from tests.ranks import LAUNCHER_PREFIXES, ROOT, free_port
 
 START = """
 import os, sys
@@ -101,46 +100,3 @@ def test_each_way_of_not_meeting_is_said_in_one_line() -> None:
         assert [line for line in said if re.match(expected, line)] == said, text
         assert text.count("error") == bool(expected), text
         assert process.returncode == (-9 if process is cases[-1][0] else 2)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not Path("/proc/self").exists(), reason="looks for a process that is nobody's child"
-)
-def test_ranks_whose_launcher_is_killed_before_they_meet_end_at_once(tmp_path: Path) -> None:
-    """They would wait for its store as long as for a rank that is late."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
-    env |= {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "2",
-        "TORCHELASTIC_RUN_ID": "x",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    code = START.replace("timeout_s=6", "timeout_s=60")
-    launcher = (
-        f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {code!r}]);"
-        " time.sleep(60)"
-    )
-    with (tmp_path / "out").open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-c", launcher], cwd=ROOT, env=env, stdout=out, stderr=out
-        )
-    try:
-        said = "rank 0 waits for rank 0 at"
-        assert until(lambda: said in (tmp_path / "out").read_text(), 30)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        (rank_0,) = (int(pid) for pid in children.read_text().split())
-    finally:
-        process.kill()
-        process.wait()
-    assert until(
-        lambda: (
-            not Path(f"/proc/{rank_0}/cmdline").exists()
-            or not Path(f"/proc/{rank_0}/cmdline").read_bytes()
-        ),
-        5,
-    )
-    last = "stopped by SIGTERM before training began\n"
-    assert (tmp_path / "out").read_text().endswith(last)

@@ -47,15 +47,3 @@ def test_on_a_terminal_one_line_is_redrawn(monkeypatch: pytest.MonkeyPatch) -> N
     assert "300/300" in text
     assert "exact accuracy 98.7%" in text
     assert text.count("\n") <= 3
-
-
-@pytest.mark.parametrize("stream", [None, "ascii"])
-def test_streams_that_are_closed_or_narrow_are_no_error(
-    stream: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raw = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", raw if stream else None)
-    bar = ProgressBar()
-    bar.update(1, 1, None, ("loss", None), None)
-    bar.say("– a dash")
-    bar.close()
