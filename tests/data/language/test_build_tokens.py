@@ -155,24 +155,3 @@ def alive(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def test_large_vocabularies_become_uint32(texts: Path, tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    vocabulary = {
-        "<s>": 0,
-        "[UNK]": 1,
-        **{word.strip() or word: 70_000 + number for number, word in enumerate(WORDS)},
-    }
-    library = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    library.save(str(tmp_path / "words.json"))
-    built(tmp_path / "out", "--input", str(texts), "--tokenizer", str(tmp_path / "words.json"))
-    corpus = open_corpus("data_path=x", tmp_path / "out")
-    assert corpus.files["train"][0].dtype == np.uint32
-    assert corpus.files["train"][0].max() >= 70_000
-    assert (corpus.begin, corpus.token_bytes) == (
-        0,
-        (),
-    ), "spaces are lost: nothing tells how many bytes of text a token stands for"

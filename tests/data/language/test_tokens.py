@@ -181,20 +181,6 @@ def test_a_model_knows_how_many_documents_a_window_has_at_most(
     assert source(tmp_path, **keys).spec.most_documents == 0
 
 
-def test_corpora_of_documents_are_mixed(tmp_path: Path) -> None:
-    for name in "ab":
-        write_documents(tmp_path / name, DOCUMENTS)
-    keys = {"vocab_size": 2000, "begin_token": 7, "documents": True, "seq_len": 16}
-    made = source(tmp_path, **keys, mix={"a": 1, "b": 1})
-    batch = made.train_batch(0, 0)
-    assert {name: array.shape for name, array in batch.items()} == dict.fromkeys(
-        ("inputs", "labels", "documents"), (4, 16)
-    )
-    alone = source(tmp_path / "a", **keys)
-    windows = {tuple(row) for row in epoch_of(alone)["inputs"].tolist()}
-    assert sum(tuple(row) in windows for row in batch["inputs"].tolist()) >= 2
-
-
 @pytest.mark.parametrize("most", [None, 95])
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_every_held_out_token_is_predicted_once(most: int | None, world_size: int) -> None:

@@ -225,12 +225,8 @@ def test_sets_that_lack_what_votes_need_are_refused(folder: Path, tmp_path: Path
     first = json.loads(identifiers)[1]
     for text, line in [
         (None, "identifiers.json is missing, and with it what was done to each puzzle"),
-        ("{", "identifiers.json cannot be read"),
         ('["<blank>"]', "names no puzzle"),
-        (
-            identifiers.replace(f'"{first}"', f'"{first}|||t0|||0123456789"'),
-            "not every puzzle once",
-        ),
+        (identifiers.replace(f'"{first}"', f'"{first}|||t0|||0123456789"'), "not every puzzle"),
         (identifiers.replace("|||t1|||0", "|||t1|||1", 1), "maps no ten colours to ten"),
     ]:
         if text is not None:

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from data.recursive import maze
 from data.recursive.boards import SHOWN, Boards
 from utils.measure.evaluator import Prediction, Report
-from utils.measure.scene import MOST
 
 SOLUTION = "1234341221434321"
 GIVEN = "12..3.1.2.4..32."
@@ -107,23 +105,3 @@ def test_the_same_of_each_sort_at_any_number_of_ranks(unsolved: set[int]) -> Non
     solved = [index for index in examples if index not in unsolved]
     solved.sort(key=lambda index: (index % 2 == 0, index))
     assert kept == solved[:SHOWN] + sorted(unsolved)[:SHOWN]
-
-
-def test_large_mazes_fit() -> None:
-    rng = np.random.default_rng(0)
-    count, steps, cells = 8, 16, 900
-    labels = torch.from_numpy(rng.integers(1, 6, (count, cells)))
-    outputs = {
-        "answer_by_step": torch.from_numpy(rng.integers(0, 6, (count, steps, cells))).byte(),
-        "right_by_step": torch.zeros(count, steps, dtype=torch.int32),
-        "halt_margin_by_step": torch.zeros(count, steps),
-        "halt_step": torch.zeros(count),
-    }
-    outputs["right_by_step"][::2] = cells
-    boards = Boards("maze")
-    batch = {"inputs": labels.clamp_max(maze.GOAL), "labels": labels}
-    boards.add(np.arange(count), batch, Prediction({}, outputs))
-    file = str(boards.report(boards.rows()).files["boards.scene.json"])
-    shown = json.loads(file)["examples"]
-    assert len(file) <= MOST
-    assert {each["solved"] for each in shown} == {True, False}

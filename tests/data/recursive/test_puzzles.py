@@ -201,17 +201,6 @@ def test_impossible_requests_name_key_value_and_fix(tmp_path):
             source(**({"path": a} | settings))
 
 
-def test_each_test_set_has_a_name_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("x/b", "real/b", "y/n"):
-        write_dataset(tmp_path / name, [[1]] * 20)
-        write_dataset(tmp_path / name, [[1]] * 20, "test")
-    # its name is b; what it is called here is another's name
-    (tmp_path / "n").symlink_to(tmp_path / "real" / "b")
-    sets = source(data_paths=["n", "x/b", "y/n"]).eval_sets()
-    assert len(sets) == 3
-
-
 def test_an_example_is_shown_as_board_with_answer_and_wrong_cells():
     made = source(embedded=EMBEDDED)
     example = {
