@@ -154,8 +154,8 @@ def gpt_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def reader_folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Two folders with Llama models of different widths and tokenizers, which know nothing."""
-    from data.bpe import train_bpe
     from data.latent.stories import make_stories
+    from data.tokenizer import train_bpe
     from models import llama
     from tests.making import make_objective
     from utils.spec import Spec

@@ -27,12 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from data.bpe import train_bpe
 from data.build.common import Parser, whole
 from data.build.workers import in_order, progress
 from data.language.text_files import Documents, HubTexts, read_file
 from data.language.token_files import bin_header
-from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes
+from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes, train_bpe
 from utils.errors import ConfigError, RankError, brief, exit_status
 from utils.files import write_whole
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from data.latent.qa_files import Example
-from data.sample import shown
 from data.source import Batch
 from utils.latent import ANSWER_INPUTS, CUTS, WIRES
 from utils.measure.evaluator import Prediction, Report
@@ -102,7 +101,7 @@ class Answers:
         metrics = {name: float(rows[name][order].mean()) for name in self.scalars}
         way = WIRES[int(rows["wire"][0])]
         headline = self._headline(metrics, way)
-        text = f"{headline}\n\n{self._table(metrics, len(order))}{self._some(rows, order, way)}"
+        text = f"{headline}\n\n{self._table(metrics, len(order))}"
         shares = {column: metrics[f"exact/{column}"] for column in self._columns}
         files = {
             FILE: json.dumps(metrics) + "\n",
@@ -146,18 +145,6 @@ class Answers:
             held = f"what the text really holds, {bits:.0f} bits"
             lines.append(f"{held:<{LABEL}}{bits / 8:>{BYTES}.0f}")
         return "\n".join(lines)
-
-    def _some(self, rows: Mapping[str, Tensor], order: Tensor, way: str) -> str:
-        """Returns a few questions with the answers from latents, as they are sent."""
-        lines = []
-        for index in order[:SHOWN].tolist():
-            example = self._examples[int(rows["index"][index])]
-            given = [
-                self.text(decode, rows[f"answer/{way}/{number}"][index].tolist())
-                for number, decode in enumerate(self._decode)
-            ]
-            lines.append(f"\n{example.question} {example.answers[0]}; answered: {', '.join(given)}")
-        return shown("".join(lines))
 
     def _shown(self, rows: Mapping[str, Tensor], index: int) -> dict[str, Any]:
         """Returns a question with all answers to it, for the report page."""

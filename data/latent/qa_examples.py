@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from data.tokenizer import Tokenizer
 from utils.errors import ConfigError
 from utils.spec import IGNORE
 
-SIZE = "<size>"  # a placeholder in messages about something too long
 EMPTY = IGNORE  # beyond a row's end
 
 
@@ -110,23 +109,19 @@ class Cuts:
         """Returns the first `most` tokens of form and text, and how many of the text's bytes
         they hold.
         """
-        tokens = self._encoded(self._form.before + _decoded(text))
+        tokens = self._encoded(self._form.before + text.decode())
         if len(tokens) <= most:
             return self._shown(text), len(text)
         kept = tokens[:most]
         size = sum(self._tokenizer.token_bytes[token] for token in kept)
-        size -= len(self._form.before.encode(errors="surrogatepass"))
+        size -= len(self._form.before.encode())
         return kept + self._encoded(self._form.after), min(max(size, 0), len(text))
 
     def _shown(self, text: bytes) -> list[int]:
-        return self._encoded(self._form.text(_decoded(text)))
+        return self._encoded(self._form.text(text.decode()))
 
     def _encoded(self, text: str) -> list[int]:
         return self._tokenizer.encode([text])[0].tolist()  # type: ignore[no-any-return]
-
-
-def _decoded(text: bytes) -> str:
-    return text.decode(errors="surrogatepass")
 
 
 class Examples:
@@ -138,9 +133,7 @@ class Examples:
         texts = list(dict.fromkeys(example.context for example in examples))
         number = {text: number for number, text in enumerate(texts)}
         self._text_of = np.array([number[example.context] for example in examples], np.int64)
-        self._bytes = Ragged(
-            [np.frombuffer(text.encode(errors="surrogatepass"), np.uint8) for text in texts]
-        )
+        self._bytes = Ragged([np.frombuffer(text.encode(), np.uint8) for text in texts])
         self._tokens = [Tokens(examples, texts, form, model.tokenizer) for model in models]
         self._models = models
         self.examples = list(examples)
@@ -152,17 +145,21 @@ class Examples:
         out with `skip`. Called once, before `read`.
         """
         self._context_bytes, self._answer_tokens = context_bytes, answer_tokens
-        problems = self._problems()
-        first = next((index for index, problem in enumerate(problems) if problem), None)
-        fitting = [index for index, problem in enumerate(problems) if not problem]
-        if first is not None and not (skip and fitting):
+        fits, problem = np.ones(len(self.examples), bool), ""
+        for sizes, most, message in self._limits():
+            fits &= sizes <= most
+            if not problem and (sizes > most).any():
+                where = self.examples[int(sizes.argmax())].where
+                problem = f"{message.format(size=sizes.max())} ({where})"
+        fitting = np.flatnonzero(fits)
+        if problem and not (skip and len(fitting)):
             way_out = (
-                "data.skip=true leaves none of them"
-                if not fitting
-                else f"add data.skip=true, which leaves out {len(problems) - len(fitting)}"
+                f"add data.skip=true, which leaves out {len(fits) - len(fitting)}"
+                if len(fitting)
+                else "data.skip=true leaves none of them"
             )
-            raise ConfigError(f"{problems[first]} ({self.examples[first].where}); {way_out}")
-        self._places = np.array(fitting, np.int64)
+            raise ConfigError(f"{problem}; {way_out}")
+        self._places = fitting
         self.examples = [self.examples[index] for index in fitting]
         return self
 
@@ -219,35 +216,28 @@ class Examples:
         """
         return 1 + self._tokens[number].questions.longest + self._answer_tokens
 
-    def _problems(self) -> list[str]:
-        """Returns why each example does not fit, as a message, or an empty string if it does."""
-        problems = [""] * len(self._text_of)
-
-        def mark(sizes: np.ndarray, most: int, message: str) -> None:
-            for text in np.flatnonzero(sizes > most).tolist():
-                problems[text] = problems[text] or message.replace(SIZE, str(sizes.max()))
-
-        mark(
+    def _limits(self) -> Iterator[tuple[np.ndarray, int, str]]:
+        """Yields what may be too long: the sizes of all examples, the limit, and a message."""
+        yield (
             self._bytes.lengths[self._text_of],
             self._context_bytes,
-            f"data.context_bytes={self._context_bytes}: the longest text has {SIZE} bytes; give"
-            f" {SIZE}",
+            f"data.context_bytes={self._context_bytes}: the longest text has {{size}} bytes; give"
+            " {size}",
         )
         for model, tokens in zip(self._models, self._tokens, strict=True):
-            mark(
+            yield (
                 tokens.answers.lengths,
                 self._answer_tokens,
-                f"data.answer_tokens={self._answer_tokens}: the longest answer has {SIZE} tokens,"
-                f" its end included; give {SIZE}, or null",
+                f"data.answer_tokens={self._answer_tokens}: the longest answer has {{size}} tokens,"
+                " its end included; give {size}, or null",
             )
             texts = tokens.contexts.lengths[self._text_of]
-            mark(
+            yield (
                 1 + texts + tokens.questions.lengths + self._answer_tokens,
                 model.seq_len,
                 f"{model.where}: reads {model.seq_len} tokens at once, but the longest text with"
-                f" its question and room for an answer has {SIZE}",
+                " its question and room for an answer has {size}",
             )
-        return problems
 
 
 class WithOthers:

@@ -17,13 +17,12 @@ import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 from typing_extensions import Doc
 
-from data.bpe import train_bpe
 from data.latent.qa import FormKeys, HeldOutShare, Hub, Skip, StoriesKeys, open_sets
 from data.latent.qa_examples import EMPTY, Form, Ragged, Tokens
 from data.latent.qa_files import Example
 from data.order import Order, cut_evenly, generator, run_length, shard_rows
 from data.source import IGNORE, Arrays, EvalSet, RunLength, RunSettings, Source, Spec
-from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes
+from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes, train_bpe
 from utils.errors import ConfigError
 
 BPE = "bpe:"

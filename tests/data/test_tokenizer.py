@@ -10,10 +10,9 @@ import pytest
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers
 
-from data.bpe import train_bpe
 from data.build import tokens as builder
 from data.language.token_files import open_corpus
-from data.tokenizer import Bytes, FromFile, Tokenizer
+from data.tokenizer import Bytes, FromFile, Tokenizer, train_bpe
 
 TEXT = "né <|begin|> x\n\x00\xad日本🙂 \r\n <|begin|>"
 
