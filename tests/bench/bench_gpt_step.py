@@ -3,8 +3,7 @@ turns. Prints CPU time, so that other work on the machine matters little.
 
 python -m tests.bench.bench_gpt_step --nanogpt FOLDER
 
-The folder is a checkout; without it, a plain net of GPT-2's shape takes its place. `--profile`
-prints the operators that take the time of each net instead.
+The folder is a checkout; without it, a plain net of GPT-2's shape takes its place.
 """
 
 from __future__ import annotations
@@ -162,17 +161,6 @@ def measure(steps: dict[str, Step], rounds: int) -> dict[str, float]:
     return {name: statistics.median(each) for name, each in seconds.items()}
 
 
-def profiled(step: Step, rounds: int) -> str:
-    """Returns a table of the operators by their own CPU time."""
-    step()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        for _ in range(rounds):
-            step()
-    return profile.key_averages().table(
-        sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=50
-    )
-
-
 def main() -> None:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -180,7 +168,6 @@ def main() -> None:
     options.add_argument("--nanogpt", type=Path, help="a checkout")
     options.add_argument("--sizes", nargs="+", choices=SIZES, default=["12x64", "8x256"])
     options.add_argument("--rounds", type=int, default=30)
-    options.add_argument("--profile", action="store_true")
     given = options.parse_args()
     if given.nanogpt is not None and not (given.nanogpt / "model.py").is_file():
         options.error(f"--nanogpt {given.nanogpt}: no checkout of nanoGPT (no model.py)")
@@ -193,12 +180,8 @@ def main() -> None:
         for dtype in (torch.float32, torch.bfloat16):
             steps = {each: ours(size, keys, dtype) for each, keys in OURS.items()}
             steps[name] = other(size, given.nanogpt, dtype)
-            if given.profile:
-                for each, step in steps.items():
-                    print(f"{chosen} {dtype} {each}\n{profiled(step, given.rounds)}")
-                continue
             columns.append(measure(steps, given.rounds))
-        for each in columns[0] if columns else ():
+        for each in columns[0]:
             row = " | ".join(f"{1000 * column[each]:.1f}" for column in columns)
             print(f"| {size.rows} × {size.length} | {each} | {row} |", flush=True)
 

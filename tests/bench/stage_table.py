@@ -22,21 +22,20 @@ WAYS = {
     "exact": ("`exact=true`", ["exact=true"]),
 }
 COLUMNS = (
-    "stage | samples/s | epoch, s | speed-up | efficiency | of the bound | peak MiB of rank 0 |"
-    " test accuracy | test loss | loss of steps 1–10, from one process | test loss, from one"
-    " process | accuracy, from one process | sha256"
+    "stage | samples/s | epoch, s | speed-up | efficiency | peak MiB of rank 0 | test accuracy |"
+    " test loss | loss of steps 1–10, from one process | test loss, from one process | accuracy,"
+    " from one process | sha256"
 )
 NOTES = (
     "Samples/s: the median of what was logged every 10 steps, evaluations apart. Speed-up is"
-    " against one process, efficiency is by rank. A bound is what independent processes reach side"
-    " by side, each with a rank's share of the batch: the machine allows no more. Every test image"
-    " counts once. Ranks add gradients in another order, so that weights differ by rounding, which"
-    " training makes larger; with `exact=true` they do not differ. The sha256 is over all tensors"
-    " of the last checkpoint.\n\n`torch.nn.DataParallel` (one process, all GPUs) is not offered: in"
-    " every step it copies the weights to all GPUs and collects outputs and gradients on the first,"
-    " one interpreter drives them all, and it ends at the machine's edge. The same GPUs with a"
-    " process each are `torchrun --nproc-per-node GPUS pretrain.py …`, with the same"
-    " `global_batch_size` and the same results."
+    " against one process, efficiency is by rank. Every test image counts once. Ranks add gradients"
+    " in another order, so that weights differ by rounding, which training makes larger; with"
+    " `exact=true` they do not differ. The sha256 is over all tensors of the last"
+    " checkpoint.\n\n`torch.nn.DataParallel` (one process, all GPUs) is not offered: in every step"
+    " it copies the weights to all GPUs and collects outputs and gradients on the first, one"
+    " interpreter drives them all, and it ends at the machine's edge. The same GPUs with a process"
+    " each are `torchrun --nproc-per-node GPUS pretrain.py …`, with the same `global_batch_size`"
+    " and the same results."
 )
 
 
@@ -129,28 +128,10 @@ def speed(rows: Iterable[Mapping[str, float]], name: str) -> float:
     return statistics.median(values[1:] or values)
 
 
-def bound(folder: Path, ranks: int, batch: int) -> float | None:
-    """Samples per second of `ranks` independent processes side by side, each with a rank's share of
-    the batch: what the machine allows.
-    """
-    alone = [folder / f"bound-{ranks}-{number}" for number in range(ranks)]
-    if not all(map(finished, alone)):
-        return None
-    return (
-        1e3
-        * batch
-        / statistics.mean(
-            speed((row for row in rows_of(one) if "speed/step_ms" in row), "speed/step_ms")
-            for one in alone
-        )
-    )
-
-
 def page(
     head: str,
     threads: str,
     runs: Mapping[Stage, Measured],
-    bounds: Mapping[int, float],
     failed: Mapping[Stage, str],
 ) -> str:
     """All of stages.md."""
@@ -158,27 +139,19 @@ def page(
     lines = [head, *(f"Computed on {machine}; OMP_NUM_THREADS={threads}." for machine in machines)]
     if len({machine.partition(":")[2] for machine in machines}) > 1:
         lines.append("These machines differ: speed-ups compare one with another.")
-    return "\n".join([*lines, "", table(runs, bounds, failed), "", NOTES, ""])
+    return "\n".join([*lines, "", table(runs, failed), "", NOTES, ""])
 
 
-def table(
-    runs: Mapping[Stage, Measured], bounds: Mapping[int, float], failed: Mapping[Stage, str]
-) -> str:
+def table(runs: Mapping[Stage, Measured], failed: Mapping[Stage, str]) -> str:
     """Markdown. Speed-ups and differences are against one process."""
     one = runs.get(Stage("one"))
     lines = [f"| {COLUMNS} |", f"|{'---|' * (COLUMNS.count('|') + 1)}"]
     for stage in sorted({*runs, *failed}, key=lambda stage: stage.place):
         lines.append(
-            row(stage, runs[stage], one, bounds)
-            if stage in runs
-            else line(stage.text, failed[stage])
+            row(stage, runs[stage], one) if stage in runs else line(stage.text, failed[stage])
         )
         if stage == Stage("one"):
             lines.append(line("`DataParallel`: one process, all GPUs", "not offered, see below"))
-    lines += [
-        line(f"bound: {ranks} independent process{'es' * (ranks > 1)}", f"{rate:,.0f}")
-        for ranks, rate in sorted(bounds.items())
-    ]
     return "\n".join(lines)
 
 
@@ -187,18 +160,15 @@ def line(stage: str, says: str) -> str:
     return f"| {stage} | {says} |{' |' * (COLUMNS.count('|') - 1)}"
 
 
-def row(stage: Stage, run: Measured, one: Measured | None, bounds: Mapping[int, float]) -> str:
+def row(stage: Stage, run: Measured, one: Measured | None) -> str:
     """One line of the table."""
     gain = run.samples_per_s / one.samples_per_s if one else None
-    # of this machine, and not of several
-    limit = bounds.get(stage.ranks) if stage.nodes is None else None
     cells = [
         stage.text,
         f"{run.samples_per_s:,.0f}",
         f"{run.epoch_s:.1f}",
         f"{gain:.2f}" if gain else "–",
         f"{gain / stage.ranks:.0%}" if gain else "–",
-        f"{run.samples_per_s / limit:.0%}" if limit else "–",
         f"{run.peak_bytes / 2**20:,.0f}",
         f"{run.accuracy:.2%} of {run.tested:,}",
         f"{run.loss:.4f}",

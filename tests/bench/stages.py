@@ -10,7 +10,6 @@ its nodes. A rerun does what is missing; who stops it finds in the table what is
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 import torch
 from omegaconf import OmegaConf
 
-from tests.bench.stage_table import WAYS, Stage, bound, finished, measured, page
+from tests.bench.stage_table import WAYS, Stage, finished, measured, page
 from tests.making import make_source
 from tests.ranks import ROOT
 from utils import revision
@@ -29,7 +28,6 @@ from utils.errors import ConfigError
 from utils.files import write_whole
 
 BATCH, SHARDS = 64, 8
-BOUND_STEPS = 100  # of independent processes: enough for a median
 STOPPED = (130, 138, 143)  # exit statuses of runs that somebody has asked to stop
 END_S = 60.0  # for ranks to save when they are stopped
 
@@ -141,75 +139,43 @@ def command(stage: Stage) -> list[str]:
     return ["srun", *per_node, *cpus, "--kill-on-bad-exit=0", sys.executable, "pretrain.py"]
 
 
-def run(commands: Sequence[Sequence[str]], log: Path) -> str:
-    """All at once; what went wrong, in one line. A request to stop is handed on once, and waited
-    for.
-    """
+def run(command: Sequence[str], log: Path) -> str:
+    """What went wrong, in one line. A request to stop is handed on once, and waited for."""
     env = {"OMP_NUM_THREADS": "1"} | os.environ
-    log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a") as said:
         before = said.tell()
-        # Sessions of their own: Ctrl-C would reach every rank from the terminal, and again from its
+        # A session of its own: Ctrl-C would reach every rank from the terminal, and again from its
         # launcher
-        started = [
-            subprocess.Popen(
-                one, cwd=ROOT, env=env, stdout=said, stderr=said, start_new_session=True
-            )
-            for one in commands
-        ]
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=env, stdout=said, stderr=said, start_new_session=True
+        )
         try:
-            statuses = [process.wait() for process in started]
+            status = process.wait()
         except KeyboardInterrupt:
-            end(started)
+            end(process)
             raise
-    if any(status in STOPPED for status in statuses):
+    if status in STOPPED:
         raise KeyboardInterrupt
-    if not any(statuses):
+    if not status:
         return ""
-    lines = [
-        line.strip()
-        for line in log.read_bytes()[before:].decode(errors="replace").splitlines()
-        if line.strip()
-    ]
+    text = log.read_bytes()[before:].decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return next(
         (line for line in reversed(lines) if line.startswith("error:")),
         lines[-1] if lines else "it said nothing",
     )
 
 
-def end(started: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Runs save and end when they are asked to; whoever is asked a second time to stop waits no
-    longer.
-    """
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Runs save and end when they are asked to; a second request ends them at once."""
     try:
-        for process in started:
-            process.terminate()
-        for process in started:
-            process.wait(END_S)
+        process.terminate()
+        process.wait(END_S)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         pass
     finally:
-        for process in started:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def measure_bound(settings: Settings, ranks: int) -> str:
-    """Independent processes side by side, each with a rank's share of every batch."""
-    share = -(-SHARDS // ranks) * (BATCH // SHARDS)
-    commands = []
-    for rank in range(ranks):
-        folder = settings.folder / f"bound-{ranks}-{rank}"
-        # one that goes on alone would not be beside the others
-        shutil.rmtree(folder, ignore_errors=True)
-        keys = [
-            f"global_batch_size={share}",
-            f"max_steps={min(BOUND_STEPS, settings.length.total_steps)}",
-            f"checkpoint_path={folder}",
-        ]
-        device = [f"device=cuda:{rank}"] if torch.cuda.is_available() else []
-        commands.append([sys.executable, "pretrain.py", *settings.keys, *keys, *device])
-    return run(commands, settings.folder / f"bound-{ranks}.txt")
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def write(settings: Settings, failed: dict[Stage, str]) -> str:
@@ -220,19 +186,17 @@ def write(settings: Settings, failed: dict[Stage, str]) -> str:
         if (stage := Stage.named(path.name))
     }
     runs = {stage: run for stage, folder in folders.items() if (run := measured(folder))}
-    counts = {stage.ranks for stage in runs if stage.nodes is None}
-    bounds = {ranks: limit for ranks in counts if (limit := bound(settings.folder, ranks, BATCH))}
     head = (
         f"`python pretrain.py {' '.join(settings.keys)}`, {settings.length.total_steps:,} steps;"
         f" {revision.summary().splitlines()[0]}"
     )
-    text = page(head, os.environ.get("OMP_NUM_THREADS", "1"), runs, bounds, failed)
+    text = page(head, os.environ.get("OMP_NUM_THREADS", "1"), runs, failed)
     write_whole(settings.folder / "stages.md", text)
     return text
 
 
 def main() -> int:
-    """Exit status 1 where a stage or a bound failed, 2 where the variables are wrong, 130 where
+    """Exit status 1 where a stage failed, 2 where the variables are wrong, 130 where
     somebody stopped it.
     """
     try:
@@ -244,22 +208,15 @@ def main() -> int:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.default_int_handler)
     failed: dict[Stage, str] = {}
-    lacking = False  # a bound
     settings.folder.mkdir(parents=True, exist_ok=True)
     try:
         for stage in settings.stages():
             folder = settings.folder / stage.name
-            if stage.nodes is None and bound(settings.folder, stage.ranks, BATCH) is None:
-                print(f"bound of {stage.ranks} …", flush=True)
-                if problem := measure_bound(settings, stage.ranks):
-                    print(f"failed: {problem}", flush=True)
-                    lacking = True
             if not finished(folder):
                 print(f"{stage.name} …", flush=True)
                 keys = [*settings.keys, *WAYS[stage.way][1], f"checkpoint_path={folder}"]
-                if problem := run(
-                    [[*command(stage), *keys]], settings.folder / f"{stage.name}.txt"
-                ):
+                log = settings.folder / f"{stage.name}.txt"
+                if problem := run([*command(stage), *keys], log):
                     failed[stage] = f"failed: {problem}"
                     print(failed[stage], flush=True)
             write(settings, failed)
@@ -267,7 +224,7 @@ def main() -> int:
         print("stopped; the same again does the rest", flush=True)
     print(f"\n{write(settings, failed)}\nwritten: {settings.folder / 'stages.md'}", flush=True)
     missing = [stage for stage in settings.stages() if not finished(settings.folder / stage.name)]
-    return 1 if failed or lacking else 130 if missing else 0
+    return 1 if failed else 130 if missing else 0
 
 
 if __name__ == "__main__":

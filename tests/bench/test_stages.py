@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench import stage_table
-from tests.bench.stage_table import Stage, bound, measured, page
+from tests.bench.stage_table import Stage, measured, page
 from tests.ranks import LAUNCHER_PREFIXES, ROOT
 
 ONE, PAIR, EXACT = Stage("one"), Stage("allreduce", 2), Stage("exact", 2, nodes=2)
@@ -56,7 +56,7 @@ def made_up(
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One process at 100 samples/s, two ranks at 160, of the 200 that two processes reach."""
+    """One process at 100 samples/s, two ranks at 160."""
     monkeypatch.setattr(stage_table, "digest", lambda folder: (folder / "bits").read_text())
     made_up(tmp_path / ONE.name, [10.0, 80.0, 100.0, 120.0])
     made_up(
@@ -68,16 +68,12 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         bits="bbbb2222",
     )
     made_up(tmp_path / EXACT.name, [50.0, 50.0])
-    for number, rate in enumerate((80.0, 80.0)):
-        made_up(tmp_path / f"bound-2-{number}", [1.0, rate, rate], bits="")  # steps of 0.8 s
     return tmp_path
 
 
 def test_every_cell_is_what_the_runs_say(runs: Path) -> None:
     runs_of = {stage: run for stage in (ONE, PAIR, EXACT) if (run := measured(runs / stage.name))}
-    limit = bound(runs, 2, batch=160)
-    assert limit == 200, "a batch of 160 in a step of 0.8 s"
-    lines = page("head", "1", runs_of, {2: limit}, {Stage("fsdp", 4): "failed: no"}).splitlines()
+    lines = page("head", "1", runs_of, {Stage("fsdp", 4): "failed: no"}).splitlines()
     table = {
         line.split(" | ")[0]: line.strip("| ").partition(" | ")[2]
         for line in lines
@@ -85,27 +81,24 @@ def test_every_cell_is_what_the_runs_say(runs: Path) -> None:
     }
     assert lines[1] == "Computed on host: CPU with 1 of 2 threads, float32; OMP_NUM_THREADS=1."
     assert table["| one process"] == (
-        "100 | 41.9 | 1.00 | 100% | – | 4 | 90.00% of 500 | 0.3000 | – | – | – | `aaaa1111`"
+        "100 | 41.9 | 1.00 | 100% | 4 | 90.00% of 500 | 0.3000 | – | – | – | `aaaa1111`"
     )
     assert table["| `sync=allreduce`, 2 ranks"] == (
-        "160 | 6.3 | 1.60 | 80% | 80% | 4 | 92.00% of 500 | 0.2500"
+        "160 | 6.3 | 1.60 | 80% | 4 | 92.00% of 500 | 0.2500"
         " | +5.0e-01 | -0.0500 | +2.00 points | `bbbb2222`"
     )
     assert table["| `exact=true`, 2 ranks on 2 nodes (srun)"] == (
-        "50 | 25.6 | 0.50 | 25% | – | 2 | 90.00% of 500 | 0.3000"
+        "50 | 25.6 | 0.50 | 25% | 2 | 90.00% of 500 | 0.3000"
         " | the same bits | the same bits | the same bits | `aaaa1111`"
     )
     assert table["| `sync=fsdp`, 4 ranks"].startswith("failed: no")
-    assert table["| bound: 2 independent processes"].startswith("200")
     assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
     assert "DataParallel" in [*table][3], "right behind what it would be"
 
 
 def test_a_run_that_has_not_finished_has_no_row(runs: Path) -> None:
     (runs / PAIR.name / "status.json").write_text(json.dumps({"state": "stopped"}))
-    (runs / "bound-2-1" / "status.json").unlink()
     assert measured(runs / PAIR.name) is None
-    assert bound(runs, 2, 64) is None
 
 
 def stages(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -158,22 +158,6 @@ def test_a_pickle_in_place_of_any_file_is_not_run(
     assert (tmp_path / "exploded").exists(), "the bomb must be a real one"
 
 
-def test_beside_a_run_that_goes_on_the_newest_is_read(tmp_path: Path) -> None:
-    """Each attempt finds that what `latest` meant has been deleted."""
-    alone(tmp_path, 50, keep=1)
-    later = iter([51, 52])
-
-    def read(folder: Path) -> float:
-        if step := next(later, None):
-            alone(tmp_path, step, keep=1)
-        return value_of(folder)
-
-    assert reader.reading(tmp_path, read) == 52.0
-    assert names(tmp_path) == {"latest", "step_52"}
-    flip(tmp_path / "step_52" / "model.safetensors")
-    assert "step_52 is damaged (model.safetensors: sha256 differs)" in refused(tmp_path)
-
-
 @pytest.mark.parametrize("ranks", [3, 8])
 def test_any_number_of_ranks_makes_the_same_digest(ranks: int, tmp_path: Path) -> None:
     assert together(tmp_path / "together", ranks, 7) == [""] * ranks
