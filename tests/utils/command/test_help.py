@@ -14,9 +14,9 @@ from utils.errors import ConfigError
 
 
 def test_help_lists_every_key_of_the_run() -> None:
-    text = answer(["--help", "arch=trm"])
+    text, config = answer(["--help", "arch=trm"]), config_of()
     for key in keys.Root.model_fields:
-        if key in config_of() and key != "experiment":
+        if key in config and key != "experiment":
             assert f"  {key}" in text, key
     for key in ("arch.H_cycles", "arch.loss.label_smoothing", "data.arc_pool", "experiment="):
         assert key in text
