@@ -69,7 +69,6 @@ NOT_RUN = {
     r"checkpoint (digest|show|verify|diff|export|import)|=(FOLDER|PATH)": "tests/utils/checkpoint",
     r"data\.build": "tests/data",
     r"utils\.report": "tests/utils/report",
-    r"data\.latent\.curve": "tests/data/latent tests/test_latent.py",
     r"data/latent/questions\.json": "tests/test_latent.py",
     r"models\.llama": "tests/models tests/test_latent.py",
     r"data_path=squad": "tests/data/latent/test_qa.py",
