@@ -40,7 +40,7 @@ from utils.checkpoint.policy import Checkpointer
 from utils.checkpoint.registry import Carries, Origin, Registry, RunState
 from utils.command import cli, config
 from utils.command.instantiate import make
-from utils.command.keys import CONF, VERSION
+from utils.command.keys import CONF, HYDRA_ARGUMENTS
 from utils.command.limits import check_sync
 from utils.measure import capacity, compiling, hardware
 from utils.measure.evaluation import Evaluation, check_names
@@ -57,7 +57,7 @@ from utils.sweep.needed_runs import make_needed_runs
 from utils.transfer import batch_to_device
 
 
-@hydra.main(config_path=str(CONF), config_name="pretrain", **VERSION)
+@hydra.main(config_path=str(CONF), config_name="pretrain", **HYDRA_ARGUMENTS)
 def app(raw: DictConfig) -> float | None:
     return cli.run_job(raw, reader.config_in, pretrain)
 

@@ -103,7 +103,7 @@ class Local(Launcher):
 
     def _conclude(self, signum: int) -> None:
         """Says how the sweep ended in the file that a batch script named: to be run again only if
-        a job came further.
+        a job made progress.
         """
         if not (copy := os.environ.get(COPY)):
             return

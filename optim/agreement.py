@@ -53,7 +53,7 @@ class Agreement:
 
         Args:
             checked: what must be finite by name, on all ranks alike or a share of each.
-            of_this_rank: more of it, as much as this rank has: gradients of table rows.
+            of_this_rank: further tensors, of this rank alone: gradients of table rows.
             requests: to all ranks; they learn the sums.
         """
         rows = list(of_this_rank)

@@ -115,9 +115,6 @@ def build_clips(grad_clip: Any, names: Iterable[str]) -> list[Clip]:
     norms = plain(grad_clip)
     if not isinstance(norms, dict):
         return [(None, norms)]
-    for pattern, norm in norms.items():
-        if not isinstance(norm, int | float) or not norm > 0:
-            raise ConfigError(f"grad_clip={pattern}: {short(norm)} must be a number more than 0")
     compiled = {pattern: _compiled("grad_clip", str(pattern)) for pattern in norms}
     claimed: dict[str, list[str]] = {pattern: [] for pattern in norms}
     names = list(names)

@@ -52,7 +52,7 @@ class Muon(torch.optim.Muon):
 def orthogonal(
     matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
 ) -> Tensor:
-    """Nearly the orthogonal matrix that is nearest, in the matrix's own precision; on a GPU, which
+    """Approximates the nearest orthogonal matrix, in the matrix's own precision; on a GPU, which
     is fast in it, in bfloat16.
     """
     a, b, c = coefficients

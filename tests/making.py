@@ -54,5 +54,5 @@ def _checked(group: str, choice: str, changes: dict[str, Any]) -> Any:
 
 @cache
 def _composed(override: str) -> DictConfig:
-    with initialize_config_dir(str(keys.CONF), **keys.VERSION):
+    with initialize_config_dir(str(keys.CONF), **keys.HYDRA_ARGUMENTS):
         return compose("pretrain", [override])

@@ -134,7 +134,7 @@ QUIET = ["wandb.mode=disabled", "log_interval=1", "timeout_s=60", "report=false"
 
 
 def config_of(*overrides: str, job: list[str] | None = None, ranks: int = 1) -> DictConfig:
-    with initialize_config_dir(str(keys.CONF), **keys.VERSION):
+    with initialize_config_dir(str(keys.CONF), **keys.HYDRA_ARGUMENTS):
         raw = compose("pretrain", prepare(overrides), return_hydra_config=True)
         return config.resolve(raw, raw.hydra.runtime.choices, Launch(world_size=ranks), job)
 

@@ -116,13 +116,13 @@ def resolve(overrides: Sequence[str], ranks: int, job: list[str] | None = None) 
     given = [override.partition("=")[0].lstrip("+~") for override in overrides]
     if {"eval_only", "checkpoint"} <= {*given} and not CHOICES & {*given}:
         raw = cli._adopt(raw, given, saved_config(raw.checkpoint))
-    with initialize_config_dir(str(keys.CONF), **keys.VERSION):
+    with initialize_config_dir(str(keys.CONF), **keys.HYDRA_ARGUMENTS):
         config.resolve(raw, choices, Launch(world_size=ranks), job)
 
 
 @cache
 def composed(overrides: tuple[str, ...]) -> tuple[Any, Mapping[str, str]]:
-    with initialize_config_dir(str(keys.CONF), **keys.VERSION):
+    with initialize_config_dir(str(keys.CONF), **keys.HYDRA_ARGUMENTS):
         raw = compose("pretrain", list(overrides), return_hydra_config=True)
     return raw, raw.hydra.runtime.choices
 
@@ -133,7 +133,7 @@ def saved_config(checkpoint: str) -> Mapping[Any, Any]:
     if checkpoint not in EVALUATED:
         return {}
     raw, choices = composed(tuple(EVALUATED[checkpoint]))
-    with initialize_config_dir(str(keys.CONF), **keys.VERSION):
+    with initialize_config_dir(str(keys.CONF), **keys.HYDRA_ARGUMENTS):
         saved: Any = OmegaConf.to_container(config.resolve(raw, choices, Launch()))
     return saved
 

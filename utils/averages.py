@@ -10,7 +10,6 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from utils.errors import ConfigError
 from utils.transfer import fill
 
 ROWS_AT_ONCE = 1 << 16  # a whole table is walked in blocks: temporaries stay small
@@ -111,12 +110,6 @@ class EMA:
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Restores a saved `state`."""
-        wrong = sorted(set(state) ^ set(self.state()))
-        if wrong:
-            raise ConfigError(
-                f"ema=true: the checkpoint's averages do not fit this net ({wrong[0]} is in only"
-                " one of them); use its own config"
-            )
         self.steps = int(state["steps"])
         for kind, tensors in self._kinds().items():
             for name, tensor in tensors.items():

@@ -75,7 +75,7 @@ def _line_of(error: Exception) -> str:
 def brief(thing: object) -> str:
     """An error or a value in a few words on one line."""
     text = thing.strerror if isinstance(thing, OSError) and thing.strerror else str(thing)
-    # as safetensors words what the system said
+    # without what safetensors puts around an error of the system
     text = text.rpartition("I/O error: ")[2].partition(" (os error")[0]
     text = " ".join(text.split()) or type(thing).__name__
     return text if len(text) <= 300 else f"{text[:299]}…"
@@ -83,8 +83,6 @@ def brief(thing: object) -> str:
 
 def short(value: object, most: int = 60) -> str:
     """A value as an error shows it: on one line and cut to a readable length."""
-    if isinstance(value, int) and abs(value) >= 2**256:
-        value = hex(value)  # there is no limit to what can be written so
     text = visible(
         "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     )

@@ -117,7 +117,7 @@ def save(folder: Path, width: int, dist: Dist) -> dict[str, float]:
             rows[-1]["stall"] = writer.take_stall_s()
             assert writer.wait() == ""
 
-        dist.barrier()
+        dist.sums([1.0])
         writer.take_stall_s()  # waiting for the last one counts as well
         rows.append({})
         rows[-1] |= watched(saved)
@@ -132,7 +132,7 @@ def save_dcp(folder: Path, width: int, dist: Dist) -> dict[str, float]:
     for step in range(1, SAVES + 1):
         if dist.is_main:
             shutil.rmtree(folder / "dcp", ignore_errors=True)
-        dist.barrier()
+        dist.sums([1.0])
 
         def saved() -> None:
             started = time.perf_counter()
@@ -191,7 +191,7 @@ def main() -> None:
     everyone = [json.loads(text) for text in dist.all_gather_text(json.dumps(row))]
     if dist.is_main:
         print("ROW " + json.dumps(everyone))
-    dist.barrier()
+    dist.sums([1.0])
     distributed.stop()
     sys.stdout.flush()
     os._exit(0)  # after an asynchronous save of torch's, the interpreter does not come to an end

@@ -76,7 +76,7 @@ def read_meta(path: str | Path) -> dict[str, Any]:
 
 
 def config_in(path: str) -> dict[Any, Any]:
-    """The configuration of the run that wrote a checkpoint; empty where nothing tells it."""
+    """The configuration of the run that wrote a checkpoint; empty if unknown."""
     config = {} if is_weights(Path(path)) else read_meta(path).get("config", {})
     if "${" in json.dumps(config):  # could read this machine's environment
         raise ConfigError(

@@ -254,7 +254,7 @@ def _weights_to_evaluate(path: Path) -> Start:
     """The weights that `checkpoint` names."""
 
     def read(folder: Path) -> Start:
-        # not all of it: an evaluation does not go on with that run, at W&B neither
+        # not all of it: an evaluation continues neither the run nor its W&B run
         meta = reader.read_meta(folder)
         return Start(folder, meta={key: meta[key] for key in ("step", "frozen") if key in meta})
 
@@ -267,7 +267,7 @@ def _own_or_named(config: DictConfig, say: Callable[[str], None]) -> Start:
     own = reader.newest_whole(directory / "checkpoints", say)
     meta = reader.read_meta(own) if own else {}
     elsewhere = config.resume not in NO_PATH and meta.get("resumed_from") != config.resume
-    # else it has begun there already, and been interrupted since
+    # otherwise this run has started from there already, and was interrupted
     if elsewhere and (there := _at(config, own)) is not None:
         return there
     if own is not None:
@@ -348,8 +348,7 @@ def _same_run(start: Start, config: DictConfig, where: Path) -> Start:
             f"{now}: the run in {where} has {then}; keep that, choose another run_name, "
             "add resume=false to begin again, or init_from to begin with its weights"
         )
-    # Said in every checkpoint from now on: what the command names is then behind the run, and must
-    # not be begun with again.
+    # recorded in every checkpoint from now on, so that the run does not start from there again
     named = {"resumed_from": str(config.resume)} if config.resume not in NO_PATH else {}
     return replace(start, meta={**start.meta, **named})
 

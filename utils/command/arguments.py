@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import yaml
+
 from utils.command.keys import GROUPS
 from utils.errors import ConfigError, short
 from utils.ranks.launchers import Launch
 
 CHOSEN = (*GROUPS, "experiment")
 NO_EXPERIMENT = ("experiment=", "experiment=null")
-# whoever gives one of these says by it what an evaluated run is
+# any of these says what an evaluated run is
 CHOICES = {"experiment", "arch", "data", "optim"}
 SWEEPS = ("-m", "--multirun")
 WITH_VALUE = (
@@ -69,7 +71,10 @@ def _prepare(argument: str) -> str:
     """One override as Hydra needs it."""
     key = argument.lstrip("+").partition("=")[0]
     if key in CHOSEN:
-        return f"~{key}" if argument.endswith("=null") else argument.lstrip("+")
+        choice = argument.partition("=")[2]
+        if argument not in NO_EXPERIMENT and not isinstance(yaml.safe_load(choice), str | list):
+            raise ConfigError(f"{key}={choice}: is no name; --help {key} lists the choices")
+        return argument.lstrip("+")
     argument = QUOTED_KEY.sub(lambda match: match[1] + plain_key(match[2]) + ":", argument)
     return f"+{argument}" if re.match(r"\+[^+]", argument) else argument
 

@@ -32,13 +32,13 @@ T = TypeVar("T")
 ConfigIn = Callable[[str], Mapping[Any, Any]]  # reads the configuration in a checkpoint
 
 # hydra.sweep.dir is named after what is swept, so that the same sweep finds its own folder
-# 2.4 calls it so; the old name is deprecated there, and this one before
-register = OmegaConf.register_new_resolver if keys.VERSION else OmegaConf.register_resolver
+# OmegaConf 2.4 has renamed this function
+register = OmegaConf.register_new_resolver if keys.HYDRA_ARGUMENTS else OmegaConf.register_resolver
 if not OmegaConf.has_resolver("sweep_name"):
     register("sweep_name", sweep_name)
 BAD_INPUT, INTERRUPTED = 2, 130
 REPORTED = "exit_status"  # an error has it once it has been reported
-# an evaluation lies beside its run, and repeats the last one
+# never taken over from it: an evaluation has its own name and size
 OF_THE_RUN = {"run_name", "project_name", "eval_batch_size"}
 
 

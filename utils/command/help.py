@@ -19,6 +19,7 @@ from utils.errors import ConfigError, short
 
 WANTED = ("--help", "-h")
 COMMAND = re.compile(r"# (@package|(after )?(python|torchrun) )")
+BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 WIDTH = 44  # of a key and its default
 USAGE = """\
 usage: python pretrain.py [experiment=NAME] [GROUP=NAME ...] [KEY=VALUE ...]
@@ -45,7 +46,7 @@ def answer(arguments: Sequence[str]) -> str:
     folders = [Path(folder).absolute() for folder in sorted(after) if Path(folder).is_dir()]
     if folders:  # of --config-dir
         overrides.append(f"hydra.searchpath=[{','.join(f'file://{each}' for each in folders)}]")
-    with initialize_config_dir(str(keys.CONF), **keys.VERSION):
+    with initialize_config_dir(str(keys.CONF), **keys.HYDRA_ARGUMENTS):
         raw = compose("pretrain", overrides, return_hydra_config=True)
     config: Any = OmegaConf.to_container(raw)
     choices = config.pop("hydra")["runtime"]["choices"]
@@ -74,9 +75,17 @@ def _topic(topic: str, config: Mapping[str, Any], choices: Mapping[str, str]) ->
     if topic not in fields:
         raise ConfigError(f"--help {short(topic)}: {keys.unknown(topic)}")
     field = fields[topic]
-    lines = [f"{topic}={short(values.get(topic))}", f"    {keys.type_text(field.annotation)}"]
-    bounds = [str(each) for each in field.metadata if not isinstance(each, Mark | keys.Doc)]
-    bounds = [f"divides {b.key}" for b in field.metadata if isinstance(b, Divides)] or bounds
+    lines = [
+        f"{topic}={short(values.get(topic, field.default))}",
+        f"    {keys.type_text(field.annotation)}",
+    ]
+    bounds = [
+        f"{sign} {getattr(each, name)}"
+        for each in field.metadata
+        for name, sign in BOUNDS.items()
+        if hasattr(each, name)
+    ]
+    bounds += [f"divides {each.key}" for each in field.metadata if isinstance(each, Divides)]
     lines[-1] += f"  ({', '.join(bounds)})" if bounds else ""
     marks = [each.about for each in field.metadata if isinstance(each, Mark)]
     for text in filter(None, [keys.about(field), *marks]):

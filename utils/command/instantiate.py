@@ -15,7 +15,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from utils.errors import ConfigError, brief, short
 from utils.files import ROOT
 
-# where what a group names is defined
+# the package that defines the classes of each group
 PACKAGES = {"arch": "models", "data": "data", "optim": "optim", "sync": "optim"}
 NOT_FOR_RUNS = "data.build."  # writes datasets
 TARGET = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*){2,}", re.ASCII)
@@ -40,9 +40,7 @@ def check_special(path: str, value: Any) -> None:
     if not (match := SPECIAL.match(path)):
         return
     if not PLACES.fullmatch(path):
-        raise ConfigError(
-            f"{path}={value}: nothing is made here, values are plain; remove {match[0]}"
-        )
+        raise ConfigError(f"{path}={value}: no object is made here; remove {match[0]}")
     find(path.removesuffix("._target_"), value)
 
 

@@ -30,7 +30,7 @@ from utils.files import ROOT
 CONF = ROOT / "conf"
 GROUPS = tuple(PACKAGES)
 # Hydra 1.4 warns of this argument, and 1.3 of its absence
-VERSION: dict[str, Any] = {"version_base": None} if hydra.__version__ < "1.4" else {}
+HYDRA_ARGUMENTS: dict[str, Any] = {"version_base": None} if hydra.__version__ < "1.4" else {}
 Plain = dict[str, Any]
 
 
@@ -42,16 +42,19 @@ def keys_of(part: Plain, path: str) -> type[BaseModel]:
 @functools.cache
 def _model_of(target: Callable[..., Any]) -> type[BaseModel]:
     parameters = inspect.signature(target).parameters.values()
+    made_by: Any = target
+    made_by = made_by.__init__ if isinstance(target, type) else target
+    hints = get_type_hints(made_by, include_extras=True)
     known: dict[str, Any] = {}
     if isinstance(target, type) and any(each.kind is each.VAR_KEYWORD for each in parameters):
-        # the class to which it passes other keys on: that it names, or its parent
+        # the class that takes the remaining keys: the one that it names, or its parent
         passed_on = _model_of(getattr(target, "takes", target.__mro__[1]))
         known = {key: (field.annotation, field) for key, field in passed_on.model_fields.items()}
     for each in parameters:
         if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) or each.name in GIVEN:
             continue
         default = ... if each.default is each.empty else each.default
-        known[each.name] = (_evaluated(each.annotation, target), default)
+        known[each.name] = (hints.get(each.name, Any), default)
     return create_model(target.__name__, __config__=MODEL, **known)
 
 
@@ -59,17 +62,6 @@ def _model_of(target: Callable[..., Any]) -> type[BaseModel]:
 GIVEN = {"self", "spec", "run", "model", "params", "tables", "capacity", "dist"}
 GIVEN |= {"total_steps", "steps_per_epoch"}
 MODEL = STRICT | {"protected_namespaces": ()}
-
-
-def _evaluated(annotation: Any, target: Callable[..., Any]) -> Any:
-    if annotation is inspect.Parameter.empty:
-        return Any
-    if isinstance(annotation, str):  # of our own source
-        made_by: Any = target
-        return eval(
-            annotation, (made_by.__init__ if inspect.isclass(target) else made_by).__globals__
-        )
-    return annotation
 
 
 def sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Plain]]:
@@ -92,6 +84,8 @@ def sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Plain]]:
         ),
     ]
     for path, part in parts:
+        if part is not None and not isinstance(part, dict):
+            raise ConfigError(f"{path}={short(part)}: must be a group of keys with a _target_")
         if part is not None:
             yield path, part
 
@@ -248,12 +242,12 @@ def run_values(config: Plain, fields: Mapping[str, FieldInfo], *free: Mark) -> P
 
 def unknown(path: str) -> str:
     """The message for a key that the run at hand does not have."""
-    known = {key for key, _ in _all_fields()}
+    known = _takers()
     names: dict[str, list[str]] = {}
     for key in sorted(known):
         names.setdefault(key.rpartition(".")[2], []).append(key)
-    if path in known:
-        return "the choices of arch, data and optim made here have no such key"
+    if takers := known.get(path):
+        return f"belongs to {', '.join(takers)}, whose file in conf/ gives its value"
     last = path.rpartition(".")[2]
     near = [*get_close_matches(path.lower(), known, 2, 0.8)]
     for name in get_close_matches(last.lower(), names, 3, 0.7):
@@ -263,15 +257,17 @@ def unknown(path: str) -> str:
     return "unknown key; --help lists the keys"
 
 
-def _all_fields() -> Iterator[tuple[str, FieldInfo]]:
-    """The fields of every run, and of every class that a file of conf/ names."""
-    yield from _fields("", Root)
+def _takers() -> dict[str, list[str]]:
+    """All keys that there are, each with the choices that take it; those of every run have none."""
+    takers: dict[str, list[str]] = {key: [] for key, _ in _fields("", Root)}
     for group in GROUPS:
         for file in sorted((CONF / group).glob("*.yaml")):
             config = yaml.safe_load(file.read_text(encoding="utf-8"))
             placed = config if group in config else {group: config}
             for path, part in sections(placed):
-                yield from _fields(f"{path}.", keys_of(part, path))
+                for key, _ in _fields(f"{path}.", keys_of(part, path)):
+                    takers.setdefault(key, []).append(f"{group}={file.stem}")
+    return takers
 
 
 def leaves(value: Any, path: str = "", into_lists: bool = True) -> Iterator[tuple[str, Any]]:

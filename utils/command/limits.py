@@ -33,17 +33,13 @@ def check_combinations(config: DictConfig, launch: Launch) -> None:
         raise ConfigError(
             f"shards={shards} is less than the {ranks} ranks that were started; try shards={ranks}"
         )
-    if size and isinstance(micro, int) and micro < size:
-        raise ConfigError(
-            f"micro_batch_size={micro} is less than one shard; raise it to {size} examples"
-        )
     if config.plan_cards is not None:
         if config.plan != "show":
             raise ConfigError(f"plan_cards={config.plan_cards}: is used by plan=show; add that")
         gib_of_each(config.plan_cards)
     if config.plan and isinstance(micro, int):
         raise ConfigError(
-            f"micro_batch_size={micro}: is what plan={config.plan} is to find; remove one of them"
+            f"micro_batch_size={micro}: plan={config.plan} chooses it; remove one of them"
         )
     # kinds of data may know other lengths, as max_tokens
     lengths = [key for key in map(str, config) if key == "epochs" or key.startswith("max_")]

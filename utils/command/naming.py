@@ -18,7 +18,7 @@ from utils.errors import ConfigError, short
 LONGEST = 200  # bytes; file systems take 255, and `.old-1` and the like are put behind a name
 READABLE = 80  # of a job's own part
 LONGEST_JOB = 210  # bytes of a job's name before its digest
-# a value, what a name has none of
+# characters of a value that a name may have, and those that it may not
 FIT, UNFIT = re.compile(r"[\w.+-]+", re.ASCII), re.compile(r"[^\w.,=+-]+", re.ASCII)
 
 

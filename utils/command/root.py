@@ -101,7 +101,7 @@ class Root(BaseModel):
     beta2: Annotated[float, Field(ge=0, lt=1)]
     """Decay of the mean of squared gradients"""
     weight_decay: NonNegativeFloat
-    grad_clip: PositiveFloat | dict[str, Any] | None
+    grad_clip: PositiveFloat | dict[str, PositiveFloat] | None
     """Largest global gradient norm; or largest norms by patterns of parameters' names, of
     which the first that matches counts: {.*gates.*: 0.1, .*: 1}
     """
@@ -217,6 +217,6 @@ class Root(BaseModel):
     answers to all augmentations of a puzzle vote
     """
     tokens_per_update: PositiveInt | None = None
-    """In tokens; a multiple of shards × data.seq_len"""
+    """Tokens of a step, a multiple of shards × data.seq_len"""
     max_tokens: Annotated[PositiveInt | None, MAY_CHANGE] = None
-    """So many at most, in whole steps"""
+    """End after this many tokens, in whole steps"""

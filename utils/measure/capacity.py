@@ -206,7 +206,7 @@ def apply_plan(
     cards = cards_named(cfg.plan_cards) if cfg.plan_cards else cards_of(dist)
     shown = cfg.plan == "show"
     most = most_devices(dist) if needs.models and not shown else 1
-    # to show, or on the first card and with the ranks that have started
+    # plan=show: any layout; plan=auto: the ranks that have started, each on its card
     started: Any = {} if shown else {"ranks": dist.world_size, "most": most}
     cards = cards if shown else cards[: dist.world_size]
     sizes = cfg.shards, length.examples_per_update // cfg.shards, split, cfg.exact
@@ -219,7 +219,7 @@ def apply_plan(
             print(_aligned(rows), flush=True)
         raise SystemExit(0)
     say(_aligned(rows))
-    cfg.plan = False  # what follows is said in numbers, by which the run goes on
+    cfg.plan = False  # it is applied: the run goes on with its numbers
     if needs.models:
         cfg.arch.devices = layout.devices
     if not cfg.exact:  # which computes one shard at a time, and says so itself

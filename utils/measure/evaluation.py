@@ -172,7 +172,7 @@ class Evaluation:
                 }
                 files, room = scene.within(_merge(report.files for report in reports), room)
                 if files:
-                    self._folder.write_report(self.step, set_name, files)
+                    self._folder.write_evaluation(self.step, set_name, files)
         # JSON keeps floats exactly, also NaN
         return json.loads(self.dist.broadcast_text(json.dumps(results)))
 
@@ -233,8 +233,8 @@ class Evaluation:
         if kept:
             aside = path.with_name(f".{path.name}.writing")
             try:
-                # whose host may not share the disk; rank 0 has made the folder, and it may be gone
-                # since
+                # this rank's host may have a disk of its own; rank 0 has made the folder on its
+                # disk, where it may be gone by now
                 if not self.dist.is_main:
                     path.parent.mkdir(parents=True, exist_ok=True)
                 save_file(

@@ -80,7 +80,7 @@ class Folder(Protocol):
 
     def say(self, text: str) -> None: ...
 
-    def write_report(self, step: int, set_name: str, files: Mapping[str, str | bytes]) -> None:
+    def write_evaluation(self, step: int, set_name: str, files: Mapping[str, str | bytes]) -> None:
         """Writes the files of a step and a set, by name."""
         ...
 

@@ -144,11 +144,6 @@ class Dist:
             for part, size in zip(buffers, sizes, strict=True)
         ]
 
-    def barrier(self) -> None:
-        """Waits until every rank calls it. The host waits too, not only its CUDA stream."""
-        if self.world_size > 1:
-            self.sums([1.0])
-
     @contextmanager
     def agreed(self) -> Iterator[None]:
         """A context for work that may fail on some ranks only: an error on one becomes an error on

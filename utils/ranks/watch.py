@@ -279,7 +279,7 @@ class Watch:
         while self.cause is None and self._thread.is_alive():
             time.sleep(BEAT_S)
             now = time.monotonic()
-            if now - last > SILENT_S:  # this process was suspended, which is nobody's delay
+            if now - last > SILENT_S:  # this process was suspended: that time does not count
                 self._stood_still(now - last)
             last, silent_s = now, now - self._heard
             if self._launch.rank == 0 or silent_s < SILENT_S:

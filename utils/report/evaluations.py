@@ -10,9 +10,9 @@ from typing import Any
 from urllib.parse import unquote
 
 from utils.files import read_bytes
+from utils.measure.scene import SUFFIX
 from utils.report.page import escape
 
-SCENE = ".scene.json"
 PICTURES = {".svg": "image/svg+xml", ".png": "image/png"}
 STEP = re.compile(r"step_(\d{1,18})")
 
@@ -42,10 +42,10 @@ def read_evaluations(directory: Path, room: int) -> dict[str, Any]:
             path = file.relative_to(directory).as_posix()
             files.append({"path": path, "bytes": file.stat().st_size})
             size = 0
-            if file.name.endswith(SCENE) and (scene := _read_scene(file, room)):
+            if file.name.endswith(SUFFIX) and (scene := _read_scene(file, room)):
                 size = len(escape(scene))
                 if size <= room:
-                    name = file.name.removesuffix(SCENE)
+                    name = file.name.removesuffix(SUFFIX)
                     scenes.append({**of, "name": name, "scene": scene})
             elif file.suffix in PICTURES and (not pictures or pictures[0]["step"] == step):
                 uri = _read_picture(file, room)

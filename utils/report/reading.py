@@ -18,7 +18,7 @@ from utils.report.charts import unit
 from utils.report.evaluations import STEP, evaluated_sets, read_evaluations
 from utils.report.metrics import Table, curves, number, read_lines
 from utils.report.page import escape
-from utils.rundir.status import state_of
+from utils.rundir.status import FILE, state_of
 
 Payload = dict[str, Any]
 COSTS = re.compile(r"loss|bpb|error|perplexity")  # metrics where lower is better
@@ -44,7 +44,7 @@ def read_run(
     events = read_events(directory)
     config = read_config(directory)
     starts = [event for event in events if event["event"] == "started"]
-    status = read_row(directory / "status.json")
+    status = read_row(directory / FILE)
     clock = Elapsed(tables, events)
     metric = str(config.get("objective_metric") or "")
     curve_count = sum(len(table.columns) for table in tables.values())

@@ -187,7 +187,7 @@ class RunDirectory:
         if (log := self._log) is not None:  # another thread may speak while this one closes
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}")
 
-    def write_report(self, step: int, set_name: str, files: Mapping[str, str | bytes]) -> None:
+    def write_evaluation(self, step: int, set_name: str, files: Mapping[str, str | bytes]) -> None:
         """Writes the files of one evaluated set to a folder under `evaluations`."""
         if not files or self._metrics is None or self.lost():
             return

@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from utils.errors import ConfigError, brief
+from utils.errors import brief
 
 MODES = ("auto", "online", "offline", "disabled")
 INIT_S = 15.0
@@ -21,12 +21,8 @@ HURRY_S = 3.0  # a preempted run has little time, and a checkpoint to write
 
 
 def resolve_mode(mode: str, env: Mapping[str, str]) -> str:
-    """Checks the mode. `auto` becomes what W&B's environment variables name, if anything."""
-    if mode not in MODES:
-        raise ConfigError(f"wandb.mode={mode}: choose one of {', '.join(MODES)}")
-    named = {"dryrun": "offline", "run": "online"}.get(
-        env.get("WANDB_MODE", ""), env.get("WANDB_MODE", "")
-    )
+    """Returns the mode: `auto` becomes what W&B's environment variables name, if anything."""
+    named = env.get("WANDB_MODE", "")
     if env.get("WANDB_DISABLED", "").lower() in ("true", "1", "yes"):
         named = "disabled"
     return named if mode == "auto" and named in MODES else mode

@@ -25,7 +25,7 @@ from utils.ranks.launchers import FAMILIES
 from utils.rundir.status import COPY, FILE, FINAL
 
 LOOK_S = 0.1
-# variables by which a child would take itself for the launcher's rank that started it
+# variables that would make a child think that it is a rank
 NOT_THEIRS = {family.rank for family in FAMILIES.values()} | {"MASTER_ADDR", "MASTER_PORT", COPY}
 TORCHRUN = [
     *("-m", "torch.distributed.run", "--standalone"),

@@ -44,7 +44,7 @@ def main(data: str, folder: Path, before: str, *ways: str) -> None:
         one.save(trainer.run_state.step, *trainer.saved.snapshot())
         assert one.wait() == ""
         one.close()
-    dist.barrier()
+    dist.sums([1.0])
     distributed.stop()
 
 

@@ -130,7 +130,7 @@ def same(dist: Dist, folder: Path) -> dict:
 
 
 def writing(folder: Path, say: Callable = print, write: Callable = lambda *given: None) -> Any:
-    return SimpleNamespace(directory=folder, say=say, write_report=write)
+    return SimpleNamespace(directory=folder, say=say, write_evaluation=write)
 
 
 if __name__ == "__main__":
@@ -138,5 +138,5 @@ if __name__ == "__main__":
     group = distributed.start(device="cpu", timeout_s=30)
     result = same(group, where)
     (where / f"{group.rank}.json").write_text(json.dumps(result))
-    group.barrier()
+    group.sums([1.0])
     distributed.stop()

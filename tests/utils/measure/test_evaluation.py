@@ -77,7 +77,7 @@ def nothing(*_: Any) -> None:
 
 def folder(directory: Path, say: Callable[[str], None] = print) -> Any:
     """A folder in which only outputs are written."""
-    return SimpleNamespace(directory=directory, say=say, write_report=nothing)
+    return SimpleNamespace(directory=directory, say=say, write_evaluation=nothing)
 
 
 def examples(number: int) -> Iterator[tuple[np.ndarray, Batch]]:

@@ -82,7 +82,7 @@ def fail_while_others_compute(dist: Dist, mine: bool) -> None:
 def leave(dist: Dist, mine: bool) -> None:
     """Some leave earlier than others; nobody needs them any more."""
     time.sleep(1.5)
-    dist.barrier()
+    dist.sums([1.0])
     time.sleep(0 if mine else 1.5 * (1 + dist.rank % 2))
 
 
@@ -95,7 +95,7 @@ def exit_quietly(dist: Dist, mine: bool) -> None:
 def scenario() -> None:
     name, who = ASKED
     dist = distributed.start(device="cpu", timeout_s=TIMEOUT_S)
-    dist.barrier()
+    dist.sums([1.0])
     print(f"ready {os.getpid()}", flush=True)
     globals()[name](dist, dist.rank == int(who))
 

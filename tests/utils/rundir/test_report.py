@@ -22,11 +22,11 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 def test_files_lie_by_step_and_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with opened(tmp_path) as run:
-        run.write_report(5, "all", FILES)
-        run.write_report(5, "a/b", {"../x.svg": "<svg/>"})
-        run.write_report(10, "..", {"/etc/x": "x"})
+        run.write_evaluation(5, "all", FILES)
+        run.write_evaluation(5, "a/b", {"../x.svg": "<svg/>"})
+        run.write_evaluation(10, "..", {"/etc/x": "x"})
         # again, by a run that was continued
-        run.write_report(5, "all", {"confusion.svg": "<svg>2</svg>"})
+        run.write_evaluation(5, "all", {"confusion.svg": "<svg>2</svg>"})
         assert not run.earlier_files(10, "all", "table.csv", 2), (
             "whoever left that, this run has evaluated nothing"
         )
@@ -54,13 +54,13 @@ def test_a_full_disk_is_said_once_and_ends_nothing(
     with opened(small_disk / "x") as run:
         fill(small_disk)
         for step in (5, 10):
-            run.write_report(step, "all", {"big": "x" * 100_000})
+            run.write_evaluation(step, "all", {"big": "x" * 100_000})
         said = [
             line for line in capsys.readouterr().out.splitlines() if line.startswith("evaluations")
         ]
         assert said == ["evaluations cannot be written (No space left on device); training goes on"]
         (small_disk / "filler").unlink()
-        run.write_report(15, "all", FILES)
+        run.write_evaluation(15, "all", FILES)
     assert sorted(tree(small_disk / "x" / "evaluations")) == [
         f"step_15/all/{name}" for name in ("confusion.svg", "raw.bin", "table.csv")
     ]

@@ -34,7 +34,7 @@ def first(config: DictConfig, made: list[DictConfig], busy: int = 0) -> DictConf
             OmegaConf.to_yaml(cfg).replace("forward_dtype: auto", "forward_dtype: float32")
         )
 
-    with initialize_config_dir(str(keys.CONF), **keys.VERSION):
+    with initialize_config_dir(str(keys.CONF), **keys.HYDRA_ARGUMENTS):
         return needed_runs.make_needed_runs(config, Dist(), run)
 
 
