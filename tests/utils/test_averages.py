@@ -7,7 +7,6 @@ from torch import nn
 from models.sparse_embedding import SparseEmbedding
 from optim.sparse_signsgd import SparseSignSGD
 from utils.averages import EMA
-from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 
 RATE = 0.9
@@ -128,9 +127,3 @@ def test_average_of_low_precision_weights_is_kept_in_float32():
     for _ in range(3):
         ema.update()
     torch.testing.assert_close(ema.state()["dense/p"], torch.full((4,), 1 - 0.999**3))
-
-
-def test_foreign_state_is_named():
-    _, _, _, ema = make()
-    with pytest.raises(ConfigError, match="dense/extra"):
-        ema.load({**ema.state(), "dense/extra": torch.zeros(1)})

@@ -71,9 +71,10 @@ def _prepare(argument: str) -> str:
     """One override as Hydra needs it."""
     key = argument.lstrip("+").partition("=")[0]
     if key in CHOSEN:
-        choice = argument.partition("=")[2]
-        if argument not in NO_EXPERIMENT and not isinstance(yaml.safe_load(choice), str | list):
-            raise ConfigError(f"{key}={choice}: is no name; --help {key} lists the choices")
+        _, given, choice = argument.partition("=")
+        is_name = isinstance(yaml.safe_load(choice), str | list) or argument in NO_EXPERIMENT
+        if given and not is_name:
+            raise ConfigError(f"{argument}: is no name; --help {key} lists the choices")
         return argument.lstrip("+")
     argument = QUOTED_KEY.sub(lambda match: match[1] + plain_key(match[2]) + ":", argument)
     return f"+{argument}" if re.match(r"\+[^+]", argument) else argument
