@@ -32,7 +32,6 @@ from optim.norms import Norms
 from optim.optimizer_state import OptimizerState
 from optim.replicas import broadcast_from_rank_0, check_files, check_same
 from optim.schedule import build_schedule, set_lr
-from optim.split_tables import RowRangesOfTables
 from optim.sync.base import Sync
 from utils.averages import EMA
 from utils.checkpoint import folders, reader, resume
@@ -167,8 +166,7 @@ class Trainer:
     def register_parts(self) -> Registry:
         """Registers what checkpoints hold; an evaluation needs only weights and averages."""
         cfg, objective, ema = self.cfg, self.objective, self.ema
-        row_ranges = RowRangesOfTables(self.sync, objective.tables())
-        saved = Registry(self.origin, row_ranges, self.owned)
+        saved = Registry(self.origin, self.sync, self.owned)
         saved.add("model", objective.saved, objective.load_saved, any_precision=cfg.eval_only)
         if ema is not None:
             saved.add("ema", ema.state, ema.load, otherwise="use ema=false")
@@ -379,7 +377,6 @@ class Trainer:
             carry = self.carries.get(i, partial(objective.initial_carry, batch))
             noise = Noise(self.cfg.seed, self.step, shards, self.dist.device)
             inputs.append((batch, carry, Context(progress, noise)))
-        objective.look_ahead([(batch, carry) for batch, carry, _ in inputs])
         with torch.no_grad():
             totals = sync.sum_statistics([objective.statistics(*each) for each in inputs])
         outputs = []

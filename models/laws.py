@@ -139,7 +139,6 @@ def _forward(
 ) -> StepOut:
     batch, ctx = part
     carry = objective.initial_carry(batch)
-    objective.look_ahead([(batch, carry)], alone=True)
     out = objective(batch, carry, replace(ctx, totals=totals))
     where = f"{_name(objective)}.forward"
     if not isinstance(out, StepOut):

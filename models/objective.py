@@ -122,14 +122,6 @@ class Objective(nn.Module):
         """
         return {}
 
-    def look_ahead(self, micro_batches: Sequence[tuple[Batch, Carry]], alone: bool = False) -> None:
-        """Fetches what the forward passes of a step need from other ranks.
-
-        Called on all ranks together, before the passes of each step, with the batch and the carry
-        of every micro-batch. With `alone`, for a rehearsal, other ranks do not take part and values
-        do not matter. Default: does nothing.
-        """
-
     def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
         """Returns fresh evaluators for a set whose batches have the same keys as `row`.
 
@@ -140,13 +132,11 @@ class Objective(nn.Module):
         return ()
 
     def move_to_devices(self, dist: Dist) -> None:
-        """Moves the net to this rank's device, and splits tables that lie split over ranks.
+        """Moves the net to this rank's device.
 
         Called once, on all ranks together, after the net is built. Default: everything goes to
         `dist.device`.
         """
-        for table in self.tables().values():
-            table.split_over_ranks(dist)
         with dist.agreed():
             self.to(dist.device)
 
@@ -230,13 +220,8 @@ class Objective(nn.Module):
             fill(tensor, tensors, name)
 
     def shared(self) -> dict[str, Tensor]:
-        """Returns the tensors that rank 0 broadcasts: all that are saved, and other buffers.
-
-        Tables that are split over ranks are not among them.
-        """
-        split = {f"{name}.weights" for name, table in self.tables().items() if table.split}
-        tensors = self.saved() | self._without_frozen(dict(self.named_buffers()))
-        return {name: tensor for name, tensor in tensors.items() if name not in split}
+        """Returns the tensors that rank 0 broadcasts: all that are saved, and other buffers."""
+        return self.saved() | self._without_frozen(dict(self.named_buffers()))
 
     def _without_frozen(self, named: Mapping[str, T]) -> dict[str, T]:
         prefixes = tuple(f"{name}." for name in self.frozen())
@@ -261,7 +246,6 @@ class Objective(nn.Module):
             carry = self.initial_carry(batch)
             with torch.no_grad():
                 totals = self.statistics(batch, carry, ctx)
-            self.look_ahead([(batch, carry)], alone=True)
             self(batch, carry, replace(ctx, totals=totals, progress=1.0)).loss.backward()
         finally:
             self.zero_grad(set_to_none=not keep)

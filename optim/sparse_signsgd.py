@@ -14,7 +14,6 @@ from torch import Tensor
 from utils.ranks.distributed import Dist
 
 # N look-ups that a step may make (all ranks' capacities together), W width.
-# An id is a row of the whole table; a row number is its place in this rank's `weights`.
 
 # called with a table's name, its weights, row numbers, and whether any of these rows changes
 UpdateHook = Callable[[str, Tensor, Tensor, Tensor], None]
@@ -25,7 +24,6 @@ class Table(Protocol):
 
     weights: Tensor
 
-    def local_rows(self, ids_N: Tensor) -> Tensor: ...
     def row_grads(self) -> list[tuple[Tensor, Tensor]]: ...
     def take_row_grads(self) -> list[tuple[Tensor, Tensor]]: ...
 
@@ -65,7 +63,7 @@ class SparseSignSGD(torch.optim.Optimizer):
         group = self.param_groups[0]
         for name, table in self.tables.items():
             ids_N, grads_NW = self._gather(name, table)
-            rows_N, sums_NW = sum_duplicates(table.local_rows(ids_N), grads_NW)
+            rows_N, sums_NW = sum_duplicates(ids_N, grads_NW)
             self._update(name, table.weights, rows_N, sums_NW, group["lr"], group["weight_decay"])
 
     def local_grads(self) -> list[Tensor]:

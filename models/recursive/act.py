@@ -61,17 +61,6 @@ class ActObjective(Objective):
         halted = torch.ones_like(steps, dtype=torch.bool)
         return ActCarry(self.model.fresh_state(slots, tokens), steps, halted, batch)
 
-    def look_ahead(
-        self, micro_batches: Sequence[tuple[Batch, ActCarry]], alone: bool = False
-    ) -> None:
-        """Fetches rows of the puzzle table that lie on other ranks."""
-        for table in self.tables().values():
-            if not table.split:
-                continue
-            needed = ("labels", "puzzle_identifiers")
-            current = [_current_puzzles(carry, batch, needed) for batch, carry in micro_batches]
-            table.look_ahead([self._trainable_ids(puzzles) for puzzles in current], alone)
-
     def forward(self, batch: Batch, carry: ActCarry, ctx: Context) -> StepOut:
         carry = self._refill(carry, batch)
         rows = self.model.puzzle_rows(self._trainable_ids(carry.batch))

@@ -31,7 +31,7 @@ from models.layers import (
     lecun_normal,
     parse_dtype,
 )
-from models.sparse_embedding import SparseEmbedding, SplitEmbedding
+from models.sparse_embedding import SparseEmbedding
 from utils.command.marks import SAME_RUN, Divides, Share
 from utils.errors import ConfigError
 from utils.spec import Spec
@@ -83,11 +83,6 @@ class Sizes:
     ]
     puzzle_emb_len: Annotated[
         NonNegativeInt, Doc("positions before the tokens; 0: as many as puzzle_emb_ndim fills")
-    ]
-    puzzle_emb_sharded: Annotated[
-        bool,
-        SAME_RUN,
-        Doc("each rank holds a part of the puzzle table and of its average, instead of all rows"),
     ]
     mlp_t: Annotated[bool, Doc("mixes tokens by an MLP instead of attention")]
     no_ACT_continue: Annotated[
@@ -147,8 +142,7 @@ class Inner(nn.Module):
             self.q_head.weight.zero_()
             self.q_head.bias.fill_(-5.0)  # type: ignore[union-attr]
         if sizes.puzzle_emb_ndim:
-            table = SplitEmbedding if sizes.puzzle_emb_sharded else SparseEmbedding
-            self.puzzle_emb = table(max(1, spec.table_rows), sizes.puzzle_emb_ndim)
+            self.puzzle_emb = SparseEmbedding(max(1, spec.table_rows), sizes.puzzle_emb_ndim)
         if sizes.pos_encodings in ROPES:
             self.rotary_emb = ROPES[sizes.pos_encodings](
                 width // sizes.num_heads,

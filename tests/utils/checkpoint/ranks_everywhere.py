@@ -14,13 +14,10 @@ from utils.checkpoint.resume import Start
 from utils.checkpoint.writer import Writer
 from utils.ranks import distributed
 
-SHARDED = "arch.puzzle_emb_sharded=true"
 WAYS = {
     "allreduce": [],
     "ddp": ["sync=ddp"],
     "fsdp": ["sync=fsdp"],
-    "table": [SHARDED],
-    "fsdp-table": ["sync=fsdp", SHARDED],
 }
 
 
