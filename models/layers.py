@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -212,42 +211,19 @@ class RotaryEmbedding(nn.Module):
     ) -> Tensor:
         """Returns the angle by which each pair of numbers turns at each position."""
         positions_L = torch.arange(prefix + tokens, dtype=dtype)
-        return _turns(positions_L, head_width // 2, theta, self.scaling)
+        return turns_of(positions_L, head_width // 2, theta, self.scaling)
 
     def forward(self) -> CosSin:
         return self.cos, self.sin
 
 
-class GridRotaryEmbedding(RotaryEmbedding):
-    """Rotary positions on a square grid: half of each head turns by the row, half by the column.
-
-    The prefix lies on the diagonal that ends before the grid's first corner.
-    """
-
-    share = 4
-
-    def angles(
-        self, head_width: int, prefix: int, tokens: int, theta: float, dtype: torch.dtype
-    ) -> Tensor:
-        side = math.isqrt(tokens)
-        if side * side != tokens:
-            raise ConfigError(
-                f"arch.pos_encodings=rope2d: {tokens} tokens are not a square grid; choose rope"
-            )
-        before, cells = torch.arange(-prefix, 0), torch.arange(tokens)
-        rows_L = torch.cat((before, cells // side)).to(dtype)
-        columns_L = torch.cat((before, cells % side)).to(dtype)
-        pairs = head_width // 4
-        return torch.cat((_turns(rows_L, pairs, theta), _turns(columns_L, pairs, theta)), dim=1)
-
-
-def _turns(positions_L: Tensor, pairs: int, theta: float, scaling: Scaling | None = None) -> Tensor:
+def turns_of(
+    positions_L: Tensor, pairs: int, theta: float, scaling: Scaling | None = None
+) -> Tensor:
+    """Returns the angle of each pair of numbers at each position."""
     exponents = torch.arange(0, 2 * pairs, 2, dtype=positions_L.dtype) / (2 * pairs)
     rates_K = 1.0 / theta**exponents
     return torch.outer(positions_L, rates_K if scaling is None else scaling.slow_down(rates_K))
-
-
-ROPES = {"rope": RotaryEmbedding, "rope2d": GridRotaryEmbedding}
 
 
 def rotate(x_BHLK: Tensor, cos_sin: CosSin) -> Tensor:
@@ -381,47 +357,3 @@ class SwiGLU(nn.Module):
         if self.norm_eps is None:
             return self.down_proj(F.silu(gate) * up)
         return self.down_proj(torch.sigmoid(gate) * rms_norm(gate * up, self.norm_eps))
-
-
-class Block(nn.Module):
-    """Mixes positions, then channels, each with a residual and a norm after it."""
-
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        mlp: Callable[[int], SwiGLU],
-        eps: float,
-        mix_positions: int,
-    ) -> None:
-        super().__init__()
-        if mix_positions:  # an MLP over this many positions takes the place of attention
-            self.mlp_t = mlp(mix_positions)
-        else:
-            self.self_attn = Attention(width, heads)
-        self.mixes_by_mlp = bool(mix_positions)
-        self.mlp = mlp(width)
-        self.eps = eps
-
-    def forward(self, x_BLD: Tensor, cos_sin: CosSin | None) -> Tensor:
-        if self.mixes_by_mlp:
-            x_BDL = in_order(x_BLD.transpose(1, 2))
-            x_BDL = rms_norm(x_BDL + self.mlp_t(x_BDL), self.eps)
-            x_BLD = in_order(x_BDL.transpose(1, 2))
-        else:
-            x_BLD = rms_norm(x_BLD + self.self_attn(x_BLD, cos_sin), self.eps)
-        return rms_norm(x_BLD + self.mlp(x_BLD), self.eps)
-
-
-class Level(nn.Module):
-    """A stack of blocks that is applied again and again, each time to its state plus an input."""
-
-    def __init__(self, blocks: list[Block]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(blocks)
-
-    def forward(self, state_BLD: Tensor, injected_BLD: Tensor, cos_sin: CosSin | None) -> Tensor:
-        x_BLD = state_BLD + injected_BLD
-        for block in self.layers:
-            x_BLD = block(x_BLD, cos_sin)
-        return x_BLD

@@ -5,15 +5,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, with_config
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from typing_extensions import Doc
+from typing_extensions import Doc, TypedDict
 
 from models import documents
 from models.documents import Sees
@@ -35,11 +35,21 @@ from models.layers import (
     parse_dtype,
     widen,
 )
-from utils.command.marks import Divides, Share
-from utils.errors import ConfigError, short
+from utils.command.marks import STRICT, Divides, Share
+from utils.errors import ConfigError
 from utils.spec import Spec
 
 STD = 0.02  # of embeddings and of the output, as in GPT-2
+
+
+@with_config(STRICT)
+class ScalingKeys(TypedDict):
+    """The fields of `Scaling`."""
+
+    factor: PositiveFloat
+    low_freq_factor: PositiveFloat
+    high_freq_factor: PositiveFloat
+    original_max_position_embeddings: PositiveFloat
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,7 @@ class Shape:
     ]
     qkv_bias: Annotated[bool, Doc("queries, keys and values have biases, as in Qwen2")]
     rope_scaling: Annotated[
-        dict[str, Any] | None,
+        ScalingKeys | None,
         Doc(
             "as in Llama 3.1: {factor: 8, low_freq_factor: 1, high_freq_factor: 4, "
             "original_max_position_embeddings: 8192}"
@@ -88,7 +98,11 @@ class Shape:
             )
         if self.qk_weights and not self.qk_norm:
             raise ConfigError("arch.qk_weights=true: needs norms to weigh; add arch.qk_norm=true")
-        self.scaling  # noqa: B018 (refuses what is none)
+        if (scaling := self.scaling) and scaling.low_freq_factor >= scaling.high_freq_factor:
+            raise ConfigError(
+                f"arch.rope_scaling.low_freq_factor={scaling.low_freq_factor}: must be less than"
+                f" high_freq_factor={scaling.high_freq_factor}"
+            )
         if self.head_dim is None and self.hidden_size % (2 * self.num_heads):
             raise ConfigError(
                 f"arch.hidden_size={self.hidden_size} is not a multiple of two times"
@@ -113,23 +127,7 @@ class Shape:
     @property
     def scaling(self) -> Scaling | None:
         """How the rotations of positions are slowed down."""
-        if self.rope_scaling is None:
-            return None
-        given, names = dict(self.rope_scaling), [field.name for field in fields(Scaling)]
-        if given.keys() != {*names} or not all(
-            isinstance(value, int | float) and value > 0 for value in given.values()
-        ):
-            raise ConfigError(
-                f"arch.rope_scaling={short(given)}: must have numbers more than 0 for"
-                f" {', '.join(names)}, and nothing else"
-            )
-        scaling = Scaling(**{name: float(value) for name, value in given.items()})
-        if not scaling.low_freq_factor < scaling.high_freq_factor:
-            raise ConfigError(
-                f"arch.rope_scaling.low_freq_factor={scaling.low_freq_factor}: must be less than"
-                f" high_freq_factor={scaling.high_freq_factor}"
-            )
-        return scaling
+        return None if self.rope_scaling is None else Scaling(**self.rope_scaling)
 
     @property
     def keys(self) -> int:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -16,20 +17,22 @@ from torch.func import functional_call
 from typing_extensions import Doc
 
 from models.layers import (
-    ROPES,
-    Block,
+    Attention,
     CosSin,
     Embedding,
     ForwardDtype,
     Layers,
-    Level,
     Linear,
+    RotaryEmbedding,
     SwiGLU,
     Width,
     cast_weights,
     gated_width,
+    in_order,
     lecun_normal,
     parse_dtype,
+    rms_norm,
+    turns_of,
 )
 from models.sparse_embedding import SparseEmbedding
 from utils.command.marks import SAME_RUN, Divides, Share
@@ -37,6 +40,32 @@ from utils.errors import ConfigError
 from utils.spec import Spec
 
 State = tuple[Tensor, Tensor]  # z_H and z_L, both [B, L, D]
+
+
+class GridRotaryEmbedding(RotaryEmbedding):
+    """Rotary positions on a square grid: half of each head turns by the row, half by the column.
+
+    The prefix lies on the diagonal that ends before the grid's first corner.
+    """
+
+    share = 4
+
+    def angles(
+        self, head_width: int, prefix: int, tokens: int, theta: float, dtype: torch.dtype
+    ) -> Tensor:
+        side = math.isqrt(tokens)
+        if side * side != tokens:
+            raise ConfigError(
+                f"arch.pos_encodings=rope2d: {tokens} tokens are not a square grid; choose rope"
+            )
+        before, cells = torch.arange(-prefix, 0), torch.arange(tokens)
+        rows_L = torch.cat((before, cells // side)).to(dtype)
+        columns_L = torch.cat((before, cells % side)).to(dtype)
+        pairs = head_width // 4
+        return torch.cat((turns_of(rows_L, pairs, theta), turns_of(columns_L, pairs, theta)), dim=1)
+
+
+ROPES = {"rope": RotaryEmbedding, "rope2d": GridRotaryEmbedding}
 
 
 @dataclass(frozen=True)
@@ -112,6 +141,50 @@ class Sizes:
     def prefix(self) -> int:
         """The number of positions before the tokens."""
         return self.puzzle_emb_len or -(-self.puzzle_emb_ndim // self.hidden_size)
+
+
+class Block(nn.Module):
+    """Mixes positions, then channels, each with a residual and a norm after it."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mlp: Callable[[int], SwiGLU],
+        eps: float,
+        mix_positions: int,
+    ) -> None:
+        super().__init__()
+        if mix_positions:  # an MLP over this many positions takes the place of attention
+            self.mlp_t = mlp(mix_positions)
+        else:
+            self.self_attn = Attention(width, heads)
+        self.mixes_by_mlp = bool(mix_positions)
+        self.mlp = mlp(width)
+        self.eps = eps
+
+    def forward(self, x_BLD: Tensor, cos_sin: CosSin | None) -> Tensor:
+        if self.mixes_by_mlp:
+            x_BDL = in_order(x_BLD.transpose(1, 2))
+            x_BDL = rms_norm(x_BDL + self.mlp_t(x_BDL), self.eps)
+            x_BLD = in_order(x_BDL.transpose(1, 2))
+        else:
+            x_BLD = rms_norm(x_BLD + self.self_attn(x_BLD, cos_sin), self.eps)
+        return rms_norm(x_BLD + self.mlp(x_BLD), self.eps)
+
+
+class Level(nn.Module):
+    """A stack of blocks that is applied again and again, each time to its state plus an input."""
+
+    def __init__(self, blocks: list[Block]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(blocks)
+
+    def forward(self, state_BLD: Tensor, injected_BLD: Tensor, cos_sin: CosSin | None) -> Tensor:
+        x_BLD = state_BLD + injected_BLD
+        for block in self.layers:
+            x_BLD = block(x_BLD, cos_sin)
+        return x_BLD
 
 
 class Inner(nn.Module):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.layers import DTYPES, RotaryEmbedding
+from models.layers import RotaryEmbedding
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from tests.data.digits.test_images import write_idx
 from tests.making import make_objective
@@ -210,7 +210,7 @@ def test_angles_are_as_precise_as_the_net(
 def test_every_net_takes_steps_in_each_precision(
     name: str, folders: dict[str, str], tmp_path: Path
 ) -> None:
-    for dtype in DTYPES:
+    for dtype in ("bfloat16", "float16", "float64"):  # all others are in float32
         line = line_of(name, folders, f"arch.forward_dtype={dtype}")
         trainer = trainer_on(ALONE, tmp_path / dtype, *line)
         for step in steps_of(trainer, 2):

@@ -32,22 +32,6 @@ def test_step_decay_starts_with_the_first_step_of_an_epoch():
     assert [straddling(step) for step in (1, 2, 3, 4, 5, 6)] == [1, 1, 1, 0.5, 0.5, 0.25]
 
 
-def test_built_from_config_with_what_each_takes():
-    cosine = {
-        "_target_": "optim.schedule.WarmupDecay",
-        "warmup_steps": 2,
-        "min_ratio": 0.0,
-        "decay_share": 0.5,
-    }
-    assert build_schedule(cosine, total_steps=12, steps_per_epoch=4) == WarmupDecay(12, 2, 0.0, 0.5)
-    decay = {"_target_": "optim.schedule.StepDecay", "every_epochs": 1, "gamma": 0.7}
-    assert build_schedule(decay, total_steps=12, steps_per_epoch=4) == StepDecay(4, 1, 0.7)
-    assert (
-        build_schedule({"_target_": "optim.schedule.Constant"}, total_steps=12, steps_per_epoch=4)
-        == Constant()
-    )
-
-
 def test_set_lr_scales_the_base_rate_of_every_group():
     optimizer = torch.optim.SGD(
         [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr, "base_lr": lr} for lr in (1.0, 0.5)]

@@ -59,14 +59,6 @@ def test_no_active_row_and_no_look_up_change_nothing():
     assert table.take_row_grads() == [], "the look-ups of the step are used up"
 
 
-def test_look_up_without_backward_counts_as_zero_gradient():
-    table, optimizer = make()
-    before = table.weights.clone()
-    table(torch.tensor([3]))
-    optimizer.step()
-    torch.testing.assert_close(table.weights[3], before[3] * (1 - LR * DECAY))
-
-
 def test_hook_sees_each_changing_row_before_it_changes():
     table, optimizer = make()
     before, seen = table.weights.clone(), []
@@ -135,15 +127,6 @@ def test_a_gpu_adds_in_the_same_order():
             optimizer.step()
         tables.append(table.weights.cpu())
     assert torch.equal(*tables)
-
-
-def test_two_tables_of_different_width():
-    one, two = SparseEmbedding(5, 2), SparseEmbedding(9, 3)
-    optimizer = SparseSignSGD({"one": one, "two": two}, 4, Dist(), lr=LR, weight_decay=DECAY)
-    (one(torch.tensor([1, 4])).sum() - two(torch.tensor([8])).sum()).backward()
-    optimizer.step()
-    torch.testing.assert_close(one.weights.sum(1), -LR * 2 * torch.tensor([0.0, 1, 0, 0, 1]))
-    torch.testing.assert_close(two.weights.sum(1), LR * 3 * torch.eye(9)[8])
 
 
 def test_more_rows_than_capacity_is_an_error():

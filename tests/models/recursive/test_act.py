@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from models.layers import GridRotaryEmbedding, SwiGLU, gated_width, rotate
+from models.layers import SwiGLU, gated_width, rotate
 from models.objective import Context
 from models.recursive.act import LOSSES, ActObjective
+from models.recursive.recursion import GridRotaryEmbedding
 from tests.making import make_objective
 from utils.errors import ConfigError
 from utils.noise import Noise
