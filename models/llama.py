@@ -24,7 +24,7 @@ from models.language.gpt import Shape
 from models.layers import Scaling
 from utils.checkpoint import reader
 from utils.command.instantiate import make
-from utils.errors import ConfigError, brief, exit_status, said_of, short
+from utils.errors import ConfigError, brief, exit_status, said_of
 from utils.files import read_text, write_whole
 from utils.spec import Spec
 
@@ -119,7 +119,6 @@ def arch_of(config: Mapping[str, Any]) -> dict[str, Any]:
         "qk_norm": kind == "qwen3",
         "qk_weights": kind == "qwen3",
         "qkv_bias": kind == "qwen2",
-        "logit_cap": None,
     }
 
 
@@ -168,11 +167,6 @@ def _check_neutral(kind: str, config: Mapping[str, Any], rope: Mapping[str, Any]
 
 def config_of(shape: Shape, vocab_size: int, seq_len: int, begin: int | None) -> dict[str, Any]:
     """Returns the config.json that describes our net."""
-    if shape.logit_cap:
-        raise ConfigError(
-            f"arch.logit_cap={short(shape.logit_cap)}: neither Llama nor Qwen caps logits; only a"
-            " net with arch.logit_cap=null can be exported"
-        )
     if shape.qkv_bias and shape.qk_norm:
         raise ConfigError(
             "arch.qkv_bias=true: Qwen2 has such biases and Qwen3 norms queries and keys; a net"

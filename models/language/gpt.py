@@ -67,7 +67,6 @@ class Shape:
     ]
     tied: Annotated[bool, Doc("the output layer uses the weights of the embedding")]
     qk_norm: Annotated[bool, Doc("normalises queries and keys")]
-    logit_cap: Annotated[PositiveFloat | None, Doc("caps logits softly at ± this")]
     recompute: Annotated[
         bool, Doc("computes blocks again in the backward pass: less memory, a third more work")
     ]
@@ -259,8 +258,7 @@ class GPT(nn.Module):
             if self.lm_head is None
             else self.lm_head(hidden)
         )
-        logits, cap = widen(logits), self.shape.logit_cap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        return widen(logits)
 
     def next_logits(self, tokens_BL: Tensor, past: Sequence[Past]) -> Tensor:
         """Returns scores of the token that follows these.

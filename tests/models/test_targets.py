@@ -9,42 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from torch.testing import assert_close
 
-from models import llama
-from models.decomposition.decompose import Decompose
 from models.objective import Context
-from tests.models.decomposition.test_components import TEXT, objective_on, with_gradients
+from tests.models.decomposition.test_components import objective_on, with_gradients
 from tests.runs import TINY_GPT, Result, train
 from tests.steps import trainer_on
 from utils.errors import ConfigError
 from utils.noise import Noise
 from utils.ranks.distributed import Dist
-
-
-def outputs(objective: Decompose, batch: dict[str, Tensor]) -> Tensor:
-    with torch.no_grad():
-        return objective.model.outputs(batch["inputs"])
-
-
-def test_a_folder_with_a_llama_model_is_the_net_that_it_was_written_from(
-    gpt_target: Path, tmp_path: Path
-) -> None:
-    llama.export(str(gpt_target), str(tmp_path / "llama"))
-    ours, batch, _ = objective_on(gpt_target, tmp_path / "a", r"arch.modules=['layers\..*']")
-    trainer = trainer_on(
-        Dist(),
-        tmp_path / "b",
-        *TEXT,
-        f"arch.target={tmp_path}/llama",
-        r"arch.modules=['layers\..*']",
-    )
-    theirs = trainer.objective
-    assert isinstance(theirs, Decompose)
-    # written in float32
-    assert_close(outputs(theirs, batch), outputs(ours, batch), rtol=1e-4, atol=1e-5)
-    assert "model.target" in theirs.frozen()
 
 
 def test_a_target_that_is_not_as_it_was_written_is_refused(

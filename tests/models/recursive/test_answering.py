@@ -82,17 +82,3 @@ def test_a_puzzle_that_leaves_early_has_the_answer_that_it_has_alone(
         if compiled
         else thought_about
     )
-
-
-@torch.no_grad()
-def test_all_steps_are_as_before_where_nobody_may_leave() -> None:
-    net, batch = objective("trm"), batch_of(12)
-    state, rows = (
-        net.model.fresh_state(*batch["inputs"].shape),
-        net.model.puzzle_rows(batch["puzzle_identifiers"]),
-    )
-    for _ in range(STEPS):
-        state, logits, q = net.model(state, batch["inputs"], rows, net.model.weights_in_dtype())
-    outputs = net.predict(batch).outputs
-    assert torch.equal(outputs["logits"], logits)
-    assert torch.equal(outputs["q_halt_logits"], q[:, 0])
