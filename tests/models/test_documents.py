@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.attention.varlen
@@ -110,27 +108,6 @@ def test_pytorchs_kernel_takes_these_arguments(monkeypatch: pytest.MonkeyPatch) 
     assert [leaf.grad is not None and leaf.grad.shape for leaf in leaves] == [
         leaf.shape for leaf in leaves
     ]
-
-
-def test_the_kernel_is_for_half_precision_and_few_documents(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[Any] = [CUDA, 1024, 16, torch.bfloat16, 64]
-    assert not documents.suits_kernel(*asked), "nothing is loaded without a GPU"
-    monkeypatch.setattr(documents, "_varlen", varlen_attn)
-    assert documents.suits_kernel(*asked)
-    for place, other in (
-        (0, torch.device("cpu")),
-        (1, 1023),
-        (2, 17),
-        (2, 0),
-        (3, torch.float32),
-        (4, 60),
-        (4, 264),
-    ):
-        changed = [*asked]
-        changed[place] = other
-        assert not documents.suits_kernel(*changed), other
 
 
 def test_other_documents_are_no_other_graph(monkeypatch: pytest.MonkeyPatch) -> None:
