@@ -12,7 +12,7 @@ from utils.errors import short
 from utils.files import open_plain, read_bytes
 
 T = TypeVar("T")
-LARGEST_JSON = 1 << 26
+LARGEST_JSON = 1 << 30
 
 
 def open_array(path: Path, dimensions: int) -> np.ndarray:

@@ -240,17 +240,12 @@ class _Stream:
             self._documents = opened(int(cursor["file"]), int(cursor["row"]))
             self._used, self.step = int(cursor["used"]), int(cursor["step"])
         self._texts = iter(self._documents)
-        # tokens since the stream last began; after a cursor they are unknown, but enough
-        self._since_begin = 0 if self._here() == _position_of(opened()) else self._needed
+        # whether the stream has given tokens since it began
+        self._gave = self._here() != _position_of(opened())
         # tokens not yet used up, except the first `_used` of them, each with the position before it
         self._pieces: list[tuple[Position, np.ndarray]] = []
         self._rows: np.ndarray | None = None  # of the last step
         self._cursors = {self.step: self._cursor()}  # those before and after the last step
-
-    @property
-    def _needed(self) -> int:
-        """How many tokens a window reads."""
-        return self._shape[1] + 1
 
     def rows(self, step: int) -> np.ndarray:
         """Returns the windows of the next step, or of the last one again, each with one token more
@@ -301,23 +296,17 @@ class _Stream:
                     tokens = np.concatenate(pieces)
                     self._pieces.append((before, tokens))
                     held += len(tokens)
-                    self._since_begin += len(tokens)
+                    self._gave = True
             else:
                 self._begin_again()
         return np.concatenate([tokens for _, tokens in self._pieces])[self._used :][:count]
 
     def _begin_again(self) -> None:
-        if not self._since_begin:
+        if not self._gave:
             raise ConfigError(
                 f"{self._where}: no documents for training in it; use fewer shards, or more text"
             )
-        if self._since_begin < self._needed:
-            raise ConfigError(
-                f"data.seq_len={self._shape[1]}: {self._where}: its documents hold"
-                f" {self._since_begin:,} tokens; try {self._since_begin - 1}, fewer shards, or"
-                " more text"
-            )
-        self._documents, self._since_begin = self._opened(), 0
+        self._documents, self._gave = self._opened(), False
         self._texts = iter(self._documents)
 
 

@@ -6,15 +6,15 @@ column, the rest is pad.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from pydantic import TypeAdapter
 
+from data.files import read_json
 from utils.errors import ConfigError, brief
-from utils.files import read_bytes
 
 # N grids, T symmetries
 
@@ -45,6 +45,7 @@ NAMES = (
     re.compile(r"(.+)_t([0-7])_(\d{10})"),
 )
 IDENTIFIERS = "identifiers.json"
+NAMES_BY_ID = TypeAdapter(list[str])
 
 
 def origins(
@@ -113,21 +114,17 @@ def read_augmentations(key: str, folder: Path, ids: np.ndarray) -> Augmentations
     """Reads the augmentations of these ids from the names that either published builder writes."""
     where = f"{key}: {IDENTIFIERS}"
     try:
-        known = json.loads(read_bytes(folder / IDENTIFIERS))
+        known = read_json(folder / IDENTIFIERS, NAMES_BY_ID)
     except FileNotFoundError:
         raise ConfigError(
             f"{where} is missing, and with it what was done to each puzzle; build it with python -m"
             " data.build.arc"
         ) from None
-    except (OSError, ValueError, RecursionError, MemoryError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"{where} cannot be read ({brief(error)}); build the dataset again"
         ) from None
-    if (
-        not isinstance(known, list)
-        or len(known) <= ids.max(initial=0)
-        or not all(isinstance(name, str) for name in known)
-    ):
+    if len(known) <= ids.max(initial=0):
         raise ConfigError(f"{where} names no puzzle {ids.max(initial=0)}; build the dataset again")
     pattern = next((kind for kind in NAMES if any(kind.fullmatch(known[one]) for one in ids)), None)
     names: dict[str, int] = {}

@@ -443,23 +443,18 @@ def test_tokens_made_of_the_texts_are_the_same_whenever_they_are_made() -> None:
             make_source("qa_text", **LENGTH, stories=STORIES, tokenizer=wrong)
 
 
-def test_answers_are_as_wide_as_the_longest_one_unless_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    reader = LanguageModel("arch.models[0]=x", Bytes(), 256, 99, 257)
-    monkeypatch.setattr("data.latent.qa.open_model", lambda key, path: reader)
-    source = make_source("qa", **LENGTH, stories=STORIES, models=["x"])
-    assert source.train_batch(0, 0)["answer_0"].shape[-1] == 3
-    assert source.eval_sets()["test"].read(np.array([0]))["answer_0"].shape[-1] == 3
-    assert source.spec.name == "made-up stories, answers of up to 3 tokens"
-    typed = make_source("qa", **LENGTH, stories=STORIES, models=["x"], answer_tokens=5)
-    assert typed.train_batch(0, 0)["answer_0"].shape[-1] == 5
-    assert typed.spec.name == "made-up stories"
-    fitted = make_source("qa", **LENGTH, stories=STORIES, models=["x"], context_bytes=None)
-    assert typed.spec.seq_len == 256
-    assert fitted.spec.seq_len == len("cupboardab47 cupboardcd12 cupboardef03")
-    with pytest.raises(ConfigError, match=r"has 3 tokens, its end included; give 3, or null"):
-        make_source("qa", **LENGTH, stories=STORIES, models=["x"], answer_tokens=2)
+def test_sizes_are_those_of_the_data_unless_told(reader_folders: list[str]) -> None:
+    keys = LENGTH | {"stories": STORIES, "models": reader_folders[:1]}
+    source = make_source("qa", **keys, context_bytes=None)
+    width = source.train_batch(0, 0)["answer_0"].shape[-1]
+    assert source.eval_sets()["test"].read(np.array([0]))["answer_0"].shape[-1] == width
+    assert source.spec.name == f"made-up stories, answers of up to {width} tokens"
+    assert source.spec.seq_len == len("cupboardab47 cupboardcd12 cupboardef03")
+    typed = make_source("qa", **keys, answer_tokens=width + 2)
+    assert typed.train_batch(0, 0)["answer_0"].shape[-1] == width + 2
+    assert (typed.spec.name, typed.spec.seq_len) == ("made-up stories", 256)
+    with pytest.raises(ConfigError, match=f"has {width} tokens, its end included; give {width}, o"):
+        make_source("qa", **keys, answer_tokens=width - 1)
 
 
 @pytest.mark.parametrize(

@@ -195,19 +195,12 @@ def test_the_last_evaluations_of_a_run_vote_together(folder: Path, tmp_path: Pat
         files.insert(0, tmp_path / f"{seed}_arc_votes.npz")
         files[0].write_bytes(own.files["arc_votes.npz"])  # type: ignore[arg-type]
     assert together.metrics != alone.metrics
-    whole = files[0].read_bytes()
-    np.savez_compressed(
-        other := tmp_path / "other.npz", **{**np.load(files[0]), "of": np.zeros(32, np.uint8)}
-    )
-    for damaged in (whole[:99], other.read_bytes()):
-        files[0].write_bytes(damaged)
-        made = ArcVotes(pairs, pool=3)
-        made.recall(9, lambda name, most: files[:most])
-        with pytest.raises(
-            ConfigError,
-            match=r"data.arc_pool=3: .*3_arc_votes.npz cannot be used \(.*\); remove it",
-        ):
-            report(made, range(1))
+    of_others = {**np.load(files[0]), "of": np.zeros(32, np.uint8)}
+    np.savez_compressed(files[0], **of_others)
+    made = ArcVotes(pairs, pool=3)
+    made.recall(9, lambda name, most: files[:most])
+    with pytest.raises(ConfigError, match=r"data.arc_pool=3: .*3_arc_votes.npz has votes on other"):
+        report(made, range(1))
 
 
 def test_sets_that_lack_what_votes_need_are_refused(folder: Path, tmp_path: Path) -> None:

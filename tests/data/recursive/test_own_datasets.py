@@ -75,14 +75,6 @@ def test_a_test_file_alone_can_be_evaluated(
     assert source.spec == make_source("puzzles", **COMMON, data_path=str(whole)).spec
 
 
-def test_some_training_boards_are_held_out(
-    tmp_path: Path, boards: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = built(tmp_path, "--held-out", 1, "--num-aug", 2, train=published(boards))
-    assert "9 training examples of 3 boards, 1 test boards, 6x6\n" in capsys.readouterr().out
-    assert sorted(labels(out) + labels(out, "train")[::3]) == sorted(one for _, one in boards)
-
-
 def test_repeated_boards_are_told(
     tmp_path: Path, boards: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
