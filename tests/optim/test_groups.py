@@ -124,9 +124,6 @@ def test_norms_by_pattern_are_for_what_the_first_pattern_matches():
         build_clips({"gates": 0.5}, names)
     with pytest.raises(ConfigError, match=r"grad_clip=\(: not a regular expression"):
         build_clips({"(": 0.5}, names)
-    for norm in (-1, 0, "x", None):
-        with pytest.raises(ConfigError, match=r"grad_clip=\.\*: .* must be a number more than 0"):
-            build_clips({".*": norm}, names)
 
 
 @pytest.mark.parametrize(
