@@ -56,7 +56,7 @@ bench: .venv/ready
 stages: .venv/ready
 	$(PY) -m tests.bench.stages
 
-# On a GPU machine: tests, speed, training, with the Python that has torch there. See
+# On a GPU machine: tests and speeds, with the Python that has torch there. See
 # docs/hardware.md.
 gpu:
 	$(if $(filter command,$(firstword $(origin PYTHON))),$(PYTHON),$(if $(wildcard $(PY)),$(PY),$(PYTHON))) -m tests.gpu
