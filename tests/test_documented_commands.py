@@ -31,9 +31,7 @@ EVALUATED = {"runs/demo/demo": ["experiment=demo"], "runs/lm/lm": ["experiment=l
 PLACEHOLDERS = {
     **{f"{group}=mine": "" for group in ("arch", "data", "optim", "sync", "experiment")},
     "data=bars": "",  # data/README.md shows how to add it: tests/data/test_guide.py
-    "arch=bigram": "",  # so does models/language/README.md
-    "arch=whole": "",  # and models/recursive/README.md
-    "optim=sign_descent": "",  # and optim/README.md
+    "optim=sign_descent": "",  # so does optim/README.md
     "sync=one_by_one": "",  # and optim/sync/README.md
     "arch=focal": "",  # docs/adding-an-objective.md shows how to add it: tests/test_extending.py
     "[RUN": "RUN",

@@ -10,17 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.digits.test_images import write_idx
 from tests.data.recursive.arc_helpers import write_folder
 from tests.documented import Command, commands, fenced, files
 from tests.ranks import ROOT, check_ended_well, run_line, run_ranks
 from tests.runs import LAUNCHER_PREFIXES
 
-SMALL_GPT = [
+SMALL_LM = [
     "arch.num_layers=1", "arch.hidden_size=32", "arch.num_heads=2", "data.seq_len=32",
-    "data.val_tokens=512", "data.max_new_tokens=4",
+    "data.val_tokens=512", "data.max_new_tokens=4", "tokens_per_update=256", "shards=8",
 ]  # fmt: skip
-SMALL_LM = [*SMALL_GPT, "tokens_per_update=256", "shards=8"]
 SMALL_READERS = (
     "arch.models=['experiment=latent_reader max_steps=2 data.stories={train:64,test:8}',"
     "'experiment=latent_reader data.tokenizer=bpe:275 max_steps=2 data.stories={train:64,test:8}']"
@@ -34,8 +32,6 @@ SMALL = {
     "eval_only=true": [],
     "experiment=demo": ["data.embedded.train=48", "data.embedded.test=16"],
     "experiment=digits": [],
-    "data=mnist": ["global_batch_size=8"],
-    "experiment=shakespeare": SMALL_GPT,
     "experiment=lm": SMALL_LM,
     "experiment=decompose_lm": [
         f"arch.target='experiment=lm max_steps=2 {' '.join(SMALL_LM)}'",
@@ -44,12 +40,9 @@ SMALL = {
     "experiment=tms_40_10": [
         "arch.target='experiment=tms_target max_steps=2 data.num_features=40 arch.hidden_size=10'"
     ],
-    "experiment=tms_target": [],
     "experiment=tms_5_2": ["arch.target='experiment=tms_target max_steps=2'"],
     "experiment=induction": ["arch.target='experiment=induction_target max_steps=2'"],
-    "experiment=resid_mlp_target": [],
     "experiment=resid_mlp": ["arch.target='experiment=resid_mlp_target max_steps=2'"],
-    "experiment=latent_reader": ["data.stories={train:64,test:8}"],
     "experiment=latent": [SMALL_READERS, "data.stories={train:64,test:8}"],
     "arch=trm": SMALL_PUZZLES,
     "experiment=sudoku_extreme_cpu": ["global_batch_size=8", "arch.forward_dtype=float32"],
@@ -72,7 +65,7 @@ NOT_RUN = {
     r"data/latent/questions\.json": "tests/test_latent.py",
     r"models\.llama": "tests/models tests/test_latent.py",
     r"data_path=squad": "tests/data/latent/test_qa.py",
-    r"=(mine|bars|bigram|focal|whole|sign_descent|one_by_one)\b": "tests/test_extending.py",
+    r"=(mine|bars|focal|sign_descent|one_by_one)\b": "tests/test_extending.py",
     r"-m pytest|=K\b|--max-restarts|python pretrain\.py$": "is no run, or stands for others",
 }
 TRAINING = [
@@ -128,10 +121,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build(folder, "arc", *arc, "--output-dir", "data/arc-aug-1000")
     (folder / "text.txt").write_text("the same run, at any number of ranks\n" * 500)
     text = ("--input", "text.txt", "--tokenizer", "bytes", "--val-share", "0.1")
-    for name in ("mine", "shakespeare"):
-        build(folder, "tokens", *text, "--output-dir", f"data/{name}")
-    (folder / "FOLDER_WITH_IDX_FILES").mkdir()
-    write_idx(folder / "FOLDER_WITH_IDX_FILES", compressed=False)
+    build(folder, "tokens", *text, "--output-dir", "data/mine")
     boards = "sudoku_extreme_cpu data_path=data/sudoku-extreme-1k"
     for line in ("demo", "lm", boards):
         first = Command("", (), ("python", "pretrain.py", *f"experiment={line}".split()))

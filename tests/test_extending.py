@@ -32,16 +32,12 @@ def examples(guide: str) -> dict[str, str]:
 
 # Guides, and the arguments that train their examples
 SHORT = ["epochs=null", "eval_interval=null", "max_steps=2", "global_batch_size=16"]
-SMALL_TEXT = [word for word in TINY_GPT if word.startswith("data.")]
-BOARDS = ["data.embedded.train=16", "data.embedded.test=8", "arch.H_cycles=2"]
 GUIDES = {
     "optim/README.md": ["arch=cnn", "data=digits", "optim=sign_descent", *SHORT],
     "optim/sync/README.md": ["arch=cnn", "data=digits", "optim=adamw", "sync=one_by_one", *SHORT],
     "data/README.md": ["data=bars", "arch=cnn", "optim=adamw", *SHORT],
     "models/README.md": ["arch=mine", "data=digits", "optim=adamw", *SHORT],
     "docs/adding-an-objective.md": ["arch=focal", *TINY_GPT[1:], *SHORT],
-    "models/recursive/README.md": ["experiment=demo", "arch=whole", *BOARDS, *SHORT],
-    "models/language/README.md": ["arch=bigram", "data=tokens", *SMALL_TEXT, "optim=adamw", *SHORT],
 }
 LOOK_AT_ALL = ["tests/test_layout.py", "tests/optim/test_groups.py"]  # files or choices
 
