@@ -28,7 +28,7 @@ def begun(folder: Path, **settings: object) -> RunDirectory:
     ("mode", "env", "expected"),
     [
         ("auto", {}, "auto"),
-        ("auto", {"WANDB_MODE": "dryrun"}, "offline"),
+        ("auto", {"WANDB_MODE": "offline"}, "offline"),
         ("auto", {"WANDB_MODE": "nonsense"}, "auto"),
         ("online", {"WANDB_MODE": "offline"}, "online"),
     ],
