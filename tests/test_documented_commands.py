@@ -201,3 +201,24 @@ def test_a_recipe_begins_with_its_command_and_builds_what_that_reads(recipe: Pat
 @pytest.mark.parametrize(("name", "most"), [("README.md", 9_000), ("RESULTS.md", 8_000)])
 def test_the_first_pages_are_short(name: str, most: int) -> None:
     assert len((ROOT / name).read_bytes()) <= most
+
+
+def rows_of(page: str) -> list[list[str]]:
+    """The cells of each row of the tables of claims."""
+    tables = re.findall(r"^\| claim \|.*\n\|[-|]+\n((?:\|.*\n)+)", (ROOT / page).read_text(), re.M)
+    lines = "".join(tables).splitlines()
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+def test_a_row_of_results_has_a_figure_a_command_and_a_commit() -> None:
+    assert len(rows_of("RESULTS.md")) > 20
+    for claim, figure, _, command, measured in rows_of("RESULTS.md"):
+        assert figure, claim
+        assert re.search(r"`(make|python) .+`|\]\(.+\)", command), claim
+        assert re.fullmatch(r"(Xeon|EPYC|EPYC-2), [0-9a-f]{7}", measured), claim
+
+
+def test_the_readme_quotes_results() -> None:
+    quoted = rows_of("README.md")
+    assert len(quoted) > 5
+    assert [row for row in quoted if row not in [row[:3] for row in rows_of("RESULTS.md")]] == []

@@ -99,9 +99,15 @@ def _list(config: Mapping[str, Any], group: str, only: Sequence[str] = ()) -> li
     lines: list[str] = []
     for path, field in fields.items():
         mine = path in only if only else path.startswith(f"{group}.") if group else True
-        if not mine or path not in values or (not group and path.partition(".")[0] in keys.GROUPS):
+        if (
+            not mine
+            or (not only and path not in values)
+            or (not group and path.partition(".")[0] in keys.GROUPS)
+        ):
             continue
-        lines += _wrapped(f"  {path:<30} {short(values[path]):<12}", keys.about(field), WIDTH + 2)
+        lines += _wrapped(
+            f"  {path:<30} {short(values.get(path)):<12}", keys.about(field), WIDTH + 2
+        )
     return lines
 
 

@@ -46,9 +46,10 @@ def check_combinations(config: DictConfig, launch: Launch) -> None:
     if all(config[key] is None for key in lengths):
         raise ConfigError("epochs=null: nothing says how long the run is; give epochs or max_steps")
     if interval and config.epochs and config.epochs % interval:
+        fits = next(n for n in range(min(interval, config.epochs), 0, -1) if config.epochs % n == 0)
         raise ConfigError(
             f"eval_interval={interval} does not divide epochs={config.epochs}; try"
-            f" epochs={-(-config.epochs // interval) * interval}"
+            f" eval_interval={fits}"
         )
     if config.eval_only != (config.checkpoint is not None):
         raise ConfigError(
