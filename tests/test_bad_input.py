@@ -83,7 +83,6 @@ TABLE: list[Row] = [
     (["lr=${optim.sparse}"], "lr._target_"),
     (["arch=cnn", "arch.dropout=[nan,0.1]"], "arch.dropout[0]"),
     (["shards=1000000000"], "shards"),
-    (["arch.mlp_t=true"], "arch.mlp_t"),
     (["run_name=ünïcode"], "run_name"),
     (["optim.dense={}"], "optim.dense"),
     (["--config-dir=/nope"], "config"),
@@ -120,7 +119,8 @@ TABLE: list[Row] = [
     (["optim.dense=[{match: '.*'}]", "arch.hidden_size=16"], "optim.dense[0]"),
     (
         [
-            "optim.dense=[{match: 3, optimizer: {_target_: optim.builtin.sgd, lr: 1}}]",
+            "optim.dense=[{match: 3, optimizer: {_target_: optim.builtin.sgd, lr: 1,"
+            " momentum: 0, weight_decay: 0}}]",
             "arch.hidden_size=16",
         ],
         "optim.dense[0].match",

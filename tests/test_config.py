@@ -195,6 +195,11 @@ def test_every_experiment_runs_two_steps(name: str, tmp_path: Path) -> None:
     if target := cfg.arch.get("target"):
         smaller = "max_steps=2 data.embedded.mebibytes=1" if "lm" in name else "max_steps=2"
         shrunk.append(f"arch.target='{target} {smaller} checkpoint_path={tmp_path}/target'")
+    if models := cfg.arch.get("models"):
+        short = [
+            f"'{each} max_steps=2 checkpoint_path={tmp_path}/{i}'" for i, each in enumerate(models)
+        ]
+        shrunk.append(f"arch.models=[{','.join(short)}]")
     if "/arch: gpt" in recipe:
         shrunk.append("data.seq_len=64")
     result = train(tmp_path / "run", f"experiment={name}", *shrunk, "check=true", timeout=400)

@@ -46,7 +46,8 @@ def cnn(tmp_path_factory: pytest.TempPathFactory) -> Result:
         ("ddp", 3, ["micro_batch_size=3"]),
         ("ddp", 2, ["micro_batch_size=3", "sync.static_graph=true"]),
         ("fsdp", 1, []),
-        ("fsdp", 3, ["micro_batch_size=3"]),
+        ("fsdp", 3, []),
+        ("fsdp", 2, ["micro_batch_size=3"]),
     ],
 )
 def test_trm_is_the_same_run(
@@ -116,5 +117,4 @@ def test_a_step_that_is_not_finite_is_refused_on_all_ranks(
     done = faulty(tmp_path / "run", "nan@objective", 1, 3, *arguments, ranks=2)
     text = done[0].stdout + done[0].stderr
     assert "the gradient is not finite, first seen in model.inner" in text
-    assert "on rank 1" in text
     assert {rank.returncode for rank in done} == ({1} if policy == "raise" else {0}), text
