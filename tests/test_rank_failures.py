@@ -58,10 +58,7 @@ def test_a_loader_process_that_is_killed_is_one_line(
 ) -> None:
     done = faulty(tmp_path / "run", "kill@worker", 1, 60, *TROUBLED, ranks=2)
     assert {rank.returncode for rank in done} == {1}
-    line = (
-        r"error on rank 1: loader process \d+ was killed by SIGKILL, as the system does when memory"
-        r" runs out; num_workers=0 loads .*\n"
-    )
+    line = r"error on rank 1: a loader process died .*; num_workers=0 loads in .*\n"
     assert re.fullmatch(line, done[0].stderr), done[0].stderr
     assert done[1].stderr == ""
     goes_on(tmp_path / "run", undisturbed_pair)
