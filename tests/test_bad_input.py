@@ -91,6 +91,7 @@ TABLE: list[Row] = [
     (["hydra/sweeper=optuna", "-m", "seed=0,1", "hydra.sweeper.trials=0"], "error"),
     (["hydra.job.chdir=true"], "hydra.job.chdir"),
     (["device=tpu"], "device"),
+    (["experiment=demo", "sync=fsdp", "micro_batch_size=1"], "micro_batch_size"),
     (["backend=smoke"], "backend"),
     (["arch.num_heads=7"], "arch.hidden_size"),
     (["arch.loss.loss_type=hinge"], "arch.loss.loss_type"),

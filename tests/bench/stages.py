@@ -140,7 +140,7 @@ def command(stage: Stage) -> list[str]:
 
 
 def run(command: Sequence[str], log: Path) -> str:
-    """What went wrong, in one line. A request to stop is handed on once, and waited for."""
+    """Returns what went wrong, in one line. Passes a request to stop on once, and waits."""
     env = {"OMP_NUM_THREADS": "1"} | os.environ
     with open(log, "a") as said:
         before = said.tell()

@@ -1,4 +1,4 @@
-"""What every source keeps: batches are functions of seed, step and shard, shards cut one global
+"""The laws of every source: batches are functions of seed, step and shard, shards cut one global
 batch, and each example of an evaluation is read once.
 """
 

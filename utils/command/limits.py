@@ -33,6 +33,10 @@ def check_combinations(config: DictConfig, launch: Launch) -> None:
         raise ConfigError(
             f"shards={shards} is less than the {ranks} ranks that were started; try shards={ranks}"
         )
+    if size and isinstance(micro, int) and micro < size:
+        raise ConfigError(
+            f"micro_batch_size={micro} is less than one shard; raise it to {size} examples"
+        )
     if config.plan_cards is not None:
         if config.plan != "show":
             raise ConfigError(f"plan_cards={config.plan_cards}: is used by plan=show; add that")

@@ -213,7 +213,8 @@ def test_sets_that_lack_what_votes_need_are_refused(folder: Path, tmp_path: Path
             r" seq_len=900\)"
         ),
     ):
-        make_source("puzzles", **common, embedded={"size": 4, "train": 40, "test": 9, "blanks": 3})  # type: ignore[arg-type]
+        boards = {"size": 4, "train": 40, "test": 9, "blanks": 3}
+        make_source("puzzles", **common, embedded=boards)
     identifiers = (folder / "identifiers.json").read_text()
     first = json.loads(identifiers)[1]
     for text, line in [
