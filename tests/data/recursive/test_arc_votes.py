@@ -206,6 +206,7 @@ def test_the_last_evaluations_of_a_run_vote_together(folder: Path, tmp_path: Pat
 def test_sets_that_lack_what_votes_need_are_refused(folder: Path, tmp_path: Path) -> None:
     split = read_split("data_path=x", folder, "test")
     common = {"seed": 0, "shards": 1, "global_batch_size": 8, "epochs": 1, "evaluators": ["arc"]}
+    boards = {"size": 4, "train": 40, "test": 9, "blanks": 3}
     with pytest.raises(
         ConfigError,
         match=(
@@ -213,7 +214,6 @@ def test_sets_that_lack_what_votes_need_are_refused(folder: Path, tmp_path: Path
             r" seq_len=900\)"
         ),
     ):
-        boards = {"size": 4, "train": 40, "test": 9, "blanks": 3}
         make_source("puzzles", **common, embedded=boards)
     identifiers = (folder / "identifiers.json").read_text()
     first = json.loads(identifiers)[1]
