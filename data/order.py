@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
-from data.source import RunLength
+from data.source import Arrays, EvalSet, RunLength, RunSettings, Source, Spec
 from utils.errors import ConfigError
 
 # items drawn at a time: making a generator costs more than shuffling a small epoch
@@ -228,17 +228,7 @@ def run_length(
     iteration, and every `eval_every_steps` steps.
     """
     total = max_steps or steps.total
-    return RunLength(
-        total, batch, steps.per_epoch, partial(_evaluates_after, steps, total, eval_every_steps)
-    )
-
-
-def _evaluates_after(steps: Steps, total: int, every: int | None, done: int) -> bool:
-    return (
-        done == total
-        or (every is not None and done > 0 and done % every == 0)
-        or steps.ends_iteration(done)
-    )
+    return RunLength(total, batch, steps.per_epoch, eval_every_steps, steps.ends_iteration)
 
 
 def too_small(batch: int, examples: int, interval: int) -> ConfigError:
@@ -260,3 +250,24 @@ def shard_rows(rows: Sequence | np.ndarray, shard: int, shards: int):
     """Returns one shard of a global batch: one of `shards` equal, contiguous pieces."""
     size = len(rows) // shards
     return rows[shard * size : (shard + 1) * size]
+
+
+class EpochSource(Source):
+    """Examples that are all visited once an epoch, in shuffled order."""
+
+    def __init__(self, run: RunSettings, spec: Spec, train: EvalSet, **eval_sets: EvalSet) -> None:
+        self._run, self.spec, self._train, self._eval_sets = run, spec, train, eval_sets
+        self._order = Order(run.seed, np.arange(len(train)))
+        self._steps = cut_evenly(len(train), run.global_batch_size, run.epochs, run.eval_interval)
+
+    @cached_property
+    def length(self) -> RunLength:
+        run = self._run
+        return run_length(self._steps, run.global_batch_size, run.max_steps, run.eval_every_steps)
+
+    def train_batch(self, step: int, shard: int) -> Arrays:
+        visits = self._order.visits(*self._steps.span(step))
+        return self._train.read(shard_rows(visits, shard, self._run.shards))
+
+    def eval_sets(self) -> Mapping[str, EvalSet]:
+        return self._eval_sets

@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeInt
 from torch import Tensor
 from typing_extensions import Doc
 
-from data.source import Batch, OneExample
+from data.source import Batch, Examples
 from data.tokenizer import Tokenizer
 from utils.command.marks import SAME_RUN
 from utils.measure.evaluator import Prediction, Report
@@ -66,12 +66,16 @@ def unescaped(prompt: str) -> str:
 
 def prompt_set(
     tokens: np.ndarray, new_tokens: int, temperature: float, top_k: int, seed: int
-) -> OneExample:
+) -> Examples:
     """Returns a set of one prompt, with room for its continuation and how to draw it."""
-    return OneExample(
-        inputs=tokens.astype(np.int32), continuation=np.zeros(new_tokens, np.int32),
-        temperature=np.float32(temperature), top_k=np.int32(top_k), sample_seed=np.int64(seed),
-    )  # fmt: skip
+    row = {
+        "inputs": tokens.astype(np.int32),
+        "continuation": np.zeros(new_tokens, np.int32),
+        "temperature": np.float32(temperature),
+        "top_k": np.int32(top_k),
+        "sample_seed": np.int64(seed),
+    }
+    return Examples([row])
 
 
 class Continuation:

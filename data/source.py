@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from utils.measure.evaluator import Batch, Evaluator
 from utils.spec import IGNORE, Spec
 
 __all__ = [
-    "IGNORE", "Arrays", "Batch", "EvalSet", "OneExample", "RunLength", "RunSettings", "Source",
+    "IGNORE", "Arrays", "Batch", "EvalSet", "Examples", "RunLength", "RunSettings", "Source",
     "Spec",
 ]  # fmt: skip
 
@@ -65,23 +65,31 @@ class EvalSet(Protocol):
         ...
 
 
-class OneExample:
-    """An evaluation set of one example without labels: it is answered but not scored."""
+class Examples:
+    """An evaluation set of arrays that have a row for each example, by name; or of a map-style
+    dataset whose items are dictionaries, such as PyTorch's.
+    """
 
-    def __init__(self, **row: Any) -> None:
-        self._row = row
+    def __init__(self, examples: Arrays | Sequence[Mapping[str, Any]]) -> None:
+        self._examples = examples
 
     def __len__(self) -> int:
-        return 1
+        some = self._examples
+        return len(next(iter(some.values()))) if isinstance(some, dict) else len(some)
 
     def read(self, indices: np.ndarray) -> Arrays:
-        return {
-            name: np.stack([np.asarray(value)] * len(indices)) for name, value in self._row.items()
-        }
+        if isinstance(self._examples, dict):
+            return {name: array[indices] for name, array in self._examples.items()}
+        rows = [self._examples[index] for index in indices.tolist()]
+        return {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
 
     def padding(self, rows: int) -> Arrays:
-        """Repeats the example, so that ranks without it take as long as the one that has it."""
-        return self.read(np.zeros(rows, np.int64))
+        """Repeats the first example, so that all batches take as long, without its labels."""
+        batch = self.read(np.zeros(rows, np.int64))
+        return {
+            name: np.full_like(array, IGNORE) if name == "labels" else array
+            for name, array in batch.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -91,9 +99,10 @@ class RunLength:
     total_steps: int
     examples_per_update: int
     # an average, as epochs of puzzles with several examples differ in length; None: no epochs
-    steps_per_epoch: float | None
-    # whether to evaluate when this many steps are done; always true after the last one
-    evaluates_after: Callable[[int], bool]
+    steps_per_epoch: float | None = None
+    eval_every_steps: int | None = None
+    # whether epochs that end after so many steps are followed by an evaluation
+    ends_iteration: Callable[[int], bool] | None = None
 
     @classmethod
     def in_steps(cls, run: RunSettings) -> RunLength:
@@ -102,8 +111,16 @@ class RunLength:
             raise ConfigError(
                 "max_steps=null: this data has no epochs; say how many steps to train"
             )
-        due = partial(_is_due, run.max_steps, run.eval_every_steps)
-        return cls(run.max_steps, run.global_batch_size, None, due)
+        return cls(run.max_steps, run.global_batch_size, None, run.eval_every_steps)
+
+    def evaluates_after(self, done: int) -> bool:
+        """Returns whether to evaluate when this many steps are done; True after the last one."""
+        every = self.eval_every_steps
+        return (
+            done == self.total_steps
+            or (every is not None and done > 0 and done % every == 0)
+            or (self.ends_iteration is not None and self.ends_iteration(done))
+        )
 
 
 class Source(Protocol):
@@ -152,10 +169,6 @@ class Source(Protocol):
         registers nothing.
         """
         return None
-
-
-def _is_due(total: int, every: int | None, done: int) -> bool:
-    return done == total or (every is not None and done > 0 and done % every == 0)
 
 
 def combined_fingerprint(fingerprints: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from typing_extensions import Doc
 
 from data.order import generator, shard_rows
-from data.source import IGNORE, Arrays, RunLength, RunSettings, Source, Spec
+from data.source import Arrays, Examples, RunLength, RunSettings, Source, Spec
 from utils.errors import ConfigError
 
 
@@ -51,10 +51,14 @@ class FeatureSource(Source):
         self.length = RunLength.in_steps(run)
         # the held-out examples are one draw more of the same, so they belong to the seed as the
         # boards of a generated puzzle do
-        self._eval_sets = (
-            {"features": FeatureSet(self._draw(held_out, "held out"))} if held_out else {}
-        )
-        self._single = FeatureSet(np.eye(num_features, dtype=np.float32) * single, single=True)
+        drawn = {"features": {"inputs": self._draw(held_out, "held out")}} if held_out else {}
+        # an example of one feature shows which components it needs; no metric counts it
+        alone = np.eye(num_features, dtype=np.float32)
+        drawn["single"] = {"inputs": alone * single, "single": np.ones(num_features, np.float32)}
+        self._eval_sets = {
+            name: Examples(arrays | {"labels": np.zeros(len(arrays["inputs"]), np.int32)})
+            for name, arrays in drawn.items()
+        }
         what = f"{num_features} {probability!r} {low!r} {high!r} {held_out} {run.seed}"
         self.spec = Spec(
             num_features=num_features,
@@ -68,8 +72,8 @@ class FeatureSource(Source):
             self._drawn = step, self._draw(self._run.global_batch_size, "features", step)
         return {"inputs": shard_rows(self._drawn[1], shard, self._run.shards)}
 
-    def eval_sets(self) -> Mapping[str, FeatureSet]:
-        return {**self._eval_sets, "single": self._single}
+    def eval_sets(self) -> Mapping[str, Examples]:
+        return self._eval_sets
 
     def _draw(self, rows: int, stream: str, *key: int) -> np.ndarray:
         draws = generator(self._run.seed, stream, *key).random(
@@ -77,25 +81,3 @@ class FeatureSource(Source):
         )
         values = draws[1] * np.float32(self._high - self._low) + np.float32(self._low)
         return np.where(draws[0] < self._probability, values, np.float32(0))
-
-
-class FeatureSet:
-    """Examples read by index. Each example of a `single` set has one feature: it shows which
-    components the feature needs, and no metric counts it.
-    """
-
-    def __init__(self, inputs: np.ndarray, single: bool = False) -> None:
-        self._inputs, self._single = inputs, single
-
-    def __len__(self) -> int:
-        return len(self._inputs)
-
-    def read(self, indices: np.ndarray) -> Arrays:
-        return self._batch(self._inputs[indices], 0)
-
-    def padding(self, rows: int) -> Arrays:
-        return self._batch(np.zeros((rows, self._inputs.shape[1]), np.float32), IGNORE)
-
-    def _batch(self, inputs: np.ndarray, label: int) -> Arrays:
-        batch = {"inputs": inputs, "labels": np.full(len(inputs), label, np.int32)}
-        return batch | ({"single": np.ones(len(inputs), np.float32)} if self._single else {})

@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt
 from typing_extensions import Doc
 
 from data.order import generator, shard_rows
-from data.source import IGNORE, Arrays, RunLength, RunSettings, Source, Spec
+from data.source import Arrays, Examples, RunLength, RunSettings, Source, Spec
 from utils.errors import ConfigError
 
 BEGIN = 0  # the first token of each text
@@ -47,7 +47,9 @@ class InductionSource(Source):
         self._run, self._vocab_size, self._seq_len = run, vocab_size, seq_len
         self._drawn: tuple[int, Arrays] | None = None  # the last step and its whole batch
         self.length = RunLength.in_steps(run)
-        self._eval_sets = {"induction": Texts(self._draw(held_out, "held out"))}
+        texts = self._draw(held_out, "held out")
+        labels = np.zeros_like(texts["inputs"])  # all positions count
+        self._eval_sets = {"induction": Examples(texts | {"labels": labels})}
         what = f"induction {vocab_size} {seq_len} {self._window} {held_out} {run.seed}"
         self.spec = Spec(
             vocab_size=vocab_size + 2,
@@ -63,7 +65,7 @@ class InductionSource(Source):
         texts = self._drawn[1]
         return {name: shard_rows(texts[name], shard, self._run.shards) for name in texts}
 
-    def eval_sets(self) -> Mapping[str, Texts]:
+    def eval_sets(self) -> Mapping[str, Examples]:
         return self._eval_sets
 
     def _draw(self, rows: int, stream: str, *place: int) -> Arrays:
@@ -75,22 +77,3 @@ class InductionSource(Source):
         tokens[:, 0], tokens[each, first], tokens[each, first + 1] = BEGIN, marker, answer
         tokens[:, -1] = marker
         return {"inputs": tokens, "answer": answer}
-
-
-class Texts:
-    """Texts read by index. All positions count."""
-
-    def __init__(self, texts: Arrays) -> None:
-        self._texts = texts
-
-    def __len__(self) -> int:
-        return len(self._texts["answer"])
-
-    def read(self, indices: np.ndarray) -> Arrays:
-        rows = {name: array[indices] for name, array in self._texts.items()}
-        return {**rows, "labels": np.zeros(rows["inputs"].shape, np.int32)}
-
-    def padding(self, rows: int) -> Arrays:
-        shape = (rows, self._texts["inputs"].shape[1])
-        empty = {"inputs": np.zeros(shape, np.int32), "answer": np.zeros(rows, np.int32)}
-        return {**empty, "labels": np.full(shape, IGNORE, np.int32)}

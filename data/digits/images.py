@@ -6,17 +6,17 @@ import gzip
 import hashlib
 import os
 import zlib
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 
 from data.digits.evaluators import Confusion, Mistakes
 from data.example_text import ExampleText
-from data.order import Order, cut_steps, run_length, shard_rows
-from data.source import IGNORE, Arrays, RunLength, RunSettings, Source, Spec
+from data.order import EpochSource
+from data.source import Arrays, Examples, RunSettings, Spec
 from utils.errors import ConfigError, brief
 from utils.files import read_bytes
 from utils.measure.evaluator import Evaluator
@@ -33,48 +33,18 @@ SHADES = " .:-=+*#%@"
 Images = tuple[np.ndarray, np.ndarray]  # (N, 28, 28) and (N,), both uint8
 
 
-class ImageSource(Source):
+class ImageSource(EpochSource):
     """Training batches and the test set of a digit dataset."""
 
-    def __init__(
-        self,
-        run: RunSettings,
-        *,
-        dataset: Literal["digits", "mnist"],
-    ) -> None:
-        train, test = _load(dataset, run.data_path)
-        self._inputs, self._labels = train
-        self._run = run
-        self._order = Order(run.seed, np.arange(len(self._labels)))
-        self._steps = cut_steps(
-            self._order,
-            np.ones(len(self._labels), np.int64),
-            run.global_batch_size,
-            run.epochs,
-            run.eval_interval,
-        )
-        self._test = ImageEvalSet(*test)
-        digest = hashlib.sha256(np.ascontiguousarray(self._inputs).data)
-        digest.update(np.ascontiguousarray(self._labels).data)
-        self.spec = Spec(
+    def __init__(self, run: RunSettings, *, dataset: Literal["digits", "mnist"]) -> None:
+        (images, labels), test = _load(dataset, run.data_path)
+        spec = Spec(
             num_classes=CLASSES,
             image_shape=(SIDE, SIDE),
-            fingerprint=digest.hexdigest(),
+            fingerprint=hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest(),
             name=run.data_path or dataset,
         )
-
-    @cached_property
-    def length(self) -> RunLength:
-        run = self._run
-        return run_length(self._steps, run.global_batch_size, run.max_steps, run.eval_every_steps)
-
-    def train_batch(self, step: int, shard: int) -> Arrays:
-        """Returns the rows of one shard of one step."""
-        rows = shard_rows(self._order.visits(*self._steps.span(step)), shard, self._run.shards)
-        return {"inputs": self._inputs[rows], "labels": self._labels[rows].astype(np.int32)}
-
-    def eval_sets(self) -> Mapping[str, ImageEvalSet]:
-        return {"test": self._test}
+        super().__init__(run, spec, _examples(images, labels), test=_examples(*test))
 
     def evaluators(self, set_name: str) -> Sequence[Evaluator]:
         return [Confusion(CLASSES), Mistakes(), ExampleText(image_text)]
@@ -89,23 +59,8 @@ def image_text(example: Arrays, answer: np.ndarray) -> str:
     return "\n".join([*picture, f"answer: {int(answer)} ({verdict})"])
 
 
-class ImageEvalSet:
-    """The test images, read by index."""
-
-    def __init__(self, inputs: np.ndarray, labels: np.ndarray) -> None:
-        self._inputs, self._labels = inputs, labels
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def read(self, indices: np.ndarray) -> Arrays:
-        return {"inputs": self._inputs[indices], "labels": self._labels[indices].astype(np.int32)}
-
-    def padding(self, rows: int) -> Arrays:
-        return {
-            "inputs": np.zeros((rows, SIDE, SIDE), np.uint8),
-            "labels": np.full(rows, IGNORE, np.int32),
-        }
+def _examples(images: np.ndarray, labels: np.ndarray) -> Examples:
+    return Examples({"inputs": images, "labels": labels.astype(np.int32)})
 
 
 def _load(dataset: str, data_path: str | None) -> tuple[Images, Images]:
@@ -132,23 +87,12 @@ def small_digits() -> tuple[Images, Images]:
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     held_out = np.zeros(len(labels), bool)
     held_out[by_class[::5]] = True
-    inputs = enlarge(pixels / 16)
+    larger = torch.nn.functional.interpolate(
+        torch.from_numpy(pixels[:, None] / 16), size=(20, 20), mode="bilinear"
+    )
+    margin = ((0, 0), (4, 4), (4, 4))  # as MNIST's
+    inputs = np.pad((larger[:, 0] * 255).round().to(torch.uint8).numpy(), margin)
     return (inputs[~held_out], labels[~held_out]), (inputs[held_out], labels[held_out])
-
-
-def enlarge(images: np.ndarray, inner: int = 20) -> np.ndarray:
-    """Interpolates 8×8 images in [0, 1] to `inner` pixels, and adds MNIST's margin. Returns 28×28
-    bytes.
-    """
-    size, margin = images.shape[1], (SIDE - inner) // 2
-    centres = (np.arange(inner) + 0.5) * size / inner - 0.5
-    weights = np.stack(
-        [np.interp(centres, np.arange(size), basis) for basis in np.eye(size)], axis=1
-    )
-    larger = np.einsum("yi,nij,xj->nyx", weights, images, weights, optimize=True)
-    return np.pad(
-        np.round(larger * 255).astype(np.uint8), ((0, 0), (margin, margin), (margin, margin))
-    )
 
 
 def _from_hub(split: str) -> Images:

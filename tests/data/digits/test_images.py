@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.digits.images import IDX_FILES, ImageSource, enlarge
+from data.digits.images import IDX_FILES, ImageSource
 from tests.data.recursive.helpers import shown
 from tests.making import make_source
 from utils.errors import ConfigError
@@ -49,18 +49,6 @@ def test_digits_are_real_split_once_and_the_same_for_every_seed():
     assert np.bincount(tests[0]["labels"]).min() >= 34  # every digit has its share
     assert tests[0]["inputs"].dtype == np.uint8
     assert tests[0]["inputs"].max() == 255
-
-
-def test_enlarging_keeps_edges_and_stays_smooth():
-    image = np.zeros((1, 8, 8))
-    image[0, :, 4:] = 1
-    large = enlarge(image)[0]
-    assert large.shape == (28, 28)
-    assert not large[:4].any()
-    assert not large[:, -4:].any()
-    assert (large[14, 4:12] == 0).all()
-    assert (large[14, 17:24] == 255).all()
-    assert (np.diff(large[14, 4:24].astype(int)) >= 0).all()
 
 
 def test_an_iteration_shows_every_image_equally_often_up_to_the_dropped_rest():
