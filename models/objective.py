@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from models.frozen import Frozen
 from models.graphs import keep_what_outlives_a_replay
-from models.layers import Dropout
+from models.layers import Dropout, cast_weights
 from models.sparse_embedding import SparseEmbedding
 from utils.command.instantiate import make
 from utils.measure.evaluator import Batch, Evaluator, Prediction
@@ -72,6 +73,10 @@ class Objective(nn.Module):
         """The type in which the net computes: its `dtype`, by default that of its weights."""
         weights = (p.dtype for p in self.model.parameters() if p.is_floating_point())
         return getattr(self.model, "dtype", None) or next(weights, torch.float32)
+
+    def call_net(self, *inputs: Tensor) -> Tensor:
+        """Calls the net with its weights cast to `dtype`: layers of PyTorch need no care for it."""
+        return functional_call(self.model, cast_weights(self.model, self.dtype), inputs)
 
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
         """Returns the loss of a micro-batch as a sum, its weight, metrics and the next carry.

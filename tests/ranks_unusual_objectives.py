@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pretrain
-from models.digits import classify, cnn
+from models import classify
+from models.digits import cnn
 from models.frozen import Frozen
 from models.layers import parse_dtype
 from models.objective import Batch, Context, Objective, StepOut

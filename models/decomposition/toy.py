@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call
 from typing_extensions import Doc
 
 from models.layers import (
@@ -22,7 +21,6 @@ from models.layers import (
     Layers,
     Linear,
     Width,
-    cast_weights,
     check_memory,
     parse_dtype,
     widen,
@@ -175,7 +173,5 @@ class Regress(Objective):
 
     def _errors(self, inputs_BN: Tensor) -> tuple[Tensor, Tensor]:
         x_BN = inputs_BN.to(self.dtype)
-        answer_BN = widen(
-            functional_call(self.model, cast_weights(self.model, x_BN.dtype), (x_BN,))
-        )
+        answer_BN = widen(self.call_net(x_BN))
         return (answer_BN - self.model.wanted(widen(x_BN))).square().mean(-1), answer_BN

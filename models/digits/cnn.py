@@ -34,7 +34,9 @@ class CNN(nn.Module):
         self.fc1 = nn.Linear(9216, 128)
         self.fc2 = nn.Linear(128, spec.num_classes)
 
-    def forward(self, images_B1HW: Tensor) -> Tensor:
+    def forward(self, images_BHW: Tensor) -> Tensor:
+        # the mean and the standard deviation of MNIST's pixels
+        images_B1HW = ((images_BHW.unsqueeze(1).float() - 33.3) / 78.6).to(self.dtype)
         x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(images_B1HW)))), 2).flatten(1)
         x = F.relu(self.fc1(self.dropout0(x)))
         return self.fc2(self.dropout1(x))

@@ -96,6 +96,6 @@ def test_a_benchmark_prints_its_table(arguments: list[str], row: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bench_generate", "bench_shakespeare"])
+@pytest.mark.parametrize("name", ["bench_generate", "bench_language"])
 def test_what_a_benchmark_lacks_is_named(name: str) -> None:
     assert bench(name).stdout.startswith("skipped: give ")
