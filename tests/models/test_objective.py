@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from models.classify import ClassifyObjective
 from models.layers import RotaryEmbedding
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from tests.data.digits.test_images import write_idx
@@ -155,12 +156,12 @@ def test_forward_and_predict_make_an_objective() -> None:
     assert objective.published("runs/x") is None
 
 
-def test_the_guide_s_example_is_a_net_and_an_objective() -> None:
+def test_the_guide_s_net_takes_the_shared_objective_in_half_precision() -> None:
     guide = (ROOT / "models" / "README.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     example: dict[str, Any] = {}
     exec(compile(code, "models/README.md", "exec"), example)
-    objective = example["Classify"](example["Perceptron"](Spec(num_classes=10), 16, "float32"))
+    objective = ClassifyObjective(example["Perceptron"](Spec(num_classes=10), 16, "bfloat16"))
     images = torch.randint(0, 256, (4, 28, 28), dtype=torch.uint8)
     batch = {"inputs": images, "labels": torch.tensor([1, 2, 3, -100])}
     objective.rehearse(batch, Context(0.0, Noise(0, 0, range(1))), keep=True)
