@@ -38,16 +38,15 @@ def cnn(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return train(tmp_path_factory.mktemp("cnn") / "run", *CNN)
 
 
-@slow
 @pytest.mark.parametrize(
     ("sync", "ranks", "more"),
     [
-        ("ddp", 4, []),
-        ("ddp", 3, ["micro_batch_size=3"]),
         ("ddp", 2, ["micro_batch_size=3", "sync.static_graph=true"]),
-        ("fsdp", 1, []),
-        ("fsdp", 3, []),
         ("fsdp", 2, ["micro_batch_size=3"]),
+        pytest.param("ddp", 4, [], marks=slow),
+        pytest.param("ddp", 3, ["micro_batch_size=3"], marks=slow),
+        pytest.param("fsdp", 1, [], marks=slow),
+        pytest.param("fsdp", 3, [], marks=slow),
     ],
 )
 def test_trm_is_the_same_run(
@@ -62,6 +61,22 @@ def test_cnn_is_the_same_run(sync: str, ranks: int, cnn: Result, tmp_path: Path)
     assert_same_run(
         cnn, train(tmp_path / "run", *CNN, f"sync={sync}", "micro_batch_size=4", ranks=ranks)
     )
+
+
+@slow
+@pytest.mark.parametrize(
+    ("ranks", "more"),
+    [
+        (2, ["sync=ddp", "sync.find_unused_parameters=true", "micro_batch_size=3"]),
+        (3, ["sync=fsdp", "sync.reshard_after_forward=false"]),
+        *((2, [f"sync={sync}", "compile=true"]) for sync in ("allreduce", "ddp", "fsdp")),
+    ],
+)
+def test_a_language_model_is_the_same_run(ranks: int, more: list[str], tmp_path: Path) -> None:
+    """Embeddings tied, activations computed again; compiled or not."""
+    line = [*TINY_GPT, "arch.tied=true", "arch.recompute=true", "grad_clip=0.5", "ema=true"]
+    one = train(tmp_path / "one", *line)
+    assert_same_run(one, train(tmp_path / "run", *line, *more, ranks=ranks, timeout=230))
 
 
 @slow

@@ -49,29 +49,3 @@ def test_first_step_of_a_steady_gradient_is_known():
     torch.testing.assert_close(
         p.detach(), torch.tensor([1 - move, -2.0 + move, 3.0]), atol=1e-6, rtol=0
     )
-
-
-def test_state_survives_a_save_and_load():
-    torch.manual_seed(1)
-    start, grads = torch.randn(6), torch.randn(5, 6)
-
-    def made(p):
-        return AdamATan2([("p", p)], lr=0.1, betas=(0.9, 0.95), weight_decay=0.1)
-
-    def run(optimizer, p, rows):
-        for grad in rows:
-            p.grad = grad.clone()
-            optimizer.step()
-
-    straight = nn.Parameter(start.clone())
-    run(made(straight), straight, grads)
-    first = nn.Parameter(start.clone())
-    before = made(first)
-    run(before, first, grads[:2])
-    second = nn.Parameter(first.detach().clone())
-    after = made(second)
-    after.load_state_dict(before.state_dict())
-    assert after.param_groups[0]["step"] == 2
-    assert set(after.state[second]) == {"exp_avg", "exp_avg_sq"}
-    run(after, second, grads[2:])
-    assert torch.equal(second, straight)

@@ -10,41 +10,10 @@ from tests.ranks import check_ended_well, run_module
 from utils.ranks.distributed import Dist
 
 
-def make():
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-    return net, reducer_of(net)
-
-
 def reducer_of(net):
     reducer = AllReduce()
     reducer.wrap(net, Dist())
     return reducer
-
-
-def test_micro_batches_add_up_and_are_divided_once():
-    net, reducer = make()
-    x = torch.randn(6, 4)
-    expected = torch.autograd.grad(net(x).square().sum() / 6, list(net.parameters()))
-    reducer.zero()
-    net(x[:2]).square().sum().backward()
-    with reducer.backward(last=True):
-        net(x[2:]).square().sum().backward()
-    assert reducer.finish([torch.tensor(6)]) == 6
-    for p, grad in zip(net.parameters(), expected, strict=True):
-        torch.testing.assert_close(p.grad, grad)
-
-
-def test_gradients_arrive_on_masters_of_casted_copies():
-    net, reducer = make()
-    reducer.zero()
-    with reducer.backward(last=True):
-        copies = {name: p.bfloat16() for name, p in net.named_parameters()}
-        torch.func.functional_call(
-            net, copies, torch.ones(3, 4, dtype=torch.bfloat16)
-        ).sum().backward()
-    reducer.finish([1.0])
-    torch.testing.assert_close(net[2].bias.grad, torch.full((2,), 3.0))
 
 
 @pytest.mark.parametrize(
