@@ -33,6 +33,13 @@ LAUNCHER_PREFIXES = (
 )
 
 
+def clean_env(**more: str) -> dict[str, str]:
+    """Returns this environment without the numbers that a launcher gives, for one thread each."""
+    numbers = (*LAUNCHER_PREFIXES, "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(numbers)}
+    return {**kept, "OMP_NUM_THREADS": "1", **more}
+
+
 def run_code(code: str, *arguments: str, check: bool = False) -> subprocess.CompletedProcess[str]:
     """Runs `python -c CODE` in the repository's root and returns what it printed."""
     return subprocess.run(
@@ -95,22 +102,14 @@ def run_ranks(
     cwd: Path = ROOT,
 ) -> list[Completed]:
     """Run `python *args` (`["-m", "module", ...]` or `["script.py", ...]`) as ranks 0..n-1."""
-    common = {
-        key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)
-    }
-    common |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": str(n),
-        "OMP_NUM_THREADS": "1",
-    }
-    common |= {"PYTHONUNBUFFERED": "1", **(env or {})}
-    return run_as(
-        [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(n)],
-        args,
-        timeout,
-        cwd,
-    )
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return run_as(numbered(n, **place, PYTHONUNBUFFERED="1", **(env or {})), args, timeout, cwd)
+
+
+def numbered(n: int, **more: str) -> list[dict[str, str]]:
+    """Returns an environment for each of n ranks on this host."""
+    common = clean_env(WORLD_SIZE=str(n), **more)
+    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(n)]
 
 
 def run_module(
@@ -136,17 +135,7 @@ def run_line(
     """
     if ranks > 1:
         return run_ranks(ranks, ["pretrain.py", *arguments], limit_s, env, cwd)
-    alone = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith((*LAUNCHER_PREFIXES, "RANK", "WORLD_SIZE", "MASTER_"))
-    }
-    return run_as(
-        [{**alone, "OMP_NUM_THREADS": "1", **(env or {})}],
-        ["pretrain.py", *arguments],
-        limit_s,
-        cwd,
-    )
+    return run_as([clean_env(**(env or {}))], ["pretrain.py", *arguments], limit_s, cwd)
 
 
 def run_as(

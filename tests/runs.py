@@ -19,14 +19,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from tests.ranks import (
-    LAUNCHER_PREFIXES,
-    ROOT,
-    Completed,
-    check_ended_well,
-    free_port,
-    run_ranks,
-)
+from tests.ranks import ROOT, Completed, check_ended_well, clean_env, free_port, run_ranks
 from utils.checkpoint import reader
 from utils.command import config, keys
 from utils.command.arguments import prepare
@@ -114,6 +107,11 @@ TINY_PREFIX = [
 FLOAT32 = ["arch.forward_dtype=float32"]
 EXACT = [*FLOAT32, "exact=true"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+# Without this Open MPI kills one second after its signal; with it, it also waits as long before it
+# passes the signal on.
+PATIENT = ["--mca", "odls_base_sigkill_timeout", "4"]
+MPIRUN = ["mpirun", *PATIENT, "--allow-run-as-root", "-np", "2", "--oversubscribe"]
+MPIRUN += ["--bind-to", "none", sys.executable]
 # Two ranks to which something happens.
 TROUBLED = [
     *TINY_TRM,
@@ -248,16 +246,7 @@ def launched(
     command: Sequence[str], cwd: Path = ROOT, timeout: float = 150
 ) -> subprocess.CompletedProcess[str]:
     """A launcher's end, and that of all who write where it does: of ranks that outlive it too."""
-    env = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith((*LAUNCHER_PREFIXES, "RANK", "WORLD_SIZE"))
-    }
-    env |= {
-        "OMP_NUM_THREADS": "1",
-        "MASTER_PORT": str(free_port()),
-        "PET_MASTER_PORT": str(free_port()),
-    }
+    env = clean_env(MASTER_PORT=str(free_port()), PET_MASTER_PORT=str(free_port()))
     process = subprocess.Popen(
         command,
         cwd=cwd,

@@ -4,24 +4,14 @@ slow happens.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.ranks import (
-    LAUNCHER_PREFIXES,
-    ROOT,
-    Completed,
-    assert_one_line,
-    free_port,
-    run_line,
-    run_ranks,
-)
+from tests.data.recursive.helpers import write_dataset
+from tests.ranks import ROOT, Completed, assert_one_line, run_line, run_ranks
+from tests.runs import launched, torchrun
 
 # arguments, the key that the line must name, and the number of ranks where not one
 Row = tuple[list[str], str] | tuple[list[str], str, int]
@@ -152,22 +142,10 @@ def test_bad_input_is_one_line_that_names_the_key(row: Row, tmp_path: Path) -> N
     assert not any(tmp_path.iterdir()), "nothing is written before everything is right"
 
 
-def pretrain(*arguments: str, cwd: Path = ROOT) -> list[Completed]:
-    """A process as users start it."""
-    env = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith((*LAUNCHER_PREFIXES, "RANK", "WORLD_SIZE"))
-    }
-    command = [sys.executable, str(ROOT / "pretrain.py"), *arguments]
-    done = subprocess.run(
-        command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False
-    )
-    return [Completed(0, done.returncode, done.stdout, done.stderr)]
-
-
 def test_a_true_process_says_the_same(tmp_path: Path) -> None:
-    assert_one_line(pretrain("lr=fast", cwd=tmp_path), "lr=fast")
+    command = [sys.executable, str(ROOT / "pretrain.py"), "lr=fast"]
+    done = launched(command, cwd=tmp_path)
+    assert_one_line([Completed(0, done.returncode, done.stdout, done.stderr)], "lr=fast")
     assert not any(tmp_path.iterdir())
 
 
@@ -179,20 +157,8 @@ def test_cuda_that_is_absent_is_named(tmp_path: Path) -> None:
 
 
 def test_a_damaged_dataset_is_named(tmp_path: Path) -> None:
-    folder = tmp_path / "set" / "train"
-    folder.mkdir(parents=True)
-    meta = {
-        "pad_id": 0,
-        "ignore_label_id": 0,
-        "blank_identifier_id": 0,
-        "vocab_size": 8,
-        "seq_len": 4,
-        "num_puzzle_identifiers": 1,
-    }
-    (folder / "dataset.json").write_text(
-        json.dumps(meta | {"total_groups": 1, "mean_puzzle_examples": 1, "sets": ["all"]})
-    )
-    np.save(folder / "all__inputs.npy", np.zeros((1, 4), np.uint8))
+    write_dataset(tmp_path / "set", [[1]])
+    (tmp_path / "set" / "train" / "all__labels.npy").unlink()
     done = run_line([f"data_path={tmp_path}/set"], tmp_path)
     assert_one_line(done, f"data_path={tmp_path}/set")
     assert "all__" in done[0].stderr
@@ -207,25 +173,8 @@ def test_all_ranks_end_and_rank_0_speaks_first() -> None:
 
 
 @pytest.mark.slow
-def test_torchrun_shows_one_line_of_ours(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        str(free_port()),
-        "pretrain.py",
-    ]
-    done = subprocess.run(
-        [*command, "global_batch_size=100"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def test_torchrun_shows_one_line_of_ours() -> None:
+    done = torchrun(2, "global_batch_size=100")
     assert done.returncode != 0
     assert done.stderr.count("error: global_batch_size=100") == 1
     assert "error on rank" not in done.stderr

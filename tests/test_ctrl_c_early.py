@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import subprocess
@@ -12,29 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import LAUNCHER_PREFIXES, ROOT
-
-
-def shell(line: str) -> subprocess.CompletedProcess[str]:
-    env = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith((*LAUNCHER_PREFIXES, "RANK", "WORLD_SIZE"))
-    }
-    return subprocess.run(
-        ["sh", "-c", line],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+from tests.ranks import ROOT
+from tests.runs import launched
 
 
 @pytest.mark.slow
 def test_help_that_nobody_reads_to_its_end_is_no_error() -> None:
-    done = shell(f"{shlex.quote(sys.executable)} pretrain.py --help | head -1")
+    line = f"{shlex.quote(sys.executable)} pretrain.py --help | head -1"
+    done = launched(["sh", "-c", line])
     assert done.stdout.startswith("usage: python pretrain.py ")
     assert done.stderr == ""
 

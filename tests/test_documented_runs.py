@@ -13,7 +13,7 @@ import pytest
 from tests.data.recursive.arc_helpers import write_folder
 from tests.documented import Command, commands, fenced, files
 from tests.ranks import ROOT, check_ended_well, run_line, run_ranks
-from tests.runs import LAUNCHER_PREFIXES
+from tests.runs import launched
 
 SMALL_LM = [
     "arch.num_layers=1", "arch.hidden_size=32", "arch.num_heads=2", "data.seq_len=32",
@@ -162,17 +162,10 @@ def test_three_commands_show_the_same_run(tmp_path: Path) -> None:
     assert len(script) == 5
     text = "\n".join(script).replace("max_steps=60", "max_steps=4 data.embedded.test=16")
     (tmp_path / "pretrain.py").symlink_to(ROOT / "pretrain.py")
-    kept = {key: text for key, text in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-e", "-c", text],
-        cwd=tmp_path,
-        env={**kept, "PATH": path, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
+    words = ["env", f"PATH={path}", f"PYTHONPATH={ROOT}", "bash", "-e", "-c", text]
+    done = launched(words, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr
     digests = re.findall(r"^.*\b[0-9a-f]{64}\b.*$", done.stdout, re.MULTILINE)
     assert len(digests) == 3
     assert len({re.findall(r"[0-9a-f]{64}", line)[0] for line in digests}) == 1

@@ -7,7 +7,6 @@ tests that look at all files and all configurations pass.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -17,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests import ranks
-from tests.ranks import LAUNCHER_PREFIXES, ROOT, check_ended_well, run_ranks
-from tests.runs import QUIET, TINY_GPT, Result, train
+from tests.ranks import ROOT, check_ended_well, run_ranks
+from tests.runs import QUIET, TINY_GPT, Result, launched, train
 
 # A guide's examples follow the names of their files
 BLOCK = re.compile(
@@ -58,11 +57,8 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_no_test_has_a_list_that_must_be_edited(extended: Path) -> None:
-    env = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
     command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-m", "", *LOOK_AT_ALL]
-    done = subprocess.run(
-        command, cwd=extended, env=env, capture_output=True, text=True, timeout=380, check=False
-    )
+    done = launched(command, cwd=extended, timeout=380)
     assert done.returncode == 0, done.stdout[-4000:]
 
 

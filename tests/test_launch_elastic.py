@@ -13,22 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import LAUNCHER_PREFIXES, ROOT, free_port, until
+from tests.ranks import ROOT, clean_env, free_port, until
 from tests.runs import EXACT, QUIET, TINY_TRM, digest, status, train
 
 SCRIPT = str(ROOT / "launch" / "elastic.sh")
 RUN = [*TINY_TRM, *EXACT, "epochs=null", "eval_interval=null", "max_steps=400", *QUIET]
-
-
-def environment(**variables: str) -> dict[str, str]:
-    """This environment without launchers' variables, for agents that meet at loopback."""
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith((*LAUNCHER_PREFIXES, "RANK", "WORLD_SIZE", "MASTER_"))
-    }
-    own = {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "PET_LOCAL_ADDR": "127.0.0.1"}
-    return kept | own | variables
 
 
 class Hosts:
@@ -45,7 +34,7 @@ class Hosts:
         with (self.folder / f"{self.started}.out").open("wb") as out:
             process = subprocess.Popen(
                 [SCRIPT, *arguments],
-                env=environment(**variables),
+                env=clean_env(PYTHON=sys.executable, PET_LOCAL_ADDR="127.0.0.1", **variables),
                 cwd=self.folder,
                 stdout=out,
                 stderr=out,

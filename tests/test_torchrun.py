@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from tests.ranks import free_port
 from tests.runs import (
+    MPIRUN,
     QUIET,
     TORCHRUN,
     TROUBLED,
@@ -29,21 +29,6 @@ pytestmark = pytest.mark.slow
 LONGER = [*TROUBLED, "max_steps=71", "checkpoint_interval=3"]
 TWO = [*TORCHRUN, "--nproc-per-node", "2"]
 USR1_TOO = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
-# Without this Open MPI kills one second after its signal; with it, it also waits as long before it
-# passes the signal on.
-MPIRUN = [
-    "mpirun",
-    "--mca",
-    "odls_base_sigkill_timeout",
-    "4",
-    "--allow-run-as-root",
-    "-np",
-    "2",
-    "--oversubscribe",
-    "--bind-to",
-    "none",
-    sys.executable,
-]
 NEEDS_MPIRUN = pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun here")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from tests.bench import stage_table
 from tests.bench.stage_table import Stage, measured, page
-from tests.ranks import LAUNCHER_PREFIXES, ROOT
+from tests.runs import launched
 
 ONE, PAIR, EXACT = Stage("one"), Stage("allreduce", 2), Stage("exact", 2, nodes=2)
 
@@ -102,19 +101,9 @@ def test_a_run_that_has_not_finished_has_no_row(runs: Path) -> None:
 
 
 def stages(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    env = {
-        key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)
-    } | {"OMP_NUM_THREADS": "1"}
-    env |= {"OUT": str(folder), "EPOCHS": "1", "WAYS": "exact", "RANKS": "1 2", **variables}
-    command = [sys.executable, "-m", "tests.bench.stages"]
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        out, err = process.communicate(timeout=400)
-    finally:
-        process.terminate()  # what it has started it ends itself
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
+    settings = {"OUT": str(folder), "EPOCHS": "1", "WAYS": "exact", "RANKS": "1 2", **variables}
+    words = [f"{key}={value}" for key, value in settings.items()]
+    return launched(["env", *words, sys.executable, "-m", "tests.bench.stages"], timeout=400)
 
 
 @pytest.mark.slow

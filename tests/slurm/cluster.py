@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import LAUNCHER_PREFIXES, ROOT, free_port, until
+from tests.ranks import ROOT, clean_env, free_port, until
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 NODES = ("n1", "n2")
@@ -70,12 +70,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder, self.logs = folder, folder / "logs"
         self.logs.mkdir()
-        self.env = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith((*LAUNCHER_PREFIXES, "RANK", "WORLD_SIZE"))
-        }
-        self.env |= {"SLURM_CONF": str(folder / "slurm.conf"), "PYTHONUNBUFFERED": "1"}
+        self.env = clean_env(SLURM_CONF=str(folder / "slurm.conf"), PYTHONUNBUFFERED="1")
 
     def ask(self, *command: str, check: bool = True, env: Mapping[str, str] | None = None) -> str:
         """The answer of one of Slurm's commands."""

@@ -1,4 +1,4 @@
-"""One rank of the tests of the watch: `ranks_watch.py SCENARIO RANK`.
+"""One rank of the tests of the watch: `python -m tests.utils.ranks.ranks_watch SCENARIO RANK`.
 
 In most scenarios RANK does something that the others do not.
 """
@@ -6,6 +6,8 @@ In most scenarios RANK does something that the others do not.
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
 
@@ -86,6 +88,25 @@ def leave(dist: Dist, mine: bool) -> None:
     time.sleep(0 if mine else 1.5 * (1 + dist.rank % 2))
 
 
+def stand_still(dist: Dist, mine: bool) -> None:
+    if mine:
+        pause()
+    forever(dist)
+
+
+def fail_while_rank_0_stands_still(dist: Dist, mine: bool) -> None:
+    if dist.is_main:
+        pause()
+    fail(dist, mine)
+
+
+def pause() -> None:
+    """As Ctrl-Z and, when the others have ended, fg."""
+    goes_on = f"sleep {TIMEOUT_S + 5}; kill -CONT {os.getpid()}"
+    subprocess.Popen(["sh", "-c", goes_on], start_new_session=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def exit_quietly(dist: Dist, mine: bool) -> None:
     if mine:
         sys.exit(3)
@@ -96,7 +117,6 @@ def scenario() -> None:
     name, who = ASKED
     dist = distributed.start(device="cpu", timeout_s=TIMEOUT_S)
     dist.sums([1.0])
-    print(f"ready {os.getpid()}", flush=True)
     globals()[name](dist, dist.rank == int(who))
 
 

@@ -6,84 +6,30 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.ranks import ROOT, check_ended_well, clean_env, numbered, run_as
+from tests.runs import MPIRUN, TORCHRUN, launched
 from tests.utils.ranks.ranks_distributed import metrics
 from utils.errors import ConfigError
-from utils.ranks.distributed import Dist, _refuse_shared_cards, pick_device, start
+from utils.ranks.distributed import Dist, pick_device, start
 from utils.ranks.launchers import Launch
 from utils.revision import code_hashes
 
-ROOT = Path(__file__).resolve().parents[3]
-SCRIPT = str(Path(__file__).with_name("ranks_distributed.py"))
-NUMBERING = ("OMPI_", "PMI", "MV2_", "SLURM_", "TORCHELASTIC_")
+NEEDS_MPIRUN = pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun here")
 
 
-def clean_env(**extra: str) -> dict[str, str]:
-    """This environment without any launcher's numbers."""
-    numbers = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in numbers and not key.startswith(NUMBERING)
-    }
-    kept["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # as pretrain.py sets it
-    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **extra}
-
-
-def finish(processes: list[subprocess.Popen], limit: float = 60) -> list[tuple[int, str]]:
-    """Exit status and output of each; whatever outlives the limit is killed."""
-    try:
-        return [
-            (process.returncode, output)
-            for process in processes
-            for output in [process.communicate(timeout=limit)[0]]
-        ]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-
-
-def spawn(command: list[str], env: dict[str, str]) -> subprocess.Popen:
-    return subprocess.Popen(
-        command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def ranks(count: int, command: list[str]) -> list[subprocess.Popen]:
-    """Plain processes that know their number and nothing else; they find each other by their
-    parent.
-    """
-    return [
-        spawn(command, clean_env(RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=str(count)))
-        for r in range(count)
-    ]
-
-
-def launched(launcher: str, folder: Path) -> list[subprocess.Popen]:
-    if launcher == "env":
-        return ranks(2, [sys.executable, SCRIPT, str(folder)])
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    mpirun = [
-        "mpirun",
-        "--allow-run-as-root",
-        "-np",
-        "2",
-        "--oversubscribe",
-        "--bind-to",
-        "none",
-        sys.executable,
-    ]
-    return [
-        spawn([*(torchrun if launcher == "torchrun" else mpirun), SCRIPT, str(folder)], clean_env())
-    ]
+def run_two(launcher: str, folder: Path) -> None:
+    module = ["-m", "tests.utils.ranks.ranks_distributed", str(folder)]
+    if launcher == "env":  # they find each other by their parent
+        check_ended_well(run_as(numbered(2), module, 60))
+        return
+    command = [*TORCHRUN, "--nproc-per-node", "2"] if launcher == "torchrun" else MPIRUN
+    done = launched([*command, *module])
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -91,18 +37,11 @@ def launched(launcher: str, folder: Path) -> list[subprocess.Popen]:
     [
         "env",
         pytest.param("torchrun", marks=pytest.mark.slow),
-        pytest.param(
-            "openmpi",
-            marks=[
-                pytest.mark.slow,
-                pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun here"),
-            ],
-        ),
+        pytest.param("openmpi", marks=[pytest.mark.slow, NEEDS_MPIRUN]),
     ],
 )
 def test_two_ranks(launcher: str, tmp_path: Path) -> None:
-    for status, output in finish(launched(launcher, tmp_path)):
-        assert status == 0, output
+    run_two(launcher, tmp_path)
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     for rank, result in enumerate(results):
         assert result["launch"] == [launcher, rank, 2, rank]
@@ -157,24 +96,12 @@ def test_two_ranks(launcher: str, tmp_path: Path) -> None:
 
 
 START = """
-import sys, torch
-{change}
+import os, sys
+sys.path[0] = os.environ["CODE"]
 from utils.command import cli
 from utils.ranks import distributed
 cli.main(lambda: distributed.start(device="cpu", timeout_s=30))
 """
-
-
-def started(change: str) -> list[tuple[int, str]]:
-    """How two ranks end, the second of which begins with these lines of code."""
-    numbers = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
-    codes = [START.format(change=lines) for lines in ("", change)]
-    return finish(
-        [
-            spawn([sys.executable, "-c", code], clean_env(**number))
-            for code, number in zip(codes, numbers, strict=True)
-        ]
-    )
 
 
 @pytest.mark.slow
@@ -186,15 +113,14 @@ def test_ranks_with_different_code_do_not_start(tmp_path: Path) -> None:
     for name in ("optim/norms.py", "data/set/notes.py", "tests/ranks.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("another")
-    ends = started(
-        f"sys.path[:] = [{str(tmp_path)!r}] + [path for path in sys.path[1:] if path !="
-        f" {str(ROOT)!r}]"
-    )
+    first, second = numbered(2, TORCH_CPP_LOG_LEVEL="FATAL")  # as pretrain.py sets it
+    checkouts = [{**first, "CODE": str(ROOT)}, {**second, "CODE": str(tmp_path)}]
+    done = run_as(checkouts, ["-c", START], 60)
     line = (
         f"error: rank 1 (host {socket.gethostname()}) runs other code than rank 0: optim/norms.py"
         " differs; use one checkout on all hosts\n"
     )
-    assert ends == [(2, line), (2, "")]
+    assert [(rank.returncode, rank.stderr) for rank in done] == [(2, line), (2, "")]
 
 
 def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,14 +161,3 @@ def test_devices_are_picked_by_local_rank(monkeypatch: pytest.MonkeyPatch) -> No
         pick_device("cuda:4", Launch())
     with pytest.raises(ConfigError, match="all 16 ranks on one device"):
         pick_device("cuda:3", Launch("srun", 9, 16, 1))
-
-
-def test_nccl_takes_a_card_per_rank() -> None:
-    _refuse_shared_cards(["GPU-a", "GPU-b", "", ""])
-    with pytest.raises(
-        ConfigError,
-        match=(
-            "backend=nccl: ranks 1 and 2 are on one GPU; start a rank per GPU, or set backend=gloo"
-        ),
-    ):
-        _refuse_shared_cards(["GPU-a", "GPU-b", "GPU-b"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import subprocess
@@ -13,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from tests.ranks import LAUNCHER_PREFIXES, ROOT, free_port
+from tests.ranks import ROOT, free_port, numbered
 
 START = """
 import os, sys
@@ -27,28 +26,12 @@ cli.main(lambda: distributed.start(device="cpu", timeout_s=6))
 
 
 def rank(
-    number: object,
-    size: int,
-    port: int,
-    address: str = "127.0.0.1",
-    ends_first: str = "",
+    number: int, size: int, port: int, address: str = "127.0.0.1", ends_first: str = ""
 ) -> subprocess.Popen[str]:
-    env = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
-    env |= {
-        "RANK": str(number),
-        "LOCAL_RANK": str(number),
-        "WORLD_SIZE": str(size),
-        "OMP_NUM_THREADS": "1",
-    }
-    env |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
-    code = ends_first + START
+    env = numbered(size, MASTER_ADDR=address, MASTER_PORT=str(port))[number]
+    command, pipe = [sys.executable, "-c", ends_first + START], subprocess.PIPE
     return subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        command, cwd=ROOT, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True
     )
 
 

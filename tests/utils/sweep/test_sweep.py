@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import LAUNCHER_PREFIXES, ROOT, assert_one_line, run_line, until
+from tests.ranks import ROOT, assert_one_line, clean_env, run_line, until
 from tests.runs import FLOAT32, STOPPED, TINY_TRM, digest, status, train
 from utils.sweep.children import shares
 
@@ -34,16 +33,9 @@ slow = pytest.mark.slow
 
 def start(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     """As a user starts it."""
-    env = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith((*LAUNCHER_PREFIXES, "RANK", "WORLD_SIZE", "MASTER_"))
-    }
-    env |= {"OMP_NUM_THREADS": "1"} | variables
     command = [sys.executable, str(ROOT / "pretrain.py"), "-m", *SHORT, *arguments]
-    return subprocess.Popen(
-        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    pipe, env = subprocess.PIPE, clean_env(**variables)
+    return subprocess.Popen(command, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True)
 
 
 def sweep(folder: Path, *arguments: str, **variables: str) -> tuple[int, str, str]:
