@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from data.build import sudoku
 from tests import ranks
+from tests.data.recursive.helpers import ragged_groups, write_dataset
 from tests.forks import Forks
-from tests.ranks import ROOT
 from tests.runs import INTERRUPTED, TINY_GPT, TROUBLED, Result, train
 
 
@@ -38,62 +36,19 @@ def forks() -> Iterator[None]:
 def sudoku_9x9(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small built dataset in HRM's format."""
     folder = tmp_path_factory.mktemp("sudoku") / "tiny"
-    command = [
-        sys.executable,
-        "-m",
-        "data.build.sudoku",
-        "--size",
-        "9",
-        "--train",
-        "24",
-        "--test",
-        "8",
-        "--num-aug",
-        "2",
-    ]
-    subprocess.run(
-        [*command, "--output-dir", str(folder)],
-        cwd=ROOT,
-        check=True,
-        timeout=120,
-        capture_output=True,
-    )
+    made = "--size 9 --train 24 --test 8 --num-aug 2"
+    assert sudoku.main([*made.split(), "--output-dir", str(folder)]) == 0
     return folder
 
 
 @pytest.fixture(scope="session")
 def ragged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Groups of one to three puzzles of one to four examples, each puzzle with an id of its own, as
+    """Groups of one to three puzzles of one to six examples, each puzzle with an id of its own, as
     in ARC.
     """
-    folder, rng = tmp_path_factory.mktemp("ragged") / "set", np.random.default_rng(0)
-    for split, groups in (("train", 40), ("test", 7)):
-        (folder / split).mkdir(parents=True)
-        puzzles = rng.integers(1, 4, groups)
-        examples = rng.integers(1, 5, puzzles.sum())
-        meta = {
-            "pad_id": 0,
-            "ignore_label_id": 0,
-            "blank_identifier_id": 0,
-            "vocab_size": 6,
-            "seq_len": 9,
-            "sets": ["all"],
-        }
-        meta |= {
-            "num_puzzle_identifiers": 121,
-            "total_groups": groups,
-            "mean_puzzle_examples": float(examples.mean()),
-        }
-        (folder / split / "dataset.json").write_text(json.dumps(meta))
-        arrays = {
-            "inputs": rng.integers(1, 6, (examples.sum(), 9)),
-            "labels": rng.integers(0, 6, (examples.sum(), 9)),
-            "puzzle_identifiers": 1 + np.arange(len(examples)),
-            "puzzle_indices": np.cumsum([0, *examples]),
-            "group_indices": np.cumsum([0, *puzzles]),
-        }
-        for name, array in arrays.items():
-            np.save(folder / split / f"all__{name}.npy", array.astype(np.int32))
+    folder = tmp_path_factory.mktemp("ragged") / "set"
+    write_dataset(folder, ragged_groups(40))
+    write_dataset(folder, ragged_groups(7), split="test")
     return folder
 
 

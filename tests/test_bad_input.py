@@ -130,7 +130,7 @@ TABLE: list[Row] = [
 
 # each takes a second or two of a process: all of them in `make test-all`
 ROWS = [
-    pytest.param(row, marks=[] if number % 8 == 0 else pytest.mark.slow)
+    pytest.param(row, marks=[] if number % 16 == 0 else pytest.mark.slow)
     for number, row in enumerate(TABLE)
 ]
 

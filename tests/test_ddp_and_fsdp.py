@@ -41,8 +41,8 @@ def cnn(tmp_path_factory: pytest.TempPathFactory) -> Result:
 @pytest.mark.parametrize(
     ("sync", "ranks", "more"),
     [
-        ("ddp", 2, ["micro_batch_size=3", "sync.static_graph=true"]),
         ("fsdp", 2, ["micro_batch_size=3"]),
+        pytest.param("ddp", 2, ["micro_batch_size=3", "sync.static_graph=true"], marks=slow),
         pytest.param("ddp", 4, [], marks=slow),
         pytest.param("ddp", 3, ["micro_batch_size=3"], marks=slow),
         pytest.param("fsdp", 1, [], marks=slow),

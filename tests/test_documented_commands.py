@@ -101,21 +101,22 @@ def check_pretrain(arguments: Sequence[str], ranks: int = 1) -> None:
     if "--cfg" in options:
         overrides.remove("job")
     if "-m" not in options:
-        resolve(overrides, ranks)
+        resolve(tuple(overrides), ranks)
         return
     if "hydra/sweeper=optuna" in overrides:
         overrides = [first_of_range(word) for word in overrides if word[:6] != "hydra/"]
     for job in jobs(overrides):
-        resolve(job, ranks, job)
+        resolve(job, ranks, sweeps=True)
 
 
-def resolve(overrides: Sequence[str], ranks: int, job: list[str] | None = None) -> None:
+@cache
+def resolve(overrides: tuple[str, ...], ranks: int, sweeps: bool = False) -> None:
     raw, choices = composed(tuple(prepare(overrides)))
     given = [override.partition("=")[0].lstrip("+~") for override in overrides]
     if {"eval_only", "checkpoint"} <= {*given} and not CHOICES & {*given}:
         raw = cli._adopt(raw, given, saved_config(raw.checkpoint))
     with initialize_config_dir(str(keys.CONF), **keys.HYDRA_ARGUMENTS):
-        config.resolve(raw, choices, Launch(world_size=ranks), job)
+        config.resolve(raw, choices, Launch(world_size=ranks), [*overrides] if sweeps else None)
 
 
 @cache
@@ -136,7 +137,7 @@ def saved_config(checkpoint: str) -> Mapping[Any, Any]:
     return saved
 
 
-def jobs(overrides: Sequence[str]) -> list[list[str]]:
+def jobs(overrides: Sequence[str]) -> list[tuple[str, ...]]:
     """The first and the last job of a sweep."""
     parser = OverridesParser.create()
     values = []
@@ -147,7 +148,7 @@ def jobs(overrides: Sequence[str]) -> list[list[str]]:
         else:
             values.append([str(override.input_line)])
     combinations = list(itertools.product(*values))
-    return [list(combinations[0]), list(combinations[-1])]
+    return [combinations[0], combinations[-1]]
 
 
 def first_of_range(override: str) -> str:

@@ -175,9 +175,7 @@ def test_init_from_takes_the_weights_alone(undisturbed: Result, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_init_from_with_another_number_of_puzzles(
-    undisturbed: Result, ragged: Path, tmp_path: Path
-) -> None:
+def test_init_from_with_another_number_of_puzzles(undisturbed: Result, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     tensors = load_file(undisturbed.directory / "checkpoints" / "step_23" / "model.safetensors")

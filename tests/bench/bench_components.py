@@ -11,12 +11,11 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
+from tests.bench.turns import Process, serve
 from tests.ranks import ROOT
 
 # batch, steps at once
@@ -54,34 +53,7 @@ def ours(recipe: str, folder: Path, variant: list[str]) -> None:
     steps = steps_of(trainer, 100_000)
     for _ in range(5):
         next(steps)()
-    print("ready", flush=True)
-    for line in sys.stdin:
-        began = time.perf_counter()
-        for _ in range(int(line)):
-            next(steps)()
-        print((time.perf_counter() - began) / int(line), flush=True)
-
-
-def started(command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
-    child = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
-        stdin=-1,
-        stdout=-1,
-        text=True,
-    )
-    assert child.stdout is not None
-    while (line := child.stdout.readline()) != "ready\n":
-        assert line, f"{command} has ended"
-    return child
-
-
-def asked(child: subprocess.Popen[str], steps: int) -> float:
-    assert child.stdin is not None
-    assert child.stdout is not None
-    print(steps, file=child.stdin, flush=True)
-    return float(child.stdout.readline())
+    serve(lambda: next(steps)())
 
 
 def main() -> None:
@@ -97,35 +69,20 @@ def main() -> None:
     print("| recipe, batch | published, ms | ours, ms | ratio |\n|---|---|---|---|")
     for recipe, (batch, steps) in RECIPES.items():
         with tempfile.TemporaryDirectory() as folder:
-            children = [
-                started(
-                    [
-                        sys.executable,
-                        "-m",
-                        "tests.bench.bench_components",
-                        "--ours",
-                        recipe,
-                        folder,
-                    ],
-                    {},
-                )
-            ]
+            module = ["-m", "tests.bench.bench_components", "--ours", recipe, folder]
+            children = [Process([sys.executable, *module])]
             if given.spd:
                 paths = os.pathsep.join([given.spd, *filter(None, [os.environ.get("PYTHONPATH")])])
-                peer = [
-                    given.python,
-                    str(ROOT / "tests/bench/spd_step.py"),
-                    recipe.removesuffix("_paper"),
-                    str(batch),
-                ]
-                children.append(started(peer, {"PYTHONPATH": paths, "SPD_OUT_DIR": folder}))
+                script = str(ROOT / "tests/bench/spd_step.py")
+                peer = [given.python, script, recipe.removesuffix("_paper"), str(batch)]
+                children.append(Process(peer, PYTHONPATH=paths, SPD_OUT_DIR=folder))
             try:
                 rounds = [
-                    [1e3 * asked(child, steps) for child in children] for _ in range(given.rounds)
+                    [1e3 * child.seconds(steps) for child in children] for _ in range(given.rounds)
                 ]
             finally:
                 for child in children:
-                    child.kill()
+                    child.end()
         mine, *theirs = map(statistics.median, zip(*rounds, strict=True))
         ratio = statistics.median(other / own for own, other in rounds) if theirs else None
         beside = [f"{theirs[0]:.1f}", f"{ratio:.2f}"] if theirs else ["–", "–"]

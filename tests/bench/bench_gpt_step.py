@@ -3,7 +3,7 @@ turns. Prints CPU time, so that other work on the machine matters little.
 
 python -m tests.bench.bench_gpt_step --nanogpt FOLDER
 
-The folder is a checkout; without it, a plain net of GPT-2's shape takes its place.
+The folder is a checkout.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.objective import Context
@@ -44,7 +43,6 @@ class Size(NamedTuple):
 SIZES = {
     "12x64": Size(12, 64, 4, 4, 128),  # experiment=shakespeare and nanoGPT's CPU recipe
     "8x256": Size(8, 256, 6, 3, 192),
-    "tiny": Size(2, 8, 1, 2, 16),
 }
 AS_GPT2 = -1
 # what is added to experiment=shakespeare's keys
@@ -53,37 +51,6 @@ OURS: dict[str, dict[str, Any]] = {
     "ours, queries and keys not normed": {},
     "the same, MLP as large as GPT-2's": {"mlp_width": AS_GPT2},
 }
-
-
-class Plain(nn.Module):
-    """GPT-2's block: layer norms, learned positions, GELU, no biases, as nanoGPT has it."""
-
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        width = size.width
-        self.size = size
-        self.tokens = nn.Embedding(VOCABULARY, width)
-        self.positions = nn.Embedding(size.length, width)
-        self.norms = nn.ModuleList(
-            nn.LayerNorm(width, bias=False) for _ in range(2 * size.layers + 1)
-        )
-        shapes = ((width, 3 * width), (width, width), (width, 4 * width), (4 * width, width))
-        self.maps = nn.ModuleList(
-            nn.Linear(*shape, bias=False) for _ in range(size.layers) for shape in shapes
-        )
-
-    def forward(self, tokens_BL: Tensor, labels_BL: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.tokens(tokens_BL) + self.positions(torch.arange(tokens_BL.shape[1]))
-        rows, length, width = x.shape
-        for layer in range(self.size.layers):
-            attend, mix, widen, narrow = self.maps[4 * layer : 4 * layer + 4]
-            heads = attend(self.norms[2 * layer](x)).view(rows, length, 3 * self.size.heads, -1)
-            query, key, value = heads.transpose(1, 2).chunk(3, dim=1)
-            mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-            x = x + mix(mixed.transpose(1, 2).reshape(rows, length, width))
-            x = x + narrow(F.gelu(widen(self.norms[2 * layer + 1](x))))
-        logits = F.linear(self.norms[-1](x), self.tokens.weight)
-        return logits, F.cross_entropy(logits.flatten(0, 1), labels_BL.flatten())
 
 
 def batch_of(size: Size) -> tuple[Tensor, Tensor]:
@@ -120,9 +87,9 @@ def ours(size: Size, keys: dict[str, Any], dtype: torch.dtype) -> Step:
     return step
 
 
-def other(size: Size, folder: Path | None, dtype: torch.dtype) -> Step:
-    """A step of nanoGPT's net, or of a plain one."""
-    net = Plain(size) if folder is None else nanogpt(size, folder)
+def other(size: Size, folder: Path, dtype: torch.dtype) -> Step:
+    """A step of nanoGPT's net."""
+    net = nanogpt(size, folder)
     inputs, labels = batch_of(size)
 
     def step() -> None:
@@ -169,17 +136,17 @@ def main() -> None:
     options.add_argument("--sizes", nargs="+", choices=SIZES, default=["12x64", "8x256"])
     options.add_argument("--rounds", type=int, default=30)
     given = options.parse_args()
-    if given.nanogpt is not None and not (given.nanogpt / "model.py").is_file():
-        options.error(f"--nanogpt {given.nanogpt}: no checkout of nanoGPT (no model.py)")
+    if given.nanogpt is None:
+        print("skipped: give --nanogpt FOLDER, a checkout of nanoGPT")
+        return
     torch.set_num_threads(1)
     hardware.tune()
-    name = "a plain GPT-2" if given.nanogpt is None else "nanoGPT"
     print("| rows × positions | net | float32, ms | bfloat16, ms |\n|---|---|---|---|")
     for chosen in given.sizes:
         size, columns = SIZES[chosen], []
         for dtype in (torch.float32, torch.bfloat16):
             steps = {each: ours(size, keys, dtype) for each, keys in OURS.items()}
-            steps[name] = other(size, given.nanogpt, dtype)
+            steps["nanoGPT"] = other(size, given.nanogpt, dtype)
             columns.append(measure(steps, given.rounds))
         for each in columns[0]:
             row = " | ".join(f"{1000 * column[each]:.1f}" for column in columns)

@@ -11,13 +11,14 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from tests.bench.turns import Process, serve
 
 SIZES: dict[str, Any] = {
     "halt_exploration_prob": 0.1,
@@ -166,8 +167,7 @@ def batch_of(net: str) -> dict[str, Any]:
     }
 
 
-def serve(net: str, way: str, folder: str) -> None:
-    """A step for every line that comes, and the CPU seconds it took."""
+def serve_way(net: str, way: str, folder: str) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -179,11 +179,7 @@ def serve(net: str, way: str, folder: str) -> None:
         else ours(net, dtype, int(multiple[0] if multiple else 256))
     )
     step()
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        began = time.process_time()
-        step()
-        print(time.process_time() - began, flush=True)
+    serve(step, time.process_time)
 
 
 def compare(net: str, folder: str) -> None:
@@ -192,34 +188,13 @@ def compare(net: str, folder: str) -> None:
         for way in WAYS
         if (folder or "published" not in way) and (net == "demo" or "64" not in way)
     ]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.bench.bench_step", "--serve", net]
-    processes = [
-        subprocess.Popen(
-            [*command, way, folder],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=env,
-        )
-        for way in ways
-    ]
-
-    def seconds(process: subprocess.Popen[str]) -> float:
-        assert process.stdin
-        assert process.stdout
-        process.stdin.write("\n")
-        process.stdin.flush()
-        return float(process.stdout.readline())
-
-    for process in processes:
-        assert process.stdout
-        assert "ready" in process.stdout.readline(), "a process did not come so far"
-    rounds = [[seconds(process) for process in processes] for _ in range(ROUNDS.get(net, 5) + 1)][
+    processes = [Process([*command, way, folder]) for way in ways]
+    rounds = [[process.seconds() for process in processes] for _ in range(ROUNDS.get(net, 5) + 1)][
         1:
     ]
     for process in processes:
-        process.communicate()
+        process.end()
     medians = [statistics.median(column) for column in zip(*rounds, strict=True)]
     by_way = dict(zip(ways, medians, strict=True))
     for way, median in by_way.items():
@@ -238,7 +213,7 @@ def main() -> None:
     parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
-        return serve(*asked.serve)
+        return serve_way(*asked.serve)
     for option, folder in (("--hrm", asked.hrm), ("--trm", asked.trm)):
         if folder and not Path(folder, "models", "losses.py").is_file():
             parser.error(f"{option} {folder}: no checkout of the published code; clone it there")

@@ -3,15 +3,13 @@ float32, for bench_components.
 
 Runs by a Python that has what the checkout imports, with the checkout on PYTHONPATH: `python
 spd_step.py RECIPE BATCH`. Nets, data, masks, gates and losses are theirs, by their own
-configuration of the experiment; weights of targets are random. A line on standard input: so many
-steps are taken, and the answer is how long one of them took.
+configuration of the experiment; weights of targets are random.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -27,6 +25,7 @@ from spd.losses import compute_total_loss
 from spd.models.component_model import ComponentModel
 from spd.utils.data_utils import SparseFeatureDataset
 from spd.utils.module_utils import expand_module_patterns
+from turns import serve  # this script runs by its path, with the checkout before ours
 
 FILES = {
     "tms_5_2": "tms/tms_5-2",
@@ -133,12 +132,7 @@ def main():
     step = stepper(sys.argv[1], int(sys.argv[2]))
     for _ in range(5):
         step()
-    print("ready", flush=True)
-    for line in sys.stdin:
-        began = time.perf_counter()
-        for _ in range(int(line)):
-            step()
-        print((time.perf_counter() - began) / int(line), flush=True)
+    serve(step)
 
 
 if __name__ == "__main__":

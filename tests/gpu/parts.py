@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -14,40 +14,26 @@ from pathlib import Path
 import torch
 
 from tests.ranks import ROOT
-from tests.runs import launched
+from tests.runs import Result, launched
 from utils import revision
 
 LIMIT_S = {1: 450.0, 2: 540.0}  # of a part
 CUDA = torch.cuda.is_available()
+TESTS = ["tests/gpu/test_cuda.py", "tests/test_host_never_waits.py"]
 NETS = {
     "HRM 27M": ["arch=hrm"],
     "TRM 7M, attention": ["arch=trm"],
     "TRM 5M, token mixing": ["arch=trm", "arch.mlp_t=true", "arch.pos_encodings=none"],
 }
 WAYS = {"eager": "compile=false", "compiled": "compile=true", "compile=max": "compile=max"}
-NINE = [
-    "data.embedded.size=9",
-    "data.embedded.blanks=50",
-    "data.embedded.train=64",
-    "data.embedded.num_aug=11",
-    "data.embedded.test=8",
-]
-TINY = [
-    "arch.hidden_size=16",
-    "arch.H_cycles=1",
-    "arch.L_cycles=1",
-    "arch.num_heads=2",
-    "arch.expansion=1",
-    "arch.halt_max_steps=2",
-    "global_batch_size=16",
-    "data.embedded.size=4",
-    "data.embedded.blanks=3",
-]
-QUIET = ["wandb.mode=disabled", "checkpoint_minutes=null", "resume=false"]
-COLUMNS = (
-    "net, way | parameters | first step, s | ms a step (fastest) | examples/s | TFLOP a step |"
-    " MFU | peak GiB | host waits a step"
+NINE = "size=9 blanks=50 train=64 num_aug=11 test=8"
+TINY = (
+    "arch.hidden_size=16 arch.H_cycles=1 arch.L_cycles=1 arch.num_heads=2 arch.expansion=1"
+    " arch.halt_max_steps=2 global_batch_size=16"
 )
+STEPS, WARM = 60, 2  # rows of ten steps that are left out
+QUIET = ["wandb.mode=disabled", "checkpoint_minutes=null", "report=false", "check=false"]
+COLUMNS = "net, way | ms a step | examples/s | MFU | peak GiB"
 Write = Callable[[str], None]
 
 
@@ -55,89 +41,66 @@ def is_it_right(write: Write) -> bool:
     """Part 1: the tests marked cuda."""
     write("## 1. Is it right\n\n`python -m pytest -m cuda`\n\n```")
     chosen = [] if CUDA else ["-k", "noise or trm_mlp"]
-    command = ["-rfEs", "-m", "cuda", "-p", "no:cacheprovider", *chosen]
-    env = os.environ if CUDA else {**os.environ, "REHEARSED_ON": "cpu"}
+    command = ["-m", "pytest", "-rfEs", "-m", "cuda", "-p", "no:cacheprovider", *chosen, *TESTS]
+    rehearsed = [] if CUDA else ["REHEARSED_ON=cpu"]
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *command, str(ROOT / "tests/gpu/test_cuda.py")],
-            cwd=ROOT,
-            env=env,
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=LIMIT_S[1],
-            check=False,
-        )
+        done = launched(["env", *rehearsed, sys.executable, *command], timeout=LIMIT_S[1])
         good, said = done.returncode == 0, done.stdout
-    except subprocess.TimeoutExpired as error:
-        good, said = False, f"{(error.stdout or b'').decode()}\nnot done within {LIMIT_S[1]:.0f} s"
+    except subprocess.TimeoutExpired:
+        good, said = False, f"not done within {LIMIT_S[1]:.0f} s"
     write(f"{said.strip()}\n```\n")
     return good
 
 
 def how_fast(write: Write) -> bool:
-    """Part 2: steps of the published sizes at 9×9, global batch 768, in bfloat16."""
-    dtype = ["arch.forward_dtype=bfloat16"] if CUDA else []
+    """Part 2: runs of the published sizes at 9×9, global batch 768, in bfloat16."""
+    keys = [f"data.embedded.{each}" for each in NINE.split()]
+    keys += ["epochs=null", "eval_interval=null", f"max_steps={STEPS}", "log_interval=10"]
+    keys += ["arch.forward_dtype=bfloat16"] if CUDA else TINY.split()
     write(
-        f"## 2. How fast\n\n`python -m tests.gpu.speed FILE {' '.join([*NINE, *dtype])}` and the"
-        f" keys of the net; medians of 30 steps\n\n| {COLUMNS} |\n|{'---|' * 9}"
+        f"## 2. How fast\n\n`python pretrain.py {' '.join(keys)}` and the keys of the net;"
+        f" medians from step {10 * WARM} on\n\n| {COLUMNS} |\n|{'---|' * 5}"
     )
-    until, kernels, good = time.monotonic() + LIMIT_S[2], list[str](), True
-    mixing = "TRM 5M, token mixing"
+    until, good = time.monotonic() + LIMIT_S[2], True
     ways = WAYS if CUDA else {"eager": WAYS["eager"]}
-    nets = NETS if CUDA else {mixing: [*NETS[mixing], *TINY]}
-    for name, keys, how in [
-        (f"{net}, {way}", keys, how) for way, how in ways.items() for net, keys in nets.items()
-    ]:
-        print(f"{name} …", flush=True)
-        long = [how, "epochs=null", "eval_interval=null", "max_steps=1000"]
-        figures = measured([*NINE, *dtype, *keys, *long], until - time.monotonic())
-        if isinstance(figures, str):
-            good = False
-            write(f"| {name} | {figures} |{' |' * 7}")
-            continue
-        waits = "–" if figures["waits"] is None else str(sum(figures["waits"].values()))
-        mfu = f"{figures['mfu']:.1%}" if figures["mfu"] else "–"
-        write(
-            f"| {name} | {figures['parameters']:,} | {figures['first_step_s']:.1f} |"
-            f" {figures['step_ms']:.2f} ({figures['fastest_ms']:.2f}) |"
-            f" {figures['examples_per_s']:,.0f} | {figures['flops'] / 1e12:.2f} | {mfu} |"
-            f" {figures['peak_bytes'] / 2**30:.2f} | {waits} |"
-        )
-        rows = [
-            f"{n:6} {ms:9.3f} {share:6.1%}  {key[:90]}" for key, n, ms, share in figures["kernels"]
-        ]
-        waiting = [f"{where} ×{n}" for where, n in (figures["waits"] or {}).items()]
-        kernels += [f"### {name}", "", "```", *rows, "```"]
-        kernels += [f"The host waits at: {', '.join(waiting) or '–'}", ""]
-    head = "One step under the profiler: calls, ms and share of the kernels that take most."
-    write("\n".join(["", "## Where the time goes", "", head, "", *kernels]))
+    nets = NETS if CUDA else dict([*NETS.items()][-1:])
+    for way, how in ways.items():
+        for net, of_net in nets.items():
+            print(f"{net}, {way} …", flush=True)
+            row, ended = measured([*keys, *of_net, how], until - time.monotonic())
+            good &= ended
+            write(f"| {net}, {way} | {row} |")
     return good
 
 
-def measured(arguments: list[str], within_s: float) -> dict | str:
-    """Returns the results of tests.gpu.speed, or the last line that it printed instead."""
+def measured(arguments: list[str], within_s: float) -> tuple[str, bool]:
+    """Returns the cells of a run, or the last line that it printed instead; and whether it ended
+    well.
+    """
     if within_s < 20:
-        return "no time was left"
+        return "no time was left | | |", False
     with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch, "found.json")
         command = [
             sys.executable,
-            "-m",
-            "tests.gpu.speed",
-            str(file),
+            "pretrain.py",
             *arguments,
             *QUIET,
-            f"checkpoint_path={scratch}/run",
+            f"checkpoint_path={scratch}/x",
         ]
         try:
             done = launched(command, timeout=within_s)
-            said = (
-                (done.stderr or done.stdout).strip().splitlines()
-                or [f"exit status {done.returncode}"]
-            )[-1][:300].replace("|", "/")
         except subprocess.TimeoutExpired:
-            said = f"not done within {within_s:.0f} s"
-        return json.loads(file.read_text()) if file.exists() else said
+            return f"not done within {within_s:.0f} s | | |", False
+        if done.returncode:
+            said = [f"exit status {done.returncode}", *done.stderr.strip().splitlines()]
+            return f"{said[-1][:300].replace('|', '/')} | | |", False
+        rows = [row for row in Result(Path(scratch, "x")).rows if "speed/step_ms" in row][WARM:]
+    names = ("speed/step_ms", "speed/examples_per_s", "speed/mfu", "memory/peak_bytes")
+    ms, examples, mfu, peak = (
+        statistics.median(row.get(name, 0) for row in rows) for name in names
+    )
+    share = f"{mfu:.1%}" if mfu else "–"
+    return f"{ms:.2f} | {examples:,.0f} | {share} | {peak / 2**30:.2f}", True
 
 
 def main() -> int:

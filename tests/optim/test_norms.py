@@ -14,10 +14,9 @@ from utils.checkpoint import reader
 DESCENT = [*TINY_CNN, "optim=sgd", "beta1=0", "weight_decay=0", "lr=0.1", "max_steps=2"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_logged_norms_are_those_of_the_weights(ranks: int, tmp_path: Path) -> None:
+def test_logged_norms_are_those_of_the_weights(tmp_path: Path) -> None:
     keeping = ["checkpoint_interval=1", "keep=null"]
-    run = train(tmp_path / "run", *DESCENT, *keeping, ranks=ranks)
+    run = train(tmp_path / "run", *DESCENT, *keeping, ranks=2)
     before, after = (
         torch.cat(
             [weight.flatten() for weight in reader.load(folder, ["model"])[0]["model"].values()]

@@ -15,7 +15,6 @@ from tests.utils.checkpoint.helpers import as_it_is, names
 from utils.checkpoint.policy import Checkpointer
 from utils.checkpoint.reader import read_meta
 from utils.checkpoint.registry import Origin, Registry, RunState
-from utils.errors import RunError
 from utils.measure.metrics import Metric
 from utils.ranks.distributed import Dist
 
@@ -96,21 +95,6 @@ def test_a_best_that_could_not_be_saved_does_not_count(run: SavedRun) -> None:
     run.checkpointer.wait_until_saved()
     assert run.pointers() == ("step_3", "step_5")
     assert read_meta(run.folder)["best"] == 0.7
-
-
-def test_the_last_one_is_tried_again_as_the_best(run: SavedRun) -> None:
-    run.evaluated(5, 0.9, fails=True)
-    run.checkpointer.wait_until_saved()
-    assert run.pointers() == ("step_5", "step_5")
-    run.folder.rename(run.folder.with_name("away"))
-    run.state.step = 6
-    run.checkpointer.save_unsaved()
-    with pytest.raises(
-        RunError, match=r"step 6 could not be saved \(rank 0: .*\); make room there"
-    ):
-        run.checkpointer.wait_until_saved()
-    with pytest.raises(RunError, match=r"3 saves in a row failed; make room there"):
-        run.checkpointer.decide(run.checkpointer.requests())
 
 
 @pytest.mark.parametrize(

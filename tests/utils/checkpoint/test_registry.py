@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ from tests.utils.checkpoint.helpers import as_it_is, declare
 from utils.averages import EMA
 from utils.checkpoint import reader
 from utils.checkpoint.format import Slice
-from utils.checkpoint.registry import Carries, Origin, Registry, flatten
+from utils.checkpoint.registry import Carries, Origin, Registry
 from utils.checkpoint.writer import Writer
 from utils.errors import ConfigError
 from utils.measure.metrics import Meter
@@ -236,46 +235,3 @@ def test_a_longer_run_says_how_the_learning_rate_jumps(tmp_path: Path) -> None:
         line == "the learning rate jumps at step 3 from 0.407252 to 0.475476, because the run has"
         " another length now"
     )
-
-
-# --- carries
-
-
-class Pair(NamedTuple):
-    first: torch.Tensor
-    second: list[torch.Tensor | None]
-
-
-@dataclass(frozen=True)
-class Carry:
-    """As an objective with adaptive computation time has it. Each slot's values tell which slot it
-    is.
-    """
-
-    state: tuple[torch.Tensor, torch.Tensor]
-    batch: dict[str, torch.Tensor]
-    extra: Any = None
-
-
-def carry(slots: int, start: int = 0) -> Carry:
-    slot = torch.arange(start, start + slots)
-    state = (slot.view(-1, 1, 1).expand(-1, 2, 3).to(torch.bfloat16), -slot.view(-1, 1).double())
-    return Carry(state, {"ids": slot}, Pair(slot, [None, slot]))
-
-
-@pytest.mark.parametrize("sizes", [(1,) * 8, (3, 3, 2)])
-def test_carries_go_on_in_other_micro_batches(sizes: tuple[int, ...]) -> None:
-    whole = Carries([range(8)], lambda: carry(2))
-    whole.put([carry(16)])
-    ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
-    shards = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-    cut = Carries(shards, lambda: carry(2))
-    cut.load(whole.state())
-    for number, group in enumerate(shards):
-        got = flatten(cut.get(number, lambda group=group: carry(2 * len(group))))
-        expected = flatten(carry(2 * len(group), start=2 * group[0]))
-        assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
-        assert all(got[name].dtype == tensor.dtype for name, tensor in expected.items())
-    assert {n: state["batch/ids"].tolist() for n, state in cut.state().items()} == {
-        n: [2 * n, 2 * n + 1] for n in range(8)
-    }

@@ -78,21 +78,6 @@ def test_the_caller_goes_on_and_changes_its_tensors(
     assert value_of(tmp_path) == 1.0
 
 
-def test_a_save_waits_for_the_one_before_and_tells_for_how_long(
-    one: Writer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate = Gate(monkeypatch)
-    one.save(1, groups(1.0), META)
-    first = one.take_stall_s()
-    threading.Timer(0.4, gate.open.set).start()
-    started = time.perf_counter()
-    one.save(2, groups(2.0), META)
-    assert first < 0.2
-    assert 0.3 < one.take_stall_s() <= time.perf_counter() - started
-    assert one.take_stall_s() == 0.0
-    assert one.wait() == ""
-
-
 def test_shared_and_strided_memory(one: Writer, tmp_path: Path) -> None:
     bucket, tied = torch.arange(12.0), nn.Parameter(torch.ones(3))
     tensors = {

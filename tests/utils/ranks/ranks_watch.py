@@ -43,11 +43,12 @@ def fail_to_configure(dist: Dist, mine: bool) -> None:
 
 
 def fail_differently(dist: Dist, mine: bool) -> None:
-    time.sleep(0 if mine else 0.3)
+    time.sleep(0 if mine else 1)
     raise ConfigError(f"of rank {dist.rank}")
 
 
 def fail_alike_unexpectedly(dist: Dist, mine: bool) -> None:
+    time.sleep(0 if mine else 1)
     raise ZeroDivisionError("cannot")
 
 
