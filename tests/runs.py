@@ -164,6 +164,7 @@ def train(directory: Path, *arguments: str, ranks: int = 1, timeout: float = 120
             ranks, ["pretrain.py", *QUIET, f"checkpoint_path={directory}", *arguments], timeout
         )
     )
+    assert not any(rank.stdout for rank in done[1:]), "rank 0 alone has something to say"
     return Result(directory, done[0].stdout)
 
 

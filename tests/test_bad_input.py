@@ -70,6 +70,11 @@ TABLE: list[Row] = [
         "optim.dense[0].optimizer._partial_",
     ),
     (["+_target_=os.system"], "_target_"),
+    (
+        ["optim.dense=[{match: '.*', optimizer: {lr: {_target_: os.system}}}]"],
+        "optim.dense[0].optimizer.lr._target_=os.system",
+    ),
+    (["arch=cnn", "arch.dropout=[[{_call_: 1}]]"], "arch.dropout[0][0]._call_=1"),
     (["lr=${optim.sparse}"], "lr._target_"),
     (["arch=cnn", "arch.dropout=[nan,0.1]"], "arch.dropout[0]"),
     (["shards=1000000000"], "shards"),

@@ -64,19 +64,20 @@ def test_cnn_is_the_same_run(sync: str, ranks: int, cnn: Result, tmp_path: Path)
 
 
 @slow
+@pytest.mark.timeout(420)
 @pytest.mark.parametrize(
     ("ranks", "more"),
     [
         (2, ["sync=ddp", "sync.find_unused_parameters=true", "micro_batch_size=3"]),
         (3, ["sync=fsdp", "sync.reshard_after_forward=false"]),
-        *((2, [f"sync={sync}", "compile=true"]) for sync in ("allreduce", "ddp", "fsdp")),
+        *((2, [f"sync={sync}", "compile=true"]) for sync in ("ddp", "fsdp")),
     ],
 )
 def test_a_language_model_is_the_same_run(ranks: int, more: list[str], tmp_path: Path) -> None:
     """Embeddings tied, activations computed again; compiled or not."""
     line = [*TINY_GPT, "arch.tied=true", "arch.recompute=true", "grad_clip=0.5", "ema=true"]
     one = train(tmp_path / "one", *line)
-    assert_same_run(one, train(tmp_path / "run", *line, *more, ranks=ranks, timeout=230))
+    assert_same_run(one, train(tmp_path / "run", *line, *more, ranks=ranks, timeout=400))
 
 
 @slow

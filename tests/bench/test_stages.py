@@ -95,11 +95,6 @@ def test_every_cell_is_what_the_runs_say(runs: Path) -> None:
     assert "DataParallel" in [*table][3], "right behind what it would be"
 
 
-def test_a_run_that_has_not_finished_has_no_row(runs: Path) -> None:
-    (runs / PAIR.name / "status.json").write_text(json.dumps({"state": "stopped"}))
-    assert measured(runs / PAIR.name) is None
-
-
 def stages(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     settings = {"OUT": str(folder), "EPOCHS": "1", "WAYS": "exact", "RANKS": "1 2", **variables}
     words = [f"{key}={value}" for key, value in settings.items()]
@@ -111,19 +106,15 @@ def stages(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
 def test_two_stages_from_nothing_and_again(tmp_path: Path) -> None:
     done = stages(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    text = (tmp_path / "stages.md").read_text()
+    folder = tmp_path / "digits-1"
+    text = (folder / "stages.md").read_text()
     digests = {
         line.rpartition("| `")[2] for line in text.splitlines() if line.startswith("| `exact=true`")
     }
     assert len(digests) == 1, "the same bits at 1 and 2 ranks"
     assert text.count(" of 360 |") == 3
     assert text in done.stdout
-    written = (tmp_path / "exact-2" / "metrics.jsonl").stat().st_mtime_ns
+    written = (folder / "exact-2" / "metrics.jsonl").stat().st_mtime_ns
     again = stages(tmp_path)
     assert again.stdout.startswith("\n`python pretrain.py"), "nothing was missing"
-    assert (tmp_path / "exact-2" / "metrics.jsonl").stat().st_mtime_ns == written
-    other = stages(tmp_path, EPOCHS="2")
-    assert (other.returncode, other.stderr) == (
-        2,
-        f"error: OUT={tmp_path}: holds runs with EPOCHS=1 DATA=; give another folder\n",
-    )
+    assert (folder / "exact-2" / "metrics.jsonl").stat().st_mtime_ns == written

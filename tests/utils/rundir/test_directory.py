@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,30 +16,14 @@ from utils.rundir.directory import RunDirectory
 OFF = {"mode": "disabled", "project": "p", "name": "n"}
 
 
-@dataclass(frozen=True)
-class Second(Dist):
-    """Rank 1 of two, which gets its directory from rank 0."""
-
-    rank: int = 1
-    world_size: int = 2
-    main_directory: str = ""
-
-    def all_gather_text(self, text: str) -> list[str]:
-        return ["", text]
-
-    def broadcast_text(self, text: str) -> str:
-        return self.main_directory if text else ""
-
-
 def opened(
     folder: Path,
-    dist: Dist | None = None,
     text: str = "seed: 0\n",
     resumed: int | None = None,
     evaluation_due: bool = False,
     report: bool = False,
 ) -> RunDirectory:
-    run = RunDirectory(folder, dist or Dist()).__enter__()
+    run = RunDirectory(folder, Dist()).__enter__()
     run.begin(text, OFF, resumed, evaluation_due, report=report)
     return run
 
@@ -81,19 +63,6 @@ def test_a_former_run_is_moved_aside_and_never_lost(tmp_path: Path) -> None:
     }
     assert kept == {"x": "third", "x.old-1": "first", "x.old-2": "second"}
     assert "the former run of this name is now x.old-2" in (tmp_path / "x" / "log.txt").read_text()
-
-
-def test_other_ranks_write_and_say_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with opened(tmp_path / "x", Second(main_directory="x-2")) as run:
-        assert run.directory == Path("x-2")  # all ranks write outputs there
-        run.log(1, {"a": 1.0})
-        run.say("hello")
-        run.progress(2, 2, 0.1, "accuracy", 0.5, 3.0)
-        run.finish(2)
-    assert os.listdir(tmp_path) == []
-    assert capsys.readouterr() == ("", "")
 
 
 def test_the_code_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,16 +161,3 @@ def test_an_evaluation_that_is_still_due_is_not_there_twice(tmp_path: Path) -> N
         (2, False),
         (1, True),
     ]
-
-
-def test_events_say_where_a_run_ran_and_how_it_ended(tmp_path: Path) -> None:
-    with opened(tmp_path) as run:
-        run.event("skipped", 3, reason="gradients are not finite")
-    with opened(tmp_path, resumed=3) as run:
-        run.finish(5)
-    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    said = [(each["event"], each["step"]) for each in events]
-    assert said == [("started", 0), ("skipped", 3), ("started", 3), ("ended", 5)]
-    assert (events[0]["ranks"], events[0]["resumed"], events[2]["resumed"]) == (1, False, True)
-    assert (events[0]["hosts"], events[0]["device"]) == ([socket.gethostname()], "CPU")
-    assert events[3]["state"] == "finished"
