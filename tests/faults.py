@@ -2,10 +2,9 @@
 
 `python -m tests.faults WHAT@WHERE RANK WHEN key=value …`
 
-WHAT: raise, raise-stuck (with a W&B that does not end), hang, kill, kill-now, nan, full or readonly
-(the disk that FAULT_DISK names), flip (a file reads differently), wandb (its process is killed),
-suspend (for 10 s), a signal such as SIGTERM, several (SIGINT+pause+SIGINT), or `launcher:SIGTERM`
-for a signal to the launcher.
+WHAT: raise, hang, kill, kill-now, nan, full or readonly (the disk that FAULT_DISK names), flip (a
+file reads differently), wandb (its process is killed), suspend (for 10 s), a signal such as
+SIGTERM, several (SIGINT+pause+SIGINT), or `launcher:SIGTERM` for a signal to the launcher.
 
 WHERE: objective (a training step), predict (an evaluation batch), data (the source's constructor),
 worker (a batch in a loader process), callback (a hook of the sparse optimizer), save (the thread
@@ -46,7 +45,6 @@ from utils.checkpoint import format, resume, writer
 from utils.command import cli
 from utils.ranks import signals
 from utils.ranks.launchers import detect
-from utils.rundir import wandb_log
 
 PLACES: dict[str, tuple[Any, str]] = {
     "objective": (ActObjective, "forward"),
@@ -119,9 +117,6 @@ def go_wrong(what: str, delay: float) -> None:
         raise ZeroDivisionError("a planted error")
     if what == "hang":
         time.sleep(3600)
-    elif what == "raise-stuck":  # and W&B does not come to an end
-        wandb_log.Tracker.close = lambda *_, **__: time.sleep(60)  # type: ignore[method-assign]
-        raise ZeroDivisionError("a planted error")
     elif what == "kill-now":
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "kill":  # a moment later, wherever the process then is

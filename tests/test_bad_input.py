@@ -112,24 +112,6 @@ TABLE: list[Row] = [
     (["objective_metric=eval/accurracy", "arch.hidden_size=16"], "objective_metric"),
     (["eval_save_outputs=[logit]", "arch.hidden_size=16"], "eval_save_outputs"),
     (["optim.dense=[]", "arch.hidden_size=16"], "optim.dense"),
-    (["optim.dense=[{match: '.*'}]", "arch.hidden_size=16"], "optim.dense[0]"),
-    (
-        [
-            "optim.dense=[{match: 3, optimizer: {_target_: optim.builtin.sgd, lr: 1,"
-            " momentum: 0, weight_decay: 0}}]",
-            "arch.hidden_size=16",
-        ],
-        "optim.dense[0].match",
-    ),
-    (
-        ["optim.dense=[{match: null, optimizer: null}]", "arch.hidden_size=16"],
-        "optim.dense[0].match",
-        2,
-    ),
-    (
-        ["optim.dense=[{match: '.*', optimizer: null}]", "arch.hidden_size=16"],
-        "optim.dense[0].optimizer",
-    ),
 ]
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from utils.errors import ConfigError
 from utils.measure.capacity import (
     GIB,
     Card,
@@ -136,12 +135,3 @@ def test_what_does_not_fit_is_told_what_would_help(
 
 def test_cards_are_written_as_numbers_of_gibibytes() -> None:
     assert [card.bytes / GIB for card in cards_named("2x80+24+1x0.5")] == [80, 80, 24, 0.5]
-
-
-@pytest.mark.parametrize("text", ["", "8x80+", "0x80", "80GB"])
-def test_other_ways_to_write_cards_are_one_line(text: str) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"^plan_cards=.*: write numbers of GPUs and their GiB, as 8x80, or 2x80\+24$",
-    ):
-        cards_named(text)

@@ -179,25 +179,3 @@ def test_a_full_disk_costs_the_outputs_and_not_the_run(small_disk: Path) -> None
         " goes on"
     ]
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
-
-
-def test_whatever_a_set_is_called_its_outputs_stay_in_the_run_directory(tmp_path: Path) -> None:
-    names = [
-        "all",
-        "a/b_c",
-        "../../x",
-        "/etc/x",
-        "..",
-        "x" * 301,
-        "a\0b",
-        "é" * 90,
-    ]
-    (tmp_path / "run").mkdir()
-    evaluation = Evaluation(Dist(), 5, folder(tmp_path / "run"), ["answer"])
-    for name in names:
-        evaluation.run(name, examples(1), answered)
-    files = [path.name for path in (tmp_path / "run").iterdir()]
-    assert len(files) == len(names)
-    assert "step_5_all_preds.0.safetensors" in files
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    assert len(evaluation.finish()) == len(names) + 1

@@ -9,7 +9,6 @@ import torch
 
 from utils.measure.hardware import (
     count_flops,
-    describe,
     load,
     peak_of,
 )
@@ -44,15 +43,6 @@ def test_flops_of_a_linear_layer_forward_and_backward() -> None:
     # the product, and its weight gradient
     assert count_flops(lambda: layer(x).sum().backward()) == 2 * 2 * 8 * 64 * 32
     assert count_flops(lambda: None) == 0
-
-
-def test_description_is_one_line() -> None:
-    text = describe(Dist(0, 2, 0, "torchrun"), torch.bfloat16)
-    assert text.startswith("2 ranks by torchrun on ")
-    assert "CPU" in text
-    assert torch.__version__ in text
-    assert "\n" not in text
-    assert describe(Dist(), torch.float32).startswith("1 rank on ")
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 20])

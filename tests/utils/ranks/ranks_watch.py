@@ -47,11 +47,6 @@ def fail_differently(dist: Dist, mine: bool) -> None:
     raise ConfigError(f"of rank {dist.rank}")
 
 
-def fail_alike_unexpectedly(dist: Dist, mine: bool) -> None:
-    time.sleep(0 if mine else 1)
-    raise ZeroDivisionError("cannot")
-
-
 def fail_in_agreement(dist: Dist, mine: bool) -> None:
     with dist.agreed():
         if mine:

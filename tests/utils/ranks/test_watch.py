@@ -22,7 +22,6 @@ def played(scenario: str, rank: int, ranks: int = 2) -> list[Completed]:
 FOUND = {  # what rank 0 prints, and the exit status of both
     "fail_to_configure": ("error on rank 1: cannot\n", 2),  # rank 0 has found no such thing
     "fail_alike": ("error: the loss is not finite\n", 1),
-    "fail_alike_unexpectedly": ("error: ZeroDivisionError: cannot\nTraceback", 1),
     "fail_in_agreement": ("error on rank 1: depth=-1: must be positive\n", 2),
     "exit_quietly": ("error: rank 1 ended with exit status 3\n", 3),
     "fail_oddly": ("error on rank 1: Odd: (its text cannot be shown)\nTraceback", 1),
