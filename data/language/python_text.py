@@ -35,20 +35,22 @@ HELD_OUT = 20  # one package, or module outside packages, in this many: files of
 
 
 def python_text(mebibytes: int) -> Corpus:
-    """Reads files in the order of their names, each after a begin token, up to
-    `mebibytes` in all.
+    """Reads files in the order of their names, each after a begin token: all that are held out, and
+    up to `mebibytes` to train on.
     """
     folder, tokenizer = Path(sysconfig.get_paths()["stdlib"]), Bytes()
     pieces: dict[str, list[np.ndarray]] = {"train": [], "val": []}
     digest, left = hashlib.sha256(), mebibytes << 20
     for name in _names(folder):
         try:
-            text = (folder / name).read_bytes()[:left]
+            text = (folder / name).read_bytes()
         except OSError:
             continue  # the fingerprint differs then
-        left -= len(text)
         package = name.split("/")[0]
         split = "train" if zlib.crc32(package.encode()) % HELD_OUT else "val"
+        if split == "train":
+            text = text[:left]
+            left -= len(text)
         pieces[split] += [np.array([tokenizer.begin], np.uint16), np.frombuffer(text, np.uint8)]
         digest.update(f"{split} {len(text)} ".encode() + text)
     if not (pieces["train"] and pieces["val"]):

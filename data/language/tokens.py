@@ -87,7 +87,7 @@ class TokenSource(Source):
         temperature: Temperature,
         top_k: TopK,
         embedded: Annotated[
-            dict[str, Any] | None, Doc("at most so much of Python's standard library")
+            dict[str, Any] | None, Doc("at most so much of Python's standard library to train on")
         ],
     ) -> None:
         self._shards, self._length = run.shards, seq_len
