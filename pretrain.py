@@ -30,7 +30,7 @@ from optim.agreement import Agreement
 from optim.groups import build_clips, build_dense, build_sparse
 from optim.norms import Norms
 from optim.optimizer_state import OptimizerState
-from optim.replicas import broadcast_from_rank_0, check_files, check_same
+from optim.replicas import broadcast_from_rank_0, check_same, check_same_files
 from optim.schedule import build_schedule, set_lr
 from optim.sync.base import Sync
 from utils.averages import EMA
@@ -99,7 +99,7 @@ class Trainer:
         with dist.main_first():  # it may fill a cache
             self.source: Source = make(cfg.data, "data", RunSettings.of(cfg))
         fingerprint = self.source.spec.fingerprint
-        check_files({f"data_path={cfg.data_path}: the dataset": fingerprint}, dist)
+        check_same_files({f"data_path={cfg.data_path}: the dataset": fingerprint}, dist)
         with dist.agreed():
             self.sync: Sync = make(cfg.sync, "sync")
         if cfg.plan:
@@ -118,7 +118,7 @@ class Trainer:
                 objective.load_saved(resume.initial_weights(cfg.init_from, objective, self.run.say))
         objective.move_to_devices(dist)
         frozen = objective.frozen().items()
-        check_files({f"{part['path']}: {name}": part["sha256"] for name, part in frozen}, dist)
+        check_same_files({f"{part['path']}: {name}": part["sha256"] for name, part in frozen}, dist)
         broadcast_from_rank_0(objective.shared(), dist)
         if self.is_new:
             objective.prepare(dist, source, Noise(cfg.seed, 0, self.owned, dist.device))

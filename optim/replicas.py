@@ -43,7 +43,7 @@ def check_same(tensors: Mapping[str, Tensor], dist: Dist) -> None:
         )
 
 
-def check_files(hashes: Mapping[str, str], dist: Dist) -> None:
+def check_same_files(hashes: Mapping[str, str], dist: Dist) -> None:
     """Raises unless every rank has read the same files. Keys name them in the user's words."""
     if differing := _first_difference(hashes, dist):
         what, ranks = differing

@@ -17,7 +17,7 @@ LONGEST = 1 << 20  # steps of a warm-up: it ends here even if the rate is very n
 DIGIT = 1 << 11  # three digits of this base make any number of steps
 
 
-class HasWeights(Protocol):
+class Table(Protocol):
     weights: Tensor
 
 
@@ -30,7 +30,7 @@ class EMA:
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
-        tables: Mapping[str, HasWeights],
+        tables: Mapping[str, Table],
         rate: float,
         warms_up: bool = False,
     ) -> None:

@@ -39,13 +39,9 @@ class Sync:
 
         Called once, before any optimizer is built. All else calls the objective itself.
         """
-        self.begin({name: p for name, p in objective.named_parameters() if p.requires_grad}, dist)
+        self.parameters = {name: p for name, p in objective.named_parameters() if p.requires_grad}
+        self.dist, self._waited = dist, Stopwatch(dist.device)
         return objective
-
-    def begin(self, parameters: Mapping[str, nn.Parameter], dist: Dist) -> None:
-        """Sets the parameters to optimise and the ranks. Called by `wrap`."""
-        self.parameters, self.dist = dict(parameters), dist
-        self._waited = Stopwatch(dist.device)
 
     def zero(self) -> None:
         """Begins a step: clears all gradients."""

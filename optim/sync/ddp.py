@@ -44,7 +44,7 @@ class DDP(Sync):
 
     def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
         """Returns a module that calls the objective through DDP, from the first step on."""
-        self.begin({name: p for name, p in objective.named_parameters() if p.requires_grad}, dist)
+        super().wrap(objective, dist)
         self._inside = LossAndOutput(objective)
         return CallsFunction(
             lambda *given: with_loss(*(self._inside if self._net is None else self._net)(*given))

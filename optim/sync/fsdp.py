@@ -78,12 +78,12 @@ class FSDP(Sync):
             for name, p in objective.named_parameters(remove_duplicate=False)
             if p.requires_grad
         }
-        shares = {
+        super().wrap(objective, dist)
+        self.parameters = {
             name: nn.Parameter(p.to_local().detach())
             for name, p in objective.named_parameters()
             if p.requires_grad
         }
-        self.begin(shares, dist)
         self._route_calls(objective)
         return objective
 

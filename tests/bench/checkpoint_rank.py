@@ -52,7 +52,7 @@ class State:
         self.optimizer = adamw([*self.weights.items()], 0.1, (0.9, 0.95), 0.1)
         self.ema = EMA(self.weights, {}, 0.999)
         sync = Sync()
-        sync.begin({}, dist)
+        sync.wrap(torch.nn.Module(), dist)
         self.registry = Registry(lambda: Origin({}, "x", None, 0.1, {}), sync)
         memory = OptimizerState([self.optimizer])
         self.registry.add("model", lambda: dict(self.weights), self._load)

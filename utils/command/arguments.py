@@ -11,10 +11,10 @@ from utils.command.keys import GROUPS
 from utils.errors import ConfigError, short
 from utils.ranks.launchers import Launch
 
-CHOSEN = (*GROUPS, "experiment")
+GROUP_KEYS = (*GROUPS, "experiment")
 NO_EXPERIMENT = ("experiment=", "experiment=null")
 # any of these says what an evaluated run is
-CHOICES = {"experiment", "arch", "data", "optim"}
+DEFINE_A_RUN = {"experiment", "arch", "data", "optim"}
 SWEEPS = ("-m", "--multirun")
 WITH_VALUE = (
     *("-cp", "-cn", "-cd", "-p", "-c", "-i"),
@@ -39,7 +39,7 @@ def prepare(arguments: Sequence[str], launch: Launch = Launch()) -> list[str]:  
             overrides.append(_prepare(argument))
     overrides = [each for each in overrides if each not in NO_EXPERIMENT]
     keys = {override.partition("=")[0].lstrip("+~") for override in overrides}
-    if {"eval_only", "checkpoint"} <= keys and not CHOICES & keys:
+    if {"eval_only", "checkpoint"} <= keys and not DEFINE_A_RUN & keys:
         # it has the keys of its checkpoint, which Hydra does not know
         overrides = [_added(override) for override in overrides]
     if launch.world_size > 1 and any(sweep in options for sweep in SWEEPS):
@@ -70,7 +70,7 @@ def check_argument(argument: str) -> None:
 def _prepare(argument: str) -> str:
     """One override as Hydra needs it."""
     key = argument.lstrip("+").partition("=")[0]
-    if key in CHOSEN:
+    if key in GROUP_KEYS:
         _, given, choice = argument.partition("=")
         is_name = isinstance(yaml.safe_load(choice), str | list) or argument in NO_EXPERIMENT
         if given and not is_name:

@@ -18,7 +18,7 @@ from torch.distributed import DistError
 
 from utils.command import help as help_text
 from utils.command import keys
-from utils.command.arguments import CHOICES, prepare
+from utils.command.arguments import DEFINE_A_RUN, prepare
 from utils.command.config import resolve
 from utils.command.hydra_errors import explain
 from utils.command.limits import check_paths
@@ -82,7 +82,7 @@ def resolve_job(raw: DictConfig, config_in: ConfigIn, launch: Launch) -> DictCon
     if state.job.chdir:
         raise ConfigError("hydra.job.chdir=true: paths are relative to where a run starts")
     given = [override.partition("=")[0].lstrip("+~") for override in state.overrides.task]
-    if raw.get("eval_only") is True and raw.get("checkpoint") and not CHOICES & {*given}:
+    if raw.get("eval_only") is True and raw.get("checkpoint") and not DEFINE_A_RUN & {*given}:
         raw = _adopt(raw, given, config_in(str(raw.checkpoint)))
     overrides = list(state.overrides.task) if state.mode == RunMode.MULTIRUN else None
     return resolve(raw, dict(state.runtime.choices), launch, overrides)

@@ -11,7 +11,7 @@ from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
 from utils.command import keys
-from utils.command.keys import GROUPS, Plain, fields_of, is_marked, leaves
+from utils.command.keys import GROUPS, Plain, fields_of, is_marked, leaves, marked
 from utils.command.limits import check_combinations
 from utils.command.marks import NAMES_PROJECT, SAME_RUN
 from utils.command.naming import check_name, folder_name, job_name
@@ -64,11 +64,8 @@ def name_run(
     """
     plain: Any = OmegaConf.to_container(config)
     fields = fields_of(plain)
-    named_after = ((key, value) for key, value in leaves(plain) if value)
-    key, data = next(
-        ((key, value) for key, value in named_after if is_marked(key, fields, NAMES_PROJECT)),
-        ("", None),
-    )
+    named_after = marked(plain, fields, NAMES_PROJECT)
+    key, data = next(((key, value) for key, value in named_after if value), ("", None))
     if config.run_name is not None:
         check_name("run_name", config.run_name)
     if data and not config.project_name:

@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from utils.command import keys
-from utils.command.arguments import CHOSEN, WITH_VALUE, prepare
+from utils.command.arguments import GROUP_KEYS, WITH_VALUE, prepare
 from utils.command.marks import Divides, Mark
 from utils.errors import ConfigError, short
 
@@ -53,7 +53,7 @@ def answer(arguments: Sequence[str]) -> str:
     if topics:
         return "\n\n".join(_topic(topic, config, choices) for topic in topics)
     lines = [USAGE]
-    for group in CHOSEN:
+    for group in GROUP_KEYS:
         names = ", ".join(sorted(_options(group)))
         lines += _wrapped(f"  {group}=", f"{names} (here {choices.get(group)})", 14)
     for group in ("", *keys.GROUPS):
@@ -64,7 +64,7 @@ def answer(arguments: Sequence[str]) -> str:
 
 def _topic(topic: str, config: Mapping[str, Any], choices: Mapping[str, str]) -> str:
     """One key, a section of keys, a group, or the recipes."""
-    if topic in CHOSEN:
+    if topic in GROUP_KEYS:
         lines = [f"{topic}={choices.get(topic)}  (the choice here)"]
         for name, file in sorted(_options(topic).items()):
             lines += _wrapped(f"  {name}", _about(file), 20)

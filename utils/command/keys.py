@@ -270,6 +270,15 @@ def _takers() -> dict[str, list[str]]:
     return takers
 
 
+def marked(
+    config: Plain, fields: Mapping[str, FieldInfo], *marks: Mark
+) -> Iterator[tuple[str, Any]]:
+    """Yields every value whose key, or a section around it, has one of these marks."""
+    for path, value in leaves(config):
+        if is_marked(path, fields, *marks):
+            yield path, value
+
+
 def leaves(value: Any, path: str = "", into_lists: bool = True) -> Iterator[tuple[str, Any]]:
     """Yields every value that contains no others, with its path."""
     if isinstance(value, dict) and value:

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from utils.command.instantiate import find
-from utils.command.keys import fields_of, is_marked, leaves
+from utils.command.keys import fields_of, marked
 from utils.command.marks import A_PATH
 from utils.errors import ConfigError, brief, short
 from utils.gpus import gib_of_each
@@ -109,9 +109,8 @@ def check_paths(config: DictConfig) -> None:
     Only a look: what a file holds is checked when it is read.
     """
     plain: Any = OmegaConf.to_container(config)
-    fields = fields_of(plain)
-    for path, value in leaves(plain):
-        if not isinstance(value, str) or value == "auto" or not is_marked(path, fields, A_PATH):
+    for path, value in marked(plain, fields_of(plain), A_PATH):
+        if not isinstance(value, str) or value == "auto":
             continue
         try:
             os.stat(value)

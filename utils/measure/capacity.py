@@ -8,6 +8,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -138,11 +139,11 @@ class Layout:
 
 def layouts(
     needs: Needs,
-    cards: Sequence[Card],
     shards: int,
     shard_size: int,
-    split: bool = False,
-    exact: bool = False,
+    split: bool,
+    exact: bool,
+    cards: Sequence[Card],
     ranks: int | None = None,
     most: int | None = None,
 ) -> list[Layout]:
@@ -163,23 +164,19 @@ def layouts(
 
 
 def choose(
-    needs: Needs,
+    lay_out: Callable[..., list[Layout]],
     cards: Sequence[Card],
-    shards: int,
-    shard_size: int,
-    split: bool = False,
-    exact: bool = False,
     ranks: int | None = None,
     most: int | None = None,
 ) -> Layout:
     """Chooses the first layout that fits, without small cards where that helps and no ranks have
-    started; else the one that is nearest to it.
+    started; else the one that is nearest to it. `lay_out` is `layouts` for one run.
     """
-    ways = layouts(needs, cards, shards, shard_size, split, exact, ranks, most)
+    ways = lay_out(cards, ranks, most)
     least = ways[0].smallest.room
     larger = [] if ranks else [card for card in cards if card.room > least]
     if larger and not any(way.fits for way in ways):
-        other = choose(needs, larger, shards, shard_size, split, exact)
+        other = choose(lay_out, larger)
         ways += [other] if other.fits else []
     nearest = min(ways, key=lambda way: way.expected(1))
     return next((way for way in ways if way.fits), nearest)
@@ -209,11 +206,12 @@ def apply_plan(
     # plan=show: any layout; plan=auto: the ranks that have started, each on its card
     started: Any = {} if shown else {"ranks": dist.world_size, "most": most}
     cards = cards if shown else cards[: dist.world_size]
-    sizes = cfg.shards, length.examples_per_update // cfg.shards, split, cfg.exact
-    layout = choose(needs, cards, *sizes, **started)
+    shard_size = length.examples_per_update // cfg.shards
+    lay_out = partial(layouts, needs, cfg.shards, shard_size, split, cfg.exact)
+    layout = choose(lay_out, cards, **started)
     rows = table(layout, cfg.arch)
     if shown:
-        ways = layouts(needs, cards, *sizes)
+        ways = lay_out(cards)
         rows += [_way(each) for each in ways] if len(ways) > 1 else []
         if dist.is_main:
             print(_aligned(rows), flush=True)

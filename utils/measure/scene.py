@@ -22,7 +22,7 @@ LEVELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 def scene(name: str, kind: str, title: str, caption: str = "", **data: Any) -> Files:
     """Returns the scene's file by its name, to be merged into `Report.files`."""
     head = {"kind": kind, "title": title} | ({"caption": caption} if caption else {})
-    content = json.dumps(_plain(head | data), separators=(",", ":"), allow_nan=False)
+    content = json.dumps(plain(head | data, digits=5), separators=(",", ":"), allow_nan=False)
     return {name + SUFFIX: content + "\n"}
 
 
@@ -60,12 +60,15 @@ def levels(values: Sequence[float]) -> str:
     return "".join(LEVELS[round(min(1.0, max(0.0, value)) * top)] for value in values)
 
 
-def _plain(value: Any) -> Any:
-    """Rounds floats to what a picture shows; JSON has no NaN, so it becomes null."""
+def plain(value: Any, digits: int = 17) -> Any:
+    """Returns the value with what JSON has: NaN and infinities become null, other types text.
+
+    Floats are rounded to so many digits; 17 keep every bit.
+    """
     if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    return value
+        return {str(key): plain(each, digits) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each, digits) for each in value]
+    return value if value is None or isinstance(value, bool | int | str) else str(value)

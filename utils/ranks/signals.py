@@ -35,7 +35,6 @@ flags = [0.0] * len(ORDER)
 class _State:
     installed: bool = False
     deferred: bool = False
-    asked: int = 0
     interrupted: float | None = None  # the time of the first Ctrl-C
     rank: int = 0
     closing: Callable[[int, str], bool] = lambda signum, line: True
@@ -75,7 +74,7 @@ def defer() -> None:
 
 def stop_signal() -> int:
     """Returns the signal that asked this process to stop, or 0."""
-    return _state.asked
+    return agreed_signal(flags)
 
 
 def request_stop(signum: int) -> None:
@@ -83,9 +82,8 @@ def request_stop(signum: int) -> None:
     with _lock:
         if _state.installed and not _state.deferred:
             _end(signum, f"stopped by {signal.Signals(signum).name} before training began")
-        if _state.asked:
+        if pending():
             return
-        _state.asked = signum
         flags[ORDER.index(signal.Signals(signum))] = 1.0
     if signum == signal.SIGINT and _state.rank == 0:
         say("Ctrl-C: saving, then stopping; again to stop at once")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import html
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from utils.measure.scene import plain
 
 HERE = Path(__file__).parent
 STYLES, SCRIPTS = ("report.css", "scenes.css"), ("report.js", "scenes.js")
@@ -57,21 +58,8 @@ def shell_bytes() -> int:
 
 def escape(payload: Mapping[str, Any]) -> str:
     """Returns JSON that is safe within a script element, whatever texts it holds."""
-    text = json.dumps(_plain(payload), allow_nan=False, separators=(",", ":"))
+    text = json.dumps(plain(payload), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _plain(value: Any) -> Any:
-    """Returns the value with types that JSON has: NaN and infinities become null, others text."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    return str(value)
 
 
 def _joined(names: tuple[str, ...]) -> str:

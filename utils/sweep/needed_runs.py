@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from utils.command import config as configs
 from utils.command.arguments import prepare
 from utils.command.hydra_errors import explain
-from utils.command.keys import fields_of, is_marked, leaves, run_values
+from utils.command.keys import fields_of, marked, run_values
 from utils.command.marks import A_RUN, SAME_RUN
 from utils.errors import Busy, ConfigError, Stopped, short
 from utils.files import read_text
@@ -45,9 +45,8 @@ def make_needed_runs(
     `run` trains one that is missing. Called on all ranks together.
     """
     plain: Any = OmegaConf.to_container(config)
-    fields = fields_of(plain)
-    for path, value in leaves(plain):
-        if not isinstance(value, str) or "=" not in value or not is_marked(path, fields, A_RUN):
+    for path, value in marked(plain, fields_of(plain), A_RUN):
+        if not isinstance(value, str) or "=" not in value:
             continue
         if not dist.broadcast_text("yes" if is_arguments(value) else ""):
             continue
