@@ -70,8 +70,8 @@ def build(options: argparse.Namespace) -> str:
     if fewer := [one for one in made if len(one) <= options.num_aug]:
         least = min(fewer, key=len)
         lines.append(
-            f"{len(fewer)} tasks have fewer than {options.num_aug} different augmentations, and all"
-            f" of them: {_some(fewer)}; least {least.task.name}: {len(least) - 1}"
+            f"{len(fewer)} tasks have fewer than {options.num_aug} different augmentations:"
+            f" {_some(fewer)}; least {least.task.name}: {len(least) - 1}"
         )
     return "\n".join([*lines, *_leaks(tasks)])
 
