@@ -42,7 +42,7 @@ def arguments(task: str, folder: Path, request: pytest.FixtureRequest) -> list[s
             return [*TINY_TRM, *short]
         case "maze":
             made = ["--size", "6", "--min-path", "8", "--train", "40", "--test", "8"]
-            assert maze.main([*made, "--workers", "1", "--output-dir", str(folder / "data")]) == 0
+            assert maze.main([*made, "--output-dir", str(folder / "data")]) == 0
             return [*OWN_DATA, *short, f"data_path={folder / 'data'}"]
         case "arc":
             for name, seed in (("train", 1), ("test", 2)):

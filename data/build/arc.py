@@ -18,14 +18,20 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from data.build.arc_variants import Variants, rows, variants
-from data.build.common import TEST_PUZZLES, Parser, Pieces, check_output, whole, write_dataset
-from data.build.workers import progress
+from data.build.common import (
+    TEST_PUZZLES,
+    Parser,
+    Pieces,
+    new_folder,
+    progress,
+    whole,
+    write_puzzles,
+)
 from data.recursive.arc import BLANK, CELLS, PAD, VOCAB
 from data.recursive.arc_tasks import Pair, Task, read_tasks, standing_in_training
 from data.recursive.puzzle_files import MOST_IDS, Metadata, PuzzleSet, PuzzleSplit
@@ -43,30 +49,32 @@ class Inputs(argparse.Action):
 
 def build(options: argparse.Namespace) -> str:
     """Makes the dataset, and returns a few lines about it."""
-    folder = Path(options.output_dir)
-    check_output(folder)
     if not options.inputs:
         raise ConfigError(
             "--train, --test: neither is given; name a folder of task files, or what comes before"
             " _challenges.json"
         )
-    tasks = read_tasks(options.inputs)
-    made = []
-    with progress(len(tasks), "task") as bar:
-        for task in tasks:
-            made.append(variants(task, options.num_aug, options.seed))
-            bar.update()
-    splits = make_splits(made)
-    tested = {
-        task.name: {"train": _plain(task.shown), "test": _plain(task.asked)}
-        for task in tasks
-        if task.tested
-    }
-    write_dataset(folder, splits, names(made), {TEST_PUZZLES: json.dumps(tested)})
+    with new_folder(options.output_dir) as folder:
+        tasks = read_tasks(options.inputs)
+        made = []
+        with progress(len(tasks), "task") as bar:
+            for task in tasks:
+                made.append(variants(task, options.num_aug, options.seed))
+                bar.update()
+        splits = make_splits(made)
+        write_puzzles(folder, splits, names(made))
+        tested = {
+            task.name: {"train": _plain(task.shown), "test": _plain(task.asked)}
+            for task in tasks
+            if task.tested
+        }
+        (folder / TEST_PUZZLES).write_text(json.dumps(tested))
     sizes = ", ".join(
         f"{len(splits[name].sets['all'].inputs):,} {name} examples" for name in splits
     )
-    lines = [f"{folder}: {sizes}, {sum(map(len, made)):,} puzzles of {len(tasks)} tasks"]
+    lines = [
+        f"{options.output_dir}: {sizes}, {sum(map(len, made)):,} puzzles of {len(tasks)} tasks"
+    ]
     if fewer := [one for one in made if len(one) <= options.num_aug]:
         least = min(fewer, key=len)
         lines.append(

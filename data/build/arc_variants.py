@@ -44,7 +44,7 @@ def variants(task: Task, num_aug: int, seed: int) -> Variants:
         np.concatenate([turned[turn].ravel() for pair in imaged for turned in pair])
         for turn in range(len(SYMMETRIES))
     ]
-    found: dict[bytes, tuple[int, np.ndarray]] = {}
+    found: dict[bytes, tuple[np.uint8, np.ndarray]] = {}
     symmetry = np.zeros(1 + TRIES * num_aug, np.uint8)
     colours = np.tile(np.arange(COLOURS, dtype=np.uint8), (len(symmetry), 1))
     symmetry[1:] = rng.integers(len(SYMMETRIES), size=TRIES * num_aug)

@@ -6,18 +6,20 @@ import argparse
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
-from data.recursive.puzzle_files import PuzzleSplit, begin_digest, digest_line
+from data.recursive.puzzle_files import PuzzleSplit
 from utils.errors import ConfigError
 
 IDENTIFIERS, TEST_PUZZLES = "identifiers.json", "test_puzzles.json"
-FILES = (IDENTIFIERS, TEST_PUZZLES)  # beside the splits
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,6 @@ class Pieces:
 
     shape: tuple[int, ...]
     make: Callable[[], Iterator[np.ndarray]]
-    dtype: Any = np.dtype(np.uint8)  # noqa: RUF009
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -38,11 +39,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, name: str, about: str | None) -> None:
         shape = argparse.RawDescriptionHelpFormatter
         super().__init__(prog=f"data.build.{name}", description=about, formatter_class=shape)
-        self.add_argument(
-            "--output-dir",
-            required=True,
-            help="folder of the dataset; an earlier dataset there is replaced",
-        )
+        self.add_argument("--output-dir", required=True, type=Path, help="a new or empty folder")
 
     def error(self, message: str) -> Any:
         raise ConfigError(f"{self.prog}: {message}; see --help")
@@ -62,50 +59,27 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
     return parsed
 
 
-def check_output(folder: Path, splits: tuple[str, ...] = ("train", "test")) -> None:
-    """Raises ConfigError if the folder holds anything but an earlier dataset."""
-    if not os.path.exists(folder):  # Path.exists raises for names that no file can have
-        return
-    strangers = (
-        ["it is a file"]
-        if not folder.is_dir()
-        else sorted(p.name for p in folder.iterdir() if p.name not in (*splits, *FILES))
-    )
-    if (
-        not strangers
-        and any(folder.iterdir())
-        and not any((folder / split / "dataset.json").is_file() for split in splits)
-    ):
-        strangers = ["no dataset.json"]
-    if strangers:
-        raise ConfigError(
-            f"--output-dir {folder}: exists and is not a dataset ({strangers[0]}); choose another"
-            " folder or empty this one"
-        )
+def progress(total: int | None, unit: str, scale: bool = False) -> tqdm:
+    """A progress bar for what takes more than a second. In a file it moves every ten seconds."""
+    pause = 0.1 if sys.stderr.isatty() else 10.0
+    return tqdm(total=total, unit=unit, unit_scale=scale, delay=1, mininterval=pause)
 
 
-def write_dataset(
-    folder: Path, splits: Mapping[str, PuzzleSplit], identifiers: list[str],
-    others: Mapping[str, str] | None = None,
-) -> None:  # fmt: skip
-    """Writes a dataset aside, then renames it: the folder holds the old dataset or the new one,
-    never half of one. `others` are texts by file name.
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yields a folder beside `folder` to write to, and renames it at the end: `folder` holds the
+    whole dataset or nothing.
     """
-    check_output(folder)
+    if os.path.exists(folder) and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(
+            f"--output-dir {folder}: exists and is not empty; choose another folder, or remove it"
+        )
     aside = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
-    old = folder.with_name(f"{folder.name}.old-{os.getpid()}")
     try:
-        for name, split in splits.items():
-            _write_split(aside / name, split)
-        for name, text in {IDENTIFIERS: json.dumps(identifiers), **(others or {})}.items():
-            _write_text(aside / name, text)
-        if folder.exists():
-            folder.rename(old)
+        aside.mkdir(parents=True)
+        yield aside
         aside.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
-        if os.path.exists(old) and not os.path.exists(folder):
-            old.rename(folder)
         raise ConfigError(
             f"--output-dir {folder}: cannot be written ({error.strerror}); choose another folder"
         ) from None
@@ -113,44 +87,29 @@ def write_dataset(
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _write_split(folder: Path, split: PuzzleSplit) -> None:
-    folder.mkdir(parents=True)
-    digest = begin_digest(split.metadata)  # as content_fingerprint has it, of what is seen once
-    for name, puzzle_set in sorted(split.sets.items()):
-        for field, array in puzzle_set.arrays().items():
-            digest.update(digest_line(name, field, array))
-            _write_array(folder / f"{name}__{field}.npy", array, digest)
-    examples = sum(len(one.inputs) for one in split.sets.values())
-    puzzles = sum(len(one.puzzle_identifiers) for one in split.sets.values())
-    content = asdict(split.metadata) | {
-        "sets": list(split.metadata.sets),
-        "total_groups": sum(len(one.group_indices) - 1 for one in split.sets.values()),
-        "total_puzzles": puzzles,
-        "mean_puzzle_examples": examples / max(1, puzzles),
-        "fingerprint": digest.hexdigest(),
-    }
-    _write_text(folder / "dataset.json", json.dumps(content, indent=1))
+def write_puzzles(folder: Path, splits: Mapping[str, PuzzleSplit], identifiers: list[str]) -> None:
+    """Writes the splits of a dataset, and what each puzzle id stands for."""
+    (folder / IDENTIFIERS).write_text(json.dumps(identifiers))
+    for split_name, split in splits.items():
+        (folder / split_name).mkdir()
+        for name, puzzles in split.sets.items():
+            for field, array in puzzles.arrays().items():
+                _write_array(folder / split_name / f"{name}__{field}.npy", array)
+        examples = sum(len(one.inputs) for one in split.sets.values())
+        total = sum(len(one.puzzle_identifiers) for one in split.sets.values())
+        content = asdict(split.metadata) | {
+            "total_groups": sum(len(one.group_indices) - 1 for one in split.sets.values()),
+            "total_puzzles": total,
+            "mean_puzzle_examples": examples / max(1, total),
+        }
+        (folder / split_name / "dataset.json").write_text(json.dumps(content, indent=1))
 
 
-def _write_array(path: Path, array: np.ndarray | Pieces, digest: Any) -> None:
-    """Writes an array as np.save does, and hashes its bytes."""
-    header = {
-        "descr": np.lib.format.dtype_to_descr(array.dtype),
-        "fortran_order": False,
-        "shape": array.shape,
-    }
-    with open(path, "wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        for piece in array.make() if isinstance(array, Pieces) else [array]:
-            values = np.ascontiguousarray(piece).data
-            file.write(values)
-            digest.update(values)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _write_text(path: Path, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+def _write_array(path: Path, array: np.ndarray | Pieces) -> None:
+    if not isinstance(array, Pieces):
+        np.save(path, array)
+        return
+    file, start = np.lib.format.open_memmap(path, "w+", np.uint8, array.shape), 0
+    for piece in array.make():
+        file[start : start + len(piece)] = piece
+        start += len(piece)

@@ -10,15 +10,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable
-from contextlib import closing
 from itertools import count
-from pathlib import Path
 
 import numpy as np
 
-from data.build.common import Parser, check_output, whole, write_dataset
-from data.build.rows import Boards, Row, check, collect, convert, repeats
-from data.build.workers import in_order, progress
+from data.build.common import Parser, new_folder, progress, whole, write_puzzles
+from data.build.rows import SPLITS, Boards, Row, check, collect, convert, leaks
 from data.recursive.maze import (
     CHARACTERS,
     GOAL,
@@ -35,7 +32,6 @@ from data.recursive.puzzle_files import Metadata, PuzzleSplit, plain_split
 from data.recursive.puzzle_text import tokens_of
 from utils.errors import ConfigError, exit_status
 
-CHUNKS = 16  # of boards, tried by one process at once
 PATIENCE = 1 << 20  # boards without a single maze
 IMAGES = 8  # turns and reflections of a square
 
@@ -81,20 +77,15 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
             f"--min-path {min_path}: a path in a maze of size {side} has 2 to {side * side} cells;"
             " choose one of these"
         )
-    kept: dict[bytes, tuple[np.ndarray, np.ndarray]] = {}
-    tasks = (
-        (side, min_path, options.unique, options.seed, range(start, start + CHUNKS))
-        for start in count(0, CHUNKS)
-    )
-    chunks = in_order(generate, tasks, options.workers)
-    with closing(chunks), progress(wanted, "maze") as bar:
-        for number, mazes in enumerate(chunks, start=1):
-            for maze in mazes:
+    kept: dict[bytes, Boards] = {}
+    with progress(wanted, "maze") as bar:
+        for chunk in count():
+            for maze in generate(side, min_path, options.seed, chunk):
                 kept.setdefault(min(image.tobytes() for image in images(maze[0][None])), maze)
             bar.update(min(len(kept), wanted) - bar.n)
             if len(kept) >= wanted:
                 break
-            if not kept and number * CHUNKS * TOGETHER >= PATIENCE:
+            if not kept and chunk * TOGETHER >= PATIENCE:
                 raise ConfigError(
                     f"--min-path {min_path}: none of {PATIENCE:,} boards of size {side} has a path"
                     " so long; ask for less"
@@ -117,25 +108,19 @@ def maze_split(where: str, inputs: np.ndarray, labels: np.ndarray, copies: int) 
 
 def build(options: argparse.Namespace) -> str:
     """Makes the dataset, and returns a line about it."""
-    folder = Path(options.output_dir)
-    check_output(folder)
-    boards = make(options) if options.size is not None else convert(options, parse_rows)
-    mazes, again = {name: len(inputs) for name, (inputs, _) in boards.items()}, repeats(boards)
-    if options.augment and "train" in boards:
-        boards["train"] = images(boards["train"][0]), images(boards["train"][1])
-    copies = {"train": IMAGES if options.augment else 1, "test": 1}
-    write_dataset(
-        folder,
-        {name: maze_split(name, *boards[name], copies[name]) for name in boards},
-        ["<blank>"],
-    )
+    with new_folder(options.output_dir) as folder:
+        boards = make(options) if options.size is not None else convert(options, parse_rows)
+        mazes, known = [len(boards[name][0]) for name in SPLITS], leaks(boards)
+        if options.augment:
+            boards["train"] = images(boards["train"][0]), images(boards["train"][1])
+        copies = {"train": IMAGES if options.augment else 1, "test": 1}
+        splits = {name: maze_split(name, *boards[name], copies[name]) for name in SPLITS}
+        write_puzzles(folder, splits, ["<blank>"])
     side = round(boards["test"][0].shape[1] ** 0.5)
-    trained = (
-        f"{len(boards['train'][0])} training examples of {mazes['train']} mazes, "
-        if "train" in boards
-        else ""
+    return (
+        f"{options.output_dir}: {len(boards['train'][0])} training examples of {mazes[0]} mazes,"
+        f" {mazes[1]} test mazes, {side}x{side}{known}"
     )
-    return f"{folder}: {trained}{mazes['test']} test mazes, {side}x{side}{again}"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -147,9 +132,7 @@ def parser() -> argparse.ArgumentParser:
         type=whole(1, LONGEST_SIDE),
         help=f"generate mazes of this many rows and columns, at most {LONGEST_SIDE}",
     )
-    source.add_argument(
-        "--input-dir", help="folder that holds train.csv and test.csv, or test.csv alone"
-    )
+    source.add_argument("--input-dir", help="folder that holds train.csv and test.csv")
     source.add_argument(
         "--hub", help="a dataset's name on the hub, such as sapientinc/maze-30x30-hard-1k"
     )
@@ -165,16 +148,7 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         help="cells of the path, ends included; by default 11/3 of the size, 110 for 30",
     )
-    generated.add_argument(
-        "--unique", action="store_true", help="mazes with one shortest path alone"
-    )
-    generated.add_argument("--workers", type=whole(1), help="processes; by default one a core")
     given = made.add_argument_group("converted mazes")
-    given.add_argument(
-        "--held-out",
-        type=int,
-        help="this many training mazes become the test set, where there is no test.csv",
-    )
     given.add_argument(
         "--subsample-size", type=int, help="training mazes to keep, chosen at random"
     )

@@ -14,8 +14,6 @@ from utils.errors import ConfigError, brief
 
 SPLITS = ("train", "test")
 
-TOGETHER = 1024  # puzzles to solve between two updates of the progress line
-
 COLUMNS = ("question", "answer", "rating")
 Row = tuple[int, str, str, str]  # the line, counted from 1, and the columns
 Boards = tuple[np.ndarray, np.ndarray]  # puzzles and answers
@@ -24,91 +22,44 @@ Parse = Callable[[str, Iterable[Row], int | None], Boards]
 
 
 def convert(options: argparse.Namespace, parse: Parse) -> dict[str, Boards]:
-    """Returns the splits, subsampled and with held-out puzzles as the options say. A test file may
-    come without a training file.
-    """
-
-    def read(split: str, without: str = "") -> Boards:
+    """Returns both splits, subsampled as the options say."""
+    boards = {}
+    for split in SPLITS:
         if options.input_dir is None:
             rows = f"{options.hub} {split}", read_hub(options.hub, split)
         else:
             file = Path(options.input_dir) / f"{split}.csv"
-            rows = str(file), read_csv(file, without)
-        return parse(*rows, options.min_difficulty)
-
-    if options.input_dir and _there(options.input_dir) == ["test"]:
-        for option in ("held_out", "subsample_size"):
-            if (value := getattr(options, option)) is not None:
-                raise ConfigError(
-                    f"--{option.replace('_', '-')} {value}: there is no train.csv in"
-                    f" {options.input_dir} to choose from; leave it out"
-                )
-        return {"test": subsample("test", read("test"), options)}
-    boards = {"train": read("train")}
-    if options.held_out is None:
-        boards["test"] = read("test", ", or --held-out")
-    else:
-        boards["train"], boards["test"] = _held_out(boards["train"], options)
-    cells, test_cells = boards["train"][0].shape[1], boards["test"][0].shape[1]
+            rows = str(file), read_csv(file)
+        boards[split] = subsample(split, parse(*rows, options.min_difficulty), options)
+    cells, test_cells = (boards[split][0].shape[1] for split in SPLITS)
     if cells != test_cells:
         raise ConfigError(
             f"test puzzles have {test_cells} cells, training puzzles {cells}; give files of one"
             " size"
         )
-    return {split: subsample(split, of, options) for split, of in boards.items()}
+    return boards
 
 
-def _there(input_dir: str) -> list[str]:
-    """Returns the splits that have files."""
-    # Path.exists raises for names that no file can have
-    return [split for split in SPLITS if os.path.exists(Path(input_dir) / f"{split}.csv")]
+def leaks(boards: Mapping[str, Boards]) -> str:
+    """Returns a note on test puzzles that are also trained on."""
+    train, test = ((row.tobytes() for row in boards[split][0]) for split in SPLITS)
+    shared = len({*test}.intersection(train))
+    return f"; note: {shared:,} test puzzles are in the training set, too" if shared else ""
 
 
-def _held_out(boards: Boards, options: argparse.Namespace) -> tuple[Boards, Boards]:
-    """Returns training puzzles, and held-out ones that are chosen at random."""
-    inputs, labels = boards
-    if not 0 < options.held_out < len(inputs):
-        raise ConfigError(
-            f"--held-out {options.held_out}: there are {len(inputs)} puzzles; hold out at least 1,"
-            " and not all"
-        )
-    order = np.random.default_rng([options.seed, 1]).permutation(len(inputs))
-    test, train = np.sort(order[: options.held_out]), np.sort(order[options.held_out :])
-    return (inputs[train], labels[train]), (inputs[test], labels[test])
-
-
-def repeats(boards: Mapping[str, Boards]) -> str:
-    """Returns a note on puzzles that come more than once."""
-    contiguous = {split: np.ascontiguousarray(puzzles) for split, (puzzles, _) in boards.items()}
-    rows = {split: all_.view(f"V{all_.shape[1]}")[:, 0] for split, all_ in contiguous.items()}
-    notes = [
-        f"{count:,} {split} puzzles come again in their set"
-        for split, puzzles in rows.items()
-        if (count := len(puzzles) - len(np.unique(puzzles)))
-    ]
-    if len(rows) > 1 and (shared := int(np.isin(rows["test"], np.unique(rows["train"])).sum())):
-        notes.append(f"{shared:,} test puzzles are in the training set, too")
-    return "".join(f"; note: {one}" for one in notes)
-
-
-def read_csv(path: Path, without: str = "") -> Iterator[Row]:
+def read_csv(path: Path) -> Iterator[Row]:
     """Yields the rows of a CSV file."""
     if not os.path.exists(path):
         raise ConfigError(
             f"--input-dir {path.parent}: no {path.name} there; give a folder that holds train.csv"
-            f" and test.csv, or test.csv alone{without}"
+            " and test.csv"
         )
     # with a byte order mark or without
     with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
         reader = csv.DictReader(file)
-        try:
-            for row in reader:
-                question, answer, rating = (row.get(name) or "" for name in COLUMNS)
-                yield reader.line_num, question, answer, rating
-        except csv.Error as error:
-            raise ConfigError(
-                f"{path}: line {reader.line_num} cannot be read ({error}); correct or remove it"
-            ) from None
+        for row in reader:
+            question, answer, rating = (row.get(name) or "" for name in COLUMNS)
+            yield reader.line_num, question, answer, rating
 
 
 def read_hub(name: str, split: str) -> Iterator[Row]:
@@ -155,19 +106,14 @@ def collect(
                 f"{file}: line {line} has {len(question)} and {len(answer)} cells, not {expected};"
                 " correct it, and name the columns question and answer in a table"
             )
-        if min_difficulty is not None and not rating:
-            raise ConfigError(
-                f"{file}: line {line} has no rating, which --min-difficulty needs; leave the option"
-                " out"
-            )
         try:
-            difficulty = int(rating or 0)
+            hard = min_difficulty is None or int(rating) >= min_difficulty
         except ValueError:
             raise ConfigError(
-                f"{file}: line {line} has rating={brief(rating)}, not a whole number; correct or"
-                " remove it"
+                f"{file}: line {line} has rating={brief(rating)}, not a whole number; leave"
+                " --min-difficulty out"
             ) from None
-        if min_difficulty is None or difficulty >= min_difficulty:
+        if hard:
             lines.append(line)
             questions.append(question)
             answers.append(answer)

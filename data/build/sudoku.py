@@ -12,12 +12,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 
-from data.build.common import Parser, check_output, whole, write_dataset
-from data.build.rows import Boards, Row, check, collect, convert, repeats
+from data.build.common import Parser, new_folder, whole, write_puzzles
+from data.build.rows import SPLITS, Boards, Row, check, collect, convert, leaks
 from data.recursive.puzzle_text import tokens_of
 from data.recursive.sudoku import (
     BLANK,
@@ -50,32 +49,28 @@ def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Bo
 
 def build(options: argparse.Namespace) -> str:
     """Makes the dataset, and returns a line about it."""
-    folder = Path(options.output_dir)
-    check_output(folder)
-    if options.input_dir or options.hub:
-        boards = convert(options, parse_rows)
-        size = SIZES[boards["test"][0].shape[1]]
-    else:
-        size = options.size
-        blanks = BLANKS[size] if options.blanks is None else options.blanks
-        parts = generate(
-            size, (options.train, options.test), blanks, options.seed, options.min_guesses
-        )
-        boards = {"train": parts[0], "test": parts[1]}
-    splits = {
-        name: sudoku_split(
-            name, size, *boards[name], options.num_aug if name == "train" else 0, options.seed
-        )
-        for name in boards
-    }
-    write_dataset(folder, splits, ["<blank>"])
-    examples = {name: len(split.sets["all"].inputs) for name, split in splits.items()}
-    trained = (
-        f"{examples['train']} training examples of {len(boards['train'][0])} boards, "
-        if "train" in boards
-        else ""
+    with new_folder(options.output_dir) as folder:
+        if options.size is None:
+            boards = convert(options, parse_rows)
+            size = SIZES[boards["test"][0].shape[1]]
+        else:
+            size = options.size
+            blanks = BLANKS[size] if options.blanks is None else options.blanks
+            counts = options.train, options.test
+            parts = generate(size, counts, blanks, options.seed, options.min_guesses)
+            boards = dict(zip(SPLITS, parts, strict=True))
+        splits = {
+            name: sudoku_split(
+                name, size, *boards[name], options.num_aug if name == "train" else 0, options.seed
+            )
+            for name in SPLITS
+        }
+        write_puzzles(folder, splits, ["<blank>"])
+    trained, tested = (len(splits[name].sets["all"].inputs) for name in SPLITS)
+    return (
+        f"{options.output_dir}: {trained} training examples of {len(boards['train'][0])} boards,"
+        f" {tested} test boards, {size}x{size}{leaks(boards)}"
     )
-    return f"{folder}: {trained}{examples['test']} test boards, {size}x{size}{repeats(boards)}"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -85,9 +80,7 @@ def parser() -> argparse.ArgumentParser:
     source.add_argument(
         "--size", type=int, choices=sorted(BOXES), help="generate boards of this size"
     )
-    source.add_argument(
-        "--input-dir", help="folder that holds train.csv and test.csv, or test.csv alone"
-    )
+    source.add_argument("--input-dir", help="folder that holds train.csv and test.csv")
     source.add_argument(
         "--hub", help="a dataset's name on the hub, such as sapientinc/sudoku-extreme"
     )
@@ -111,11 +104,6 @@ def parser() -> argparse.ArgumentParser:
         help="only boards for which a search guesses at least so often",
     )
     given = made.add_argument_group("converted boards")
-    given.add_argument(
-        "--held-out",
-        type=int,
-        help="this many training boards become the test set, where there is no test.csv",
-    )
     given.add_argument(
         "--subsample-size", type=int, help="training boards to keep, chosen at random"
     )

@@ -1,4 +1,4 @@
-"""Build token shards for data=tokens from text: files, folders, .jsonl, .parquet, or a dataset on
+"""Build token files for data=tokens from text: files, folders, .jsonl, .parquet, or a dataset on
 the hub.
 
 python -m data.build.tokens --input TEXT_FILE_OR_FOLDER --tokenizer bytes --output-dir data/mine
@@ -7,41 +7,33 @@ python -m data.build.tokens --input FOLDER_OF_JSONL --field text --train-bpe 819
 python -m data.build.tokens --hub HuggingFaceFW/fineweb-edu \
     --tokenizer tokenizer.json --output-dir data/fineweb
 
-The same input gives the same bytes. Killed, and started again with the same line, it goes on where
-it was.
+The same input gives the same bytes. `tokenizers` uses all cores.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
-import shutil
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data.build.common import Parser, whole
-from data.build.workers import in_order, progress
+from data.build.common import Parser, new_folder, progress, whole
 from data.language.text_files import Documents, HubTexts, read_file
-from data.language.token_files import bin_header
-from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes, train_bpe
-from utils.errors import ConfigError, RankError, brief, exit_status
-from utils.files import write_whole
+from data.tokenizer import Bytes, FromFile, Tokenizer, train_bpe
+from utils.errors import ConfigError, RankError, exit_status
 
-PART = 32 << 20  # bytes of text whose tokens make one file
 # characters tokenized together: what the library keeps of them is many times as large
 TOGETHER = 1 << 20
+FILE = 1 << 26  # tokens
 SPLITS = ("train", "val")
 
 Document = tuple[str, int]  # its text, and its size in the input
-Part = list[tuple[str, str]]  # split and text of each document
 
 
 def find_files(key: str, inputs: Sequence[str]) -> list[Path]:
@@ -87,73 +79,16 @@ def split_documents(
             yield "train", text[:cut], size
             yield "val", text[cut:], 0
         else:
-            yield (
-                (
-                    "val"
-                    if zlib.crc32(text.encode(errors="surrogatepass")) < share * (1 << 32)
-                    else "train"
-                ),
-                text,
-                size,
-            )
+            held_out = zlib.crc32(text.encode(errors="surrogatepass")) < share * (1 << 32)
+            yield SPLITS[held_out], text, size
 
 
-def parts_of(documents: Iterator[tuple[str, str, int]]) -> Iterator[tuple[Part, int]]:
-    """Yields documents in parts of about one size, with their sizes. Only lengths decide where
-    parts end, so they are always the same.
-    """
-    part: Part = []
-    held = taken = 0
-    for split, text, size in documents:
-        part.append((split, text))
-        held, taken = held + len(text), taken + size
-        if held >= PART:
-            yield part, taken
-            part, held, taken = [], 0, 0
-    if part:
-        yield part, taken
-
-
-def encode_part(number: int, part: Part, folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Writes a part's tokens, and then a note on them. A part without its note is made again."""
-    sizes, dtype = (
-        np.array(tokenizer.token_bytes),
-        np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32),
-    )
-    begin = [] if tokenizer.begin is None else [np.array([tokenizer.begin], dtype)]
-    note: dict[str, Any] = {"files": {}, "sha256": {}, "bytes": 0, "stood_for": 0}
-    for split in SPLITS:
-        texts = [text for its, text in part if its == split and text]
-        arrays: list[np.ndarray] = []
-        for batch in batches_of(texts):
-            for ids in tokenizer.encode(batch):
-                if len(ids) and int(ids.max()) >= tokenizer.vocab_size:
-                    raise ConfigError(
-                        f"--tokenizer: makes token {ids.max()}, but its vocabulary has"
-                        f" {tokenizer.vocab_size}; repair it"
-                    )
-                note["stood_for"] += int(sizes[ids].sum())
-                arrays += [*begin, ids.astype(dtype)]
-        note["bytes"] += sum(len(text.encode(errors="surrogatepass")) for text in texts)
-        if arrays:
-            tokens, name = np.concatenate(arrays), f"{split}_{number:06}.bin"
-            content = bin_header(len(tokens), dtype) + tokens.tobytes()
-            write_whole(folder / name, content)
-            note["files"][name], note["sha256"][name] = (
-                len(tokens),
-                hashlib.sha256(content).hexdigest(),
-            )
-    write_whole(folder / f"part_{number:06}.json", json.dumps(note))
-    return note
-
-
-def batches_of(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Yields batches of at least TOGETHER characters."""
-    batch: list[str] = []
-    held = 0
-    for text in texts:
-        batch.append(text)
-        held += len(text)
+def batches_of(documents: Iterator[tuple[str, str, int]]) -> Iterator[list[tuple[str, str, int]]]:
+    """Yields documents in batches of at least TOGETHER characters."""
+    batch, held = [], 0
+    for document in documents:
+        batch.append(document)
+        held += len(document[1])
         if held >= TOGETHER:
             yield batch
             batch, held = [], 0
@@ -161,42 +96,33 @@ def batches_of(texts: Sequence[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _work(
-    number: int, part: Part | None, folder: str, name: str, begin: str | None
-) -> dict[str, Any]:
-    """Returns a part's note; without a part, the note of an earlier start."""
-    if part is None:
-        return json.loads(Path(folder, f"part_{number:06}.json").read_text())
-    return encode_part(number, part, Path(folder), _tokenizer(name, Path(folder), begin))
+class TokenWriter:
+    """Writes the tokens of one split to files of FILE tokens or a few more."""
 
+    def __init__(self, folder: Path, split: str, dtype: Any) -> None:
+        self._folder, self._split, self._dtype = folder, split, dtype
+        self._held: list[np.ndarray] = []
+        self.files: dict[str, int] = {}  # the tokens in each
 
-@cache
-def _tokenizer(name: str, folder: Path, begin: str | None) -> Tokenizer:
-    return (
-        Bytes()
-        if name == "bytes"
-        else FromFile(f"--tokenizer {name}", folder / "tokenizer.json", begin)
-    )
+    def add(self, tokens: np.ndarray) -> None:
+        self._held.append(tokens.astype(self._dtype))
+        if sum(map(len, self._held)) >= FILE:
+            self.write()
+
+    def write(self) -> None:
+        if self._held:
+            tokens, name = np.concatenate(self._held), f"{self._split}_{len(self.files):06}.npy"
+            np.save(self._folder / name, tokens)
+            self.files[name], self._held = len(tokens), []
 
 
 def build(options: argparse.Namespace) -> str:
     """Makes the dataset, and returns a line about it."""
-    folder = Path(options.output_dir)
-    _check(options, folder)
+    if not 0 <= options.val_share < 1:
+        raise ConfigError(
+            f"--val-share {options.val_share}: must be at least 0 and less than 1, for example 0.01"
+        )
     paths = find_files("--input", options.input) if options.input else []
-    aside = folder.with_name(f"{folder.name}.building")
-    inputs = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
-    settings = json.dumps(
-        [
-            inputs,
-            {
-                name: value
-                for name, value in vars(options).items()
-                if name not in ("output_dir", "workers")
-            },
-            PART,
-        ]
-    )
     single = len(paths) == 1 and paths[0].suffix.lower() not in (".jsonl", ".parquet")
 
     def documents() -> Iterator[tuple[str, str, int]]:
@@ -207,140 +133,66 @@ def build(options: argparse.Namespace) -> str:
             read = ((text, len(text)) for text in texts if text)
         return split_documents(read, options.val_share, single)
 
-    try:
-        if (
-            not (aside / "settings.json").is_file()
-            or (aside / "settings.json").read_text() != settings
-        ):
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-            write_whole(aside / "settings.json", settings)
-        name = _place_tokenizer(options, aside, documents)
-        tokenizer = _tokenizer(name, aside, options.begin_token)
-        if options.tokenizer:
-            texts = (text for _, text, _ in documents())
-            check_encodes(f"--tokenizer {options.tokenizer}", tokenizer, texts)
-        notes = _encode_all(
-            options, aside, name, parts_of(documents()), sum(path.stat().st_size for path in paths)
-        )
-        description = _describe(notes, tokenizer, options)
-        write_whole(aside / "dataset.json", json.dumps(description) + "\n")
-        for left in aside.iterdir():  # notes, and what a start that was killed has half written
-            if left.name not in (*description["files"], "dataset.json", "tokenizer.json"):
-                left.unlink()
-        _put_in_place(aside, folder)
-    except OSError as error:
-        raise ConfigError(
-            f"--output-dir {folder}: cannot be written ({brief(error)}); choose another folder"
-        ) from None
-    tokens = {
-        split: sum(count for file, count in description["files"].items() if file.startswith(split))
-        for split in SPLITS
-    }
+    with new_folder(options.output_dir) as folder:
+        tokenizer = _tokenizer(options, documents)
+        sizes = np.array(tokenizer.token_bytes)
+        dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+        writers = {split: TokenWriter(folder, split, dtype) for split in SPLITS}
+        begin = np.array([] if tokenizer.begin is None else [tokenizer.begin], np.uint32)
+        size = stood_for = 0  # bytes of text, and those that its tokens stand for
+        total = sum(path.stat().st_size for path in paths)
+        with progress(total or None, "B", scale=True) as bar:
+            for batch in batches_of(documents()):
+                tokens: dict[str, list] = {split: [] for split in SPLITS}
+                encoded = tokenizer.encode([text for _, text, _ in batch])
+                for (split, text, taken), ids in zip(batch, encoded, strict=True):
+                    if text:
+                        tokens[split] += [begin, ids]
+                        size += len(text.encode(errors="surrogatepass"))
+                        stood_for += int(sizes[ids].sum())
+                    bar.update(taken)
+                for split, pieces in tokens.items():
+                    if pieces:
+                        writers[split].add(np.concatenate(pieces))
+        for writer in writers.values():
+            writer.write()
+        if not writers["train"].files:
+            where = options.hub or " ".join(options.input)
+            raise ConfigError(
+                f"{where}: no text is left for training; give more, or a smaller --val-share than"
+                f" {options.val_share}"
+            )
+        description = {
+            "vocab_size": tokenizer.vocab_size,
+            "tokenizer": tokenizer.name,
+            "begin_token": tokenizer.begin,
+            "files": writers["train"].files | writers["val"].files,
+            "token_bytes": list(tokenizer.token_bytes) if size == stood_for else [],
+        }
+        (folder / "dataset.json").write_text(json.dumps(description) + "\n")
+        if isinstance(tokenizer, FromFile):
+            (folder / "tokenizer.json").write_bytes(tokenizer.content)
+    train, val = (sum(writers[split].files.values()) for split in SPLITS)
     exact = (
         ""
-        if description["token_bytes"]
+        if size == stood_for
         else "; this tokenizer changes the text, so there will be no bits per byte"
     )
     return (
-        f"{folder}: {tokens['train']:,} tokens for training, {tokens['val']:,} held out,"
-        f" {description['bytes_per_token']:.3f} bytes per token,"
-        f" vocabulary {description['vocab_size']:,}{exact}"
+        f"{options.output_dir}: {train:,} tokens for training, {val:,} held out,"
+        f" {size / (train + val):.3f} bytes per token, vocabulary {tokenizer.vocab_size:,}{exact}"
     )
 
 
-def _check(options: argparse.Namespace, folder: Path) -> None:
-    """Raises ConfigError for options that are wrong, before the work starts."""
-    if os.path.exists(folder) and not folder.is_dir():
-        raise ConfigError(f"--output-dir {folder}: it is a file; choose another folder")
-    if (
-        folder.is_dir()
-        and any(folder.iterdir())
-        and not ((folder / "dataset.json").is_file() and any(folder.glob("train_*.bin")))
-    ):
-        raise ConfigError(
-            f"--output-dir {folder}: exists and is not a dataset of tokens; choose another folder"
-            " or empty this one"
-        )
-    if not 0 <= options.val_share < 1:
-        raise ConfigError(
-            f"--val-share {options.val_share}: must be at least 0 and less than 1, for example 0.01"
-        )
-    if options.tokenizer not in (None, "bytes") and not os.path.isfile(options.tokenizer):
-        raise ConfigError(
-            f"--tokenizer {options.tokenizer}: no such file; give bytes, a tokenizer.json, or"
-            " --train-bpe N instead"
-        )
-
-
-def _place_tokenizer(options: argparse.Namespace, aside: Path, documents: Any) -> str:
-    """Copies the tokenizer's file beside the shards, or trains one once. Bytes need none."""
+def _tokenizer(options: argparse.Namespace, documents: Callable[[], Iterator]) -> Tokenizer:
+    """Returns bytes, opens the tokenizer's file, or trains a BPE on the training texts."""
     if options.tokenizer == "bytes":
-        return "bytes"
-    if not (aside / "tokenizer.json").is_file():
-        if options.tokenizer:
-            content = FromFile(
-                f"--tokenizer {options.tokenizer}", Path(options.tokenizer), options.begin_token
-            ).content
-        else:
-            texts = (text for split, text, _ in documents() if split == "train")
-            content = train_bpe(texts, options.train_bpe, options.bpe_mib << 20).encode()
-        write_whole(aside / "tokenizer.json", content)
-    return "tokenizer.json"
-
-
-def _encode_all(
-    options: argparse.Namespace,
-    aside: Path,
-    name: str,
-    parts: Iterator[tuple[Part, int]],
-    total: int,
-) -> list[dict[str, Any]]:
-    """Returns all parts' notes, in order. Parts of an earlier start are not made again."""
-
-    def tasks() -> Iterator[tuple[Any, ...]]:
-        for number, (part, size) in enumerate(parts):
-            made = (aside / f"part_{number:06}.json").is_file()
-            yield number, None if made else part, str(aside), name, options.begin_token
-            bar.update(size)
-
-    with progress(total or None, "B", scale=True) as bar:
-        return list(in_order(_work, tasks(), options.workers))
-
-
-def _describe(
-    notes: list[dict[str, Any]], tokenizer: Tokenizer, options: argparse.Namespace
-) -> dict[str, Any]:
-    """Returns the contents of dataset.json."""
-    files = {file: count for note in notes for file, count in note["files"].items()}
-    if not any(file.startswith("train") for file in files):
-        where = options.hub or " ".join(options.input)
-        raise ConfigError(
-            f"{where}: no text is left for training; give more, or a smaller --val-share than"
-            f" {options.val_share}"
-        )
-    size = sum(note["bytes"] for note in notes)
-    exact = size == sum(note["stood_for"] for note in notes)
-    digest = hashlib.sha256(json.dumps([note["sha256"] for note in notes], sort_keys=True).encode())
-    digest.update(tokenizer.content if isinstance(tokenizer, FromFile) else b"bytes")
-    return {
-        "vocab_size": tokenizer.vocab_size,
-        "tokenizer": tokenizer.name,
-        "begin_token": tokenizer.begin,
-        "fingerprint": digest.hexdigest(),
-        "bytes_per_token": size / sum(files.values()),
-        "files": dict(sorted(files.items())),
-        "token_bytes": list(tokenizer.token_bytes) if exact else [],
-    }
-
-
-def _put_in_place(aside: Path, folder: Path) -> None:
-    """Replaces the old dataset by renaming."""
-    old = folder.with_name(f"{folder.name}.old-{os.getpid()}")
-    if folder.exists():
-        folder.rename(old)
-    aside.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+        return Bytes()
+    if options.tokenizer:
+        return FromFile("--tokenizer", Path(options.tokenizer), options.begin_token)
+    texts = (text for split, text, _ in documents() if split == "train")
+    content = train_bpe(texts, options.train_bpe, options.bpe_mib << 20).encode()
+    return FromFile("--train-bpe", "", options.begin_token, content)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -377,7 +229,6 @@ def parser() -> argparse.ArgumentParser:
         default=0.01,
         help="of the documents that is held out; of a single text, its last part",
     )
-    made.add_argument("--workers", type=whole(1), help="processes; by default one a core")
     return made
 
 

@@ -6,7 +6,7 @@ A maze is a square of cells, one row of tokens (N, cells). Steps go down, left, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -157,24 +157,15 @@ def _steps(tokens: np.ndarray, open_cells: np.ndarray) -> np.ndarray:
 
 
 def generate(
-    side: int, min_path: int, unique: bool, seed: int, chunks: Iterable[int]
+    side: int, min_path: int, seed: int, chunk: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns the mazes among the random boards of these chunks, with their answers: the shortest
-    path must have `min_path` cells, both ends included.
+    """Returns the mazes among the random boards of a chunk, with their answers: the shortest path
+    must have `min_path` cells, both ends included.
 
     A board with few goals that are far enough is kept with a small probability, as if its goal were
     drawn blindly.
     """
-    return [
-        maze
-        for chunk in chunks
-        for maze in _generate_chunk(side, min_path, unique, np.random.default_rng([seed, chunk]))
-    ]
-
-
-def _generate_chunk(
-    side: int, min_path: int, unique: bool, rng: np.random.Generator
-) -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng([seed, chunk])
     open_cells = rng.integers(0, 256, (TOGETHER, side * side), np.uint8) >= rng.integers(
         *WALLS, (TOGETHER, 1), np.uint8
     )
@@ -187,20 +178,9 @@ def _generate_chunk(
         goals = [cell for cell, far in enumerate(found.distance) if far >= min_path - 1]
         if rng.random() < len(goals) / MANY:
             path = found.path_to(goals[rng.integers(len(goals))])
-            if unique:
-                _close_others(tokens, path)
             tokens[path[0]], tokens[path[-1]] = START, GOAL
             made.append((tokens, _with_path(tokens, path)))
     return made
-
-
-def _close_others(tokens: np.ndarray, path: list[int]) -> None:
-    """Puts walls where other shortest paths leave this one."""
-    beside, to_goal = neighbours(round(len(tokens) ** 0.5)), search(tokens, path[-1]).distance
-    for step, cell in enumerate(path[:-1], start=1):
-        for other in beside[cell]:
-            if to_goal[other] == len(path) - 1 - step and other != path[step]:
-                tokens[other] = WALL
 
 
 def _reaching(open_cells: np.ndarray, starts: np.ndarray, side: int, steps: int) -> np.ndarray:

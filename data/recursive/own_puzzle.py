@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import os
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from io import StringIO
@@ -21,13 +20,12 @@ from torch import Tensor
 from data.recursive import maze, sudoku
 from data.recursive.puzzle_text import characters, drawn, tokens_of
 from data.recursive.sudoku import BLANK
-from data.source import IGNORE, Arrays, Batch
+from data.source import IGNORE, Batch, Examples
 from utils.errors import ConfigError, brief, short
 from utils.files import read_text
 from utils.measure.evaluator import Prediction, Report
 
 KEY = "data.puzzle"
-STDIN = "-"
 CELLS = {"sudoku": "a digit, or . for a blank", "maze": "# for a wall, a space or ., one S and G"}
 NO_SOLUTION, SEVERAL, RIGHT, WRONG = "no solution", "one of several solutions", "correct", "wrong"
 
@@ -35,39 +33,31 @@ NO_SOLUTION, SEVERAL, RIGHT, WRONG = "no solution", "one of several solutions", 
 Rows = list[tuple[int, str]]  # the line of each puzzle, counted from 1, and its text
 
 
-class OwnPuzzles:
+class OwnPuzzles(Examples):
     """An evaluation set of puzzles. Their labels are the solver's, where it finds one solution."""
 
     def __init__(self, given: str, kind: str, seq_len: int, identifier: int) -> None:
-        """`given` is a puzzle, a file of them, or `-` for the standard input."""
+        """`given` is a puzzle, or a file of them."""
         where, rows = _read(given)
         if kind not in CELLS:
             raise ConfigError(f"{where}: this data holds neither Sudoku boards nor mazes")
         if not rows:
             raise ConfigError(f"{where}: holds no puzzles; write one a line")
-        self.kind, self.lines, self._identifier = kind, [line for line, _ in rows], identifier
+        self.kind, self.lines = kind, [line for line, _ in rows]
         self.inputs = np.stack(
             [_tokens(f"{where}: line {line}", text, kind, seq_len) for line, text in rows]
         )
         solve = sudoku.solve if kind == "sudoku" else maze.solve_all
         # solutions: 2 stands for several, and -1 if the solver gives up
         self.counts, self.solutions = solve(self.inputs)
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def read(self, indices: np.ndarray) -> Arrays:
-        known = self.counts[indices, None] == 1
-        return {
-            "inputs": self.inputs[indices],
-            "labels": np.where(known, self.solutions[indices], IGNORE).astype(np.int32),
-            "puzzle_identifiers": np.full(len(indices), self._identifier, np.int32),
-        }
-
-    def padding(self, rows: int) -> Arrays:
-        """Repeats the first puzzle, so that ranks without one take as long as the others."""
-        batch = self.read(np.zeros(rows, np.int64))
-        return batch | {"labels": np.full_like(batch["labels"], IGNORE)}
+        known = self.counts[:, None] == 1
+        super().__init__(
+            {
+                "inputs": self.inputs,
+                "labels": np.where(known, self.solutions, IGNORE).astype(np.int32),
+                "puzzle_identifiers": np.full(len(rows), identifier, np.int32),
+            }
+        )
 
     def judge(self, index: int, answer: np.ndarray) -> tuple[str, np.ndarray]:
         """Returns the verdict on an answer, and which cells are wrong."""
@@ -89,10 +79,10 @@ class OwnPuzzles:
 def _read(given: str) -> tuple[str, Rows]:
     """Returns the puzzles, and how messages name their file."""
     where = f"{KEY}={short(given)}"
-    if given != STDIN and not os.path.exists(given):
+    if not os.path.exists(given):
         return f"{where} (which is no file)", [(1, given)]
     try:
-        text = sys.stdin.read() if given == STDIN else read_text(Path(given))
+        text = read_text(Path(given))
         return where, _rows(text.removeprefix("\ufeff"))
     except (OSError, ValueError, csv.Error) as error:
         raise ConfigError(f"{where}: cannot be read ({brief(error)}); give a text file") from None

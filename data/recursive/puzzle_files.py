@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field, TypeAdapter
@@ -29,9 +30,7 @@ ARRAYS = {
     "puzzle_indices": 1,
     "group_indices": 1,
 }
-# bytes up to which all of an array is checked when a dataset is opened
-CHECKED_WHOLE = 1 << 26
-# rows looked at where it is larger: all would mean reading gigabytes on every rank
+# rows looked at when a dataset is opened: all would mean reading gigabytes on every rank
 SAMPLED_ROWS = 1024
 MOST_IDS = 2**31 - 1  # ids travel as int32
 # sets name files, on reading and on evaluation
@@ -71,12 +70,7 @@ class Metadata:
         return IGNORE if self.ignore_label_id is None else self.ignore_label_id
 
 
-@dataclass(frozen=True)
-class _Description(Metadata):
-    fingerprint: Annotated[str, Field(pattern=r"^[ -~]{0,200}$")] = ""
-
-
-DESCRIPTION = TypeAdapter(_Description)
+METADATA = TypeAdapter(Metadata)
 
 
 @dataclass(frozen=True)
@@ -86,8 +80,18 @@ class PuzzleSplit:
     where: str  # how messages name it: the user's key=value and the split's file
     metadata: Metadata
     sets: dict[str, PuzzleSet]
-    fingerprint: str = ""
     folder: Path | None = None  # of the dataset, where it was read from one
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hashes metadata, index arrays, shapes and a sample of the rows."""
+        digest = hashlib.sha256(json.dumps(asdict(self.metadata), sort_keys=True).encode())
+        for name, puzzles in sorted(self.sets.items()):
+            for field, array in puzzles.arrays().items():
+                digest.update(f"{name} {field} {array.dtype.str} {array.shape}".encode())
+                values = sample(array) if array.ndim == 2 else array
+                digest.update(np.ascontiguousarray(values).data)
+        return digest.hexdigest()
 
 
 def plain_split(
@@ -103,38 +107,7 @@ def plain_split(
         puzzle_indices=np.arange(rows + 1, dtype=index),
         group_indices=np.arange(0, rows + 1, copies, dtype=index),
     )
-    split = PuzzleSplit(where, metadata, {"all": puzzles})
-    return replace(split, fingerprint=content_fingerprint(split))
-
-
-def content_fingerprint(split: PuzzleSplit) -> str:
-    """Returns the sha256 of a split, which builders write into `dataset.json`."""
-    return _digest(split, lambda rows: rows)
-
-
-def sampled_fingerprint(split: PuzzleSplit) -> str:
-    """Hashes metadata, index arrays, shapes and a sample of the rows, for datasets without a
-    fingerprint.
-    """
-    return "sampled-" + _digest(split, sample)
-
-
-def _digest(split: PuzzleSplit, rows_of) -> str:
-    digest = begin_digest(split.metadata)
-    for name, puzzle_set in sorted(split.sets.items()):
-        for field, array in puzzle_set.arrays().items():
-            digest.update(digest_line(name, field, array))
-            digest.update(np.ascontiguousarray(rows_of(array) if array.ndim == 2 else array).data)
-    return digest.hexdigest()
-
-
-def begin_digest(metadata: Metadata) -> Any:
-    return hashlib.sha256(json.dumps(asdict(metadata), sort_keys=True).encode())
-
-
-def digest_line(name: str, field: str, array: Any) -> bytes:
-    """Returns the line that is hashed before an array's values."""
-    return f"{name} {field} {array.dtype.str} {array.shape}".encode()
+    return PuzzleSplit(where, metadata, {"all": puzzles})
 
 
 def sample(rows: np.ndarray) -> np.ndarray:
@@ -156,10 +129,10 @@ def read_split(key: str, folder: Path, split: str) -> PuzzleSplit:
         )
     where = f"{key}: {split}/dataset.json"
     try:
-        known = asdict(read_json(folder / split / "dataset.json", DESCRIPTION))
+        metadata = read_json(folder / split / "dataset.json", METADATA)
     except (OSError, ValueError) as error:
         raise _damaged(where, f"cannot be read ({brief(error)})") from None
-    fingerprint, metadata = known.pop("fingerprint"), Metadata(**known)
+    known = asdict(metadata)
     for name, bound in (
         ("pad_id", "vocab_size"),
         ("blank_identifier_id", "num_puzzle_identifiers"),
@@ -167,12 +140,9 @@ def read_split(key: str, folder: Path, split: str) -> PuzzleSplit:
         if not 0 <= known[name] < known[bound]:
             raise _damaged(where, f"{name}={known[name]} is not below {bound}={known[bound]}")
     sets = {name: _read_set(key, folder, split, name) for name in metadata.sets}
-    result = PuzzleSplit(f"{key}: {split}", metadata, sets, fingerprint, folder)
-    for name, puzzle_set in sets.items():
-        _check_set(f"{result.where}/{name}", metadata, puzzle_set)
-    return (
-        result if result.fingerprint else replace(result, fingerprint=sampled_fingerprint(result))
-    )
+    for name, puzzles in sets.items():
+        _check_set(f"{key}: {split}/{name}", metadata, puzzles)
+    return PuzzleSplit(f"{key}: {split}", metadata, sets, folder)
 
 
 def _read_set(key: str, folder: Path, split: str, name: str) -> PuzzleSet:
@@ -222,10 +192,6 @@ def _check_set(where: str, metadata: Metadata, puzzle_set: PuzzleSet) -> None:
         puzzle_set.puzzle_identifiers,
         metadata.num_puzzle_identifiers,
     )
-    check_values(f"{where}__inputs.npy", _enough(puzzle_set.inputs), metadata.vocab_size)
-    check_values(
-        f"{where}__labels.npy", _enough(puzzle_set.labels), metadata.vocab_size, metadata.ignored
-    )
 
 
 def _check_indices(
@@ -248,10 +214,6 @@ def check_values(where: str, values: np.ndarray, bound: int, allowed: int | None
         wrong &= values != allowed
     if wrong.any():
         raise _damaged(where, f"holds {values[wrong].flat[0]}, not in 0 … {bound - 1}")
-
-
-def _enough(rows: np.ndarray) -> np.ndarray:
-    return rows if rows.nbytes <= CHECKED_WHOLE else sample(rows)
 
 
 def _damaged(where: str, what: str) -> ConfigError:

@@ -55,8 +55,7 @@ class PuzzleRows:
         inputs = split.sets[name].inputs.take(rows, axis=0)
         raw = split.sets[name].labels.take(rows, axis=0)
         vocab_size, ignored = split.metadata.vocab_size, split.metadata.ignored
-        # opening a dataset may check only a sample, and a token without an embedding would end in a
-        # device fault
+        # a token without an embedding would end in a device fault
         check_values(f"{split.where}/{name}__inputs.npy", inputs, vocab_size)
         check_values(f"{split.where}/{name}__labels.npy", raw, vocab_size, ignored)
         labels = raw.astype(np.int32)
@@ -105,29 +104,17 @@ def open_datasets(
     data_paths: Sequence[str] | None,
     data_paths_test: Sequence[str] | None,
     embedded: Mapping[str, Any] | None,
-    eval_only: bool = False,
 ) -> tuple[list[Member], list[Member]]:
-    """Opens the training and test splits that the user's keys name, or the embedded Sudoku.
-
-    An evaluation needs no training split: without one, the test split tells shapes and kinds.
-    """
+    """Opens the training and test splits that the user's keys name, or the embedded Sudoku."""
     if data_path is not None and data_paths:
         raise ConfigError(
             f"data_path={data_path} and data_paths={list(data_paths)} are both given; keep one of"
             " them"
         )
-    if data_paths is not None and not data_paths:
-        raise ConfigError(
-            "data_paths=[]: names no folder to train on; name one, or leave data_paths out"
-        )
     key = "data_path" if data_path is not None else "data_paths"
-    paths = [data_path] if data_path is not None else list(data_paths or [])
-    test_paths = list(data_paths_test or [])
-    if eval_only and test_paths and not any(has_split(Path(path), "train") for path in paths):
-        key, paths, test_paths = "data_paths_test", test_paths, []
-    if paths:
-        train = _open_train(key, paths, eval_only)
-        return train, _open_test(key, paths, test_paths, train)
+    if paths := [data_path] if data_path is not None else list(data_paths or []):
+        train = _open_train(key, paths)
+        return train, _open_test(key, paths, list(data_paths_test or []), train)
     if data_paths_test:
         raise ConfigError(
             f"data_paths_test={list(data_paths_test)} needs training data; give data_paths as well"
@@ -155,25 +142,15 @@ def embedded_sudoku(
         raise ConfigError(f"{where}.{error}") from None
 
 
-def _open_train(key: str, paths: list[str], eval_only: bool = False) -> list[Member]:
-    splits = _read_each(key, paths, "train", "test" if eval_only else "")
+def _open_train(key: str, paths: list[str]) -> list[Member]:
     members: list[Member] = []
     used = 0
-    for path, split in zip(paths, splits, strict=True):
-        _check_seq_len(f"{key}={path}", split, members or [Member(split)])
+    for path in paths:
+        split = read_split(f"{key}={path}", Path(path), "train")
         members.append(Member(split, used))
+        _check_seq_len(f"{key}={path}", split, members)
         used += split.metadata.num_puzzle_identifiers
     return members
-
-
-def _read_each(key: str, paths: list[str], split: str, otherwise: str = "") -> list[PuzzleSplit]:
-    """Reads the split of this name in each folder, or the other one in folders without it."""
-
-    def there(path: str) -> str:
-        lacks = otherwise and not has_split(Path(path), split)
-        return otherwise if lacks and has_split(Path(path), otherwise) else split
-
-    return [read_split(f"{key}={path}", Path(path), there(path)) for path in paths]
 
 
 def _open_test(
@@ -185,12 +162,12 @@ def _open_test(
     given = bool(test_paths)
     key = "data_paths_test" if given else key
     found = test_paths if given else [path for path in paths if has_split(Path(path), "test")]
-    splits = _read_each(key, found, "test")
     prefixes = _prefixes(found) if len(test_paths or paths) > 1 else [""] * len(found)
     real = [os.path.realpath(path) for path in paths]
     members = []
-    for index, (path, prefix, split) in enumerate(zip(found, prefixes, splits, strict=True)):
+    for index, (path, prefix) in enumerate(zip(found, prefixes, strict=True)):
         named = f"{key}={path}"
+        split = read_split(named, Path(path), "test")
         _check_seq_len(named, split, train)
         owner = real.index(os.path.realpath(path)) if os.path.realpath(path) in real else index
         if owner >= len(train):

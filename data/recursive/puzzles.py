@@ -84,9 +84,7 @@ class PuzzleSource(Source):
                 raise ConfigError(
                     f"evaluators=[{short(one)}]: unknown; use evaluators=[arc] or evaluators=[]"
                 )
-        train, test = open_datasets(
-            run.data_path, data_paths, data_paths_test, embedded, run.eval_only
-        )
+        train, test = open_datasets(run.data_path, data_paths, data_paths_test, embedded)
         self._run = run
         self._rows = PuzzleRows(
             [(member.split, name) for member in train for name in member.split.sets]
@@ -131,9 +129,7 @@ class PuzzleSource(Source):
             table_rows=sum(member.split.metadata.num_puzzle_identifiers for member in train),
             fingerprint=combined_fingerprint([member.split.fingerprint for member in train]),
             name=", ".join(
-                [run.data_path]
-                if run.data_path is not None
-                else data_paths or data_paths_test or ["generated Sudoku"]
+                [run.data_path] if run.data_path is not None else data_paths or ["generated Sudoku"]
             ),
         )
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.language.token_helpers import deaf_tokenizer
-
 HEADER = "source,question,answer,rating\n"
 Q, A = "123...1221434321", "1234341221434321"
 OTHER = A.translate(str.maketrans("12", "21"))
@@ -46,15 +44,12 @@ WRONG: list[tuple[str, str, dict[str, str], str]] = [
     ("sudoku", "--size 4 --blanks 1 --train 4601 --test 8", {}, "train=4601 test=8: at most 4,608"),
     ("sudoku", CSV, {}, "no train.csv"),
     ("sudoku", CSV, table(), "holds no boards"),
-    ("sudoku", CSV, table(f"a,{Q},{A},3", f"a,{Q},{A},x"), "line 3 has rating=x"),
     ("sudoku", CSV, table(f"a,{Q}.,{A},3"), "line 2 has 17 and 16 cells"),
     ("sudoku", CSV, table(f"a,{Q},,3"), "line 2 has 16 and 0 cells"),
     ("sudoku", CSV, table(f"a,z{Q[1:]},{A},3"), "line 2 has characters other"),
     ("sudoku", CSV, table(f"a,{Q},{OTHER},3"), "that contradicts"),
     ("sudoku", CSV, table(f"a,{Q},11{A[2:]},3"), "that is no solved board"),
-    ("sudoku", CSV + " --min-difficulty 1", table(f"a,{Q},{A},"), "line 2 has no rating"),
-    ("sudoku", CSV + " --held-out 1", {"test.csv": HEADER}, "--held-out 1"),
-    ("sudoku", CSV + " --held-out 2", table(f"a,{Q},{A},3"), "--held-out 2"),
+    ("sudoku", CSV + " --min-difficulty 1", table(f"a,{Q},{A},"), "line 2 has rating"),
     ("maze", "--size 65", {}, "--size"),
     ("maze", "--size 5 --min-path 26", {}, "--min-path 26"),
     ("maze", CSV, table("a,S  x,So x,3"), "line 2 has a question with characters"),
@@ -83,7 +78,6 @@ WRONG: list[tuple[str, str, dict[str, str], str]] = [
     ("tokens", BYTES, {"z.parquet": "PAR1"}, "{in}/z.parquet"),
     ("tokens", BYTES + " --val-share 1", {"a.txt": "a"}, "--val-share"),
     ("tokens", "--input {in} --train-bpe 9", {"a.txt": "a"}, "--train-bpe"),
-    ("tokens", "--input {in}/y.txt --tokenizer {deaf}", {"y.txt": "sea\n"}, "{deaf}"),
     ("tokens", "--input {in} --tokenizer {in}/none.json", {"a.txt": "a"}, "{in}/none.json"),
     ("tokens", "--input {in} --tokenizer {in}/a.txt", {"a.txt": "a"}, "is no tokenizer"),
 ]  # fmt: skip
@@ -107,13 +101,10 @@ def test_wrong_input_is_one_line(
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content.encode(errors="surrogateescape"))
-    places = {"{in}": str(folder), "{deaf}": str(deaf_tokenizer(tmp_path))}
-    for key, place in places.items():
-        arguments, named = arguments.replace(key, place), named.replace(key, place)
-    more = ["--workers", "1"] if builder == "tokens" else []
+    arguments, named = (text.replace("{in}", str(folder)) for text in (arguments, named))
     main = import_module(f"data.build.{builder}").main
-    assert main(["--output-dir", str(tmp_path / "out"), *more, *arguments.split()]) == 2
+    assert main(["--output-dir", str(tmp_path / "out"), *arguments.split()]) == 2
     error = capsys.readouterr().err
     assert named in error
     assert error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]

@@ -53,7 +53,7 @@ def test_a_document_that_spells_the_begin_token_is_one_document(
     kind: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "x.jsonl").write_text(json.dumps({"text": TEXT}) + "\n")
-    given = ["--input", str(tmp_path / "x.jsonl"), *kind, "--val-share", "0", "--workers", "1"]
+    given = ["--input", str(tmp_path / "x.jsonl"), *kind, "--val-share", "0"]
     assert builder.main([*given, "--output-dir", str(tmp_path / "out")]) == 0
     corpus = open_corpus("x", tmp_path / "out")
     assert (corpus.files["train"][0] == corpus.begin).sum() == 1

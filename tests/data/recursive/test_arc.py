@@ -119,9 +119,9 @@ def test_same_seed_same_bytes_whatever_the_form_and_ids_stay(tmp_path: Path) -> 
 
     first = files(make("1", 1, tmp_path / "in"))
     assert files(make("2", 1, tmp_path / "k")) == first
-    assert files(make("2", 1, tmp_path / "k_challenges.json", tmp_path / "in")) == first
-    assert files(make("2", 2, tmp_path / "in")) != first
-    longer = make("2", 1, tmp_path / "in", "--train", tmp_path / "more")
+    assert files(make("3", 1, tmp_path / "k_challenges.json", tmp_path / "in")) == first
+    assert files(make("4", 2, tmp_path / "in")) != first
+    longer = make("5", 1, tmp_path / "in", "--train", tmp_path / "more")
     names = json.loads(first["identifiers.json"])
     assert json.loads((longer / "identifiers.json").read_text())[: len(names)] == names
     rows = np.load(tmp_path / "1" / "train" / "all__inputs.npy")
@@ -139,7 +139,7 @@ def test_test_pairs_that_are_trained_on_are_named(
         json.dumps({"train": tasks["task_c"]["test"][1:], "test": tasks["task_g"]["test"]})
     )
     built(
-        tmp_path / "out", "--test", tmp_path / "in", "--train", tmp_path / "other", "--num-aug", 1
+        tmp_path / "again", "--test", tmp_path / "in", "--train", tmp_path / "other", "--num-aug", 1
     )
     total = sum(len(task["test"]) for task in tasks.values())
     assert (

@@ -75,14 +75,10 @@ def verdict(kind: str, given: str, answer: np.ndarray) -> str:
         f"source,question,answer,rating\nme,{LINE},{RIGHT},3\n\nme,{RIGHT},{RIGHT},4\n",
     ],
 )
-def test_a_file_is_a_table_or_has_a_board_a_line(
-    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_a_table_or_has_a_board_a_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "boards").write_text(text, newline="")
     expected = [digits(LINE.replace(".", "0")).tolist(), digits(RIGHT).tolist()]
     assert read(str(tmp_path / "boards")) == expected
-    monkeypatch.setattr("sys.stdin", io.StringIO(text.removeprefix("\ufeff")))
-    assert read("-") == expected
 
 
 def test_a_typed_board_has_the_labels_of_its_only_solution() -> None:

@@ -148,9 +148,9 @@ def hashes(folder) -> dict[str, str]:
 
 def test_a_built_dataset_is_read_and_equals_the_embedded_one(tmp_path):
     options = "--size 6 --train 30 --test 10 --blanks 20 --num-aug 3 --seed 2"
-    build(tmp_path, *options.split())
+    build(tmp_path / "out", *options.split())
     common = {"seed": 0, "shards": 2, "global_batch_size": 8, "epochs": 4}
-    built = make_source("puzzles", **common, data_path=str(tmp_path))
+    built = make_source("puzzles", **common, data_path=str(tmp_path / "out"))
     embedded = make_source(
         "puzzles",
         **common,
@@ -218,10 +218,15 @@ def test_the_hub_path_gives_the_same_boards(tmp_path, csv_boards, monkeypatch):
     assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
 
 
-def test_only_datasets_are_overwritten(tmp_path, capsys):
+def test_nothing_is_overwritten(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("precious")
     assert build(tmp_path, "--size", 4) == 2
-    assert "is not a dataset (notes.txt)" in capsys.readouterr().err
+    assert "is not empty" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
-    (tmp_path / "x" / "train").mkdir(parents=True)
-    assert build(tmp_path / "x", "--size", 4) == 2
+
+
+def test_test_boards_that_are_trained_on_are_told(tmp_path, capsys):
+    ((puzzles, answers),) = generate(4, (5,), 8, seed=0)
+    write_csv(tmp_path / "csv", {"train": (puzzles, answers), "test": (puzzles[3:], answers[3:])})
+    assert build(tmp_path / "out", "--input-dir", tmp_path / "csv") == 0
+    assert "4x4; note: 2 test puzzles are in the training set, too" in capsys.readouterr().out
