@@ -223,7 +223,7 @@ def test_an_update_and_the_length_in_tokens(tmp_path: Path) -> None:
 
 
 def test_pythons_own_library_at_bytes() -> None:
-    made = source(None, documents=True, seq_len=64, max_new_tokens=5, embedded={"mebibytes": 1})
+    made = source(None, documents=True, seq_len=64, max_new_tokens=5, embedded={"mebibytes": 2})
     batch = made.train_batch(0, 0)
     assert (made.spec.vocab_size, len(made.spec.token_bytes), sum(made.spec.token_bytes)) == (
         257,
@@ -236,9 +236,9 @@ def test_pythons_own_library_at_bytes() -> None:
     assert text.isprintable() or "\n" in text
     held = made.eval_sets()["val"].read(np.arange(2))
     assert (held["inputs"][0, 0], held["inputs"].max()) == (256, 256)
-    plain = source(None, embedded={"mebibytes": 1}).spec.fingerprint
+    plain = source(None, embedded={"mebibytes": 2}).spec.fingerprint
     assert made.spec.fingerprint == f"packed-{plain}"
-    assert plain != source(None, embedded={"mebibytes": 2}).spec.fingerprint
+    assert plain != source(None, embedded={"mebibytes": 3}).spec.fingerprint
 
 
 def test_a_prompt_becomes_text(tmp_path: Path) -> None:
