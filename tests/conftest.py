@@ -104,36 +104,3 @@ def gpt_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(
         tmp_path_factory.mktemp("target") / "gpt", *TINY_GPT, "max_steps=3", "data.max_new_tokens=0"
     ).directory
-
-
-@pytest.fixture(scope="session")
-def reader_folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Two folders with Llama models of different widths and tokenizers, which know nothing."""
-    from data.latent.stories import make_stories
-    from data.tokenizer import train_bpe
-    from models import llama
-    from tests.making import make_objective
-    from utils.spec import Spec
-
-    texts = [
-        f"{each.context}\n{each.question}{each.answers[0]}\n"
-        for each in make_stories(0, 50, 1, 3)["train"]
-    ]
-    folders = []
-    for number, (width, vocabulary) in enumerate(((16, 262), (24, 280))):
-        folder = tmp_path_factory.mktemp("reader")
-        objective = make_objective(
-            "gpt",
-            Spec(vocab_size=vocabulary, seq_len=96),
-            number,
-            num_layers=2,
-            hidden_size=width,
-            num_heads=4,
-            kv_heads=2,
-            mlp_width=32,
-        )
-        net = objective.model
-        llama.write(folder, net.state_dict(), net.shape, 96)
-        (folder / "tokenizer.json").write_text(train_bpe(iter(texts), vocabulary, 10**6))
-        folders.append(str(folder))
-    return folders

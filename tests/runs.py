@@ -84,25 +84,15 @@ TINY_GPT = [
     "lr=1e-2",
     "lr_warmup_steps=5",
 ]
+# its target is the net of TINY_GPT
 TINY_PREFIX = [
     "arch=prefix",
-    "data=qa",
     "optim=adamw",
+    "arch.passage=12",
+    "arch.latents=3",
+    *(each for each in TINY_GPT if not each.startswith("arch")),
     "arch.forward_dtype=float64",
-    "arch.latents=4",
-    "arch.wire=6",
-    "arch.adapter_width=16",
-    "arch.gist_width=16",
-    "arch.encoder={width:16,layers:1,heads:2}",
-    "data.context_bytes=48",
-    "data.answer_tokens=4",
-    "data.stories={train:64,test:19,facts:3}",
-    "data.at_once=2",
-    "global_batch_size=24",
-    "max_steps=23",
-    "eval_batch_size=8",
-    "lr=5e-3",
-    "lr_warmup_steps=2",
+    "data.max_new_tokens=0",
 ]
 FLOAT32 = ["arch.forward_dtype=float32"]
 EXACT = [*FLOAT32, "exact=true"]

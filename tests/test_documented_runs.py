@@ -19,10 +19,6 @@ SMALL_LM = [
     "arch.num_layers=1", "arch.hidden_size=32", "arch.num_heads=2", "data.seq_len=32",
     "data.val_tokens=512", "data.max_new_tokens=4", "tokens_per_update=256", "shards=8",
 ]  # fmt: skip
-SMALL_READERS = (
-    "arch.models=['experiment=latent_reader max_steps=2 data.stories={train:64,test:8}',"
-    "'experiment=latent_reader data.tokenizer=bpe:275 max_steps=2 data.stories={train:64,test:8}']"
-)
 SMALL_PUZZLES = [
     "arch.hidden_size=32", "arch.num_heads=2", "arch.halt_max_steps=2", "global_batch_size=8",
     "eval_batch_size=8", "data.embedded.train=16", "data.embedded.test=8",
@@ -43,7 +39,10 @@ SMALL = {
     "experiment=tms_5_2": ["arch.target='experiment=tms_target max_steps=2'"],
     "experiment=induction": ["arch.target='experiment=induction_target max_steps=2'"],
     "experiment=resid_mlp": ["arch.target='experiment=resid_mlp_target max_steps=2'"],
-    "experiment=latent": [SMALL_READERS, "data.stories={train:64,test:8}"],
+    "experiment=latent": [
+        f"arch.target='experiment=lm max_steps=2 {' '.join(SMALL_LM)}'",
+        *("arch.passage=24", "arch.latents=4", "data.seq_len=32", "data.val_tokens=256"),
+    ],
     "arch=trm": SMALL_PUZZLES,
     "experiment=sudoku_extreme_cpu": ["global_batch_size=8", "arch.forward_dtype=float32"],
     "experiment=sudoku_extreme": SMALL_PUZZLES,
@@ -62,9 +61,7 @@ NOT_RUN = {
     r"checkpoint (digest|show|verify|diff|export|import)|=(FOLDER|PATH)": "tests/utils/checkpoint",
     r"data\.build": "tests/data",
     r"utils\.report": "tests/utils/report",
-    r"data/latent/questions\.json": "tests/test_latent.py",
-    r"models\.llama": "tests/models tests/test_latent.py",
-    r"data_path=squad": "tests/data/latent/test_qa.py",
+    r"models\.llama|latent.*data=stream": "tests/models tests/test_latent.py",
     r"=(mine|bars|focal|sign_descent|one_by_one)\b": "tests/test_extending.py",
     r"-m pytest|=K\b|--max-restarts|python pretrain\.py$": "is no run, or stands for others",
 }

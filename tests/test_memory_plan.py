@@ -45,10 +45,9 @@ RUNS = {
     ],
     # what is computed once for all examples without a feature, nobody can count beforehand
     "components": ["experiment=tms_5_2", "arch.target=TARGET", "data.probability=1", *TOYS],
-    "qa_text": ["experiment=latent_reader", "data.stories={train:64,facts:3,least:2}"],
-    "qa": [*TINY_PREFIX, "arch.models=[READERS]"],
+    "prefix": [*TINY_PREFIX, "arch.target=LANGUAGE_MODEL"],
 }
-FIXTURES = {"TEXTS": "text_folder", "TARGET": "tms_target", "READERS": "reader_folders"}
+FIXTURES = {"TEXTS": "text_folder", "TARGET": "tms_target", "LANGUAGE_MODEL": "gpt_target"}
 
 
 @pytest.fixture
@@ -71,8 +70,7 @@ def planned(request: pytest.FixtureRequest) -> list[str]:
     line = "\n".join(RUNS[request.param])
     for name, fixture in FIXTURES.items():
         if name in line:
-            made = request.getfixturevalue(fixture)
-            line = line.replace(name, ",".join(made) if isinstance(made, list) else str(made))
+            line = line.replace(name, str(request.getfixturevalue(fixture)))
     return line.split("\n")
 
 

@@ -13,9 +13,8 @@ from data.build import maze
 from tests.browser import chromium, opened, take_picture
 from tests.data.recursive.arc_helpers import built, write_folder
 from tests.ranks import ROOT
-from tests.runs import TINY_CNN, TINY_GPT, TINY_PREFIX, TINY_TRM, train
+from tests.runs import TINY_CNN, TINY_GPT, TINY_TRM, train
 from tests.test_decomposition import TMS
-from tests.test_latent import models
 
 PICTURE_BYTES = 200_000
 OWN_DATA = [argument for argument in TINY_TRM if not argument.startswith("data.embedded")]
@@ -30,7 +29,6 @@ SCENES = {
     "decomposition": [
         *GATES, "The most needed components", "Gates by input feature and component",
     ],
-    "latent": ["Exact match by what the model answers from", "Questions and answers"],
 }  # fmt: skip
 
 
@@ -56,9 +54,7 @@ def arguments(task: str, folder: Path, request: pytest.FixtureRequest) -> list[s
             return [*TINY_CNN, *short]
         case "text":
             return [*TINY_GPT, *short]
-        case "decomposition":
-            return [*TMS, *short, f"arch.target={request.getfixturevalue('tms_target')}"]
-    return [*TINY_PREFIX, *short, models(request.getfixturevalue("reader_folders"))]
+    return [*TMS, *short, f"arch.target={request.getfixturevalue('tms_target')}"]
 
 
 @pytest.fixture(scope="module")

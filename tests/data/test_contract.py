@@ -17,7 +17,6 @@ from tests.data.recursive.helpers import ragged_groups, write_dataset
 from tests.making import make_source
 
 BATCH = 24
-STORIES = {"train": 30, "test": 5, "facts": 3, "least": 1}
 EPOCHS, STEPS = {"epochs": 9}, {"max_steps": 9}
 SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "digits": ("digits", EPOCHS),
@@ -30,8 +29,6 @@ SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "features": ("features", STEPS | {"held_out": 50}),
     "induction": ("induction", STEPS | {"held_out": 50, "seq_len": 9}),
-    "text": ("qa_text", EPOCHS | {"stories": STORIES}),
-    "growing text": ("qa_text", EPOCHS | {"stories": STORIES, "growing_steps": 4}),
 }
 
 

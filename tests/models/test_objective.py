@@ -16,7 +16,7 @@ from models.objective import Batch, Carry, Context, Objective, StepOut
 from tests.data.digits.test_images import write_idx
 from tests.making import make_objective
 from tests.ranks import ROOT
-from tests.runs import TINY_CNN, TINY_GPT, TINY_SUDOKU, TINY_TRM
+from tests.runs import TINY_CNN, TINY_GPT, TINY_PREFIX, TINY_SUDOKU, TINY_TRM
 from tests.steps import steps_of, trainer_on
 from utils.measure.evaluator import Prediction
 from utils.noise import Noise
@@ -34,20 +34,6 @@ COMPONENTS = [
     "max_steps=3",
     "data.held_out=16",
 ]
-PREFIX = [
-    "arch=prefix",
-    "data=qa",
-    "arch.latents=2",
-    "arch.wire=4",
-    "arch.adapter_width=8",
-    "arch.gist_width=8",
-    "arch.encoder={width:16,layers:1,heads:2}",
-    "data.context_bytes=48",
-    "data.answer_tokens=4",
-    "data.stories={train:16,test:8,facts:2}",
-    "global_batch_size=8",
-    "max_steps=3",
-]
 TRM_ALONE = ("arch.puzzle_emb_len=1", "arch.no_ACT_continue=false")
 TEXT = [argument for argument in TINY_GPT if not argument.startswith("data")]
 # what stands in braces is a folder that the test makes
@@ -59,7 +45,6 @@ LINES = {
     "cnn mnist": [*TINY_CNN, "data=mnist", "data_path={mnist}"],
     "gpt tokens": TINY_GPT,
     "gpt stream": [*TEXT, "data=stream", "data.seq_len=16", "data_path={texts}"],
-    "gpt qa_text": [*TEXT, "data=qa_text", "data.stories={train:16,test:8,facts:1}"],
     "tms features": ["arch=tms", "data=features", *TOY],
     "resid_mlp features": ["arch=resid_mlp", "data=features", "arch.hidden_size=8", *TOY],
     "induction induction": [
@@ -76,9 +61,9 @@ LINES = {
         *(each for each in TINY_GPT if each.startswith("data")),
         "arch.target={gpt}",
     ],
-    "prefix qa": [*PREFIX, "arch.models=[{readers}]"],
+    "prefix tokens": [*TINY_PREFIX, "arch.target={gpt}"],
 }
-NETS = [name for name in LINES if name not in ("cnn mnist", "gpt stream", "gpt qa_text")]
+NETS = [name for name in LINES if name not in ("cnn mnist", "gpt stream")]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +71,6 @@ def folders(
     tmp_path_factory: pytest.TempPathFactory,
     tms_target: Path,
     gpt_target: Path,
-    reader_folders: list[str],
 ) -> dict[str, str]:
     """Replaces the names in braces."""
     folder = tmp_path_factory.mktemp("folders")
@@ -100,7 +84,6 @@ def folders(
         "texts": str(folder / "texts"),
         "tms": str(tms_target),
         "gpt": str(gpt_target),
-        "readers": ",".join(reader_folders),
     }
 
 
