@@ -310,18 +310,6 @@ class Past:
     def length(self) -> int:
         return 0 if self.key is None else self.key.shape[2]
 
-    def to(self, device: torch.device) -> Past:
-        """Returns a copy on another device."""
-        if self.key is None or self.value is None:
-            return Past()
-        return Past(self.key.to(device), self.value.to(device))
-
-    def repeat(self, times: int) -> Past:
-        """Repeats each row this many times."""
-        if self.key is None or self.value is None:
-            return Past()
-        return Past(self.key.repeat_interleave(times, 0), self.value.repeat_interleave(times, 0))
-
     def extend(self, key_BHLK: Tensor, value_BHLK: Tensor) -> tuple[Tensor, Tensor]:
         """Appends keys and values of further positions, and returns those of all."""
         if self.key is not None and self.value is not None:

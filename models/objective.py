@@ -145,13 +145,6 @@ class Objective(nn.Module):
         with dist.agreed():
             self.to(dist.device)
 
-    def movable(self) -> Sequence[nn.Module]:
-        """Returns the frozen parts that `move_to_devices` may put on devices of their own.
-
-        Called where memory is planned. Default: none.
-        """
-        return ()
-
     def shardable(self) -> Sequence[nn.Module]:
         """Returns the modules whose weights sync=fsdp may fetch and release one by one.
 

@@ -103,7 +103,8 @@ def test_what_is_counted_without_numbers_is_what_a_pass_takes(
     assert counted(capacity.META, step=False) == real
     assert real.first >= real.each > 0
     assert 0 < real.trained == real.gradients <= real.remembered
-    assert sum(real.models) <= real.frozen, "models have no gradients, and nothing remembers them"
+    if "arch=prefix" in planned:
+        assert real.frozen > 0, "the model has no gradients, and nothing remembers it"
 
 
 @pytest.mark.slow
@@ -132,8 +133,6 @@ def test_every_net_and_kind_of_data_has_a_plan(
         trainer_on(ALONE, tmp_path / "run", *planned, FLOAT32, "plan=show", "plan_cards=3x80")
     lines = capsys.readouterr().out.splitlines()
     assert all(line.startswith("plan: ") for line in lines)
-    ways = [line for line in lines if line.startswith("plan: ranks × arch.devices")]
-    assert len(ways) == (3 if "arch=prefix" in planned else 0)
 
 
 @pytest.mark.cuda

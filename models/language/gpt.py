@@ -274,26 +274,14 @@ class GPT(nn.Module):
             x_BLD = block(x_BLD, cos_sin, length > 1, None, before)
         return self.logits(self.norm(x_BLD[:, -1]))
 
-    def read(
-        self,
-        x_BLD: Tensor,
-        positions_BL: Tensor | None = None,
-        sees: Tensor | None = None,
-        past: Sequence[Past] | None = None,
-    ) -> Tensor:
-        """Returns normed hidden states of a stream that need not come from tokens.
-
-        It follows what `past` has. `positions_BL` are its positions, by default 0, 1, 2 and so on;
-        `sees` [B or 1, 1, L, all] tells what each position sees, by default itself and all before.
+    def read(self, x_BLD: Tensor) -> Tensor:
+        """Returns normed hidden states of a stream that need not come from tokens. Each position
+        sees itself and those before it.
         """
         cos, sin = self.rotary_emb()
-        if positions_BL is None:
-            cos_sin = cos[: x_BLD.shape[1]], sin[: x_BLD.shape[1]]
-        else:
-            cos_sin = cos[positions_BL].unsqueeze(1), sin[positions_BL].unsqueeze(1)
-        for number, block in enumerate(self.blocks):
-            before = None if past is None else past[number]
-            x_BLD = block(x_BLD, cos_sin, sees is None, sees, before)
+        cos_sin = cos[: x_BLD.shape[1]], sin[: x_BLD.shape[1]]
+        for block in self.blocks:
+            x_BLD = block(x_BLD, cos_sin, True, None)
         return self.norm(x_BLD)
 
     def flops_per_token(self) -> int:

@@ -135,7 +135,7 @@ def test_forward_and_predict_make_an_objective() -> None:
     assert objective.saved().keys() == {"model.weight", "model.bias"}
     assert objective.initial_carry(batch) is None
     assert not objective.statistics(batch, None, context)
-    assert not [*objective.evaluators(batch), *objective.shardable(), *objective.movable()]
+    assert not [*objective.evaluators(batch), *objective.shardable()]
     assert objective.published("runs/x") is None
 
 

@@ -8,7 +8,6 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from utils.gpus import gib_of_each
 from utils.measure import footprint
-from utils.ranks.devices import home, most_devices
 from utils.ranks.distributed import Dist
 
 META = torch.device("meta")  # where tensors have shapes and no values
@@ -62,8 +60,6 @@ class Needs:
     largest: int
     first: int
     each: int
-    # of what is frozen, those parts that may lie on devices of their own
-    models: Sequence[int] = ()
     parameters: int = 0  # how many numbers train
 
     def state(self, ranks: int, split: bool) -> int:
@@ -76,15 +72,6 @@ class Needs:
             own = -(-own // ranks) + 4 * self.largest
         return self.frozen + own
 
-    def fullest(self, ranks: int, split: bool, devices: int) -> int:
-        """Bytes that stay on the fullest device of a rank: `home` spreads the models, the rest is
-        on the first.
-        """
-        loads = [self.state(ranks, split) - sum(self.models)] + [0] * (devices - 1)
-        for number, model in enumerate(self.models):
-            loads[home(number, len(self.models), devices)] += model
-        return max(loads)
-
     def passes(self, shards: int) -> int:
         """The peak while this many shards are computed at once."""
         return self.first + (shards - 1) * self.each
@@ -96,7 +83,6 @@ class Layout:
 
     cards: Sequence[Card]
     ranks: int
-    devices: int  # of each rank
     shards: int
     shard_size: int
     needs: Needs
@@ -122,8 +108,8 @@ class Layout:
         return min(self.cards, key=lambda card: card.room)
 
     def expected(self, at_once: int) -> int:
-        """Bytes on each card without its driver's; an upper bound if a rank has several devices."""
-        return self.needs.fullest(self.ranks, self.split, self.devices) + self.needs.passes(at_once)
+        """Bytes on each card without its driver's."""
+        return self.needs.state(self.ranks, self.split) + self.needs.passes(at_once)
 
     @property
     def fits(self) -> bool:
@@ -137,49 +123,29 @@ class Layout:
         return replace(self, at_once=-(-self.owned // -(-self.owned // best)))
 
 
-def layouts(
+def lay_out(
     needs: Needs,
+    cards: Sequence[Card],
     shards: int,
     shard_size: int,
-    split: bool,
-    exact: bool,
-    cards: Sequence[Card],
+    split: bool = False,
+    exact: bool = False,
     ranks: int | None = None,
-    most: int | None = None,
-) -> list[Layout]:
-    """All ways to lay a run on these cards: from data parallel, with every frozen model on each
-    card, to a card for each model. With `exact`, one shard at a time.
+) -> Layout:
+    """Lays a run on the largest of these cards. With `exact`, one shard at a time.
 
-    `ranks` that have started have a card of `cards` each, and may have up to `most` devices like
-    it; else nothing runs yet, and cards may be left over.
+    `ranks` that have started have a card of `cards` each; else nothing runs yet, and cards may be
+    left over: those that nobody needs, and small ones where a run does not fit otherwise.
     """
     cards = sorted(cards, key=lambda card: -card.room)
-    found = []
-    for devices in range(1, min(len(needs.models) + 1, most or len(cards)) + 1):
-        here = ranks or min(shards, len(cards) // devices)
-        used = cards[: here if ranks else here * devices]
-        layout = Layout(used, here, devices, shards, shard_size, needs, split)
-        found.append(layout if exact else layout.filled())
-    return found
-
-
-def choose(
-    lay_out: Callable[..., list[Layout]],
-    cards: Sequence[Card],
-    ranks: int | None = None,
-    most: int | None = None,
-) -> Layout:
-    """Chooses the first layout that fits, without small cards where that helps and no ranks have
-    started; else the one that is nearest to it. `lay_out` is `layouts` for one run.
-    """
-    ways = lay_out(cards, ranks, most)
-    least = ways[0].smallest.room
-    larger = [] if ranks else [card for card in cards if card.room > least]
-    if larger and not any(way.fits for way in ways):
-        other = choose(lay_out, larger)
-        ways += [other] if other.fits else []
-    nearest = min(ways, key=lambda way: way.expected(1))
-    return next((way for way in ways if way.fits), nearest)
+    used = cards[: ranks or shards]
+    layout = Layout(used, len(used), shards, shard_size, needs, split)
+    layout = layout if exact else layout.filled()
+    larger = [] if ranks else [card for card in cards if card.room > layout.smallest.room]
+    if larger and not layout.fits:
+        other = lay_out(needs, larger, shards, shard_size, split, exact)
+        return other if other.fits else layout
+    return layout
 
 
 def apply_plan(
@@ -202,24 +168,18 @@ def apply_plan(
     needs = count(objective, remembered.values(), cfg.ema, beginning)
     cards = cards_named(cfg.plan_cards) if cfg.plan_cards else cards_of(dist)
     shown = cfg.plan == "show"
-    most = most_devices(dist) if needs.models and not shown else 1
     # plan=show: any layout; plan=auto: the ranks that have started, each on its card
-    started: Any = {} if shown else {"ranks": dist.world_size, "most": most}
+    ranks = None if shown else dist.world_size
     cards = cards if shown else cards[: dist.world_size]
     shard_size = length.examples_per_update // cfg.shards
-    lay_out = partial(layouts, needs, cfg.shards, shard_size, split, cfg.exact)
-    layout = choose(lay_out, cards, **started)
+    layout = lay_out(needs, cards, cfg.shards, shard_size, split, cfg.exact, ranks)
     rows = table(layout, cfg.arch)
     if shown:
-        ways = lay_out(cards)
-        rows += [_way(each) for each in ways] if len(ways) > 1 else []
         if dist.is_main:
             print(_aligned(rows), flush=True)
         raise SystemExit(0)
     say(_aligned(rows))
     cfg.plan = False  # it is applied: the run goes on with its numbers
-    if needs.models:
-        cfg.arch.devices = layout.devices
     if not cfg.exact:  # which computes one shard at a time, and says so itself
         cfg.micro_batch_size = layout.micro_batch_size
 
@@ -233,7 +193,6 @@ def table(layout: Layout, arch: Mapping[str, Any]) -> list[Row]:
     names = " + ".join(f"{number} × {each}" for each, number in Counter(layout.cards).items())
     gpus = layout.ranks if card.is_gpu else 1
     command = f"torchrun --nproc-per-node {gpus} pretrain.py …" if gpus > 1 else "pretrain.py …"
-    command += f" arch.devices={layout.devices}" if layout.devices > 1 else ""
     batch = f"of {layout.shards * layout.shard_size} a step, in {layout.passes} on each rank"
     if more <= layout.owned:
         needed = gib(layout.expected(more))
@@ -259,19 +218,6 @@ def table(layout: Layout, arch: Mapping[str, Any]) -> list[Row]:
         why = advice(layout, arch.get("recompute") is False)
         rows.append(("does not fit", gib(together - room), f"too much; try {why}"))
     return rows
-
-
-def _way(layout: Layout) -> Row:
-    """A row that says how frozen models could lie on the cards."""
-    on_each = -(-len(layout.needs.models) // layout.devices)
-    where = "every model on each GPU" if layout.devices == 1 else f"{on_each} models on a GPU"
-    fits = "" if layout.fits else "; does not fit"
-    needed = gib(layout.expected(layout.at_once))
-    return (
-        "ranks × arch.devices",
-        f"{layout.ranks} × {layout.devices}",
-        f"{where}; {layout.micro_batch_size} examples at once, {needed} on the fullest{fits}",
-    )
 
 
 def _aligned(rows: Sequence[Row]) -> str:
@@ -330,7 +276,6 @@ def count(
         largest=weights - sum(blocks) + max(blocks, default=0),
         first=one,
         each=two - one,
-        models=[footprint.size(part.parameters()) for part in objective.movable()],
         parameters=sum(parameter.numel() for parameter in trained),
     )
 

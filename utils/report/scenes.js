@@ -348,10 +348,9 @@
           high !== undefined && el("u", { style: `left:${width(low)};width:${width(high - low)}` });
         const interval =
           high !== undefined && el("span", { class: "over" }, ` ${shows(low)} to ${shows(high)}`);
-        const isPale = scene.pale && scene.pale[i];
         return el(
           "tr",
-          { class: isPale ? "pale" : null },
+          {},
           el("th", { scope: "row" }, s ? "" : String(name)),
           scene.series.length > 1 && el("th", { scope: "row" }, one.name),
           el("td", { class: "bar-cell" }, bar, whisker),
@@ -594,54 +593,5 @@
       { class: "scroll tall", tabindex: 0, role: "region", "aria-label": title },
       el("table", {}, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, body)),
     );
-  };
-
-  scenes.questions = ({ items }) => {
-    const articles = items.map(({ question, wanted, context, answers }) => {
-      const models = [...new Set(answers.map((answer) => answer.model))];
-      const ways = [...new Set(answers.map((answer) => answer.from))];
-      const cell = (way, model) => {
-        const answer = answers.find((each) => each.from === way && each.model === model);
-        if (!answer) return el("td", {}, "–");
-        const mark = el("b", {}, answer.right ? "✓ " : "✗ ");
-        return el(
-          "td",
-          { class: verdict(answer.right) },
-          mark,
-          answer.said || el("i", {}, "nothing"),
-        );
-      };
-      const heads = ["answered from", ...models.map((model) => `model ${model}`)];
-      const rows = ways.map((way) => {
-        const cells = models.map((model) => cell(way, model));
-        return el("tr", {}, el("th", { scope: "row" }, way), cells);
-      });
-      return el(
-        "article",
-        {},
-        el("h4", {}, question),
-        el("p", { class: "over" }, "right: ", el("b", {}, wanted.join(" · "))),
-        el("details", {}, el("summary", {}, "the text"), el("p", {}, context)),
-        el(
-          "div",
-          { class: "scroll", tabindex: 0, role: "region", "aria-label": "answers" },
-          el(
-            "table",
-            {},
-            el(
-              "thead",
-              {},
-              el(
-                "tr",
-                {},
-                heads.map((head) => el("th", { scope: "col" }, head)),
-              ),
-            ),
-            el("tbody", {}, rows),
-          ),
-        ),
-      );
-    });
-    return el("div", { class: "questions" }, articles);
   };
 })();

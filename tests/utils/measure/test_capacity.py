@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 
 import pytest
 
@@ -15,25 +13,13 @@ from utils.measure.capacity import (
     Needs,
     advice,
     cards_named,
-    choose,
-    layouts,
+    lay_out,
     table,
 )
 
 H200, H100, A100_40, CARD_24, CARD_16 = (
     [Card("GPU", size * GIB)] for size in (141, 80, 40, 24, 16)
 )
-
-
-def chosen(
-    needs: Needs,
-    cards: Sequence[Card],
-    shards: int,
-    size: int,
-    split: bool = False,
-    **started: int,
-) -> Layout:
-    return choose(partial(layouts, needs, shards, size, split, False), cards, **started)
 
 
 def needs(state: float, first: float, each: float, largest: float = 0) -> Needs:
@@ -67,7 +53,7 @@ def needs(state: float, first: float, each: float, largest: float = 0) -> Needs:
 def test_as_much_at_once_as_fits_and_no_more_than_helps(
     cards: Sequence[Card], micro_batch_size: int, passes: int
 ) -> None:
-    layout = chosen(needs(10, 3, 2.5), cards, 16, 4, ranks=min(16, len(cards)))
+    layout = lay_out(needs(10, 3, 2.5), cards, 16, 4, ranks=min(16, len(cards)))
     assert (layout.micro_batch_size, layout.passes) == (micro_batch_size, passes)
     assert layout.fits
     assert layout.ranks == min(16, len(cards))
@@ -79,62 +65,37 @@ def test_as_much_at_once_as_fits_and_no_more_than_helps(
 def test_cards_that_are_too_small_are_left_out_where_nobody_has_started_ranks() -> None:
     cards = [*CARD_16, *H100, *CARD_24, *H100]
     large = needs(20, 3, 2.5)
-    assert not chosen(large, cards, 16, 4, ranks=4).fits
-    free = chosen(large, cards, 16, 4)
+    assert not lay_out(large, cards, 16, 4, ranks=4).fits
+    free = lay_out(large, cards, 16, 4)
     assert free.fits
     assert free.cards == [*H100, *H100]
-    assert chosen(needs(10, 3, 2.5), cards, 16, 4).ranks == 4, "none is left out that would do"
-    assert chosen(needs(500, 3, 2.5), cards, 16, 4).ranks == 4, "nor where it would not help"
-
-
-# two frozen models of 14 and 12 GiB, of what trains 2, a shard 1 and each further one 0.5
-WITH_MODELS = replace(needs(2, 1, 0.5), frozen=26 * GIB, models=[14 * GIB, 12 * GIB])
-
-
-@pytest.mark.parametrize(
-    ("cards", "ranks", "devices", "micro_batch_size"),
-    [
-        (H100, 1, 1, 64),
-        (H100 * 2, 2, 1, 32),  # large: data parallel
-        # small: a model on each, 11 shards would fit: 16 + 1 + 10 × 0.5 of 21.4
-        (CARD_24 * 2, 1, 2, 32),
-        (CARD_24 * 4, 2, 2, 32),  # both
-        (CARD_16 * 3, 1, 3, 4),  # 14 + 1 do not fit, but nearly
-        (H100 + CARD_16, 1, 1, 64),  # better alone
-    ],
-)
-def test_models_are_spread_where_they_do_not_fit_together(
-    cards: Sequence[Card], ranks: int, devices: int, micro_batch_size: int
-) -> None:
-    layout = chosen(WITH_MODELS, cards, 16, 4)
-    found = layout.ranks, layout.devices, layout.micro_batch_size
-    assert found == (ranks, devices, micro_batch_size)
-    assert len(layout.cards) == ranks * devices
+    assert lay_out(needs(10, 3, 2.5), cards, 16, 4).ranks == 4, "none is left out that would do"
+    assert lay_out(needs(500, 3, 2.5), cards, 16, 4).ranks == 4, "nor where it would not help"
 
 
 def test_weights_that_are_split_leave_room() -> None:
     large = needs(80, 3, 2.5, largest=0.5)
-    assert not chosen(large, H100 * 8, 16, 4).fits
-    split = chosen(large, H100 * 8, 16, 4, split=True)
+    assert not lay_out(large, H100 * 8, 16, 4).fits
+    split = lay_out(large, H100 * 8, 16, 4, split=True)
     # an eighth, what is fetched, a pass
     assert split.expected(1) == pytest.approx((10 + 2 + 3) * GIB)
     assert split.fits
-    assert not chosen(large, H100, 16, 4, split=True).fits  # one rank holds everything
+    assert not lay_out(large, H100, 16, 4, split=True).fits  # one rank holds everything
 
 
 @pytest.mark.parametrize(
     ("layout", "recompute", "said"),
     [
-        (chosen(needs(10, 3, 2.5), H100, 16, 4), True, ""),
-        (chosen(needs(80, 3, 2.5), H100 * 8, 16, 4), True, "sync=fsdp, which"),
+        (lay_out(needs(10, 3, 2.5), H100, 16, 4), True, ""),
+        (lay_out(needs(80, 3, 2.5), H100 * 8, 16, 4), True, "sync=fsdp, which"),
         (
-            chosen(needs(80, 3, 2.5), H100, 16, 4),
+            lay_out(needs(80, 3, 2.5), H100, 16, 4),
             True,
             "more ranks with sync=fsdp",
         ),
-        (chosen(needs(10, 90, 80), H100, 16, 4), True, "arch.recompute=true, or shards=32"),
-        (chosen(needs(10, 90, 80), H100, 16, 4), False, "shards=32, which makes another run"),
-        (chosen(needs(10, 90, 80), H100, 64, 1), False, "a smaller net: one example"),
+        (lay_out(needs(10, 90, 80), H100, 16, 4), True, "arch.recompute=true, or shards=32"),
+        (lay_out(needs(10, 90, 80), H100, 16, 4), False, "shards=32, which makes another run"),
+        (lay_out(needs(10, 90, 80), H100, 64, 1), False, "a smaller net: one example"),
     ],
 )
 def test_what_does_not_fit_is_told_what_would_help(

@@ -47,11 +47,6 @@ def board(kind: str, **more: Any) -> dict[str, Any]:
 def all_scenes() -> dict[str, Any]:
     """A scene of each kind, hostile texts in every place for one."""
     bars = {"values": [1.0, 2.5], "low": [0.5, 2.0], "high": [1.5, 3.0]}
-    question = {"context": HOSTILE, "question": HOSTILE, "wanted": [HOSTILE]}
-    answers = [
-        {"from": HOSTILE, "model": 0, "said": HOSTILE, "right": True},
-        {"from": "nothing", "model": 1, "said": "", "right": False},
-    ]
     arc = {"grid": ["01", "23"], "votes": 3, "confidence": 0.5}
     pair = {
         "name": HOSTILE,
@@ -137,7 +132,6 @@ def all_scenes() -> dict[str, Any]:
         | scene(
             "table", "table", HOSTILE, columns=[HOSTILE, "b"], percent=[1], rows=[[HOSTILE, 0.5]]
         )
-        | scene("questions", "questions", HOSTILE, items=[{**question, "answers": answers}])
         | scene("unknown", HOSTILE, HOSTILE)
     )
 
