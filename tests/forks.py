@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, NoReturn
 
-from tests.ranks import ROOT, Child, Completed, attend
+from tests.ranks import ROOT, Completed, attend
 
 PR_SET_PDEATHSIG = 1
 SLOW = ("torch", "numpy", "wandb", "sklearn.datasets", "data", "models", "optim")
@@ -133,7 +133,7 @@ def load() -> None:
     import pretrain  # noqa: F401
 
 
-def fork(args: list[str], cwd: str, env: dict[str, str], out: IO[bytes], err: IO[bytes]) -> Child:
+def fork(args: list[str], cwd: str, env: dict[str, str], out: IO[bytes], err: IO[bytes]) -> Fork:
     pid = os.fork()
     return Fork(pid) if pid else become(args, cwd, env, out, err)
 

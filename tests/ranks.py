@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 GRACE_S = 10.0  # how long ranks may outlive the first one that failed
@@ -64,34 +64,15 @@ class Completed:
     stderr: str
 
 
-class Child(Protocol):
-    """A process that was started, as `subprocess.Popen` knows it."""
-
-    pid: int
-    returncode: int | None
-
-    def poll(self) -> int | None: ...
-
-    def wait(self) -> int | None: ...
-
-
-class Forking(Protocol):
-    """Starts ranks faster; see tests.forks."""
-
-    def run(
-        self, args: Sequence[str], envs: Sequence[Mapping[str, str]], cwd: Path, timeout: float
-    ) -> list[Completed]: ...
-
-
 @dataclass
 class _Rank:
-    process: Child
+    process: Any  # as `subprocess.Popen`
     stdout: IO[bytes]
     stderr: IO[bytes]
     note: str = ""
 
 
-forks: Forking | None = None  # in tests; what measures starts its own
+forks: Any = None  # in tests, the `Forks` of tests/forks.py; what measures starts its own
 
 
 def run_ranks(
@@ -151,7 +132,7 @@ def run_as(
 
 
 def attend(
-    starts: Sequence[Callable[[IO[bytes], IO[bytes]], Child]], timeout: float
+    starts: Sequence[Callable[[IO[bytes], IO[bytes]], Any]], timeout: float
 ) -> list[Completed]:
     """Start ranks and wait for them; who is late is killed."""
     ranks: list[_Rank] = []
@@ -207,7 +188,7 @@ def free_port() -> int:
 
 def _start(
     args: Sequence[str], cwd: Path, env: Mapping[str, str], out: IO[bytes], err: IO[bytes]
-) -> Child:
+) -> subprocess.Popen[bytes]:
     # Its own session: killing a rank takes its loader workers along, and nobody else.
     return subprocess.Popen(
         [sys.executable, *args],

@@ -89,12 +89,13 @@ def test_muon_gathers_its_matrices(tmp_path: Path) -> None:
     assert_same_run(whole, train(tmp_path / "split", *line, "sync=fsdp", ranks=2))
 
 
+@slow
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        pytest.param(("fsdp", 2), ("allreduce", 1), marks=slow),
-        pytest.param(("allreduce", 2), ("fsdp", 4), marks=slow),
-        pytest.param(("fsdp", 3), ("fsdp", 2), marks=slow),
+        (("fsdp", 2), ("allreduce", 1)),
+        (("allreduce", 2), ("fsdp", 4)),
+        (("fsdp", 3), ("fsdp", 2)),
     ],
 )
 def test_a_stopped_run_goes_on_in_another_way(

@@ -60,14 +60,13 @@ def tms(tms_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
     return train(tmp_path_factory.mktemp("tms") / "run", *TMS, *LOSSES, f"arch.target={tms_target}")
 
 
+@slow
 @pytest.mark.parametrize(
     ("ranks", "more"),
     [
         (3, ["micro_batch_size=12"]),
-        pytest.param(
-            3, ["sync=ddp", "sync.find_unused_parameters=true", "micro_batch_size=12"], marks=slow
-        ),
-        pytest.param(2, ["sync=fsdp"], marks=slow),
+        (3, ["sync=ddp", "sync.find_unused_parameters=true", "micro_batch_size=12"]),
+        (2, ["sync=fsdp"]),
     ],
 )
 def test_the_number_of_ranks_changes_nothing(

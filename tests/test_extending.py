@@ -99,5 +99,5 @@ def test_a_yaml_outside_the_repository_is_a_choice(tmp_path: Path) -> None:
         shutil.copy(ROOT / "conf" / group / f"{base}.yaml", tmp_path / "conf" / group / "mine.yaml")
     mine = ["--config-dir", f"{tmp_path}/conf", "data=mine", "arch=mine", "sync=mine"]
     rest = ["optim=adamw", "epochs=null", "eval_interval=null", "max_steps=2", "data.held_out=64"]
-    run = train(tmp_path / "run", *mine, *rest, "global_batch_size=16", ranks=2)
+    run = train(tmp_path / "run", *mine, *rest, "global_batch_size=16")
     assert len(run.series("train/loss")) == 2

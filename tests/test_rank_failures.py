@@ -24,14 +24,15 @@ from tests.runs import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "rank", "when"),
     [
-        pytest.param("objective", 1, 12, marks=pytest.mark.slow),
-        pytest.param("objective", 0, 12, marks=pytest.mark.slow),
-        pytest.param("worker", 1, 60, marks=pytest.mark.slow),
-        pytest.param("callback", 1, 7, marks=pytest.mark.slow),
-        pytest.param("predict", 1, 1, marks=pytest.mark.slow),
+        ("objective", 1, 12),
+        ("objective", 0, 12),
+        ("worker", 1, 60),
+        ("callback", 1, 7),
+        ("predict", 1, 1),
     ],
 )
 def test_an_exception_on_one_rank_ends_all_and_is_shown_first(
@@ -102,21 +103,17 @@ def test_a_rank_that_hangs_is_named_with_its_place(
     goes_on(tmp_path / "run", undisturbed_pair)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signals", "where", "rank", "ended"),
     [
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("SIGTERM", "objective", 1, 143),
-                ("SIGTERM+SIGTERM", "objective", "all", 143),
-                ("SIGUSR1", "predict", 1, 138),
-                ("SIGUSR1+SIGUSR1", "objective", "all", 138),
-                ("SIGTERM", "data", 0, 143),
-                ("SIGTERM", "save", 0, 143),
-                ("SIGINT", "objective", "all", 130),
-            )
-        ),
+        ("SIGTERM", "objective", 1, 143),
+        ("SIGTERM+SIGTERM", "objective", "all", 143),
+        ("SIGUSR1", "predict", 1, 138),
+        ("SIGUSR1+SIGUSR1", "objective", "all", 138),
+        ("SIGTERM", "data", 0, 143),
+        ("SIGTERM", "save", 0, 143),
+        ("SIGINT", "objective", "all", 130),
     ],
 )
 def test_asked_to_stop_all_ranks_save_and_end(

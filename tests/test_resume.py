@@ -41,10 +41,8 @@ def test_a_stopped_run_goes_on_to_the_same_bits(undisturbed: Result, tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["run"], "nothing is moved aside"
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [pytest.param(*pair, marks=pytest.mark.slow) for pair in ((2, 1), (4, 1), (4, 2), (4, 8))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (4, 1), (4, 2), (4, 8)])
 def test_exact_runs_go_on_at_any_number_of_ranks(
     exact: Result, before: int, after: int, tmp_path: Path
 ) -> None:

@@ -103,7 +103,7 @@ def test_a_loss_of_the_whole_batch_has_its_gradient(
     assert far(result.weights(), weights) < 1e-12
 
 
-@pytest.mark.slow
+@slow
 def test_totals_of_one_rank_would_be_noticed(reference, tmp_path: Path) -> None:
     """Else the test above shows nothing."""
     assert (
@@ -111,7 +111,8 @@ def test_totals_of_one_rank_would_be_noticed(reference, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 4)])
+@slow
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_totals_are_exact(ranks: int, tmp_path: Path) -> None:
     one = trained("totals", tmp_path / "one", "exact=true", FLOAT32)
     other = trained("totals", tmp_path / "other", "exact=true", FLOAT32, ranks=ranks)
@@ -119,7 +120,7 @@ def test_totals_are_exact(ranks: int, tmp_path: Path) -> None:
     assert one.series("train/loss") == other.series("train/loss")
 
 
-@pytest.mark.slow
+@slow
 def test_prepare_comes_once_before_the_first_step(tmp_path: Path) -> None:
     """Averages begin with what it made, and no number of ranks changes that; a resumed run and an
     evaluation go without.
@@ -154,7 +155,7 @@ def frozen_file(path: Path, seed: int) -> dict[str, Tensor]:
     return dict(net.state_dict())
 
 
-@pytest.mark.slow
+@slow
 def test_a_rank_with_another_file_is_refused(tmp_path: Path) -> None:
     for rank in (0, 1):
         frozen_file(tmp_path / f"{rank}.safetensors", rank)

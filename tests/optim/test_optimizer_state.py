@@ -4,15 +4,12 @@ test_registry.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
 from optim.adam_atan2 import AdamATan2
-from optim.builtin import adamw, muon
 from optim.optimizer_state import OptimizerState
 
 
@@ -41,18 +38,3 @@ def test_what_is_remembered_belongs_to_names_and_not_to_places() -> None:
     assert again.keys() == saved.keys()
     assert all(torch.equal(again[name], saved[name]) for name in saved)
     assert second.param_groups[0]["lr"] == 0.5, "hyper-parameters are the configuration's"
-
-
-@pytest.mark.parametrize("optimizer", [AdamATan2, adamw, muon])
-def test_only_what_has_not_begun_may_have_nothing_to_remember(
-    optimizer: Callable[..., torch.optim.Optimizer],
-) -> None:
-    keys = {"momentum": 0.95} if optimizer is muon else {"betas": (0.9, 0.95)}
-    named = [("a", nn.Parameter(torch.ones(2, 3)))]
-    state = OptimizerState([optimizer(named, lr=0.1, weight_decay=0.1, **keys)])
-    fresh = state.state()
-    assert state.like(fresh, 0).keys() == fresh.keys()
-    full = state.like(fresh, 1)
-    assert full.keys() > fresh.keys()
-    assert state.like(full, 0).keys() == full.keys()
-    assert full["0/a/momentum_buffer" if optimizer is muon else "0/a/exp_avg"].shape == (2, 3)

@@ -104,31 +104,6 @@ def test_rows_of_nobody_become_further_ones_of_the_last():
     assert sum_duplicates(torch.tensor([-1, -1]), torch.ones(2, 1))[0].tolist() == [-1, -1]
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_a_gpu_adds_in_the_same_order():
-    tables = []
-    for device in (torch.device("cpu"), torch.device("cuda", 0)):
-        generator = torch.Generator().manual_seed(0)
-        table = SparseEmbedding(50, 4).to(device)
-        optimizer = SparseSignSGD(
-            {"table": table}, 64, Dist(device=device), lr=LR, weight_decay=DECAY
-        )
-        for _ in range(5):
-            # large ones cancel and swallow small ones on the way: the order of adding decides the
-            # sign of the sum
-            factors = torch.tensor([1e8, -1e8, 1.0, -1.0, 3.0])[
-                torch.randint(0, 5, (64, 4), generator=generator)
-            ]
-            (
-                table(torch.randint(-1, 6, (64,), generator=generator).to(device))
-                * factors.to(device)
-            ).sum().backward()
-            optimizer.step()
-        tables.append(table.weights.cpu())
-    assert torch.equal(*tables)
-
-
 def test_more_rows_than_capacity_is_an_error():
     table, optimizer = make(capacity=3)
     table(torch.arange(3)).sum().backward()

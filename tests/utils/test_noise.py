@@ -93,15 +93,6 @@ def test_slots_belong_to_whole_shards() -> None:
         Noise(0, 0, range(8)).uniform("a", (9,))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-@pytest.mark.parametrize("draw", DRAWS)
-def test_every_device_draws_the_same(draw) -> None:
-    on_cuda = draw(Noise(7, 11, range(8), torch.device("cuda")), 32).cpu()
-    torch.testing.assert_close(
-        on_cuda, draw(Noise(7, 11, range(8)), 32), rtol=0, atol=1e-5 if draw is DRAWS[1] else 0
-    )
-
-
 def test_some_slots_alone_draw_what_all_would() -> None:
     noise, rows = Noise(7, 11, [2, 5, 6]), torch.tensor([11, 0, 4, 7])
     assert torch.equal(noise.uniform("a", (12, 3, 2), rows), noise.uniform("a", (12, 3, 2))[rows])

@@ -234,6 +234,7 @@ def test_killed_before_every_change_of_the_file_system(tmp_path: Path) -> None:
     assert all(deaths[name] >= count for name, count in least.items()), deaths
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     result = script("killed_at_random", tmp_path)
     assert result["value"] >= 30  # saves went on between the kills

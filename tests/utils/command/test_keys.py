@@ -86,6 +86,7 @@ def test_marks_and_help_are_those_of_the_signature() -> None:
     assert "arch.inner.steps" in fields
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", keys.GROUPS)
 def test_every_option_has_right_defaults(group: str) -> None:
     """Also files that no test trains."""

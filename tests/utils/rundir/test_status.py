@@ -121,6 +121,7 @@ def another_run(folder: Path) -> Iterator[subprocess.Popen]:
         process.communicate()
 
 
+@pytest.mark.slow
 def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
     folder, resumed = tmp_path / "x", 0
     with another_run(folder) as other:
