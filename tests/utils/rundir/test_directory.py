@@ -161,3 +161,37 @@ def test_an_evaluation_that_is_still_due_is_not_there_twice(tmp_path: Path) -> N
         (2, False),
         (1, True),
     ]
+
+
+FILES = {"confusion.svg": "<svg/>", "table.csv": "a,b\n", "raw.bin": b"\xff"}
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_files_lie_by_step_and_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with opened(tmp_path) as run:
+        run.write_evaluation(5, "all", FILES)
+        run.write_evaluation(5, "a/b", {"../x.svg": "<svg/>"})
+        run.write_evaluation(10, "..", {"/etc/x": "x"})
+        # again, by a run that was continued
+        run.write_evaluation(5, "all", {"confusion.svg": "<svg>2</svg>"})
+        earlier = run.earlier_files
+        assert not earlier(10, "all", "table.csv", 2), "this run has evaluated nothing"
+        run.log(5, {"eval/x": 1.0})
+        table = tmp_path / "evaluations" / "step_5" / "all" / "table.csv"
+        assert earlier(10, "all", "table.csv", 2) == [table]
+        assert not [*earlier(5, "all", "table.csv", 2), *earlier(10, "all", "table.csv", 0)]
+    assert tree(tmp_path / "evaluations") == {
+        "step_5/all/confusion.svg": b"<svg>2</svg>",
+        "step_5/all/table.csv": b"a,b\n",
+        "step_5/all/raw.bin": b"\xff",
+        "step_5/a%2Fb/..%2Fx.svg": b"<svg/>",
+        "step_10/%../%2Fetc%2Fx": b"x",
+    }
+    assert capsys.readouterr() == ("", "")
