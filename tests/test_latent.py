@@ -53,6 +53,7 @@ def test_a_run_learns_and_saves_all_but_the_model(alone: Result, gpt_target: Pat
     assert frozen["path"] == str(gpt_target / "checkpoints/step_3")
 
 
+@pytest.mark.slow
 def test_exact_runs_are_equal_to_the_bit_and_go_on_at_other_ranks(
     arguments: list[str], tmp_path: Path
 ) -> None:
