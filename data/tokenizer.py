@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from utils.errors import ConfigError, brief, short
+from utils.errors import ConfigError, brief
 from utils.files import read_bytes
 
 LARGEST_FILE, LARGEST_VOCABULARY = 1 << 28, 1 << 24
-PROBED = 16  # texts
 # names of begin tokens; the first that a tokenizer has is its own
 BEGINS = (
     "<|begin|>",
@@ -175,16 +173,6 @@ def _beginning_with(library: Any, begin: int | None) -> str:
             single=f"{token} $A", pair=f"{token} $A $B", special_tokens=[(token, begin)]
         )
     return str(library.to_str())
-
-
-def check_encodes(key: str, tokenizer: Tokenizer, texts: Iterable[str]) -> None:
-    """Raises ConfigError if the first texts have no tokens, as when a normalizer removes all."""
-    first = list(islice((text for text in texts if text.strip()), PROBED))
-    if first and not any(map(len, tokenizer.encode(first))):
-        raise ConfigError(
-            f"{key}: makes no token of the texts, for example of {short(first[0].strip())}; give"
-            " the tokenizer of these texts"
-        )
 
 
 def load(key: str, name: str, folder: Path) -> Tokenizer:

@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from data.build import tokens as builder
-from data.sample import shown
+from data.language.sample import shown
 from models import llama
 from tests.ranks import ROOT, run_ranks
 from tests.runs import (

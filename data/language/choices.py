@@ -114,17 +114,3 @@ def _question(where: str, line: bytes) -> _Question:
     except ValueError as error:
         raise ConfigError(f"{where}: {brief(error)}; write it like {FORM}") from None
     return question
-
-
-def choice_sets(
-    path: str | None, where: str, tokenizer: Tokenizer | None, seq_len: int
-) -> dict[str, Choices]:
-    """Returns the evaluation set of a file by its name, or nothing if no file is given."""
-    if path is None:
-        return {}
-    if tokenizer is None:
-        raise ConfigError(
-            f"data.choices={path}: {where}: dataset.json names no tokenizer; add one, or"
-            " build again"
-        )
-    return {"choices": Choices(path, tokenizer, seq_len)}

@@ -61,7 +61,6 @@ class PackedWindows:
                 documents[row, filled:stop] = number
                 filled = stop
             holes.append(filled)
-        # opening a file checks only some of its blocks
         if max(read.view(np.uint32).max(initial=0) for read in (inputs, labels)) >= self._vocab:
             self._check(windows)
         for row, filled in enumerate(holes):

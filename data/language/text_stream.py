@@ -12,8 +12,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -25,23 +24,21 @@ from pydantic import PositiveInt
 from torch import Tensor
 from typing_extensions import Doc
 
-from data.language.choices import ChoicesFile, choice_sets
-from data.language.text_files import Documents, HubTexts, TextFiles
-from data.language.token_files import Corpus
-from data.language.tokens import sequences, whole_steps
-from data.language.windows import HeldOut, batch_of
-from data.order import cut_evenly, run_length
-from data.sample import (
+from data.language.choices import ChoicesFile
+from data.language.sample import (
     Continuation,
     NewTokens,
     Prompt,
     Temperature,
     TopK,
-    prompt_set,
-    prompt_tokens,
+    asked_sets,
 )
+from data.language.text_files import Documents, HubTexts, TextFiles
+from data.language.token_files import Corpus
+from data.language.tokens import sequences, whole_steps
+from data.language.windows import HeldOut, batch_of
 from data.source import Arrays, EvalSet, RunLength, RunSettings, Source, Spec
-from data.tokenizer import Bytes, FromFile, Tokenizer, check_encodes
+from data.tokenizer import Bytes, FromFile, Tokenizer
 from utils.checkpoint.registry import Registry
 from utils.command.marks import MAY_CHANGE, NAMES_PROJECT
 from utils.errors import ConfigError, short
@@ -49,7 +46,6 @@ from utils.measure.evaluator import Evaluator
 
 TOGETHER = 16  # documents tokenized at once
 SCANNED = 1 << 16  # documents searched for held-out ones, at most
-ENDLESS = 1 << 60  # windows of a stream, which has no end
 
 Cursor = dict[str, Tensor]
 Position = tuple[int, int]  # a file of the shard, and the next row in it
@@ -107,7 +103,7 @@ class StreamSource(Source):
             raise ConfigError(
                 "max_steps=null: a stream has no known length; give max_steps or max_tokens"
             )
-        self._until = steps, run.eval_every_steps
+        self.length = RunLength(steps, self._batch, eval_every_steps=run.eval_every_steps)
         self._tokenizer: Tokenizer = (
             Bytes()
             if tokenizer == "bytes"
@@ -120,27 +116,22 @@ class StreamSource(Source):
         )
         self._streams: dict[int, _Stream] = {}
         self._done = lambda: 0  # the run's steps; `register_state` replaces it
-        check_encodes(f"data.tokenizer={tokenizer}", self._tokenizer, Documents(self._texts))
-        held_out, self.spec = self._look(val_tokens)
-        known = Corpus(
-            self._texts.where, {"val": [held_out]}, self.spec.vocab_size, self.spec.fingerprint
+        known = self._look(val_tokens)
+        self.spec = Spec(
+            known.vocab_size,
+            seq_len,
+            token_bytes=self._tokenizer.token_bytes,
+            begin_token=known.begin,
+            decode=self._tokenizer.decode,
+            tokenizer=self._tokenizer.published,
+            fingerprint=known.fingerprint,
+            name=known.where.partition("=")[2],
         )
         self._eval_sets: dict[str, EvalSet] = {}
         if not (run.eval_only and prompt is not None):
             self._eval_sets["val"] = HeldOut(known, seq_len, val_tokens)
-        self._eval_sets |= choice_sets(choices, known.where, self._tokenizer, seq_len)
-        tokens = prompt_tokens(prompt, self._tokenizer, self._tokenizer.begin, [held_out], seq_len)
-        if tokens is not None and max_new_tokens:
-            self._eval_sets["sample"] = prompt_set(
-                tokens, max_new_tokens, temperature, top_k, run.seed
-            )
-
-    @cached_property
-    def length(self) -> RunLength:
-        return replace(
-            run_length(cut_evenly(ENDLESS, self._batch, None, None), self._batch, *self._until),
-            steps_per_epoch=None,
-        )
+        asked = choices, prompt, max_new_tokens, temperature, top_k
+        self._eval_sets |= asked_sets(known, run, seq_len, *asked)
 
     def train_batch(self, step: int, shard: int) -> Arrays:
         """Returns a shard's rows. May be called for the next step, the last one again,
@@ -195,25 +186,22 @@ class StreamSource(Source):
     def _is_held_out(self, text: str) -> bool:
         return zlib.crc32(text.encode(errors="surrogatepass")) < self._share * (1 << 32)
 
-    def _look(self, most: int) -> tuple[np.ndarray, Spec]:
-        """Returns the first `most` held-out tokens, and the spec, whose fingerprint is theirs."""
+    def _look(self, most: int) -> Corpus:
+        """Returns the first `most` held-out tokens, whose digest is the fingerprint."""
         pieces: list[np.ndarray] = []
         documents = islice(Documents(self._texts), SCANNED)
         while sum(map(len, pieces)) <= most and (together := list(islice(documents, TOGETHER))):
             pieces += self._tokens_of(together, held_out=True)
         tokens = np.concatenate([*pieces, np.empty(0, np.uint32)])[: most + 1]
-        tokenizer = self._tokenizer
-        about = f"{self._field} {self._share} {tokenizer.vocab_size}"
-        digest = hashlib.sha256(about.encode() + tokens.tobytes())
-        return tokens, Spec(
-            tokenizer.vocab_size,
-            self._length,
-            token_bytes=tokenizer.token_bytes,
-            begin_token=tokenizer.begin,
-            decode=tokenizer.decode,
-            tokenizer=tokenizer.published,
-            fingerprint=f"sampled-{digest.hexdigest()}",
-            name=self._texts.where.partition("=")[2],
+        size = self._tokenizer.vocab_size
+        digest = hashlib.sha256(f"{self._field} {self._share} {size}".encode() + tokens.tobytes())
+        return Corpus(
+            self._texts.where,
+            {"val": [tokens]},
+            size,
+            digest.hexdigest(),
+            self._tokenizer.begin,
+            self._tokenizer,
         )
 
     def eval_sets(self) -> Mapping[str, EvalSet]:

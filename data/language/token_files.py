@@ -1,13 +1,12 @@
 """Token shards on disk: `.npy` arrays, and `.bin` files as llm.c and modded-nanogpt write them.
 
-A `.bin` begins with 256 int32: the magic number 20240520, a version, the number of tokens. All
-numbers are little-endian. Version 1 is the usual one and holds uint16; version 2 is our own and
-holds uint32, for vocabularies beyond 65,536.
+A `.bin` begins with 256 int32: the magic number 20240520, version 1, the number of tokens, which
+are uint16. All numbers are little-endian.
 
 Files for training have `train` in their name and held-out ones `val`, or they lie in folders of
 those names. A `dataset.json` beside them may say more, and is checked: `vocab_size`,
-`tokenizer` ("bytes" or a file), `begin_token`, `token_bytes` (of each id), `fingerprint`, `files`
-(tokens in each).
+`tokenizer` ("bytes" or a file), `begin_token`, `token_bytes` (of each id), `files` (tokens in
+each).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field, TypeAdapter
@@ -28,9 +27,8 @@ from utils.errors import ConfigError, brief
 from utils.files import open_plain
 
 MAGIC, HEADER = 20240520, 1024
-VERSIONS: dict[int, type[np.unsignedinteger]] = {1: np.uint16, 2: np.uint32}
 SPLITS = ("train", "val")
-# opening a corpus checks this many blocks of BLOCK tokens, or all if there are fewer
+# opening a corpus looks at so many blocks of BLOCK tokens, or at all if there are fewer
 SAMPLED, BLOCK = 256, 1 << 13
 
 
@@ -103,14 +101,13 @@ def open_corpus(
     digest = hashlib.sha256()
     for split in SPLITS:
         for path, array in zip(paths[split], files[split], strict=True):
-            digest.update(
-                f"{path.relative_to(folder).as_posix()} {array.dtype} {len(array)}".encode()
-            )
+            name = path.relative_to(folder).as_posix()
+            digest.update(f"{name} {array.dtype} {len(array)}".encode())
             for block in _sample(path, array, sum(map(len, paths.values()))):
                 if int(block.max(initial=0)) >= size:
                     raise ConfigError(
-                        f"{key}: {path.name} holds token {block.max()}, but vocab_size={size}; give"
-                        " the right vocabulary"
+                        f"{key}: {name} holds token {block.max()}, but vocab_size={size}; give the"
+                        " right vocabulary"
                     )
                 digest.update(block.data)
     tokenizer = load(key, described.tokenizer, folder) if described.tokenizer else None
@@ -123,18 +120,12 @@ def open_corpus(
         key,
         files,
         size,
-        described.fingerprint or f"sampled-{digest.hexdigest()}",
+        digest.hexdigest(),
         begin,
         tokenizer,
         token_bytes,
         {split: [path.relative_to(folder).as_posix() for path in paths[split]] for split in SPLITS},
     )
-
-
-def bin_header(tokens: int, dtype: Any) -> bytes:
-    """Returns the header of a .bin file."""
-    version = next(number for number, known in VERSIONS.items() if known == dtype)
-    return np.array([MAGIC, version, tokens] + [0] * 253, "<i4").tobytes()
 
 
 def _find(key: str, folder: Path) -> dict[str, list[Path]]:
@@ -167,7 +158,7 @@ def _open(key: str, path: Path, name: str, listed: Mapping[str, int]) -> np.ndar
     """Opens one file, memory-mapped."""
     try:
         array = open_array(path, 1) if path.suffix == ".npy" else _open_bin(path)
-        if array.dtype not in VERSIONS.values():
+        if array.dtype not in (np.uint16, np.uint32):
             raise ValueError(f"holds {array.dtype}, not uint16 or uint32")
         if (count := listed.get(name, len(array))) != len(array):
             raise ValueError(f"holds {len(array):,} tokens, but dataset.json says {count:,}")
@@ -179,24 +170,15 @@ def _open(key: str, path: Path, name: str, listed: Mapping[str, int]) -> np.ndar
 def _open_bin(path: Path) -> np.ndarray:
     with open_plain(path) as file:
         size, content = os.fstat(file.fileno()).st_size, file.read(HEADER)
-        if len(content) < HEADER:
-            raise ValueError(f"is {size} bytes long, less than the header of {HEADER}")
-        magic, version, count = np.frombuffer(content, "<i4", 3).tolist()
-        if magic != MAGIC:
+        numbers = np.frombuffer(content[:12].ljust(12, b"\0"), "<i4").tolist()
+        if numbers[:2] != [MAGIC, 1] or size != HEADER + 2 * numbers[2]:
             raise ValueError(
-                f"begins with {magic}, not with the magic number {MAGIC} of token files"
+                f"has {size} bytes and begins with {numbers}, not with {MAGIC}, 1 and the number of"
+                " tokens"
             )
-        if version not in VERSIONS:
-            raise ValueError(f"is of version {version}, not 1 (uint16) or 2 (uint32)")
-        dtype = np.dtype(VERSIONS[version])
-        if size - HEADER != count * dtype.itemsize:
-            raise ValueError(
-                f"holds {size - HEADER} bytes of tokens, but its header says {count} of"
-                f" {dtype.itemsize} bytes"
-            )
-        if not count:
-            return np.empty(0, dtype)
-        return np.memmap(file, dtype, "r", HEADER, (count,)).view(np.ndarray)
+        if size == HEADER:
+            return np.empty(0, np.uint16)
+        return np.memmap(file, np.uint16, "r", HEADER).view(np.ndarray)
 
 
 def _sample(path: Path, array: np.ndarray, files: int) -> Iterator[np.ndarray]:
@@ -226,7 +208,6 @@ class _Description:
     tokenizer: Annotated[str, Field(pattern=r"^[^/]{1,200}$")] | None = None
     begin_token: Annotated[int, Field(ge=0, le=LARGEST_VOCABULARY)] | None = None
     token_bytes: tuple[Annotated[int, Field(ge=0, le=1 << 20)], ...] = ()
-    fingerprint: Annotated[str, Field(max_length=200)] = ""
     files: Mapping[str, int] = field(default_factory=dict)
 
 

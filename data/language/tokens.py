@@ -15,23 +15,21 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
 from typing_extensions import Doc
 
-from data.language.choices import ChoicesFile, choice_sets
-from data.language.mixture import Mixture
+from data.language.choices import ChoicesFile
 from data.language.packing import PackedWindows
 from data.language.python_text import python_text
-from data.language.token_files import Corpus, open_corpus
-from data.language.windows import HeldOut, Windows
-from data.order import cut_evenly, run_length, shard_rows
-from data.permutation import Permutation
-from data.sample import (
+from data.language.sample import (
     Continuation,
     NewTokens,
     Prompt,
     Temperature,
     TopK,
-    prompt_set,
-    prompt_tokens,
+    asked_sets,
 )
+from data.language.token_files import Corpus, open_corpus
+from data.language.windows import HeldOut, Windows
+from data.order import cut_evenly, run_length, shard_rows
+from data.permutation import Permutation
 from data.source import (
     Arrays,
     EvalSet,
@@ -45,6 +43,7 @@ from utils.errors import ConfigError
 from utils.measure.evaluator import Evaluator
 
 SEQUENCES = 64  # in an update, unless the configuration says otherwise
+PERIOD = 100_000  # visits, or a few more, in which corpora have their shares
 DRAWN = 1 << 12  # windows drawn together: a few take as long as some thousand
 
 
@@ -102,7 +101,7 @@ class TokenSource(Source):
                 " data.begin_token=ID"
             )
         self._begin = first.begin if documents else None
-        self._mixture = Mixture("data.mix", mix or {"all": 1})
+        self._mixture = Mixture([*(mix or {"all": 1}).values()])
         cut = PackedWindows if documents else Windows
         self._windows = [cut(corpus, seq_len) for corpus in corpora]
         names = [*mix] if mix else ["all"]
@@ -124,23 +123,14 @@ class TokenSource(Source):
         self._eval_sets: dict[str, EvalSet] = {}
         if not (run.eval_only and prompt is not None):
             for name, corpus, share in zip(
-                names, corpora, self._mixture.counts / self._mixture.period, strict=True
+                names, corpora, self._mixture.counts / self._mixture.counts.sum(), strict=True
             ):
                 most = None if val_tokens is None else max(1, round(val_tokens * float(share)))
                 held_out = HeldOut(corpus, seq_len, most, self._begin)
                 self._eval_sets[f"val-{name}" if mix else "val"] = held_out
                 most_documents.append(held_out.most_documents() if documents else 0)
-        self._eval_sets |= choice_sets(choices, first.where, first.tokenizer, seq_len)
-        if prompt is not None and first.tokenizer is None:
-            raise ConfigError(
-                f"data.prompt={prompt}: {first.where}: dataset.json names no tokenizer; add one,"
-                " or build again"
-            )
-        tokens = prompt_tokens(prompt, first.tokenizer, first.begin, first.files["val"], seq_len)
-        if tokens is not None and max_new_tokens:
-            self._eval_sets["sample"] = prompt_set(
-                tokens, max_new_tokens, temperature, top_k, run.seed
-            )
+        asked = choices, prompt, max_new_tokens, temperature, top_k
+        self._eval_sets |= asked_sets(first, run, seq_len, *asked)
         self.spec = Spec(
             vocab_size=first.vocab_size,
             seq_len=seq_len,
@@ -199,6 +189,25 @@ class TokenSource(Source):
             if set_name == "sample" and self._tokenizer is not None
             else []
         )
+
+
+class Mixture:
+    """Corpora in fixed shares, evenly spread: which one a position visits follows from it."""
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        shares = np.array(weights) / sum(weights)
+        # visits to each corpus in a period; all periods are the same
+        self.counts = np.maximum(1, np.rint(PERIOD * shares)).astype(np.int64)
+        due = [(np.arange(count) + 0.5) / count for count in self.counts]
+        order = np.concatenate(due).argsort(kind="stable")
+        self._which = np.repeat(np.arange(len(due)), self.counts)[order]
+        self._before = np.concatenate([np.arange(count) for count in self.counts])[order]
+
+    def visits(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the corpus of each position, and how often it was visited before."""
+        periods, places = np.divmod(positions, len(self._which))
+        which = self._which[places]
+        return which, periods * self.counts[which] + self._before[places]
 
 
 def sequences(run: RunSettings, seq_len: int) -> int:

@@ -39,7 +39,6 @@ class Windows:
         starts = (places * self._length).tolist()
         for row, (number, start) in enumerate(zip(file.tolist(), starts, strict=True)):
             out[row] = self._files[number][start : start + self._length + 1]
-        # opening a file checks only some of its blocks
         if len(out) and out.view(np.uint32).max() >= self._corpus.vocab_size:
             for row, (number, start) in enumerate(zip(file.tolist(), starts, strict=True)):
                 self._corpus.check("train", number, start, out[row])

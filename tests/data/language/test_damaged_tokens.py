@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.language.token_files import BLOCK, MAGIC, bin_header
-from tests.data.language.token_helpers import VOCAB, source, write_bin, write_corpus, write_npy
+from data.language.token_files import BLOCK, MAGIC
+from tests.data.language.token_helpers import VOCAB, source, write_corpus, write_npy
 from utils.errors import ConfigError
 
 Damage = Callable[[Path], object]
@@ -41,8 +41,9 @@ def without(*patterns: str) -> Damage:
 
 BIN, NPY, JSON = "train_0.bin", "train_1.npy", "dataset.json"
 DAMAGE: dict[str, tuple[Damage, str]] = {
-    "odd length": (bin_file(bin_header(100, np.dtype(np.uint16)) + bytes(199)), BIN),
-    "nanoGPT's": (bin_file(FEW.tobytes() * 20), f"magic number {MAGIC}"),
+    "odd length": (bin_file(header(MAGIC, 1, 100) + bytes(199)), BIN),
+    "nanoGPT's": (bin_file(FEW.tobytes() * 20), str(MAGIC)),
+    "no header": (bin_file(b""), BIN),
     "wrong version": (bin_file(header(MAGIC, 3, 2) + bytes(4)), BIN),
     "signed": (lambda folder: write_npy(folder / NPY, FEW.astype(np.int32)), NPY),
     "no split": (lambda folder: write_npy(folder / "more.npy", FEW), "more.npy"),
@@ -111,29 +112,22 @@ def test_corpora_that_do_not_go_together(tmp_path: Path) -> None:
 
 def test_a_token_beyond_the_vocabulary_ends_the_run_when_it_is_read(tmp_path: Path) -> None:
     """It stands in a block that is not looked at when the corpus is opened."""
-    tokens = np.zeros(1 << 22, np.uint16)
+    tokens = np.zeros(1 << 22, np.uint32)
     place = BLOCK + 17
     damaged = tokens.copy()
-    damaged[place] = 9
+    damaged[place] = (1 << 32) - 1  # negative in a batch
     for split in ("train", "val"):
-        write_bin(tmp_path / f"{split}.bin", tokens)
-        write_bin(tmp_path / f"{split}_2.bin", damaged)
-    made = source(tmp_path, vocab_size=9, shards=1, seq_len=1 << 13, val_tokens=None)
-    with pytest.raises(
-        ConfigError,
-        match=rf"^data_path=.*: train_2.bin holds token 9 at position {place}, but vocab_size=9;",
-    ):
-        [made.train_batch(step, 0) for step in range(made.length.total_steps // 2)]
-    held_out = made.eval_sets()["val"]
-    held_out.read(np.arange(len(held_out) // 2))
-    with pytest.raises(ConfigError, match=rf"val_2.bin holds token 9 at position {place}, but"):
-        held_out.read(np.arange(len(held_out)))
-    folded = tokens.astype(np.uint32)
-    folded[place] = (1 << 32) - 1  # negative in a batch
-    for name in ("train.bin", "train_2.bin", "val.bin", "val_2.bin"):
-        write_bin(tmp_path / name, folded)
-    made = source(tmp_path, vocab_size=9, documents=True, begin_token=8, seq_len=1 << 13)
-    with pytest.raises(ConfigError, match=r"holds token 4294967295 at position 8209"):
-        made.eval_sets()["val"].read(np.arange(2))
-    with pytest.raises(ConfigError, match=r"holds token 4294967295 at position 8209"):
-        [made.train_batch(step, 0) for step in range(made.length.total_steps)]
+        write_npy(tmp_path / f"{split}.npy", tokens)
+        write_npy(
+            tmp_path / f"{split}_2.npy",
+            np.where(np.arange(1 << 22) == place, -1, tokens).astype(np.uint32),
+        )
+    for documents in (False, True):
+        keys = {"vocab_size": 9, "documents": documents, "begin_token": 8, "seq_len": 1 << 13}
+        made = source(tmp_path, **keys, val_tokens=None, epochs=1)
+        said = rf"_2.npy holds token 4294967295 at position {place}, but vocab_size=9;"
+        with pytest.raises(ConfigError, match=rf"^data_path=.*: train{said}"):
+            [made.train_batch(step, shard) for step in range(128) for shard in range(2)]
+        held_out = made.eval_sets()["val"]
+        with pytest.raises(ConfigError, match=rf"^data_path=.*: val{said}"):
+            held_out.read(np.arange(len(held_out)))

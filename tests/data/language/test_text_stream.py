@@ -17,7 +17,6 @@ import torch
 
 from data.language.text_files import Documents, TextFiles
 from data.language.text_stream import StreamSource
-from tests.data.language.token_helpers import deaf_tokenizer
 from tests.making import make_source
 from tests.runs import digest, faulty, stopped, train
 from tests.utils.checkpoint.helpers import as_it_is
@@ -178,10 +177,6 @@ def test_what_cannot_be_streamed_is_one_line(folder: Path, tmp_path: Path) -> No
         ({"data_path": str(tmp_path / "none")}, r"none: no such file or folder; give .jsonl"),
         ({"data_path": str(tmp_path / "mixed")}, r"mixed: files of several kinds"),
         ({"field": "body"}, r"^data_path=.*: line 1: has text, not body; name the field"),
-        (
-            {"tokenizer": str(deaf_tokenizer(tmp_path))},
-            r"^data.tokenizer=.*deaf.json: makes no token of the texts, for example of 00000",
-        ),
         ({"tokenizer": "none.json"}, r"^data.tokenizer=none.json: none.json is no tokenizer"),
     ]:
         with pytest.raises(ConfigError, match=line):

@@ -7,18 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from data.language.token_files import bin_header
+from data.language.token_files import MAGIC
 from data.language.tokens import TokenSource
 from tests.making import make_source
 
 VOCAB = 60_000
 
 
-def write_bin(path: Path, tokens: np.ndarray, header: bytes | None = None) -> None:
+def write_bin(path: Path, tokens: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(
-        (bin_header(len(tokens), tokens.dtype) if header is None else header) + tokens.tobytes()
-    )
+    header = np.array([MAGIC, 1, len(tokens)] + [0] * 253, "<i4")
+    path.write_bytes(header.tobytes() + tokens.astype("<u2").tobytes())
 
 
 def write_npy(path: Path, tokens: np.ndarray) -> None:
@@ -46,13 +45,3 @@ def source(folder: Path | None, **more) -> TokenSource:
         "data_path": folder and str(folder),
     }
     return make_source("tokens", **(given | more))
-
-
-def deaf_tokenizer(folder: Path) -> Path:
-    """A tokenizer whose normalizer removes every character."""
-    from tokenizers import Regex, Tokenizer, models, normalizers
-
-    library = Tokenizer(models.WordLevel({"<s>": 0, "sea": 1, "?": 2}, unk_token="?"))
-    library.normalizer = normalizers.Replace(Regex(r"[\s\S]"), "")
-    library.save(str(folder / "deaf.json"))
-    return folder / "deaf.json"

@@ -1,9 +1,11 @@
-"""An evaluation set of one prompt, and the text with which a language model continues it."""
+"""Evaluation sets that ask a language model: questions, and a prompt with the text that continues
+it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import takewhile
 from typing import Annotated
 
@@ -12,9 +14,12 @@ from pydantic import Field, NonNegativeInt
 from torch import Tensor
 from typing_extensions import Doc
 
-from data.source import Batch, Examples
+from data.language.choices import Choices
+from data.language.token_files import Corpus
+from data.source import Batch, EvalSet, Examples, RunSettings
 from data.tokenizer import Tokenizer
 from utils.command.marks import SAME_RUN
+from utils.errors import ConfigError
 from utils.measure.evaluator import Prediction, Report
 from utils.measure.scene import scene
 
@@ -38,44 +43,51 @@ Temperature = Annotated[
 TopK = Annotated[NonNegativeInt, SAME_RUN, Doc("draw from so many likeliest tokens; 0: from all")]
 
 
-def prompt_tokens(
-    prompt: str | None,
-    tokenizer: Tokenizer | None,
-    begin: int | None,
-    held_out: Sequence[np.ndarray],
+def asked_sets(
+    corpus: Corpus,
+    run: RunSettings,
     seq_len: int,
-) -> np.ndarray | None:
-    """Returns the prompt as the start of a document, or the start of the held-out text; None if
-    there is neither, or no tokenizer.
+    choices: str | None,
+    prompt: str | None,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int,
+) -> dict[str, EvalSet]:
+    """Returns the set of multiple-choice questions, if a file is given; and the prompt, or the
+    start of the held-out text, with room for its continuation and how to draw it.
     """
+    tokenizer = corpus.tokenizer
     if tokenizer is None:
-        return None
-    if prompt is not None:
-        tokens = tokenizer.encode([unescaped(prompt)])[0].astype(np.int64)
-        return tokens if begin is None else np.concatenate([[begin], tokens])
+        for key, value in (("choices", choices), ("prompt", prompt)):
+            if value is not None:
+                raise ConfigError(
+                    f"data.{key}={value}: {corpus.where}: dataset.json names no tokenizer; add one,"
+                    " or build again"
+                )
+        return {}
+    sets: dict[str, EvalSet] = {}
+    if choices is not None:
+        sets["choices"] = Choices(choices, tokenizer, seq_len)
+    begin = [] if corpus.begin is None else [corpus.begin]
     length = max(1, min(HELD_OUT, seq_len // 2))
-    return next(
-        (tokens[:length].astype(np.int64) for tokens in held_out if len(tokens) >= length), None
-    )
+    starts = [tokens[:length] for tokens in corpus.files["val"] if len(tokens) >= length]
+    if prompt is not None:
+        starts = [np.concatenate([begin, tokenizer.encode([unescaped(prompt)])[0]])]
+    if starts and max_new_tokens:
+        row = {
+            "inputs": starts[0].astype(np.int32),
+            "continuation": np.zeros(max_new_tokens, np.int32),
+            "temperature": np.float32(temperature),
+            "top_k": np.int32(top_k),
+            "sample_seed": np.int64(run.seed),
+        }
+        sets["sample"] = Examples([row])
+    return sets
 
 
 def unescaped(prompt: str) -> str:
     r"""Reads \n, \t, \r, \\, \" and \' in a prompt as Python does, and \x24 as a dollar."""
     return ESCAPE.sub(lambda match: ESCAPED[match[1]], prompt)
-
-
-def prompt_set(
-    tokens: np.ndarray, new_tokens: int, temperature: float, top_k: int, seed: int
-) -> Examples:
-    """Returns a set of one prompt, with room for its continuation and how to draw it."""
-    row = {
-        "inputs": tokens.astype(np.int32),
-        "continuation": np.zeros(new_tokens, np.int32),
-        "temperature": np.float32(temperature),
-        "top_k": np.int32(top_k),
-        "sample_seed": np.int64(seed),
-    }
-    return Examples([row])
 
 
 class Continuation:
