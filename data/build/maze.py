@@ -14,8 +14,8 @@ from itertools import count
 
 import numpy as np
 
-from data.build.common import Parser, new_folder, progress, whole, write_puzzles
-from data.build.rows import SPLITS, Boards, Row, check, collect, convert, leaks
+from data.build.common import new_folder, progress, whole, write_puzzles
+from data.build.rows import SPLITS, Boards, Row, check, collect, convert, leaks, puzzle_parser
 from data.recursive.maze import (
     CHARACTERS,
     GOAL,
@@ -125,37 +125,21 @@ def build(options: argparse.Namespace) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = Parser("maze", __doc__)
-    source = made.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "--size",
+    made = puzzle_parser(
+        "maze",
+        __doc__,
+        "sapientinc/maze-30x30-hard-1k",
         type=whole(1, LONGEST_SIDE),
         help=f"generate mazes of this many rows and columns, at most {LONGEST_SIDE}",
     )
-    source.add_argument("--input-dir", help="folder that holds train.csv and test.csv")
-    source.add_argument(
-        "--hub", help="a dataset's name on the hub, such as sapientinc/maze-30x30-hard-1k"
-    )
-    made.add_argument("--seed", type=whole(0), default=0)
     made.add_argument(
         "--augment", action="store_true", help="training mazes in all eight turns and reflections"
     )
-    generated = made.add_argument_group("generated mazes")
-    generated.add_argument("--train", type=whole(1), default=1000, help="training mazes")
-    generated.add_argument("--test", type=whole(1), default=1000, help="test mazes")
-    generated.add_argument(
+    made.add_argument(
         "--min-path",
         type=int,
-        help="cells of the path, ends included; by default 11/3 of the size, 110 for 30",
+        help="cells of a generated path, ends included; by default 11/3 of the size, 110 for 30",
     )
-    given = made.add_argument_group("converted mazes")
-    given.add_argument(
-        "--subsample-size", type=int, help="training mazes to keep, chosen at random"
-    )
-    given.add_argument(
-        "--test-subsample-size", type=int, help="test mazes to keep, chosen at random"
-    )
-    given.add_argument("--min-difficulty", type=int, help="drop mazes with a smaller rating")
     return made
 
 

@@ -7,9 +7,11 @@ import csv
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from data.build.common import Parser, whole
 from utils.errors import ConfigError, brief
 
 SPLITS = ("train", "test")
@@ -140,10 +142,30 @@ def subsample(split: str, boards: Boards, options: argparse.Namespace) -> Boards
     wanted: int | None = getattr(options, option)
     if wanted is None:
         return boards
-    if not 0 < wanted <= len(puzzles):
+    if wanted > len(puzzles):
         raise ConfigError(
             f"--{option.replace('_', '-')} {wanted}: there are {len(puzzles)} {split} boards; ask"
-            " for at least 1, and no more than that"
+            " for no more than that"
         )
     chosen = np.random.default_rng(options.seed).choice(len(puzzles), wanted, replace=False)
     return puzzles[chosen], answers[chosen]
+
+
+def puzzle_parser(name: str, about: str | None, hub: str, **size: Any) -> Parser:
+    """Returns the command line of a builder that generates puzzles of a size or converts published
+    ones, such as those of `hub`.
+    """
+    made = Parser(name, about)
+    source = made.add_mutually_exclusive_group(required=True)
+    source.add_argument("--size", **size)
+    source.add_argument("--input-dir", help="folder that holds train.csv and test.csv")
+    source.add_argument("--hub", help=f"a dataset's name on the hub, such as {hub}")
+    made.add_argument("--seed", type=whole(0), default=0)
+    generated = made.add_argument_group("generated puzzles")
+    generated.add_argument("--train", type=whole(1), default=1000, help="training puzzles")
+    generated.add_argument("--test", type=whole(1), default=1000, help="test puzzles")
+    given = made.add_argument_group("converted puzzles")
+    for option, kind in (("--subsample-size", "training"), ("--test-subsample-size", "test")):
+        given.add_argument(option, type=whole(1), help=f"{kind} puzzles to keep, chosen at random")
+    given.add_argument("--min-difficulty", type=int, help="drop puzzles with a smaller rating")
+    return made

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from data.build.common import Parser, new_folder, whole, write_puzzles
-from data.build.rows import SPLITS, Boards, Row, check, collect, convert, leaks
+from data.build.common import new_folder, whole, write_puzzles
+from data.build.rows import SPLITS, Boards, Row, check, collect, convert, leaks, puzzle_parser
 from data.recursive.puzzle_text import tokens_of
 from data.recursive.sudoku import (
     BLANK,
@@ -75,42 +75,27 @@ def build(options: argparse.Namespace) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    made = Parser("sudoku", __doc__)
-    source = made.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "--size", type=int, choices=sorted(BOXES), help="generate boards of this size"
+    hub = "sapientinc/sudoku-extreme"
+    made = puzzle_parser(
+        "sudoku", __doc__, hub, type=int, choices=sorted(BOXES), help="generate boards of this size"
     )
-    source.add_argument("--input-dir", help="folder that holds train.csv and test.csv")
-    source.add_argument(
-        "--hub", help="a dataset's name on the hub, such as sapientinc/sudoku-extreme"
-    )
-    made.add_argument("--seed", type=whole(0), default=0)
     made.add_argument(
         "--num-aug",
         type=whole(0),
         default=0,
         help="random symmetric images of every training board",
     )
-    generated = made.add_argument_group("generated boards")
-    generated.add_argument("--train", type=whole(1), default=1000, help="training boards")
-    generated.add_argument("--test", type=whole(1), default=1000, help="test boards")
-    generated.add_argument(
-        "--blanks", type=int, help=f"blank cells per board, by default {BLANKS} by size"
+    made.add_argument(
+        "--blanks",
+        type=int,
+        help=f"blank cells of a generated board, by default {BLANKS} by size",
     )
-    generated.add_argument(
+    made.add_argument(
         "--min-guesses",
         type=whole(0),
         default=0,
-        help="only boards for which a search guesses at least so often",
+        help="generated boards for which a search guesses at least so often",
     )
-    given = made.add_argument_group("converted boards")
-    given.add_argument(
-        "--subsample-size", type=int, help="training boards to keep, chosen at random"
-    )
-    given.add_argument(
-        "--test-subsample-size", type=int, help="test boards to keep, chosen at random"
-    )
-    given.add_argument("--min-difficulty", type=int, help="drop boards with a smaller rating")
     return made
 
 

@@ -79,6 +79,13 @@ def sizes(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.where(found, rows + 1, 0), np.where(found, runs[np.arange(len(rows)), rows], 0)
 
 
+def grid_lines(tokens: np.ndarray) -> list[str]:
+    """Returns the grid on a canvas as text, a digit for each colour."""
+    height, width = (int(side[0]) for side in sizes(tokens[None]))
+    rows = tokens.reshape(SIDE, SIDE)[:height, :width].astype(int) - FIRST
+    return ["".join(map(str, row)) for row in rows.tolist()]
+
+
 def undone(
     tokens: np.ndarray, symmetry: np.ndarray, colours: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

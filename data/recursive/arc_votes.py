@@ -19,13 +19,12 @@ from torch import Tensor
 
 from data.recursive.arc import (
     CELLS,
-    FIRST,
-    SIDE,
     VOCAB,
+    grid_lines,
     read_augmentations,
-    sizes,
     undone,
 )
+from data.recursive.boards import in_turn
 from data.recursive.puzzle_files import PuzzleSplit
 from data.source import Batch
 from utils.errors import ConfigError
@@ -98,13 +97,14 @@ class ArcPairs:
         ).digest()
         return np.frombuffer(digest, np.uint8)
 
-    def grids(self, pairs: Sequence[int]) -> list[tuple[list[list[int]], list[list[int]]]]:
-        """Returns the inputs and right outputs of these pairs."""
-        rows = self._rows[list(pairs)]
-        inputs, labels = (
-            grids_of(of.take(rows, axis=0)) for of in (self._puzzles.inputs, self._puzzles.labels)
-        )
-        return list(zip(inputs, labels, strict=True))
+    def shown(self, pair: int) -> dict[str, Any]:
+        """Describes a pair for the report page: its name, input and right output."""
+        row = self._rows[pair]
+        return {
+            "name": self.name_of(pair),
+            "input": grid_lines(self._puzzles.inputs[row]),
+            "truth": grid_lines(self._puzzles.labels[row]),
+        }
 
     def name_of(self, pair: int) -> str:
         """Returns the puzzle's name, with the pair's number if there are several."""
@@ -200,17 +200,27 @@ class ArcVotes:
 
     def _scene(self, counted: Mapping[str, np.ndarray]) -> Files:
         """Shows some pairs with their best answers on the report page."""
-        pair, key, _, nth = rank_answers(counted)
-        best = nth < ATTEMPTS
-        solved = np.zeros(len(self._pairs.truth), bool)
-        solved[pair[best & (key == self._pairs.truth[pair])]] = True
+        ranked = rank_answers(counted)
+        pair, best = ranked["pair"], ranked["nth"] < ATTEMPTS
+        right = ranked["key"] == self._pairs.truth[pair]
         asked = np.unique(pair)
-        chosen = [int(asked[one]) for one in in_turn(solved[asked].tolist())]
+        solved = np.isin(asked, pair[best & right])
         shown = []
-        for one, (given, truth) in zip(chosen, self._pairs.grids(chosen), strict=True):
-            answers, votes = best_answers(counted, one)
-            shown.append(shown_pair(self._pairs.name_of(one), given, truth, answers, votes))
-        return arc_scene(shown)
+        for one in asked[in_turn(solved.tolist(), SHOWN)].tolist():
+            answers = [
+                {
+                    "grid": grid_lines(unpacked(ranked["grid"][row])),
+                    "right": bool(right[row]),
+                    "votes": int(ranked["votes"][row]),
+                    "confidence": float(ranked["confidence"][row] / ONE / ranked["votes"][row]),
+                }
+                for row in np.flatnonzero((pair == one) & best)
+            ]
+            votes = int(ranked["votes"][pair == one].sum())
+            shown.append({**self._pairs.shown(one), "answers": answers, "votes": votes})
+        return fitting(
+            shown, lambda some: scene("arc", "arc", "ARC test pairs", CAPTION, pairs=some)
+        )
 
     def _read(self, file: Path) -> dict[str, np.ndarray]:
         with np.load(file, allow_pickle=False) as content:
@@ -222,10 +232,11 @@ class ArcVotes:
 
     def _judged(self, counted: Mapping[str, np.ndarray]) -> tuple[dict[str, float], str]:
         """Returns metrics and a submission."""
-        pair, key, grid, nth = rank_answers(counted)
+        ranked = rank_answers(counted)
+        pair, nth = ranked["pair"], ranked["nth"]
         truth, ends = self._pairs.truth, self._pairs.ends
         found = np.full(len(truth), np.iinfo(np.int64).max)
-        right = key == truth[pair]
+        right = ranked["key"] == truth[pair]
         found[pair[right]] = nth[right]
         metrics: dict[str, float] = {}
         for k in PASSES:
@@ -238,7 +249,8 @@ class ArcVotes:
             }
         attempts: list[list] = [[] for _ in truth]
         for row in np.flatnonzero(nth < ATTEMPTS):
-            attempts[pair[row]].append(plain(grid[row]))
+            lines = grid_lines(unpacked(ranked["grid"][row]))
+            attempts[pair[row]].append([[int(colour) for colour in line] for line in lines])
         return metrics, json.dumps(self._submission(attempts))
 
     def _submission(self, attempts: Sequence[list]) -> dict[str, list[dict[str, list]]]:
@@ -255,17 +267,6 @@ class ArcVotes:
             ]
             for name, begin, end in zip(self._pairs.names, begins, self._pairs.ends, strict=True)
         }
-
-
-def best_answers(counted: Mapping[str, np.ndarray], pair: int) -> tuple[list[dict[str, Any]], int]:
-    """Returns a pair's best answers for the report page, and the votes for all its answers."""
-    own = {name: counted[name][counted["pair"] == pair] for name in NAMES}
-    _, keys_of, grids, _ = rank_answers(own)
-    answers = []
-    for key, grid in zip(keys_of[:ATTEMPTS], grids[:ATTEMPTS], strict=True):
-        votes, sure = (int(own[name][own["key"] == key][0]) for name in ("votes", "confidence"))
-        answers.append({"grid": plain(grid), "votes": votes, "confidence": sure / ONE / votes})
-    return answers, int(own["votes"].sum())
 
 
 def merge_counts(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -288,78 +289,21 @@ def merge_counts(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndar
     )
 
 
-def rank_answers(
-    counted: Mapping[str, np.ndarray],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Sorts the answers of each pair, the best first; equal ones keep their order.
-
-    Returns each answer's pair, key, grid and number within its pair.
+def rank_answers(counted: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Sorts the answers of each pair, the best first; equal ones keep their order. Also returns
+    `nth`, each answer's number within its pair.
     """
-    pair, key, votes, confidence, grid = (counted[name] for name in NAMES)
-    order = np.lexsort((-(confidence / votes), -votes, pair))
-    pair = pair[order]
+    order = np.lexsort(
+        (-(counted["confidence"] / counted["votes"]), -counted["votes"], counted["pair"])
+    )
+    ranked = {name: counted[name][order] for name in NAMES}
+    pair = ranked["pair"]
     begins = np.flatnonzero(np.r_[True, np.diff(pair) != 0])
-    nth = np.arange(len(pair)) - np.repeat(begins, np.diff(np.r_[begins, len(pair)]))
-    return pair, key[order], grid[order], nth
-
-
-def plain(packed: np.ndarray) -> list[list[int]]:
-    """Returns a grid as lists of colours."""
-    tokens = np.stack([packed & 15, packed >> 4], 1).reshape(CELLS)
-    height, width = (int(side[0]) for side in sizes(tokens[None]))
-    return (tokens.reshape(SIDE, SIDE)[:height, :width].astype(int) - FIRST).tolist()
-
-
-def in_turn(solved: Sequence[bool], most: int = SHOWN) -> list[int]:
-    """Returns the first solved and unsolved ones in turn, so that a short list has both."""
-    sorts = [
-        [index for index, each in enumerate(solved) if each == sort][:most]
-        for sort in (True, False)
-    ]
-    return [one for index in range(most) for sort in sorts for one in sort[index : index + 1]]
-
-
-def arc_scene(pairs: Sequence[Mapping[str, Any]]) -> Files:
-    """Shows pairs of `shown_pair`, the more important first, as many as there is room for."""
-    return fitting(pairs, lambda some: scene("arc", "arc", "ARC test pairs", CAPTION, pairs=some))
-
-
-def shown_pair(
-    name: str,
-    given: list[list[int]],
-    truth: list[list[int]],
-    answers: Sequence[Mapping[str, Any]],
-    votes: int,
-) -> dict[str, Any]:
-    """Describes one pair. `answers` have a grid, votes and a confidence, the best first."""
-    return {
-        "name": name,
-        "input": rows_of(given),
-        "truth": rows_of(truth),
-        "answers": [
-            {
-                **answer,
-                "grid": rows_of(answer["grid"]),
-                "right": answer["grid"] == truth,
-            }
-            for answer in answers
-        ],
-        "votes": votes,
+    return ranked | {
+        "nth": np.arange(len(pair)) - np.repeat(begins, np.diff(np.r_[begins, len(pair)]))
     }
 
 
-def rows_of(grid: list[list[int]]) -> list[str]:
-    """Writes a digit for each cell."""
-    return ["".join(map(str, row)) for row in grid]
-
-
-def grids_of(canvases: np.ndarray) -> list[list[list[int]]]:
-    """Cuts grids out of their canvases (N, 900)."""
-    count = len(canvases)
-    same = np.tile(np.arange(10), (count, 1))
-    tokens, tall, wide = undone(canvases.astype(np.uint8), np.zeros(count, int), same)
-    squares = tokens.reshape(-1, SIDE, SIDE).astype(int) - FIRST
-    return [
-        square[: int(height), : int(width)].tolist()
-        for square, height, width in zip(squares, tall.ravel(), wide.ravel(), strict=True)
-    ]
+def unpacked(grid: np.ndarray) -> np.ndarray:
+    """Returns the tokens of a grid that was packed by `add`."""
+    return np.stack([grid & 15, grid >> 4], 1).reshape(CELLS)

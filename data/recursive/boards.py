@@ -74,23 +74,24 @@ class Boards:
             range(len(rows["index"])),
             key=lambda row: _rank({name: tensor[row] for name, tensor in rows.items()}),
         )
-        chosen = {
-            solved: [row for row in order if bool(rows["solved"][row]) == solved][:SHOWN]
-            for solved in (True, False)
-        }
-        # taken in turn, so that a large board leaves room for one of each
-        mixed = [
-            row
-            for index in range(SHOWN)
-            for solved in (True, False)
-            for row in chosen[solved][index : index + 1]
-        ]
+        solved = [bool(rows["solved"][row]) for row in order]
 
         def made(some: Sequence[int]) -> Files:
             taken = {name: tensor[list(some)] for name, tensor in rows.items()}
             return boards_scene(self._kind, CAPTION, taken)
 
-        return Report(files=fitting(mixed, made))
+        return Report(files=fitting([order[place] for place in in_turn(solved, SHOWN)], made))
+
+
+def in_turn(solved: Sequence[bool], most: int) -> list[int]:
+    """Returns the places of the first solved and unsolved ones in turn, so that a short list has
+    both.
+    """
+    sorts = [
+        [place for place, each in enumerate(solved) if each == sort][:most]
+        for sort in (True, False)
+    ]
+    return [place for index in range(most) for sort in sorts for place in sort[index : index + 1]]
 
 
 def boards_scene(kind: str, caption: str, rows: Mapping[str, Tensor]) -> Files:

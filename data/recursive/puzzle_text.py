@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from data.recursive.arc import CELLS, FIRST, SIDE, VOCAB, sizes
+from data.recursive.arc import CELLS, VOCAB, grid_lines
 from data.recursive.maze import CHARACTERS, FREE, is_maze, leads
 from data.recursive.sudoku import BLANK, BOXES, DIGITS
 from data.source import IGNORE
@@ -59,7 +59,7 @@ def puzzle_text(
         )
         return "\n".join(
             [
-                *columns({name: _arc(tokens) for name, tokens in parts.items()}),
+                *columns({name: grid_lines(tokens) for name, tokens in parts.items()}),
                 _verdict(labels, wrong, ""),
             ]
         )
@@ -101,15 +101,6 @@ def _maze(cells: np.ndarray, side: int) -> list[str]:
     return [
         "".join(characters[cell] for cell in cells[start : start + side])
         for start in range(0, side * side, side)
-    ]
-
-
-def _arc(tokens: np.ndarray) -> list[str]:
-    """Returns the grid on a canvas as text, a digit for each colour."""
-    height, width = (int(side[0]) for side in sizes(tokens[None]))
-    return [
-        "".join(str(cell - FIRST) for cell in row)
-        for row in tokens.reshape(SIDE, SIDE)[:height, :width]
     ]
 
 
