@@ -1,0 +1,119 @@
+"""The search of `arch=sudoku` by a trained net, and by what stands in for it.
+
+python -m tests.bench.bench_search RUN DATA [BOARDS]
+
+RUN is a run of experiment=sudoku_extreme_cpu, DATA a folder of boards whose test set is searched.
+The first of the stand-ins fills in naked and hidden singles and knows a contradiction when it sees
+one; the second is the net before training. A state is one board that a step of the search looks at.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.recursive.sudoku import geometry, propagate, search, to_masks
+from models import targets
+from models.recursive.search import NEVER, Rules, answers_by_search
+from models.recursive.sudoku_net import BLANK, GIVEN, GUESSED, SudokuNet
+from tests.making import make_objective, make_source
+from utils.measure.metrics import wilson
+
+TOGETHER = 50  # boards
+BOARDS = 300
+
+
+class Singles:
+    """Looks like a net, and answers by the rules."""
+
+    dtype, compiled = torch.float32, False
+
+    def __init__(self, side: int) -> None:
+        self.side = side
+
+    def fresh_state(self, boards: int) -> Tensor:
+        return torch.zeros(boards, 1)
+
+    def weights_in_dtype(self) -> dict[str, Tensor]:
+        return {}
+
+    def __call__(
+        self, state: Tensor, known_BTN: Tensor, weights: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        filled_BTN = (known_BTN == GIVEN) | (known_BTN == GUESSED)
+        digits_BT = (filled_BTN * (torch.arange(self.side) + 1)).sum(-1).numpy()
+        masks_TB = to_masks(digits_BT, self.side)
+        possible_B = torch.from_numpy(propagate(masks_TB, geometry(self.side)))
+        open_TBN = masks_TB[..., None] >> np.arange(self.side, dtype=np.uint16) & 1
+        open_BTN = torch.from_numpy(open_TBN.astype(np.int64)).transpose(0, 1)
+        return state, torch.where(open_BTN > 0, 0.0, NEVER), torch.where(possible_B, 9.0, NEVER)
+
+
+def main() -> None:
+    run, data, *boards = sys.argv[1:]
+    count = int(boards[0]) if boards else BOARDS
+    source = make_source("puzzles", data_path=data, global_batch_size=8, max_steps=1, epochs=None)
+    (examples,) = source.eval_sets().values()
+    count = min(count, len(examples))
+    rows = examples.read(np.arange(count))
+    objective = make_objective("sudoku", source.spec)
+    trained = targets.load(run, source.spec, "float32", (SudokuNet,), "give arch=sudoku").net
+    rules = objective.rules
+    singles = Singles(math.isqrt(source.spec.seq_len))
+    print(f"{count} boards of {data}, one thread: {sys.argv[1]}")
+    print("| what guides the search | beam | solved | 95 % | states per board | CPU s per board |")
+    print("|---|---|---|---|---|---|")
+    nets = [("singles", singles, (1, 16, 64)), ("the net", trained, (1, 16, 64))]
+    for name, net, beams in [*nets, ("the net, untrained", objective.model, (16,))]:
+        for beam in beams:
+            changed = Rules(**{**vars(rules), "beam": beam})
+            print_row(name, str(beam), *measure(net, rows, changed))
+    before = time.process_time()
+    found = search(to_masks(rows["inputs"].astype(np.int64) - BLANK, singles.side), singles.side, 2)
+    seconds = time.process_time() - before
+    print_row("depth first, to a second solution", "", int((found.counts == 1).sum()), count,
+              int(found.guesses.sum()), seconds)  # fmt: skip
+
+
+@torch.no_grad()
+def measure(net: Any, rows: dict[str, np.ndarray], rules: Rules) -> tuple[int, int, int, float]:
+    """Returns how many boards are solved, of how many, the states, and the CPU seconds."""
+    states = 0
+
+    def counted(state: Tensor, *more: Any) -> Any:
+        nonlocal states
+        states += len(state)
+        return net(state, *more)
+
+    model: Any = SimpleNamespace(
+        side=net.side, dtype=net.dtype, compiled=False, fresh_state=net.fresh_state,
+        weights_in_dtype=net.weights_in_dtype,
+    )  # fmt: skip
+    searcher: Any = type("Counted", (), {**vars(model), "__call__": staticmethod(counted)})()
+    inputs, labels = (torch.from_numpy(rows[name]) for name in ("inputs", "labels"))
+    solved, before = 0, time.process_time()
+    for first, end in pairwise([*range(0, len(inputs), TOGETHER), len(inputs)]):
+        *_, (logits, _) = answers_by_search(searcher, {"inputs": inputs[first:end]}, rules)
+        solved += int((logits.argmax(-1) == labels[first:end]).all(-1).sum())
+    return solved, len(inputs), states, time.process_time() - before
+
+
+def print_row(name: str, beam: str, solved: int, count: int, states: int, seconds: float) -> None:
+    low, high = (100 * each for each in wilson(solved, count))
+    print(
+        f"| {name} | {beam} | {100 * solved / count:.1f} % | {low:.1f}–{high:.1f} |"
+        f" {states / count:,.0f} | {seconds / count:.3f} |",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
