@@ -252,21 +252,14 @@ class Trainer:
         check_names(cfg, source, objective, self.to_batch, check)
 
     def compile_long_run(self) -> None:
-        """Compiles on a CPU if that pays, and writes down whether it did."""
+        """Compiles a long run on a CPU, and writes down whether that worked."""
         cfg, dist, objective = self.cfg, self.dist, self.objective
         if dist.device.type == "cuda" or self.sync.splits_weights:
             return
-        examples = self.source.length.examples_per_update
-
-        def operations_per_step() -> float:
-            return examples * objective.flops_per_example(*self.first_batch(self.owned[:1]))
-
-        dtype, steps = objective.dtype, self.total_steps
-        long = compiling.is_long(cfg, dtype, steps, operations_per_step)
-        if dist.broadcast_text("yes" if long else ""):
+        if compiling.is_long(cfg, objective.dtype, self.total_steps):
             one_pass = partial(objective.rehearse, *self.first_batch(self.shard_groups[0]))
             compile_net, say = objective.compile_net, self.run.say
-            cfg.compile = compiling.compile_if_faster(dist, one_pass, compile_net, say)
+            cfg.compile = compiling.compile_if_possible(dist, one_pass, compile_net, say)
 
     def train_or_evaluate(self, start: resume.Start) -> None:
         """Does what is left of the run, which may be nothing."""

@@ -144,7 +144,7 @@ class Root(BaseModel):
     """auto: cuda where there is one"""
     backend: Annotated[Literal["auto", "gloo", "nccl"], SAME_RUN]
     compile: Annotated[bool | Literal["auto", "max"], SAME_RUN]
-    """auto: on for CUDA, and on a CPU for long runs in bfloat16 if that is faster; max: on
+    """auto: on for CUDA, and on a CPU for runs of 5,000 steps or more in bfloat16; max: on
     CUDA also replays each pass as a CUDA graph
     """
     timeout_s: Annotated[PositiveFloat, SAME_RUN]

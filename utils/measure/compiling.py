@@ -20,11 +20,9 @@ import torch
 from utils.errors import brief
 from utils.ranks.distributed import Dist
 
-# Four nets won back the time of compiling after 1 to 7 · 10¹³ operations (see RESULTS.md), and
-# evaluations are compiled, too. The bound on steps spares short runs the counting.
-LEAST_STEPS, LEAST_OPERATIONS = 2_000, 2e14
-LEAST_GAIN = 1.1
-PASSES, ENOUGH_S = 3, 2.0
+# steps from which compiling has been worth its time: nets from the demo's size to HRM's won it back
+# after 350 to 1,500
+LONG = 5_000
 
 
 def keep_compiled_code() -> None:
@@ -48,61 +46,35 @@ def keep_compiled_code() -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 
-def is_long(
-    cfg: Any, dtype: torch.dtype, steps: int, operations_per_step: Callable[[], float]
-) -> bool:
-    """Returns whether a run may win by compiling: in float32 it does not, and `exact` needs the
-    same code for every rank's bits.
+def is_long(cfg: Any, dtype: torch.dtype, steps: int) -> bool:
+    """Returns whether a run on a CPU should be compiled: in float32 little is gained, and `exact`
+    needs the same code for every rank's bits.
     """
-    return (
-        dtype == torch.bfloat16
-        and not (cfg.exact or cfg.eval_only)
-        and steps >= LEAST_STEPS
-        and steps * operations_per_step() >= LEAST_OPERATIONS
-    )
+    return dtype == torch.bfloat16 and steps >= LONG and not (cfg.exact or cfg.eval_only)
 
 
-def compile_if_faster(
+def compile_if_possible(
     dist: Dist,
     one_pass: Callable[[], object],
     compile_net: Callable[[], None],
     say: Callable[[str], None],
 ) -> bool:
-    """Compiles, and returns whether that gained anything; else the run goes on eagerly.
-
-    All ranks compile and take part; rank 0's clock decides. Errors of the compiler are one line.
+    """Compiles on all ranks, and returns whether it worked: a machine may lack a C++ compiler, or
+    Python's headers. `one_pass` is tried, and compiled in it.
     """
     say("compiling the net, as the run is long (compile=false does without) …")
-    one_pass()  # the first one allocates
-    eager_s, compiled_s = _fastest(one_pass), float("inf")
-    start, problem = time.perf_counter(), ""
+    one_pass()  # an error of the net itself is no reason to go on
     torch.compiler.set_stance("default")
     compile_net()
+    start, problem = time.perf_counter(), ""
     try:
         one_pass()
     except Exception as error:  # compilers have many; the net itself has just done the same
         problem = brief(error).partition(" Set TORCH")[0]  # advice for PyTorch's developers
-    else:
-        taken_s = time.perf_counter() - start
-        compiled_s = _fastest(one_pass)
     problem = next(filter(None, dist.all_gather_text(problem)), "")
-    text = dist.broadcast_text(
-        f"{eager_s * 1e3:.1f} ms eagerly, {compiled_s * 1e3:.1f} ms compiled"
-    )
-    gains = bool(dist.broadcast_text("yes" if eager_s >= LEAST_GAIN * compiled_s else ""))
-    if gains and not problem:
-        say(f"compiled in {taken_s:.0f} s: a pass takes {text}; results differ by rounding")
-        return True
-    torch.compiler.set_stance("force_eager")
-    say(f"not compiled: {problem or f'a pass takes {text}'}; the run goes on without")
-    return False
-
-
-def _fastest(one_pass: Callable[[], object]) -> float:
-    """Returns the seconds of the fastest of a few passes, or of one that takes long."""
-    taken: list[float] = []
-    while len(taken) < PASSES and sum(taken) < ENOUGH_S:
-        start = time.perf_counter()
-        one_pass()
-        taken.append(time.perf_counter() - start)
-    return min(taken)
+    if problem:
+        torch.compiler.set_stance("force_eager")
+        say(f"not compiled: {problem}; the run goes on without")
+    else:
+        say(f"compiled in {time.perf_counter() - start:.0f} s; results differ by rounding")
+    return not problem
