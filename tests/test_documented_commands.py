@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from tests.documented import Command, anchors, commands, files, links
 from tests.ranks import ROOT
 from utils.command import cli, config, keys
-from utils.command.arguments import CHOICES, prepare
+from utils.command.arguments import DEFINE_A_RUN, prepare
 from utils.errors import ConfigError
 from utils.ranks.launchers import Launch
 
@@ -113,7 +113,7 @@ def check_pretrain(arguments: Sequence[str], ranks: int = 1) -> None:
 def resolve(overrides: tuple[str, ...], ranks: int, sweeps: bool = False) -> None:
     raw, choices = composed(tuple(prepare(overrides)))
     given = [override.partition("=")[0].lstrip("+~") for override in overrides]
-    if {"eval_only", "checkpoint"} <= {*given} and not CHOICES & {*given}:
+    if {"eval_only", "checkpoint"} <= {*given} and not DEFINE_A_RUN & {*given}:
         raw = cli._adopt(raw, given, saved_config(raw.checkpoint))
     with initialize_config_dir(str(keys.CONF), **keys.HYDRA_ARGUMENTS):
         config.resolve(raw, choices, Launch(world_size=ranks), [*overrides] if sweeps else None)
