@@ -215,9 +215,8 @@ def in_config(path: str, cfg: DictConfig) -> bool:
     return path in dict(keys.leaves(OmegaConf.to_container(cfg)))
 
 
-@pytest.mark.parametrize(
-    "line", [pytest.param(line, id=name, marks=pytest.mark.slow) for name, line in LINES.items()]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
 def test_published_launch_lines_run_on_two_ranks(
     line: str, sudoku_9x9: Path, tmp_path: Path
 ) -> None:

@@ -195,5 +195,6 @@ def test_an_objective_that_would_break_the_promise_is_refused(
         check_ended_well(run(what, tmp_path / "run", "check=false", ranks=ranks))
 
 
+@slow
 def test_what_sums_over_the_whole_batch_keeps_the_laws(tmp_path: Path) -> None:
     check_ended_well(run("totals", tmp_path / "run", "check=true", ranks=2))
