@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -89,14 +88,9 @@ def small(command: Command) -> list[str]:
 
 
 def build(folder: Path, module: str, *arguments: str) -> None:
-    subprocess.run(
-        [sys.executable, "-m", f"data.build.{module}", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=True,
-        timeout=120,
-        capture_output=True,
-    )
+    command = [sys.executable, "-m", f"data.build.{module}", *arguments]
+    done = launched(["env", f"PYTHONPATH={ROOT}", *command], cwd=folder)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")

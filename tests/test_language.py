@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from tokenizers import Tokenizer
 from data.build import tokens as builder
 from data.language.sample import shown
 from models import llama
-from tests.ranks import ROOT, run_ranks
+from tests.ranks import run_ranks
 from tests.runs import (
     EXACT,
     QUIET,
@@ -24,6 +23,7 @@ from tests.runs import (
     Result,
     assert_same_run,
     digest,
+    launched,
     learned,
     stopped,
     train,
@@ -128,7 +128,7 @@ def test_a_prompt_is_continued_and_the_weights_travel_as_llamas(
     (text,) = [line for line in asked_of.splitlines() if line.startswith("def ")]
 
     command = [sys.executable, "-m", "models.llama", str(gpt.directory), str(tmp_path / "llama")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = launched(command)
     assert done.stdout.startswith(f"{tmp_path}/llama: averaged weights of step 23, ")
     assert done.stdout.endswith(" parameters, with their tokenizer\n")
     assert shown_by_transformers(tmp_path / "llama", "def ", 12) == text

@@ -45,14 +45,7 @@ def test_scripts_are_short_and_say_how_they_are_called(path: Path) -> None:
         line.startswith("#  ") and f"launch/{path.name} " in line for line in lines
     ), "a line to copy"
     if shutil.which("shellcheck"):
-        done = subprocess.run(
-            ["shellcheck", "-x", str(path)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = launched(["shellcheck", "-x", str(path)])
         assert done.returncode == 0, done.stdout
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.ranks import ROOT, run_code
+from tests.ranks import run_code
+from tests.runs import launched
 from tests.utils.checkpoint.helpers import (
     META,
     alone,
@@ -200,10 +200,7 @@ def test_the_command_prints_one_digest_or_one_line(tmp_path: Path) -> None:
     folder = alone(tmp_path / "checkpoints", 1)
 
     def command(*arguments: str) -> tuple[int, str, str]:
-        call = [sys.executable, "-m", "utils.checkpoint", *arguments]
-        done = subprocess.run(
-            call, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-        )
+        done = launched([sys.executable, "-m", "utils.checkpoint", *arguments])
         return done.returncode, done.stdout, done.stderr
 
     assert command("digest", str(tmp_path)) == (0, reader.digest(folder) + "\n", "")

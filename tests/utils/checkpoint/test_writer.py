@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -20,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.ranks import ROOT
+from tests.runs import launched
 from tests.utils.checkpoint.helpers import META, SHARDS, groups, names, ranks_beside, value_of
 from utils.checkpoint import reader, writer
 from utils.checkpoint.writer import Writer
@@ -204,15 +202,7 @@ def test_a_rank_that_may_be_dead_is_not_waited_for_long(tmp_path: Path) -> None:
 
 
 def script(function: str, folder: Path) -> dict[str, int]:
-    done = subprocess.run(
-        [sys.executable, "-m", MODULE, function, str(folder)],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = launched([sys.executable, "-m", MODULE, function, str(folder)])
     assert done.returncode == 0, done.stderr
     return json.loads(
         (folder / f"{function.removeprefix('killed_at_').removeprefix('killed_')}.json").read_text()
