@@ -65,7 +65,7 @@ def started(code: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 @contextmanager
-def holder(run: Path, kind: str = "plain") -> Iterator[tuple[int, int]]:
+def holder(run: Path, kind: str) -> Iterator[tuple[int, int]]:
     """A process that holds the lock, and a child of it that may outlive it."""
     process = started(HOLDER, run, kind)
     assert process.stdout is not None
