@@ -56,21 +56,6 @@ def test_it_is_the_beginning_of_any_longer_iteration(kind: str) -> None:
     assert endless != spans(kind, 1000, 1, 200)
 
 
-@pytest.mark.parametrize("kind", SIZES)
-def test_it_ends_no_iteration_unless_an_interval_is_given(kind: str) -> None:
-    order = Order(0, np.arange(10))
-    endless, every = (
-        cut_steps(order, SIZES[kind], 8, None, None),
-        cut_steps(order, SIZES[kind], 8, None, 2),
-    )
-    assert not any(endless.ends_iteration(done) for done in range(100))
-    counted = cut_steps(order, SIZES[kind], 8, 100, 2)
-    for done in range(100):
-        assert every.ends_iteration(done) == counted.ends_iteration(done)
-        assert every.span(done) == counted.span(done)
-    assert any(every.ends_iteration(done) for done in range(100))
-
-
 def test_a_batch_larger_than_the_data_is_no_mistake_there() -> None:
     assert len({*spans("ragged", None, None, 3)}) == 3
     length = cut_steps(Order(0, np.arange(10)), SIZES["uniform"], 64, None, None)

@@ -234,20 +234,11 @@ def test_documents_come_as_datasets_orders_them(seed: int, suffix: str, tmp_path
 
 
 TINY_GPT = [
-    "arch=gpt",
-    "arch.num_layers=1",
-    "arch.hidden_size=16",
-    "arch.num_heads=2",
-    "arch.forward_dtype=float32",
-    "data.seq_len=16",
-    "global_batch_size=8",
-    "lr=1e-2",
-    "lr_warmup_steps=2",
-    "data.max_new_tokens=4",
-    "data.val_tokens=500",
-    "exact=true",
+    "arch=gpt", "arch.num_layers=1", "arch.hidden_size=16", "arch.num_heads=2",
+    "arch.forward_dtype=float32", "data.seq_len=16", "global_batch_size=8", "lr=1e-2",
+    "lr_warmup_steps=2", "data.max_new_tokens=4", "data.val_tokens=500", "exact=true",
     "max_steps=16",
-]
+]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -255,20 +246,13 @@ TINY_GPT = [
 def test_a_troubled_run_goes_on_at_another_number_of_ranks_to_the_same_bits(
     data: str, folder: Path, tmp_path: Path
 ) -> None:
-    lines = [
-        *TINY_GPT,
-        f"data={data}",
-        *([f"data_path={folder}"] if data == "stream" else ["data.embedded.mebibytes=1"]),
-    ]
+    own = f"data_path={folder}" if data == "stream" else "data.embedded.mebibytes=2"
+    lines = [*TINY_GPT, f"data={data}", own]
     undisturbed = digest(train(tmp_path / "whole", *lines).directory)
     stopped(tmp_path / "stopped", *lines, ranks=2)
     assert digest(train(tmp_path / "stopped", *lines).directory) == undisturbed
-    done = faulty(
-        tmp_path / "killed", "kill@objective", 1, 9 * 4, *lines, "checkpoint_interval=3", ranks=2
-    )
+    often = [*lines, "checkpoint_interval=3"]
+    done = faulty(tmp_path / "killed", "kill@objective", 1, 9 * 4, *often, ranks=2)
     assert all(rank.returncode for rank in done)
     assert (tmp_path / "killed" / "checkpoints" / "latest").exists()
-    assert (
-        digest(train(tmp_path / "killed", *lines, "checkpoint_interval=3", ranks=2).directory)
-        == undisturbed
-    )
+    assert digest(train(tmp_path / "killed", *often, ranks=2).directory) == undisturbed

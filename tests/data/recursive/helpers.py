@@ -42,18 +42,10 @@ def write_dataset(
     for field, array in arrays.items():
         np.save(folder / split / f"{name}__{field}.npy", array)
     content: dict[str, object] = {
-        "pad_id": 0,
-        "ignore_label_id": 0,
-        "blank_identifier_id": 0,
-        "vocab_size": VOCAB,
-        "seq_len": SEQ_LEN,
-    }
-    content |= {
-        "num_puzzle_identifiers": len(sizes) + 1,
-        "total_groups": len(groups),
-        "mean_puzzle_examples": float(np.mean(sizes)),
-    }
-    content |= {"sets": [name], "something_new": 1} | changes
+        "pad_id": 0, "ignore_label_id": 0, "blank_identifier_id": 0, "vocab_size": VOCAB,
+        "seq_len": SEQ_LEN, "num_puzzle_identifiers": len(sizes) + 1, "total_groups": len(groups),
+        "mean_puzzle_examples": float(np.mean(sizes)), "sets": [name], "something_new": 1,
+    } | changes  # fmt: skip
     (folder / split / "dataset.json").write_text(json.dumps(content))
     return arrays
 

@@ -1,5 +1,4 @@
 import hashlib
-import itertools
 
 import numpy as np
 import pytest
@@ -9,11 +8,9 @@ from data.recursive.sudoku import (
     BOXES,
     DIGITS,
     augment,
-    cell_permutations,
     generate,
     geometry,
     is_solved,
-    propagate,
     random_solutions,
     search,
     to_masks,
@@ -84,26 +81,9 @@ def test_generated_puzzles_are_unique_disjoint_and_have_their_blanks(size, blank
     assert not is_solved(broken, size).any()
 
 
-def guess(mask: np.ndarray, size: int) -> int:
-    """How often one board has to be guessed at, told as a recursion."""
-    mask = mask.copy()
-    if not propagate(mask, geometry(size)).all() or (np.bitwise_count(mask) == 1).all():
-        return 0
-    choices = np.bitwise_count(mask[:, 0])
-    cell = min(np.flatnonzero(choices > 1), key=lambda cell: (choices[cell], cell))
-    lowest = mask[cell] & -mask[cell]
-    return 1 + sum(
-        guess(np.where(np.arange(size**2)[:, None] == cell, part, mask), size)
-        for part in (lowest, mask[cell] ^ lowest)
-    )
-
-
 def test_boards_that_need_guesses_need_them():
     for puzzles, answers in generate(9, (12, 5), 54, seed=3, min_guesses=2):
-        masks = to_masks(puzzles, 9)
-        guesses = search(masks, 9, limit=2).guesses
-        assert guesses.tolist() == [guess(masks[:, [board]], 9) for board in range(len(puzzles))]
-        assert guesses.min() >= 2
+        assert search(to_masks(puzzles, 9), 9, limit=2).guesses.min() >= 2
         assert is_solved(answers, 9).all()
     with pytest.raises(ConfigError, match=r"min_guesses=40: only 0 of 5 .* fewer guesses"):
         generate(4, (5, 5), 9, seed=0, min_guesses=40)
@@ -122,16 +102,6 @@ def test_augmented_boards_are_valid_and_keep_puzzle_and_answer_together(size):
     assert ((inputs == 1).sum(axis=2) == (puzzles == 0).sum(axis=1)[:, None]).all()
     assert len({board.tobytes() for board in labels[0]}) > 25
     assert (search(to_masks(inputs[0] - 1, size), size, limit=2)[0] == 1).all()
-
-
-@pytest.mark.parametrize("size", [4, 6, 9])
-def test_every_kind_of_symmetry_occurs(size):
-    """A cell may go everywhere; on square boxes, and only there, rows also become columns."""
-    source = cell_permutations(size, 3000, np.random.default_rng(0)).reshape(3000, size, size)
-    assert (np.sort(source.reshape(3000, -1), axis=1) == np.arange(size * size)).all()
-    assert len(np.unique(source[:, 0, 0])) == size * size
-    same_row = (source[:, 0] // size == source[:, 0, :1] // size).all(axis=1)
-    assert same_row.all() if size == 6 else 0.45 < same_row.mean() < 0.55
 
 
 def build(tmp_path, *arguments) -> int:
@@ -158,15 +128,11 @@ def test_a_built_dataset_is_read_and_equals_the_embedded_one(tmp_path):
     )
     assert built.spec == embedded.spec
     assert built.length.total_steps == 4 * 30 // 8  # an epoch is one look at every group
-    for step, shard in itertools.product(range(5), range(2)):
-        assert (
-            built.train_batch(step, shard)["inputs"] == embedded.train_batch(step, shard)["inputs"]
-        ).all()
-    indices = np.arange(10)
-    assert (
-        built.eval_sets()["all"].read(indices)["labels"]
-        == embedded.eval_sets()["all"].read(indices)["labels"]
-    ).all()
+    for step in range(5):
+        one, other = (made.train_batch(step, 1)["inputs"] for made in (built, embedded))
+        assert (one == other).all()
+    tests = [made.eval_sets()["all"].read(np.arange(10)) for made in (built, embedded)]
+    assert (tests[0]["labels"] == tests[1]["labels"]).all()
 
 
 def write_csv(folder, boards: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
