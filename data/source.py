@@ -67,7 +67,7 @@ class EvalSet(Protocol):
 
 class Examples:
     """An evaluation set of arrays that have a row for each example, by name; or of a map-style
-    dataset whose items are dictionaries, such as PyTorch's.
+    dataset whose items are dictionaries, such as PyTorch's. Sets that are scored need `labels`.
     """
 
     def __init__(self, examples: Arrays | Sequence[Mapping[str, Any]]) -> None:
