@@ -43,11 +43,10 @@ def test_the_number_of_ranks_changes_nothing(
 
 
 def test_a_run_learns_and_saves_all_but_the_model(alone: Result, gpt_target: Path) -> None:
-    losses = alone.series("train/loss")
-    assert losses[-1] < losses[0] - 0.1, "it learns nothing: the other tests show little"
-    assert "eval/share" in alone.rows[-1]
+    last = alone.rows[-1]
+    assert last["eval/loss"] < last["eval/loss_averaged"] - 0.01, "trained, against untrained"
     names = alone.weights().keys()
-    assert {name.split(".")[1] for name in names} == {"encoder", "leave"}
+    assert {name.split(".")[1] for name in names} == {"encoder", "map"}
     meta = json.loads(next(alone.directory.glob("checkpoints/step_*/meta.json")).read_text())
     (frozen,) = meta["frozen"].values()
     assert frozen["path"] == str(gpt_target / "checkpoints/step_3")

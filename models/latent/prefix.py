@@ -1,8 +1,8 @@
 """A frozen language model that reads a few vectors in place of the tokens of a passage.
 
-An encoder, which begins as a copy of the model, reads the passage. Its states are made k vectors,
-by the mean of each of k equal pieces or by k learnt tokens behind the passage, and a linear map
-turns these into a prefix of the model's stream. The model itself never trains.
+An encoder, which begins as a copy of the model, reads the passage. Each vector is the mean of a
+piece of it: of the model's embeddings, plus a linear map, at first zero, of the encoder's states.
+So training begins where the model reads averages of its own embeddings.
 """
 
 # B batch, L positions, M latents, D width, V vocabulary
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import torch
@@ -18,7 +19,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 from typing_extensions import Doc
 
-from models.layers import ForwardDtype, Linear, Width, parse_dtype, widen
+from models.layers import ForwardDtype, Linear, parse_dtype, widen
 from models.targets import GPT, load
 from utils.command.marks import A_RUN
 from utils.errors import ConfigError
@@ -26,7 +27,9 @@ from utils.spec import Spec
 
 
 class Prefix(nn.Module):
-    """The encoder and the map to a prefix, which train, and the frozen model."""
+    """The encoder and the map, which train, and the frozen model."""
+
+    size: Tensor
 
     def __init__(
         self,
@@ -35,12 +38,12 @@ class Prefix(nn.Module):
         passage: Annotated[
             PositiveInt, Doc("tokens that latents replace; the rest of data.seq_len is predicted")
         ],
-        latents: Annotated[Width, Doc("vectors for each passage")],
+        latents: Annotated[PositiveInt, Doc("vectors for each passage")],
         pool: Annotated[
-            Literal["mean", "tokens", "none"],
+            Literal["recent", "equal", "tokens"],
             Doc(
-                "mean: of the encoder's states in equal pieces of the passage; tokens: states of"
-                " learnt tokens behind the passage; none: learnt vectors, the same for all passages"
+                "recent: means of pieces, the later half of which are the passage's last tokens; "
+                "equal: means of equal pieces; tokens: states of learnt tokens behind the passage"
             ),
         ],
         encoder: Annotated[
@@ -51,31 +54,36 @@ class Prefix(nn.Module):
     ) -> None:
         super().__init__()
         self.dtype = parse_dtype(forward_dtype)
-        self.passage, self.latents, self.pool = passage, latents, pool
+        self.passage, self.latents = passage, latents
         if passage >= spec.seq_len:
             raise ConfigError(
                 f"arch.passage={passage}: leaves none of data.seq_len={spec.seq_len} to predict;"
                 " give less"
             )
-        if passage % latents:
+        if latents > passage:
+            raise ConfigError(f"arch.latents={latents}: arch.passage={passage} has no more tokens")
+        if pool == "equal" and passage % latents:
             raise ConfigError(
-                f"arch.latents={latents}: must divide arch.passage={passage} into equal pieces"
+                f"arch.latents={latents}: arch.passage={passage} has no {latents} equal pieces"
             )
+        self.lengths = (
+            [passage // latents] * latents if pool == "equal" else recent(passage, latents)
+        )
+        room = replace(spec, seq_len=spec.seq_len + latents)
         self.target = load(
-            target,
-            replace(spec, seq_len=spec.seq_len + latents),
-            forward_dtype,
-            (GPT,),
-            "only nets of arch=gpt read latents",
+            target, room, forward_dtype, (GPT,), "only nets of arch=gpt read latents"
         )
         net, width = self.net, self.net.shape.hidden_size
         self.encoder: GPT | None = None
-        if encoder == "trained" and pool != "none":
+        if encoder == "trained":
             self.encoder = copy.deepcopy(net).requires_grad_(True)
             self.encoder.lm_head = None
+        # steps of the map are as large as the model's embeddings
         size = widen(net.embed_tokens.embedding_weight).square().mean().sqrt()
-        self.tokens = nn.Parameter(torch.randn(latents, width) * size) if pool != "mean" else None
-        self.leave = Linear(width, width)
+        self.register_buffer("size", size, persistent=False)
+        self.tokens = nn.Parameter(torch.randn(latents, width) * size) if pool == "tokens" else None
+        self.map = Linear(width, width)
+        nn.init.zeros_(self.map.weight)
         # frozen weights are only read: cast them once instead of in every pass
         if self.dtype.itemsize == 2:
             for parameter in self.target.parameters():
@@ -97,17 +105,28 @@ class Prefix(nn.Module):
         return self.net.logits(self.net.read(x_BLD)[:, prefix_BMD.shape[1] :])
 
     def encode(self, passage_BL: Tensor) -> Tensor:
-        """Returns the prefix of each passage [B, M, D]."""
-        reader = self.encoder or self.net
-        x_BLD = reader.embed(passage_BL)
+        """Returns the latents of each passage [B, M, D]."""
+        encoder = self.encoder or self.net
+        x_BLD = encoder.embed(passage_BL)
         if self.tokens is None:
-            return self.leave(pieces(reader.read(x_BLD), self.latents))
-        states_BMD = self.tokens.to(self.dtype).expand(len(x_BLD), -1, -1)
-        if self.pool == "tokens":
-            states_BMD = reader.read(torch.cat((x_BLD, states_BMD), 1))[:, -self.latents :]
-        return self.leave(states_BMD)
+            start_BMD = self.means(self.net.embed(passage_BL))
+            states_BMD = self.means(encoder.read(x_BLD))
+        else:
+            start_BMD = self.tokens.to(self.dtype).expand(len(x_BLD), -1, -1)
+            states_BMD = encoder.read(torch.cat((x_BLD, start_BMD), 1))[:, -self.latents :]
+        return start_BMD + self.size.to(self.dtype) * self.map(states_BMD)
+
+    def means(self, x_BLD: Tensor) -> Tensor:
+        """Returns the mean of each piece of a passage [B, M, D]."""
+        return torch.stack([piece.mean(1) for piece in x_BLD.split(self.lengths, 1)], 1)
 
 
-def pieces(x_BLD: Tensor, count: int) -> Tensor:
-    """Returns the mean of each of so many equal pieces of rows."""
-    return x_BLD.unflatten(1, (count, -1)).mean(2)
+def recent(passage: int, latents: int) -> list[int]:
+    """Returns lengths of pieces: single tokens for the later half of the latents; before them, the
+    distance from the end of the passage to where a piece begins grows by a constant factor.
+    """
+    reached = list(range(latents // 2 + 1))
+    near, rest = max(1, reached[-1]), latents - reached[-1]
+    for number in range(1, rest + 1):
+        reached.append(max(reached[-1] + 1, round(near * (passage / near) ** (number / rest))))
+    return [far - close for close, far in pairwise(reached)][::-1]
