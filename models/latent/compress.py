@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.latent.prefix import Prefix
+from models.latent.prefix import Prefix, means
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.measure.evaluator import Prediction
 from utils.measure.metrics import Metric
@@ -39,7 +39,7 @@ class Compress(Objective):
             "": self.model.encode(passage_BL),
             "_none": embedded_BLD[:, :0],
             "_last": embedded_BLD[:, -latents:],
-            "_averaged": self.model.means(embedded_BLD),
+            "_averaged": means(embedded_BLD, latents),
             "_whole": embedded_BLD,
         }
         nats = {

@@ -1,8 +1,8 @@
 """A frozen language model that reads a few vectors in place of the tokens of a passage.
 
-An encoder, which begins as a copy of the model, reads the passage. Each vector is the mean of a
-piece of it: of the model's embeddings, plus a linear map, at first zero, of the encoder's states.
-So training begins where the model reads averages of its own embeddings.
+Each vector is one of the model's embeddings, or a mean of some, plus a linear map, at first zero,
+of an encoder's states there. So training begins where the model reads its own embeddings: with
+`pool=last`, the last tokens of the passage.
 """
 
 # B batch, L positions, M latents, D width, V vocabulary
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from itertools import pairwise
 from typing import Annotated, Literal
 
 import torch
@@ -40,10 +39,10 @@ class Prefix(nn.Module):
         ],
         latents: Annotated[PositiveInt, Doc("vectors for each passage")],
         pool: Annotated[
-            Literal["recent", "equal", "tokens"],
+            Literal["last", "equal", "tokens"],
             Doc(
-                "recent: means of pieces, the later half of which are the passage's last tokens; "
-                "equal: means of equal pieces; tokens: states of learnt tokens behind the passage"
+                "last: latents begin as the passage's last tokens; equal: as the means of equal "
+                "pieces of it; tokens: as learnt tokens behind it"
             ),
         ],
         encoder: Annotated[
@@ -54,21 +53,16 @@ class Prefix(nn.Module):
     ) -> None:
         super().__init__()
         self.dtype = parse_dtype(forward_dtype)
-        self.passage, self.latents = passage, latents
+        self.passage, self.latents, self.pool = passage, latents, pool
         if passage >= spec.seq_len:
             raise ConfigError(
                 f"arch.passage={passage}: leaves none of data.seq_len={spec.seq_len} to predict;"
                 " give less"
             )
-        if latents > passage:
-            raise ConfigError(f"arch.latents={latents}: arch.passage={passage} has no more tokens")
-        if pool == "equal" and passage % latents:
+        if passage % latents:
             raise ConfigError(
-                f"arch.latents={latents}: arch.passage={passage} has no {latents} equal pieces"
+                f"arch.latents={latents}: must divide arch.passage={passage} into equal pieces"
             )
-        self.lengths = (
-            [passage // latents] * latents if pool == "equal" else recent(passage, latents)
-        )
         room = replace(spec, seq_len=spec.seq_len + latents)
         self.target = load(
             target, room, forward_dtype, (GPT,), "only nets of arch=gpt read latents"
@@ -109,24 +103,18 @@ class Prefix(nn.Module):
         encoder = self.encoder or self.net
         x_BLD = encoder.embed(passage_BL)
         if self.tokens is None:
-            start_BMD = self.means(self.net.embed(passage_BL))
-            states_BMD = self.means(encoder.read(x_BLD))
+            start_BMD = self.pooled(self.net.embed(passage_BL))
+            states_BMD = self.pooled(encoder.read(x_BLD))
         else:
             start_BMD = self.tokens.to(self.dtype).expand(len(x_BLD), -1, -1)
             states_BMD = encoder.read(torch.cat((x_BLD, start_BMD), 1))[:, -self.latents :]
         return start_BMD + self.size.to(self.dtype) * self.map(states_BMD)
 
-    def means(self, x_BLD: Tensor) -> Tensor:
-        """Returns the mean of each piece of a passage [B, M, D]."""
-        return torch.stack([piece.mean(1) for piece in x_BLD.split(self.lengths, 1)], 1)
+    def pooled(self, x_BLD: Tensor) -> Tensor:
+        """Returns the last of a passage's vectors, or means of equal pieces [B, M, D]."""
+        return x_BLD[:, -self.latents :] if self.pool == "last" else means(x_BLD, self.latents)
 
 
-def recent(passage: int, latents: int) -> list[int]:
-    """Returns lengths of pieces: single tokens for the later half of the latents; before them, the
-    distance from the end of the passage to where a piece begins grows by a constant factor.
-    """
-    reached = list(range(latents // 2 + 1))
-    near, rest = max(1, reached[-1]), latents - reached[-1]
-    for number in range(1, rest + 1):
-        reached.append(max(reached[-1] + 1, round(near * (passage / near) ** (number / rest))))
-    return [far - close for close, far in pairwise(reached)][::-1]
+def means(x_BLD: Tensor, count: int) -> Tensor:
+    """Returns the mean of each of `count` equal pieces."""
+    return x_BLD.unflatten(1, (count, -1)).mean(2)

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.latent.compress import Compress
-from models.latent.prefix import recent
 from models.objective import Context
 from tests.making import make_objective, make_source
 from utils.errors import ConfigError
@@ -45,7 +44,7 @@ def batch_of(rows: int, seed: int = 0) -> dict[str, Tensor]:
     return {"inputs": tokens[:, :-1], "labels": tokens[:, 1:]}
 
 
-@pytest.mark.parametrize("pool", ["recent", "equal", "tokens"])
+@pytest.mark.parametrize("pool", ["last", "equal", "tokens"])
 @pytest.mark.parametrize("encoder", ["trained", "frozen"])
 def test_all_but_the_model_trains(pool: str, encoder: str, make: Any) -> None:
     objective = make(pool=pool, encoder=encoder)
@@ -57,35 +56,22 @@ def test_all_but_the_model_trains(pool: str, encoder: str, make: Any) -> None:
         assert (parameter.grad is not None and bool(parameter.grad.any())) == trains, name
 
 
-@pytest.mark.parametrize(("pool", "lengths"), [("recent", [9, 2, 1]), ("equal", [4, 4, 4])])
-def test_latents_are_means_of_pieces(pool: str, lengths: list[int], make: Any) -> None:
-    """Of the model's embeddings, and, as the encoder is a copy of it, of the model's states."""
+@pytest.mark.parametrize("pool", ["last", "equal"])
+def test_latents_by_hand(pool: str, make: Any) -> None:
+    """The model's embeddings and, as the encoder begins as a copy of it, the model's states."""
     model, passage = make(pool=pool).model, batch_of(5)["inputs"][:, :PASSAGE]
 
-    def means(x_BLD: Tensor) -> Tensor:
-        return torch.stack([piece.mean(1) for piece in x_BLD.split(lengths, 1)], 1)
+    def pooled(x_BLD: Tensor) -> Tensor:
+        if pool == "last":
+            return x_BLD[:, PASSAGE - LATENTS :]
+        return torch.stack([piece.mean(1) for piece in x_BLD.split(PASSAGE // LATENTS, 1)], 1)
 
-    embedded = means(model.net.embed(passage))
+    embedded = pooled(model.net.embed(passage))
     torch.testing.assert_close(model.encode(passage), embedded)
     nn.init.normal_(model.map.weight)
     size = model.net.embed_tokens.embedding_weight.square().mean().sqrt()
-    wanted = embedded + size * model.map(means(model.net(passage)))
+    wanted = embedded + size * model.map(pooled(model.net(passage)))
     torch.testing.assert_close(model.encode(passage), wanted)
-
-
-@pytest.mark.parametrize(
-    ("passage", "latents", "lengths"),
-    [
-        (256, 4, [233, 21, 1, 1]),
-        (256, 8, [165, 59, 21, 7, 1, 1, 1, 1]),
-        (100, 100, [1] * 100),
-        (9, 1, [9]),
-    ],
-)
-def test_half_of_the_latents_are_the_last_tokens(
-    passage: int, latents: int, lengths: list[int]
-) -> None:
-    assert recent(passage, latents) == lengths
 
 
 def test_evaluations_compare_latents_with_what_the_model_reads_instead(make: Any) -> None:
@@ -113,8 +99,7 @@ def test_evaluations_compare_latents_with_what_the_model_reads_instead(make: Any
     ("keys", "message"),
     [
         ({"passage": 16}, "arch.passage=16: leaves none of data.seq_len=16 to predict; give less"),
-        ({"latents": 13}, "arch.latents=13: arch.passage=12 has no more tokens"),
-        ({"latents": 5, "pool": "equal"}, "arch.latents=5: arch.passage=12 has no 5 equal pieces"),
+        ({"latents": 5}, "arch.latents=5: must divide arch.passage=12 into equal pieces"),
     ],
 )
 def test_impossible_keys_are_refused(keys: dict[str, Any], message: str, make: Any) -> None:
