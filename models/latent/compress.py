@@ -32,7 +32,11 @@ class Compress(Objective):
         return StepOut(nats, count, {"loss": (nats.detach(), count)})
 
     def predict(self, batch: Batch) -> Prediction:
-        """Scores the text after latents, and after all that could stand in their place."""
+        """Scores the text after latents, and after all that could stand in their place. Sets
+        without labels, such as a prompt, are not scored.
+        """
+        if "labels" not in batch:
+            return Prediction({})
         passage_BL, text_BL, labels_BL = self._cut(batch)
         embedded_BLD, latents = self.model.net.embed(passage_BL), self.model.latents
         prefixes = {

@@ -26,7 +26,7 @@ from utils.spec import Spec
 
 
 class Prefix(nn.Module):
-    """The encoder and the map, which train, and the frozen model."""
+    """A frozen model with its encoder, and the map between them, which trains."""
 
     size: Tensor
 
