@@ -107,6 +107,7 @@ class RunLength:
     @classmethod
     def in_steps(cls, run: RunSettings) -> RunLength:
         """Returns the length of a run on data without epochs: `max_steps` alone sets it."""
+        refuse_epochs(run)
         if run.max_steps is None:
             raise ConfigError(
                 "max_steps=null: this data has no epochs; say how many steps to train"
@@ -169,6 +170,15 @@ class Source(Protocol):
         registers nothing.
         """
         return None
+
+
+def refuse_epochs(run: RunSettings) -> None:
+    """Raises ConfigError if a run on data without epochs is given some."""
+    for key, value in (("epochs", run.epochs), ("eval_interval", run.eval_interval)):
+        if value is not None:
+            raise ConfigError(
+                f"{key}={value}: this data has no epochs; use max_steps and eval_every_steps"
+            )
 
 
 def combined_fingerprint(fingerprints: Sequence[str]) -> str:

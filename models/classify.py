@@ -19,24 +19,28 @@ from utils.spec import IGNORE
 
 
 class ClassifyObjective(Objective):
-    """Sums the cross entropy over examples."""
+    """Sums the cross entropy over examples. For another loss on the same batches, override `score`,
+    which training and evaluations share.
+    """
 
     costs = frozenset({"loss"})
 
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
-        loss, weight, metrics = self.score(widen(self.call_net(batch["inputs"])), batch["labels"])
-        return StepOut(loss, weight, {"accuracy": metrics["accuracy"]})
+        _, loss, weight, metrics = self.score(batch)
+        return StepOut(loss, weight, metrics)
 
     def predict(self, batch: Batch) -> Prediction:
-        logits_BC = widen(self.call_net(batch["inputs"]))
-        _, _, metrics = self.score(logits_BC, batch["labels"])
+        logits_BC, _, _, metrics = self.score(batch)
         return Prediction(metrics, {"logits": logits_BC, "answer": logits_BC.argmax(-1)})
 
     def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
         return [Interval(self.headline.name)]
 
-    def score(self, logits_BC: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor, MetricSums]:
+    def score(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, MetricSums]:
+        """Returns logits, the sum of the loss, its weight, and metrics as (sum, count)."""
+        logits_BC, labels_B = widen(self.call_net(batch["inputs"])), batch["labels"]
         loss = F.cross_entropy(logits_BC, labels_B.long(), ignore_index=IGNORE, reduction="sum")
         weight = (labels_B != IGNORE).sum()
         right = (logits_BC.argmax(-1) == labels_B).sum()
-        return loss, weight, {"loss": (loss.detach(), weight), "accuracy": (right, weight)}
+        metrics = {"loss": (loss.detach(), weight), "accuracy": (right, weight)}
+        return logits_BC, loss, weight, metrics

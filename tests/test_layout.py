@@ -100,7 +100,8 @@ def test_each_folder_lists_its_files(folder: str) -> None:
     listed = [name for name, _ in rows]
     assert listed == sorted(set(listed))
     assert set(listed) <= files
-    assert tracked(folder) & files <= set(listed)
+    missing = tracked(folder) & files - set(listed)
+    assert not missing, f"add rows to the table of files in {folder}/README.md: {missing}"
     assert all(about.strip() for _, about in rows)
 
 

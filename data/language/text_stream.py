@@ -37,7 +37,7 @@ from data.language.text_files import Documents, HubTexts, TextFiles
 from data.language.token_files import Corpus
 from data.language.tokens import sequences, whole_steps
 from data.language.windows import HeldOut, batch_of
-from data.source import Arrays, EvalSet, RunLength, RunSettings, Source, Spec
+from data.source import Arrays, EvalSet, RunLength, RunSettings, Source, Spec, refuse_epochs
 from data.tokenizer import Bytes, FromFile, Tokenizer
 from utils.checkpoint.registry import Registry
 from utils.command.marks import MAY_CHANGE, NAMES_PROJECT
@@ -83,12 +83,7 @@ class StreamSource(Source):
                 f"num_workers={run.num_workers}: data=stream reads in the training process, which"
                 " saves where it is; use num_workers=0"
             )
-        for key, value in (("epochs", run.epochs), ("eval_interval", run.eval_interval)):
-            if value is not None:
-                raise ConfigError(
-                    f"{key}={value}: a stream has no epochs; use max_steps or max_tokens, and"
-                    " eval_every_steps"
-                )
+        refuse_epochs(run)
         data_path = run.data_path
         if (data_path is None) == (hub is None):
             raise ConfigError(

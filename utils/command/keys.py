@@ -247,7 +247,7 @@ def unknown(path: str) -> str:
     for key in sorted(known):
         names.setdefault(key.rpartition(".")[2], []).append(key)
     if takers := known.get(path):
-        return f"belongs to {', '.join(takers)}, whose file in conf/ gives its value"
+        return f"belongs to {', '.join(takers)}; --help {takers[0]} {path} explains it"
     last = path.rpartition(".")[2]
     near = [*get_close_matches(path.lower(), known, 2, 0.8)]
     for name in get_close_matches(last.lower(), names, 3, 0.7):
@@ -300,7 +300,7 @@ def type_text(annotation: Any) -> str:
             words += [str(each).lower() for each in get_args(member)]
         else:
             origin = get_origin(member) or member
-            words.append(names.get(member, "list" if origin is list else "group of keys"))
+            words.append(names.get(member, "list" if origin in (list, tuple) else "group of keys"))
     return " | ".join(words)
 
 
