@@ -19,7 +19,6 @@ from tests.test_decomposition import TMS
 PICTURE_BYTES = 200_000
 OWN_DATA = [argument for argument in TINY_TRM if not argument.startswith("data.embedded")]
 BY_STEP = ["Accuracy by thinking step", "Cells fixed and broken by step", "Halting steps"]
-GATES = ["Live components by matrix", "Live components by training step"]
 SCENES = {
     "sudoku": ["Boards, cell by cell", *BY_STEP],
     "maze": ["Mazes, cell by cell", *BY_STEP],
@@ -27,7 +26,7 @@ SCENES = {
     "digits": ["Confusion matrix", "Misclassified images"],
     "text": ["A continuation"],
     "decomposition": [
-        *GATES, "The most needed components", "Gates by input feature and component",
+        "The most needed components", "Gates by input feature and component",
     ],
 }  # fmt: skip
 

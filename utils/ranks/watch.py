@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from signal import SIGTERM
+from signal import SIGINT, SIGTERM
 from types import FrameType
 
 import torch.distributed as c10d
@@ -329,6 +329,8 @@ class Watch:
         self.cause, began = cause, time.monotonic()
         self._known.set()
         grace_s = HUNG_GRACE_S if cause.kind == HUNG else GRACE_S
+        if cause.status == signals.STATUS[SIGINT] and cause.rank != self._launch.rank:
+            grace_s = 0.0  # a second Ctrl-C somewhere: nothing more is saved
         while time.monotonic() - began < grace_s and not self._leaving:
             if time.monotonic() - began > STUCK_S and self._waited_s() > STUCK_S:
                 break
