@@ -37,7 +37,10 @@ SMALL = {
     ],
     "experiment=tms_5_2": ["arch.target='experiment=tms_target max_steps=2'"],
     "experiment=induction": ["arch.target='experiment=induction_target max_steps=2'"],
-    "experiment=resid_mlp": ["arch.target='experiment=resid_mlp_target max_steps=2'"],
+    "experiment=resid_mlp": [
+        "arch.target='experiment=resid_mlp_target max_steps=2 data.num_features=20"
+        " arch.hidden_size=200 arch.mlp_width=10'"
+    ],
     "experiment=latent": [
         f"arch.target='experiment=lm max_steps=2 {' '.join(SMALL_LM)}'",
         *("arch.passage=24", "arch.latents=4", "data.seq_len=32", "data.val_tokens=256"),

@@ -122,16 +122,16 @@ def test_recipes_generate_the_same_text_in_transformers(recipe: str, tmp_path: P
 def test_a_prompt_is_continued_and_the_weights_travel_as_llamas(
     gpt: Result, tmp_path: Path
 ) -> None:
-    asked = ["eval_only=true", "data.prompt=def ", "data.temperature=0", "data.max_new_tokens=12"]
+    asked = ["eval_only=true", "data.prompt=def", "data.temperature=0", "data.max_new_tokens=12"]
     # the rest is the run's own
     asked_of = train(tmp_path / "asked", f"checkpoint={gpt.directory}", *asked).stdout
-    (text,) = [line for line in asked_of.splitlines() if line.startswith("def ")]
+    (text,) = [line for line in asked_of.splitlines() if line.startswith("def")]
 
     command = [sys.executable, "-m", "models.llama", str(gpt.directory), str(tmp_path / "llama")]
     done = launched(command)
     assert done.stdout.startswith(f"{tmp_path}/llama: averaged weights of step 23, ")
     assert done.stdout.endswith(" parameters, with their tokenizer\n")
-    assert shown_by_transformers(tmp_path / "llama", "def ", 12) == text
+    assert shown_by_transformers(tmp_path / "llama", "def", 12) == text
 
     begun = train(
         tmp_path / "begun", *TINY_GPT, f"init_from={tmp_path}/llama", "max_steps=1", "lr=0"
