@@ -8,7 +8,7 @@ PY := .venv/bin/python
 help:
 	@echo 'make setup       create .venv from the lock file (targets that need it do so first)'
 	@echo 'make train       train a small TRM on Sudoku: the first thing to try, a minute'
-	@echo 'make test        the fast tests, 5 minutes on two cores'
+	@echo 'make test        the fast tests, 4 minutes on two cores'
 	@echo 'make test-all    the slow ones too, 45 minutes'
 	@echo 'make test-slurm  a private Slurm of two nodes; as root'
 	@echo 'make lint        ruff and mypy; make format fixes what ruff can'

@@ -138,6 +138,7 @@ def test_a_language_model_is_taken_apart_the_same_at_any_number_of_ranks(
     assert any('"' in line.split("\t")[4] for line in table[1:]), "tokens are shown as text"
 
 
+@slow
 def test_a_target_is_made_first(tmp_path: Path) -> None:
     target = f"arch.target='{FIRST.format(folder=tmp_path)}'"
     whole = train(tmp_path / "run", *TMS, *FLOAT32, target)

@@ -172,6 +172,7 @@ def test_padding_rows_count_nowhere() -> None:
     } == {k: [int(v) for v in pair] for k, pair in alone.metrics.items() if k != "accuracy"}
 
 
+@pytest.mark.slow
 def test_it_learns_to_solve_small_boards(tmp_path: Path) -> None:
     run = train(tmp_path / "run", *TINY_SUDOKU, *LEARNS)
     last = [row for row in run.rows if "eval/exact_accuracy" in row][-1]
