@@ -13,7 +13,6 @@ import math
 import sys
 import time
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -83,27 +82,30 @@ def main() -> None:
               int(found.guesses.sum()), seconds)  # fmt: skip
 
 
+class Counted:
+    """A net, or what looks like one, that counts the boards it sees."""
+
+    compiled = False
+
+    def __init__(self, net: Any) -> None:
+        self.net, self.side, self.dtype, self.states = net, net.side, net.dtype, 0
+        self.fresh_state, self.weights_in_dtype = net.fresh_state, net.weights_in_dtype
+
+    def __call__(self, state: Tensor, *more: Any) -> tuple[Tensor, Tensor, Tensor]:
+        self.states += len(state)
+        return self.net(state, *more)
+
+
 @torch.no_grad()
 def measure(net: Any, rows: dict[str, np.ndarray], rules: Rules) -> tuple[int, int, int, float]:
     """Returns how many boards are solved, of how many, the states, and the CPU seconds."""
-    states = 0
-
-    def counted(state: Tensor, *more: Any) -> Any:
-        nonlocal states
-        states += len(state)
-        return net(state, *more)
-
-    model: Any = SimpleNamespace(
-        side=net.side, dtype=net.dtype, compiled=False, fresh_state=net.fresh_state,
-        weights_in_dtype=net.weights_in_dtype,
-    )  # fmt: skip
-    searcher: Any = type("Counted", (), {**vars(model), "__call__": staticmethod(counted)})()
     inputs, labels = (torch.from_numpy(rows[name]) for name in ("inputs", "labels"))
+    counted: Any = Counted(net)
     solved, before = 0, time.process_time()
     for first, end in pairwise([*range(0, len(inputs), TOGETHER), len(inputs)]):
-        *_, (logits, _) = answers_by_search(searcher, {"inputs": inputs[first:end]}, rules)
+        *_, (logits, _) = answers_by_search(counted, {"inputs": inputs[first:end]}, rules)
         solved += int((logits.argmax(-1) == labels[first:end]).all(-1).sum())
-    return solved, len(inputs), states, time.process_time() - before
+    return solved, len(inputs), counted.states, time.process_time() - before
 
 
 def print_row(name: str, beam: str, solved: int, count: int, states: int, seconds: float) -> None:
