@@ -20,7 +20,7 @@ from typing_extensions import Doc
 from models import documents, halves
 from models.documents import Sees
 from utils.errors import ConfigError
-from utils.noise import Noise
+from utils.noise import LEFT_BY_CUTTING, Noise
 
 CosSin = tuple[Tensor, Tensor]
 # float64 is for comparing runs: it keeps weights in float64, too, so that rounding hides no
@@ -43,7 +43,7 @@ ForwardDtype = Annotated[
 
 def lecun_normal(*shape: int, std: float) -> Tensor:
     """Draws from a normal distribution, cut at two sigma, with a standard deviation of `std`."""
-    untruncated = std / 0.87962566103423978  # the standard deviation that cutting leaves of 1
+    untruncated = std / LEFT_BY_CUTTING
     return nn.init.trunc_normal_(
         torch.empty(shape), std=untruncated, a=-2 * untruncated, b=2 * untruncated
     )

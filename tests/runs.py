@@ -53,6 +53,11 @@ TINY_TRM = [
     "lr_warmup_steps=5",
     "puzzle_emb_lr=1e-3",
 ]
+# noise in training and in evaluations
+NOISY = [
+    "arch.random_start=true", "arch.damping=0.05", "arch.path_noise=0.1", "arch.eval_noise=0.3",
+    "arch.chains=3", "arch.loss.step_decay=0.7",
+]  # fmt: skip
 # guesses, some of them corrected, boards of different lengths
 TINY_SUDOKU = [
     "arch=sudoku", "optim=adamw", "arch.hidden_size=8", "arch.passes=2",

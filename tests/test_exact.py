@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.ranks import run_code
-from tests.runs import EXACT, QUIET, TINY_CNN, TINY_TRM, Result, digest, learned, train
+from tests.runs import EXACT, NOISY, QUIET, TINY_CNN, TINY_TRM, Result, digest, learned, train
 
 # Logged seldom, so that sums of metrics are in the checkpoint too; clipped, so that the norm of all
 # gradients counts.
@@ -18,6 +18,7 @@ CNN = [*TINY_CNN, *EXACT, "max_steps=12"]
 CASES = {
     "trm": TRM,
     "trm-bfloat16": [*TRM, "arch.forward_dtype=bfloat16", "max_steps=9"],
+    "trm-noisy": [*TRM, *NOISY],
     "cnn": CNN,
 }
 
@@ -35,7 +36,10 @@ for exact in (True, False):
     scope="module",
     params=[
         "trm",
-        *(pytest.param(case, marks=pytest.mark.slow) for case in ("trm-bfloat16", "cnn")),
+        *(
+            pytest.param(case, marks=pytest.mark.slow)
+            for case in ("trm-bfloat16", "trm-noisy", "cnn")
+        ),
     ],
 )
 def alone(

@@ -12,6 +12,7 @@ import torch
 from tests.runs import (
     EXACT,
     INTERRUPTED,
+    NOISY,
     STOPPED,
     TINY_TRM,
     Result,
@@ -50,6 +51,13 @@ def test_exact_runs_go_on_at_any_number_of_ranks(
     again = train(tmp_path / "run", *INTERRUPTED, *EXACT, ranks=after, timeout=200)
     assert digest(again.directory) == digest(exact.directory)
     assert learned(again) == learned(exact)
+
+
+@pytest.mark.slow
+def test_noise_goes_on(tmp_path: Path) -> None:
+    one = train(tmp_path / "undisturbed", *INTERRUPTED, *NOISY)
+    stopped(tmp_path / "run", *INTERRUPTED, *NOISY)
+    assert digest(train(tmp_path / "run", *INTERRUPTED, *NOISY).directory) == digest(one.directory)
 
 
 @pytest.mark.slow

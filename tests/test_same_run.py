@@ -13,6 +13,7 @@ import yaml
 from safetensors.torch import load_file
 
 from tests.runs import (
+    NOISY,
     TINY_CNN,
     TINY_SUDOKU,
     TINY_TRM,
@@ -45,6 +46,15 @@ def test_trm_is_the_same_run_at_any_number_of_ranks(
     other = train(tmp_path / "run", *TINY_TRM, ranks=ranks)
     assert_same_run(trm, other)
     assert scenes(trm) == scenes(other) != {}, "the report page shows the same boards"
+
+
+@pytest.mark.slow
+def test_noise_is_the_same_at_three_ranks_in_other_batches(tmp_path: Path) -> None:
+    noisy = [*TINY_TRM, *NOISY]
+    one = train(tmp_path / "one", *noisy)
+    other = train(tmp_path / "run", *noisy, "eval_batch_size=5", "micro_batch_size=6", ranks=3)
+    assert_same_run(one, other)
+    assert scenes(one) == scenes(other) != {}, "the report page shows the same boards"
 
 
 @pytest.mark.slow

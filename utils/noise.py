@@ -16,6 +16,9 @@ import torch
 
 from utils.transfer import to_device
 
+# the standard deviation of a standard normal distribution that is cut at two sigma
+LEFT_BY_CUTTING = 0.87962566103423978
+
 
 @dataclass(frozen=True)
 class Noise:
@@ -61,6 +64,11 @@ class Noise:
         # 1 - u is never 0
         radius = (1 - self.uniform(f"{stream}/radius", shape)).log_().mul_(-2).sqrt_()
         return radius.mul_(self.uniform(f"{stream}/angle", shape).mul_(2 * math.pi).cos_())
+
+    def truncated_normal(self, stream: str, shape: Sequence[int]) -> torch.Tensor:
+        """Draws from a normal distribution, cut at two sigma, with a standard deviation of 1."""
+        within = self.uniform(stream, shape).mul_(2).sub_(1).mul_(math.erf(math.sqrt(2)))
+        return within.erfinv_().mul_(math.sqrt(2) / LEFT_BY_CUTTING)
 
     def _bits(
         self, stream: str, shape: Sequence[int], rows: torch.Tensor | None = None

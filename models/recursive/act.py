@@ -19,10 +19,11 @@ from models.interval import Interval
 from models.layers import widen
 from models.objective import Batch, Context, Objective, StepOut
 from models.recursive.answering import answers_by_step
-from models.recursive.recursion import RecursiveNet, State, where_slots
+from models.recursive.recursion import RecursiveNet, State, disturbed, where_slots
 from models.recursive.thinking import ByStep, ThinkingSteps
 from utils.measure.evaluator import Evaluator, Prediction
 from utils.measure.metrics import Metric, MetricSums
+from utils.noise import Noise
 from utils.spec import IGNORE
 
 
@@ -50,8 +51,14 @@ class ActObjective(Objective):
         label_smoothing: Annotated[
             float, Field(ge=0, lt=1), Doc("share of the target that is spread over all tokens")
         ],
+        step_decay: Annotated[
+            float,
+            Field(gt=0, le=1),
+            Doc("weight of each thinking step in the loss, relative to the step before"),
+        ],
     ) -> None:
         super().__init__(model)
+        self.step_decay = step_decay
         self.token_loss = partial(LOSSES[loss_type], smoothing=label_smoothing)
 
     def initial_carry(self, batch: Batch) -> ActCarry:
@@ -59,14 +66,16 @@ class ActObjective(Objective):
         slots, tokens = batch["inputs"].shape
         steps = torch.zeros_like(batch["puzzle_identifiers"])
         halted = torch.ones_like(steps, dtype=torch.bool)
-        return ActCarry(self.model.fresh_state(slots, tokens), steps, halted, batch)
+        any_noise = Noise(0, 0, range(1), steps.device)
+        return ActCarry(self.model.fresh_state(any_noise, slots, tokens), steps, halted, batch)
 
     def forward(self, batch: Batch, carry: ActCarry, ctx: Context) -> StepOut:
-        carry = self._refill(carry, batch)
+        carry = self._refill(carry, batch, ctx.noise)
         rows = self.model.puzzle_rows(self._trainable_ids(carry.batch))
         weights = self.model.weights_in_dtype()
         inputs = carry.batch["inputs"]
-        state, logits_BTV, q_B2 = self.model(carry.state, inputs, rows, weights)
+        state = disturbed(carry.state, ctx.noise, self.model.sizes.path_noise)
+        state, logits_BTV, q_B2 = self.model(state, inputs, rows, weights)
 
         target = None
         with torch.no_grad():
@@ -103,10 +112,10 @@ class ActObjective(Objective):
         steps = [ThinkingSteps()] if self.model.sizes.halt_max_steps > 1 else []
         return [Interval(self.headline.name), *steps]
 
-    def _refill(self, carry: ActCarry, batch: Batch) -> ActCarry:
+    def _refill(self, carry: ActCarry, batch: Batch, noise: Noise) -> ActCarry:
         """Gives slots that halted a puzzle of the new batch and a fresh state."""
         halted = carry.halted
-        fresh_H, fresh_L = self.model.fresh_state(*batch["inputs"].shape)
+        fresh_H, fresh_L = self.model.fresh_state(noise, *batch["inputs"].shape)
         z_H, z_L = carry.state
         state = where_slots(halted, fresh_H, z_H), where_slots(halted, fresh_L, z_L)
         steps = torch.where(halted, 0, carry.steps)
@@ -140,9 +149,13 @@ class ActObjective(Objective):
         with torch.no_grad():
             right_B = _right_cells(logits_BTV, labels_BT)
             solved_B = right_B == cells_B
+        weight_B = valid_B
+        if self.training and self.step_decay < 1:
+            weight_B = valid_B * self.step_decay ** (steps - 1).double()
         divisor_B = cells_B.clamp_min(1)
-        token_loss = (self.token_loss(logits_BTV, labels_BT).sum(-1) / divisor_B).sum()
-        halt_loss = _q_loss(q_B2[:, 0], solved_B.to(q_B2.dtype), valid_B)
+        token_loss_B = self.token_loss(logits_BTV, labels_BT).sum(-1) / divisor_B
+        token_loss = (token_loss_B * weight_B).sum()
+        halt_loss = _q_loss(q_B2[:, 0], solved_B.to(q_B2.dtype), weight_B)
         loss, weight = token_loss + 0.5 * halt_loss, valid_B.sum()
 
         done_B = halted & valid_B
@@ -156,7 +169,7 @@ class ActObjective(Objective):
             "q_halt_loss": (halt_loss.detach(), weight),
         }
         if target is not None:
-            continue_loss = _q_loss(q_B2[:, 1], target, valid_B)
+            continue_loss = _q_loss(q_B2[:, 1], target, weight_B)
             loss = loss + 0.5 * continue_loss
             metrics["q_continue_loss"] = (continue_loss.detach(), weight)
         return loss, weight, metrics
@@ -171,9 +184,9 @@ def _right_cells(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
     return ((labels_BT != IGNORE) & (logits_BTV.argmax(-1) == labels_BT)).sum(-1)
 
 
-def _q_loss(logits_B: Tensor, target_B: Tensor, valid_B: Tensor) -> Tensor:
+def _q_loss(logits_B: Tensor, target_B: Tensor, weight_B: Tensor) -> Tensor:
     loss_B = F.binary_cross_entropy_with_logits(logits_B, target_B, reduction="none")
-    return (loss_B * valid_B).sum()
+    return (loss_B * weight_B).sum()
 
 
 def stablemax_cross_entropy(

@@ -1,16 +1,21 @@
-"""Answers puzzles with a recursive net: for how many steps it thinks about each."""
+"""Answers puzzles with a recursive net: for how many steps it thinks about each, in how many
+chains.
+"""
 
-# P puzzles of a batch, N of them still in the batch, T tokens, V vocabulary
+# P puzzles of a batch, N of them still in the batch, C chains of those, T tokens, V vocabulary
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from models.objective import Batch
-from models.recursive.recursion import RecursiveNet
+from models.recursive.recursion import RecursiveNet, State, disturbed
+from utils.noise import Noise
 
 # each batch size is compiled separately, so there are few sizes, each half of the one before
 HALVINGS = 3
@@ -24,16 +29,14 @@ def answers_by_step(model: RecursiveNet, batch: Batch) -> Iterator[tuple[Tensor,
     given the same answer one step before; the net alone often wants to halt a step too early. There
     are no more steps once all puzzles have left.
     """
-    sizes, inputs = model.sizes, batch["inputs"]
-    rows = model.puzzle_rows(batch["puzzle_identifiers"])
-    state, weights = model.fresh_state(*inputs.shape), model.weights_in_dtype()
+    sizes, chains = model.sizes, Chains(model, batch)
     steps_P = torch.zeros_like(batch["puzzle_identifiers"])
     puzzle_N = torch.arange(len(steps_P), device=steps_P.device)
     going_N = torch.ones_like(steps_P, dtype=torch.bool)
-    answer_NT = torch.full_like(inputs, -1)
+    answer_NT = torch.full_like(batch["inputs"], -1)
     logits_PTV = q_P2 = None
-    for _ in range(sizes.halt_max_steps):
-        state, logits_NTV, q_N2 = model(state, inputs, rows, weights)
+    for step in range(sizes.halt_max_steps):
+        logits_NTV, q_N2 = chains.think(step)
         if logits_PTV is None or q_P2 is None or not sizes.eval_halt:
             logits_PTV, q_P2 = logits_NTV, q_N2
         else:
@@ -49,8 +52,60 @@ def answers_by_step(model: RecursiveNet, batch: Batch) -> Iterator[tuple[Tensor,
                 return
             if len(stay) < len(going_N):
                 puzzle_N, going_N, answer_NT = puzzle_N[stay], going_N[stay], answer_NT[stay]
-                state, inputs = (state[0][stay], state[1][stay]), inputs[stay]
-                rows = None if rows is None else rows[stay]
+                chains.keep(stay)
+
+
+class Chains:
+    """The chains of thought about the puzzles of a batch, those of each puzzle side by side.
+
+    They differ by noise, which depends on the puzzle, the chain and the step alone.
+    """
+
+    def __init__(self, model: RecursiveNet, batch: Batch) -> None:
+        self._model, self._weights = model, model.weights_in_dtype()
+        self._each = partial(torch.repeat_interleave, repeats=model.sizes.chains, dim=0)
+        inputs_NT, rows_NP = batch["inputs"], model.puzzle_rows(batch["puzzle_identifiers"])
+        self._keys_N = [zlib.crc32(puzzle.tobytes()) for puzzle in inputs_NT.cpu().numpy()]
+        self._inputs_CT = self._each(inputs_NT)
+        self._rows_CP = None if rows_NP is None else self._each(rows_NP)
+        self._state = model.fresh_state(self._noise(0), *self._inputs_CT.shape)
+
+    def think(self, step: int) -> tuple[Tensor, Tensor]:
+        """Takes a thinking step in each chain. Returns the token logits and halting logits of the
+        chain that answers for each puzzle.
+        """
+        sizes, before = self._model.sizes, self._state
+        start = disturbed(before, self._noise(step), sizes.eval_noise)
+        self._state, logits_CTV, q_C2 = self._model(
+            start, self._inputs_CT, self._rows_CP, self._weights
+        )
+        if sizes.chains == 1:
+            return logits_CTV, q_C2
+        score_C = q_C2[:, 0] if sizes.judge == "halting" else -_change(before, self._state)
+        best_N = score_C.view(-1, sizes.chains).argmax(1)
+        best_N += torch.arange(0, len(score_C), sizes.chains, device=best_N.device)
+        return logits_CTV[best_N], q_C2[best_N]
+
+    def keep(self, stay_N: Tensor) -> None:
+        """Drops all puzzles but these."""
+        chains = self._model.sizes.chains
+        stay_C = self._each(stay_N * chains)
+        stay_C += torch.arange(chains, device=stay_C.device).repeat(len(stay_N))
+        self._keys_N = [self._keys_N[row] for row in stay_N.tolist()]
+        self._inputs_CT = self._inputs_CT[stay_C]
+        self._rows_CP = None if self._rows_CP is None else self._rows_CP[stay_C]
+        self._state = self._state[0][stay_C], self._state[1][stay_C]
+
+    def _noise(self, step: int) -> Noise:
+        return Noise(0, step, self._keys_N, self._inputs_CT.device)
+
+
+def _change(before: State, after: State) -> Tensor:
+    """Returns the square of the distance between the states of each chain."""
+    z_H, z_L = (
+        (new - old).float().square().sum((1, 2)) for old, new in zip(before, after, strict=True)
+    )
+    return z_H + z_L
 
 
 def _rows_to_keep(going_N: Tensor, puzzles: int, compiled: bool) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.func import functional_call
 from typing_extensions import Doc
@@ -37,6 +37,7 @@ from models.layers import (
 from models.sparse_embedding import SparseEmbedding
 from utils.command.marks import SAME_RUN, Divides, Share
 from utils.errors import ConfigError
+from utils.noise import Noise
 from utils.spec import Spec
 
 State = tuple[Tensor, Tensor]  # z_H and z_L, both [B, L, D]
@@ -110,6 +111,28 @@ class Sizes:
             "settled, not after all steps"
         ),
     ]
+    random_start: Annotated[bool, Doc("each puzzle begins in states of its own, drawn at random")]
+    damping: Annotated[
+        float, Field(ge=0, lt=1), Doc("share of its old state that a thinking step keeps")
+    ]
+    path_noise: Annotated[
+        NonNegativeFloat,
+        Doc("standard deviation of the noise before each thinking step of training"),
+    ]
+    eval_noise: Annotated[NonNegativeFloat, SAME_RUN, Doc("the same for evaluations")]
+    chains: Annotated[
+        PositiveInt,
+        SAME_RUN,
+        Doc("evaluations think about each puzzle in so many chains, which noise or starts part"),
+    ]
+    judge: Annotated[
+        Literal["halting", "residual"],
+        SAME_RUN,
+        Doc(
+            "the chain that answers: that with the highest halting logit, or that whose state has "
+            "changed least in the last step"
+        ),
+    ]
     puzzle_emb_len: Annotated[
         NonNegativeInt, Doc("positions before the tokens; 0: as many as puzzle_emb_ndim fills")
     ]
@@ -135,6 +158,11 @@ class Sizes:
                 f"arch.puzzle_emb_len={self.puzzle_emb_len} holds {self.prefix * self.hidden_size}"
                 f" numbers, fewer than arch.puzzle_emb_ndim={self.puzzle_emb_ndim}; try"
                 " arch.puzzle_emb_len=0"
+            )
+        if self.chains > 1 and not (self.random_start or self.eval_noise):
+            raise ConfigError(
+                f"arch.chains={self.chains}: all of them would think the same; give"
+                " arch.eval_noise=0.3, or train with arch.random_start=true"
             )
 
     @property
@@ -296,9 +324,12 @@ class RecursiveNet(nn.Module):
             return None
         return cast_weights(self.inner, self.dtype)
 
-    def fresh_state(self, slots: int, tokens: int) -> State:
-        """Returns the initial state, which is the same for every slot."""
+    def fresh_state(self, noise: Noise, slots: int, tokens: int) -> State:
+        """Returns the initial state: drawn with `random_start`, else the same for every slot."""
         shape = (slots, tokens + self.sizes.prefix, self.sizes.hidden_size)
+        if self.sizes.random_start:
+            z_H, z_L = (noise.truncated_normal(f"start of {z}", shape) for z in ("z_H", "z_L"))
+            return z_H.to(self.dtype), z_L.to(self.dtype)
         z_H, z_L = self.inner.H_init.to(self.dtype), self.inner.L_init.to(self.dtype)
         return z_H.expand(shape), z_L.expand(shape)
 
@@ -318,8 +349,12 @@ class RecursiveNet(nn.Module):
         """Does one step of reasoning: returns the new state, token logits and halting logits."""
         arguments = (*state, tokens_BT, rows_BP)
         if weights is None:
-            return self.inner(*arguments)
-        return functional_call(self.inner, weights, arguments)
+            new, logits_BTV, q_B2 = self.inner(*arguments)
+        else:
+            new, logits_BTV, q_B2 = functional_call(self.inner, weights, arguments)
+        if damping := self.sizes.damping:
+            new = new[0].lerp(state[0], damping), new[1].lerp(state[1], damping)
+        return new, logits_BTV, q_B2
 
     def wants_to_halt(self, q_B2: Tensor) -> Tensor:
         """Returns which slots want to halt: in TRM if the halting logit is positive, in HRM if it
@@ -330,6 +365,19 @@ class RecursiveNet(nn.Module):
     def halting_margin(self, q_B2: Tensor) -> Tensor:
         """Returns the difference of the two logits: positive for slots that want to halt."""
         return q_B2[:, 0] - (0.0 if self.sizes.no_ACT_continue else q_B2[:, 1])
+
+
+def disturbed(state: State, noise: Noise, std: float) -> State:
+    """Returns the state with noise of a standard deviation, with which a path leaves the basin of a
+    wrong answer.
+    """
+    if not std:
+        return state
+    z_H, z_L = (
+        z + (std * noise.truncated_normal(f"path of {name}", z.shape)).to(z.dtype)
+        for name, z in zip(("z_H", "z_L"), state, strict=True)
+    )
+    return z_H, z_L
 
 
 def where_slots(slots_B: Tensor, new: Tensor, old: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from models.recursive.hrm import HRM
 from models.recursive.trm import TRM
 from optim.sync.allreduce import AllReduce
 from tests.ranks import ROOT, check_ended_well, run_ranks
+from utils.noise import Noise
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
 from utils.spec import Spec
@@ -54,7 +55,8 @@ class Reasoner(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        _, logits, halting = self.net(self.net.fresh_state(*tokens.shape), tokens, None, None)
+        start = self.net.fresh_state(Noise(0, 0, range(1)), *tokens.shape)
+        _, logits, halting = self.net(start, tokens, None, None)
         return torch.cat((logits.flatten(), halting.flatten() + 1))
 
 

@@ -11,6 +11,7 @@ from utils.ranks.distributed import Dist
 DRAWS = [
     lambda noise, slots: noise.uniform("a", (slots, 3)),
     lambda noise, slots: noise.normal("a", (slots, 3)),
+    lambda noise, slots: noise.truncated_normal("a", (slots, 3)),
     lambda noise, slots: noise.integers("a", (slots, 3), 2, 17),
 ]
 

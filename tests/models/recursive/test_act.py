@@ -42,6 +42,12 @@ NETS: dict[str, dict[str, Any]] = {
         "no_ACT_continue": False,
     },
     "hrm_learned": {"pos_encodings": "learned"},
+    "trm_noisy": {
+        "random_start": True,
+        "damping": 0.1,
+        "path_noise": 0.3,
+        "loss": {"step_decay": 0.7},
+    },
 }
 
 
@@ -147,6 +153,38 @@ def test_exploration_is_noise_of_step_and_shard_only() -> None:
     assert not wild.any(), "an exploring slot thinks two steps at least"
 
 
+def test_later_steps_weigh_less() -> None:
+    keys = {"halt_exploration_prob": 1.0}  # every slot thinks two steps at least
+    batches = [batch_of(8)] * 2
+    plain = steps(make("hrm", **keys), batches)
+    decayed = steps(make("hrm", loss={"step_decay": 0.7}, **keys), batches)
+    for weight, one, other in zip((1.0, 0.7), plain, decayed, strict=True):
+        torch.testing.assert_close(other.loss, weight * one.loss, check_dtype=False)
+        assert int(other.weight) == 8
+
+
+def test_puzzles_begin_in_drawn_states_and_keep_a_share_of_them() -> None:
+    objective = make("trm", random_start=True, damping=0.25, path_noise=0.5)
+    batches = [batch_of(400, seed) for seed in range(2)]
+    first, second = steps(objective, batches)
+    noise, shape = Noise(3, 1, [0, 1]), first.carry.state[0].shape
+    fresh = objective.model.fresh_state(noise, *batches[0]["inputs"].shape)
+    assert abs(float(fresh[0].std()) - 1) < 0.01, "as large as the learned start"
+    assert len({tuple(row) for row in fresh[1].flatten(1).tolist()}) == 400
+    drawn = [noise.truncated_normal(f"path of {z}", shape) for z in ("z_H", "z_L")]
+    halted = first.carry.halted[:, None, None]
+    assert 0 < int(halted.sum()) < 400
+    start = [
+        torch.where(halted, new, old) + 0.5 * away
+        for new, old, away in zip(fresh, first.carry.state, drawn, strict=True)
+    ]
+    puzzles = second.carry.batch
+    rows = objective.model.puzzle_rows(puzzles["puzzle_identifiers"])
+    after, _, _ = objective.model.inner(*start, puzzles["inputs"], rows)
+    for old, new, got in zip(start, after, second.carry.state, strict=True):
+        torch.testing.assert_close(got, 0.25 * old + 0.75 * new, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "apart"), [("float32", 1e-5), ("bfloat16", 0.08)])
 def test_compiling_changes_no_number_and_no_key(dtype: str, apart: float) -> None:
@@ -191,6 +229,7 @@ def test_bfloat16_and_float64_follow_float32() -> None:
         ),
         ({"puzzle_emb_ndim": 64, "puzzle_emb_len": 2}, "arch.puzzle_emb_len=2"),
         ({"puzzle_emb_ndim": 0}, "arch.puzzle_emb_ndim=0"),
+        ({"chains": 4}, "arch.chains=4"),
     ],
 )
 def test_impossible_sizes_are_named(keys: dict, key: str) -> None:

@@ -1,11 +1,14 @@
-"""Answers where puzzles leave the batch early."""
+"""Answers where puzzles leave the batch early, and those of several chains of thought."""
 
 from __future__ import annotations
+
+import zlib
 
 import pytest
 import torch
 
 from tests.models.recursive.test_act import batch_of, make
+from utils.noise import Noise
 
 STEPS = 6
 
@@ -29,7 +32,7 @@ def alone(model, puzzle: dict[str, torch.Tensor], hrm: bool):
     """Returns one puzzle's answer by the rule: think until the net wants to halt and repeats its
     answer.
     """
-    state, said, step = model.fresh_state(*puzzle["inputs"].shape), None, 0
+    state, said, step = model.fresh_state(Noise(0, 0, [0]), *puzzle["inputs"].shape), None, 0
     for _ in range(STEPS):
         state, logits, q = model(
             state,
@@ -82,3 +85,43 @@ def test_a_puzzle_that_leaves_early_has_the_answer_that_it_has_alone(
         if compiled
         else thought_about
     )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("judge", ["halting", "residual"])
+def test_the_best_of_several_chains_answers(judge: str) -> None:
+    keys = {"chains": 5, "eval_noise": 0.5, "judge": judge, "random_start": judge == "residual"}
+    net, batch = objective("trm", damping=0.1, **keys), batch_of(8)
+    answers, chosen = net.predict(batch).outputs, set()
+    for row in range(8):
+        puzzle = part(batch, [row] * 5)
+        drawn = zlib.crc32(batch["inputs"][row].numpy().tobytes())
+        state = net.model.fresh_state(Noise(0, 0, [drawn]), *puzzle["inputs"].shape)
+        for step in range(STEPS):
+            noise = Noise(0, step, [drawn])
+            noisy = [
+                z + 0.5 * noise.truncated_normal(f"path of {name}", z.shape)
+                for name, z in zip(("z_H", "z_L"), state, strict=True)
+            ]
+            rows = net.model.puzzle_rows(puzzle["puzzle_identifiers"])
+            before = state
+            state, logits, q = net.model(noisy, puzzle["inputs"], rows, None)
+        change = torch.cat([(z - old).flatten(1) for z, old in zip(state, before, strict=True)], 1)
+        best = int(q[:, 0].argmax() if judge == "halting" else change.norm(dim=1).argmin())
+        chosen.add(best)
+        torch.testing.assert_close(answers["logits"][row], logits[best])
+    assert len(chosen) > 2, "nearly always the same chain: the test shows nothing"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("eval_halt", [False, True])
+def test_noise_belongs_to_the_puzzle_not_to_the_batch(eval_halt: bool) -> None:
+    keys = {"chains": 3, "eval_noise": 0.3, "random_start": True}
+    net, batch = objective("trm", eval_halt=eval_halt, **keys), batch_of(40)
+    whole = net.predict(batch).outputs
+    assert not eval_halt or len(whole["halt_step"].unique()) > 2
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
+    for rows in order.split(7):
+        few = net.predict(part(batch, rows)).outputs
+        for name in ("logits", "q_halt_logits", "halt_step"):
+            torch.testing.assert_close(few[name], whole[name][rows])
