@@ -1,9 +1,9 @@
-"""A training step's forward and backward on one CPU thread, in float32 and bfloat16; with checkouts
-of the published code, beside it in both, as its nets run in bfloat16 unless told otherwise.
+"""A training step's forward and backward on one CPU thread, eager and compiled; with checkouts of
+the published code, beside it.
 
 `python -m tests.bench.bench_step --hrm FOLDER --trm FOLDER` (they want einops and pydantic). Every
 way is a process of its own, and steps are taken in turn, so that whatever else the machine does
-meets all of them. Times are CPU time.
+meets all of them. Steps are CPU time; compiling, without a cache, is by the clock.
 """
 
 from __future__ import annotations
@@ -60,18 +60,11 @@ NETS: dict[str, dict[str, Any]] = {
 }
 # tokens, vocabulary, batch
 DATA = {net: (36, 8, 32) if net == "demo" else (81, 11, 16) for net in NETS}
-ROUNDS = {"demo": 25}  # of all others 5
-# the last with arch.mlp_multiple=64
-WAYS = [
-    "published float32",
-    "published bfloat16",
-    "ours float32",
-    "ours bfloat16",
-    "ours bfloat16 64",
-]
+WAYS = ["published, eager", "published, compiled", "ours, eager", "ours, compiled"]
+FIRST = 2  # steps that compile: the second one has carries of other strides
 
 
-def ours(net: str, dtype: str, multiple: int) -> Callable[[], None]:
+def ours(net: str, dtype: str, compiled: bool) -> Callable[[], None]:
     import torch
 
     from models.objective import Context
@@ -83,8 +76,10 @@ def ours(net: str, dtype: str, multiple: int) -> Callable[[], None]:
     hardware.tune()
     tokens, vocabulary, _ = DATA[net]
     spec = Spec(vocab_size=vocabulary, seq_len=tokens, table_rows=1)
-    keys = {"forward_dtype": dtype, "mlp_multiple": multiple, **NETS[net]}
+    keys = {"forward_dtype": dtype, **NETS[net]}
     objective = make_objective("hrm" if net == "hrm" else "trm", spec, **keys)
+    if compiled:
+        objective.compile_net()
     batch = batch_of(net)
     carry = objective.initial_carry(batch)
 
@@ -100,7 +95,8 @@ def ours(net: str, dtype: str, multiple: int) -> Callable[[], None]:
     return step
 
 
-def published(net: str, dtype: str, folder: str) -> Callable[[], None]:
+def published(net: str, dtype: str, compiled: bool, folder: str) -> Callable[[], None]:
+    import torch
     import torch.nn.functional as F
 
     def attend(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
@@ -125,16 +121,15 @@ def published(net: str, dtype: str, folder: str) -> Callable[[], None]:
         "num_puzzle_identifiers": 1,
         "forward_dtype": dtype,
     }
-    head, batch = (
-        ACTLossHead(Net({**NETS[net], **spec}), "stablemax_cross_entropy").train(),
-        batch_of(net),
-    )
+    head = ACTLossHead(Net({**NETS[net], **spec}), "stablemax_cross_entropy").train()
+    batch = batch_of(net)
     carry = head.initial_carry(batch)
+    called = torch.compile(head, dynamic=False) if compiled else head
 
     def step() -> None:
         nonlocal carry
         head.zero_grad()
-        carry, loss, *_ = head(return_keys=[], carry=carry, batch=batch)
+        carry, loss, *_ = called(return_keys=[], carry=carry, batch=batch)
         (loss / size).backward()
 
     return step
@@ -167,50 +162,47 @@ def batch_of(net: str) -> dict[str, Any]:
     }
 
 
-def serve_way(net: str, way: str, folder: str) -> None:
+def serve_way(net: str, way: str, dtype: str, folder: str) -> None:
     import torch
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    whose, dtype, *multiple = way.split()
-    step = (
-        published(net, dtype, folder)
-        if whose == "published"
-        else ours(net, dtype, int(multiple[0] if multiple else 256))
-    )
-    step()
+    compiled = way.endswith("compiled")
+    if way.startswith("published"):
+        step = published(net, dtype, compiled, folder)
+    else:
+        step = ours(net, dtype, compiled)
     serve(step, time.process_time)
 
 
-def compare(net: str, folder: str) -> None:
-    ways = [
-        way
-        for way in WAYS
-        if (folder or "published" not in way) and (net == "demo" or "64" not in way)
-    ]
+def compare(net: str, dtype: str, rounds: int, folder: str) -> None:
+    ways = [way for way in WAYS if folder or way.startswith("ours")]
     command = [sys.executable, "-m", "tests.bench.bench_step", "--serve", net]
-    processes = [Process([*command, way, folder]) for way in ways]
-    rounds = [[process.seconds() for process in processes] for _ in range(ROUNDS.get(net, 5) + 1)][
-        1:
-    ]
+    uncached = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    processes = [Process([*command, way, dtype, folder], **uncached) for way in ways]
+    first = []
+    for process in processes:
+        began = time.perf_counter()
+        process.seconds(FIRST)
+        first.append(time.perf_counter() - began)
+    turns = [[process.seconds() for process in processes] for _ in range(rounds)]
     for process in processes:
         process.end()
-    medians = [statistics.median(column) for column in zip(*rounds, strict=True)]
-    by_way = dict(zip(ways, medians, strict=True))
-    for way, median in by_way.items():
-        same = by_way.get(f"published {way.split()[1]}", median)
-        print(
-            f"| {net} | {way} | {median * 1e3:.0f} | {medians[0] / median:.2f} |"
-            f" {same / median:.2f} |",
-            flush=True,
-        )
+    medians = [statistics.median(column) for column in zip(*turns, strict=True)]
+    for way, median, until in zip(ways, medians, first, strict=True):
+        compiling = f"{until - FIRST * median:.0f}" if way.endswith("compiled") else ""
+        times = f"{medians[0] / median:.2f}"
+        print(f"| {net} | {way} | {median * 1e3:.0f} | {times} | {compiling} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--hrm", default="", help="a checkout of the published HRM")
     parser.add_argument("--trm", default="", help="a checkout of the published TRM")
-    parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--nets", nargs="+", choices=NETS, default=[*NETS])
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--serve", nargs=4, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
         return serve_way(*asked.serve)
@@ -218,11 +210,11 @@ def main() -> None:
         if folder and not Path(folder, "models", "losses.py").is_file():
             parser.error(f"{option} {folder}: no checkout of the published code; clone it there")
     print(
-        "| net | way | ms per step | times as fast as the first | as the published code in the same"
-        " dtype |\n|---|---|---|---|---|"
+        f"| net | way | ms per step, {asked.dtype} | times as fast as the first |"
+        " compiling, s |\n|---|---|---|---|---|"
     )
-    for net in NETS:
-        compare(net, asked.hrm if net == "hrm" else asked.trm)
+    for net in asked.nets:
+        compare(net, asked.dtype, asked.rounds, asked.hrm if net == "hrm" else asked.trm)
 
 
 if __name__ == "__main__":
