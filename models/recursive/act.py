@@ -66,7 +66,7 @@ class ActObjective(Objective):
         slots, tokens = batch["inputs"].shape
         steps = torch.zeros_like(batch["puzzle_identifiers"])
         halted = torch.ones_like(steps, dtype=torch.bool)
-        any_noise = Noise(0, 0, range(1), steps.device)
+        any_noise = Noise(0, 0, range(1), steps.device)  # the first step draws its own
         return ActCarry(self.model.fresh_state(any_noise, slots, tokens), steps, halted, batch)
 
     def forward(self, batch: Batch, carry: ActCarry, ctx: Context) -> StepOut:
