@@ -48,6 +48,7 @@ SMALL = {
     "arch=trm": SMALL_PUZZLES,
     "experiment=sudoku_extreme_cpu": ["global_batch_size=8", "arch.forward_dtype=float32"],
     "experiment=sudoku_extreme": SMALL_PUZZLES,
+    "experiment=maze_hard_cpu": ["arch.halt_max_steps=2"],
     "experiment=maze_hard": SMALL_PUZZLES,
     "data_path": SMALL_PUZZLES,
 }

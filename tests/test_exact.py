@@ -15,10 +15,16 @@ from tests.runs import EXACT, NOISY, QUIET, TINY_CNN, TINY_TRM, Result, digest, 
 # gradients counts.
 TRM = [*TINY_TRM, *EXACT, "log_interval=5", "max_steps=23", "grad_clip=0.7"]
 CNN = [*TINY_CNN, *EXACT, "max_steps=12"]
+GRID = [
+    *("arch=grid", "arch.H_cycles=3", "arch.L_cycles=2", "arch.halt_max_steps=4", "optim=muon"),
+    *("data.embedded={size:4,blanks:3,train:64,test:37}", "global_batch_size=24", "lr=1e-2"),
+    *("epochs=24", "eval_interval=24", "lr_warmup_steps=5", "ema=true", "ema_rate=0.9"),
+]
 CASES = {
     "trm": TRM,
     "trm-bfloat16": [*TRM, "arch.forward_dtype=bfloat16", "max_steps=9"],
     "trm-noisy": [*TRM, *NOISY],
+    "grid": [*GRID, *EXACT, "max_steps=12"],
     "cnn": CNN,
 }
 
@@ -38,7 +44,7 @@ for exact in (True, False):
         "trm",
         *(
             pytest.param(case, marks=pytest.mark.slow)
-            for case in ("trm-bfloat16", "trm-noisy", "cnn")
+            for case in ("trm-bfloat16", "trm-noisy", "grid", "cnn")
         ),
     ],
 )

@@ -108,6 +108,41 @@ def _with_path(tokens: np.ndarray, path: list[int]) -> np.ndarray:
     return answer
 
 
+def cut(
+    inputs: np.ndarray, labels: np.ndarray, longest: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns mazes in which pieces of the path take its place, each with its own start and goal:
+    half of the mazes have pieces of `longest` cells, the others shorter ones, down to three.
+
+    Parts of a shortest path are shortest. The gaps are as long as the pieces, so that each start is
+    nearest to its own goal.
+    """
+    inputs = np.where((inputs == START) | (inputs == GOAL), FREE, inputs)
+    answers = inputs.copy()
+    for maze, answer, label in zip(inputs, answers, labels, strict=True):
+        path = in_turn(label)
+        most = min(longest, len(path))
+        piece = most if rng.random() < 0.5 else int(rng.integers(min(3, most), most + 1))
+        pieces = (len(path) + piece) // (2 * piece)
+        first = int(rng.integers(len(path) - (2 * pieces - 1) * piece + 1))
+        for begin in range(first, first + 2 * pieces * piece, 2 * piece):
+            cells = path[begin : begin + piece]
+            answer[cells] = PATH
+            for tokens in (maze, answer):
+                tokens[cells[0]], tokens[cells[-1]] = START, GOAL
+    return inputs, answers
+
+
+def in_turn(label: np.ndarray) -> list[int]:
+    """Returns the cells of the marked path, from start to goal."""
+    left = set(np.flatnonzero((label == PATH) | (label == GOAL)).tolist())
+    beside, path = neighbours(round(len(label) ** 0.5)), [int((label == START).argmax())]
+    while left:
+        path.append(next(cell for cell in beside[path[-1]] if cell in left))
+        left.remove(path[-1])
+    return path
+
+
 def is_square(cells: int) -> bool:
     """Returns whether a maze with this number of cells can be square."""
     return round(cells**0.5) ** 2 == cells

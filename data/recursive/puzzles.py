@@ -19,7 +19,7 @@ from data.example_text import ExampleText
 from data.order import Order, cut_steps, generator, run_length, shard_rows
 from data.recursive.arc_votes import ArcPairs, ArcVotes
 from data.recursive.boards import Boards
-from data.recursive.maze import MazePaths
+from data.recursive.maze import MazePaths, cut
 from data.recursive.own_puzzle import KEY, Answers, OwnPuzzles
 from data.recursive.puzzle_files import PuzzleSplit, sample
 from data.recursive.puzzle_pool import Member, Pool, PuzzleRows, max_vocab, open_datasets
@@ -34,7 +34,7 @@ from data.source import (
     Spec,
     combined_fingerprint,
 )
-from utils.command.marks import MAY_CHANGE, SAME_RUN, STRICT
+from utils.command.marks import MAY_CHANGE, SAME_RUN, STRICT, Share
 from utils.errors import ConfigError, short
 from utils.measure.evaluator import Evaluator
 
@@ -78,6 +78,13 @@ class PuzzleSource(Source):
                 "also vote together, as pooled_pass@k"
             ),
         ],
+        whole_paths_from: Annotated[
+            Share | None,
+            Doc(
+                "mazes: paths are cut into pieces, which grow from a few cells to the whole path "
+                "until this share of the steps is done"
+            ),
+        ],
     ) -> None:
         for one in evaluators or ():
             if one not in ARC:
@@ -85,7 +92,15 @@ class PuzzleSource(Source):
                     f"evaluators=[{short(one)}]: unknown; use evaluators=[arc] or evaluators=[]"
                 )
         train, test = open_datasets(run.data_path, data_paths, data_paths_test, embedded)
-        self._run = run
+        if whole_paths_from is not None and any(
+            kind_of_set(member.split, name) != "maze"
+            for member in train
+            for name in member.split.sets
+        ):
+            raise ConfigError(
+                f"data.whole_paths_from={whole_paths_from}: only mazes have paths; leave it null"
+            )
+        self._run, self._whole_paths_from = run, whole_paths_from
         self._rows = PuzzleRows(
             [(member.split, name) for member in train for name in member.split.sets]
         )
@@ -144,6 +159,11 @@ class PuzzleSource(Source):
             self._drawn = (step, *self._draw(step))
         _, rows, ids = self._drawn
         inputs, labels = self._rows.read(shard_rows(rows, shard, self._run.shards))
+        if self._whole_paths_from is not None:
+            done = step / max(1.0, self._whole_paths_from * self.length.total_steps)
+            longest = round(5 * self.spec.seq_len ** (min(1.0, done) / 2))  # from 5 to 5 sides
+            rng = generator(self._run.seed, "cut", step, shard)
+            inputs, labels = cut(inputs, labels, longest, rng)
         return {
             "inputs": inputs,
             "labels": labels,

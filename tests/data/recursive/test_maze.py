@@ -19,6 +19,7 @@ from data.recursive.maze import (
     START,
     WALL,
     MazePaths,
+    cut,
     generate,
     is_maze,
     leads,
@@ -55,6 +56,27 @@ def naive_distances(maze: np.ndarray, start: int) -> np.ndarray:
         if (nearer == far[1:-1, 1:-1]).all():
             return nearer.reshape(-1)
         far[1:-1, 1:-1] = nearer
+
+
+@pytest.mark.parametrize("longest", [3, 7, 64])
+def test_pieces_of_a_path_are_what_the_search_finds(longest: int) -> None:
+    inputs, labels = (np.stack(part) for part in zip(*SMALL, strict=True))
+    cut_inputs, cut_labels = cut(inputs, labels, longest, np.random.default_rng(0))
+    lengths = set()
+    for maze, answer, whole in zip(cut_inputs, cut_labels, labels, strict=True):
+        marked = []
+        goals = np.flatnonzero(maze == GOAL).tolist()
+        for start in np.flatnonzero(maze == START).tolist():
+            found = search(maze, start)
+            path = found.path_to(min(goals, key=lambda goal: found.distance[goal]))
+            marked += path[1:-1]
+            lengths.add(len(path))
+        assert sorted(marked) == np.flatnonzero(answer == PATH).tolist()
+        assert ((answer == maze) | (answer == PATH)).all()
+        assert ((maze == WALL) == (whole == WALL)).all()
+        assert (whole[marked] == PATH).all()
+    assert min(lengths) == 3
+    assert min(longest, 20) <= max(lengths) <= longest
 
 
 def test_generated_mazes_are_what_was_asked_for() -> None:

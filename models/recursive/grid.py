@@ -1,0 +1,128 @@
+"""Value iteration (Tamar et al. 2016, arXiv 1602.02867) under a recurrent convolution, for square
+grids such as mazes. One rule holds in every cell; word travels one cell in each pass.
+"""
+
+# B batch, L positions (one for halting, then the cells), S side, D width,
+# F gates and candidates
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.layers import Embedding, Linear, gated_width, rms_norm, widen
+from models.recursive.recursion import Inner, RecursiveNet, Sizes, State
+from utils.errors import ConfigError
+from utils.spec import Spec
+
+UNREACHED = -1e4  # the value of a cell that no reward has reached, and of those beyond the edge
+REWARD_SCALE, COST_SCALE = 100.0, 10.0  # so that rewards and costs learn as fast as other weights
+LOG_COST_LIMIT = 7.0
+
+
+class GridBlock(nn.Module):
+    """A gated 3×3 convolution with a residual and a norm after it. The hint is added to the gates
+    and not to the state, so that cells can remember.
+    """
+
+    def __init__(self, width: int, hidden: int, eps: float) -> None:
+        super().__init__()
+        self.gate_up_proj = Linear(9 * width, 2 * hidden)
+        self.down_proj = Linear(hidden, width)
+        self.eps = eps
+
+    def forward(self, z_BSSD: Tensor, hint_BSSF: Tensor) -> Tensor:
+        kernel = self.gate_up_proj.weight.to(z_BSSD.dtype).unflatten(1, (-1, 3, 3))
+        both_BFSS = F.conv2d(z_BSSD.permute(0, 3, 1, 2), kernel, padding=1)
+        gate, up = (both_BFSS.permute(0, 2, 3, 1) + hint_BSSF).chunk(2, dim=-1)
+        return rms_norm(z_BSSD + self.down_proj(F.silu(gate) * up), self.eps)
+
+
+class GridInner(Inner):
+    """The scratchpad z_L holds values: a cell's value is its reward, or its best neighbour's value
+    less the cost of the cell. Rewards and costs are learned for each token and channel. A
+    convolution that sees how the values rise and fall around each cell refines the answer z_H.
+
+    Each step has `L_cycles` + `H_cycles` passes over the values, of which the last `H_cycles` have
+    gradients, then `H_cycles` passes over the answer. The halting logits are read from the largest
+    number of the answer's cells in each channel.
+    """
+
+    def __init__(self, sizes: Sizes, spec: Spec) -> None:
+        super().__init__(sizes, spec)
+        self.side = math.isqrt(spec.seq_len)
+        if self.side**2 != spec.seq_len:
+            raise ConfigError(
+                f"arch=grid solves square puzzles, and {spec.name} has {spec.seq_len} cells; use"
+                " another arch"
+            )
+        if sizes.puzzle_emb_ndim or sizes.prefix != 1:
+            raise ConfigError(
+                "arch=grid has one position before the cells and no puzzle table; leave"
+                " arch.puzzle_emb_ndim=0 and arch.puzzle_emb_len=1"
+            )
+        width = sizes.hidden_size
+        hidden = gated_width(width, sizes.expansion, sizes.mlp_multiple)
+        self.embed_tokens = Embedding(spec.vocab_size, 2 * hidden, std=1.0)
+        self.rewards = Embedding(spec.vocab_size, width, std=1.0)
+        self.costs = Embedding(spec.vocab_size, width, std=0.1)
+        self.slopes_proj = Linear(4 * width, 2 * hidden)
+        self.layers = nn.ModuleList(
+            GridBlock(width, hidden, sizes.rms_norm_eps) for _ in range(sizes.L_layers)
+        )
+        self.L_init.fill_(UNREACHED)
+
+    def forward(
+        self, z_H: Tensor, z_L: Tensor, tokens_BT: Tensor, puzzle_BP: Tensor | None
+    ) -> tuple[State, Tensor, Tensor]:
+        grid_BSS = tokens_BT.unflatten(1, (self.side, self.side))
+        z_BSSD, value_BSSD = (z[:, 1:].unflatten(1, (self.side, self.side)) for z in (z_H, z_L))
+        value_BSSD = self.values(widen(value_BSSD), grid_BSS)
+        slopes = torch.cat([torch.tanh(one - value_BSSD) for one in neighbours(value_BSSD)], -1)
+        hint_BSSF = self.embed_tokens(grid_BSS) + self.slopes_proj(slopes.to(z_H.dtype))
+        for _ in range(self.sizes.H_cycles):
+            for block in self.layers:
+                z_BSSD = block(z_BSSD, hint_BSSF)
+        z_BLD, value_BLD = z_BSSD.flatten(1, 2), value_BSSD.detach().flatten(1, 2)
+        # halting costs far more than cells do at first, so its gradients must not reach the state
+        largest_BD = z_BLD.detach().amax(1)
+        state = (
+            torch.cat((largest_BD[:, None], z_BLD.detach()), 1),
+            torch.cat((widen(z_L[:, :1]), value_BLD), 1),
+        )
+        return state, self.lm_head(z_BLD), self.q_head.wide(largest_BD)
+
+    def values(self, value_BSSD: Tensor, grid_BSS: Tensor) -> Tensor:
+        """Iterates the values in float32 at least: half precision cannot count the steps."""
+        reward_BSSD = REWARD_SCALE * widen(self.rewards(grid_BSS))
+        log_cost_BSSD = COST_SCALE * widen(self.costs(grid_BSS))
+        cost_BSSD = log_cost_BSSD.clamp(-LOG_COST_LIMIT, LOG_COST_LIMIT).exp()
+
+        def one_pass(value_BSSD: Tensor) -> Tensor:
+            best_BSSD = reduce(torch.maximum, neighbours(value_BSSD))
+            return torch.maximum(reward_BSSD, best_BSSD - cost_BSSD)
+
+        with torch.no_grad():
+            for _ in range(self.sizes.L_cycles):
+                value_BSSD = one_pass(value_BSSD)
+        for _ in range(self.sizes.H_cycles):
+            value_BSSD = one_pass(value_BSSD)
+        return value_BSSD
+
+
+class Grid(RecursiveNet):
+    """Value iteration and a recurrent convolution, trained like TRM."""
+
+    def __init__(self, spec: Spec, **keys) -> None:
+        super().__init__(GridInner(Sizes(**keys), spec))
+
+
+def neighbours(value_BSSD: Tensor) -> list[Tensor]:
+    """Returns the values of the cells below, left, right and above each cell."""
+    padded = F.pad(value_BSSD, (0, 0, 1, 1, 1, 1), value=UNREACHED)
+    rows, columns = padded[:, :, 1:-1], padded[:, 1:-1]
+    return [rows[:, 2:], columns[:, :, :-2], columns[:, :, 2:], rows[:, :-2]]

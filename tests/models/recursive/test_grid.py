@@ -1,0 +1,91 @@
+"""The net for grids: its values are distances once rewards and costs are right, and its steps go on
+from each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from data.recursive.maze import FREE, GOAL, PATH, START, WALL, generate, search
+from models.recursive.grid import UNREACHED
+from tests.making import make_objective
+from utils.errors import ConfigError
+from utils.noise import Noise
+from utils.spec import Spec
+
+MAZES = [maze for chunk in range(4) for maze in generate(8, 16, 3, chunk)][:6]
+NO_NOISE = Noise(0, 0, range(1), torch.device("cpu"))
+INPUTS = np.stack([inputs for inputs, _ in MAZES])
+
+
+def net(**keys: Any) -> Any:
+    spec = Spec(vocab_size=PATH + 1, seq_len=64, table_rows=1)
+    return make_objective("grid", spec, hidden_size=8, **keys).model.eval()
+
+
+def step(model: Any, state: Any = None) -> tuple[Any, torch.Tensor]:
+    tokens = torch.from_numpy(INPUTS).long()
+    with torch.no_grad():
+        state, logits, _ = model(
+            state or model.fresh_state(NO_NOISE, *tokens.shape), tokens, None, None
+        )
+    return state, logits
+
+
+def test_values_are_distances_from_the_goal_if_walls_cost_too_much() -> None:
+    model = net(L_cycles=64)
+    with torch.no_grad():
+        model.inner.rewards.embedding_weight.fill_(UNREACHED)
+        model.inner.rewards.embedding_weight[GOAL] = 0
+        model.inner.costs.embedding_weight.zero_()  # their logarithms
+        model.inner.costs.embedding_weight[WALL] = 1
+    (_, values), _ = step(model)
+    for maze, value in zip(INPUTS, values, strict=True):
+        far = np.array(search(maze, int((maze == GOAL).argmax())).distance)
+        reached = far >= 0
+        assert set(maze[reached].tolist()) == {FREE, START, GOAL}
+        for channel in value[1:].T.numpy():
+            assert (channel[reached] == -far[reached]).all()
+            assert (channel[~reached] < -far.max()).all()
+
+
+def test_two_steps_are_one_of_twice_the_length_once_the_values_stand() -> None:
+    short, long = net(L_cycles=500, H_cycles=5), net(L_cycles=500, H_cycles=10)
+    long.load_state_dict(short.state_dict())
+    state, first = step(short)
+    _, second = step(short, state)
+    _, whole = step(long)
+    torch.testing.assert_close(second, whole)
+    assert (first - second).abs().max() > 0.1
+
+
+def test_half_precision_counts_steps_all_the_same() -> None:
+    wide, narrow = net(L_cycles=300), net(L_cycles=300, forward_dtype="bfloat16")
+    for model in (wide, narrow):
+        with torch.no_grad():  # numbers that bfloat16 holds, and sums that it does not
+            model.inner.rewards.embedding_weight.fill_(-16)
+            model.inner.rewards.embedding_weight[GOAL] = 16
+            model.inner.costs.embedding_weight.zero_()
+    tokens = torch.from_numpy(INPUTS).long()
+    with torch.no_grad():
+        values = [
+            model(
+                model.fresh_state(NO_NOISE, *tokens.shape), tokens, None, model.weights_in_dtype()
+            )[0][1]
+            for model in (wide, narrow)
+        ]
+    assert torch.equal(values[0][:, 1:], values[1][:, 1:])
+    assert not torch.equal(values[0], values[0].bfloat16().float())
+
+
+def test_what_it_cannot_hold_is_refused() -> None:
+    for spec, keys in (
+        (Spec(vocab_size=6, seq_len=60, table_rows=1), {}),
+        (Spec(vocab_size=6, seq_len=64, table_rows=9), {"puzzle_emb_ndim": 8}),
+    ):
+        with pytest.raises(ConfigError, match="arch=grid"):
+            make_objective("grid", spec, hidden_size=8, **keys)
