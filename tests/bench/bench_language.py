@@ -35,7 +35,7 @@ NANOGPT = (
     f" --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --max_iters={STEPS}"
     f" --lr_decay_iters={STEPS} --dropout=0.0 --eval_interval={STEPS} --eval_iters=200"
 )
-OUR_RATE = "--learning_rate=4e-3 --min_lr=0"
+OUR_RATE = "--learning_rate=4e-3 --min_lr=0.0"
 MUON = ("optim=muon", "lr=3e-3", "weight_decay=0", "grad_clip=null")
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
