@@ -61,7 +61,7 @@ NOISY = [
 # guesses, some of them corrected, boards of different lengths
 TINY_SUDOKU = [
     "arch=sudoku", "optim=adamw", "arch.hidden_size=8", "arch.passes=2",
-    "arch.forward_dtype=float64", "arch.loss.beam=4", "arch.loss.search_steps=12",
+    "arch.forward_dtype=float64", "arch.loss.search_steps=12",
     "data.embedded={size:4,blanks:9,train:64,test:37}", "ema=true", "ema_rate=0.9",
     "global_batch_size=24", "epochs=24", "eval_interval=24", "lr=1e-2", "lr_warmup_steps=5",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 from typing_extensions import Doc
 
@@ -67,7 +67,12 @@ class GuessObjective(Objective):
         beam: Annotated[
             PositiveInt,
             SAME_RUN,
-            Doc("boards with guesses that an evaluation keeps for each puzzle"),
+            Doc("boards with guesses that each step of an evaluation looks at for each puzzle"),
+        ],
+        waiting: Annotated[
+            NonNegativeInt,
+            SAME_RUN,
+            Doc("more boards with guesses that an evaluation keeps for each puzzle"),
         ],
         search_steps: Annotated[
             int, Field(ge=1, le=1000), SAME_RUN, Doc("most steps of an evaluation")
@@ -94,7 +99,7 @@ class GuessObjective(Objective):
         ],
     ) -> None:
         super().__init__(model)
-        self.rules = Rules(think_steps, sure, beam, search_steps, accept)
+        self.rules = Rules(think_steps, sure, beam, waiting, search_steps, accept)
         self.board_steps, self.wrong_steps = board_steps, wrong_steps
         self.revealed, self.corrected = revealed, corrected
         self.value_weight = value_weight

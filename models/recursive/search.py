@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -30,7 +30,8 @@ class Rules:
 
     think_steps: int  # before the first guess
     sure: float  # a digit with a higher probability is filled in at once
-    beam: int  # nodes of each puzzle that are kept
+    beam: int  # nodes of each puzzle that the net sees in a step
+    waiting: int  # more nodes of each puzzle that are kept for later
     search_steps: int
     accept: float  # a full board that is right with a higher probability ends the search
 
@@ -67,10 +68,36 @@ class Nodes:
 
     puzzle: Tensor
     board: Tensor
-    state: Tensor
+    state: Tensor  # the row of `States` that each goes on from
+    rank: Tensor  # the highest are seen next
 
     def take(self, rows: Tensor) -> Nodes:
-        return Nodes(self.puzzle[rows], self.board[rows], self.state[rows])
+        return Nodes(*(of[rows] for of in vars(self).values()))
+
+    def plus(self, more: Nodes) -> Nodes:
+        pairs = zip(vars(self).values(), vars(more).values(), strict=True)
+        return Nodes(*(torch.cat(pair) for pair in pairs))
+
+
+class States:
+    """The states that nodes go on from. They are large: rows stay where they are until no node
+    needs them.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def put(self, state: Tensor, needed_N: Tensor) -> Tensor:
+        """Writes new states over rows that are not needed. Returns their places."""
+        more = len(state) + len(needed_N) - len(self.rows)
+        if more > 0:
+            room = self.rows.new_empty((more + len(self.rows), *self.rows.shape[1:]))
+            self.rows = torch.cat((self.rows, room))
+        free = torch.ones(len(self.rows), dtype=torch.bool, device=state.device)
+        free[needed_N] = False
+        places = free.nonzero()[: len(state), 0]
+        self.rows[places] = state
+        return places
 
 
 class Answers:
@@ -86,7 +113,8 @@ class Answers:
     def take_in(self, nodes: Nodes, logits_NTD: Tensor, value_N: Tensor) -> None:
         """Takes over the best of some nodes where it is better, or where no board is full yet."""
         full_N = (nodes.board != BLANK).all(-1)
-        best = best_of_each(nodes.puzzle, value_N + torch.where(full_N, -NEVER, 0.0), 1)
+        place_N = places(nodes.puzzle, value_N + torch.where(full_N, -NEVER, 0.0))
+        best = (place_N == 0).nonzero()[:, 0]
         value_N = torch.where(full_N, value_N, NEVER)
         best = best[value_N[best] >= self.value_P[nodes.puzzle[best]]]
         puzzle = nodes.puzzle[best]
@@ -104,47 +132,57 @@ def answers_by_search(
     wide = torch.promote_types(model.dtype, torch.float32)
     answers = Answers(inputs_PT, model.side + BLANK + 1, wide)
     first_P = torch.arange(len(inputs_PT), device=device)
-    nodes = Nodes(first_P, inputs_PT, model.fresh_state(len(inputs_PT)))
+    states = States(model.fresh_state(1).contiguous())
+    at_first = torch.zeros_like(first_P), torch.zeros(len(first_P), device=device)
+    nodes = Nodes(first_P, inputs_PT, *at_first)
+    waiting = nodes.take(first_P[:0])
     weights, threshold = model.weights_in_dtype(), rules.threshold
     for step in range(rules.search_steps):
-        state, logits_NTD, value_N = think(model, weights, inputs_PT, nodes)
-        nodes = Nodes(nodes.puzzle, nodes.board, state)
+        state, logits_NTD, value_N = think(model, weights, inputs_PT, nodes, states)
         answers.take_in(nodes, logits_NTD, value_N)
         yield answers.logits_PTV.clone(), answers.value_P - threshold
 
         searched_P = answers.value_P <= threshold
         going = (searched_P[nodes.puzzle] & (nodes.board == BLANK).any(-1)).nonzero()[:, 0]
-        if not len(going):
+        place = states.put(state[going], waiting.state)
+        nodes, p_NTD = nodes.take(going), logits_NTD[going].softmax(-1)
+        seen = replace(nodes, state=place, rank=F.logsigmoid(value_N[going]))
+        found = next_nodes(seen, p_NTD, rules, guess=step >= rules.think_steps)
+        # of equal ranks, the newest is seen first
+        waiting = found.plus(waiting.take(searched_P[waiting.puzzle].nonzero()[:, 0]))
+        if not len(waiting.puzzle):
             return
-        nodes, p_NTD, value_N = nodes.take(going), logits_NTD[going].softmax(-1), value_N[going]
-        nodes = next_nodes(nodes, p_NTD, value_N, rules, guess=step >= rules.think_steps)
+        place_N = places(waiting.puzzle, waiting.rank)
+        nodes = waiting.take((place_N < rules.beam).nonzero()[:, 0])
+        later_N = (place_N >= rules.beam) & (place_N < rules.beam + rules.waiting)
+        waiting = waiting.take(later_N.nonzero()[:, 0])
 
 
 def think(
-    model: SudokuNet, weights: dict[str, Tensor], inputs_PT: Tensor, nodes: Nodes
+    model: SudokuNet, weights: dict[str, Tensor], inputs_PT: Tensor, nodes: Nodes, states: States
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs one step of the net on all nodes, some at a time."""
     known_NTD = what_is_known(inputs_PT[nodes.puzzle], nodes.board, model.side)
     outs = []
-    for state, known in zip(nodes.state.split(TOGETHER), known_NTD.split(TOGETHER), strict=True):
-        count = len(state)
+    for place, known in zip(nodes.state.split(TOGETHER), known_NTD.split(TOGETHER), strict=True):
+        state, count = states.rows[place], len(place)
         if model.compiled and count < TOGETHER:
             more = torch.arange(TOGETHER, device=state.device).clamp_max(count - 1)
             state, known = state[more], known[more]
-        outs.append([out[:count] for out in model(state.contiguous(), known, weights)])
+        outs.append([out[:count] for out in model(state, known, weights)])
     state, logits, value = (torch.cat(parts) for parts in zip(*outs, strict=True))
     return state, logits, value
 
 
-def next_nodes(nodes: Nodes, p_NTD: Tensor, value_N: Tensor, rules: Rules, guess: bool) -> Nodes:
+def next_nodes(nodes: Nodes, p_NTD: Tensor, rules: Rules, guess: bool) -> Nodes:
     """Fills in what is sure and, if asked to `guess`, replaces each node by one for each likely
-    digit of its next cell. Keeps the best nodes of each puzzle.
+    digit of its next cell.
 
-    A node's rank is the probability that its guesses are right: that of its parent by the net's
-    value, times that of its digit.
+    A node's rank is the log probability that its guesses are right: that of its parent by the net's
+    value, plus that of its digit.
     """
     board_NT, cell_N, p_N = fill_in(nodes.board, p_NTD, rules.sure)
-    nodes = Nodes(nodes.puzzle, board_NT, nodes.state)
+    nodes = replace(nodes, board=board_NT)
     if not guess:
         return nodes
     at_N = torch.arange(len(p_N), device=p_N.device)
@@ -153,24 +191,23 @@ def next_nodes(nodes: Nodes, p_NTD: Tensor, value_N: Tensor, rules: Rules, guess
     p_NC = torch.where(open_N1, p_NC, 1.0)
     first_C = torch.arange(BRANCHES, device=p_N.device) == 0
     tried_NC = first_C | (open_N1 & (p_NC > LEAST))
-    rank_NC = F.logsigmoid(value_N)[:, None] + p_NC.log()
     parent, child = tried_NC.nonzero().unbind(1)
-    kept = best_of_each(nodes.puzzle[parent], rank_NC[parent, child], rules.beam)
-    parent, child = parent[kept], child[kept]
     nodes = nodes.take(parent)
     digit = (digit_NC[parent, child] + BLANK + 1).to(nodes.board.dtype)
     rows, cells = torch.arange(len(parent), device=p_N.device), cell_N[parent]
     nodes.board[rows, cells] = torch.where(open_N1[parent, 0], digit, nodes.board[rows, cells])
-    return nodes
+    return replace(nodes, rank=nodes.rank + p_NC[parent, child].log())
 
 
-def best_of_each(puzzle_N: Tensor, rank_N: Tensor, count: int) -> Tensor:
-    """Returns the rows of the `count` highest ranks of each puzzle, puzzle by puzzle."""
+def places(puzzle_N: Tensor, rank_N: Tensor) -> Tensor:
+    """Returns each row's place among those of its puzzle, 0 for the highest rank."""
     order = rank_N.argsort(descending=True, stable=True)
     order = order[puzzle_N[order].argsort(stable=True)]
     sorted_N = puzzle_N[order]
-    place_N = torch.arange(len(order), device=order.device) - torch.searchsorted(sorted_N, sorted_N)
-    return order[place_N < count]
+    at_N = torch.arange(len(order), device=order.device)
+    return torch.empty_like(at_N).index_copy(
+        0, order, at_N - torch.searchsorted(sorted_N, sorted_N)
+    )
 
 
 def as_logits(board_NT: Tensor, logits_NTD: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -68,13 +69,14 @@ def main() -> None:
     rules = objective.rules
     singles = Singles(math.isqrt(source.spec.seq_len))
     print(f"{count} boards of {data}, one thread: {sys.argv[1]}")
-    print("| what guides the search | beam | solved | 95 % | states per board | CPU s per board |")
+    print("| what guides the search | beam, waiting, steps | solved | 95 % | states | CPU s |")
     print("|---|---|---|---|---|---|")
-    nets = [("singles", singles, (1, 16, 64)), ("the net", trained, (1, 16, 64))]
-    for name, net, beams in [*nets, ("the net, untrained", objective.model, (16,))]:
-        for beam in beams:
-            changed = Rules(**{**vars(rules), "beam": beam})
-            print_row(name, str(beam), *measure(net, rows, changed))
+    best_first = rules.beam, rules.waiting, rules.search_steps
+    nets = [("singles", singles), ("the net", trained)]
+    ways = [(*each, way) for way in (best_first, (64, 0, 40), (1, 0, 40)) for each in nets]
+    for name, net, way in [*ways, ("the net, untrained", objective.model, best_first)]:
+        changed = replace(rules, **dict(zip(("beam", "waiting", "search_steps"), way, strict=True)))
+        print_row(name, "{}, {}, {}".format(*way), *measure(net, rows, changed))
     before = time.process_time()
     found = search(to_masks(rows["inputs"].astype(np.int64) - BLANK, singles.side), singles.side, 2)
     seconds = time.process_time() - before
@@ -108,10 +110,10 @@ def measure(net: Any, rows: dict[str, np.ndarray], rules: Rules) -> tuple[int, i
     return solved, len(inputs), counted.states, time.process_time() - before
 
 
-def print_row(name: str, beam: str, solved: int, count: int, states: int, seconds: float) -> None:
+def print_row(name: str, way: str, solved: int, count: int, states: int, seconds: float) -> None:
     low, high = (100 * each for each in wilson(solved, count))
     print(
-        f"| {name} | {beam} | {100 * solved / count:.1f} % | {low:.1f}–{high:.1f} |"
+        f"| {name} | {way} | {100 * solved / count:.1f} % | {low:.1f}–{high:.1f} |"
         f" {states / count:,.0f} | {seconds / count:.3f} |",
         flush=True,
     )

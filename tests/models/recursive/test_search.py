@@ -9,7 +9,7 @@ import torch
 from models.recursive.search import Rules, answers_by_search
 from models.recursive.sudoku_net import BLANK
 
-RULES = Rules(think_steps=1, sure=0.97, beam=4, search_steps=30, accept=0.95)
+RULES = Rules(think_steps=1, sure=0.97, beam=4, waiting=0, search_steps=30, accept=0.95)
 SOLUTION = torch.tensor([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1]) + BLANK
 
 
@@ -60,6 +60,13 @@ def test_mistakes_that_are_noticed_late_need_a_wider_beam() -> None:
     blanks = [0, 5, 10, 15, 3]
     assert not solve(MadeUpNet(delay=2), blanks, replace(RULES, beam=2))[0]
     assert solve(MadeUpNet(delay=2), blanks, replace(RULES, beam=16))[0]
+
+
+def test_boards_that_wait_are_seen_when_the_better_ones_have_failed() -> None:
+    blanks = [0, 5, 10, 15, 3]
+    one = replace(RULES, beam=1, search_steps=100)
+    assert not solve(MadeUpNet(delay=2), blanks, one)[0]
+    assert solve(MadeUpNet(delay=2), blanks, replace(one, waiting=20))[0]
 
 
 def test_the_search_ends_with_an_accepted_board_or_goes_on() -> None:
