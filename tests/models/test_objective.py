@@ -40,6 +40,13 @@ TEXT = [argument for argument in TINY_GPT if not argument.startswith("data")]
 LINES = {
     "hrm puzzles": ["arch=hrm", *(each for each in TINY_TRM[1:] if each not in TRM_ALONE)],
     "trm puzzles": TINY_TRM,
+    "grid puzzles": [
+        "arch=grid",
+        "arch.hidden_size=8",
+        "arch.H_cycles=2",
+        "arch.L_cycles=3",
+        *(each for each in TINY_TRM[1:] if not each.startswith(("arch", "puzzle_emb"))),
+    ],
     "sudoku puzzles": TINY_SUDOKU,
     "cnn digits": TINY_CNN,
     "cnn mnist": [*TINY_CNN, "data=mnist", "data_path={mnist}"],
