@@ -192,14 +192,14 @@ class GuessObjective(Objective):
         labels_BT, slots_B = carry.batch["labels"], torch.arange(len(logits_BTN))
         slots_B = slots_B.to(logits_BTN.device)
         p_BTN = logits_BTN.softmax(-1)
-        board_BT, cell_B, p_B = fill_in(carry.board, p_BTN, self.rules.sure, noise)
-        guesses_B = (p_B > 0) & (carry.steps >= self.rules.think_steps)
+        board_BT, cell_B, open_B = fill_in(carry.board, p_BTN, self.rules.sure, noise)
+        guesses_B = open_B & (carry.steps >= self.rules.think_steps)
 
         below_BN = p_BTN[slots_B, cell_B].cumsum(-1)
-        drawn_B1 = noise.uniform("digit", p_B.shape)[:, None] * below_BN[:, -1:]
+        drawn_B1 = noise.uniform("digit", cell_B.shape)[:, None] * below_BN[:, -1:]
         digit_B = (below_BN <= drawn_B1).sum(-1).clamp_max(self.model.side - 1) + BLANK + 1
         truth_B = labels_BT[slots_B, cell_B]
-        corrects_B = (noise.uniform("correct", p_B.shape) < self.corrected) & (truth_B != IGNORE)
+        corrects_B = (noise.uniform("correct", cell_B.shape) < self.corrected) & (truth_B != IGNORE)
         digit_B = torch.where(corrects_B, truth_B.long(), digit_B).to(board_BT.dtype)
         board_BT[slots_B, cell_B] = torch.where(guesses_B, digit_B, board_BT[slots_B, cell_B])
 

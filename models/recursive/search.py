@@ -18,10 +18,9 @@ from models.recursive.sudoku_net import BLANK, SudokuNet, what_is_known
 from utils.noise import Noise
 
 TOGETHER = 64  # nodes that go through the net at once: the shape that it is compiled for
-BRANCHES = 3  # most digits that are tried in a cell
-LEAST = 0.02  # the probability that a digit needs to be tried, unless it is the likeliest
+LEAST = 0.01  # the probability that a digit needs to be tried
 NEVER = -1e4  # as a logit
-JITTER = 0.1  # in training, cells are guessed whose probabilities lie so close to the best
+JITTER = 0.2  # in training, cells are guessed whose entropies lie so close to the least, in nats
 
 
 @dataclass(frozen=True)
@@ -45,21 +44,18 @@ def fill_in(
     board_NT: Tensor, p_NTD: Tensor, sure: float, noise: Noise | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Fills in digits that the net is sure of. Returns the new boards, and for each the cell to
-    guess next with the probability of its likeliest digit, -1 if no cell is left.
+    guess next and whether any is left.
 
-    It is the cell with the likeliest digit of all, or with `noise` one that comes close.
+    It is the cell whose digits have the least entropy, or with `noise` one that comes close.
     """
     best_NT, digit_NT = p_NTD.max(-1)
     open_NT = board_NT == BLANK
     sure_NT = open_NT & (best_NT > sure)
     board_NT = torch.where(sure_NT, (digit_NT + BLANK + 1).to(board_NT.dtype), board_NT)
-    p_NT = torch.where(open_NT & ~sure_NT, best_NT, -1.0)
-    rank_NT = p_NT
+    open_NT, doubt_NT = open_NT & ~sure_NT, torch.special.entr(p_NTD).sum(-1)
     if noise is not None:
-        jitter_NT = JITTER * noise.uniform("cell", p_NT.shape)
-        rank_NT = torch.where(p_NT > 0, p_NT + jitter_NT, p_NT)
-    cell_N = rank_NT.argmax(-1)
-    return board_NT, cell_N, p_NT.gather(1, cell_N[:, None])[:, 0]
+        doubt_NT = doubt_NT + JITTER * noise.uniform("cell", doubt_NT.shape)
+    return board_NT, torch.where(open_NT, doubt_NT, math.inf).argmin(-1), open_NT.any(-1)
 
 
 @dataclass(frozen=True)
@@ -181,22 +177,19 @@ def next_nodes(nodes: Nodes, p_NTD: Tensor, rules: Rules, guess: bool) -> Nodes:
     A node's rank is the log probability that its guesses are right: that of its parent by the net's
     value, plus that of its digit.
     """
-    board_NT, cell_N, p_N = fill_in(nodes.board, p_NTD, rules.sure)
+    board_NT, cell_N, open_N = fill_in(nodes.board, p_NTD, rules.sure)
     nodes = replace(nodes, board=board_NT)
     if not guess:
         return nodes
-    at_N = torch.arange(len(p_N), device=p_N.device)
-    p_NC, digit_NC = p_NTD[at_N, cell_N].topk(BRANCHES)
-    open_N1 = (p_N > 0)[:, None]
-    p_NC = torch.where(open_N1, p_NC, 1.0)
-    first_C = torch.arange(BRANCHES, device=p_N.device) == 0
-    tried_NC = first_C | (open_N1 & (p_NC > LEAST))
-    parent, child = tried_NC.nonzero().unbind(1)
-    nodes = nodes.take(parent)
-    digit = (digit_NC[parent, child] + BLANK + 1).to(nodes.board.dtype)
-    rows, cells = torch.arange(len(parent), device=p_N.device), cell_N[parent]
-    nodes.board[rows, cells] = torch.where(open_N1[parent, 0], digit, nodes.board[rows, cells])
-    return replace(nodes, rank=nodes.rank + p_NC[parent, child].log())
+    at_N = torch.arange(len(cell_N), device=cell_N.device)
+    alone_D = torch.arange(p_NTD.shape[-1], device=cell_N.device) == 0  # a full board has one child
+    p_ND = torch.where(open_N[:, None], p_NTD[at_N, cell_N], alone_D.to(p_NTD.dtype))
+    parent, digit = (p_ND > LEAST).nonzero().unbind(1)
+    nodes, cell = nodes.take(parent), cell_N[parent]
+    at = torch.arange(len(parent), device=cell.device)
+    token = (digit + BLANK + 1).to(nodes.board.dtype)
+    nodes.board[at, cell] = torch.where(open_N[parent], token, nodes.board[at, cell])
+    return replace(nodes, rank=nodes.rank + p_ND[parent, digit].log())
 
 
 def places(puzzle_N: Tensor, rank_N: Tensor) -> Tensor:
