@@ -62,7 +62,18 @@ class GuessObjective(Objective):
             int, Field(ge=0, le=1000), Doc("steps on a board before the first guess")
         ],
         sure: Annotated[
-            float, Field(ge=0.5, le=1), Doc("digits of a higher probability are filled in at once")
+            float,
+            Field(ge=0.5, le=1),
+            Doc("in training, digits of a higher probability are filled in at once"),
+        ],
+        try_above: Annotated[
+            float,
+            Field(gt=0, le=0.03),
+            SAME_RUN,
+            Doc(
+                "digits of a higher probability are tried in an evaluation's search; where there "
+                "is one alone, it is filled in at once"
+            ),
         ],
         beam: Annotated[
             PositiveInt,
@@ -99,7 +110,8 @@ class GuessObjective(Objective):
         ],
     ) -> None:
         super().__init__(model)
-        self.rules = Rules(think_steps, sure, beam, waiting, search_steps, accept)
+        self.rules = Rules(think_steps, try_above, beam, waiting, search_steps, accept)
+        self.sure = sure
         self.board_steps, self.wrong_steps = board_steps, wrong_steps
         self.revealed, self.corrected = revealed, corrected
         self.value_weight = value_weight
@@ -192,7 +204,7 @@ class GuessObjective(Objective):
         labels_BT, slots_B = carry.batch["labels"], torch.arange(len(logits_BTN))
         slots_B = slots_B.to(logits_BTN.device)
         p_BTN = logits_BTN.softmax(-1)
-        board_BT, cell_B, open_B = fill_in(carry.board, p_BTN, self.rules.sure, noise)
+        board_BT, cell_B, open_B = fill_in(carry.board, p_BTN, self.sure, noise)
         guesses_B = open_B & (carry.steps >= self.rules.think_steps)
 
         below_BN = p_BTN[slots_B, cell_B].cumsum(-1)

@@ -18,7 +18,6 @@ from models.recursive.sudoku_net import BLANK, SudokuNet, what_is_known
 from utils.noise import Noise
 
 TOGETHER = 64  # nodes that go through the net at once: the shape that it is compiled for
-LEAST = 0.01  # the probability that a digit needs to be tried
 NEVER = -1e4  # as a logit
 JITTER = 0.2  # in training, cells are guessed whose entropies lie so close to the least, in nats
 
@@ -28,7 +27,7 @@ class Rules:
     """How guesses are made."""
 
     think_steps: int  # before the first guess
-    sure: float  # a digit with a higher probability is filled in at once
+    try_above: float  # digits with a higher probability are tried; one that is alone is filled in
     beam: int  # nodes of each puzzle that the net sees in a step
     waiting: int  # more nodes of each puzzle that are kept for later
     search_steps: int
@@ -171,20 +170,20 @@ def think(
 
 
 def next_nodes(nodes: Nodes, p_NTD: Tensor, rules: Rules, guess: bool) -> Nodes:
-    """Fills in what is sure and, if asked to `guess`, replaces each node by one for each likely
-    digit of its next cell.
+    """Fills in what is sure and, if asked to `guess`, replaces each node by one for each digit of
+    its next cell that is to be tried.
 
     A node's rank is the log probability that its guesses are right: that of its parent by the net's
     value, plus that of its digit.
     """
-    board_NT, cell_N, open_N = fill_in(nodes.board, p_NTD, rules.sure)
+    board_NT, cell_N, open_N = fill_in(nodes.board, p_NTD, 1 - rules.try_above)
     nodes = replace(nodes, board=board_NT)
     if not guess:
         return nodes
     at_N = torch.arange(len(cell_N), device=cell_N.device)
     alone_D = torch.arange(p_NTD.shape[-1], device=cell_N.device) == 0  # a full board has one child
     p_ND = torch.where(open_N[:, None], p_NTD[at_N, cell_N], alone_D.to(p_NTD.dtype))
-    parent, digit = (p_ND > LEAST).nonzero().unbind(1)
+    parent, digit = (p_ND > rules.try_above).nonzero().unbind(1)
     nodes, cell = nodes.take(parent), cell_N[parent]
     at = torch.arange(len(parent), device=cell.device)
     token = (digit + BLANK + 1).to(nodes.board.dtype)

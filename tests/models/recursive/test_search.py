@@ -9,7 +9,7 @@ import torch
 from models.recursive.search import Rules, answers_by_search
 from models.recursive.sudoku_net import BLANK
 
-RULES = Rules(think_steps=1, sure=0.97, beam=4, waiting=0, search_steps=30, accept=0.95)
+RULES = Rules(think_steps=1, try_above=0.01, beam=4, waiting=0, search_steps=30, accept=0.95)
 SOLUTION = torch.tensor([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1]) + BLANK
 
 
