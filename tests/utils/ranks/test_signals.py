@@ -89,11 +89,12 @@ def test_later_it_asks_though_the_main_thread_is_in_c_and_as_often_as_one_likes(
 
 
 def test_a_terminal_that_is_closed_asks_to_stop_unless_nohup_says_not() -> None:
-    with listener("signals.defer()" + REPORT.format(seconds=0.2)) as process:
-        send(process, signal.SIGHUP)
-        assert end(process) == (7, f"asked {int(signal.SIGTERM)}\n", "")
-    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # children inherit it
+    former = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # children inherit it
     try:
+        with listener("signals.defer()" + REPORT.format(seconds=0.2)) as process:
+            send(process, signal.SIGHUP)
+            assert end(process) == (7, f"asked {int(signal.SIGTERM)}\n", "")
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         with listener() as process:
             send(process, signal.SIGHUP, signal.SIGUSR1)
             assert end(process, 3)[0] == 138
