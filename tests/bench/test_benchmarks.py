@@ -30,7 +30,6 @@ def test_every_benchmark_can_be_imported(name: str) -> None:
     [
         (["bench_arc", "--num-aug", "2"], r"data.build.arc .*"),
         (["bench_checkpoint", "1", "1"], r"\| 1 \| torch \|.*"),
-        (["bench_generate"], "skipped: give --nanogpt FOLDER, .*"),
         (["bench_gpt_step"], "skipped: give --nanogpt FOLDER, .*"),
     ],
 )
