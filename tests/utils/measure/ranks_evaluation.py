@@ -21,15 +21,6 @@ from utils.ranks import distributed
 from utils.ranks.distributed import Dist
 
 EXAMPLES, SIZE = 41, 6  # seven batches, the last of five and a padding row
-DTYPES = [
-    torch.uint8,
-    torch.bool,
-    torch.int16,
-    torch.int64,
-    torch.bfloat16,
-    torch.float64,
-    torch.complex64,
-]
 
 
 def batches(
@@ -53,9 +44,7 @@ def predict(batch: Batch) -> Prediction:
 
 
 class Rows:
-    """Keeps of each example as many rows as its index says, of all types; finds each once on rank
-    0.
-    """
+    """Keeps of each example as many rows as its index says; finds each once on rank 0."""
 
     scalars = ("total", "last")
 
@@ -71,10 +60,10 @@ class Rows:
         if not self.indices:
             return {}
         index = torch.tensor(self.indices)
-        return {str(dtype): (index % 2).to(dtype) for dtype in DTYPES} | {
+        return {
             "index": index,
+            "half": (index % 2).bfloat16(),
             "wide": index[:, None, None].expand(-1, 2, 3),
-            "empty": index.new_zeros(len(index), 0),
         }
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:
@@ -83,17 +72,10 @@ class Rows:
         order = rows["index"].argsort()
         index = rows["index"][order]
         assert index.tolist() == [index for index in range(EXAMPLES) for _ in range(index % 4)]
-        for dtype in DTYPES:
-            assert rows[str(dtype)].dtype == dtype
-            assert torch.equal(rows[str(dtype)][order], (index % 2).to(dtype))
+        assert torch.equal(rows["half"][order], (index % 2).bfloat16())
         assert torch.equal(rows["wide"][order], index[:, None, None].expand(-1, 2, 3))
-        assert rows["empty"].shape == (len(index), 0)
         metrics = {"total": float(index.double().log1p().sum()), "last": float("nan")}
-        return Report(
-            metrics,
-            {"rows.bin": bytes([len(index)])},
-            text=f"{len(index)} rows",
-        )
+        return Report(metrics, {"rows.bin": bytes([len(index)])}, text=f"{len(index)} rows")
 
 
 def same(dist: Dist, folder: Path) -> dict:
@@ -114,12 +96,8 @@ def same(dist: Dist, folder: Path) -> dict:
         ("none", 0, [Rows()]),
         ("b", 4, []),
     ):
-        assert (
-            evaluation.run(
-                name, batches(dist.rank, dist.world_size, examples), together, evaluators
-            )
-            == 0
-        )
+        share = batches(dist.rank, dist.world_size, examples)
+        assert evaluation.run(name, share, together, evaluators) == 0
     results = evaluation.finish()
     return {
         "results": {name: value.hex() for name, value in results.items()},

@@ -44,7 +44,6 @@ def needs(state: float, first: float, each: float, largest: float = 0) -> Needs:
     [
         (H200, 64, 1),  # 50.5 of 129
         (A100_40, 32, 2),  # 10 fit, of which two halves of 8 remain
-        (CARD_16, 4, 16),  # 1
         (A100_40 * 3, 24, 1),  # 6 + 5 + 5 shards
         (H100 * 2 + CARD_24, 12, 2),  # the least decides: 4 fit, but 3 + 3 are as fast
         (CARD_16 * 32, 4, 1),  # no more ranks than shards
@@ -88,11 +87,7 @@ def test_weights_that_are_split_leave_room() -> None:
     [
         (lay_out(needs(10, 3, 2.5), H100, 16, 4), True, ""),
         (lay_out(needs(80, 3, 2.5), H100 * 8, 16, 4), True, "sync=fsdp, which"),
-        (
-            lay_out(needs(80, 3, 2.5), H100, 16, 4),
-            True,
-            "more ranks with sync=fsdp",
-        ),
+        (lay_out(needs(80, 3, 2.5), H100, 16, 4), True, "more ranks with sync=fsdp"),
         (lay_out(needs(10, 90, 80), H100, 16, 4), True, "arch.recompute=true, or shards=32"),
         (lay_out(needs(10, 90, 80), H100, 16, 4), False, "shards=32, which makes another run"),
         (lay_out(needs(10, 90, 80), H100, 64, 1), False, "a smaller net: one example"),

@@ -1,5 +1,5 @@
-"""The same results at any number of ranks, from evaluators of any kind; and predictions that are
-kept, on disks that take them or not.
+"""The same results at any number of ranks, from evaluators of any kind; and outputs that a full disk
+does not take.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.ranks import check_ended_well, run_module
@@ -150,30 +149,12 @@ def test_what_is_only_for_show_never_ends_a_run(
         evaluation.run("a", examples(4), answered, [Breaks("metric")])
 
 
-# --- kept outputs
-
-
-def evaluated(directory: Path, said: list[str]) -> Evaluation:
-    evaluation = Evaluation(Dist(), 5, folder(directory, said.append), ["inputs", "answer"])
-    evaluation.run("all", examples(3), answered)
-    return evaluation
-
-
-def test_kept_outputs_have_no_padding(tmp_path: Path) -> None:
-    said: list[str] = []
-    assert evaluated(tmp_path, said).finish() == {"eval/accuracy": 1.0}
-    kept = load_file(tmp_path / "step_5_all_preds.0.safetensors")
-    assert {name: tensor.flatten().tolist() for name, tensor in kept.items()} == {
-        "index": [0, 1, 2], "inputs": [0.0, 1.0, 10.0], "answer": [1.0, 2.0, 11.0],
-    }  # fmt: skip
-    assert [path.name for path in tmp_path.iterdir()] == ["step_5_all_preds.0.safetensors"]
-    assert said == []
-
-
 def test_a_full_disk_costs_the_outputs_and_not_the_run(small_disk: Path) -> None:
     fill(small_disk)
     said: list[str] = []
-    assert evaluated(small_disk, said).finish() == {"eval/accuracy": 1.0}
+    evaluation = Evaluation(Dist(), 5, folder(small_disk, said.append), ["inputs", "answer"])
+    evaluation.run("all", examples(3), answered)
+    assert evaluation.finish() == {"eval/accuracy": 1.0}
     assert said == [
         "step_5_all_preds.0.safetensors cannot be written (No space left on device); the run"
         " goes on"

@@ -7,14 +7,10 @@ import json
 import pytest
 import torch
 
-from utils.measure.hardware import (
-    count_flops,
-    load,
-    peak_of,
-)
+from utils.measure.hardware import load, peak_of
 from utils.ranks.distributed import Dist
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+BF16, FP16 = torch.bfloat16, torch.float16
 
 
 @pytest.mark.parametrize(
@@ -24,10 +20,6 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
         ("NVIDIA H100 80GB HBM3", BF16, 989e12),
         ("NVIDIA H100 PCIe", BF16, 756e12),
         ("NVIDIA H200", FP16, 989e12),
-        ("NVIDIA L4", BF16, 121e12),
-        ("NVIDIA A10G", BF16, 70e12),
-        ("NVIDIA GeForce RTX 4090", BF16, 165e12),
-        ("Tesla V100-SXM2-16GB", FP16, 125e12),
         ("Tesla V100-SXM2-16GB", BF16, None),
         ("NVIDIA H100 80GB HBM3", torch.float64, None),
         ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", BF16, None),
@@ -35,14 +27,6 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 )
 def test_peaks_by_name(name: str, dtype: torch.dtype, peak: float | None) -> None:
     assert peak_of(name, dtype) == peak
-
-
-def test_flops_of_a_linear_layer_forward_and_backward() -> None:
-    layer = torch.nn.Linear(64, 32, bias=False)
-    x = torch.randn(8, 64)
-    # the product, and its weight gradient
-    assert count_flops(lambda: layer(x).sum().backward()) == 2 * 2 * 8 * 64 * 32
-    assert count_flops(lambda: None) == 0
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 20])

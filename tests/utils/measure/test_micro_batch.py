@@ -10,8 +10,6 @@ import torch
 from utils.errors import ConfigError
 from utils.measure.micro_batch import largest_that_fits
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-
 
 class Memory:
     """Room for so many shards, in which an attempt leaves nothing behind."""
@@ -27,29 +25,18 @@ class Memory:
 
 
 @pytest.mark.parametrize(
-    ("room", "tried"), [(8, [8]), (7, [8, 4]), (4, [8, 4]), (3, [8, 4, 2]), (1, [8, 4, 2, 1])]
+    ("owned", "room", "tried"),
+    [(8, 8, [8]), (8, 7, [8, 4]), (8, 1, [8, 4, 2, 1]), (3, 2, [3, 2])],  # 3: halved upwards
 )
-def test_it_is_halved_until_it_fits(room: int, tried: list[int]) -> None:
+def test_it_is_halved_until_it_fits(owned: int, room: int, tried: list[int]) -> None:
     memory = Memory(room)
-    assert largest_that_fits(8, memory, "one shard") == tried[-1]
+    assert largest_that_fits(owned, memory, "one shard") == tried[-1]
     assert memory.tried == tried
 
 
-def test_uneven_shares_are_halved_upwards() -> None:
-    """Two of 3 ranks own 3 shards, one owns 2; half of 3 is 2, not 1."""
-    memory = Memory(2)
-    assert largest_that_fits(3, memory, "one shard") == 2
-    assert memory.tried == [3, 2]
-
-
 def test_where_nothing_fits_the_line_says_so() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=(
-            r"^micro_batch_size=auto: not even one shard of 3 examples fits .*; raise shards, or"
-            r" lower"
-        ),
-    ):
+    line = r"^micro_batch_size=auto: not even one shard of 3 examples fits .*; raise shards"
+    with pytest.raises(ConfigError, match=line):
         largest_that_fits(8, Memory(0), "one shard of 3 examples")
 
 
