@@ -10,8 +10,6 @@ import pytest
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers
 
-from data.build import tokens as builder
-from data.language.token_files import open_corpus
 from data.tokenizer import Bytes, FromFile, Tokenizer, train_bpe
 
 TEXT = "né <|begin|> x\n\x00\xad日本🙂 \r\n <|begin|>"
@@ -46,18 +44,6 @@ def test_a_word_that_is_the_begin_token_begins_nothing(tmp_path: Path) -> None:
     tokenizer = FromFile("x", tmp_path / "words.json")
     assert tokenizer.begin == 0
     assert tokenizer.encode(["a <s> a"])[0].tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("kind", [["--tokenizer", "bytes"], ["--train-bpe", "300"]])
-def test_a_document_that_spells_the_begin_token_is_one_document(
-    kind: list[str], tmp_path: Path
-) -> None:
-    (tmp_path / "x.jsonl").write_text(json.dumps({"text": TEXT}) + "\n")
-    given = ["--input", str(tmp_path / "x.jsonl"), *kind, "--val-share", "0"]
-    assert builder.main([*given, "--output-dir", str(tmp_path / "out")]) == 0
-    corpus = open_corpus("x", tmp_path / "out")
-    assert (corpus.files["train"][0] == corpus.begin).sum() == 1
-    assert corpus.token_bytes, "bits per byte stay exact"
 
 
 @pytest.mark.parametrize("made", [Bytes, bpe])

@@ -12,7 +12,7 @@ from data.build import tokens as builder
 from data.language.token_files import open_corpus
 
 RNG = np.random.default_rng(0)
-WORDS = ["the", "sea", "né", "ship", "  \n", "is", "sailing", "日本", "🙂", "of", "salt."]
+WORDS = ["the", "sea", "né", "ship", "  \n", "<|begin|>", "at", "日本", "🙂", "of", "salt."]
 DOCUMENTS = [" ".join(RNG.choice(WORDS, RNG.integers(1, 60))) for _ in range(400)]
 
 

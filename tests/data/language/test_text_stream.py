@@ -6,21 +6,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from data.language.text_files import Documents, TextFiles
 from data.language.text_stream import StreamSource
 from tests.making import make_source
-from tests.runs import digest, faulty, stopped, train
-from tests.utils.checkpoint.helpers import as_it_is
-from utils.checkpoint.registry import Registry
+from tests.runs import EXACT, TINY_GPT, digest, faulty, stopped, train
 from utils.errors import ConfigError
 
 DOCUMENTS = [f"{number:05} " + "sea " * (number % 7) for number in range(1000)]
@@ -98,58 +93,17 @@ def test_a_dataset_that_datasets_reads_gives_the_same_windows(folder: Path) -> N
         assert here._streams[shard].cursor(90) == there._streams[shard].cursor(90)
 
 
-def registry(made: StreamSource, *owned: int) -> Registry:
-    saved = Registry(None, as_it_is(), owned)  # type: ignore[arg-type]
-    made.register_state(saved)
-    return saved
-
-
-@dataclass
-class Kept:
-    """A tensor of a checkpoint that lies in memory instead of a file."""
-
-    tensor: torch.Tensor
-
-    @property
-    def meta(self) -> torch.Tensor:
-        return self.tensor.to("meta")
-
-    def read(self) -> torch.Tensor:
-        return self.tensor.clone()
-
-
-def within_text(cursor: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A cursor under the names that a checkpoint has for it."""
-    return {f"text/{name}": tensor for name, tensor in cursor.items()}
-
-
-def go_on(saved: Registry, shards: Mapping[int, Mapping[str, torch.Tensor]], step: int) -> None:
-    """Restores these tensors of each shard, as from a checkpoint of this step."""
-    kept: dict[str, Any] = {
-        f"{shard}/{name}": Kept(tensor)
-        for shard, tensors in shards.items()
-        for name, tensor in tensors.items()
-    }
-    saved.check({"shards": kept}, step)
-    saved.load({"shards": kept})
-
-
 # a stream of 4 is read through after 80 steps or so
 @pytest.mark.parametrize("step", [1, 90])
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_it_goes_on_exactly_also_on_other_ranks(folder: Path, step: int, ahead: int) -> None:
     """With a step loaded that is not trained: it is loaded again."""
     whole, made = source(folder), source(folder)
-    saved = registry(made)
     for shard in range(4):
         read(made, shard, range(step + ahead))
-    saved.run_state.step = step
-    cursors = made._cursors()
     later = source(folder)
-    later_saved = registry(later, 1, 2)
     later.train_batch(0, 1)  # a run looks at the first step before it is restored
-    text = {shard: within_text(cursors[shard]) for shard in (1, 2)}
-    go_on(later_saved, text, step)
+    later._go_on({shard: made._streams[shard].cursor(step) for shard in (1, 2)})
     for shard in (1, 2):
         assert np.array_equal(
             read(later, shard, range(step, step + 20)),
@@ -233,21 +187,14 @@ def test_documents_come_as_datasets_orders_them(seed: int, suffix: str, tmp_path
         assert [*read] == [row["text"] for row in stream]
 
 
-TINY_GPT = [
-    "arch=gpt", "arch.num_layers=1", "arch.hidden_size=16", "arch.num_heads=2",
-    "arch.forward_dtype=float32", "data.seq_len=16", "global_batch_size=8", "lr=1e-2",
-    "lr_warmup_steps=2", "data.max_new_tokens=4", "data.val_tokens=500", "exact=true",
-    "max_steps=16",
-]  # fmt: skip
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("data", ["tokens", "stream"])
 def test_a_troubled_run_goes_on_at_another_number_of_ranks_to_the_same_bits(
     data: str, folder: Path, tmp_path: Path
 ) -> None:
     own = f"data_path={folder}" if data == "stream" else "data.embedded.mebibytes=2"
-    lines = [*TINY_GPT, f"data={data}", own]
+    tiny = [each for each in TINY_GPT if "embedded" not in each]
+    lines = [*tiny, *EXACT, "max_steps=16", f"data={data}", own]
     undisturbed = digest(train(tmp_path / "whole", *lines).directory)
     stopped(tmp_path / "stopped", *lines, ranks=2)
     assert digest(train(tmp_path / "stopped", *lines).directory) == undisturbed

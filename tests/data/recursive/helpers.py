@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from data.recursive.puzzles import PuzzleSource
 from data.source import Arrays, Source
+from tests.making import make_source
 from utils.measure.evaluator import Prediction
 
 SEQ_LEN = 4
@@ -54,6 +57,18 @@ def ragged_groups(count: int, seed: int = 0) -> list[list[int]]:
     """Groups of one to three puzzles of one to six examples."""
     rng = np.random.default_rng(seed)
     return [[int(size) for size in rng.integers(1, 7, rng.integers(1, 4))] for _ in range(count)]
+
+
+def source(path: Path | None = None, **more: Any) -> PuzzleSource:
+    """A source of the dataset at this path; more keys change or add to those of a small run."""
+    run = {"seed": 0, "shards": 2, "global_batch_size": 8, "epochs": 6, "eval_interval": 3}
+    return make_source("puzzles", **run | {"data_path": path and str(path)} | more)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The content of all files in a folder."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def shown(source: Source, set_name: str, example: Arrays, answer: np.ndarray) -> str:

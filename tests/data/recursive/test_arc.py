@@ -13,20 +13,13 @@ import pytest
 from data.recursive.puzzle_text import puzzle_text
 from data.source import IGNORE
 from tests.data.recursive.arc_helpers import DIHEDRAL, built, meaning, tokens, write_folder
+from tests.data.recursive.helpers import files
 
 FIELDS = ("inputs", "labels", "puzzle_identifiers", "puzzle_indices", "group_indices")
 
 
 def arrays(folder: Path, split: str) -> dict[str, np.ndarray]:
     return {field: np.load(folder / split / f"all__{field}.npy") for field in FIELDS}
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
 
 
 def test_every_image_is_what_its_name_says(tmp_path: Path) -> None:

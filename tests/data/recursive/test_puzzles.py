@@ -6,24 +6,10 @@ import pytest
 from data.order import Order, RaggedSteps, UniformSteps, cut_steps
 from data.recursive.puzzles import PuzzleSource, pack
 from data.source import IGNORE
-from tests.data.recursive.helpers import ragged_groups, row_numbers, shown, write_dataset
-from tests.making import make_source
+from tests.data.recursive.helpers import ragged_groups, row_numbers, shown, source, write_dataset
 from utils.errors import ConfigError
 
 EMBEDDED = {"size": 4, "train": 40, "test": 10, "blanks": 7}
-
-
-def source(path=None, *, seed=0, shards=2, batch=8, epochs=6, interval=3, **more) -> PuzzleSource:
-    more.setdefault("data_path", None if path is None else str(path))
-    return make_source(
-        "puzzles",
-        seed=seed,
-        shards=shards,
-        global_batch_size=batch,
-        epochs=epochs,
-        eval_interval=interval,
-        **more,
-    )
 
 
 def global_batch(made: PuzzleSource, step: int, shards: int) -> dict[str, np.ndarray]:
@@ -142,7 +128,7 @@ def test_several_paths_keep_ids_and_set_names_apart(tmp_path):
         write_dataset(tmp_path / name, groups)
         write_dataset(tmp_path / name, groups[:7], "test", num_puzzle_identifiers=len(groups) + 1)
     paths = [str(tmp_path / "a"), str(tmp_path / "b")]
-    made = source(data_paths=paths, data_path=None)
+    made = source(data_paths=paths)
     assert made.spec.table_rows == 21 + 16
     seen = np.concatenate(
         [
@@ -162,10 +148,10 @@ def test_several_paths_keep_ids_and_set_names_apart(tmp_path):
     padding = sets["b/all"].padding(2)
     assert (padding["labels"] == IGNORE).all()
     assert padding["puzzle_identifiers"].tolist() == [21, 21]
-    assert set(source(data_paths=paths[:1], data_path=None).eval_sets()) == {"all"}
-    swapped = source(data_paths=paths, data_path=None, data_paths_test=paths[::-1]).eval_sets()
+    assert set(source(data_paths=paths[:1]).eval_sets()) == {"all"}
+    swapped = source(data_paths=paths, data_paths_test=paths[::-1]).eval_sets()
     assert swapped["b/all"].read(np.array([0]))["puzzle_identifiers"] == 22
-    assert made.spec.fingerprint != source(data_paths=paths[::-1], data_path=None).spec.fingerprint
+    assert made.spec.fingerprint != source(data_paths=paths[::-1]).spec.fingerprint
 
 
 def test_fingerprint_follows_the_content(tmp_path):
@@ -184,11 +170,11 @@ def test_impossible_requests_name_key_value_and_fix(tmp_path):
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     for settings, message in [
         (
-            {"interval": 4},
+            {"eval_interval": 4},
             "eval_interval=4 does not divide epochs=6; try eval_interval=3 or epochs=8",
         ),
         (
-            {"batch": 64, "interval": 2},
+            {"global_batch_size": 64, "eval_interval": 2},
             "global_batch_size=64: eval_interval=2 epochs give only 40 examples.*eval_interval=4",
         ),
         ({"data_paths": [b]}, "both given"),

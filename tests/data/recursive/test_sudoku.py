@@ -1,5 +1,3 @@
-import hashlib
-
 import numpy as np
 import pytest
 
@@ -15,6 +13,7 @@ from data.recursive.sudoku import (
     search,
     to_masks,
 )
+from tests.data.recursive.helpers import files
 from tests.making import make_source
 from utils.errors import ConfigError
 
@@ -108,14 +107,6 @@ def build(tmp_path, *arguments) -> int:
     return main([*map(str, arguments), "--output-dir", str(tmp_path)])
 
 
-def hashes(folder) -> dict[str, str]:
-    return {
-        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
-        for p in sorted(folder.rglob("*"))
-        if p.is_file()
-    }
-
-
 def test_a_built_dataset_is_read_and_equals_the_embedded_one(tmp_path):
     options = "--size 6 --train 30 --test 10 --blanks 20 --num-aug 3 --seed 2"
     build(tmp_path / "out", *options.split())
@@ -181,7 +172,7 @@ def test_the_hub_path_gives_the_same_boards(tmp_path, csv_boards, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     assert build(tmp_path / "a", "--input-dir", tmp_path / "csv") == 0
     assert build(tmp_path / "b", "--hub", tmp_path / "csv") == 0
-    assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
+    assert files(tmp_path / "a") == files(tmp_path / "b")
 
 
 def test_nothing_is_overwritten(tmp_path, capsys):
