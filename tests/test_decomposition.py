@@ -127,12 +127,14 @@ def test_a_language_model_is_taken_apart_the_same_at_any_number_of_ranks(
         "max_steps=23",
     ]
     arguments += ["arch.loss.layerwise=1", "eval_every_steps=10", "eval_batch_size=8"]
-    one = train(tmp_path / "one", *arguments)
+    one = train(tmp_path / "1", *arguments)
+    file = "evaluations/step_23/val/components.tsv"
+    text = (one.directory / file).read_text()
     for ranks in (2, 3):
-        assert_same_run(
-            one, train(tmp_path / str(ranks), *arguments, "micro_batch_size=6", ranks=ranks)
-        )
-    table = (one.directory / "evaluations/step_23/val/components.tsv").read_text().splitlines()
+        other = train(tmp_path / str(ranks), *arguments, "micro_batch_size=6", ranks=ranks)
+        assert_same_run(one, other)
+        assert (other.directory / file).read_text() == text
+    table = text.splitlines()
     assert table[0].split("\t")[4:] == ["top tokens", "contexts"]
     assert len(table) == 1 + 8 * 6
     assert any('"' in line.split("\t")[4] for line in table[1:]), "tokens are shown as text"

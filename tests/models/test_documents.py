@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.attention.varlen
@@ -25,24 +27,6 @@ def mask_of(documents_BL: Tensor) -> Tensor:
     return (documents_BL[:, :, None] == documents_BL[:, None, :]).tril()[:, None]
 
 
-def attended(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int) -> Tensor:
-    """Computes attention segment by segment, and checks the arguments as the kernel does."""
-    assert query.dtype == key.dtype == value.dtype == torch.bfloat16
-    assert bounds.dtype == torch.int32
-    assert bounds[0] == 0
-    assert query.ndim == key.ndim == value.ndim == 3
-    assert query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
-    parts = []
-    for length in bounds.diff().tolist():
-        assert 0 <= length <= longest
-        first = sum(len(part) for part in parts)
-        rows = slice(first, first + length)
-        heads = (x[rows].transpose(0, 1).double()[None] for x in (query, key, value))
-        mixed = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
-        parts.append(mixed[0].transpose(0, 1).to(query.dtype))
-    return torch.cat(parts)
-
-
 def varlen_attn(
     query: Tensor,
     key: Tensor,
@@ -54,11 +38,19 @@ def varlen_attn(
     *,
     window_size: tuple[int, int],
 ) -> Tensor:
-    assert cu_seq_k is cu_seq_q
-    assert max_q == max_k
-    assert window_size == (-1, 0)
-    assert key.shape[1] == query.shape[1]
-    return attended(query, key, value, cu_seq_q, max_q)
+    """Computes attention segment by segment, and checks the arguments as the kernel does."""
+    assert (cu_seq_k is cu_seq_q, max_k, window_size) == (True, max_q, (-1, 0))
+    assert query.dtype == key.dtype == value.dtype == torch.bfloat16
+    assert query.shape == key.shape == value.shape
+    assert query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
+    assert cu_seq_q.dtype == torch.int32
+    parts = []
+    for first, last in pairwise(cu_seq_q.tolist()):
+        assert 0 <= last - first <= max_q
+        heads = (x[first:last].transpose(0, 1).double()[None] for x in (query, key, value))
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
+        parts.append(mixed[0].transpose(0, 1).to(query.dtype))
+    return torch.cat(parts)
 
 
 @pytest.mark.parametrize("documents_BL", [DOCUMENTS, OTHERS])

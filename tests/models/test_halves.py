@@ -95,36 +95,3 @@ def test_long_causal_attention_by_blocks_is_that_of_float64(
     for mine, exact in zip(*results, strict=True):
         assert mine.dtype == dtype
         torch.testing.assert_close(mine.double(), exact, rtol=step, atol=step)
-
-
-def test_in_float32_only_long_causal_attention_leaves_the_published_bits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    taken = []
-    monkeypatch.setattr(halves.Attend, "apply", lambda *given: (taken.append(given), given[0])[1])
-    for positions, causal in ((128, True), (129, True), (500, False)):
-        x = torch.ones(1, 1, positions, 8)
-        halves.attention(x, x, x, causal=causal)
-    assert [given[0].shape[2] for given in taken] == [129]
-
-
-@pytest.mark.parametrize("heads", [4, 2])
-def test_attention_within_documents_is_that_of_a_mask(heads: int) -> None:
-    torch.manual_seed(0)
-    query = torch.randn(2, 4, 9, 8, dtype=torch.float64)
-    key, value = torch.randn(2, 2, heads, 9, 8, dtype=torch.float64)
-    documents = torch.tensor([[1] * 9, [1] * 3 + [2] + [3] * 5])
-    mask = (documents[:, :, None] == documents[:, None, :]).tril()[:, None]
-    results = []
-    for apart in (True, False):
-        leaves = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
-        shared = heads < 4
-        q, k, v = leaves
-        mixed = (
-            halves.attention_within(q, k, v, [9, 3, 1, 5], shared)
-            if apart
-            else halves.attention(q, k, v, mask, False, shared)
-        )
-        mixed.square().sum().backward()
-        results.append([mixed, *(leaf.grad for leaf in leaves)])
-    torch.testing.assert_close(*results)

@@ -210,14 +210,6 @@ def test_a_net_that_is_of_two_kinds_cannot_be_exported() -> None:
         llama.config_of(shape, 23, 64, None)
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    net = shaped().model
-    for folder in (tmp_path / "file", tmp_path / "file" / "inside"):
-        with pytest.raises(ConfigError, match=rf"^{folder}: cannot be written \(.*\); give anot"):
-            llama.write(folder, net.state_dict(), net.shape, 8)
-
-
 def test_the_data_s_vocabulary_is_named_where_it_is_another(tmp_path: Path) -> None:
     net = shaped().model
     llama.write(tmp_path, net.state_dict(), net.shape, 8)

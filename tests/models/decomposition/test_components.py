@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from omegaconf import OmegaConf
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -20,52 +21,33 @@ from models.decomposition.decompose import Decompose
 from models.decomposition.masking import Masks, errors
 from models.decomposition.toy import TMS
 from models.objective import Context
+from tests.ranks import ROOT
 from tests.steps import trainer_on
 from utils.errors import ConfigError
 from utils.noise import Noise
 from utils.ranks.distributed import Dist
 
-LOSS = {
-    "faithfulness": 1.0,
-    "stochastic": 1.0,
-    "layerwise": 1.0,
-    "subset": 0.0,
-    "minimality": 0.1,
-    "frequency": 0.0,
-    "adversarial": {"coefficient": 0.0, "steps": 3, "rate": 0.2, "persistent": False},
-    "p": 1.0,
-    "p_end": None,
-    "warmup_steps": 0,
-    "warmup_lr": 0.1,
-    "live_above": 0.1,
-    "positions": "all",
-    "known": {"identity": [], "dense": [], "components": None},
-}
-TOY = [
+LOSS: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/arch/components.yaml").loss)
+LOSS |= {"minimality": 0.1, "warmup_steps": 0}
+del LOSS["_target_"]
+ADVERSARY = {"coefficient": 1.0, "steps": 3, "rate": 0.2, "persistent": False}
+COMMON = [
     "arch=components",
-    "data=features",
     "optim=adamw",
     "arch.C=6",
     "arch.forward_dtype=float64",
-    "global_batch_size=64",
+    "arch.loss.warmup_steps=5",
     "max_steps=4",
 ]
-TOY += ["data.probability=0.3", "arch.loss.warmup_steps=5"]
+TOY = [*COMMON, "data=features", "data.probability=0.3", "global_batch_size=64"]
 TEXT = [
-    "arch=components",
+    *COMMON,
     "data=tokens",
-    "optim=adamw",
-    "arch.C=6",
-    "arch.forward_dtype=float64",
     "data.seq_len=16",
-    "max_steps=4",
-]
-TEXT += [
     "data.embedded.mebibytes=1",
     "data.max_new_tokens=0",
     "data.val_tokens=500",
     "global_batch_size=8",
-    "arch.loss.warmup_steps=5",
 ]
 
 
@@ -252,19 +234,10 @@ def test_the_adversary_does_more_harm_than_chance_and_may_go_on(
     tms_target: Path, tmp_path: Path
 ) -> None:
     objective, batch, ctx = objective_on(tms_target, tmp_path)
-    keys = {"stochastic": 1.0, "layerwise": 0.0}
-    once = changed(
-        objective,
-        **keys,
-        adversarial={"coefficient": 1.0, "steps": 3, "rate": 0.2, "persistent": False},
-    )
+    once = changed(objective, layerwise=0.0, adversarial=ADVERSARY)
     metrics = once(batch, None, ctx).metrics
     assert metrics["adversarial"][0] > 1.3 * metrics["stochastic"][0]
-    again = changed(
-        objective,
-        **keys,
-        adversarial={"coefficient": 1.0, "steps": 3, "rate": 0.2, "persistent": True},
-    )
+    again = changed(objective, layerwise=0.0, adversarial=ADVERSARY | {"persistent": True})
     first = again(batch, again.initial_carry(batch), ctx)
     assert_close(first.metrics["adversarial"], metrics["adversarial"])
     second = again(batch, first.carry, ctx)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.testing import assert_close
 
 from models.decomposition.decompose import Decompose
@@ -41,32 +39,6 @@ def test_columns_are_different_inputs_and_then_any(objective: Decompose) -> None
         assert found[0] == one, "the first shard offers nothing else"
         assert found[1] == two, "the one between is like the first: its cosine is 0.6"
         assert_close(V[:, 4:], before[:, 4:])
-
-
-def test_ranks_choose_what_one_rank_chooses(
-    objective: Decompose, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, x = objective.model, torch.rand(4, 9, 5).double()
-    inputs = [model.probe(shard)[1] for shard in x]
-    V = model.factors(0)[0]
-    start_at_inputs(model, inputs, Noise(3, 0, range(4)), Dist())
-    together = V.detach().clone()
-    sent: list[Tensor] = []
-
-    class Rank(Dist):
-        """One of two ranks, whose message reaches the other by `sent`."""
-
-        def sums(self, values: Any) -> list[float]:
-            return [4.0]
-
-        def all_reduce(self, tensor: Tensor, async_op: bool = False) -> None:
-            sent.append(tensor.clone())
-            tensor += sent[0] if len(sent) > 1 else 0
-
-    for shards in ([0, 1], [2, 3]):
-        V.data.zero_()
-        start_at_inputs(model, [inputs[shard] for shard in shards], Noise(3, 0, shards), Rank())
-    assert_close(V.detach(), together, rtol=0, atol=0)
 
 
 def test_embeddings_have_no_inputs_to_begin_at(gpt_target: Path, tmp_path: Path) -> None:

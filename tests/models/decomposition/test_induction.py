@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch.testing import assert_close
 from models.decomposition.induction import sinusoids
 from models.objective import Context
 from tests.making import make_objective
-from tests.runs import train
 from utils.errors import ConfigError
 from utils.noise import Noise
 from utils.spec import IGNORE, Spec
@@ -66,24 +64,3 @@ def test_what_cannot_be_is_refused() -> None:
         make_objective("induction", Spec(num_features=3))
     with pytest.raises(ConfigError, match="hidden_size=6 is not a multiple of two times"):
         made(hidden_size=6, num_heads=2)
-
-
-@pytest.mark.slow
-def test_it_is_learned_and_taken_apart(tmp_path: Path) -> None:
-    small = ["data.vocab_size=8", "data.seq_len=12", "data.held_out=64", "log_interval=10"]
-    target = train(
-        tmp_path / "target", "experiment=induction_target", *small, "max_steps=400"
-    ).directory
-    found = train(
-        tmp_path / "run",
-        "experiment=induction",
-        f"arch.target={target}",
-        *small,
-        "arch.C=4",
-        "max_steps=20",
-        "eval_every_steps=null",
-    )
-    losses = found.series("train/loss")
-    assert losses[-1] < losses[0]
-    table = (found.directory / "evaluations/step_20/induction/components.tsv").read_text()
-    assert len(table.splitlines()) == 1 + 8 * 4

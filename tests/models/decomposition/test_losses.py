@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from models.decomposition.decompose import Decompose
 from models.decomposition.masking import Masks, errors
 from models.objective import Context
-from tests.models.decomposition.test_components import changed, objective_on
+from tests.models.decomposition.test_components import ADVERSARY, changed, objective_on
 
 NOTHING = {"stochastic": 0.0, "layerwise": 0.0, "faithfulness": 0.0, "minimality": 0.0}
 C = 6
@@ -87,14 +87,10 @@ def ascent(h: ByHand, start: Tensor, steps: int) -> Tensor:
     return errors(sources).detach()
 
 
-ADVERSARY = {"coefficient": 1.0, "steps": 2, "rate": 0.2, "persistent": False}
-
-
 def test_each_row_has_its_worst_masks(by_hand: ByHand) -> None:
     start = by_hand.ctx.noise.uniform("masks", (8, 14)).double()
-    assert_close(
-        by_hand.term("adversarial", adversarial=ADVERSARY), ascent(by_hand, start, 2).sum()
-    )
+    found = by_hand.term("adversarial", adversarial=ADVERSARY)
+    assert_close(found, ascent(by_hand, start, ADVERSARY["steps"]).sum())
 
 
 def test_the_end_of_a_text_may_be_all_that_counts(gpt_target: Path, tmp_path: Path) -> None:
