@@ -1,5 +1,5 @@
-"""The same results at any number of ranks, from evaluators of any kind; and outputs that a full disk
-does not take.
+"""The same results at any number of ranks, from evaluators of any kind; and a disk that takes no
+outputs.
 """
 
 from __future__ import annotations
