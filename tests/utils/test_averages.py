@@ -78,13 +78,8 @@ def test_tables_may_be_left_out():
 def test_weights_come_back_bit_by_bit_even_after_an_exception():
     net, table, optimizer, ema = make()
     list(train(net, table, optimizer, ema, 5))
-    for p in net.parameters():
-        p.grad = torch.ones_like(p)
-    before, addresses = (
-        everything(net, table),
-        [p.data_ptr() for p in [*net.parameters(), table.weights]],
-    )
-    grads = [p.grad for p in net.parameters()]
+    before = everything(net, table)
+    addresses = [p.data_ptr() for p in [*net.parameters(), table.weights]]
 
     def evaluate():
         with ema.applied():
@@ -97,27 +92,6 @@ def test_weights_come_back_bit_by_bit_even_after_an_exception():
         evaluate()
     assert all(torch.equal(a, b) for a, b in zip(everything(net, table), before, strict=True))
     assert [p.data_ptr() for p in [*net.parameters(), table.weights]] == addresses
-    assert all(p.grad is grad for p, grad in zip(net.parameters(), grads, strict=True))
-
-
-def test_saved_state_continues_exactly():
-    net, table, optimizer, ema = make()
-    list(train(net, table, optimizer, ema, 7))
-    saved = {key: value.clone() for key, value in ema.state().items()}
-    assert {"steps", "dense/weight", "rows/table", "seen/table"} <= set(saved)
-    weights = everything(net, table)
-    list(train(net, table, optimizer, ema, 7, seed=2))
-    with ema.applied():
-        expected = everything(net, table)
-
-    net, table, optimizer, ema = make()
-    with torch.no_grad():
-        for tensor, value in zip([*net.parameters(), table.weights], weights, strict=True):
-            tensor.copy_(value)
-    ema.load(saved)
-    list(train(net, table, optimizer, ema, 7, seed=2))
-    with ema.applied():
-        assert all(torch.equal(a, b) for a, b in zip(everything(net, table), expected, strict=True))
 
 
 def test_average_of_low_precision_weights_is_kept_in_float32():

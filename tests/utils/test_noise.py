@@ -89,11 +89,6 @@ def test_distributions() -> None:
     assert ((counts - size / 15) ** 2 / (size / 15)).sum() < 50
 
 
-def test_slots_belong_to_whole_shards() -> None:
-    with pytest.raises(AssertionError, match="9 slots"):
-        Noise(0, 0, range(8)).uniform("a", (9,))
-
-
 def test_some_slots_alone_draw_what_all_would() -> None:
     noise, rows = Noise(7, 11, [2, 5, 6]), torch.tensor([11, 0, 4, 7])
     assert torch.equal(noise.uniform("a", (12, 3, 2), rows), noise.uniform("a", (12, 3, 2))[rows])

@@ -1,37 +1,21 @@
-"""Names of run directories: an evaluation has one of its own, and takes nobody's."""
+"""Names of run directories, and what a run refuses to write into."""
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from tests.utils.rundir.test_directory import OFF
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 from utils.rundir.directory import RunDirectory
 from utils.rundir.folders import make_another, refuse_inside
 
 
-def evaluation(folder: Path) -> Path:
-    with RunDirectory(folder, Dist(), evaluates=True) as run:
-        run.begin("eval_only: true\n", OFF)
-        run.finish(0)
-    return run.directory
-
-
-def test_each_evaluation_has_a_directory_of_its_own(tmp_path: Path) -> None:
-    assert [evaluation(tmp_path / "x").name for _ in range(3)] == ["x", "x-2", "x-3"]
-    (tmp_path / "y").mkdir()
-    (tmp_path / "y" / "notes.txt").touch()
-    assert [evaluation(tmp_path / "y").name for _ in range(2)] == ["y", "y-2"]
-    assert sorted(os.listdir(tmp_path)) == ["x", "x-2", "x-3", "y", "y-2"]
-
-
 def test_many_that_ask_at_once_get_as_many(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "notes.txt").touch()  # this is no run
     got: list[str] = []
     threads = [
         threading.Thread(
@@ -43,7 +27,8 @@ def test_many_that_ask_at_once_get_as_many(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(got)) == len(got) == 160
+    assert {*got} == {"x", *(f"x-{number}" for number in range(2, 161))}
+    assert len(got) == 160
 
 
 def test_no_run_lives_within_anothers_checkpoints(tmp_path: Path) -> None:

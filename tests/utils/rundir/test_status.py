@@ -159,25 +159,15 @@ def elsewhere(folder: Path, age: float, launch: str = "", **changes: object) -> 
     (folder / "status.json").write_text(json.dumps(row))
 
 
-@pytest.mark.parametrize("age", [5, 55])
-def test_a_run_of_another_host_is_refused_as_long_as_it_is_heard_of(
-    age: float, tmp_path: Path
-) -> None:
-    elsewhere(tmp_path / "x", age)
+def test_a_run_of_another_host_is_refused_as_long_as_it_is_heard_of(tmp_path: Path) -> None:
+    elsewhere(tmp_path / "x", 55)
     assert state_of(tmp_path / "x") == "running"
     with pytest.raises(ConfigError, match=r"another run \(pid 12 on host n7\) writes there"):
         opened(tmp_path / "x")
     assert os.listdir(tmp_path) == ["x"]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"heartbeat": time.time() - 65},
-        {"heartbeat": None},
-        {"state": "stopped"},
-    ],
-)
+@pytest.mark.parametrize("changes", [{"heartbeat": time.time() - 65}, {"state": "stopped"}])
 def test_a_run_of_another_host_that_fell_silent_is_passed_over(
     changes: dict, tmp_path: Path
 ) -> None:
