@@ -11,7 +11,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from tests.utils.checkpoint.helpers import as_it_is, names
+from tests.utils.checkpoint.helpers import as_it_is
 from utils.checkpoint.policy import Checkpointer
 from utils.checkpoint.reader import read_meta
 from utils.checkpoint.registry import Origin, Registry, RunState
@@ -54,11 +54,11 @@ class SavedRun:
     def state(self) -> RunState:
         return self.saved.run_state
 
-    def evaluated(self, step: int, value: float, wanted: bool = False, fails: bool = False) -> None:
+    def evaluated(self, step: int, value: float, fails: bool = False) -> None:
         """After a step that was evaluated; while the save `fails`, its folder is gone."""
         self.state.step, self.state.results = step, {self.metric.name: value}
         away = self.folder.rename(self.folder.with_name("away")) if fails else self.folder
-        self.checkpointer.save_if(wanted, stopping=False, evaluated=True)
+        self.checkpointer.save_if(wanted=False, stopping=False, evaluated=True)
         for thread in threading.enumerate():
             if thread.name.startswith("save-step"):
                 thread.join()
@@ -72,16 +72,6 @@ class SavedRun:
 @pytest.fixture
 def run(tmp_path: Path) -> SavedRun:
     return SavedRun(tmp_path / "run")
-
-
-def test_the_best_is_saved_and_others_only_when_wanted(run: SavedRun) -> None:
-    for step, value in ((1, 0.5), (2, 0.4), (3, 0.6)):
-        run.evaluated(step, value)
-    assert run.pointers() == ("step_3", "step_3")
-    run.evaluated(4, 0.1, wanted=True)
-    assert run.pointers() == ("step_3", "step_4")
-    assert names(run.folder) == {"best", "latest", "step_1", "step_3", "step_4"}
-    assert (run.state.best, run.state.best_of) == (0.6, "eval/accuracy")
 
 
 def test_a_best_that_could_not_be_saved_does_not_count(run: SavedRun) -> None:

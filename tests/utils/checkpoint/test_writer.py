@@ -48,30 +48,16 @@ def full_disk(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, FULL)
 
 
-class Gate:
-    """A writer that waits until it is let through."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.open, self.addresses = threading.Event(), []
-        write = writer.write
-
-        def slow(file, slices):
-            assert self.open.wait(20)
-            self.addresses.append({name: each.tensor.data_ptr() for name, each in slices.items()})
-            return write(file, slices)
-
-        monkeypatch.setattr(writer, "write", slow)
-
-
 def test_the_caller_goes_on_and_changes_its_tensors(
     one: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, state = Gate(monkeypatch), groups(1.0)
+    gate, state, write = threading.Event(), groups(1.0), writer.write
+    monkeypatch.setattr(writer, "write", lambda *given: gate.wait(20) and write(*given))
     one.save(1, state, {**META, "value": 1.0})
     state["model"]["weight"].fill_(99.0)  # type: ignore[union-attr]
     state["shards"]["0/state/0"].tensor.fill_(99.0)  # type: ignore[union-attr]
     assert reader.newest_whole(tmp_path / "checkpoints", pytest.fail) is None
-    gate.open.set()
+    gate.set()
     assert one.wait() == ""
     assert value_of(tmp_path) == 1.0
 
