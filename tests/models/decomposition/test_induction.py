@@ -12,7 +12,6 @@ from torch.testing import assert_close
 from models.decomposition.induction import sinusoids
 from models.objective import Context
 from tests.making import make_objective
-from utils.errors import ConfigError
 from utils.noise import Noise
 from utils.spec import IGNORE, Spec
 
@@ -57,10 +56,3 @@ def test_the_last_tokens_answer_is_what_counts() -> None:
     assert objective.predict(likeliest).metrics["accuracy"] == (2, 2)
     found = objective.predict({"inputs": tokens, "answer": answer, "labels": labels}).metrics
     assert_close(found["loss"][0], nats[:2].sum())
-
-
-def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match="arch=induction needs tokens"):
-        make_objective("induction", Spec(num_features=3))
-    with pytest.raises(ConfigError, match="hidden_size=6 is not a multiple of two times"):
-        made(hidden_size=6, num_heads=2)

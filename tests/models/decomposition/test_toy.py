@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch.testing import assert_close
 
 from models.objective import Context
 from tests.making import make_objective
-from utils.errors import ConfigError
 from utils.noise import Noise
 from utils.spec import IGNORE, Spec
 
@@ -50,10 +48,3 @@ def test_the_loss_is_a_sum_of_mean_squares() -> None:
     total, count = objective.predict({"inputs": x, "labels": labels}).metrics["loss"]
     assert_close(total / count, (objective.model(x) - x)[:6].square().mean())
     assert not objective.predict({"inputs": x, "labels": labels, "single": labels}).metrics
-
-
-def test_other_data_and_other_shapes_are_refused() -> None:
-    with pytest.raises(ConfigError, match="arch=tms needs features, and the data has none; use"):
-        made("tms", 0)
-    with pytest.raises(ConfigError, match="must be a multiple of num_layers=3"):
-        made("resid_mlp", 6, num_layers=3)

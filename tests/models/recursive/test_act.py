@@ -219,24 +219,6 @@ def test_bfloat16_and_float64_follow_float32() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("keys", "key"),
-    [
-        ({"num_heads": 3}, "arch.hidden_size=16"),
-        (
-            {"pos_encodings": "rope2d", "hidden_size": 12},
-            "arch.num_heads=2 gives heads of 6; rope2d needs multiples of 4",
-        ),
-        ({"puzzle_emb_ndim": 64, "puzzle_emb_len": 2}, "arch.puzzle_emb_len=2"),
-        ({"puzzle_emb_ndim": 0}, "arch.puzzle_emb_ndim=0"),
-        ({"chains": 4}, "arch.chains=4"),
-    ],
-)
-def test_impossible_sizes_are_named(keys: dict, key: str) -> None:
-    with pytest.raises(ConfigError, match=key):
-        make("hrm", **keys)
-
-
 def test_the_gated_product_may_be_normed() -> None:
     mlp = SwiGLU(8, gated_width(8, 2.0, 4), norm_eps=1e-5)
     x = torch.randn(3, 8)

@@ -7,13 +7,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from data.recursive.maze import FREE, GOAL, PATH, START, WALL, generate, search
 from models.recursive.grid import UNREACHED
 from tests.making import make_objective
-from utils.errors import ConfigError
 from utils.noise import Noise
 from utils.spec import Spec
 
@@ -80,12 +78,3 @@ def test_half_precision_counts_steps_all_the_same() -> None:
         ]
     assert torch.equal(values[0][:, 1:], values[1][:, 1:])
     assert not torch.equal(values[0], values[0].bfloat16().float())
-
-
-def test_what_it_cannot_hold_is_refused() -> None:
-    for spec, keys in (
-        (Spec(vocab_size=6, seq_len=60, table_rows=1), {}),
-        (Spec(vocab_size=6, seq_len=64, table_rows=9), {"puzzle_emb_ndim": 8}),
-    ):
-        with pytest.raises(ConfigError, match="arch=grid"):
-            make_objective("grid", spec, hidden_size=8, **keys)

@@ -17,7 +17,6 @@ from models.recursive.sudoku_net import (
     what_is_known,
 )
 from tests.making import make_objective
-from utils.errors import ConfigError
 from utils.spec import Spec
 
 
@@ -74,8 +73,3 @@ def test_what_is_known_of_each_option() -> None:
     assert known.tolist() == [
         [[GIVEN, EXCLUDED], [EXCLUDED, GUESSED], [OPEN, OPEN], [OPEN, OPEN]],
     ]
-
-
-def test_other_data_is_refused() -> None:
-    with pytest.raises(ConfigError, match="arch=sudoku solves Sudoku boards, which"):
-        make_objective("sudoku", Spec(vocab_size=12, seq_len=900, table_rows=1))
