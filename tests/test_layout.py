@@ -120,13 +120,6 @@ def test_folders_of_tests_mirror_those_of_the_packages() -> None:
     assert all((ROOT / folder / "__init__.py").is_file() for folder in folders - own)
 
 
-def test_every_script_for_ranks_has_a_test_that_runs_it() -> None:
-    scripts = [path for path in sources("tests") if path.name.startswith("ranks_")]
-    assert scripts
-    for path in scripts:
-        assert path.with_name(path.name.replace("ranks_", "test_", 1)).is_file(), path
-
-
 @pytest.mark.parametrize("package", ["models", "data"])
 def test_no_line_of_research_imports_another(package: str) -> None:
     lines = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")} - {"build"}

@@ -34,14 +34,6 @@ def test_length_and_evaluations_follow_epochs_or_steps() -> None:
     assert due("uniform", 6, 2, None, 5) == (12, [4, 5, 8, 10, 12]), "whichever comes"
 
 
-def test_ragged_epochs_end_where_they_end() -> None:
-    total, evaluations = due("ragged", 6, 2, None, None)
-    assert evaluations[-1] == total
-    assert len(evaluations) == 3
-    longer, more = due("ragged", 6, 2, None, 4)
-    assert (longer, set(more)) == (total, {*evaluations, *range(4, total + 1, 4)})
-
-
 def spans(kind: str, epochs: int | None, interval: int | None, steps: int) -> list[tuple[int, int]]:
     length = cut_steps(Order(0, np.arange(10)), SIZES[kind], 8, epochs, interval)
     return [length.span(step) for step in range(steps)]

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from models.objective import Context
 from tests.models.decomposition.test_components import objective_on, with_gradients
-from tests.runs import TINY_GPT, Result, train
+from tests.runs import TINY_CNN, TINY_GPT, TINY_TMS, Result, train
 from tests.steps import trainer_on
 from utils.errors import ConfigError
 from utils.noise import Noise
@@ -35,14 +35,7 @@ def test_a_target_that_is_not_as_it_was_written_is_refused(
 
 @pytest.mark.slow
 def test_a_run_that_averaged_is_its_average(tmp_path: Path) -> None:
-    few = [
-        "experiment=tms_target",
-        "arch.forward_dtype=float64",
-        "global_batch_size=64",
-        "max_steps=10",
-        "data.held_out=64",
-    ]
-    run = train(tmp_path / "target", *few, "ema=true", "ema_rate=0.5")
+    run = train(tmp_path / "target", *TINY_TMS, "max_steps=10", "ema=true", "ema_rate=0.5")
     objective, _, _ = objective_on(run.directory, tmp_path)
     there = objective.model.target.net.linear1.weight
     assert_close(there, run.weights("ema")["dense/model.linear1.weight"].double(), rtol=0, atol=0)
@@ -118,18 +111,10 @@ def test_what_cannot_be_a_target_is_refused(
         match=r"arch\.target=.*language\.gpt\.GPT for 5 features: arch=gpt needs text",
     ):
         trainer_on(Dist(), tmp_path / "run", "experiment=tms_5_2", f"arch.target={gpt_target}")
-    digits = [
-        "data=digits",
-        "optim=adadelta",
-        "global_batch_size=32",
-        "max_steps=1",
-        "eval_interval=null",
-    ]
-    image = train(tmp_path / "cnn", "arch=cnn", *digits)
+    image = train(tmp_path / "cnn", *TINY_CNN, "max_steps=1")
+    digits = ["arch=components", *TINY_CNN[1:]]
     with pytest.raises(
         ConfigError,
         match=r"cnn: holds a CNN; arch=tms, resid_mlp, induction and gpt can be decomposed",
     ):
-        trainer_on(
-            Dist(), tmp_path / "run", "arch=components", *digits, f"arch.target={image.directory}"
-        )
+        trainer_on(Dist(), tmp_path / "run", *digits, f"arch.target={image.directory}")

@@ -19,8 +19,7 @@ import torch
 from data.recursive.arc_votes import PASSES, ArcPairs, ArcVotes
 from data.recursive.puzzle_files import PuzzleSplit, read_split
 from tests.data.recursive.arc_helpers import DIHEDRAL, answers, built, meaning, write_folder
-from tests.data.recursive.helpers import write_dataset
-from tests.making import make_source
+from tests.data.recursive.helpers import source, write_dataset
 from tests.ranks import ROOT
 from tests.runs import QUIET, train
 from utils.errors import ConfigError
@@ -199,7 +198,6 @@ def test_the_last_evaluations_of_a_run_vote_together(folder: Path, tmp_path: Pat
 
 def test_sets_that_lack_what_votes_need_are_refused(folder: Path, tmp_path: Path) -> None:
     split = read_split("data_path=x", folder, "test")
-    common = {"seed": 0, "shards": 1, "global_batch_size": 8, "epochs": 1, "evaluators": ["arc"]}
     boards = {"size": 4, "train": 40, "test": 9, "blanks": 3}
     with pytest.raises(
         ConfigError,
@@ -208,7 +206,7 @@ def test_sets_that_lack_what_votes_need_are_refused(folder: Path, tmp_path: Path
             r" seq_len=900\)"
         ),
     ):
-        make_source("puzzles", **common, embedded=boards)
+        source(evaluators=["arc"], embedded=boards)
     identifiers = (folder / "identifiers.json").read_text()
     first = json.loads(identifiers)[1]
     for text, line in [
@@ -227,16 +225,7 @@ def test_arc_is_scored_unless_the_user_says_otherwise(folder: Path, tmp_path: Pa
     """As in TRM, whose launch lines for ARC name no evaluator."""
 
     def scores(data: Path, **more: Any) -> bool:
-        source = make_source(
-            "puzzles",
-            seed=0,
-            shards=1,
-            global_batch_size=8,
-            epochs=9,
-            data_path=str(data),
-            **more,
-        )
-        return ArcVotes in [type(one) for one in source.evaluators("all")]
+        return ArcVotes in [type(one) for one in source(data, **more).evaluators("all")]
 
     assert scores(folder)
     assert not scores(folder, evaluators=[])

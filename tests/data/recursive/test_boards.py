@@ -1,4 +1,4 @@
-"""Boards by thinking step for the report page: chosen alike at any number of ranks, and small."""
+"""Boards by thinking step for the report page."""
 
 from __future__ import annotations
 
@@ -49,20 +49,16 @@ def evaluated(
     return batch, Prediction({}, outputs)
 
 
-def report_of(ranks: list[list[int]], unsolved: set[int], kind: str = "sudoku") -> Report:
-    """Returns rank 0's report of these examples in batches of 3; even ones are solved early."""
-    gathered = []
-    for examples in ranks:
-        boards = Boards(kind)
-        for start in range(0, len(examples), 3):
-            some = examples[start : start + 3]
-            wrong = {row for row, index in enumerate(some) if index in unsolved}
-            early = {row for row, index in enumerate(some) if index % 2 == 0} - wrong
-            batch, prediction = evaluated(len(some) + 1, wrong, early)  # the last row is padding
-            boards.add(np.array(some), batch, prediction)
-        gathered += [boards.rows()] if boards.rows() else []
-    together = {name: torch.cat([rows[name] for rows in gathered]) for name in gathered[0]}
-    return Boards(kind).report(together)
+def report_of(examples: list[int], unsolved: set[int]) -> Report:
+    """Returns the report of these examples in batches of 3; even ones are solved early."""
+    boards = Boards("sudoku")
+    for start in range(0, len(examples), 3):
+        some = examples[start : start + 3]
+        wrong = {row for row, index in enumerate(some) if index in unsolved}
+        early = {row for row, index in enumerate(some) if index % 2 == 0} - wrong
+        batch, prediction = evaluated(len(some) + 1, wrong, early)  # the last row is padding
+        boards.add(np.array(some), batch, prediction)
+    return boards.report(boards.rows())
 
 
 def content(report: Report) -> dict[str, Any]:
@@ -70,7 +66,7 @@ def content(report: Report) -> dict[str, Any]:
 
 
 def test_a_board_by_step() -> None:
-    shown = content(report_of([[7]], set()))
+    shown = content(report_of([7], set()))
     assert (shown["kind"], shown["board"], shown["side"], shown["box"]) == (
         "boards",
         "sudoku",
@@ -93,15 +89,10 @@ def test_a_board_by_step() -> None:
 
 
 @pytest.mark.parametrize("unsolved", [set(), {0, 3, 7, 8, 11}, set(range(14))])
-def test_the_same_of_each_sort_at_any_number_of_ranks(unsolved: set[int]) -> None:
+def test_as_many_of_each_sort_are_shown(unsolved: set[int]) -> None:
     examples = list(range(14))
-    alone = report_of([examples], unsolved)
-    two = report_of(
-        [examples[3:6] + examples[9:12], examples[:3] + examples[6:9] + [12, 13]], unsolved
-    )
-    three = report_of([examples[6:9], examples[:3] + examples[9:], examples[3:6]], unsolved)
-    assert alone.files == two.files == three.files
-    kept = [each["index"] for each in content(alone)["examples"]]
+    shown = content(report_of([*examples[3:6], *examples[:3], *examples[6:]], unsolved))
+    kept = [each["index"] for each in shown["examples"]]
     solved = [index for index in examples if index not in unsolved]
     solved.sort(key=lambda index: (index % 2 == 0, index))
     assert kept == solved[:SHOWN] + sorted(unsolved)[:SHOWN]

@@ -28,7 +28,7 @@ from data.recursive.maze import (
 )
 from data.recursive.puzzle_text import puzzle_text
 from data.recursive.sudoku import sudoku_split
-from tests.making import make_source
+from tests.data.recursive.helpers import source
 from utils.measure.evaluator import Prediction
 
 SMALL = [maze for chunk in range(4) for maze in generate(8, 16, 3, chunk)]
@@ -138,10 +138,7 @@ def test_no_test_maze_is_an_image_of_a_training_maze(
     line = "--size 8 --min-path 16 --train 30 --test 10 --seed 5"
     assert not main([*line.split(), "--output-dir", str(tmp_path / "set")])
     assert "30 training examples of 30 mazes, 10 test mazes, 8x8" in capsys.readouterr().out
-    source = make_source(
-        "puzzles", seed=0, shards=2, global_batch_size=8, epochs=2, data_path=str(tmp_path / "set")
-    )
-    assert MazePaths in [type(one) for one in source.evaluators("all")]
+    assert MazePaths in [type(one) for one in source(tmp_path / "set").evaluators("all")]
     train = {image.tobytes() for image in images(np.load(tmp_path / "set/train/all__inputs.npy"))}
     assert not train & {maze.tobytes() for maze in np.load(tmp_path / "set/test/all__inputs.npy")}
     assert len(train) == 30 * 8

@@ -15,8 +15,8 @@ from data.recursive.boards import Boards
 from data.recursive.own_puzzle import Answers, OwnPuzzles
 from data.recursive.sudoku import BLANK
 from data.source import IGNORE
+from tests.data.recursive.helpers import source
 from tests.data.recursive.test_maze import tokens
-from tests.making import make_source
 from utils.errors import ConfigError
 from utils.measure.evaluator import Prediction, Report
 
@@ -163,10 +163,9 @@ def test_wrong_puzzles_are_named(tmp_path: Path, kind: str, given: str, named: s
 
 
 def test_a_source_evaluates_nothing_else() -> None:
-    given = {"seed": 0, "shards": 2, "global_batch_size": 8, "epochs": 1, "puzzle": LINE}
-    given["embedded"] = {"size": 4, "train": 40, "test": 10, "blanks": 7}
-    made = make_source("puzzles", **given, eval_only=True)
+    embedded = {"size": 4, "train": 40, "test": 10, "blanks": 7}
+    made = source(puzzle=LINE, embedded=embedded, eval_only=True)
     assert list(made.eval_sets()) == ["puzzle"]
     assert [type(one) for one in made.evaluators("puzzle")] == [Answers, Boards]
     with pytest.raises(ConfigError, match=r"^data.puzzle=.*: a trained model answers it"):
-        make_source("puzzles", **given)
+        source(puzzle=LINE, embedded=embedded)

@@ -13,8 +13,7 @@ from data.recursive.sudoku import (
     search,
     to_masks,
 )
-from tests.data.recursive.helpers import files
-from tests.making import make_source
+from tests.data.recursive.helpers import files, source
 from utils.errors import ConfigError
 
 
@@ -110,15 +109,10 @@ def build(tmp_path, *arguments) -> int:
 def test_a_built_dataset_is_read_and_equals_the_embedded_one(tmp_path):
     options = "--size 6 --train 30 --test 10 --blanks 20 --num-aug 3 --seed 2"
     build(tmp_path / "out", *options.split())
-    common = {"seed": 0, "shards": 2, "global_batch_size": 8, "epochs": 4}
-    built = make_source("puzzles", **common, data_path=str(tmp_path / "out"))
-    embedded = make_source(
-        "puzzles",
-        **common,
-        embedded={"size": 6, "train": 30, "test": 10, "blanks": 20, "num_aug": 3, "seed": 2},
-    )
+    keys = {"size": 6, "train": 30, "test": 10, "blanks": 20, "num_aug": 3, "seed": 2}
+    built, embedded = source(tmp_path / "out"), source(embedded=keys)
     assert built.spec == embedded.spec
-    assert built.length.total_steps == 4 * 30 // 8  # an epoch is one look at every group
+    assert built.length.total_steps == 2 * (3 * 30 // 8)  # an epoch is one look at every group
     for step in range(5):
         one, other = (made.train_batch(step, 1)["inputs"] for made in (built, embedded))
         assert (one == other).all()

@@ -140,12 +140,3 @@ def test_six_steps_from_init_to_final(name: str) -> None:
 @pytest.mark.parametrize("name", [*NAMES, *(f"steps_{name}" for name in NAMES)])
 def test_evaluation_of_the_final_weights(name: str) -> None:
     evaluation(Recording(name), name)
-
-
-def test_init_is_not_final() -> None:
-    """A recording that aliases its arrays would make the six-step test an empty one."""
-    for name in NAMES:
-        data = np.load(GOLDEN / f"steps_{name}.npz", allow_pickle=False)
-        assert not np.array_equal(
-            data["init/model.inner.lm_head.weight"], data["final/model.inner.lm_head.weight"]
-        )

@@ -34,25 +34,16 @@ def predicted(steps: int, rows: dict[str, torch.Tensor]) -> Prediction:
         return objective.predict(rows)
 
 
-def reported(shares: list[slice]) -> tuple[Report, dict[str, list[float]]]:
-    """By as many ranks as there are shares of the batch; the padding is in the last one."""
-    everything, gathered = batch(), []
-    for share in shares:
-        evaluator, rows = (
-            ThinkingSteps(),
-            {key: tensor[share] for key, tensor in everything.items()},
-        )
-        evaluator.add(np.arange(ROWS)[share], rows, predicted(4, rows))
-        gathered.append(evaluator.rows())
-    report = ThinkingSteps().report(
-        {name: torch.cat([rows[name] for rows in gathered]) for name in gathered[0]}
-    )
+def reported() -> tuple[Report, dict[str, list[float]]]:
+    everything, evaluator = batch(), ThinkingSteps()
+    evaluator.add(np.arange(ROWS), everything, predicted(4, everything))
+    report = evaluator.report(evaluator.rows())
     scene = json.loads(str(report.files["thinking_steps.scene.json"]))
     return report, {line["name"]: line["values"] for line in scene["lines"]}
 
 
 def test_each_step_is_the_evaluation_of_a_net_that_stops_there() -> None:
-    report, by_step = reported([slice(None)])
+    report, by_step = reported()
     for step in range(1, 5):
         metrics = {
             name: float(total / count)
@@ -99,9 +90,8 @@ def test_fixed_and_broken_cells_and_the_halting_step_of_a_board_made_by_hand() -
     assert seen.outputs(torch.tensor([3, 1]))["halt_step"].tolist() == [3, 1]
 
 
-def test_scenes_count_what_the_batch_holds_however_ranks_share_it() -> None:
-    report, by_step = reported([slice(None)])
-    assert (report, by_step) == reported([slice(0, 5), slice(5, 30), slice(30, None)])
+def test_scenes_count_what_the_batch_holds() -> None:
+    report, by_step = reported()
     scenes = {name: json.loads(text) for name, text in report.files.items() if ".scene." in name}
     halting = scenes["thinking_steps_halting.scene.json"]
     assert halting["x"]["values"] == [1, 2, 3, 4, "never"]
