@@ -12,7 +12,7 @@ from data.build import sudoku
 from tests import ranks
 from tests.data.recursive.helpers import ragged_groups, write_dataset
 from tests.forks import Forks
-from tests.runs import INTERRUPTED, TINY_GPT, TROUBLED, Result, train
+from tests.runs import INTERRUPTED, TINY_GPT, TINY_TMS, TROUBLED, Result, train
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -86,16 +86,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def tms_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A toy model of superposition, hardly trained."""
-    arguments = [
-        "experiment=tms_target",
-        "arch.forward_dtype=float64",
-        "global_batch_size=64",
-        "max_steps=40",
-        "data.held_out=64",
-    ]
-    return train(
-        tmp_path_factory.mktemp("target") / "tms", *arguments, "data.probability=0.3"
-    ).directory
+    folder = tmp_path_factory.mktemp("target") / "tms"
+    return train(folder, *TINY_TMS, "data.probability=0.3").directory
 
 
 @pytest.fixture(scope="session")

@@ -89,6 +89,10 @@ TINY_GPT = [
     "lr=1e-2",
     "lr_warmup_steps=5",
 ]
+TINY_TMS = [
+    "experiment=tms_target", "arch.forward_dtype=float64", "global_batch_size=64", "max_steps=40",
+    "data.held_out=64",
+]  # fmt: skip
 # its target is the net of TINY_GPT
 TINY_PREFIX = [
     "arch=prefix",
@@ -176,17 +180,15 @@ def faulty(
     env: Mapping[str, str] | None = None,
 ) -> list[Completed]:
     """A run in which something goes wrong; what tests/faults.py knows."""
-    command = [
-        "-m",
-        "tests.faults",
-        fault,
-        str(rank),
-        str(when),
-        *QUIET,
-        f"checkpoint_path={directory}",
-        *arguments,
-    ]
-    return run_ranks(ranks, command, timeout, env)
+    return run_ranks(ranks, planted(directory, fault, rank, when, *arguments), timeout, env)
+
+
+def planted(
+    directory: Path, fault: str, rank: int | str, when: int | str, *arguments: str
+) -> list[str]:
+    """What Python is called with for such a run."""
+    path = f"checkpoint_path={directory}"
+    return ["-m", "tests.faults", fault, str(rank), str(when), *QUIET, path, *arguments]
 
 
 def stopped(directory: Path, *arguments: str, ranks: int = 1) -> list[Completed]:

@@ -96,6 +96,7 @@ def test_muon_gathers_its_matrices(tmp_path: Path) -> None:
         (("fsdp", 2), ("allreduce", 1)),
         (("allreduce", 2), ("fsdp", 4)),
         (("fsdp", 3), ("fsdp", 2)),
+        (("allreduce", 2), ("allreduce", 3)),
     ],
 )
 def test_a_stopped_run_goes_on_in_another_way(
@@ -125,7 +126,7 @@ def test_a_rank_that_hangs_ends_the_run(sync: str, tmp_path: Path) -> None:
 
 
 @slow
-@pytest.mark.parametrize("sync", ["ddp", "fsdp"])
+@pytest.mark.parametrize("sync", ["allreduce", "ddp", "fsdp"])
 @pytest.mark.parametrize("policy", ["raise", "skip"])
 def test_a_step_that_is_not_finite_is_refused_on_all_ranks(
     sync: str, policy: str, tmp_path: Path

@@ -156,10 +156,3 @@ def test_a_suspended_run_goes_on(undisturbed_pair: Result, tmp_path: Path) -> No
     done = faulty(tmp_path / "run", "suspend@objective", "all", 13, *TROUBLED, ranks=2)
     assert [rank.returncode for rank in done] == [0, 0], [rank.stderr for rank in done]
     assert digest(tmp_path / "run") == digest(undisturbed_pair.directory)
-
-
-@pytest.mark.slow
-def test_a_gradient_that_is_not_finite_on_one_rank_is_refused_on_all(tmp_path: Path) -> None:
-    done = faulty(tmp_path / "run", "nan@objective", 1, 7, *TROUBLED, ranks=2)
-    assert {rank.returncode for rank in done} == {1}
-    assert "on_nonfinite=raise: step 8" in done[0].stderr

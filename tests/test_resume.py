@@ -7,14 +7,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.runs import (
     EXACT,
     INTERRUPTED,
     NOISY,
     STOPPED,
-    TINY_TRM,
+    TINY_CNN,
     Result,
     digest,
     faulty,
@@ -61,27 +60,10 @@ def test_noise_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_fast_run_goes_on_at_three_ranks(tmp_path: Path) -> None:
-    """Not to the same bits, but to the same numbers, which float64 shows."""
-    arguments = [*TINY_TRM, "max_steps=23", "log_interval=4"]
-    one = train(tmp_path / "undisturbed", *arguments)
-    stopped(tmp_path / "run", *arguments, ranks=2)
-    again = train(tmp_path / "run", *arguments, ranks=3)
-    for name, tensor in one.weights().items():
-        torch.testing.assert_close(again.weights()[name], tensor, rtol=0, atol=1e-6)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("optim", ["adadelta", "adamw", "muon"])
 def test_every_optimizer_remembers(optim: str, tmp_path: Path) -> None:
-    net = ["arch=cnn", "data=digits", "global_batch_size=32", "epochs=1", "eval_interval=1"]
-    net = (
-        net
-        if optim != "muon"
-        else [argument for argument in INTERRUPTED if not argument.startswith("max_steps")]
-    )
     arguments = [
-        *net,
+        *(INTERRUPTED if optim == "muon" else TINY_CNN),
         f"optim={optim}",
         "lr=1e-2",
         "max_steps=6",

@@ -10,23 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.ranks import check_ended_well, run_line, run_ranks
-from tests.runs import Result, digest, status
+from tests.runs import QUIET, TINY_CNN, Result, digest, status
 from utils.rundir.folders import Lock
 
-SMALL = [
-    "arch=cnn",
-    "data=digits",
-    "optim=adamw",
-    "global_batch_size=16",
-    "epochs=1",
-    "eval_interval=1",
-    "max_steps=3",
-    "num_workers=0",
-    "log_interval=1",
-    "eval_batch_size=180",
-    "wandb.mode=disabled",
-    "project_name=p",
-]
+SMALL = [*TINY_CNN, *QUIET, "max_steps=3", "num_workers=0", "project_name=p"]
 
 
 @contextmanager
@@ -50,7 +37,6 @@ def test_a_start_beside_a_live_run_is_refused_before_it_reads_anything(tmp_path:
                 *SMALL,
                 f"data_path={tmp_path}",  # holds no dataset
                 f"checkpoint_path={tmp_path}/x",
-                "timeout_s=30",
             ],
         )
     assert [rank.returncode for rank in done] == [2, 2]

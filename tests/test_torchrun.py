@@ -12,7 +12,6 @@ import pytest
 from tests.ranks import free_port
 from tests.runs import (
     MPIRUN,
-    QUIET,
     TORCHRUN,
     TROUBLED,
     Result,
@@ -20,6 +19,7 @@ from tests.runs import (
     goes_on,
     launched,
     learned,
+    planted,
     status,
     train,
 )
@@ -42,16 +42,7 @@ def test_torchrun_restarts_a_run_whose_ranks_are_killed(
     seed: int, longer: Result, tmp_path: Path
 ) -> None:
     """Four kills each, of either rank, at steps and moments of their own."""
-    fault = [
-        "-m",
-        "tests.faults",
-        "kill@objective",
-        "random",
-        str(seed),
-        *QUIET,
-        f"checkpoint_path={tmp_path}/run",
-        *LONGER,
-    ]
+    fault = planted(tmp_path / "run", "kill@objective", "random", seed, *LONGER)
     done = launched([*TWO, "--max-restarts", "4", *fault])
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("FAULT kill") == 4
@@ -62,42 +53,12 @@ def test_torchrun_restarts_a_run_whose_ranks_are_killed(
 def test_two_agents_restart_a_run_though_only_that_of_the_killed_rank_counts(
     undisturbed_pair: Result, tmp_path: Path
 ) -> None:
-    meets = [
-        "--nnodes",
-        "2",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-id",
-        "two",
-        "--rdzv-endpoint",
-        f"127.0.0.1:{free_port()}",
-    ]
-    fault = [
-        "-m",
-        "tests.faults",
-        "kill@objective",
-        "0",
-        "12",
-        *QUIET,
-        f"checkpoint_path={tmp_path}/run",
-        *TROUBLED,
-    ]
+    meets = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "two"]
+    meets += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    agent = [*TORCHRUN, *meets, "--nproc-per-node", "1", "--max-restarts", "1"]
+    fault = planted(tmp_path / "run", "kill@objective", 0, 12, *TROUBLED)
     both = '"$@" & "$@"; ended=$?; wait $! && exit $ended'
-    done = launched(
-        [
-            "bash",
-            "-c",
-            both,
-            "-",
-            *TORCHRUN,
-            *meets,
-            "--nproc-per-node",
-            "1",
-            "--max-restarts",
-            "1",
-            *fault,
-        ]
-    )
+    done = launched(["bash", "-c", both, "-", *agent, *fault])
     assert done.returncode == 0, done.stderr[-3000:]
     assert "FAULT kill" in done.stdout
     assert "could not meet" not in done.stderr  # that would cost another restart
@@ -122,19 +83,10 @@ def test_a_signal_to_the_launcher_is_one_to_the_run(
     launcher: list[str], signal: str, state: str, undisturbed_pair: Result, tmp_path: Path
 ) -> None:
     began = time.monotonic()
-    fault = [
-        "-m",
-        "tests.faults",
-        f"launcher:{signal}@objective",
-        "1",
-        "7",
-        *QUIET,
-        f"checkpoint_path={tmp_path}/run",
-        *TROUBLED,
-    ]
+    fault = planted(tmp_path / "run", f"launcher:{signal}@objective", 1, 7, *TROUBLED)
     done = launched([*launcher, *fault])
-    planted = float(done.stdout.split(f"FAULT launcher:{signal} ")[1].split()[0])
-    assert began < planted < time.monotonic() < planted + 20, "torchrun kills after 30 s"
+    happened = float(done.stdout.split(f"FAULT launcher:{signal} ")[1].split()[0])
+    assert began < happened < time.monotonic() < happened + 20, "torchrun kills after 30 s"
     told = status(tmp_path / "run")
     assert (told["state"], told["step"]) == (state, 8), done.stderr
     goes_on(tmp_path / "run", undisturbed_pair)

@@ -15,19 +15,14 @@ from torch import Tensor, nn
 from data.source import RunSettings
 from tests.ranks import Completed, assert_one_line, check_ended_well, run_module
 from tests.ranks_unusual_objectives import HIDDEN, LogOfSum, Net
-from tests.runs import QUIET, Result, config_of, digest
+from tests.runs import QUIET, TINY_CNN, Result, config_of, digest
 from utils.command.instantiate import make
 
 slow = pytest.mark.slow
 STEPS, LR = 5, 0.05
 DIGITS = [
-    "arch=cnn",
-    "data=digits",
+    *TINY_CNN,
     "optim=sgd",
-    "arch.forward_dtype=float64",
-    "global_batch_size=32",
-    "epochs=1",
-    "eval_interval=1",
     f"max_steps={STEPS}",
     f"lr={LR}",
     "lr_warmup_steps=0",
