@@ -37,36 +37,6 @@ def state(folder: Path) -> dict:
     return json.loads((folder / "status.json").read_text())
 
 
-def test_how_a_run_ended_is_there_to_read(tmp_path: Path) -> None:
-    with opened(tmp_path) as run:
-        now = state(tmp_path)
-        assert (now["state"], now["host"], now["pid"], now["step"]) == (
-            "running",
-            socket.gethostname(),
-            os.getpid(),
-            None,
-        )
-        run.log(7, {})
-        assert state(tmp_path)["state"] == "running"  # a good end is for the caller to mark
-        run.mark("finished", exit_status=0)
-        assert [state(tmp_path)[key] for key in ("state", "step", "exit_status")] == [
-            "finished",
-            7,
-            0,
-        ]
-        run.mark("requeue", "SIGUSR1\n came", step=8, exit_status=138)
-    run.mark("failed")  # the directory may be another's now
-    assert [state(tmp_path)[key] for key in ("state", "reason", "step", "exit_status")] == [
-        "requeue",
-        "SIGUSR1 came",
-        8,
-        138,
-    ]
-    assert not list(tmp_path.glob(".*"))
-    opened(tmp_path).close(ok=False)
-    assert state(tmp_path)["state"] == "failed"
-
-
 @pytest.mark.parametrize(
     ("signum", "began", "evaluates", "expected"),
     [
