@@ -1,5 +1,5 @@
 """Optimizer states are named by parameter and load without the compiler. For checkpoints see
-test_registry.
+tests/test_resume.py.
 """
 
 from __future__ import annotations

@@ -1,210 +1,170 @@
-"""A checkpoint that does not fit is refused before anything of it is taken; and what is said of one
-that does.
+"""A checkpoint that does not fit a run is refused before anything of it is taken; what is said of
+one that does.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import partial
+import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 
-from optim.adam_atan2 import AdamATan2
-from optim.builtin import adadelta, adamw, muon, sgd
-from optim.optimizer_state import OptimizerState
-from optim.schedule import WarmupDecay
-from tests.utils.checkpoint.helpers import as_it_is, declare
-from utils.averages import EMA
-from utils.checkpoint import reader
+import pretrain
+from tests.runs import FLOAT32, TINY_TRM
+from tests.steps import steps_of, trainer_on
+from tests.utils.checkpoint.helpers import declare
+from utils.checkpoint import reader, resume
 from utils.checkpoint.format import Slice
-from utils.checkpoint.registry import Carries, Origin, Registry
+from utils.checkpoint.registry import flatten
+from utils.checkpoint.resume import Start
 from utils.checkpoint.writer import Writer
 from utils.errors import ConfigError
-from utils.measure.metrics import Meter
 from utils.ranks.distributed import Dist
 
-CARRY = {"z": torch.zeros(4, 3), "steps": torch.zeros(4, dtype=torch.int32)}
-CPU = torch.device("cpu")
+LINE = [*TINY_TRM, *FLOAT32, "lr_warmup_steps=0", "lr_min_ratio=0.1", "max_steps=10"]
 
 
-class TinyRun:
-    """A run of two shards, as far as a checkpoint is concerned."""
-
-    def __init__(
-        self,
-        optimizer: Callable[..., Any] = AdamATan2,
-        total_steps: int = 100,
-        evaluates: bool = False,
-    ):
-        self.net = nn.Linear(3, 2, bias=False)
-        keys = {"lr": 0.5, "weight_decay": 0.1, "betas": (0.9, 0.95), "momentum": 0.9}
-        taken = inspect.signature(optimizer).parameters
-        named = [("weight", self.net.weight)]
-        self.dense = optimizer(named, **{key: keys[key] for key in keys if key in taken})
-        self.dense.param_groups[0]["base_lr"] = 0.5
-        self.schedule = WarmupDecay(total_steps, 0, 0.1, None)
-        self.ema, self.meter, self.carries = (
-            EMA({"weight": self.net.weight}, {}, 0.9),
-            Meter(2),
-            Carries([range(2)], lambda: CARRY),
-        )
-
-        def origin() -> Origin:
-            lr = 0.5 * self.schedule(self.saved.run_state.step)
-            return Origin({"shards": 2}, "x", None, lr, {})
-
-        self.saved = Registry(origin, as_it_is(), [] if evaluates else range(2))
-        self.saved.add(
-            "model", self.net.state_dict, self.net.load_state_dict, any_precision=evaluates
-        )
-        self.saved.add("ema", self.ema.state, self.ema.load, otherwise="use ema=false")
-        if not evaluates:
-            memory = OptimizerState([self.dense])
-            self.saved.add("optimizer", memory.state, memory.load, memory.like)
-            self.saved.add_by_shard(
-                "carry",
-                self.carries.state,
-                self.carries.load,
-                self.carries.like,
-                any_precision=True,
-            )
-            self.saved.add_by_shard(
-                "meter",
-                partial(self.meter.state, range(2)),
-                partial(self.meter.load, device=CPU),
-                self.meter.like,
-            )
-
-    def trained(self, directory: Path, steps: int = 3) -> Path:
-        """A checkpoint after some steps."""
-        for _ in range(steps):
-            self.net.weight.grad = torch.randn(2, 3)
-            self.dense.step()
-            self.ema.update()
-            self.carries.put(
-                [{name: torch.cat([tensor + 1, tensor + 2]) for name, tensor in CARRY.items()}]
-            )
-            self.meter.add({"loss": (torch.tensor(1.0), torch.tensor(2.0))})
-            self.saved.run_state.step += 1
-        writer = Writer(directory, Dist(), pytest.fail)
-        writer.save(self.saved.run_state.step, *self.saved.snapshot())
-        assert writer.wait() == ""
-        return directory / f"step_{self.saved.run_state.step}"
-
-    def restored(self, folder: Path) -> list[str]:
-        """Goes on from a checkpoint; what is said of it."""
-        checkpoint = reader.open_checkpoint(folder, self.saved.names)
-        self.saved.check(checkpoint.groups, checkpoint.meta["step"])
-        self.saved.load(checkpoint.groups)
-        self.saved.run_state.load(checkpoint.meta)
-        return self.saved.origin().differences(checkpoint.meta)
+def trainer_in(folder: Path, *arguments: str) -> pretrain.Trainer:
+    return trainer_on(Dist(), folder, *LINE, *arguments)
 
 
-@pytest.mark.parametrize("optimizer", [AdamATan2, adadelta, adamw, muon, sgd])
-@pytest.mark.parametrize("steps", [0, 3])
-def test_what_fits_is_taken(optimizer: Callable[..., Any], steps: int, tmp_path: Path) -> None:
-    tiny, again = TinyRun(optimizer), TinyRun(optimizer)
-    assert again.restored(tiny.trained(tmp_path, steps)) == []
-    (groups, meta), (groups_again, meta_again) = tiny.saved.snapshot(), again.saved.snapshot()
-    assert meta_again == meta
-    assert again.saved.run_state.step == steps
-    for group, tensors in groups.items():
-        assert tensors.keys() == groups_again[group].keys()
-        for name, tensor in tensors.items():
-            one, two = (
-                each.tensor if isinstance(each, Slice) else each
-                for each in (tensor, groups_again[group][name])
-            )
-            assert torch.equal(one, two)
-            assert one.dtype == two.dtype
-    for each in (tiny, again):
-        each.net.weight.grad = torch.ones(2, 3)
-        each.dense.step()
-    assert torch.equal(tiny.net.weight, again.net.weight)
+def train(trainer: pretrain.Trainer, steps: int) -> None:
+    for take in steps_of(trainer, trainer.step + steps):
+        take()
+    trainer.agreement.read()
 
 
-def test_a_carry_may_go_on_in_another_precision(tmp_path: Path) -> None:
-    """As bfloat16 on a GPU and float32 on a CPU are."""
-    folder = TinyRun().trained(tmp_path)
-    tensors = load_file(folder / "shards.safetensors")
-    save_file(
-        {name: t.bfloat16() if name.endswith("carry/z") else t for name, t in tensors.items()},
-        folder / "shards.safetensors",
+def save(trainer: pretrain.Trainer, folder: Path) -> Path:
+    """Returns the folder of a new checkpoint."""
+    writer = Writer(folder, Dist(), pytest.fail)
+    writer.save(trainer.step, *trainer.saved.snapshot())
+    assert writer.wait() == ""
+    return folder / f"step_{trainer.step}"
+
+
+def restore(trainer: pretrain.Trainer, checkpoint: Path) -> list[str]:
+    """Goes on from a checkpoint; returns what is said of it."""
+    said: list[str] = []
+    start = Start(checkpoint, continues=True, meta=reader.read_meta(checkpoint))
+    steps = trainer.total_steps
+    resume.restore(start, trainer.saved, trainer.cfg, Dist(), said.append, steps)
+    return said
+
+
+def held(trainer: pretrain.Trainer) -> dict[str, torch.Tensor]:
+    """A copy of every tensor that a checkpoint would hold now."""
+    return {
+        f"{group}/{name}": (each.tensor if isinstance(each, Slice) else each).clone()
+        for group, tensors in trainer.saved.snapshot()[0].items()
+        for name, each in tensors.items()
+    }
+
+
+def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(tensor, other[name]) and tensor.dtype == other[name].dtype
+        for name, tensor in one.items()
     )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a run after three steps."""
+    folder = tmp_path_factory.mktemp("trained")
+    trainer = trainer_in(folder / "run")
+    train(trainer, 3)
+    return save(trainer, folder)
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> pretrain.Trainer:
+    return trainer_in(tmp_path_factory.mktemp("fresh") / "run")
+
+
+@pytest.mark.parametrize("optim", ["adam_atan2", "muon", "sgd"])
+def test_a_run_that_was_stopped_before_its_first_step_goes_on(optim: str, tmp_path: Path) -> None:
+    """Optimizers remember nothing yet. tests/test_resume.py goes on from later steps."""
+    one, other = (trainer_in(tmp_path / name, f"optim={optim}") for name in ("one", "other"))
+    with torch.no_grad():
+        for parameter in one.objective.parameters():
+            parameter += 0.1
+    assert not are_equal(held(one), held(other))
+    assert restore(other, save(one, tmp_path)) == []
+    assert are_equal(held(one), held(other))
+    for trainer in (one, other):
+        train(trainer, 1)
+    assert are_equal(held(one), held(other))
+
+
+def changed(trained: Path, folder: Path, group: str, tensors: dict[str, torch.Tensor]) -> Path:
+    """A copy of a checkpoint with these tensors in a group, and with a manifest that fits."""
+    shutil.copytree(trained, folder)
+    save_file(tensors, folder / f"{group}.safetensors")
     declare(folder)
-    tiny = TinyRun()
-    tiny.restored(folder)
-    carry = tiny.carries.get(
-        0, lambda: {name: torch.cat([tensor, tensor]) for name, tensor in CARRY.items()}
-    )
-    assert carry["z"].dtype == torch.float32
-    assert carry["z"][:, 0].tolist() == [1.0] * 4 + [2.0] * 4
+    return folder
 
 
-# a group, the tensor there that is another or, for None, missing, and what is said of it
+def test_a_carry_may_go_on_in_another_precision(trained: Path, tmp_path: Path) -> None:
+    """As bfloat16 on a GPU and float32 on a CPU are."""
+    tensors = load_file(trained / "shards.safetensors")
+    rounded = {
+        name: tensor.bfloat16() if "/carry/" in name and tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }
+    trainer = trainer_in(tmp_path / "mine")
+    restore(trainer, changed(trained, tmp_path / "step_3", "shards", rounded))
+    batch, _ = trainer.first_batch(trainer.owned)
+    carry = flatten(trainer.carries.get(0, lambda: trainer.objective.initial_carry(batch)))
+    for name, tensor in carry.items():
+        shards = [rounded[f"{shard}/carry/{name}"] for shard in range(8)]
+        assert torch.equal(tensor, torch.cat(shards).to(tensor.dtype))
+        assert tensor.dtype == tensors[f"0/carry/{name}"].dtype
+
+
+# a group, a tensor that is another there or, for None, missing, and what is said of it
+HEAD, Z = "model.inner.lm_head.weight", "carry/state/0"
 UNFIT: list[tuple[str, str, torch.Tensor | None, str]] = [
-    ("model", "weight", None, "model: weight is missing from it"),
+    ("model", HEAD, None, f"model: {HEAD} is missing from it"),
     (
         "model",
-        "weight",
-        torch.ones(2, 3).double(),
-        "model: weight is of torch.float64 there and of torch.float32 here",
+        HEAD,
+        torch.ones(6, 16).double(),
+        f"model: {HEAD} is of torch.float64 there and of torch.float32 here",
     ),
-    ("optimizer", "1/weight/exp_avg", torch.ones(2, 3), "optimizer: it holds 1/weight/exp_avg"),
+    ("optimizer", "1/x/exp_avg", torch.ones(2, 3), "optimizer: it holds 1/x/exp_avg"),
     ("ema", "steps", None, "ema: steps is missing from it"),
-    (
-        "shards",
-        "0/carry/z",
-        torch.ones(4, 4),
-        "shard 0, carry: z has shape (4, 4) there and (4, 3) here",
-    ),
+    ("shards", f"0/{Z}", torch.ones(3, 4), "shard 0, carry: state/0 has shape (3, 4) there"),
     ("shards", "1/carry/more", torch.ones(1), "shard 1, carry: it holds more"),
-    ("shards", "0/meter/loss", torch.ones(2), "shard 0, meter: loss is of torch.float32"),
+    ("shards", "7/meter/loss", torch.ones(2), "shard 7, meter: loss is of torch.float32"),
 ]
 
 
 @pytest.mark.parametrize(("group", "name", "tensor", "problem"), UNFIT)
-def test_what_does_not_fit_leaves_the_job_as_it_was(
-    group: str, name: str, tensor: torch.Tensor | None, problem: str, tmp_path: Path
+def test_what_does_not_fit_leaves_the_trainer_as_it_was(
+    group: str,
+    name: str,
+    tensor: torch.Tensor | None,
+    problem: str,
+    trained: Path,
+    fresh: pretrain.Trainer,
+    tmp_path: Path,
 ) -> None:
-    folder, tiny = TinyRun().trained(tmp_path), TinyRun()
-    file = folder / f"{group}.safetensors"
-    tensors = load_file(file) | {name: tensor}
-    save_file({key: each for key, each in tensors.items() if each is not None}, file)
-    declare(folder)
-    refused(tiny, folder, problem)
-    if group in ("model", "ema") and "float64" not in problem:
-        refused(TinyRun(evaluates=True), folder, problem)
-
-
-def refused(tiny: TinyRun, folder: Path, problem: str) -> None:
-    """In one line, and nothing is taken."""
-    before = tiny.net.weight.clone()
+    tensors = load_file(trained / f"{group}.safetensors") | {name: tensor}
+    there = {key: each for key, each in tensors.items() if each is not None}
+    folder = changed(trained, tmp_path / "step_3", group, there)
+    before = held(fresh)
     with pytest.raises(ConfigError) as caught:
-        tiny.restored(folder)
+        restore(fresh, folder)
     assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert torch.equal(tiny.net.weight, before)
-    state = (
-        tiny.saved.run_state.step,
-        tiny.ema.steps,
-        tiny.meter.state([0]),
-        tiny.carries.state()[0],
-    )
-    assert state == (0, 0, {0: {}}, {})
+    assert fresh.step == 0
+    assert are_equal(held(fresh), before)
 
 
-def test_a_longer_run_says_how_the_learning_rate_jumps(tmp_path: Path) -> None:
-    folder = TinyRun(total_steps=10).trained(tmp_path)
-    assert TinyRun(total_steps=10).restored(folder) == []
-    (line,) = TinyRun(total_steps=20).restored(folder)
-    assert (
-        line == "the learning rate jumps at step 3 from 0.407252 to 0.475476, because the run has"
+def test_a_longer_run_says_how_the_learning_rate_jumps(trained: Path, tmp_path: Path) -> None:
+    assert restore(trainer_in(tmp_path / "run", "max_steps=20"), trained) == [
+        "the learning rate jumps at step 3 from 0.00814503 to 0.00950953, because the run has"
         " another length now"
-    )
+    ]
