@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from data.build import sudoku
 from tests import ranks
+from tests.browser import chromium
 from tests.data.recursive.helpers import ragged_groups, write_dataset
 from tests.forks import Forks
 from tests.runs import INTERRUPTED, TINY_GPT, TINY_TMS, TROUBLED, Result, train
@@ -81,6 +83,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=20)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as launched:
+        yield launched
 
 
 @pytest.fixture(scope="session")

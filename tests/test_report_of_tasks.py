@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from data.build import maze
-from tests.browser import chromium, opened, take_picture
+from tests.browser import opened, take_picture
 from tests.data.recursive.arc_helpers import built, write_folder
 from tests.ranks import ROOT
 from tests.runs import TINY_CNN, TINY_GPT, TINY_TRM, train
@@ -54,12 +53,6 @@ def arguments(task: str, folder: Path, request: pytest.FixtureRequest) -> list[s
         case "text":
             return [*TINY_GPT, *short]
     return [*TMS, *short, f"arch.target={request.getfixturevalue('tms_target')}"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as launched:
-        yield launched
 
 
 @pytest.mark.slow

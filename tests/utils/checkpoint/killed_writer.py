@@ -50,7 +50,7 @@ def save_for_ever(directory: Path, tell: int, value: int) -> None:
         os.write(tell, f"{value}\n".encode())
 
 
-def killed_at_random(folder: Path, least: int = 30, most: int = 300) -> None:
+def killed_at_random(folder: Path) -> dict[str, int]:
     """After each kill the newest checkpoint is whole, and no older than the last save that was
     reported done.
     """
@@ -58,7 +58,7 @@ def killed_at_random(folder: Path, least: int = 30, most: int = 300) -> None:
     hear, tell = os.pipe()
     os.set_blocking(hear, False)
     value, dirty, kills, limit_s = 1, 0, 0, 0.06
-    while kills < least or (kills < most and (dirty < 8 or value < 30)):
+    while kills < 30 or (kills < 300 and (dirty < 8 or value < 30)):
         before, kills = value, kills + 1
         forked(
             lambda start=value: save_for_ever(directory, tell, start),
@@ -80,10 +80,10 @@ def killed_at_random(folder: Path, least: int = 30, most: int = 300) -> None:
             if (directory / "latest").exists():
                 assert value_of(directory) in (value, value - 1, value - 2)
         limit_s *= 1.1 if value == before else 1.0  # a busy machine needs longer for a save
-    (folder / "random.json").write_text(json.dumps({"value": value, "dirty": dirty}))
+    return {"value": value, "dirty": dirty}
 
 
-def killed_everywhere(folder: Path) -> None:
+def killed_everywhere(folder: Path) -> dict[str, int]:
     """The process dies before each change that saves of an old and of a new step make to the file
     system.
     """
@@ -101,7 +101,7 @@ def killed_everywhere(folder: Path) -> None:
         while _dies(folder / f"{name}-{at}", owner, name, at):
             at += 1
         deaths[name] = at
-    (folder / "everywhere.json").write_text(json.dumps(deaths))
+    return deaths
 
 
 def _dies(directory: Path, owner: Any, name: str, at: int) -> bool:
@@ -138,6 +138,5 @@ def _dies(directory: Path, owner: Any, name: str, at: int) -> bool:
 
 
 if __name__ == "__main__":
-    {function.__name__: function for function in (killed_at_random, killed_everywhere)}[
-        sys.argv[1]
-    ](Path(sys.argv[2]))
+    function = {"random": killed_at_random, "everywhere": killed_everywhere}[sys.argv[1]]
+    print(json.dumps(function(Path(sys.argv[2]))))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.browser import chromium, opened
+from tests.browser import opened
 from tests.runs import TINY_TRM, train
 from tests.utils.checkpoint.helpers import META
 from utils.checkpoint.writer import Writer
@@ -251,12 +250,6 @@ def test_a_sweep(tmp_path: Path) -> None:
 
 
 # ---- in a browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as launched:
-        yield launched
 
 
 @pytest.mark.parametrize("state", ["running", "failed"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser import chromium, opened
+from tests.browser import opened
 from utils.measure.scene import levels, scene
 from utils.report.__main__ import FILE, main
 
@@ -146,12 +146,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text(content)
     assert main([str(directory)]) == 0
     return directory / FILE
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as chromium_browser:
-        yield chromium_browser
 
 
 @pytest.fixture
