@@ -114,10 +114,8 @@ def test_the_order_of_going_back(tmp_path: Path) -> None:
 def test_nothing_to_read_is_one_line(tmp_path: Path) -> None:
     folder = alone(tmp_path / "checkpoints", 3)
     (tmp_path / "empty").mkdir()
-    for path in (tmp_path / "nothing", tmp_path / "empty", tmp_path / ("x" * 300)):
+    for path in (tmp_path / "nothing", tmp_path / "empty"):
         refused(path)
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    refused(tmp_path / "loop")
     (tmp_path / "checkpoints" / "latest").write_text("../elsewhere")
     assert "no checkpoint is there" in refused(tmp_path)
     (tmp_path / "checkpoints" / "latest").write_text("step_4")

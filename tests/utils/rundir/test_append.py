@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs import status
 from tests.utils.rundir.test_directory import opened, written
-from tests.utils.rundir.test_status import fill, state
+from tests.utils.rundir.test_status import fill
 
 
 def test_training_goes_on_beside_a_disk_that_is_really_full(
@@ -32,7 +33,7 @@ def test_training_goes_on_beside_a_disk_that_is_really_full(
     assert [row["step"] for row in written(run.directory)] == [*before, 1000]
     assert before == list(range(1, len(before) + 1))
     assert len(before) < 200
-    assert state(run.directory)["state"] == "finished"
+    assert status(run.directory)["state"] == "finished"
     kept = [path.name for path in (run.directory / "evaluations").rglob("*") if path.is_file()]
     assert kept == ["small"]
     said = [line for line in capsys.readouterr().out.splitlines() if "written" in line]

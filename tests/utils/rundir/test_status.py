@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from tests.ranks import ROOT, until
+from tests.runs import status as state
 from tests.utils.rundir.test_directory import opened, written
 from utils.errors import ConfigError, RunError, Stopped
 from utils.ranks.distributed import Dist
 from utils.ranks.signals import STATUS
-from utils.rundir import status
 from utils.rundir.directory import RunDirectory
 from utils.rundir.status import LOST, other_writer, started_again, state_of
 
@@ -31,10 +31,6 @@ def fill(folder: Path) -> None:
     with open(folder / "filler", "wb", buffering=0) as filler, contextlib.suppress(OSError):
         while True:
             filler.write(bytes(512))
-
-
-def state(folder: Path) -> dict:
-    return json.loads((folder / "status.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -170,7 +166,7 @@ def test_what_a_launcher_starts_again_on_another_host_is_the_same_run(
 
 
 def test_a_run_says_that_it_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "BEAT_S", 0.02)
+    monkeypatch.setattr("utils.rundir.status.BEAT_S", 0.02)
     with opened(tmp_path / "x") as run:
         first = state(tmp_path / "x")
         run.log(7, {})
@@ -191,7 +187,7 @@ def test_a_run_says_that_it_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_directory_that_is_gone_is_found_out_and_not_made_again(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(status, "BEAT_S", 0.02)
+    monkeypatch.setattr("utils.rundir.status.BEAT_S", 0.02)
     words = (
         f"checkpoint_path={tmp_path}/x: deleted or moved while the run was going on; put back, it"
         " goes on"
@@ -217,7 +213,7 @@ def test_a_run_that_another_has_taken_over_leaves_it_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was taken to have died: its host was out of reach, or it was suspended."""
-    monkeypatch.setattr(status, "BEAT_S", 0.02)
+    monkeypatch.setattr("utils.rundir.status.BEAT_S", 0.02)
     with opened(tmp_path / "x") as run:
         with run._status._lock:  # else the heartbeat might replace what it has not read
             newer = json.dumps(state(tmp_path / "x") | {"host": "n8", "pid": 5})
