@@ -30,7 +30,7 @@ from utils.ranks.distributed import Dist
 LOSS: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/arch/components.yaml").loss)
 LOSS |= {"minimality": 0.1, "warmup_steps": 0}
 del LOSS["_target_"]
-ADVERSARY = {"coefficient": 1.0, "steps": 3, "rate": 0.2, "persistent": False}
+ADVERSARY: dict[str, Any] = {"coefficient": 1.0, "steps": 3, "rate": 0.2, "persistent": False}
 COMMON = [
     "arch=components",
     "optim=adamw",
@@ -88,61 +88,87 @@ def with_gradients(
     }
 
 
-def test_the_loss_is_the_papers(tms_target: Path, tmp_path: Path) -> None:
-    """Written down once more without any of what makes it fast: every example, matrix and loss by
-    itself.
+class ByHand:
+    """The toy model and its components without any of what makes them fast: every matrix by itself.
+    A mask is what components are multiplied by, and what they leave of the matrix.
     """
-    objective, batch, ctx = objective_on(tms_target, tmp_path)
-    model, net = objective.model, objective.model.target.net
-    assert isinstance(net, TMS)
-    loss, gradients = with_gradients(changed(objective, p=2.0), batch, ctx)
-    x, b = batch["inputs"].double(), net.linear2.bias
-    (V1, U1), (V2, U2) = model.factors(0), model.factors(1)
-    assert V2.data_ptr() == U1.data_ptr(), "tied as the target is"
-    W1, C = net.linear1.weight.t(), 6
-    said = torch.relu(x @ W1 @ W1.t() + b)
 
-    def gate(inner: Tensor, columns: slice) -> Tensor:
-        g = model.gates
+    def __init__(self, objective: Decompose, batch: Mapping[str, Tensor]) -> None:
+        self.model, net = objective.model, objective.model.target.net
+        assert isinstance(net, TMS)
+        self.x, self.W, self.b = batch["inputs"].double(), net.linear1.weight.t(), net.linear2.bias
+        (self.V, self.U), (V2, _) = self.model.factors(0), self.model.factors(1)
+        assert V2.data_ptr() == self.U.data_ptr(), "tied as the target is"
+        self.said = torch.relu(self.x @ self.W @ self.W.t() + self.b)
+        second = self.x @ self.W @ self.U.t()
+        self.raw = [self.gate(self.x @ self.V, slice(0, 6)), self.gate(second, slice(6, 12))]
+
+    def gate(self, inner: Tensor, columns: slice) -> Tensor:
+        g = self.model.gates
         act = F.gelu(inner[:, :, None] * g.inward_KH[columns] + g.inward_bias_KH[columns])
         return (act * g.outward_KH[columns]).sum(-1) + g.outward_bias_K[columns]
 
-    raw = [gate(x @ V1, slice(0, C)), gate(x @ W1 @ V2, slice(C, 2 * C))]
-    draws = ctx.noise.uniform("masks", (8, 2, 2 * C + 2)).double()
-    masks = [[None, None], [None, None]]  # by loss and matrix: m and δ
+    def errors(self, first: Any, second: Any) -> Tensor:
+        """The error of each row under masks of the two matrices; None: as they are."""
+        factors = (self.W, self.V, self.U), (self.W.t(), self.U.t(), self.V.t())
+        hidden = self.x
+        for (W, V, U), mask in zip(factors, (first, second), strict=True):
+            if mask is None:
+                hidden = hidden @ W
+            else:
+                m, rest = mask
+                hidden = ((hidden @ V) * m) @ U + rest * (hidden @ (W - V @ U))
+        return (torch.relu(hidden + self.b) - self.said).square().mean(-1)
+
+
+def test_the_loss_is_the_papers(tms_target: Path, tmp_path: Path) -> None:
+    objective, batch, ctx = objective_on(tms_target, tmp_path)
+    loss, gradients = with_gradients(changed(objective, p=2.0), batch, ctx)
+    h = ByHand(objective, batch)
+    draws = ctx.noise.uniform("masks", (8, 2, 14)).double()
+    masks: Any = [[], []]  # by loss and matrix
     for number in range(2):
         for which in range(2):
-            g = raw[which].clamp(0, 1)
-            m = g + (1 - g) * draws[:, number, which * C : (which + 1) * C]
-            masks[number][which] = (m, draws[:, number, 2 * C + which, None])  # type: ignore[call-overload]
-
-    def layer(given: Tensor, V: Tensor, U: Tensor, W: Tensor, mask: Any) -> Tensor:
-        m, delta = mask
-        return ((given @ V) * m) @ U + delta * (given @ (W - V @ U))
-
-    def both(first: Any, second: Any) -> Tensor:
-        hidden = x @ W1 if first is None else layer(x, V1, U1, W1, first)
-        out = hidden @ W1.t() if second is None else layer(hidden, V2, U2, W1.t(), second)
-        return (torch.relu(out + b) - said).square().mean(-1).sum()
-
-    stochastic = both(*masks[0])
-    layerwise = (both(masks[1][0], None) + both(None, masks[1][1])) / 2
-    upper = torch.cat([torch.where(r > 1, 1 + 0.01 * (r - 1), r.clamp(0, 1)) for r in raw], 1)
-    faithfulness = (W1 - V1 @ U1).square().mean()
+            g = h.raw[which].clamp(0, 1)
+            m = g + (1 - g) * draws[:, number, 6 * which : 6 * which + 6]
+            masks[number].append((m, draws[:, number, 12 + which, None]))
+    stochastic = h.errors(*masks[0]).sum()
+    layerwise = (h.errors(masks[1][0], None) + h.errors(None, masks[1][1])).sum() / 2
+    raw = torch.cat(h.raw, 1)
+    upper = torch.where(raw > 1, 1 + 0.01 * (raw - 1), raw.clamp(0, 1))
+    faithfulness = (h.W - h.V @ h.U).square().mean()
     expected = stochastic + layerwise + 8 * faithfulness + 0.1 * (upper + 1e-12).square().sum()
     assert_close(loss, expected.detach(), rtol=1e-9, atol=1e-12)
     # masks let gradients through as the lower sigmoid does: compare where no gate is closed or wide
     # open
     objective.zero_grad()
     expected.backward()
-    inside = [bool(((r > 0) & (r < 1)).all()) for r in torch.cat(raw, 1).unbind(1)]
-    of_outward = model.gates.outward_bias_K.grad
-    assert of_outward is not None
-    for k, fits in enumerate(inside):
-        if fits:
-            assert_close(
-                gradients["model.gates.outward_bias_K"][k], of_outward[k], rtol=1e-9, atol=1e-12
-            )
+    inside = ((raw > 0) & (raw < 1)).all(0)
+    assert inside.any()
+    name = "model.gates.outward_bias_K"
+    wanted = objective.get_parameter(name).grad
+    assert_close(gradients[name][inside], wanted[inside], rtol=1e-9, atol=1e-12)
+
+
+def test_each_row_has_its_worst_masks(tms_target: Path, tmp_path: Path) -> None:
+    """Signs of plain differences lead to them."""
+    objective, batch, ctx = objective_on(tms_target, tmp_path)
+    h = ByHand(objective, batch)
+    gates = torch.cat(h.raw, 1).clamp(0, 1).detach()
+
+    def errors_of(sources: Tensor) -> Tensor:
+        m = gates + (1 - gates) * sources[:, :12]
+        return h.errors((m[:, :6], sources[:, 12:13]), (m[:, 6:], sources[:, 13:])).detach()
+
+    sources = ctx.noise.uniform("masks", (8, 14)).double()
+    for _ in range(ADVERSARY["steps"]):
+        steps = 1e-6 * torch.eye(14).double()
+        slopes = torch.stack([errors_of(sources + s) - errors_of(sources - s) for s in steps], -1)
+        signs = torch.where(slopes.abs() < 1e-13, 0, slopes.sign())
+        sources = (sources + 0.2 * signs).clamp(0, 1)
+    alone = changed(objective, stochastic=0.0, layerwise=0.0, adversarial=ADVERSARY)
+    found = alone(batch, None, ctx).metrics["adversarial"][0]
+    assert_close(found, errors_of(sources).sum())
 
 
 def test_passes_at_once_are_passes_one_by_one(tms_target: Path, tmp_path: Path) -> None:
@@ -291,6 +317,31 @@ def test_evaluations_of_a_language_model(gpt_target: Path, tmp_path: Path) -> No
         float(prediction.outputs["live"][counted].sum(-1).double().mean())
     )
     assert sum(mean[f"l0/{name}"] for name in objective.model.names) == pytest.approx(mean["l0"])
+
+
+def test_the_end_of_a_text_may_be_all_that_counts(gpt_target: Path, tmp_path: Path) -> None:
+    objective, batch, ctx = objective_on(gpt_target, tmp_path)
+    model, x = objective.model, batch["inputs"]
+    alone = {"layerwise": 0.0, "faithfulness": 0.0, "minimality": 0.0}
+    last = changed(objective, **alone, positions="last")
+    out = last(batch, None, ctx)
+    target_out, inputs = model.probe(x, batch.get("documents"))
+    gates = model.gate_logits(inputs).clamp(0, 1)
+    width = model.total + len(model.names)
+    draws = ctx.noise.uniform("masks", (len(x), 1, 16, width)).double()
+    masks = Masks.between(gates, draws)
+    kept: list[Tensor] = []
+
+    def keep(masked_out: Tensor, _: Tensor) -> Tensor:
+        kept.append(masked_out)
+        return masked_out
+
+    errors(model, x, batch.get("documents"), target_out, masks, keep)
+    wanted, found = (each[:, -1].log_softmax(-1) for each in (target_out, kept[0]))
+    kl_B = (wanted.exp() * (wanted - found)).sum(-1)
+    assert_close(out.loss / out.weight, kl_B.mean())
+    everywhere = changed(objective, **alone)(batch, None, ctx)
+    assert abs(everywhere.loss - out.loss) > 1e-6
 
 
 REFUSED = [
