@@ -25,15 +25,8 @@ def test_a_failed_save_is_said_and_training_goes_on(
     trouble: str, says: str, small_disk: Path, undisturbed_pair: Result, tmp_path: Path
 ) -> None:
     disk = small_disk if trouble == "full" else small_disk / "run" / "checkpoints"
-    done = faulty(
-        small_disk / "run",
-        f"{trouble}@save",
-        0,
-        1,
-        *TROUBLED,
-        ranks=2,
-        env={"FAULT_DISK": str(disk)},
-    )
+    env = {"FAULT_DISK": str(disk)}
+    done = faulty(small_disk / "run", f"{trouble}@save", 0, 1, *TROUBLED, ranks=2, env=env)
     assert [rank.returncode for rank in done] == [0, 0], done[0].stderr
     lines = [line for line in done[0].stdout.splitlines() if "FAILED" in line]
     assert len(lines) in (1, 2), (

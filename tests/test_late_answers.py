@@ -24,11 +24,10 @@ from tests.runs import (
 )
 
 LATE = {"FAULT_LATE": "1"}
-PLANS = {"log_interval": 4, "checkpoint_interval": 5, "eval_every_steps": 7, "max_steps": 11}
 ARGUMENTS = [
     *INTERRUPTED,
     *QUIET,
-    *(f"{key}={value}" for key, value in PLANS.items()),
+    *("log_interval=4", "checkpoint_interval=5", "eval_every_steps=7", "max_steps=11"),
     "num_workers=0",
     "keep=null",
 ]

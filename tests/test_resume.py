@@ -11,7 +11,6 @@ import pytest
 from tests.runs import (
     EXACT,
     INTERRUPTED,
-    NOISY,
     STOPPED,
     TINY_CNN,
     Result,
@@ -53,13 +52,6 @@ def test_exact_runs_go_on_at_any_number_of_ranks(
 
 
 @pytest.mark.slow
-def test_noise_goes_on(tmp_path: Path) -> None:
-    one = train(tmp_path / "undisturbed", *INTERRUPTED, *NOISY)
-    stopped(tmp_path / "run", *INTERRUPTED, *NOISY)
-    assert digest(train(tmp_path / "run", *INTERRUPTED, *NOISY).directory) == digest(one.directory)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("optim", ["adadelta", "adamw", "muon"])
 def test_every_optimizer_remembers(optim: str, tmp_path: Path) -> None:
     arguments = [
@@ -88,23 +80,6 @@ def test_evaluation_that_was_cut_short_is_made_up_for(tmp_path: Path) -> None:
     again = train(tmp_path / "run", *arguments)
     assert learned(again) == learned(one)
     assert digest(again.directory) == digest(one.directory)
-
-
-@pytest.mark.slow
-def test_a_damaged_newest_checkpoint_is_named_and_skipped(
-    undisturbed: Result, tmp_path: Path
-) -> None:
-    arguments = [*INTERRUPTED, "checkpoint_interval=4"]
-    stopped(tmp_path / "run", *arguments)
-    file = tmp_path / "run" / "checkpoints" / "step_10" / "optimizer.safetensors"
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    again = train(tmp_path / "run", *arguments)
-    assert "step_10 is damaged (optimizer.safetensors" in again.stdout
-    assert "continued at step 8" in (tmp_path / "run" / "log.txt").read_text()
-    assert digest(again.directory) == digest(undisturbed.directory)
-    assert learned(again) == learned(undisturbed)
 
 
 @pytest.mark.slow

@@ -30,15 +30,8 @@ def test_a_start_beside_a_live_run_is_refused_before_it_reads_anything(tmp_path:
     damaged = tmp_path / "x" / "checkpoints" / "step_5"
     damaged.mkdir(parents=True)  # a reader would have something to say about it
     with held(tmp_path / "x"):
-        done = run_ranks(
-            2,
-            [
-                "pretrain.py",
-                *SMALL,
-                f"data_path={tmp_path}",  # holds no dataset
-                f"checkpoint_path={tmp_path}/x",
-            ],
-        )
+        paths = f"data_path={tmp_path}", f"checkpoint_path={tmp_path}/x"  # there is no dataset
+        done = run_ranks(2, ["pretrain.py", *SMALL, *paths])
     assert [rank.returncode for rank in done] == [2, 2]
     said = f"checkpoint_path={tmp_path}/x: another run (which has just begun) writes there"
     assert said in done[0].stderr

@@ -26,6 +26,9 @@ from tests.runs import (
 )
 from tests.utils.checkpoint.helpers import declare
 
+# a step that changes no weight
+STILL = [*INTERRUPTED, "max_steps=1", "lr=0", "puzzle_emb_lr=0", "weight_decay=0"]
+
 
 def refusal(directory: Path, *arguments: str) -> str:
     """The line with which a start is refused."""
@@ -36,10 +39,8 @@ def refusal(directory: Path, *arguments: str) -> str:
 
 
 def test_a_finished_run_says_so(undisturbed: Result) -> None:
-    before, files = (
-        digest(undisturbed.directory),
-        (undisturbed.directory / "metrics.jsonl").read_text(),
-    )
+    before = digest(undisturbed.directory)
+    metrics = (undisturbed.directory / "metrics.jsonl").read_text()
     (undisturbed.directory / "status.json").write_text('{"state": "running"}')
     again = train(undisturbed.directory, *INTERRUPTED)
     assert "is finished, 23 steps" in again.stdout
@@ -47,7 +48,7 @@ def test_a_finished_run_says_so(undisturbed: Result) -> None:
         "a crash between the last checkpoint and the last word is made up for"
     )
     assert digest(undisturbed.directory) == before
-    assert (undisturbed.directory / "metrics.jsonl").read_text() == files
+    assert (undisturbed.directory / "metrics.jsonl").read_text() == metrics
 
 
 @pytest.mark.slow
@@ -160,15 +161,7 @@ def test_a_run_without_a_whole_checkpoint_is_not_begun_again_unasked(
 
 @pytest.mark.slow
 def test_init_from_takes_the_weights_alone(undisturbed: Result, tmp_path: Path) -> None:
-    fresh = train(
-        tmp_path / "run",
-        *INTERRUPTED,
-        "max_steps=1",
-        "lr=0",
-        "puzzle_emb_lr=0",
-        "weight_decay=0",
-        f"init_from={undisturbed.directory}",
-    )
+    fresh = train(tmp_path / "run", *STILL, f"init_from={undisturbed.directory}")
     for name, tensor in undisturbed.weights().items():
         assert torch.equal(fresh.weights()[name], tensor), name
     assert fresh.rows[0]["step"] == 1
@@ -182,14 +175,7 @@ def test_init_from_with_another_number_of_puzzles(undisturbed: Result, tmp_path:
     table = "model.inner.puzzle_emb.weights"
     tensors[table] = torch.arange(3.0)[:, None] + torch.zeros(3, tensors[table].shape[1])
     save_file(tensors, source / "model.safetensors")
-    run = train(
-        tmp_path / "run",
-        *INTERRUPTED,
-        "max_steps=1",
-        "lr=0",
-        "puzzle_emb_lr=0",
-        f"init_from={source}/model.safetensors",
-    )
+    run = train(tmp_path / "run", *STILL, f"init_from={source}/model.safetensors")
     assert "has 3 rows there and" in run.stdout
     assert torch.equal(run.weights()[table], torch.ones_like(run.weights()[table]))
 
