@@ -13,16 +13,6 @@ def pair(total: float, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(total), torch.tensor(count)
 
 
-def test_means_are_over_everything_added_since_the_last_read() -> None:
-    meter = Meter()
-    meter.add({"b": pair(3.0, 1), "a": pair(1.0, 2)})
-    meter.add({"a": pair(2.0, 4), "b": pair(5.0, 3)})
-    assert meter.read(Dist()) == {"a": 0.5, "b": 2.0}
-    assert meter.read(Dist()) == {}
-    meter.add({"c": pair(1.0, 1)})
-    assert meter.read(Dist()) == {"c": 1.0}
-
-
 def test_sums_of_many_small_steps_stay_exact() -> None:
     meter = Meter()
     meter.add({"a": pair(2.0**24, 2**24)})
