@@ -78,7 +78,7 @@ class Rows:
         return Report(metrics, {"rows.bin": bytes([len(index)])}, text=f"{len(index)} rows")
 
 
-def same(dist: Dist, folder: Path) -> dict:
+def evaluated(dist: Dist) -> dict:
     """Two sets, of which the second has fewer examples than ranks have rows; a set of none; and a
     `predict` that talks to the others.
     """
@@ -88,9 +88,8 @@ def same(dist: Dist, folder: Path) -> dict:
         return predict(batch)
 
     drawn: list = []
-    evaluation = Evaluation(
-        dist, 5, writing(folder, drawn.append, lambda *given: drawn.append(repr(given)))
-    )
+    place = folder(Path(), drawn.append, lambda *given: drawn.append(repr(given)))
+    evaluation = Evaluation(dist, 5, place)
     for name, examples, evaluators in (
         ("a", EXAMPLES, [Rows()]),
         ("none", 0, [Rows()]),
@@ -107,14 +106,15 @@ def same(dist: Dist, folder: Path) -> dict:
     }
 
 
-def writing(folder: Path, say: Callable = print, write: Callable = lambda *given: None) -> Any:
-    return SimpleNamespace(directory=folder, say=say, write_evaluation=write)
+def folder(path: Path, say: Callable = print, write: Callable = lambda *given: None) -> Any:
+    """Stands for a run directory."""
+    return SimpleNamespace(directory=path, say=say, write_evaluation=write)
 
 
 if __name__ == "__main__":
     where = Path(sys.argv[1])
     group = distributed.start(device="cpu", timeout_s=30)
-    result = same(group, where)
+    result = evaluated(group)
     (where / f"{group.rank}.json").write_text(json.dumps(result))
     group.sums([1.0])
     distributed.stop()

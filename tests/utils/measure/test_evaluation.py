@@ -5,10 +5,8 @@ outputs.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.ranks import check_ended_well, run_module
-from tests.utils.measure.ranks_evaluation import EXAMPLES
+from tests.utils.measure.ranks_evaluation import EXAMPLES, evaluated, folder
 from tests.utils.rundir.test_status import fill
 from utils.measure.evaluation import Evaluation
 from utils.measure.evaluator import Batch, Prediction, Report
@@ -25,22 +23,17 @@ from utils.ranks.distributed import Dist
 ONE = torch.ones(())
 
 
-def on_ranks(count: int, folder: Path) -> list[dict]:
-    folder.mkdir(exist_ok=True)
-    check_ended_well(run_module(count, "tests.utils.measure.ranks_evaluation", str(folder)))
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
-
-
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    return on_ranks(1, tmp_path_factory.mktemp("alone"))[0]
+def alone() -> dict:
+    return evaluated(Dist())
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(9, marks=pytest.mark.slow)])  # two have padding
 def test_every_rank_knows_what_one_rank_finds_to_the_last_bit(
     alone: dict, ranks: int, tmp_path: Path
 ) -> None:
-    first, *others = on_ranks(ranks, tmp_path)
+    check_ended_well(run_module(ranks, "tests.utils.measure.ranks_evaluation", str(tmp_path)))
+    first, *others = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks))
     assert first == alone
     assert all(other["results"] == alone["results"] for other in others)
     assert not any(other["drawn"] or other["text"] for other in others), "rank 0 alone writes"
@@ -68,15 +61,6 @@ def test_sets_keep_their_names_and_evaluators_belong_to_one(alone: dict) -> None
 
 
 # --- one process
-
-
-def nothing(*_: Any) -> None:
-    raise AssertionError("nothing was drawn")
-
-
-def folder(directory: Path, say: Callable[[str], None] = print) -> Any:
-    """A folder in which only outputs are written."""
-    return SimpleNamespace(directory=directory, say=say, write_evaluation=nothing)
 
 
 def examples(number: int) -> Iterator[tuple[np.ndarray, Batch]]:
