@@ -1,6 +1,4 @@
-"""Files are replaced whole under any name; pipes, devices and folders in their places hold up
-nobody.
-"""
+"""Files are replaced whole under any name; pipes and devices in their places hold up nobody."""
 
 from __future__ import annotations
 
@@ -11,15 +9,6 @@ from pathlib import Path
 import pytest
 
 from utils import files
-
-KINDS: list[Callable[[Path], object]] = [
-    os.mkfifo,
-    lambda path: path.symlink_to("/dev/zero"),
-    Path.mkdir,
-]
-
-pytestmark = pytest.mark.timeout(20)
-putting = pytest.mark.parametrize("put", KINDS)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +52,10 @@ def test_any_text_names_a_file_of_its_own(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == sorted(names)
 
 
-@putting
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_only_plain_files_are_read(put: Callable[[Path], object], tmp_path: Path) -> None:
     put(tmp_path / "x")
     for read in (files.open_plain, files.read_bytes, files.read_text):
-        with pytest.raises(OSError, match=r"not a plain file|Is a directory"):
+        with pytest.raises(OSError, match="not a plain file"):
             read(tmp_path / "x")

@@ -64,7 +64,7 @@ def killed_at_random(folder: Path) -> dict[str, int]:
             lambda start=value: save_for_ever(directory, tell, start),
             kill_after_s=rng.uniform(0.0, limit_s),
         )
-        dirty += any(entry.name.startswith(".") for entry in directory.glob(".*"))
+        dirty += any(directory.glob(".*"))
         try:
             done = max(value, *map(int, os.read(hear, 1 << 16).split()), 0)
         except BlockingIOError:
