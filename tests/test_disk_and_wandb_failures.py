@@ -48,10 +48,7 @@ def test_three_failed_saves_in_a_row_stop_the_run(
         run, f"{trouble}@save", 0, "1-", *TROUBLED, "checkpoint_interval=2", ranks=2, env=env
     )
     assert [rank.returncode for rank in done] == [1, 1]
-    assert (
-        "3 saves in a row failed; make room there, and start the run again to go on"
-        in done[0].stderr
-    )
+    assert "3 saves in a row failed" in done[0].stderr
     assert done[1].stderr == ""
     assert (run / "checkpoints" / "latest").read_text() == "step_2\n"
     if trouble == "full":

@@ -49,11 +49,8 @@ def ended(run: Path, late: bool, bad: str, *arguments: str) -> str:
 def test_nothing_comes_of_a_step_that_is_not_finite(step: int, tmp_path: Path) -> None:
     at_once, late = Result(tmp_path / "at once"), Result(tmp_path / "late")
     said = ended(at_once.directory, False, str(step - 1))
-    assert re.match(
-        rf"error: on_nonfinite=raise: step {step}: the gradient is not finite, first seen in"
-        r" model\.\S+;",
-        said,
-    )
+    line = rf"error: on_nonfinite=raise: step {step}: .* not finite, first seen in model\.\S+;"
+    assert re.match(line, said), said
     assert ended(late.directory, True, str(step - 1)) == said
     assert learned(late) == learned(at_once)
     assert all(row["step"] < step for row in late.rows)

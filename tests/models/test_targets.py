@@ -101,20 +101,11 @@ def test_what_cannot_be_a_target_is_refused(
         "arch.loss.warmup_steps=0",
     ]
     taken: Result = train(tmp_path / "taken", *small, f"arch.target={tms_target}")
-    with pytest.raises(
-        ConfigError,
-        match=r"arch\.target=.*taken: is itself about another net, .*; give that one",
-    ):
+    with pytest.raises(ConfigError, match=r"arch\.target=.*taken: is itself about another net"):
         objective_on(taken.directory, tmp_path)
-    with pytest.raises(
-        ConfigError,
-        match=r"arch\.target=.*language\.gpt\.GPT for 5 features: arch=gpt needs text",
-    ):
+    with pytest.raises(ConfigError, match=r"arch\.target=.*for 5 features: arch=gpt needs text"):
         trainer_on(Dist(), tmp_path / "run", "experiment=tms_5_2", f"arch.target={gpt_target}")
     image = train(tmp_path / "cnn", *TINY_CNN, "max_steps=1")
     digits = ["arch=components", *TINY_CNN[1:]]
-    with pytest.raises(
-        ConfigError,
-        match=r"cnn: holds a CNN; arch=tms, resid_mlp, induction and gpt can be decomposed",
-    ):
+    with pytest.raises(ConfigError, match=r"arch\.target=.*cnn: holds a CNN; arch=tms, "):
         trainer_on(Dist(), tmp_path / "run", *digits, f"arch.target={image.directory}")

@@ -80,31 +80,18 @@ def test_damaged_tokens_are_named(tmp_path: Path, name: str) -> None:
 
 def test_windows_that_no_file_holds(tmp_path: Path) -> None:
     write_corpus(tmp_path, begin_token=500)
-    with pytest.raises(
-        ConfigError,
-        match=(
-            r"data.seq_len=667: data_path=.*: the longest train file has 667 tokens; try 666 or"
-            r" less"
-        ),
-    ):
+    with pytest.raises(ConfigError, match=r"^data.seq_len=667: data_path=.*; try 666 or less"):
         source(tmp_path, seq_len=667)
     source(tmp_path, seq_len=667, documents=True, epochs=8)  # documents may be shorter
     (tmp_path / "dataset.json").write_text(json.dumps({"vocab_size": VOCAB}))
-    with pytest.raises(
-        ConfigError,
-        match=(
-            r"data.documents=true: .* nothing tells where documents begin; add data.begin_token=ID"
-        ),
-    ):
+    with pytest.raises(ConfigError, match=r"^data.documents=true: .*; add data.begin_token=ID"):
         source(tmp_path, documents=True)
 
 
 def test_corpora_that_do_not_go_together(tmp_path: Path) -> None:
     write_corpus(tmp_path / "a")
     write_corpus(tmp_path / "b", vocab_size=VOCAB + 1)
-    with pytest.raises(
-        ConfigError, match=r"/, b: has another vocab_size than|, b: has another vocab_size than"
-    ):
+    with pytest.raises(ConfigError, match=r", b: has another vocab_size than"):
         source(tmp_path, mix={"a": 1, "b": 1})
     with pytest.raises(ConfigError, match=r", c: no such folder; build one with"):
         source(tmp_path, mix={"a": 1, "c": 1})

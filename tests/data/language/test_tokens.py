@@ -103,28 +103,27 @@ def epoch_of(made: TokenSource, shards: int = 2) -> dict[str, np.ndarray]:
     }
 
 
+PACKED = {"vocab_size": 2000, "begin_token": 7, "documents": True, "seq_len": 16, "epochs": 1}
 DOCUMENTS = [*np.random.default_rng(0).integers(1, 30, 200).tolist(), 1, 16, 17, 32, 33, 100]
 
 
 def test_an_epoch_of_documents_predicts_every_token_once(tmp_path: Path) -> None:
     files = write_documents(tmp_path, DOCUMENTS)
-    keys = {"vocab_size": 2000, "begin_token": 7, "documents": True, "seq_len": 16, "epochs": 1}
-    made = source(tmp_path, **keys, global_batch_size=1, shards=1)
+    made = source(tmp_path, **PACKED, global_batch_size=1, shards=1)
     rows = epoch_of(made, shards=1)
     counted = rows["labels"] != IGNORE
     predicted = Counter(zip(rows["inputs"][counted], rows["labels"][counted], strict=True))
     assert predicted == Counter(pair for tokens in files for pair in pairwise(tokens))
     assert counted.sum() / counted.size > 0.98, "the windows are full"
-    left = source(tmp_path, **keys, global_batch_size=50)  # windows that fill no update
+    left = source(tmp_path, **PACKED, global_batch_size=50)  # windows that fill no update
     assert len(epoch_of(left)["inputs"]) == len(rows["inputs"]) // 50 * 50
-    with_others = source(tmp_path, **keys | {"documents": False})
+    with_others = source(tmp_path, **PACKED | {"documents": False})
     assert made.spec.fingerprint == f"packed-{with_others.spec.fingerprint}"
 
 
 def test_documents_lie_one_behind_the_other_within_their_window(tmp_path: Path) -> None:
     write_documents(tmp_path, DOCUMENTS)
-    keys = {"vocab_size": 2000, "begin_token": 7, "documents": True, "seq_len": 16, "epochs": 1}
-    made = source(tmp_path, **keys)
+    made = source(tmp_path, **PACKED)
     several = 0
     for inputs, labels, documents in zip(*epoch_of(made).values(), strict=True):
         for number in range(1, documents.max() + 1):
@@ -157,14 +156,8 @@ def test_a_model_knows_how_many_documents_a_window_has_at_most(
     for name, size, share in zip(("train", "val"), (3000, 500), shares, strict=True):
         tokens = np.where(draw.random(size) < share, begin, draw.integers(8, 2000, size))
         write_npy(tmp_path / f"{name}.npy", tokens.astype(np.uint16))
-    keys = {
-        "vocab_size": 2000,
-        "begin_token": begin,
-        "seq_len": seq_len,
-        "epochs": 1,
-        "global_batch_size": 2,
-    }
-    made = source(tmp_path, **keys, documents=True)
+    keys = PACKED | {"begin_token": begin, "seq_len": seq_len, "global_batch_size": 2}
+    made = source(tmp_path, **keys)
     held_out = made.eval_sets()["val"]
     read = [held_out.read(np.arange(len(held_out))), held_out.padding(3)]
     most = [
@@ -173,7 +166,7 @@ def test_a_model_knows_how_many_documents_a_window_has_at_most(
     ]
     assert max(most) <= made.spec.most_documents <= max(most) + 1
     assert most[2] == 1
-    assert source(tmp_path, **keys).spec.most_documents == 0
+    assert source(tmp_path, **keys | {"documents": False}).spec.most_documents == 0
 
 
 @pytest.mark.parametrize("most", [None, 95])
@@ -201,20 +194,12 @@ def test_an_update_and_the_length_in_tokens(tmp_path: Path) -> None:
     assert source(tmp_path, max_steps=3, max_tokens=1000).length.total_steps == 3
     assert source(tmp_path, global_batch_size=None).length.examples_per_update == 64
     for wrong, line in [
-        (
-            {"tokens_per_update": 64},
-            "global_batch_size=8 and tokens_per_update=64: both say how large an update is",
-        ),
-        (
-            {"global_batch_size": None, "tokens_per_update": 100},
-            "tokens_per_update=100 is not a multiple of shards × data.seq_len = 2 × 8",
-        ),
-        ({"max_tokens": 63}, "max_tokens=63: one update takes 64"),
+        ({"tokens_per_update": 64}, "global_batch_size=8 and tokens_per_update=64"),
+        ({"global_batch_size": None, "tokens_per_update": 100}, "tokens_per_update=100 .*try 96"),
+        ({"max_tokens": 63}, "max_tokens=63"),
     ]:
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError, match=f"^{line}"):
             source(tmp_path, **wrong)
-        assert str(caught.value).startswith(line)
-        assert "100" not in line or str(caught.value).endswith("try 96")
 
 
 def test_pythons_own_library_at_bytes() -> None:

@@ -24,7 +24,7 @@ def row_numbers(inputs: np.ndarray) -> np.ndarray:
 
 
 def write_dataset(
-    folder: Path, groups: list[list[int]], split: str = "train", name: str = "all", **changes
+    folder: Path, groups: list[list[int]], split: str = "train", **changes: Any
 ) -> dict[str, np.ndarray]:
     """A dataset of groups of puzzles of so many examples; row r holds r in base 16, puzzle p has
     identifier p + 1.
@@ -43,11 +43,11 @@ def write_dataset(
     }
     (folder / split).mkdir(parents=True, exist_ok=True)
     for field, array in arrays.items():
-        np.save(folder / split / f"{name}__{field}.npy", array)
+        np.save(folder / split / f"all__{field}.npy", array)
     content: dict[str, object] = {
         "pad_id": 0, "ignore_label_id": 0, "blank_identifier_id": 0, "vocab_size": VOCAB,
         "seq_len": SEQ_LEN, "num_puzzle_identifiers": len(sizes) + 1, "total_groups": len(groups),
-        "mean_puzzle_examples": float(np.mean(sizes)), "sets": [name], "something_new": 1,
+        "mean_puzzle_examples": float(np.mean(sizes)), "sets": ["all"], "something_new": 1,
     } | changes  # fmt: skip
     (folder / split / "dataset.json").write_text(json.dumps(content))
     return arrays

@@ -199,13 +199,7 @@ def test_the_last_evaluations_of_a_run_vote_together(folder: Path, tmp_path: Pat
 def test_sets_that_lack_what_votes_need_are_refused(folder: Path, tmp_path: Path) -> None:
     split = read_split("data_path=x", folder, "test")
     boards = {"size": 4, "train": 40, "test": 9, "blanks": 3}
-    with pytest.raises(
-        ConfigError,
-        match=(
-            r"evaluators=\[arc\]: data.embedded/all holds no ARC puzzles \(vocab_size=12,"
-            r" seq_len=900\)"
-        ),
-    ):
+    with pytest.raises(ConfigError, match=r"^evaluators=\[arc\]: data.embedded/all holds no ARC"):
         source(evaluators=["arc"], embedded=boards)
     identifiers = (folder / "identifiers.json").read_text()
     first = json.loads(identifiers)[1]

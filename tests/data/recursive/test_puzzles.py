@@ -169,14 +169,8 @@ def test_impossible_requests_name_key_value_and_fix(tmp_path):
     write_dataset(tmp_path / "b", [[1]] * 20, seq_len=4, num_puzzle_identifiers=30)
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     for settings, message in [
-        (
-            {"eval_interval": 4},
-            "eval_interval=4 does not divide epochs=6; try eval_interval=3 or epochs=8",
-        ),
-        (
-            {"global_batch_size": 64, "eval_interval": 2},
-            "global_batch_size=64: eval_interval=2 epochs give only 40 examples.*eval_interval=4",
-        ),
+        ({"eval_interval": 4}, "eval_interval=4 .*; try eval_interval=3 or epochs=8"),
+        ({"global_batch_size": 64, "eval_interval": 2}, "global_batch_size=64.*eval_interval=4"),
         ({"data_paths": [b]}, "both given"),
         ({"data_paths_test": [b]}, "no test/dataset.json"),
         ({"data_path": None, "embedded": None}, "data_path=null"),

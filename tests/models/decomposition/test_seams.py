@@ -128,9 +128,7 @@ def test_a_fused_matrix_stays_one_target_where_a_pattern_matches_it(
         "gate_up_proj",
         "down_proj",
     ]
-    with pytest.raises(
-        ConfigError, match=r"q_proj'?: chooses layers\.0\.self_attn\.q_proj, a part"
-    ):
+    with pytest.raises(ConfigError, match=r"chooses layers\.0\.self_attn\.q_proj, a part"):
         objective_on(gpt_target, tmp_path, r"arch.modules=['layers\..*','.*\.q_proj']")
 
 
