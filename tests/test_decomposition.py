@@ -118,15 +118,15 @@ def test_a_language_model_is_taken_apart_the_same_at_any_number_of_ranks(
         "arch.forward_dtype=float64",
         "arch.C=6",
         "data.seq_len=16",
-    ]
-    arguments += [
         "data.val_tokens=500",
         "data.embedded.mebibytes=1",
         "tokens_per_update=null",
         "global_batch_size=24",
         "max_steps=23",
+        "arch.loss.layerwise=1",
+        "eval_every_steps=10",
+        "eval_batch_size=8",
     ]
-    arguments += ["arch.loss.layerwise=1", "eval_every_steps=10", "eval_batch_size=8"]
     one = train(tmp_path / "1", *arguments)
     file = "evaluations/step_23/val/components.tsv"
     text = (one.directory / file).read_text()

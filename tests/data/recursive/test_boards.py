@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Set
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ def tokens(board: str) -> list[int]:
 
 
 def evaluated(
-    count: int, unsolved: set[int], early: Set[int] = frozenset()
+    count: int, unsolved: set[int], early: set[int]
 ) -> tuple[dict[str, torch.Tensor], Prediction]:
     """So many copies of the board above; those in `unsolved` end with the first wrong answer,
     those in `early` are right a step sooner.

@@ -1,4 +1,4 @@
-"""The net of the induction-head task against its formula, and a decomposition of it."""
+"""The net of the induction-head task against its formula."""
 
 from __future__ import annotations
 
