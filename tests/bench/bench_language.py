@@ -36,7 +36,6 @@ NANOGPT = (
     f" --lr_decay_iters={STEPS} --dropout=0.0 --eval_interval={STEPS} --eval_iters=200"
 )
 OUR_RATE = "--learning_rate=4e-3 --min_lr=0.0"
-MUON = ("optim=muon", "lr=3e-3", "weight_decay=0", "grad_clip=null")
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -62,8 +61,6 @@ def main() -> None:
         nanogpt("nanoGPT, lr 4e-3 to 0", folder, scratch, *OUR_RATE.split())
         seconds = ours(STEPS, scratch)
         ours(round(STEPS * theirs / seconds), scratch)
-        seconds = ours(STEPS, scratch, *MUON)
-        ours(round(STEPS * theirs / seconds), scratch, *MUON)
 
 
 def compress() -> None:
@@ -92,9 +89,9 @@ def nanogpt(name: str, folder: Path, scratch: str, *more: str) -> float:
     return seconds
 
 
-def ours(steps: int, scratch: str, *more: str) -> float:
+def ours(steps: int, scratch: str) -> float:
     """Trains the recipe for so many steps. Returns the CPU seconds, start and end included."""
-    run_folder = Path(scratch, f"run-{steps}-{len(more)}")
+    run_folder = Path(scratch, f"run-{steps}")
     _, seconds = run(
         [
             "pretrain.py",
@@ -105,12 +102,10 @@ def ours(steps: int, scratch: str, *more: str) -> float:
             f"max_steps={steps}",
             "eval_every_steps=null",
             "wandb.mode=disabled",
-            *more,
         ],
         ROOT,
     )
-    name = " ".join(["experiment=shakespeare", *more])
-    print_row(name, steps, Result(run_folder).series("eval/loss")[-1], seconds)
+    print_row("experiment=shakespeare", steps, Result(run_folder).series("eval/loss")[-1], seconds)
     return seconds
 
 
