@@ -88,7 +88,7 @@ TABLE: list[Row] = [
     (["evaluators=[{name:arc@ARC,submission_K:3}]"], "evaluators"),
     (["data_path=/"], "data_path"),
     (["arch=cnn"], "arch"),
-    (["arch=trm", "data=digits"], "arch"),
+    (["arch=trm", "data=digits", "max_steps=1"], "arch"),
     (["arch=hrm", "data=tokens", "data.embedded.mebibytes=1"], "arch"),
     (["experiment=tms_5_2", "arch.target='experiment=tms_target max_stepz=3'"], "arch.target"),
     (["arch=prefix", "data=tokens", "data.seq_len=320", "arch.target=nowhere"], "arch.target"),
