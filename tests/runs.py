@@ -186,7 +186,7 @@ def faulty(
 def planted(
     directory: Path, fault: str, rank: int | str, when: int | str, *arguments: str
 ) -> list[str]:
-    """What Python is called with for such a run."""
+    """Returns the arguments of Python for a run in which something goes wrong."""
     path = f"checkpoint_path={directory}"
     return ["-m", "tests.faults", fault, str(rank), str(when), *QUIET, path, *arguments]
 

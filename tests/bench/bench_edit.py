@@ -36,6 +36,7 @@ def main() -> None:
     inputs = torch.from_numpy(held_out.read(np.arange(len(held_out)))["inputs"]).long()
     objective = make_objective(config["arch"], 0, source.spec)
     stored = reader.open_checkpoint(run, ["model"]).groups["model"]
+    # a checkpoint holds no target: the objective has read it from its own run
     objective.load_state_dict({name: each.read() for name, each in stored.items()}, strict=False)
     net = objective.model
     assert isinstance(net, Components)
