@@ -1,9 +1,10 @@
-"""A training step's forward and backward on one CPU thread, eager and compiled; with checkouts of
-the published code, beside it.
+"""A training step's forward and backward on one CPU thread or one GPU, eager and compiled; with
+checkouts of the published code, beside it.
 
 `python -m tests.bench.bench_step --hrm FOLDER --trm FOLDER` (they want einops and pydantic). Every
 way is a process of its own, and steps are taken in turn, so that whatever else the machine does
-meets all of them. Steps are CPU time; compiling, without a cache, is by the clock.
+meets all of them. Steps are CPU time, on a GPU ten by the clock; compiling, without a cache, is by
+the clock.
 """
 
 from __future__ import annotations
@@ -60,11 +61,12 @@ NETS: dict[str, dict[str, Any]] = {
 }
 # tokens, vocabulary, batch
 DATA = {net: (36, 8, 32) if net == "demo" else (81, 11, 16) for net in NETS}
+GPU_BATCH = 384  # as HRM is published for one GPU; four processes share its memory
 WAYS = ["published, eager", "published, compiled", "ours, eager", "ours, compiled"]
 FIRST = 2  # steps that compile: the second one has carries of other strides
 
 
-def ours(net: str, dtype: str, compiled: bool) -> Callable[[], None]:
+def ours(net: str, dtype: str, compiled: bool, device: str) -> Callable[[], None]:
     import torch
 
     from models.objective import Context
@@ -77,16 +79,17 @@ def ours(net: str, dtype: str, compiled: bool) -> Callable[[], None]:
     tokens, vocabulary, _ = DATA[net]
     spec = Spec(vocab_size=vocabulary, seq_len=tokens, table_rows=1)
     keys = {"forward_dtype": dtype, **NETS[net]}
-    objective = make_objective("hrm" if net == "hrm" else "trm", spec, **keys)
+    objective = make_objective("hrm" if net == "hrm" else "trm", spec, **keys).to(device)
     if compiled:
         objective.compile_net()
-    batch = batch_of(net)
+    batch = batch_of(net, device)
     carry = objective.initial_carry(batch)
+    context = Context(0.0, Noise(0, 0, range(1), torch.device(device)))
 
     def step() -> None:
         nonlocal carry
         objective.zero_grad()
-        out = objective(batch, carry, Context(0.0, Noise(0, 0, range(1), torch.device("cpu"))))
+        out = objective(batch, carry, context)
         out.loss.backward()
         carry = out.carry
         for table in objective.tables().values():
@@ -95,7 +98,7 @@ def ours(net: str, dtype: str, compiled: bool) -> Callable[[], None]:
     return step
 
 
-def published(net: str, dtype: str, compiled: bool, folder: str) -> Callable[[], None]:
+def published(net: str, dtype: str, compiled: bool, device: str, folder: str) -> Callable[[], None]:
     import torch
     import torch.nn.functional as F
 
@@ -113,7 +116,9 @@ def published(net: str, dtype: str, compiled: bool, folder: str) -> Callable[[],
         from models.recursive_reasoning.trm import TinyRecursiveReasoningModel_ACTV1 as Net  # type: ignore[import-not-found]
     from models.losses import ACTLossHead  # type: ignore[attr-defined]
 
-    tokens, vocabulary, size = DATA[net]
+    tokens, vocabulary, _ = DATA[net]
+    batch = batch_of(net, device)
+    size = len(batch["inputs"])
     spec = {
         "batch_size": size,
         "seq_len": tokens,
@@ -121,9 +126,9 @@ def published(net: str, dtype: str, compiled: bool, folder: str) -> Callable[[],
         "num_puzzle_identifiers": 1,
         "forward_dtype": dtype,
     }
-    head = ACTLossHead(Net({**NETS[net], **spec}), "stablemax_cross_entropy").train()
-    batch = batch_of(net)
-    carry = head.initial_carry(batch)
+    with torch.device(device):
+        head = ACTLossHead(Net({**NETS[net], **spec}), "stablemax_cross_entropy").train()
+        carry = head.initial_carry(batch)
     called = torch.compile(head, dynamic=False) if compiled else head
 
     def step() -> None:
@@ -148,51 +153,57 @@ def _give_way_to(folder: str) -> None:
             del sys.modules[name]
 
 
-def batch_of(net: str) -> dict[str, Any]:
+def batch_of(net: str, device: str) -> dict[str, Any]:
     import torch
 
     tokens, vocabulary, size = DATA[net]
+    if device == "cuda":
+        size = GPU_BATCH
     inputs, labels = (
         torch.randint(1, vocabulary, (size, tokens), dtype=torch.int32) for _ in range(2)
     )
-    return {
-        "inputs": inputs,
-        "labels": labels,
-        "puzzle_identifiers": torch.zeros(size, dtype=torch.int32),
-    }
+    puzzles = torch.zeros(size, dtype=torch.int32)
+    batch = {"inputs": inputs, "labels": labels, "puzzle_identifiers": puzzles}
+    return {key: tensor.to(device) for key, tensor in batch.items()}
 
 
-def serve_way(net: str, way: str, dtype: str, folder: str) -> None:
+def serve_way(net: str, way: str, dtype: str, device: str, folder: str) -> None:
     import torch
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
     compiled = way.endswith("compiled")
     if way.startswith("published"):
-        step = published(net, dtype, compiled, folder)
+        step = published(net, dtype, compiled, device, folder)
     else:
-        step = ours(net, dtype, compiled)
-    serve(step, time.process_time)
+        step = ours(net, dtype, compiled, device)
+
+    def of_gpu() -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    serve(step, of_gpu if device == "cuda" else time.process_time)
 
 
-def compare(net: str, dtype: str, rounds: int, folder: str) -> None:
+def compare(net: str, dtype: str, device: str, rounds: int, folder: str) -> None:
     ways = [way for way in WAYS if folder or way.startswith("ours")]
     command = [sys.executable, "-m", "tests.bench.bench_step", "--serve", net]
     uncached = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
-    processes = [Process([*command, way, dtype, folder], **uncached) for way in ways]
+    processes = [Process([*command, way, dtype, device, folder], **uncached) for way in ways]
     first = []
     for process in processes:
         began = time.perf_counter()
         process.seconds(FIRST)
         first.append(time.perf_counter() - began)
-    turns = [[process.seconds() for process in processes] for _ in range(rounds)]
+    steps = 10 if device == "cuda" else 1
+    turns = [[process.seconds(steps) for process in processes] for _ in range(rounds)]
     for process in processes:
         process.end()
     medians = [statistics.median(column) for column in zip(*turns, strict=True)]
     for way, median, until in zip(ways, medians, first, strict=True):
         compiling = f"{until - FIRST * median:.0f}" if way.endswith("compiled") else ""
         times = f"{medians[0] / median:.2f}"
-        print(f"| {net} | {way} | {median * 1e3:.0f} | {times} | {compiling} |", flush=True)
+        print(f"| {net} | {way} | {median * 1e3:.1f} | {times} | {compiling} |", flush=True)
 
 
 def main() -> None:
@@ -201,8 +212,9 @@ def main() -> None:
     parser.add_argument("--trm", default="", help="a checkout of the published TRM")
     parser.add_argument("--nets", nargs="+", choices=NETS, default=[*NETS])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--serve", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", nargs=5, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
         return serve_way(*asked.serve)
@@ -214,7 +226,8 @@ def main() -> None:
         " compiling, s |\n|---|---|---|---|---|"
     )
     for net in asked.nets:
-        compare(net, asked.dtype, asked.rounds, asked.hrm if net == "hrm" else asked.trm)
+        folder = asked.hrm if net == "hrm" else asked.trm
+        compare(net, asked.dtype, asked.device, asked.rounds, folder)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import statistics
 import subprocess
@@ -19,7 +20,7 @@ from utils import revision
 
 LIMIT_S = {1: 450.0, 2: 540.0}  # of a part
 CUDA = torch.cuda.is_available()
-TESTS = ["tests/gpu/test_cuda.py", "tests/test_host_never_waits.py"]
+TESTS = ["gpu/test_cuda.py", "test_host_never_waits.py", "test_memory_plan.py"]
 NETS = {
     "HRM 27M": ["arch=hrm"],
     "TRM 7M, attention": ["arch=trm"],
@@ -41,7 +42,10 @@ def is_it_right(write: Write) -> bool:
     """Part 1: the tests marked cuda."""
     write("## 1. Is it right\n\n`python -m pytest -m cuda`\n\n```")
     chosen = [] if CUDA else ["-k", "noise or trm_mlp"]
-    command = ["-m", "pytest", "-rfEs", "-m", "cuda", "-p", "no:cacheprovider", *chosen, *TESTS]
+    if CUDA and importlib.util.find_spec("xdist"):
+        chosen += ["-n", "6"]
+    command = ["-m", "pytest", "-rfEs", "-m", "cuda", "-p", "no:cacheprovider", *chosen]
+    command += [f"tests/{file}" for file in TESTS]
     rehearsed = [] if CUDA else ["REHEARSED_ON=cpu"]
     try:
         done = launched(["env", *rehearsed, sys.executable, *command], timeout=LIMIT_S[1])
