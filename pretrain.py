@@ -156,11 +156,11 @@ class Trainer:
         self.flops_per_example = 0
         if hardware.peak_flops(dist.device, objective.dtype):
             self.flops_per_example = objective.flops_per_example(*self.first_batch(self.owned[:1]))
-        if cfg.compile in (True, "max") or (cfg.compile == "auto" and dist.device.type == "cuda"):
+        if cfg.compile is True or (cfg.compile == "auto" and dist.device.type == "cuda"):
             torch.compiler.set_stance(
                 "default"
             )  # an earlier run of this process may have changed it
-            objective.compile_net(graphs=cfg.compile == "max")
+            objective.compile_net()
         self.saved = self.register_parts()  # what checkpoints hold
 
     def register_parts(self) -> Registry:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from typing_extensions import Doc
 
 from models import documents, halves
@@ -31,6 +33,10 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
+
+# Computes again in the backward pass, and to the end: the exception by which PyTorch 2.11 would stop
+# early has got lost on CUDA
+recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False, early_stop=False)
 
 # types of keys
 Width = Annotated[int, Field(ge=1, le=1 << 20)]

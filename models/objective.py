@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from models.frozen import Frozen
-from models.graphs import keep_what_outlives_a_replay
 from models.layers import Dropout, cast_weights
 from models.sparse_embedding import SparseEmbedding
 from utils.command.instantiate import make
@@ -162,18 +161,16 @@ class Objective(nn.Module):
         """
         return None
 
-    def compile_net(self, graphs: bool = False) -> None:
+    def compile_net(self) -> None:
         """Compiles in place, so that names in checkpoints stay as they are.
 
-        Called once on each rank, before the first step, if the run compiles. With `graphs`, CUDA
-        replays each pass as one graph. Default: compiles `model` as a whole.
+        Called once on each rank, before the first step, if the run compiles. Default: compiles
+        `model` as a whole.
         """
         for layer in self.model.modules():
             if isinstance(layer, Dropout):  # each step has other noise, and would be compiled anew
                 layer.mask = torch.compiler.disable(layer.mask)  # type: ignore[method-assign]
-        self.model.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
-        if graphs:
-            keep_what_outlives_a_replay(self)
+        self.model.compile(dynamic=False)
 
     # the rest follows from the above, and needs no override
 

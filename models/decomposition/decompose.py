@@ -289,7 +289,7 @@ class Decompose(Objective):
             return [KnownAnswer(self.model, self.known)]
         return [Usage(self.model)] if "labels" in row else []
 
-    def compile_net(self, graphs: bool = False) -> None:
+    def compile_net(self) -> None:
         """Compiles nothing: other matrices are replaced by masked ones in each pass, and each
         choice would be another graph.
         """

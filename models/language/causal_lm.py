@@ -13,12 +13,11 @@ import torch
 import torch.nn.functional as F
 from pydantic import PositiveInt
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from typing_extensions import Doc
 
 from models import llama
 from models.language.gpt import GPT
-from models.layers import Past
+from models.layers import Past, recomputed
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.command.marks import Share
 from utils.measure.evaluator import Prediction
@@ -135,8 +134,8 @@ class CausalLM(Objective):
     def flops_per_example(self, batch: Batch, ctx: Context) -> int:
         return self.model.flops_per_token() * self.model.seq_len
 
-    def compile_net(self, graphs: bool = False) -> None:
-        super().compile_net(graphs)
+    def compile_net(self) -> None:
+        super().compile_net()
         self._piece = torch.compile(self._cross_entropy, dynamic=False)
 
     def score(self, batch: Batch) -> tuple[Tensor, Tensor, MetricSums]:
@@ -162,10 +161,7 @@ class CausalLM(Objective):
         pieces = zip(
             hidden_ND.split(self.chunk_tokens), labels_N.split(self.chunk_tokens), strict=True
         )
-        sums = [
-            checkpoint(self._piece, *piece, use_reentrant=False, preserve_rng_state=False)
-            for piece in pieces
-        ]
+        sums = [recomputed(self._piece, *piece) for piece in pieces]
         return torch.stack(sums).sum(0)
 
     def _cross_entropy(self, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, PositiveFloat, PositiveInt, with_config
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from typing_extensions import Doc, TypedDict
 
 from models import documents
@@ -33,6 +32,7 @@ from models.layers import (
     check_memory,
     gated_width,
     parse_dtype,
+    recomputed,
     widen,
 )
 from utils.command.marks import STRICT, Divides, Share
@@ -233,15 +233,7 @@ class GPT(nn.Module):
         x_BLD = self.embed(tokens_BL)
         for block in self.blocks:
             if self.shape.recompute and torch.is_grad_enabled():
-                x_BLD = checkpoint(
-                    block,
-                    x_BLD,
-                    cos_sin,
-                    mask is None,
-                    mask,
-                    use_reentrant=False,
-                    preserve_rng_state=False,
-                )
+                x_BLD = recomputed(block, x_BLD, cos_sin, mask is None, mask)
             else:
                 x_BLD = block(x_BLD, cos_sin, mask is None, mask)
         return self.norm(x_BLD)

@@ -1,9 +1,11 @@
-"""Forward and backward of a language model on one CPU thread: ours and nanoGPT's, of one size, in
-turns. Prints CPU time, so that other work on the machine matters little.
+"""A language model's step, ours and nanoGPT's of one size.
 
 python -m tests.bench.bench_gpt_step --nanogpt FOLDER
+python -m tests.bench.bench_gpt_step --nanogpt FOLDER --device cuda
 
-The folder is a checkout.
+The folder is a checkout. On one CPU thread, forward and backward in turns, as CPU time, so that
+other work on the machine matters little. On a GPU, whole training steps of GPT-2's small net, of
+pretrain.py and as nanoGPT's train.py takes them, compiled, in bfloat16.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from models.objective import Context
+from tests.gpu.parts import COLUMNS, measured
 from tests.making import make_objective
 from utils.measure import hardware
 from utils.noise import Noise
@@ -38,12 +41,26 @@ class Size(NamedTuple):
     layers: int
     heads: int
     width: int
+    vocabulary: int = VOCABULARY
 
 
 SIZES = {
     "12x64": Size(12, 64, 4, 4, 128),  # experiment=shakespeare and nanoGPT's CPU recipe
     "8x256": Size(8, 256, 6, 3, 192),
 }
+ON_GPU = Size(16, 1024, 12, 12, 768, 50304)
+ON_GPU_KEYS = [
+    *("arch=gpt", "data=tokens", "optim=adamw", "grad_clip=1.0", "compile=true"),
+    f"arch.num_layers={ON_GPU.layers}",
+    f"arch.hidden_size={ON_GPU.width}",
+    f"arch.num_heads={ON_GPU.heads}",
+    *("arch.tied=true", "arch.mlp_width=2048"),  # as many weights as GPT-2 has
+    f"data.seq_len={ON_GPU.length}",
+    f"data.vocab_size={ON_GPU.vocabulary}",
+    *("data.val_tokens=100000", "data.max_new_tokens=8"),
+    f"global_batch_size={ON_GPU.rows}",
+    *("max_steps=80", "log_interval=10", "eval_every_steps=null"),
+]
 AS_GPT2 = -1
 # what is added to experiment=shakespeare's keys
 OURS: dict[str, dict[str, Any]] = {
@@ -56,7 +73,7 @@ OURS: dict[str, dict[str, Any]] = {
 def batch_of(size: Size) -> tuple[Tensor, Tensor]:
     """Random tokens and labels."""
     draw = torch.Generator().manual_seed(0)
-    inputs, labels = torch.randint(VOCABULARY, (2, size.rows, size.length), generator=draw)
+    inputs, labels = torch.randint(size.vocabulary, (2, size.rows, size.length), generator=draw)
     return inputs, labels
 
 
@@ -101,6 +118,33 @@ def other(size: Size, folder: Path, dtype: torch.dtype) -> Step:
     return step
 
 
+def on_gpu(folder: Path) -> None:
+    """Prints ours, with its data and logs, and nanoGPT's on one batch."""
+    print(f"| {COLUMNS} |\n|{'---|' * 5}", flush=True)
+    print(f"| ours | {measured(ON_GPU_KEYS, 300)[0]} |", flush=True)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    net = nanogpt(ON_GPU, folder).cuda()
+    compiled, optimizer = (
+        torch.compile(net),
+        net.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda"),  # type: ignore[operator]
+    )
+    inputs, labels = (each.cuda() for each in batch_of(ON_GPU))
+    seconds = []
+    for _ in range(8):
+        began = time.perf_counter()
+        for _ in range(10):
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = compiled(inputs, labels)[1]
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        seconds.append((time.perf_counter() - began) / 10)
+    step_s, peak = statistics.median(seconds[2:]), torch.cuda.max_memory_allocated() / 2**30
+    print(f"| nanoGPT | {1e3 * step_s:.2f} | {ON_GPU.rows / step_s:,.0f} | – | {peak:.2f} |")
+
+
 def nanogpt(size: Size, folder: Path) -> nn.Module:
     """nanoGPT's net of this size, from a checkout."""
     found = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
@@ -110,7 +154,7 @@ def nanogpt(size: Size, folder: Path) -> nn.Module:
     sys.modules[found.name] = module  # its dataclass looks itself up
     found.loader.exec_module(module)
     config = module.GPTConfig(
-        block_size=size.length, vocab_size=VOCABULARY, n_layer=size.layers, n_head=size.heads,
+        block_size=size.length, vocab_size=size.vocabulary, n_layer=size.layers, n_head=size.heads,
         n_embd=size.width, dropout=0.0, bias=False,
     )  # fmt: skip
     return module.GPT(config)
@@ -135,10 +179,13 @@ def main() -> None:
     options.add_argument("--nanogpt", type=Path, help="a checkout")
     options.add_argument("--sizes", nargs="+", choices=SIZES, default=["12x64", "8x256"])
     options.add_argument("--rounds", type=int, default=30)
+    options.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     given = options.parse_args()
     if given.nanogpt is None:
         print("skipped: give --nanogpt FOLDER, a checkout of nanoGPT")
         return
+    if given.device == "cuda":
+        return on_gpu(given.nanogpt)
     torch.set_num_threads(1)
     hardware.tune()
     print("| rows × positions | net | float32, ms | bfloat16, ms |\n|---|---|---|---|")

@@ -26,7 +26,7 @@ NETS = {
     "TRM 7M, attention": ["arch=trm"],
     "TRM 5M, token mixing": ["arch=trm", "arch.mlp_t=true", "arch.pos_encodings=none"],
 }
-WAYS = {"eager": "compile=false", "compiled": "compile=true", "compile=max": "compile=max"}
+WAYS = {"eager": "compile=false", "compiled": "compile=true"}
 NINE = "size=9 blanks=50 train=64 num_aug=11 test=8"
 TINY = (
     "arch.hidden_size=16 arch.H_cycles=1 arch.L_cycles=1 arch.num_heads=2 arch.expansion=1"

@@ -87,11 +87,6 @@ def check_sync(config: DictConfig, ranks: int, shard_size: int | None) -> None:
             "micro_batch_size=auto: ranks may find different numbers, which"
             f" sync={name} cannot; give a number, or null for all"
         )
-    if config.compile == "max":
-        raise ConfigError(
-            f"compile=max: sync={name} moves weights, which CUDA graphs expect in their places; use"
-            " compile=true"
-        )
     # ranks fetch weights from each other in every forward, so all need as many of them
     if shard_size and isinstance(micro, int):
         at_once = micro // shard_size

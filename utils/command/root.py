@@ -143,10 +143,8 @@ class Root(BaseModel):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$"), SAME_RUN]
     """auto: cuda where there is one"""
     backend: Annotated[Literal["auto", "gloo", "nccl"], SAME_RUN]
-    compile: Annotated[bool | Literal["auto", "max"], SAME_RUN]
-    """auto: on for CUDA, and on a CPU for runs of 5,000 steps or more in bfloat16; max: on
-    CUDA also replays each pass as a CUDA graph
-    """
+    compile: Annotated[bool | Literal["auto"], SAME_RUN]
+    """auto: on for CUDA, and on a CPU for runs of 5,000 steps or more in bfloat16"""
     timeout_s: Annotated[PositiveFloat, SAME_RUN]
     """Seconds that a collective may wait for a lost rank"""
     num_workers: Annotated[int, Field(ge=0, le=256), SAME_RUN]
