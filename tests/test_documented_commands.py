@@ -216,7 +216,8 @@ def test_a_row_of_results_has_a_figure_a_command_and_a_commit() -> None:
     for claim, figure, _, command, measured in rows_of("RESULTS.md"):
         assert figure, claim
         assert re.search(r"`(make|python) .+`|\]\(.+\)", command), claim
-        assert re.fullmatch(r"(Xeon|EPYC|EPYC-2), [0-9a-f]{7}", measured), claim
+        machine = r"(Xeon|EPYC|EPYC-2|H100|H200)"
+        assert re.fullmatch(rf"{machine}( and {machine})?, [0-9a-f]{{7}}", measured), claim
 
 
 def test_the_readme_quotes_results() -> None:
