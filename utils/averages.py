@@ -137,7 +137,7 @@ class EMA:
 
     @torch.no_grad()
     def _load(self, values: Mapping[str, Tensor]) -> None:
-        # in place: gradient views, compiled code keep their addresses
+        # in place: gradient views and compiled code keep their addresses
         for name, p in self._parameters.items():
             p.copy_(values[name])
 

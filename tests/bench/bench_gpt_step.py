@@ -124,10 +124,8 @@ def on_gpu(folder: Path) -> None:
     print(f"| ours | {measured(ON_GPU_KEYS, 300)[0]} |", flush=True)
     torch.backends.cuda.matmul.allow_tf32 = True
     net = nanogpt(ON_GPU, folder).cuda()
-    compiled, optimizer = (
-        torch.compile(net),
-        net.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda"),  # type: ignore[operator]
-    )
+    compiled = torch.compile(net)
+    optimizer = net.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda")  # type: ignore[operator]
     inputs, labels = (each.cuda() for each in batch_of(ON_GPU))
     seconds = []
     for _ in range(8):
