@@ -109,7 +109,8 @@ def _write_array(path: Path, array: np.ndarray | Pieces) -> None:
     if not isinstance(array, Pieces):
         np.save(path, array)
         return
-    file, start = np.lib.format.open_memmap(path, "w+", np.uint8, array.shape), 0
-    for piece in array.make():
-        file[start : start + len(piece)] = piece
-        start += len(piece)
+    header = {"descr": "|u1", "fortran_order": False, "shape": array.shape}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for piece in array.make():
+            file.write(piece)
