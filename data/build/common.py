@@ -113,4 +113,4 @@ def _write_array(path: Path, array: np.ndarray | Pieces) -> None:
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for piece in array.make():
-            file.write(piece)
+            piece.tofile(file)
