@@ -299,7 +299,7 @@ class Trainer:
             "mode": cfg.wandb.mode,
             "project": cfg.project_name,
             "name": cfg.run_name,
-            "id": start.meta.get("wandb_id"),
+            "id": start.meta.get("wandb_id") if start.continues else None,
         }
         saved_step = start.step if start.continues else None
         size = sum(p.numel() for p in objective.parameters() if p.requires_grad)

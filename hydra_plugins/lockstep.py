@@ -59,7 +59,7 @@ class Local(Launcher):
         folder = Path(self._master.hydra.sweep.dir)
         folder.mkdir(parents=True, exist_ok=True)
         rows = [job.row() for job in self._jobs]
-        sweeps.replace(folder / sweeps.JOBS, json.dumps(rows, indent=1) + "\n")
+        write_whole(folder / sweeps.JOBS, json.dumps(rows, indent=1) + "\n")
         try:
             Children(settings, batch, lambda: sweeps.write_table(folder)).run()
         except Stopped as stopped:
@@ -90,15 +90,18 @@ class Local(Launcher):
             HydraConfig.instance().cfg = before
 
     def _returned(self, job: Job) -> JobReturn:
-        """Returns what sweepers get: the metric that `objective_metric` names, as last logged."""
+        """Returns what sweepers get, of which less is better: the metric that `objective_metric`
+        names, as last logged, or its negative.
+        """
         done = JobReturn(overrides=job.overrides, working_dir=os.getcwd())
         failed = RunError(
             f"job {job.number} ended with exit status {job.status}; the same command goes on with"
             " what is not finished"
         )
         done.status = JobStatus.FAILED if job.status else JobStatus.COMPLETED
-        value = sweeps.result(job.directory).value if job.directory else None
-        done.return_value = failed if job.status else value
+        found = sweeps.result(job.directory) if job.directory else sweeps.Result()
+        value = found.value
+        done.return_value = failed if job.status else value if found.lower or not value else -value
         return done
 
     def _conclude(self, signum: int) -> None:

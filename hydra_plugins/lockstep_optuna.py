@@ -10,6 +10,8 @@ if find_spec("hydra_plugins.hydra_optuna_sweeper"):
     from hydra_plugins.hydra_optuna_sweeper.optuna_sweeper import OptunaSweeper
     from optuna.trial import TrialState
 
+    from utils.errors import ConfigError
+
     class Trials(OptunaSweeper):
         """Counts the trials that an earlier start has finished, and begins with those that it left
         open: each finds its own run.
@@ -17,6 +19,11 @@ if find_spec("hydra_plugins.hydra_optuna_sweeper"):
 
         def sweep(self, arguments: list[str]) -> None:
             sweeper = self.sweeper
+            if sweeper._get_directions() != ["minimize"]:
+                raise ConfigError(
+                    f"hydra.sweeper.direction={sweeper.direction}: trials return the metric so that"
+                    " less is better, accuracies as negative numbers; leave it out"
+                )
             Path(sweeper.sweep_dir).mkdir(parents=True, exist_ok=True)  # for the study
             study = optuna.create_study(
                 storage=sweeper.storage,

@@ -34,7 +34,7 @@ class ClassifyObjective(Objective):
         return Prediction(metrics, {"logits": logits_BC, "answer": logits_BC.argmax(-1)})
 
     def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
-        return [Interval(self.headline.name)]
+        return [Interval("accuracy")]
 
     def score(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, MetricSums]:
         """Returns logits, the sum of the loss, its weight, and metrics as (sum, count)."""

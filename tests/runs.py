@@ -99,7 +99,6 @@ TINY_PREFIX = [
     "optim=adamw",
     "arch.passage=12",
     "arch.latents=3",
-    "arch.encoder=trained",
     *(each for each in TINY_GPT if not each.startswith(("arch", "lr="))),
     "lr=3e-2",
     "arch.forward_dtype=float64",

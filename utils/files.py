@@ -10,6 +10,7 @@ import errno
 import io
 import json
 import os
+import socket
 import stat
 from hashlib import sha256
 from pathlib import Path
@@ -48,8 +49,8 @@ def read_text(path: Path) -> str:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replaces a file at once: readers and crashes leave the old content or the new one."""
-    aside = path.with_name(f".{path.name}.writing")
+    """Replaces a file at once: readers, crashes and a second writer leave one whole content."""
+    aside = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}")
     try:
         with open(aside, "wb") as stream:
             stream.write(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.latent.prefix import Prefix, means
+from models.latent.prefix import Prefix
 from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.measure.evaluator import Prediction
 from utils.measure.metrics import Metric
@@ -22,7 +22,7 @@ class Compress(Objective):
     """
 
     headline = Metric("share")
-    costs = frozenset({"loss", "loss_none", "loss_last", "loss_averaged", "loss_whole"})
+    costs = frozenset({"loss", "loss_none", "loss_last", "loss_whole"})
     model: Prefix
 
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
@@ -43,7 +43,6 @@ class Compress(Objective):
             "": self.model.encode(passage_BL),
             "_none": embedded_BLD[:, :0],
             "_last": embedded_BLD[:, -latents:],
-            "_averaged": means(embedded_BLD, latents),
             "_whole": embedded_BLD,
         }
         nats = {
@@ -52,7 +51,7 @@ class Compress(Objective):
         }
         count, worth = (labels_BL != IGNORE).sum(), nats["_none"] - nats["_whole"]
         metrics = {f"loss{way}": (each, count) for way, each in nats.items()}
-        for way in ("", "_last", "_averaged"):
+        for way in ("", "_last"):
             metrics[f"share{way}"] = (nats["_none"] - nats[way], worth)
         return Prediction(metrics)
 

@@ -98,7 +98,8 @@ def _adopt(raw: DictConfig, given: Sequence[str], saved: Mapping[Any, Any]) -> D
     config = OmegaConf.create(dict(saved))
     for key in [*machine, *given]:
         if not key.startswith("hydra"):
-            OmegaConf.update(config, key, OmegaConf.select(raw, key), force_add=True)
+            # merged, `sync` would keep the arguments of the way that it replaces
+            OmegaConf.update(config, key, OmegaConf.select(raw, key), merge=False, force_add=True)
     return config
 
 

@@ -74,17 +74,12 @@ def draw(directories: list[Path], output: str | None) -> str:
     heading = payload["sweep"]["name"] if payload["sweep"] else " · ".join(names)
     name = FILE if len(directories) == 1 else "comparison.html"
     path = Path(output) if output else directories[0] / name
-    # two processes may draw at once, of a run that was killed and of the one in its place
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        write_whole(aside, render(payload, heading))
-        os.replace(aside, path)
+        write_whole(path, render(payload, heading))
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be written ({brief(error)}); give another place with --output"
         ) from None
-    finally:
-        aside.unlink(missing_ok=True)
     compared = [run for run in payload["runs"] if "comparison" in run]
     told = [run["comparison"]["text"] for run in compared]
     if len(compared) > 1:

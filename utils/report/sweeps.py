@@ -5,9 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import re
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +18,6 @@ from utils.report.reading import read_config
 from utils.rundir.status import state_of
 
 JOBS, SUMMARY = "jobs.json", "summary.csv"
-OVERRIDE = re.compile(r"(?:^|\s)([+~]*[\w./@-]+)=")
 MOST_CURVES = 8  # of the best jobs; more could not be told apart
 COLUMNS = ("job", "overrides", "state", "metric", "value", "best", "steps", "seconds", "directory")
 
@@ -75,13 +71,6 @@ def read_sweep(folder: Path) -> dict[str, Any]:
     }
 
 
-def replace(path: Path, content: str) -> None:
-    """Replaces a file that several tasks of a job array write."""
-    aside = path.with_name(f".{socket.gethostname()}-{os.getpid()}-{path.name}")
-    write_whole(aside, content)
-    os.replace(aside, path)
-
-
 def write_table(folder: Path) -> str:
     """Writes summary.csv, and returns the table as text, best first."""
     jobs, metric, _ = _jobs(folder)
@@ -95,7 +84,7 @@ def write_table(folder: Path) -> str:
     for job in jobs:
         value = "" if job["value"] is None else f"{job['value']:.6g}"
         lines.append(f"{job['number']:>4}  {job['state']:<9} {value:>11}  {title(job)}")
-    replace(folder / SUMMARY, text.getvalue())
+    write_whole(folder / SUMMARY, text.getvalue())
     return "\n".join(lines)
 
 
@@ -125,12 +114,12 @@ def _jobs(folder: Path) -> tuple[list[dict[str, Any]], str, bool]:
         jobs: list[dict[str, Any]] = [
             {
                 "number": int(each["number"]),
-                "keys": overrides(str(each["overrides"])),
+                "keys": {str(key): str(value) for key, value in each["overrides"].items()},
                 "directory": str(each["directory"]),
             }
             for each in listed
         ]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{folder / JOBS}: cannot be read ({error})") from None
     results = [result(Path(job["directory"])) if job["directory"] else Result() for job in jobs]
     every = {key for job in jobs for key in job["keys"]}
@@ -144,13 +133,3 @@ def _jobs(folder: Path) -> tuple[list[dict[str, Any]], str, bool]:
     sign = 1 if known.lower else -1
     jobs.sort(key=lambda job: (job["value"] is None, sign * (job["value"] or 0.0)))
     return jobs, known.metric, known.lower
-
-
-def overrides(text: str) -> dict[str, str]:
-    """Splits `lr=1e-3 arch=trm` into keys and values; a value may hold spaces."""
-    matches = list(OVERRIDE.finditer(text))
-    ends = [each.start() for each in matches[1:]] + [len(text)]
-    return {
-        each[1].lstrip("+~"): text[each.end() : end].strip()
-        for each, end in zip(matches, ends, strict=True)
-    }

@@ -49,7 +49,8 @@ class Job:
 
     def row(self) -> dict[str, Any]:
         """Returns what the report reads of a job."""
-        about = " ".join(each for each in self.overrides if not each.startswith("sweep."))
+        given = (each.partition("=") for each in self.overrides)
+        about = {key.lstrip("+~"): value for key, _, value in given if key[:6] != "sweep."}
         directory = str(self.directory or "")
         return {"number": self.number, "overrides": about, "directory": directory}
 
@@ -102,7 +103,7 @@ class Children:
         at_once = min(settings.jobs, len(self._left))
         device = self._left[0].config.device if self._left else "cpu"  # type: ignore[union-attr]
         gpus = [] if device == "cpu" or at_once * settings.ranks == 1 else gpus_here(os.environ)
-        self._shares = shares(at_once, settings.ranks, os.environ, gpus, os.cpu_count() or 1)
+        self._shares = shares(at_once, settings.ranks, os.environ, gpus, len(os.sched_getaffinity(0)))
         self._running: list[Child] = []
         self._pipes = selectors.DefaultSelector()
 

@@ -44,10 +44,8 @@ def batch_of(rows: int, seed: int = 0) -> dict[str, Tensor]:
     return {"inputs": tokens[:, :-1], "labels": tokens[:, 1:]}
 
 
-@pytest.mark.parametrize("pool", ["last", "equal", "tokens"])
-@pytest.mark.parametrize("encoder", ["trained", "frozen"])
-def test_all_but_the_model_trains(pool: str, encoder: str, make: Any) -> None:
-    objective = make(pool=pool, encoder=encoder)
+def test_all_but_the_model_trains(make: Any) -> None:
+    objective = make()
     nn.init.normal_(objective.model.map.weight)  # at first it is zero, and gradients end there
     objective(batch_of(5), None, CONTEXT).loss.backward()
     for name, parameter in objective.named_parameters():
@@ -56,21 +54,13 @@ def test_all_but_the_model_trains(pool: str, encoder: str, make: Any) -> None:
         assert (parameter.grad is not None and bool(parameter.grad.any())) == trains, name
 
 
-@pytest.mark.parametrize("pool", ["last", "equal"])
-def test_latents_by_hand(pool: str, make: Any) -> None:
-    """The model's embeddings and, as the encoder begins as a copy of it, the model's states."""
-    model, passage = make(pool=pool).model, batch_of(5)["inputs"][:, :PASSAGE]
-
-    def pooled(x_BLD: Tensor) -> Tensor:
-        if pool == "last":
-            return x_BLD[:, PASSAGE - LATENTS :]
-        return torch.stack([piece.mean(1) for piece in x_BLD.split(PASSAGE // LATENTS, 1)], 1)
-
-    embedded = pooled(model.net.embed(passage))
+def test_latents_by_hand(make: Any) -> None:
+    model, passage = make().model, batch_of(5)["inputs"][:, :PASSAGE]
+    embedded = model.net.embed(passage)[:, -LATENTS:]
     torch.testing.assert_close(model.encode(passage), embedded)
     nn.init.normal_(model.map.weight)
     size = model.net.embed_tokens.embedding_weight.square().mean().sqrt()
-    wanted = embedded + size * model.map(pooled(model.net(passage)))
+    wanted = embedded + size * model.map(model.net(passage)[:, -LATENTS:])
     torch.testing.assert_close(model.encode(passage), wanted)
 
 
@@ -99,7 +89,7 @@ def test_evaluations_compare_latents_with_what_the_model_reads_instead(make: Any
     ("keys", "message"),
     [
         ({"passage": 16}, "arch.passage=16: leaves none of data.seq_len=16 to predict; give less"),
-        ({"latents": 5}, "arch.latents=5: must divide arch.passage=12 into equal pieces"),
+        ({"latents": 13}, "arch.latents=13: must not exceed arch.passage=12"),
     ],
 )
 def test_impossible_keys_are_refused(keys: dict[str, Any], message: str, make: Any) -> None:
