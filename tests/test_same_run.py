@@ -176,7 +176,7 @@ def test_leaving_early_gives_the_same_numbers_at_any_number_of_ranks(
 
 def test_eval_only_repeats_the_evaluation_on_two_ranks(trm: Result, tmp_path: Path) -> None:
     arguments = ["eval_only=true", f"checkpoint={trm.directory}"]
-    again = train(tmp_path / "run", *arguments, ranks=2)
+    again = train(tmp_path / "run", *arguments, "sync=ddp", ranks=2)
     assert again.series("eval/accuracy") == trm.series("eval/accuracy")[-1:]
     raw = train(tmp_path / "raw", *arguments, "ema=false")
     assert raw.series("eval/lm_loss") != again.series("eval/lm_loss"), (

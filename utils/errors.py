@@ -50,9 +50,11 @@ def said_of(key: str) -> Iterator[None]:
         raise ConfigError(str(error).replace("checkpoint=", f"{key}=", 1)) from None
 
 
-def exit_status(
-    work: Callable[[], object], expected: tuple[type[Exception], ...] = (ConfigError,)
-) -> int:
+# wrong input, a hub that cannot be reached any more, files that cannot be read or written
+USUAL = (ConfigError, RankError, OSError)
+
+
+def exit_status(work: Callable[[], object], expected: tuple[type[Exception], ...] = USUAL) -> int:
     """Prints what `work` returns; the exit status is 0, or 2 after one line about wrong input."""
     try:
         print(visible_lines(str(work())))

@@ -79,10 +79,6 @@ def new_folder(folder: Path) -> Iterator[Path]:
         aside.mkdir(parents=True)
         yield aside
         aside.rename(folder)
-    except OSError as error:
-        raise ConfigError(
-            f"--output-dir {folder}: cannot be written ({error.strerror}); choose another folder"
-        ) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

@@ -15,7 +15,18 @@ from itertools import count
 import numpy as np
 
 from data.build.common import new_folder, progress, whole, write_puzzles
-from data.build.rows import SPLITS, Boards, Row, check, collect, convert, leaks, puzzle_parser
+from data.build.rows import (
+    GENERATED,
+    SPLITS,
+    Boards,
+    Row,
+    check,
+    check_options,
+    collect,
+    convert,
+    leaks,
+    puzzle_parser,
+)
 from data.recursive.maze import (
     CHARACTERS,
     GOAL,
@@ -70,7 +81,8 @@ def images(grids: np.ndarray) -> np.ndarray:
 
 def make(options: argparse.Namespace) -> dict[str, Boards]:
     """Generates mazes for both splits. None is another's image."""
-    side, wanted = options.size, options.train + options.test
+    side = options.size
+    train, test = options.train or GENERATED, options.test or GENERATED
     min_path = round(side * 11 / 3) if options.min_path is None else options.min_path
     if not 2 <= min_path <= side * side:
         raise ConfigError(
@@ -78,23 +90,22 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
             " choose one of these"
         )
     kept: dict[bytes, Boards] = {}
-    with progress(wanted, "maze") as bar:
+    with progress(train + test, "maze") as bar:
         for chunk in count():
             for maze in generate(side, min_path, options.seed, chunk):
                 kept.setdefault(min(image.tobytes() for image in images(maze[0][None])), maze)
-            bar.update(min(len(kept), wanted) - bar.n)
-            if len(kept) >= wanted:
+            bar.update(min(len(kept), train + test) - bar.n)
+            if len(kept) >= train + test:
                 break
             if not kept and chunk * TOGETHER >= PATIENCE:
                 raise ConfigError(
                     f"--min-path {min_path}: none of {PATIENCE:,} boards of size {side} has a path"
                     " so long; ask for less"
                 )
-    inputs, labels = (np.stack(part) for part in zip(*[*kept.values()][:wanted], strict=True))
-    return {
-        "train": (inputs[: options.train], labels[: options.train]),
-        "test": (inputs[options.train :], labels[options.train :]),
-    }
+    inputs, labels = (
+        np.stack(part) for part in zip(*[*kept.values()][: train + test], strict=True)
+    )
+    return {"train": (inputs[:train], labels[:train]), "test": (inputs[train:], labels[train:])}
 
 
 def maze_split(where: str, inputs: np.ndarray, labels: np.ndarray, copies: int) -> PuzzleSplit:
@@ -108,6 +119,7 @@ def maze_split(where: str, inputs: np.ndarray, labels: np.ndarray, copies: int) 
 
 def build(options: argparse.Namespace) -> str:
     """Makes the dataset, and returns a line about it."""
+    check_options(options, "min_path")
     with new_folder(options.output_dir) as folder:
         boards = make(options) if options.size is not None else convert(options, parse_rows)
         mazes, known = [len(boards[name][0]) for name in SPLITS], leaks(boards)

@@ -15,6 +15,7 @@ from data.build.common import Parser, whole
 from utils.errors import ConfigError, brief
 
 SPLITS = ("train", "test")
+GENERATED = 1000  # puzzles of each split
 
 COLUMNS = ("question", "answer", "rating")
 Row = tuple[int, str, str, str]  # the line, counted from 1, and the columns
@@ -137,15 +138,14 @@ def check(file: str, lines: list[int], good: np.ndarray | np.bool_, problem: str
 
 def subsample(split: str, boards: Boards, options: argparse.Namespace) -> Boards:
     """Chooses as many boards of a split as the options say; by default all."""
-    option = {"train": "subsample_size", "test": "test_subsample_size"}[split]
     puzzles, answers = boards
-    wanted: int | None = getattr(options, option)
+    wanted: int | None = getattr(options, split)
     if wanted is None:
         return boards
     if wanted > len(puzzles):
         raise ConfigError(
-            f"--{option.replace('_', '-')} {wanted}: there are {len(puzzles)} {split} boards; ask"
-            " for no more than that"
+            f"--{split} {wanted}: there are {len(puzzles)} {split} boards; ask for no more than"
+            " that"
         )
     chosen = np.random.default_rng(options.seed).choice(len(puzzles), wanted, replace=False)
     return puzzles[chosen], answers[chosen]
@@ -161,11 +161,22 @@ def puzzle_parser(name: str, about: str | None, hub: str, **size: Any) -> Parser
     source.add_argument("--input-dir", help="folder that holds train.csv and test.csv")
     source.add_argument("--hub", help=f"a dataset's name on the hub, such as {hub}")
     made.add_argument("--seed", type=whole(0), default=0)
-    generated = made.add_argument_group("generated puzzles")
-    generated.add_argument("--train", type=whole(1), default=1000, help="training puzzles")
-    generated.add_argument("--test", type=whole(1), default=1000, help="test puzzles")
-    given = made.add_argument_group("converted puzzles")
-    for option, kind in (("--subsample-size", "training"), ("--test-subsample-size", "test")):
-        given.add_argument(option, type=whole(1), help=f"{kind} puzzles to keep, chosen at random")
-    given.add_argument("--min-difficulty", type=int, help="drop puzzles with a smaller rating")
+    for split, published in (("train", "--subsample-size"), ("test", "--test-subsample-size")):
+        made.add_argument(
+            f"--{split}",
+            published,
+            dest=split,
+            type=whole(1),
+            help=f"{split} puzzles: {GENERATED} generated ones by default, or all that are given",
+        )
+    made.add_argument("--min-difficulty", type=int, help="drop given puzzles with a smaller rating")
     return made
+
+
+def check_options(options: argparse.Namespace, *generated: str) -> None:
+    """Refuses options that mean nothing here; `generated` are those of generated puzzles."""
+    unused = generated if options.size is None else ("min_difficulty",)
+    for name in unused:
+        if getattr(options, name) is not None:
+            kind = "generated puzzles, with --size" if options.size is None else "given puzzles"
+            raise ConfigError(f"--{name.replace('_', '-')}: is for {kind} alone; leave it out")

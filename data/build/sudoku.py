@@ -16,7 +16,18 @@ from collections.abc import Iterable
 import numpy as np
 
 from data.build.common import new_folder, whole, write_puzzles
-from data.build.rows import SPLITS, Boards, Row, check, collect, convert, leaks, puzzle_parser
+from data.build.rows import (
+    GENERATED,
+    SPLITS,
+    Boards,
+    Row,
+    check,
+    check_options,
+    collect,
+    convert,
+    leaks,
+    puzzle_parser,
+)
 from data.recursive.puzzle_text import tokens_of
 from data.recursive.sudoku import (
     BLANK,
@@ -49,6 +60,7 @@ def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Bo
 
 def build(options: argparse.Namespace) -> str:
     """Makes the dataset, and returns a line about it."""
+    check_options(options, "blanks", "min_guesses")
     with new_folder(options.output_dir) as folder:
         if options.size is None:
             boards = convert(options, parse_rows)
@@ -56,8 +68,8 @@ def build(options: argparse.Namespace) -> str:
         else:
             size = options.size
             blanks = BLANKS[size] if options.blanks is None else options.blanks
-            counts = options.train, options.test
-            parts = generate(size, counts, blanks, options.seed, options.min_guesses)
+            counts = options.train or GENERATED, options.test or GENERATED
+            parts = generate(size, counts, blanks, options.seed, options.min_guesses or 0)
             boards = dict(zip(SPLITS, parts, strict=True))
         splits = {
             name: sudoku_split(
@@ -93,7 +105,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--min-guesses",
         type=whole(0),
-        default=0,
         help="generated boards for which a search guesses at least so often",
     )
     return made

@@ -26,7 +26,7 @@ import numpy as np
 from data.build.common import Parser, new_folder, progress, whole
 from data.language.text_files import Documents, HubTexts, read_file
 from data.tokenizer import Bytes, FromFile, Tokenizer, train_bpe
-from utils.errors import ConfigError, RankError, exit_status
+from utils.errors import ConfigError, exit_status
 
 # characters tokenized together: what the library keeps of them is many times as large
 TOGETHER = 1 << 20
@@ -234,8 +234,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status 0, or 2 and one line about what is wrong."""
-    wrong = (ConfigError, RankError)  # the latter if a hub cannot be reached any more
-    return exit_status(lambda: build(parser().parse_args(arguments)), wrong)
+    return exit_status(lambda: build(parser().parse_args(arguments)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Reads documents from files: lines of .jsonl, rows of .parquet, and whole .txt files.
 
 Reading can start at any file and row, so `data=stream` continues where it stopped.
-`data.build.tokens` reads the same documents in the same order.
+`data.build.tokens` reads files by the same functions.
 """
 
 from __future__ import annotations

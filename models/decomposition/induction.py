@@ -8,8 +8,6 @@ the place after the last token's earlier occurrence.
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
 import torch.nn.functional as F
 from pydantic import PositiveInt
@@ -26,7 +24,6 @@ from models.layers import (
     widen,
 )
 from models.objective import Batch, Carry, Context, Objective, StepOut
-from utils.command.marks import Divides
 from utils.errors import ConfigError
 from utils.measure.evaluator import Prediction
 from utils.measure.metrics import Metric
@@ -43,7 +40,7 @@ class InductionHeads(nn.Module):
         self,
         spec: Spec,
         hidden_size: Width,
-        num_heads: Annotated[PositiveInt, Divides("hidden_size")],
+        num_heads: PositiveInt,
         num_layers: Layers,
         forward_dtype: ForwardDtype,
     ) -> None:

@@ -35,7 +35,7 @@ from models.layers import (
     recomputed,
     widen,
 )
-from utils.command.marks import STRICT, Divides, Share
+from utils.command.marks import STRICT, Share
 from utils.errors import ConfigError
 from utils.spec import Spec
 
@@ -58,7 +58,7 @@ class Shape:
 
     num_layers: Layers
     hidden_size: Width
-    num_heads: Annotated[PositiveInt, Divides("hidden_size")]
+    num_heads: PositiveInt
     kv_heads: Annotated[
         PositiveInt | None, Doc("groups of heads share so many keys and values; null: num_heads")
     ]

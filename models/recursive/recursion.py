@@ -35,7 +35,7 @@ from models.layers import (
     turns_of,
 )
 from models.sparse_embedding import SparseEmbedding
-from utils.command.marks import SAME_RUN, Divides, Share
+from utils.command.marks import SAME_RUN, Share
 from utils.errors import ConfigError
 from utils.noise import Noise
 from utils.spec import Spec
@@ -82,7 +82,7 @@ class Sizes:
     ]
     L_layers: Layers
     hidden_size: Width
-    num_heads: Annotated[PositiveInt, Divides("hidden_size")]
+    num_heads: PositiveInt
     expansion: Annotated[PositiveFloat, Doc("width of the MLPs, as a multiple of hidden_size")]
     puzzle_emb_ndim: NonNegativeInt
     pos_encodings: Annotated[

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import yaml
 
 from utils.command.keys import GROUPS
-from utils.errors import ConfigError, short
+from utils.errors import ConfigError
 from utils.ranks.launchers import Launch
 
 GROUP_KEYS = (*GROUPS, "experiment")
@@ -30,7 +30,6 @@ def prepare(arguments: Sequence[str], launch: Launch = Launch()) -> list[str]:  
     options: list[str] = []
     overrides: list[str] = []
     for before, argument in zip(("", *arguments), arguments, strict=False):
-        check_argument(argument)
         if argument == "--":
             continue
         if argument.startswith("-") or before in WITH_VALUE:
@@ -53,18 +52,6 @@ def prepare(arguments: Sequence[str], launch: Launch = Launch()) -> list[str]:  
 def _added(override: str) -> str:
     plain = re.match(r"[a-z]\w*(\.\w+)*=", override)
     return f"++{override}" if plain and not override.startswith(("hydra", "sync=")) else override
-
-
-def check_argument(argument: str) -> None:
-    """Refuses an argument that would run foreign code."""
-    if re.match(r"[+~]*hydra\b", argument) and ("_target_" in argument or "callbacks" in argument):
-        raise ConfigError(
-            f"{short(argument)}: Hydra would run that; choose what is there by hydra/launcher= and"
-            " hydra/sweeper="
-        )
-    # argparse takes the beginning of an option for all of it
-    if argument.startswith("--e"):
-        raise ConfigError(f"{short(argument)}: would read a pickle, which can run any code")
 
 
 def _prepare(argument: str) -> str:

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from utils.command import keys
 from utils.command.arguments import GROUP_KEYS, WITH_VALUE, prepare
-from utils.command.marks import Divides, Mark
+from utils.command.marks import Mark
 from utils.errors import ConfigError, short
 
 WANTED = ("--help", "-h")
@@ -85,7 +85,6 @@ def _topic(topic: str, config: Mapping[str, Any], choices: Mapping[str, str]) ->
         for name, sign in BOUNDS.items()
         if hasattr(each, name)
     ]
-    bounds += [f"divides {each.key}" for each in field.metadata if isinstance(each, Divides)]
     lines[-1] += f"  ({', '.join(bounds)})" if bounds else ""
     marks = [each.about for each in field.metadata if isinstance(each, Mark)]
     for text in filter(None, [keys.about(field), *marks]):

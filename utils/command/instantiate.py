@@ -19,11 +19,6 @@ from utils.files import ROOT
 PACKAGES = {"arch": "models", "data": "data", "optim": "optim", "sync": "optim"}
 NOT_FOR_RUNS = "data.build."  # writes datasets
 TARGET = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*){2,}", re.ASCII)
-PLACES = re.compile(
-    r"(arch|arch\.loss|data|optim\.(sparse|schedule)|optim\.dense\[\d+\]\.optimizer|sync)\._target_"
-)
-# a path up to a key that Hydra's `instantiate` would obey
-SPECIAL = re.compile(r"(?:.*\.)?_[^.\[]*_(?=$|[.\[])")
 # What memory that cannot be had looks like: the CPU's allocator, sizes beyond 64 bits, and a GPU
 NO_MEMORY = re.compile(r"allocat\w* memory|out of memory|overflow", re.IGNORECASE)
 
@@ -33,15 +28,6 @@ def plain(config: Any) -> Any:
     if isinstance(config, DictConfig | ListConfig):
         return OmegaConf.to_container(config, resolve=True)
     return config
-
-
-def check_special(path: str, value: Any) -> None:
-    """Refuses keys like `_target_` where this repository does not make anything."""
-    if not (match := SPECIAL.match(path)):
-        return
-    if not PLACES.fullmatch(path):
-        raise ConfigError(f"{path}={value}: no object is made here; remove {match[0]}")
-    find(path.removesuffix("._target_"), value)
 
 
 def find(key: str, target: Any) -> Callable[..., Any]:

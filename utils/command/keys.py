@@ -21,8 +21,8 @@ from pydantic import BaseModel, ValidationError, create_model
 from pydantic.fields import FieldInfo
 from typing_extensions import Doc, is_typeddict
 
-from utils.command.instantiate import PACKAGES, check_special, find
-from utils.command.marks import SAME_RUN, STRICT, Divides, Mark
+from utils.command.instantiate import PACKAGES, find
+from utils.command.marks import SAME_RUN, STRICT, Mark
 from utils.command.root import Root
 from utils.errors import ConfigError, short
 from utils.files import ROOT
@@ -92,8 +92,6 @@ def sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Plain]]:
 
 def check(config: Plain) -> Plain:
     """Returns the configuration with every value in its proper type; raises ConfigError."""
-    for path, value in leaves(config):
-        check_special(path, value)
     root = {key: value for key, value in config.items() if key not in GROUPS}
     checked = _check("", root, Root)
     checked |= {group: config[group] for group in GROUPS}
@@ -102,10 +100,7 @@ def check(config: Plain) -> Plain:
             raise ConfigError(f"optim.{key}: unknown key; optim takes dense, sparse and schedule")
     for path, part in sections(config):
         given = {key: value for key, value in part.items() if key != "_target_"}
-        model = keys_of(part, path)
-        part_checked = _check(path, given, model)
-        _check_divisors(path, part_checked, model)
-        _place(checked, path, part_checked)
+        _place(checked, path, _check(path, given, keys_of(part, path)))
     return checked
 
 
@@ -174,17 +169,6 @@ def _place_of(path: str, given: Any, location: tuple[int | str, ...]) -> tuple[s
         elif isinstance(given, list) and isinstance(step, int) and step < len(given):
             path, given = f"{path}[{step}]", given[step]
     return path, given
-
-
-def _check_divisors(path: str, given: Plain, model: type[BaseModel]) -> None:
-    for key, field in model.model_fields.items():
-        for divides in (each for each in field.metadata if isinstance(each, Divides)):
-            value, multiple = given.get(key), given.get(divides.key)
-            if value and multiple and multiple % value:
-                raise ConfigError(
-                    f"{path}.{divides.key}={multiple} is not a multiple of {path}.{key}={value};"
-                    " change one of them"
-                )
 
 
 def _place(config: Plain, path: str, part: Plain) -> None:

@@ -25,10 +25,3 @@ MAY_CHANGE = Mark("changes the derived name, but a run with a run_name of its ow
 NAMES_PROJECT = Mark("names the project, unless project_name does")
 A_RUN = Mark("takes the folder of a run, or the arguments that make one: then it is made first")
 A_PATH = Mark("must exist when the run starts")
-
-
-@dataclass(frozen=True)
-class Divides:
-    """The key beside it must be a multiple of this one."""
-
-    key: str

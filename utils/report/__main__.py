@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     directories = [Path(run) for run in given.runs]
     if given.beside:
         return beside(directories[0])
-    return exit_status(lambda: draw(directories, given.output), (ConfigError, OSError))
+    return exit_status(lambda: draw(directories, given.output))
 
 
 def beside(directory: Path) -> int:

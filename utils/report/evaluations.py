@@ -1,8 +1,7 @@
-"""Reads the files of evaluations in a run directory: scenes, pictures and others."""
+"""Reads the files of evaluations in a run directory: scenes and others."""
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from pathlib import Path
@@ -13,7 +12,6 @@ from utils.files import read_bytes
 from utils.measure.scene import SUFFIX
 from utils.report.page import escape
 
-PICTURES = {".svg": "image/svg+xml", ".png": "image/png"}
 STEP = re.compile(r"step_(\d{1,18})")
 
 
@@ -28,11 +26,10 @@ def evaluated_sets(directory: Path) -> list[tuple[int, Path]]:
 
 
 def read_evaluations(directory: Path, room: int) -> dict[str, Any]:
-    """Returns the scenes and the pictures that fit in `room` bytes, the newest first, and the paths
-    and sizes of all files. Pictures are those of the newest evaluation that has any.
+    """Returns the scenes that fit in `room` bytes, the newest first, and the paths and sizes of all
+    files.
     """
     scenes: list[dict[str, Any]] = []
-    pictures: list[dict[str, Any]] = []
     files: list[dict[str, Any]] = []
     for step, folder in evaluated_sets(directory):
         of = {"step": step, "set": unquote(folder.name)}
@@ -41,19 +38,13 @@ def read_evaluations(directory: Path, room: int) -> dict[str, Any]:
                 continue
             path = file.relative_to(directory).as_posix()
             files.append({"path": path, "bytes": file.stat().st_size})
-            size = 0
             if file.name.endswith(SUFFIX) and (scene := _read_scene(file, room)):
                 size = len(escape(scene))
                 if size <= room:
                     name = file.name.removesuffix(SUFFIX)
                     scenes.append({**of, "name": name, "scene": scene})
-            elif file.suffix in PICTURES and (not pictures or pictures[0]["step"] == step):
-                uri = _read_picture(file, room)
-                size = len(uri)
-                if uri:
-                    pictures.append({**of, "name": file.stem, "uri": uri})
-            room -= size if size <= room else 0
-    return {"scenes": scenes, "pictures": pictures, "files": files}
+                    room -= size
+    return {"scenes": scenes, "files": files}
 
 
 def _read_scene(file: Path, room: int) -> dict[str, Any] | None:
@@ -62,11 +53,3 @@ def _read_scene(file: Path, room: int) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return scene if isinstance(scene, dict) else None
-
-
-def _read_picture(file: Path, room: int) -> str:
-    try:
-        content = read_bytes(file, room * 3 // 4 - 100)
-    except (OSError, ValueError):
-        return ""
-    return f"data:{PICTURES[file.suffix]};base64,{base64.b64encode(content).decode()}"

@@ -1083,25 +1083,7 @@ const lockstep = (() => {
       : null;
   }
 
-  // ---- pictures and details
-
-  function picturesSection({ pictures }) {
-    if (!pictures.length) return null;
-    const figures = pictures.map(({ name, set, uri }) =>
-      el(
-        "figure",
-        { class: "panel picture" },
-        heading(words(name), el("span", { class: "over" }, set)),
-        el("img", { src: uri, alt: words(name) }),
-      ),
-    );
-    return section(
-      "pictures",
-      "Pictures",
-      `After step ${format(pictures[0].step)}.`,
-      el("div", { class: "grid pictures" }, figures),
-    );
-  }
+  // ---- details
 
   function detailsSection(run) {
     const keys = Object.entries(run.config);
@@ -1321,7 +1303,6 @@ const lockstep = (() => {
       speedSection,
       timelineSection,
       digestsSection,
-      picturesSection,
       detailsSection,
     ];
     const more = [

@@ -298,10 +298,8 @@
     return chart(() => ({ title, series, height: 240, ...axes }));
   };
 
-  scenes.bars = (scene) => (scene.horizontal ? across(scene) : upright(scene));
-
   // Stacked columns; with `diverging` the second series goes down.
-  function upright({ x, y, title, series, diverging }) {
+  scenes.bars = ({ x, y, title, series, diverging }) => {
     const indices = [...x.values.keys()];
     const tops = indices.map(() => 0);
     const columns = series.map((one, s) => {
@@ -330,36 +328,7 @@
     if (!diverging) axes.least = 0;
     const drawn = chart(() => ({ title, series: columns, height: 220, ...axes }));
     return el("div", {}, y.label && el("p", { class: "over" }, y.label), drawn);
-  }
-
-  // Bars with a name each, and whiskers where there are intervals.
-  function across(scene) {
-    const shows = scene.y.percent ? percent : format;
-    const ends = scene.series.flatMap((one) => one.high || one.values);
-    const most = scene.y.max || Math.max(...ends) || 1;
-    const width = (value) => `${(100 * Math.max(0, value || 0)) / most}%`;
-    const rows = scene.x.values.flatMap((name, i) =>
-      scene.series.map((one, s) => {
-        const [low, high] = [one.low?.[i], one.high?.[i]];
-        const bar = el("i", {
-          style: `width:${width(one.values[i])};background:${colour(one.colour)}`,
-        });
-        const whisker =
-          high !== undefined && el("u", { style: `left:${width(low)};width:${width(high - low)}` });
-        const interval =
-          high !== undefined && el("span", { class: "over" }, ` ${shows(low)} to ${shows(high)}`);
-        return el(
-          "tr",
-          {},
-          el("th", { scope: "row" }, s ? "" : String(name)),
-          scene.series.length > 1 && el("th", { scope: "row" }, one.name),
-          el("td", { class: "bar-cell" }, bar, whisker),
-          el("td", {}, shows(one.values[i] ?? NaN), interval),
-        );
-      }),
-    );
-    return el("div", { class: "scroll" }, el("table", { class: "across" }, el("tbody", {}, rows)));
-  }
+  };
 
   // ---- matrices
 

@@ -103,7 +103,9 @@ class Children:
         at_once = min(settings.jobs, len(self._left))
         device = self._left[0].config.device if self._left else "cpu"  # type: ignore[union-attr]
         gpus = [] if device == "cpu" or at_once * settings.ranks == 1 else gpus_here(os.environ)
-        self._shares = shares(at_once, settings.ranks, os.environ, gpus, len(os.sched_getaffinity(0)))
+        self._shares = shares(
+            at_once, settings.ranks, os.environ, gpus, len(os.sched_getaffinity(0))
+        )
         self._running: list[Child] = []
         self._pipes = selectors.DefaultSelector()
 

@@ -169,6 +169,14 @@ def test_the_hub_path_gives_the_same_boards(tmp_path, csv_boards, monkeypatch):
     assert files(tmp_path / "a") == files(tmp_path / "b")
 
 
+@pytest.mark.parametrize(
+    "options", [("--size", 4, "--min-difficulty", 2), ("--input-dir", "csv", "--blanks", 3)]
+)
+def test_options_of_another_kind_of_boards_are_refused(tmp_path, capsys, options):
+    assert build(tmp_path / "out", *options) == 2
+    assert options[2] in capsys.readouterr().err
+
+
 def test_nothing_is_overwritten(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("precious")
     assert build(tmp_path, "--size", 4) == 2

@@ -235,7 +235,7 @@ def sweep_folder(folder: Path) -> Path:
         (run / "status.json").write_text(json.dumps({"state": "finished" if value else "failed"}))
         rows = [{"step": 9, "time": 1.0, "eval/x": value}] if value else []
         (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-        about = f"lr={lr} +optim.x={EVIL[:12]} {number} ~y=[1,2]"
+        about = {"lr": lr, "optim.x": f"{EVIL[:12]} {number}", "y": "[1,2]"}
         jobs.append({"number": number, "overrides": about, "directory": str(run)})
     (folder / "jobs.json").write_text(json.dumps(jobs))
     return folder

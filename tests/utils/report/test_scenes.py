@@ -46,7 +46,6 @@ def board(kind: str, **more: Any) -> dict[str, Any]:
 
 def all_scenes() -> dict[str, Any]:
     """A scene of each kind, hostile texts in every place for one."""
-    bars = {"values": [1.0, 2.5], "low": [0.5, 2.0], "high": [1.5, 3.0]}
     arc = {"grid": ["01", "23"], "votes": 3, "confidence": 0.5}
     pair = {
         "name": HOSTILE,
@@ -77,15 +76,6 @@ def all_scenes() -> dict[str, Any]:
                 {"name": HOSTILE, "values": [1, 2], "colour": "good"},
                 {"name": "b", "values": [0, 1], "colour": "red;background:url(http://x.invalid)"},
             ],
-        )
-        | scene(
-            "across",
-            "bars",
-            HOSTILE,
-            x={"values": ["a", HOSTILE]},
-            y={"label": HOSTILE},
-            horizontal=True,
-            series=[{"name": HOSTILE, "colour": "c1", **bars}],
         )
         | scene(
             "matrix",
@@ -224,8 +214,6 @@ def test_values_by_pointer_and_arrow_keys(page: Any) -> None:
     gates = at(page, "gates")
     gates.locator("svg.matrix").hover()
     assert "component" in gates.locator("p.over").inner_text()
-    across = at(page, "across").locator("tr").first
-    assert across.locator("td").last.inner_text() == "1 0.5 to 1.5"
     upright = at(page, "upright")
     upright.locator("svg[role=img]").focus()
     page.keyboard.press("Home")
