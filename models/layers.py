@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import Doc
 
-from models import documents, halves
+from models import documents
+from models.attention import attention, attention_within
 from models.documents import Sees
 from utils.errors import ConfigError
 from utils.noise import LEFT_BY_CUTTING, Noise
@@ -60,20 +61,8 @@ def widen(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def spares_passes(x: Tensor) -> bool:
-    """Returns whether a tensor should go through the functions of `halves`."""
-    return x.dtype.itemsize == 2 and not torch.compiler.is_compiling()
-
-
-def in_order(x: Tensor) -> Tensor:
-    """Makes a tensor contiguous: a transposed one takes five to ten times as long to sum."""
-    return x.contiguous() if spares_passes(x) else x
-
-
 def rms_norm(x: Tensor, eps: float) -> Tensor:
     """Divides by the root mean square of the last dimension."""
-    if spares_passes(x):
-        return halves.Norm.apply(x, eps)
     wide = widen(x)
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
@@ -234,8 +223,6 @@ def turns_of(
 
 def rotate(x_BHLK: Tensor, cos_sin: CosSin) -> Tensor:
     """Turns queries or keys by their positions, in the precision of the angles."""
-    if spares_passes(x_BHLK):
-        return halves.Rotate.apply(x_BHLK, *cos_sin)
     cos_LK, sin_LK = cos_sin
     x = x_BHLK.to(cos_LK.dtype)
     first, second = x.chunk(2, dim=-1)
@@ -288,9 +275,9 @@ class Attention(nn.Module):
         if isinstance(mask, documents.Packed):
             mixed_BHLK = documents.attention_packed(query, key, value, mask, shared_keys)
         elif isinstance(mask, list):
-            mixed_BHLK = halves.attention_within(query, key, value, mask, shared_keys)
+            mixed_BHLK = attention_within(query, key, value, mask, shared_keys)
         else:
-            mixed_BHLK = halves.attention(query, key, value, mask, causal, shared_keys)
+            mixed_BHLK = attention(query, key, value, mask, causal, shared_keys)
         return self.o_proj(mixed_BHLK.transpose(1, 2).reshape(batch, length, -1))
 
     def _heads(self, by_head_BLHK: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -28,7 +28,6 @@ from models.layers import (
     Width,
     cast_weights,
     gated_width,
-    in_order,
     lecun_normal,
     parse_dtype,
     rms_norm,
@@ -193,9 +192,8 @@ class Block(nn.Module):
 
     def forward(self, x_BLD: Tensor, cos_sin: CosSin | None) -> Tensor:
         if self.mixes_by_mlp:
-            x_BDL = in_order(x_BLD.transpose(1, 2))
-            x_BDL = rms_norm(x_BDL + self.mlp_t(x_BDL), self.eps)
-            x_BLD = in_order(x_BDL.transpose(1, 2))
+            x_BDL = x_BLD.transpose(1, 2)
+            x_BLD = rms_norm(x_BDL + self.mlp_t(x_BDL), self.eps).transpose(1, 2)
         else:
             x_BLD = rms_norm(x_BLD + self.self_attn(x_BLD, cos_sin), self.eps)
         return rms_norm(x_BLD + self.mlp(x_BLD), self.eps)

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from models import documents, halves
+from models import documents
+from models.attention import attention
 from tests.making import make_objective
 from utils.spec import Spec
 
@@ -78,7 +79,7 @@ def test_bounds_attend_as_a_mask_does(key_heads: int, monkeypatch: pytest.Monkey
             seen = documents.packed(DOCUMENTS, 3)
             mixed = documents.attention_packed(query, key, value, seen, shared)
         else:
-            mixed = halves.attention(query, key, value, mask_of(DOCUMENTS), False, shared)
+            mixed = attention(query, key, value, mask_of(DOCUMENTS), False, shared)
         mixed.backward(grad.to(kind))
         results.append((mixed, query.grad, key.grad, value.grad))
     step = 4 * torch.finfo(torch.bfloat16).eps

@@ -1,9 +1,5 @@
-"""Norms, rotations and attention in half precision, in fewer passes over memory.
-
-Matrix products are fast in half precision, so the operations between them take half of a step. The
-functions here give the same values up to rounding. A compiler does better on its own, and in
-float32 autograd's formulas keep the published code's bits; only causal attention over long
-sequences, which that code has not, goes through `Attend` in float32 as well.
+"""Attention on a CPU: by products where they are faster than PyTorch's fused kernel, in half
+precision and, over long sequences, in float32.
 """
 
 # B batch, H heads, L positions, K head width
@@ -173,47 +169,3 @@ def _product(left: Tensor, right: Tensor, factor: float) -> Tensor:
 
 def _joined(blocks: list[Tensor]) -> Tensor:
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
-
-
-class Norm(torch.autograd.Function):
-    """Divides by the root mean square, computed in float32."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
-        wide = x.float()
-        size = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        scale = torch.rsqrt(size.square_().div_(x.shape[-1]).add_(eps))
-        y = wide.mul_(scale).to(x.dtype)
-        ctx.save_for_backward(y, scale)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        y, scale = ctx.saved_tensors
-        wide, wide_y = grad.contiguous().float(), y.float()
-        along = torch.linalg.vecdot(wide, wide_y).div_(y.shape[-1]).unsqueeze(-1)
-        return wide.addcmul_(wide_y, along, value=-1).mul_(scale).to(y.dtype), None
-
-
-class Rotate(torch.autograd.Function):
-    """Turns by rotary positions; backward turns the other way."""
-
-    @staticmethod
-    def forward(ctx: Any, x_K: Tensor, cos_K: Tensor, sin_K: Tensor) -> Tensor:
-        ctx.save_for_backward(cos_K, sin_K)
-        return _turn(x_K, cos_K, sin_K, 1)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        cos_K, sin_K = ctx.saved_tensors
-        return _turn(grad, cos_K, sin_K, -1), None, None
-
-
-def _turn(x_K: Tensor, cos_K: Tensor, sin_K: Tensor, direction: int) -> Tensor:
-    (cos, _), (sin, _) = cos_K.chunk(2, dim=-1), sin_K.chunk(2, dim=-1)  # both halves are alike
-    first, second = x_K.float().chunk(2, dim=-1)
-    turned = torch.empty_like(x_K)
-    turned_first, turned_second = turned.chunk(2, dim=-1)
-    turned_first.copy_((first * cos).addcmul_(second, sin, value=-direction))
-    turned_second.copy_((second * cos).addcmul_(first, sin, value=direction))
-    return turned

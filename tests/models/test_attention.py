@@ -1,6 +1,4 @@
-"""Half precision by fewer passes: the same values as autograd's formulas, to the rounding of the
-dtype.
-"""
+"""Attention by products: the same values as PyTorch's kernel, to the rounding of the dtype."""
 
 from __future__ import annotations
 
@@ -10,43 +8,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from models import halves, layers
-
-ANGLES = layers.RotaryEmbedding(16, 0, 6, 10000.0)()
-
-
-def normed(x: Tensor) -> Tensor:
-    return layers.rms_norm(x, 1e-5)
-
-
-def turned(x: Tensor) -> Tensor:
-    return layers.rotate(x, ANGLES)
-
-
-def lying_across(x: Tensor) -> Tensor:
-    return normed(layers.in_order(x.transpose(1, 2))).transpose(1, 2)
+from models import attention
 
 
 def attended(x: Tensor) -> Tensor:
-    return halves.attention(x, 0.5 * x, x + 1, causal=True)
+    return attention.attention(x, 0.5 * x, x + 1, causal=True)
 
 
 def attended_to_all(x: Tensor) -> Tensor:
-    return halves.attention(x, 0.5 * x, x + 1)
+    return attention.attention(x, 0.5 * x, x + 1)
 
 
 def attended_by_scores(x: Tensor) -> Tensor:
-    return halves.attention(x, 0.5 * x, x + 1, mask=x[..., :6].mean(0))
+    return attention.attention(x, 0.5 * x, x + 1, mask=x[..., :6].mean(0))
 
 
 def attended_within_documents(x: Tensor) -> Tensor:
-    return halves.attention_within(x, 0.5 * x, x + 1, [2, 4, 1, 5])
+    return attention.attention_within(x, 0.5 * x, x + 1, [2, 4, 1, 5])
 
 
 FUNCTIONS = [
-    normed,
-    turned,
-    lying_across,
     attended,
     attended_to_all,
     attended_by_scores,
@@ -80,14 +61,14 @@ def test_long_causal_attention_by_blocks_is_that_of_float64(
 ) -> None:
     torch.manual_seed(0)
     inputs = torch.randn(4, 2, 3, positions, 16).to(dtype)
-    taken, apply = [], halves.Attend.apply
+    taken, apply = [], attention.Attend.apply
     monkeypatch.setattr(
-        halves.Attend, "apply", lambda *given: (taken.append(given), apply(*given))[1]
+        attention.Attend, "apply", lambda *given: (taken.append(given), apply(*given))[1]
     )
     results = []
     for kind in (dtype, torch.float64):
         query, key, value = (x.to(kind).requires_grad_() for x in inputs[:3].clone())
-        mixed = halves.attention(query, key, value, causal=True)
+        mixed = attention.attention(query, key, value, causal=True)
         mixed.backward(inputs[3].to(kind))
         results.append((mixed, query.grad, key.grad, value.grad))
     assert len(taken) == 1, "float64 goes through PyTorch's kernel"
