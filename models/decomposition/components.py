@@ -29,7 +29,7 @@ from models.layers import (
     widen,
 )
 from models.targets import GPT, load
-from utils.command.marks import A_RUN, STRICT
+from utils.command.marks import A_RUN, MAY_CHANGE, STRICT
 from utils.errors import ConfigError
 from utils.spec import Spec
 
@@ -75,7 +75,7 @@ class Components(nn.Module):
     def __init__(
         self,
         spec: Spec,
-        target: Annotated[str | None, A_RUN, Doc("the net that is decomposed")],
+        target: Annotated[str | None, A_RUN, MAY_CHANGE, Doc("the net that is decomposed")],
         modules: Annotated[
             list[str],
             Doc(

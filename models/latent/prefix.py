@@ -18,7 +18,7 @@ from typing_extensions import Doc
 
 from models.layers import ForwardDtype, Linear, parse_dtype, widen
 from models.targets import GPT, load
-from utils.command.marks import A_RUN
+from utils.command.marks import A_RUN, MAY_CHANGE
 from utils.errors import ConfigError
 from utils.spec import Spec
 
@@ -31,7 +31,7 @@ class Prefix(nn.Module):
     def __init__(
         self,
         spec: Spec,
-        target: Annotated[str | None, A_RUN, Doc("the frozen model")],
+        target: Annotated[str | None, A_RUN, MAY_CHANGE, Doc("the frozen model")],
         passage: Annotated[
             PositiveInt, Doc("tokens that latents replace; the rest of data.seq_len is predicted")
         ],
