@@ -78,7 +78,8 @@ def test_training_goes_on_without_wandb(undisturbed_pair: Result, tmp_path: Path
         tmp_path / "run", "wandb@objective", 0, 7, *TROUBLED, "wandb.mode=offline", ranks=2
     )
     assert [rank.returncode for rank in done] == [0, 0], done[0].stderr
-    assert "W&B: could not " in done[0].stdout  # log, or start: that goes on beside training
+    # to log, or to start, which goes on beside training
+    assert done[0].stdout.count("W&B: could not ") == 1
     assert digest(tmp_path / "run") == digest(undisturbed_pair.directory)
     assert learned(Result(tmp_path / "run")) == learned(undisturbed_pair)
 
