@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from models.digits import cnn
 from models.frozen import Frozen
 from models.layers import parse_dtype
 from models.objective import Batch, Context, Objective, StepOut
-from optim.sync.allreduce import AllReduce
 from utils.command import cli
 from utils.measure.evaluator import Prediction
 from utils.measure.metrics import Metric
@@ -122,35 +121,21 @@ class Misnamed(SquaredError):
     headline = Metric("acuracy")
 
 
-class WithDropout(Net):
-    """PyTorch's own dropout, whose masks differ from rank to rank."""
-
-    def make_base(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(784, HIDDEN), nn.Dropout(0.5))
-
-
-def totals_of_one_rank() -> None:
-    AllReduce.over_ranks = lambda self, tensor: tensor  # type: ignore[method-assign]
-
-
-KINDS: dict[str, tuple[type[nn.Module], type[Objective], Callable[[], None]]] = {
-    "plain": (Net, SquaredError, lambda: None),
-    "totals": (Net, LogOfSum, lambda: None),
-    "totals-of-one-rank": (Net, LogOfSum, totals_of_one_rank),
-    "prepared": (Net, Prepared, lambda: None),
-    "mean": (Net, MeanError, lambda: None),
-    "misnamed": (Net, Misnamed, lambda: None),
-    "dropout": (WithDropout, SquaredError, lambda: None),
-    "half-frozen": (HalfFrozenNet, SquaredError, lambda: None),
+KINDS: dict[str, tuple[type[nn.Module], type[Objective]]] = {
+    "plain": (Net, SquaredError),
+    "totals": (Net, LogOfSum),
+    "prepared": (Net, Prepared),
+    "mean": (Net, MeanError),
+    "misnamed": (Net, Misnamed),
+    "half-frozen": (HalfFrozenNet, SquaredError),
 }
 
 
 def main() -> None:
     what, *arguments = sys.argv[1:]
-    cnn.CNN, classify.ClassifyObjective, change = KINDS[what]  # type: ignore[misc,assignment]
+    cnn.CNN, classify.ClassifyObjective = KINDS[what]  # type: ignore[misc,assignment]
     cnn.CNN.__module__ = cnn.__name__  # a configuration names what a module of ours defines
     classify.ClassifyObjective.__module__ = classify.__name__
-    change()
     sys.argv = ["pretrain.py", *arguments]
     cli.main(pretrain.app)
 

@@ -15,10 +15,14 @@ from tests.runs import launched, torchrun
 # arguments, the key that the line must name, and the number of ranks where not one
 Row = tuple[list[str], str] | tuple[list[str], str, int]
 TABLE: list[Row] = [
-    (["lrr=1"], "lrr"),
+    (["lrr=1"], "lrr: unknown key; did you mean lr"),
     (["arch.hiden_size=64"], "arch.hiden_size"),
     (["experiment=demos"], "experiment"),
     (["lr=fast"], "lr"),
+    (["arch.hidden_size=true"], "arch.hidden_size=true: must be a valid integer"),
+    (["arch.hidden_size=null"], "arch.hidden_size=null: must be"),
+    (["arch.halt_exploration_prob=1.1"], "arch.halt_exploration_prob=1.1: must be less"),
+    (["+data.embedded.siez=4"], "siez=4: unknown key; did you mean data.embedded.size"),
     (["global_batch_size=100"], "global_batch_size"),
     (["eval_interval=3"], "eval_interval"),
     (["expected={metric: x, at: {5: 3}}"], "expected.at"),
@@ -48,7 +52,7 @@ TABLE: list[Row] = [
     (["data_path="], "data_path"),
     (["eval_save_outputs=[[a]]"], "eval_save_outputs"),
     (["arch=trm", "arch.mlp_t=${oc.env:HOME}"], "arch.mlp_t"),
-    (["lr=${oc.env:NO_SUCH_VARIABLE}"], "error"),
+    (["lr=${oc.env:NO_SUCH_VARIABLE}"], "'NO_SUCH_VARIABLE' not found"),
     (["lr=???"], "lr"),
     (["arch._target_=os.system"], "arch._target_"),
     (["arch._target_=models.trm.torch.load"], "arch._target_"),
@@ -62,7 +66,7 @@ TABLE: list[Row] = [
     (["arch=cnn", "arch.dropout=[nan,0.1]"], "arch.dropout[0]"),
     (["shards=1000000000"], "shards"),
     (["--config-dir=/nope"], "config"),
-    (["hydra/sweeper=optuna", "-m", "seed=0,1", "hydra.sweeper.trials=0"], "error"),
+    (["hydra/sweeper=optuna", "-m", "seed=0,1", "hydra.sweeper.trials=0"], "sweeper.trials: "),
     (
         ["hydra/sweeper=optuna", "-m", "lr=interval(0.1,1)", "hydra.sweeper.direction=maximize"],
         "hydra.sweeper.direction",
@@ -87,6 +91,7 @@ TABLE: list[Row] = [
     (["arch=trm", "data=digits", "max_steps=1"], "arch"),
     (["arch=hrm", "data=tokens", "data.embedded.mebibytes=1"], "arch"),
     (["experiment=tms_5_2", "arch.target='experiment=tms_target max_stepz=3'"], "arch.target"),
+    (["experiment=tms_5_2", "arch.target='experiment=tms_target lr=['"], "arch.target=exp"),
     (["arch=prefix", "data=tokens", "data.seq_len=320", "arch.target=nowhere"], "arch.target"),
     (["arch=cnn", "data=digits", "arch.dropout=[2.0,0.1]"], "arch.dropout"),
     (["objective_metric=eval/accurracy", "arch.hidden_size=16"], "objective_metric"),

@@ -77,12 +77,6 @@ def test_defaults_are_hrms_recipe() -> None:
     assert (cfg.arch.hidden_size, cfg.arch.H_layers, cfg.arch.halt_max_steps) == (512, 4, 16)
 
 
-@pytest.mark.parametrize("name", LINES)
-def test_published_launch_lines_are_understood(name: str) -> None:
-    cfg = config_of(*LINES[name].replace("$D", "data/x").split())
-    assert "data/x" in (cfg.data_path, *(cfg.data.data_paths or []))
-
-
 def test_the_name_follows_from_what_makes_the_run() -> None:
     name = config_of().run_name
     assert name.startswith("hrm-")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,6 +34,10 @@ def test_a_failed_save_is_said_and_training_goes_on(
     assert "checkpoint of step 10 FAILED on rank" in lines[0]
     assert lines[0].endswith(f"{says}; training goes on, the last whole one is step_5")
     assert digest(small_disk / "run") == digest(undisturbed_pair.directory)
+    steps = [row["step"] for row in Result(small_disk / "run").rows]  # whole lines, each with one
+    assert steps == sorted(steps)
+    assert steps[-1] == 23, "rows are lost while the disk is full, and no longer"
+    assert done[0].stdout.count("metrics.jsonl cannot be written") <= 1
 
 
 @pytest.mark.slow
@@ -78,33 +81,10 @@ def test_training_goes_on_without_wandb(undisturbed_pair: Result, tmp_path: Path
         tmp_path / "run", "wandb@objective", 0, 7, *TROUBLED, "wandb.mode=offline", ranks=2
     )
     assert [rank.returncode for rank in done] == [0, 0], done[0].stderr
-    assert "W&B: could not " in done[0].stdout  # log, or start: that goes on beside training
+    # to log, or to start, which goes on beside training
+    assert done[0].stdout.count("W&B: could not ") == 1
     assert digest(tmp_path / "run") == digest(undisturbed_pair.directory)
     assert learned(Result(tmp_path / "run")) == learned(undisturbed_pair)
-
-
-def flip(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-
-
-def cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-1])
-
-
-@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
-def test_damage_to_any_file_is_named(
-    damage: Callable[[Path], None], undisturbed_pair: Result, tmp_path: Path
-) -> None:
-    """On a real checkpoint, with every file that a run of two ranks puts into it."""
-    whole = undisturbed_pair.directory / "checkpoints"
-    files = sorted(path.name for path in (whole / "step_23").iterdir())
-    assert len(files) == 8, files
-    for name in files:
-        folder = shutil.copytree(whole, tmp_path / name)
-        damage(folder / "step_23" / name)
-        assert reader.verify(folder / "step_23").startswith(f"{name}: ")
 
 
 @pytest.mark.slow

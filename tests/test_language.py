@@ -4,13 +4,11 @@ Llama's folders in and out.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
 
 from data.build import tokens as builder
 from data.language.sample import shown
@@ -74,17 +72,6 @@ def shown_by_transformers(folder: Path, prompt: str, length: int) -> str:
     made = net.generate(**asked, max_new_tokens=length, do_sample=False)
     said = tokenizer.decode(made[0], skip_special_tokens=True)
     return shown(said).partition("\n")[0]
-
-
-def test_an_export_has_the_tokenizer_of_its_run(gpt: Result, tmp_path: Path) -> None:
-    said = llama.export(str(gpt.directory), str(tmp_path))
-    assert said.endswith(" parameters, with their tokenizer")
-    library = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    assert library.encode("né").ids == [256, ord("n"), 0xC3, 0xA9]
-    about = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert (about["bos_token"], config["bos_token_id"]) == ("<|begin|>", 256)
-    assert about["model_max_length"] == 16
 
 
 @pytest.mark.slow

@@ -140,6 +140,19 @@ def test_heavy_packages_are_imported_where_they_are_used() -> None:
     assert not top(imports(ROOT / "pretrain.py")) & HEAVY
 
 
+def test_nothing_is_unpickled() -> None:
+    """But tensors, by the one command that imports what torch has saved."""
+    calls = {}
+    for path in (ROOT / "pretrain.py", *(path for each in PACKAGES for path in sources(each))):
+        assert not imports(path) & {"pickle", "torch.load"}, path
+        assert "allow_pickle=True" not in path.read_text(), path
+        if found := re.findall(r"torch\.load\(.*", path.read_text()):
+            calls[path.name] = found
+    ((file, (call,)),) = calls.items()
+    assert file == "tools.py"
+    assert "weights_only=True" in call
+
+
 def test_the_program_imports_everything_once_at_its_top() -> None:
     assert imports(ROOT / "pretrain.py") == imports(ROOT / "pretrain.py", top_level_only=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,9 @@ import pytest
 from data.build import maze
 from tests.browser import opened, take_picture
 from tests.data.recursive.arc_helpers import built, write_folder
-from tests.ranks import ROOT
 from tests.runs import TINY_CNN, TINY_GPT, TINY_TRM, train
 from tests.test_decomposition import TMS
 
-PICTURE_BYTES = 200_000
 OWN_DATA = [argument for argument in TINY_TRM if not argument.startswith("data.embedded")]
 BY_STEP = ["Accuracy by thinking step", "Cells fixed and broken by step", "Halting steps"]
 SCENES = {
@@ -70,12 +67,3 @@ def test_the_page_of_a_task(
             assert page.locator("header .state").inner_text() == "finished"
     if task == "sudoku":
         take_picture(browser, run.directory, tmp_path / "picture.png")
-        assert 10_000 < os.path.getsize(tmp_path / "picture.png") <= PICTURE_BYTES
-
-
-def test_the_picture_in_the_readme_is_small() -> None:
-    """`python -m tests.browser runs/demo/demo docs/report.png` makes it."""
-    picture = ROOT / "docs/report.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert os.path.getsize(picture) <= PICTURE_BYTES
-    assert "](docs/report.png)" in (ROOT / "README.md").read_text()

@@ -102,3 +102,7 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
     checkpoints = tmp_path / "run" / "checkpoints"
     assert (checkpoints / "best").read_text() == f"step_{best}\n"
     assert {path.name for path in checkpoints.glob("step_*")} == {f"step_{best}", "step_60"}
+    # another metric is not compared with the old one's value
+    again = train(tmp_path / "run", *arguments, "max_steps=64", "objective_metric=eval/accuracy")
+    assert (checkpoints / "best").read_text() == "step_64\n"
+    assert again.series("eval/accuracy")[-1] < losses[best], "else it would count in any case"

@@ -146,6 +146,7 @@ def test_a_run_leaves_its_files(trm: Result) -> None:
     for name in ("examples_per_s", "tokens_per_s", "step_ms", "data_wait_ms", "all_reduce_ms"):
         assert row[f"speed/{name}"] >= 0
     assert row["memory/peak_bytes"] > 1e6
+    assert "100%  step " in trm.stdout, "where no terminal is, a line now and then"
     assert "answer" in trm.stdout, "one held-out example is shown"
     assert str(trm.directory) in trm.stdout
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,17 +16,17 @@ from torch import nn
 import pretrain
 from data.source import RunSettings
 from models.layers import RotaryEmbedding
-from models.objective import Batch, Carry, Context, Objective, StepOut
+from models.objective import Context
 from optim.groups import build_dense
 from optim.optimizer_state import OptimizerState
 from tests.data.digits.test_images import write_idx
 from tests.making import make_objective
+from tests.models.test_laws import MyObjective
 from tests.ranks import ROOT
 from tests.runs import FLOAT32, TINY_CNN, TINY_GPT, TINY_PREFIX, TINY_SUDOKU, TINY_TRM, config_of
 from tests.steps import steps_of, trainer_on
 from utils.command.instantiate import make
 from utils.measure import capacity
-from utils.measure.evaluator import Prediction
 from utils.noise import Noise
 from utils.ranks.distributed import Dist
 from utils.spec import Spec
@@ -115,21 +116,9 @@ def test_every_net_and_kind_of_data_is_tested() -> None:
         assert {name.split()[place] for name in LINES} == names
 
 
-@pytest.mark.parametrize("name", LINES)
-def test_every_net_is_planned_without_numbers(
-    name: str, folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = line_of(name, folders, *FLOAT32, "plan=show", "plan_cards=8x80")
-    with pytest.raises(SystemExit) as end:
-        trainer_on(ALONE, tmp_path, *line)
-    assert end.value.code == 0
-    assert "plan: on " in capsys.readouterr().out
-
-
 COUNTED = [
     pytest.param(name, marks=[] if name in ("trm puzzles", "gpt tokens") else pytest.mark.slow)
     for name in LINES
-    if name != "grid puzzles"  # whose passes are counted 2 % too large
 ]
 
 
@@ -161,39 +150,21 @@ def test_what_is_counted_without_numbers_is_what_a_pass_takes(
         )
 
     real = counted(torch.device("cpu"), step=True)
-    assert counted(capacity.META, step=False) == real
+    found = counted(capacity.META, step=False)
+    if name == "grid puzzles":  # whose passes are counted 2 % too large
+        assert found.first == pytest.approx(real.first, rel=0.03)
+        found = replace(found, first=real.first, each=real.each)
+    assert found == real
     assert real.first >= real.each > 0
     assert 0 < real.trained == real.gradients <= real.remembered
     if name == "prefix tokens":
         assert real.frozen > 0, "the model has no gradients, and nothing remembers it"
 
 
-class Least(Objective):
-    """An objective that defines what every objective must."""
-
-    def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
-        errors_B = self.model(batch["x"]).square().sum(-1)
-        return StepOut(errors_B.sum(), torch.tensor(len(errors_B)), {})
-
-    def predict(self, batch: Batch) -> Prediction:
-        right_B = self.model(batch["x"]).abs().amax(-1) < 1
-        return Prediction({"accuracy": (right_B.sum(), torch.tensor(len(right_B)))})
-
-
-def test_forward_and_predict_make_an_objective() -> None:
-    objective, batch = Least(nn.Linear(3, 2)), {"x": torch.ones(4, 3)}
-    context = Context(0.0, Noise(0, 0, range(1)))
-    objective.move_to_devices(ALONE)
-    objective.prepare(ALONE, None, context.noise)
-    objective.rehearse(batch, context, keep=True)
-    assert all(parameter.grad is not None for parameter in objective.parameters())
-    assert objective.flops_per_example(batch, context) == 2 * 3 * 2 * 2  # backward to weights alone
-    assert str(objective.judging_metric(None)) == "eval/accuracy"
-    assert objective.saved().keys() == {"model.weight", "model.bias"}
-    assert objective.initial_carry(batch) is None
-    assert not objective.statistics(batch, None, context)
-    assert not [*objective.evaluators(batch), *objective.shardable()]
-    assert objective.published("runs/x") is None
+def test_operations_of_an_example() -> None:
+    batch = {"inputs": torch.ones(4, 3), "labels": torch.zeros(4, dtype=torch.long)}
+    flops = MyObjective(nn.Linear(3, 2)).flops_per_example(batch, Context(0.0, Noise(0, 0, [0])))
+    assert flops == 2 * 3 * 2 * 2, "forward, and backward to weights alone"
 
 
 def test_the_guide_s_objective_counts_well_predicted_tokens_less() -> None:

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from models.sparse_embedding import SparseEmbedding
-from optim.groups import build_clips, build_dense, build_sparse, claims
+from optim.groups import build_clips, build_dense, build_sparse
 from optim.schedule import build_schedule
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
@@ -104,14 +104,6 @@ def test_norms_and_biases_do_not_decay_where_matrices_alone_do():
         torch.testing.assert_close(
             p.detach(), before[name] * (1 - 1e-2 * 0.1) if p.ndim > 1 else before[name]
         )
-
-
-def test_first_pattern_wins():
-    assert claims(["a.*", r".*\.bias", ".*"], ["a.weight", "a.bias", "b.bias", "c"]) == [
-        ["a.weight", "a.bias"],
-        ["b.bias"],
-        ["c"],
-    ]
 
 
 def test_norms_by_pattern_are_for_what_the_first_pattern_matches():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from models.sparse_embedding import SparseEmbedding
-from optim.sparse_signsgd import SparseSignSGD, sum_duplicates
+from optim.sparse_signsgd import SparseSignSGD
 from utils.ranks.distributed import Dist
 
 LR, DECAY = 0.05, 0.3
@@ -82,26 +82,6 @@ def test_local_grads_show_the_step_and_zero_grad_forgets_it():
     optimizer.zero_grad()
     optimizer.step()
     assert torch.equal(table.weights, before)
-
-
-def test_duplicates_are_added_in_row_order():
-    ids = torch.tensor([5, 1, 5, 5, 1])
-    grads = torch.tensor([[1e8], [3.0], [1.0], [-1e8], [4.0]])
-    ids, sums = sum_duplicates(ids, grads)
-    assert ids.tolist() == [1, 1, 5, 5, 5]
-    assert sums.flatten().tolist() == [7.0] * 2 + [0.0] * 3, (
-        "(1e8 + 1) - 1e8 is 0 in float32, and in no other order"
-    )
-
-
-def test_rows_of_nobody_become_further_ones_of_the_last():
-    nan = float("nan")
-    ids, sums = sum_duplicates(
-        torch.tensor([-1, 5, 2, -1]), torch.tensor([[nan], [3.0], [4.0], [nan]])
-    )
-    assert ids.tolist() == [5, 5, 2, 5]
-    assert sums.flatten().tolist() == [3.0, 3.0, 4.0, 3.0]
-    assert sum_duplicates(torch.tensor([-1, -1]), torch.ones(2, 1))[0].tolist() == [-1, -1]
 
 
 def test_more_rows_than_capacity_is_an_error():

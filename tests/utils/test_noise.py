@@ -82,6 +82,9 @@ def test_distributions() -> None:
         (normal**4).mean().item(),
     ]
     assert moments == pytest.approx([0, 1, 0, 3], abs=0.06)
+    cut = noise.truncated_normal("a", (size,)).double()
+    assert [cut.mean().item(), cut.std().item()] == pytest.approx([0, 1], abs=0.01)
+    assert cut.abs().max() == pytest.approx(2 / 0.8796, abs=0.01), "two sigma of what was cut"
     whole = noise.integers("a", (size,), 2, 17)
     assert whole.dtype == torch.int64
     counts = torch.bincount(whole, minlength=17)[2:]

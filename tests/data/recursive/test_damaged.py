@@ -12,7 +12,7 @@ import pytest
 
 from data.source import IGNORE
 from data.stream import ShardStream, eval_batches, train_loader
-from tests.data.recursive.helpers import VOCAB, source, write_dataset
+from tests.data.recursive.helpers import source, write_dataset
 from utils.errors import ConfigError
 
 Damage = Callable[[Path], object]  # of the folder of a split
@@ -110,38 +110,15 @@ def read(path: Path) -> None:
     list(eval_batches(made.eval_sets()["all"], 7))
 
 
-LAYOUTS: list[tuple[str, list[Damage]]] = [
-    (
-        "wider",
-        [
-            array("inputs", lambda a: a.astype(np.int64)),
-            array("labels", lambda a: a.astype(np.int16)),
-        ],
-    ),
-    (
-        "PyTorch's where it has none",
-        [
-            array("labels", lambda a: np.where(a == 0, -100, a.astype(np.int64))),
-            says(ignore_label_id=None),
-        ],
-    ),
-    ("nothing ignored", [says(ignore_label_id=None)]),
-    *(
-        (
-            f"ignored {ignored}",
-            [
-                array("labels", lambda a, i=ignored: np.where(a == 0, i, a.astype(np.int64))),
-                says(ignore_label_id=ignored),
-            ],
-        )
-        for ignored in (IGNORE, VOCAB, 2**32 + 1)
-    ),
-]
+LAYOUTS: dict[str, list[Damage]] = {
+    "wider": [array("inputs", np.int64), array("labels", np.int16)],
+    "nothing ignored": [says(ignore_label_id=None)],
+}
 
 
-@pytest.mark.parametrize(("name", "changes"), LAYOUTS, ids=[name for name, _ in LAYOUTS])
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_the_same_numbers_in_another_layout_are_the_same_examples(
-    tmp_path: Path, name: str, changes: list[Damage]
+    tmp_path: Path, name: str
 ) -> None:
     write_dataset(tmp_path, [[1, 2], [3]] * 7)
     shutil.copytree(tmp_path / "train", tmp_path / "test")
@@ -149,7 +126,7 @@ def test_the_same_numbers_in_another_layout_are_the_same_examples(
     batches = [expected.train_batch(step, 1) for step in range(5)]
     example = expected.eval_sets()["all"].read(np.arange(14))
     for split in ("train", "test"):
-        for change in changes:
+        for change in LAYOUTS[name]:
             change(tmp_path / split)
     made = source(tmp_path)
     ignored = 0 if name == "nothing ignored" else IGNORE

@@ -6,10 +6,8 @@ import pytest
 from data.order import Order, RaggedSteps, UniformSteps, cut_steps
 from data.recursive.puzzles import PuzzleSource, pack
 from data.source import IGNORE
-from tests.data.recursive.helpers import ragged_groups, row_numbers, shown, source, write_dataset
+from tests.data.recursive.helpers import ragged_groups, row_numbers, source, write_dataset
 from utils.errors import ConfigError
-
-EMBEDDED = {"size": 4, "train": 40, "test": 10, "blanks": 7}
 
 
 def global_batch(made: PuzzleSource, step: int, shards: int) -> dict[str, np.ndarray]:
@@ -177,17 +175,3 @@ def test_impossible_requests_name_key_value_and_fix(tmp_path):
     ]:
         with pytest.raises(ConfigError, match=message):
             source(**({"path": a} | settings))
-
-
-def test_an_example_is_shown_as_board_with_answer_and_wrong_cells():
-    made = source(embedded=EMBEDDED)
-    example = {
-        name: array[0] for name, array in made.eval_sets()["all"].read(np.array([2])).items()
-    }
-    assert shown(made, "all", example, example["labels"]).endswith("correct")
-    answer = example["labels"].copy()
-    answer[5] = 2 if answer[5] != 2 else 3
-    text = shown(made, "all", example, answer)
-    assert text.count(f"{answer[5] - 1}x") == 1
-    assert text.count("x") == 2  # and once in the legend
-    assert text.count(".") == 7

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from models.decomposition import components
-from models.decomposition.components import Components, Mask, components_of
+from models.decomposition.components import Components, Mask
 from models.decomposition.decompose import Decompose
 from models.decomposition.masking import Masks, errors, route
 from models.decomposition.seams import seams_of
@@ -130,18 +130,6 @@ def test_a_fused_matrix_stays_one_target_where_a_pattern_matches_it(
     ]
     with pytest.raises(ConfigError, match=r"chooses layers\.0\.self_attn\.q_proj, a part"):
         objective_on(gpt_target, tmp_path, r"arch.modules=['layers\..*','.*\.q_proj']")
-
-
-def test_settings_by_pattern_take_the_first_that_matches() -> None:
-    names = ["layers.0.mlp.up_proj", "layers.0.self_attn.q_proj", "layers.1.mlp.up_proj"]
-    assert components_of(7, names) == [7, 7, 7]
-    assert components_of({r".*\.1\..*": 3, ".*mlp.*": 64, ".*": 32}, names) == [64, 32, 3]
-    with pytest.raises(ConfigError, match=r"has no pattern for layers\.0\.self_attn\.q_proj; add"):
-        components_of({".*mlp.*": 64}, names)
-    with pytest.raises(ConfigError, match=r"arch\.C=embed: matches none of the chosen matrices"):
-        components_of({"embed": 64, ".*": 1}, names)
-    with pytest.raises(ConfigError, match="not a regular expression"):
-        components_of({"(": 64}, names)
 
 
 def test_matrices_have_as_many_components_as_their_patterns_say(

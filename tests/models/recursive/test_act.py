@@ -120,28 +120,6 @@ def test_slots_do_not_see_each_other(name: str) -> None:
             )
 
 
-@pytest.mark.parametrize("name", NETS)
-def test_padding_rows_count_nowhere(name: str) -> None:
-    plain, padded = make(name), make(name)
-    batch = batch_of(4)
-    more = {key: torch.cat([rows, rows]) for key, rows in batch.items()}
-    more["labels"] = torch.cat([batch["labels"], torch.full_like(batch["labels"], IGNORE)])
-    (short,), (long,) = steps(plain, [batch], [0]), steps(padded, [more], [0, 1])
-    short.loss.backward()
-    long.loss.backward()
-    torch.testing.assert_close(long.loss, short.loss)
-    assert int(long.weight) == int(short.weight) == 4
-    for key, (total, count) in short.metrics.items():
-        torch.testing.assert_close(
-            torch.stack([p.double() for p in long.metrics[key]]),
-            torch.stack([total.double(), count.double()]),
-        )
-    for a, b in zip(padded.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
-    ((ids, _),) = padded.model.inner.puzzle_emb.take_row_grads()
-    assert ids[4:].tolist() == [-1] * 4, "padding rows would train a puzzle"
-
-
 def test_exploration_is_noise_of_step_and_shard_only() -> None:
     batch = batch_of(64)
     halted = [

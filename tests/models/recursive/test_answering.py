@@ -111,17 +111,3 @@ def test_the_best_of_several_chains_answers(judge: str) -> None:
         chosen.add(best)
         torch.testing.assert_close(answers["logits"][row], logits[best])
     assert len(chosen) > 2, "nearly always the same chain: the test shows nothing"
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("eval_halt", [False, True])
-def test_noise_belongs_to_the_puzzle_not_to_the_batch(eval_halt: bool) -> None:
-    keys = {"chains": 3, "eval_noise": 0.3, "random_start": True}
-    net, batch = objective("trm", eval_halt=eval_halt, **keys), batch_of(40)
-    whole = net.predict(batch).outputs
-    assert not eval_halt or len(whole["halt_step"].unique()) > 2
-    order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
-    for rows in order.split(7):
-        few = net.predict(part(batch, rows)).outputs
-        for name in ("logits", "q_halt_logits", "halt_step"):
-            torch.testing.assert_close(few[name], whole[name][rows])

@@ -90,34 +90,6 @@ def test_fixed_and_broken_cells_and_the_halting_step_of_a_board_made_by_hand() -
     assert seen.outputs(torch.tensor([3, 1]))["halt_step"].tolist() == [3, 1]
 
 
-def test_scenes_count_what_the_batch_holds() -> None:
-    report, by_step = reported()
-    scenes = {name: json.loads(text) for name, text in report.files.items() if ".scene." in name}
-    halting = scenes["thinking_steps_halting.scene.json"]
-    assert halting["x"]["values"] == [1, 2, 3, 4, "never"]
-    solved, unsolved = (each["values"] for each in halting["series"])
-    assert sum(solved) + sum(unsolved) == ROWS - 1
-    assert sum(solved) == pytest.approx(by_step["boards solved"][-1] * (ROWS - 1), rel=1e-4)
-    cells = scenes["thinking_steps_cells.scene.json"]
-    fixed, broken = (each["values"] for each in cells["series"])
-    gained = (sum(fixed) - sum(broken)) * (ROWS - 1)
-    rise = by_step["cells right"][-1] - by_step["cells right"][0]
-    assert gained == pytest.approx(rise * 2 * (ROWS - 1), abs=1e-2)  # two labels a row
-
-
-def test_nothing_seen_is_an_empty_report() -> None:
-    assert ThinkingSteps().rows() == {}
-    assert ThinkingSteps().report({}) == Report()
-    assert Interval("exact_accuracy").report(Interval("exact_accuracy").rows()) == Report()
-    assert [type(evaluator) for evaluator in make("trm", halt_max_steps=1).evaluators({})] == [
-        Interval
-    ]
-    assert [type(evaluator) for evaluator in make("trm").evaluators({})] == [
-        Interval,
-        ThinkingSteps,
-    ]
-
-
 def test_an_accuracy_comes_with_its_interval() -> None:
     interval = Interval("solved")
     for solved, among in ((0, 0), (8, 9), (0, 1)):

@@ -11,17 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from models.objective import Objective, StepOut
-from optim.agreement import Agreement
 from optim.builtin import adamw
 from optim.optimizer_state import OptimizerState
 from optim.sync.base import Sync
 from tests.making import make_sync
 from utils.averages import EMA
 from utils.errors import ConfigError, RunError
-from utils.measure.evaluator import Prediction
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
 
@@ -51,50 +49,6 @@ class Tiny(Objective):
         )
         return StepOut(loss, torch.tensor(1.0), {}, carry)
 
-    def statistics(self, batch: Any, carry: Any, ctx: Any) -> dict[str, Tensor]:
-        return {"whole": self.model["first"].sum() * batch["x"].sum()}
-
-    def predict(self, batch: Any) -> Prediction:
-        return Prediction({"sum": (self.model["first"].sum(), torch.tensor(1))}, {})
-
-
-def judged(
-    agreement: Agreement, sync: Sync, wrapped: nn.Module, x: float = 1.0, weight: float = 1.0
-) -> str:
-    """Where a step is first seen not to be finite."""
-    sync.zero()
-    with sync.backward(last=True):
-        carry = object()
-        out = wrapped({"x": torch.full((5,), x)}, carry, None)
-        assert out.carry is carry, "the carry is nobody's business"
-        out.loss.backward()
-    checked = {"weight": sync.finish([weight])}
-    checked |= {name: p.grad for name, p in sync.parameters.items()}
-    agreement.ask(0, checked, [], [])
-    return agreement.read().rpartition(" in ")[2]
-
-
-def gradients_that_are_not_finite_are_named(dist: Dist) -> None:
-    mine = dist.rank == dist.world_size - 1
-    for way in ("ddp", "fsdp"):
-        sync, agreement = WAYS[way](), Agreement("skip", dist)
-        wrapped = sync.wrap(Tiny(), dist)
-        assert judged(agreement, sync, wrapped) == ""
-        assert all(torch.equal(p.grad, torch.ones_like(p)) for p in sync.parameters.values()), (
-            "summed, then divided"
-        )
-        found = judged(agreement, sync, wrapped, x=float("nan") if mine else 1.0)
-        assert found == "model.first"
-        if dist.world_size > 1:  # finite everywhere, until it is added
-            assert judged(agreement, sync, wrapped, x=3e38) == "model.first"
-        found = judged(agreement, sync, wrapped, weight=float("inf") if mine else 1.0)
-        assert found == "weight"
-        judged(agreement, sync, wrapped, x=2.0)
-        torch.testing.assert_close(sync.clip(1.0), torch.tensor(2 * 15**0.5))
-        assert all(
-            torch.allclose(p.grad, torch.full_like(p, 15**-0.5)) for p in sync.parameters.values()
-        )
-
 
 def parameters_may_be_left_out(dist: Dist) -> None:
     """They count as zeros; DDP must be told."""
@@ -115,15 +69,7 @@ def step_of(sync: Sync, wrapped: nn.Module, width: int = 5) -> None:
     sync.finish([1.0])
 
 
-def statistics_and_predictions_see_whole_weights(dist: Dist) -> None:
-    objective, sync = Tiny(), WAYS["fsdp"]()
-    sync.wrap(objective, dist)
-    for value in (1.0, 2.0):
-        for share in sync.parameters.values():
-            share.data.fill_(value)
-        with torch.no_grad():
-            assert objective.statistics({"x": torch.ones(5)}, None, None)["whole"] == 25 * value
-            assert objective.predict({}).metrics["sum"][0] == 5 * value, "fetched anew"
+def parameters_have_one_type(dist: Dist) -> None:
     mixed = Tiny()
     mixed.model["spare"].data = mixed.model["spare"].data.double()
     with pytest.raises(ConfigError, match=r"^sync=fsdp: splits parameters of one type"):
@@ -152,9 +98,8 @@ def shares_are_small(dist: Dist) -> None:
 def main() -> None:
     dist = distributed.start(device="cpu", timeout_s=60)
     try:
-        gradients_that_are_not_finite_are_named(dist)
-        statistics_and_predictions_see_whole_weights(dist)
         shares_are_small(dist)
+        parameters_have_one_type(dist)
         parameters_may_be_left_out(dist)
     finally:
         distributed.stop()

@@ -1,4 +1,4 @@
-"""Which checkpoints are deleted and which stay, and what is left of a crash."""
+"""Which checkpoints are deleted, which stay, and what is never touched."""
 
 from __future__ import annotations
 
@@ -49,21 +49,3 @@ def test_links_are_unlinked_and_never_followed(tmp_path: Path) -> None:
         alone(directory, step, keep=2)
     assert names(directory) == {"latest", "step_6", "step_7"}
     assert reader.verify(elsewhere / "step_4") == ""
-
-
-def test_leftovers_of_a_crash_are_finished_or_removed(tmp_path: Path) -> None:
-    for step in (5, 6):
-        alone(tmp_path, step, best=step == 5)
-    for name in (".step_7.writing-abc-1", ".step_5.replaced", ".step_4.deleted"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "model.safetensors").write_bytes(b"half")
-    (tmp_path / "notes.txt").write_text("a user's")
-    (tmp_path / "best").rename(tmp_path / ".best.writing")  # about to be moved in
-    (tmp_path / ".latest.writing").write_text("step_9\n")  # whose folder is not there
-    # died between the two renames: this is step 6
-    (tmp_path / "step_6").rename(tmp_path / ".step_6.replaced")
-    assert reader.newest_whole(tmp_path, pytest.fail) == tmp_path / "step_6"
-    (tmp_path / "step_6").rename(tmp_path / ".step_6.replaced")
-    alone(tmp_path, 8, keep=1)
-    assert names(tmp_path) == {"best", "latest", "notes.txt", "step_5", "step_8"}
-    assert (tmp_path / "best").read_text() == "step_5\n"

@@ -100,5 +100,6 @@ def test_files_that_do_not_make_a_whole_tensor_are_refused(name: str, tmp_path: 
         format.write(tmp_path / f"{number}.safetensors", share)
     format.find_tensors(tmp_path.iterdir())
     format.write(tmp_path / "1.safetensors", {"a": SPOILT[name](shares[1]["a"])})
-    with pytest.raises(Unreadable, match="a"):
+    problem = r"rows of a are missing|holds a from row 0 on|holds another a than the other files"
+    with pytest.raises(Unreadable, match=rf"^1\.safetensors: ({problem})"):
         format.find_tensors(sorted(tmp_path.iterdir()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -196,21 +195,3 @@ def test_nothing_else_is_imported(
     torch.save(content, "step_1")
     assert told(capsys, "import", "step_1", "out", status=2).startswith(f"step_1: {problem}")
     assert names(tmp_path) == {"step_1"}, "nothing ran, and nothing is left"
-
-
-def test_what_cannot_be_imported_is_said(
-    tmp_path: Path, small_disk: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "bare").write_bytes(pickle.dumps({"a": 1}))
-    (tmp_path / "text").write_text("hello\n")
-    torch.save({"a": torch.ones(10_000_000)}, tmp_path / "large")
-    for file, folder, problem in [
-        ("none", "out", "none: cannot be read (No such file or directory)"),
-        ("text", "out", "text: is no state dict of tensors ("),
-        ("bare", "out", "bare: "),
-        ("large", ".", "exists; give a folder that does not"),
-        ("large", "text/out", "text/out: cannot be written ("),
-        ("large", small_disk / "out", "out: cannot be written (No space left on device)"),
-    ]:
-        assert problem in told(capsys, "import", tmp_path / file, tmp_path / folder, status=2)
-    assert not (small_disk / "out").exists()

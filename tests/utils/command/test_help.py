@@ -42,13 +42,6 @@ def test_help_for_what_is_not_there() -> None:
         answer(["--help", "lrr"])
 
 
-def test_help_knows_what_another_folder_adds(tmp_path: Path) -> None:
-    (tmp_path / "arch").mkdir()
-    (tmp_path / "arch" / "mine.yaml").write_text((keys.CONF / "arch" / "gpt.yaml").read_text())
-    text = answer(["--help", "--config-dir", str(tmp_path), "arch=mine", "arch.num_heads"])
-    assert text.startswith("arch.num_heads=")
-
-
 @pytest.mark.slow
 def test_help_is_printed_once_and_is_no_error(tmp_path: Path) -> None:
     done = run_line(["--help"], tmp_path, 2)

@@ -33,9 +33,3 @@ def test_only_what_is_defined_here_can_be_made(target: Any) -> None:
     with pytest.raises(ConfigError, match=r"^optim\.schedule") as caught:
         make({"_target_": target}, "optim.schedule")
     assert "\n" not in str(caught.value)
-
-
-def test_memory_that_cannot_be_had_is_said() -> None:
-    width = 2**40
-    with pytest.raises(ConfigError, match=r"^arch: models\.layers\.Linear.* make it smaller"):
-        make({"_target_": "models.layers.Linear", "width_in": width, "width_out": width}, "arch")

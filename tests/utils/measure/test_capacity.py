@@ -1,4 +1,4 @@
-"""The layout that is chosen for given cards, and the lines that explain it."""
+"""The layout that is chosen for given cards."""
 
 from __future__ import annotations
 
@@ -6,16 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from utils.measure.capacity import (
-    GIB,
-    Card,
-    Layout,
-    Needs,
-    advice,
-    cards_named,
-    lay_out,
-    table,
-)
+from utils.measure.capacity import GIB, Card, Needs, cards_named, lay_out
 
 H200, H100, A100_40, CARD_24, CARD_16 = (
     [Card("GPU", size * GIB)] for size in (141, 80, 40, 24, 16)
@@ -80,26 +71,6 @@ def test_weights_that_are_split_leave_room() -> None:
     assert split.expected(1) == pytest.approx((10 + 2 + 3) * GIB)
     assert split.fits
     assert not lay_out(large, H100, 16, 4, split=True).fits  # one rank holds everything
-
-
-@pytest.mark.parametrize(
-    ("layout", "recompute", "said"),
-    [
-        (lay_out(needs(10, 3, 2.5), H100, 16, 4), True, ""),
-        (lay_out(needs(80, 3, 2.5), H100 * 8, 16, 4), True, "sync=fsdp, which"),
-        (lay_out(needs(80, 3, 2.5), H100, 16, 4), True, "more ranks with sync=fsdp"),
-        (lay_out(needs(10, 90, 80), H100, 16, 4), True, "arch.recompute=true, or shards=32"),
-        (lay_out(needs(10, 90, 80), H100, 16, 4), False, "shards=32, which makes another run"),
-        (lay_out(needs(10, 90, 80), H100, 64, 1), False, "a smaller net: one example"),
-    ],
-)
-def test_what_does_not_fit_is_told_what_would_help(
-    layout: Layout, recompute: bool, said: str
-) -> None:
-    assert advice(layout, recompute).startswith(said)
-    assert bool(said) != layout.fits
-    rows = table(layout, {"recompute": False} if recompute else {})
-    assert (rows[-1][0] == "does not fit") == bool(said)
 
 
 def test_cards_are_written_as_numbers_of_gibibytes() -> None:

@@ -1,20 +1,19 @@
-"""The same results at any number of ranks, from evaluators of any kind; and a disk that takes no
-outputs.
+"""Results of several sets, what evaluators add, and a disk that takes no outputs.
+tests/test_exact.py shows that they are the same at any number of ranks.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from tests.ranks import check_ended_well, run_module
-from tests.utils.measure.ranks_evaluation import EXAMPLES, evaluated, folder
 from tests.utils.rundir.test_status import fill
 from utils.measure.evaluation import Evaluation
 from utils.measure.evaluator import Batch, Prediction, Report
@@ -23,44 +22,9 @@ from utils.ranks.distributed import Dist
 ONE = torch.ones(())
 
 
-@pytest.fixture(scope="module")
-def alone() -> dict:
-    return evaluated(Dist())
-
-
-@pytest.mark.parametrize("ranks", [2, pytest.param(9, marks=pytest.mark.slow)])  # two have padding
-def test_every_rank_knows_what_one_rank_finds_to_the_last_bit(
-    alone: dict, ranks: int, tmp_path: Path
-) -> None:
-    check_ended_well(run_module(ranks, "tests.utils.measure.ranks_evaluation", str(tmp_path)))
-    first, *others = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks))
-    assert first == alone
-    assert all(other["results"] == alone["results"] for other in others)
-    assert not any(other["drawn"] or other["text"] for other in others), "rank 0 alone writes"
-
-
-def test_sets_keep_their_names_and_evaluators_belong_to_one(alone: dict) -> None:
-    results = alone["results"]
-    assert [*results] == [
-        "eval/cube",
-        "eval/sine",
-        "eval/a/cube",
-        "eval/a/sine",
-        "eval/a/total",
-        "eval/a/last",
-        "eval/b/cube",
-        "eval/b/sine",
-    ]
-    mean = (np.sin(np.arange(EXAMPLES)).sum() + np.sin(np.arange(4)).sum()) / (EXAMPLES + 4)
-    assert float.fromhex(results["eval/sine"]) == pytest.approx(mean, abs=1e-12)
-    assert results["eval/a/last"] == "nan"
-    rows = sum(index % 4 for index in range(EXAMPLES))
-    assert alone["drawn"] == [repr((5, "a", {"rows.bin": bytes([rows])}))]
-    assert alone["text"] == f"{rows} rows"
-    assert alone["summary"].split()[::2] == ["cube", "sine"]
-
-
-# --- one process
+def folder(path: Path, say: Callable = print, write: Callable = pytest.fail) -> Any:
+    """Stands for a run directory."""
+    return SimpleNamespace(directory=path, say=say, write_evaluation=write)
 
 
 def examples(number: int) -> Iterator[tuple[np.ndarray, Batch]]:
@@ -99,6 +63,26 @@ class Adds(Says):
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         return Report(line=self._line)
+
+
+class Counts(Says):
+    """Measures, and writes a file."""
+
+    scalars = ("total",)
+
+    def report(self, rows: Mapping[str, Tensor]) -> Report:
+        return Report({"total": 7.0}, {"rows.bin": b"7"})
+
+
+def test_sets_keep_their_names_and_evaluators_belong_to_one() -> None:
+    written: list[tuple] = []
+    place = folder(Path(), write=lambda *given: written.append(given))
+    evaluation = Evaluation(Dist(), 5, place)
+    for name, number in (("a", 4), ("none", 0), ("b", 2)):
+        evaluation.run(name, examples(number), answered, [Counts()] if name != "b" else [])
+    accuracies = ["eval/accuracy", "eval/a/accuracy", "eval/b/accuracy"]
+    assert evaluation.finish() == dict.fromkeys(accuracies, 1.0) | {"eval/a/total": 7.0}
+    assert written == [(5, "a", {"rows.bin": b"7"})]
 
 
 def test_evaluators_add_to_the_line_of_each_evaluation() -> None:

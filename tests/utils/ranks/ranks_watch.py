@@ -47,22 +47,6 @@ def fail_differently(dist: Dist, mine: bool) -> None:
     raise ConfigError(f"of rank {dist.rank}")
 
 
-def fail_in_agreement(dist: Dist, mine: bool) -> None:
-    with dist.agreed():
-        if mine:
-            raise ConfigError("depth=-1: must be positive")
-
-
-def fail_oddly(dist: Dist, mine: bool) -> None:
-    """An error that cannot even be shown."""
-
-    class Odd(Exception):
-        def __str__(self) -> str:
-            raise ValueError("no text")
-
-    fail(dist, mine, Odd)
-
-
 def fail_alike(dist: Dist, mine: bool) -> None:
     """All ranks find the same; rank 0 is the last to say so."""
     time.sleep(2.5 if dist.is_main else 0)

@@ -1,9 +1,8 @@
-"""Real process groups under real launchers, and what one process does alone."""
+"""Real process groups under real launchers, and which device a rank takes."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 from pathlib import Path
@@ -11,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.ranks import ROOT, check_ended_well, clean_env, numbered, run_as
+from tests.ranks import ROOT, check_ended_well, numbered, run_as
 from tests.runs import MPIRUN, TORCHRUN, launched
 from tests.utils.ranks.ranks_distributed import metrics
 from utils.errors import ConfigError
-from utils.ranks.distributed import Dist, pick_device, start
+from utils.ranks.distributed import Dist, pick_device
 from utils.ranks.launchers import Launch
 from utils.revision import code_hashes
 
@@ -121,34 +120,6 @@ def test_ranks_with_different_code_do_not_start(tmp_path: Path) -> None:
         " differs; use one checkout on all hosts\n"
     )
     assert [(rank.returncode, rank.stderr) for rank in done] == [(2, line), (2, "")]
-
-
-def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    for key in set(os.environ) - set(clean_env()):
-        monkeypatch.delenv(key)
-    dist = start(device="cpu")
-    value = torch.tensor([2.0])
-    assert dist.all_reduce(value) is None
-    assert value.item() == 2.0
-    assert dist.all_gather_text("é") == ["é"]
-    assert dist.broadcast_text("é") == "é"
-    assert dist.sums([2, 0.5]) == [2.0, 0.5]
-    assert dist.all_to_all(value) is value
-    assert dist.watch is None
-    assert not torch.distributed.is_initialized()
-    with pytest.raises(ConfigError, match="no such board"), dist.agreed():
-        raise ConfigError("no such board")
-    with pytest.raises(ConfigError, match="disk full"), dist.main_first():
-        raise ConfigError("disk full")
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
-def test_shards_are_dealt_in_blocks(world_size: int) -> None:
-    blocks = [Dist(rank, world_size).owned_shards(8) for rank in range(world_size)]
-    assert [shard for block in blocks for shard in block] == list(range(8))
-    sizes = [len(block) for block in blocks]
-    assert max(sizes) - min(sizes) <= 1
-    assert [Dist(0, world_size).owned_shards(8, rank) for rank in range(world_size)] == blocks
 
 
 def test_devices_are_picked_by_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,16 +55,6 @@ def test_files_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     run.close()
 
 
-def test_a_former_run_is_moved_aside_and_never_lost(tmp_path: Path) -> None:
-    for text in ("first", "second", "third"):
-        opened(tmp_path / "x", text=text).close()
-    kept = {
-        name: (tmp_path / name / "config.yaml").read_text() for name in sorted(os.listdir(tmp_path))
-    }
-    assert kept == {"x": "third", "x.old-1": "first", "x.old-2": "second"}
-    assert "the former run of this name is now x.old-2" in (tmp_path / "x" / "log.txt").read_text()
-
-
 def test_the_code_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_git(*words: str) -> str:
         command = ["git", "-C", str(code), "-c", "user.name=a", "-c", "user.email=b", *words]
@@ -115,6 +105,10 @@ def test_a_continued_run_keeps_its_whole_rows_up_to_the_checkpoint(tmp_path: Pat
     assert (run / "checkpoints" / "step_4").is_dir()
     assert os.listdir(tmp_path) == ["x"]
     assert not list(run.glob(".*"))
+    with opened(run, resumed=5) as third:
+        third.log(5, {"eval/accuracy": 0.5})
+    opened(run, resumed=5, evaluation_due=True).close()
+    assert len(written(run)) == 5, "an evaluation that is still due is not there twice"
 
 
 @pytest.mark.parametrize(
@@ -127,21 +121,6 @@ def test_garbage_in_its_files_holds_up_nothing(content: bytes, tmp_path: Path) -
     opened(tmp_path, resumed=2).close()
     assert written(tmp_path) == []
     assert json.loads((tmp_path / "status.json").read_text())["pid"] == os.getpid()
-
-
-def test_an_evaluation_that_is_still_due_is_not_there_twice(tmp_path: Path) -> None:
-    with opened(tmp_path) as run:
-        for row in ({"train/loss": 1.0}, {"eval/accuracy": 0.5}):
-            run.log(1, row)
-            run.log(2, row)
-    opened(tmp_path, resumed=2).close()
-    assert len(written(tmp_path)) == 4
-    opened(tmp_path, resumed=2, evaluation_due=True).close()
-    assert [(row["step"], "eval/accuracy" in row) for row in written(tmp_path)] == [
-        (1, False),
-        (2, False),
-        (1, True),
-    ]
 
 
 FILES = {"confusion.svg": "<svg/>", "table.csv": "a,b\n", "raw.bin": b"\xff"}

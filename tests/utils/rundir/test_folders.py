@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -10,25 +9,7 @@ import pytest
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 from utils.rundir.directory import RunDirectory
-from utils.rundir.folders import make_another, refuse_inside
-
-
-def test_many_that_ask_at_once_get_as_many(tmp_path: Path) -> None:
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "notes.txt").touch()  # this is no run
-    got: list[str] = []
-    threads = [
-        threading.Thread(
-            target=lambda: [got.append(make_another(tmp_path / "x").name) for _ in range(20)]
-        )
-        for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {*got} == {"x", *(f"x-{number}" for number in range(2, 161))}
-    assert len(got) == 160
+from utils.rundir.folders import refuse_inside
 
 
 def test_no_run_lives_within_anothers_checkpoints(tmp_path: Path) -> None:

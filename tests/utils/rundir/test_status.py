@@ -1,4 +1,4 @@
-"""status.json, and two runs that want one directory."""
+"""status.json, and whom it keeps out; tests/test_run_directory.py starts beside a live run."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.ranks import ROOT, until
+from tests.ranks import until
 from tests.runs import status as state
 from tests.utils.rundir.test_directory import opened, written
 from utils.errors import ConfigError, RunError, Stopped
@@ -61,60 +58,6 @@ def test_only_a_run_that_has_come_further_asks_to_be_run_again(
         STATUS[signum],
     )
     assert (": to be run again; it goes on" in str(stopped.value)) == (expected == "requeue")
-
-
-HOLDER = """
-import sys; from pathlib import Path; from utils.ranks.distributed import Dist
-from utils.rundir.directory import RunDirectory
-run = RunDirectory(Path(sys.argv[1]), Dist()).__enter__()
-run.begin("a: 1", {"mode": "disabled"}); print("begun", flush=True); sys.stdin.read()
-"""
-
-
-@contextlib.contextmanager
-def another_run(folder: Path) -> Iterator[subprocess.Popen]:
-    command = [sys.executable, "-c", HOLDER, str(folder)]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        while process.stdout.readline() not in ("begun\n", ""):
-            pass
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-@pytest.mark.slow
-def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
-    folder, resumed = tmp_path / "x", 0
-    with another_run(folder) as other:
-        before = sorted(os.listdir(folder))
-        expected = (
-            rf"^checkpoint_path=.*/x: another run \(pid {other.pid} on host .*\) writes there; stop"
-            r" it or give another run_name$"
-        )
-        with pytest.raises(ConfigError, match=expected):
-            opened(folder, text="mine", resumed=resumed)
-        assert (sorted(os.listdir(tmp_path)), sorted(os.listdir(folder))) == (
-            [".x.lock", "x"],
-            before,
-        )
-        assert (folder / "config.yaml").read_text() == "a: 1"
-        (tmp_path / ".x.lock").unlink()  # as where there are no locks: its status.json is read
-        with pytest.raises(ConfigError, match=expected):
-            opened(folder, text="mine", resumed=resumed)
-        assert state_of(folder) == "running"
-        os.kill(other.pid, signal.SIGKILL)
-        # dead, though nobody has asked how it ended
-        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
-        assert (state(folder)["state"], state_of(folder)) == ("running", LOST)
-        opened(folder, text="mine", resumed=resumed).close()
-    assert (folder / "config.yaml").read_text() == "mine"
-    assert other_writer(folder) == ""  # this process is no other one: a sweep may come here twice
-    assert not list(tmp_path.glob(".*"))
 
 
 def elsewhere(folder: Path, age: float, launch: str = "", **changes: object) -> None:
