@@ -77,7 +77,7 @@ class Sizes:
     H_layers: Annotated[
         int,
         Field(ge=0, le=1000),
-        Doc("kept for published launch lines; one stack serves both levels"),
+        Doc("of the high level; TRM, whose levels share one stack, ignores it"),
     ]
     L_layers: Layers
     hidden_size: Width
@@ -224,8 +224,8 @@ class Inner(nn.Module):
         self.sizes = sizes
         if not (spec.vocab_size and spec.table_rows):
             raise ConfigError(
-                "arch=hrm and arch=trm solve puzzles, and the data has none; use data=puzzles, or"
-                " arch=gpt for text"
+                "this net solves puzzles, and the data has none; use data=puzzles, or arch=gpt for"
+                " text"
             )
         width, self.positions = sizes.hidden_size, spec.seq_len + sizes.prefix
         if not sizes.prefix:

@@ -43,8 +43,8 @@ class Evaluator(Protocol):
         ...
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
-        """Adds one of this rank's batches and its prediction. Both are on the device; rows beyond
-        `indices` are padding. Called on the rank that evaluates the batch.
+        """Adds one of this rank's batches, which is on the CPU, and its prediction, which is on the
+        device; rows beyond `indices` are padding. Called on the rank that evaluates the batch.
         """
         ...
 
