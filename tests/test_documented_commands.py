@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import os
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,8 +19,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from tests.documented import Command, anchors, commands, files, links
+from tests.documented import Command, anchors, commands, fenced, files, links
 from tests.ranks import ROOT
+from tests.runs import launched
 from utils.command import cli, config, keys
 from utils.command.arguments import DEFINE_A_RUN, prepare
 from utils.errors import ConfigError
@@ -224,3 +227,21 @@ def test_the_readme_quotes_results() -> None:
     quoted = rows_of("README.md")
     assert len(quoted) > 5
     assert [row for row in quoted if row not in [row[:3] for row in rows_of("RESULTS.md")]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_three_commands_show_the_same_run(tmp_path: Path) -> None:
+    """The section on the digest as bash runs it, with four steps instead of sixty."""
+    lines = (line for _, line, language in fenced(ROOT / "docs/the-same-run.md") if language == "")
+    script = [line for line in lines if re.match(r"R=|for NAME|(python|torchrun) .*\$R", line)]
+    assert len(script) == 5
+    text = "\n".join(script).replace("max_steps=60", "max_steps=4 data.embedded.test=16")
+    (tmp_path / "pretrain.py").symlink_to(ROOT / "pretrain.py")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    words = ["env", f"PATH={path}", f"PYTHONPATH={ROOT}", "bash", "-e", "-c", text]
+    done = launched(words, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr
+    digests = re.findall(r"^.*\b[0-9a-f]{64}\b.*$", done.stdout, re.MULTILINE)
+    assert len(digests) == 3
+    assert len({re.findall(r"[0-9a-f]{64}", line)[0] for line in digests}) == 1

@@ -183,6 +183,9 @@ def test_eval_only_repeats_the_evaluation_on_two_ranks(trm: Result, tmp_path: Pa
     assert raw.series("eval/lm_loss") != again.series("eval/lm_loss"), (
         "averaged and raw weights must differ"
     )
+    asked = train(tmp_path / "asked", *arguments, "data.puzzle=12..3.1.2.4..32.")
+    (answers,) = asked.directory.glob("evaluations/step_*/puzzle/answers.csv")
+    assert "12..3.1.2.4..32." in answers.read_text()
 
 
 @pytest.mark.slow
