@@ -100,8 +100,8 @@ class Local(Launcher):
         )
         done.status = JobStatus.FAILED if job.status else JobStatus.COMPLETED
         found = sweeps.result(job.directory) if job.directory else sweeps.Result()
-        value = found.value
-        done.return_value = failed if job.status else value if found.lower or not value else -value
+        value = found.value if found.value is None or found.lower else -found.value
+        done.return_value = failed if job.status else value
         return done
 
     def _conclude(self, signum: int) -> None:
