@@ -181,6 +181,14 @@ def refuse_epochs(run: RunSettings) -> None:
             )
 
 
+def refuse_path(run: RunSettings) -> None:
+    """Raises ConfigError if a run on data that is drawn is given a folder."""
+    if run.data_path is not None:
+        raise ConfigError(
+            f"data_path={run.data_path}: this data is drawn anew, not read; leave data_path out"
+        )
+
+
 def combined_fingerprint(fingerprints: Sequence[str]) -> str:
     """Returns one fingerprint for several corpora or datasets; a single one keeps its own."""
     if len(fingerprints) == 1:

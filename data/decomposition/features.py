@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from typing_extensions import Doc
 
 from data.order import generator, shard_rows
-from data.source import Arrays, Examples, RunLength, RunSettings, Source, Spec
+from data.source import Arrays, Examples, RunLength, RunSettings, Source, Spec, refuse_path
 from utils.errors import ConfigError
 
 
@@ -39,6 +39,7 @@ class FeatureSource(Source):
             ),
         ],
     ) -> None:
+        refuse_path(run)
         if not low < high:
             raise ConfigError(
                 f"data.low={low:g}: must be less than data.high={high:g}; for example data.low=0"

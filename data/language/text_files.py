@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from data.files import content_hash
 from utils.errors import ConfigError, RankError, brief
 from utils.files import open_plain
 
@@ -27,11 +28,19 @@ class TextFiles:
 
     def __init__(self, data_path: str, field: str) -> None:
         self.where = f"data_path={data_path}"
-        self._field = field
-        self._paths = _find(self.where, Path(data_path))
+        self._field, self._folder = field, Path(data_path)
+        self._paths = _find(self.where, self._folder)
 
     def __len__(self) -> int:
         return len(self._paths)
+
+    def fingerprint(self) -> str:
+        """Hashes the files."""
+        named = {path.relative_to(self._folder).as_posix(): path for path in self._paths}
+        try:
+            return content_hash(named)
+        except OSError as error:
+            raise _unreadable(self.where, error) from None
 
     def rows(self, file: int, start: int = 0, step: int = 1) -> Iterator[Row]:
         """Yields every `step`-th row of a file, from row `start` on."""
@@ -58,6 +67,10 @@ class HubTexts:
 
     def __len__(self) -> int:
         return self._dataset.num_shards
+
+    def fingerprint(self) -> str:
+        """The number of files: nothing tells what is in them without reading them."""
+        return str(len(self))
 
     def rows(self, file: int, start: int = 0, step: int = 1) -> Iterator[Row]:
         """Yields every `step`-th row of a file, from row `start` on."""

@@ -90,6 +90,11 @@ class StreamSource(Source):
                 f"data_path={short(data_path)} and data.hub={short(hub)}: give one of the two, a"
                 " folder of texts or a dataset's name"
             )
+        if hub is None and split != "train":
+            raise ConfigError(
+                f"data.split={split}: only a dataset on the hub has splits; give the split's folder"
+                " as data_path"
+            )
         self._batch = sequences(run, seq_len)
         self._shards, self._length, self._share = run.shards, seq_len, val_share
         self._field = field
@@ -182,14 +187,18 @@ class StreamSource(Source):
         return zlib.crc32(text.encode(errors="surrogatepass")) < self._share * (1 << 32)
 
     def _look(self, most: int) -> Corpus:
-        """Returns the first `most` held-out tokens, whose digest is the fingerprint."""
-        pieces: list[np.ndarray] = []
+        """Returns the first `most` held-out tokens. The fingerprint is a hash of them, of all texts
+        that were searched for them, and of what the files are known to hold.
+        """
+        size, pieces = self._tokenizer.vocab_size, list[np.ndarray]()
+        known = f"{self._field} {self._share} {size} {self._texts.fingerprint()}"
+        digest = hashlib.sha256(known.encode())
         documents = islice(Documents(self._texts), SCANNED)
         while sum(map(len, pieces)) <= most and (together := list(islice(documents, TOGETHER))):
+            digest.update("".join(together).encode(errors="surrogatepass"))
             pieces += self._tokens_of(together, held_out=True)
         tokens = np.concatenate([*pieces, np.empty(0, np.uint32)])[: most + 1]
-        size = self._tokenizer.vocab_size
-        digest = hashlib.sha256(f"{self._field} {self._share} {size}".encode() + tokens.tobytes())
+        digest.update(tokens.tobytes())
         return Corpus(
             self._texts.where,
             {"val": [tokens]},

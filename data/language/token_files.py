@@ -11,7 +11,6 @@ each).
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,14 +20,14 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, TypeAdapter
 
-from data.files import open_array, read_json
+from data.files import content_hash, open_array, read_json
 from data.tokenizer import LARGEST_VOCABULARY, Tokenizer, load
 from utils.errors import ConfigError, brief
 from utils.files import open_plain
 
 MAGIC, HEADER = 20240520, 1024
 SPLITS = ("train", "val")
-# opening a corpus looks at so many blocks of BLOCK tokens, or at all if there are fewer
+# opening a corpus checks the ids in so many blocks of BLOCK tokens, or in all if there are fewer
 SAMPLED, BLOCK = 256, 1 << 13
 
 
@@ -81,35 +80,33 @@ def open_corpus(
             f"{key}: no dataset.json there tells how many token ids there are; add data.vocab_size,"
             " 50257 for GPT-2's"
         )
+    names = {
+        split: [path.relative_to(folder).as_posix() for path in paths[split]] for split in SPLITS
+    }
     files = {
         split: [
-            _open(key, path, path.relative_to(folder).as_posix(), described.files)
-            for path in paths[split]
+            _open(key, path, name, described.files)
+            for path, name in zip(paths[split], names[split], strict=True)
         ]
         for split in SPLITS
     }
-    if lost := sorted(
-        described.files.keys()
-        - {path.relative_to(folder).as_posix() for split in paths.values() for path in split}
-    ):
+    if lost := sorted(described.files.keys() - {name for split in SPLITS for name in names[split]}):
         raise ConfigError(
             f"{key}: dataset.json lists {brief(lost[0])}, which is not there; copy it again"
         )
     begin = described.begin_token if begin is None else begin
     if begin is not None and begin >= size:
         raise ConfigError(f"{key}: begin_token={begin} is not below vocab_size={size}; correct it")
-    digest = hashlib.sha256()
+    arrays: dict[str, np.ndarray] = {}
     for split in SPLITS:
-        for path, array in zip(paths[split], files[split], strict=True):
-            name = path.relative_to(folder).as_posix()
-            digest.update(f"{name} {array.dtype} {len(array)}".encode())
+        arrays |= zip(names[split], files[split], strict=True)
+        for path, name, array in zip(paths[split], names[split], files[split], strict=True):
             for block in _sample(path, array, sum(map(len, paths.values()))):
                 if int(block.max(initial=0)) >= size:
                     raise ConfigError(
                         f"{key}: {name} holds token {block.max()}, but vocab_size={size}; give the"
                         " right vocabulary"
                     )
-                digest.update(block.data)
     tokenizer = load(key, described.tokenizer, folder) if described.tokenizer else None
     token_bytes = (
         (*described.token_bytes, *[0] * (size - len(described.token_bytes)))
@@ -120,11 +117,11 @@ def open_corpus(
         key,
         files,
         size,
-        digest.hexdigest(),
+        content_hash(arrays),
         begin,
         tokenizer,
         token_bytes,
-        {split: [path.relative_to(folder).as_posix() for path in paths[split]] for split in SPLITS},
+        names,
     )
 
 

@@ -255,6 +255,12 @@ def _open(
                 f"data.mix={dict(mix)}: needs data_path=FOLDER, the folder in which these corpora"
                 " lie by name"
             )
+        for key, value in (("vocab_size", vocab_size), ("begin_token", begin)):
+            if value is not None:
+                raise ConfigError(
+                    f"data.{key}={value}: describes token files, but data_path=null reads Python's"
+                    f" own library as bytes; add data_path=FOLDER, or leave out data.{key}"
+                )
         return [python_text(**embedded)]
     if not mix:
         return [open_corpus(f"data_path={data_path}", Path(data_path), vocab_size, begin)]

@@ -138,6 +138,11 @@ class PuzzleSource(Source):
             for key, of in self._test.items()
             if len(self._eval_sets.get(key, ())) and (pairs := _arc_pairs(evaluators, *of))
         }
+        if pooled > 1 and not self._scorers:
+            raise ConfigError(
+                f"data.arc_pool={arc_pool}: only answers to ARC are pooled, and none are scored"
+                " here; leave it 1"
+            )
         self.spec = Spec(
             vocab_size=max_vocab(train),
             seq_len=train[0].split.metadata.seq_len,

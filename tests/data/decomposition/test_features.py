@@ -46,5 +46,7 @@ def test_evaluations_see_fresh_examples_and_each_feature_alone() -> None:
 def test_wrong_values_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"data.low=1: must be less than data.high=1"):
         make_source("features", **KEYS, low=1.0)
+    with pytest.raises(ConfigError, match=r"data_path=x: this data is drawn anew, not read"):
+        make_source("features", **KEYS, data_path="x")
     with pytest.raises(ConfigError, match="max_steps=null"):
         make_source("features", **KEYS | {"max_steps": None})

@@ -40,3 +40,5 @@ def test_evaluations_count_all_positions_of_fresh_texts() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"data.prefix_window=7: must be at most 6"):
         make_source("induction", **KEYS, prefix_window=7)
+    with pytest.raises(ConfigError, match=r"data_path=x: this data is drawn anew, not read"):
+        make_source("induction", **KEYS, data_path="x")

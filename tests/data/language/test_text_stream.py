@@ -127,6 +127,7 @@ def test_what_cannot_be_streamed_is_one_line(folder: Path, tmp_path: Path) -> No
         ({"num_workers": 2}, r"^num_workers=2: data=stream reads in the training process"),
         ({"epochs": 2}, r"^epochs=2: this data has no epochs"),
         ({"max_steps": None}, r"^max_steps=null: a stream has no known length"),
+        ({"split": "test"}, r"^data.split=test: only a dataset on the hub has splits; give"),
         ({"data_path": None}, r"^data_path=null and data.hub=null: give one of the two"),
         ({"data_path": str(tmp_path / "none")}, r"none: no such file or folder; give .jsonl"),
         ({"data_path": str(tmp_path / "mixed")}, r"mixed: files of several kinds"),

@@ -221,6 +221,14 @@ def test_pythons_own_library_at_bytes() -> None:
     assert plain != source(None, embedded={"mebibytes": 3}).spec.fingerprint
 
 
+@pytest.mark.parametrize("key", ["vocab_size", "begin_token"])
+def test_keys_that_describe_token_files_mean_nothing_without_any(key: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^data.{key}=256: describes token files, but data_path"
+    ):
+        source(None, **{key: 256})
+
+
 def test_a_prompt_becomes_text(tmp_path: Path) -> None:
     write_corpus(tmp_path, tokenizer="bytes", begin_token=256)
     made = source(tmp_path, prompt="né", max_new_tokens=3, top_k=4, temperature=0.5)
