@@ -1,6 +1,7 @@
 import multiprocessing
 import os
 import signal
+import sys
 import time
 
 import numpy as np
@@ -11,6 +12,7 @@ from data.recursive.puzzles import PuzzleSource
 from data.stream import ShardStream, to_tensors, train_loader
 from tests.data.recursive.helpers import write_dataset
 from tests.making import make_source
+from tests.ranks import run_code
 from utils.errors import ConfigError, LocalError, RankError
 
 PARTS = [range(0, 2), [2]]
@@ -84,6 +86,21 @@ def test_closing_ends_the_workers_and_ctrl_c_is_not_theirs(source):
     steps.close()
     assert time.monotonic() - began < 4
     assert not any(worker.is_alive() for worker in workers)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers that are forked")
+def test_workers_die_with_a_process_that_is_killed():
+    """Or they would hold its sockets, and the lock of its run directory."""
+    done = run_code("""
+import os, signal, time
+from data.stream import ShardStream, train_loader
+from tests.data.test_stream import Failing
+steps = train_loader(ShardStream(Failing(ValueError()), [[0]], 4, 40), 1)
+next(steps)
+print(time.monotonic(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+""")
+    assert time.monotonic() - float(done.stdout) < 2, "its output ends when nobody holds it"
 
 
 def test_too_little_shared_memory_is_one_line(monkeypatch):

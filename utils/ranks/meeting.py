@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 from signal import SIGTERM
 
 import torch
@@ -28,6 +29,8 @@ from utils.ranks.launchers import Launch, master_address, surely_on_one_host
 
 WORD_S = 5.0  # how long a rank waits before the user hears of it
 STORE_S = 30.0  # how long whatever listens at the master's port may take to answer as a store
+# the same for an address in torchrun's store, which may be of a failed attempt: it is tried again
+TRY_S = 2.0
 # for a name to become known, as those of a cluster's services do when their hosts have started
 UNKNOWN_S = 15.0
 POLL_S = 0.2  # many ranks must not keep the store busy
@@ -52,7 +55,7 @@ class Meeting:
         connection.
         """
         with _meeting(self.launch):
-            client = _client(self.host, self.port, self.launch, self.timeout_s)
+            client = _client(self.host, self.port, self.timeout_s)
         return c10d.PrefixStore(prefix, client)
 
     def exchange(self, own: Facts) -> list[Facts]:
@@ -120,7 +123,7 @@ def meet(launch: Launch, timeout_s: float) -> Meeting:
             store = _hosted(host, port, timeout_s)
         else:
             _find(launch, host, port, timeout_s)
-            store = _client(host, port, launch, timeout_s)
+            store = _client(host, port, timeout_s)
     return Meeting(c10d.PrefixStore("run", store), host, store.port, launch, timeout_s)
 
 
@@ -134,7 +137,7 @@ def _by_agent(launch: Launch, host: str, port: int, timeout_s: float) -> tuple[s
     another attempt.
     """
     _find(launch, host, port, timeout_s)
-    agents = _client(host, port, launch, timeout_s)
+    agents = _client(host, port, timeout_s)
     if launch.rank == 0:
         alone = surely_on_one_host(os.environ, launch)
         host = "127.0.0.1" if alone else _address_facing(host)
@@ -146,7 +149,7 @@ def _by_agent(launch: Launch, host: str, port: int, timeout_s: float) -> tuple[s
             host, number = agents.get(OWN).decode().split()
             with suppress(OSError, c10d.DistError):
                 socket.create_connection((host, int(number)), timeout=WORD_S).close()
-                store = _client(host, int(number), launch, timeout_s)
+                store = _client(host, int(number), timeout_s, TRY_S)
                 if store.add(f"came/{launch.rank}", 1) == 1:
                     return host, store
         if waited_s > timeout_s:
@@ -190,22 +193,29 @@ def _hosted(host: str, port: int, timeout_s: float) -> c10d.TCPStore:
     )
 
 
-def _client(host: str, port: int, launch: Launch, timeout_s: float) -> c10d.TCPStore:
-    """A connection to the store. PyTorch waits for ever if whatever listens does not answer."""
+def _client(
+    host: str, port: int, timeout_s: float, answers_within_s: float = STORE_S
+) -> c10d.TCPStore:
+    """A connection to the store. Made in a thread of its own, which is left behind if whatever
+    listens does not answer: PyTorch waits for ever.
+    """
+    made: SimpleQueue[c10d.TCPStore | Exception] = SimpleQueue()
 
-    def give_up() -> None:
-        silent = "what listens there does not answer as a store"
-        signals.say(f"error on rank {launch.rank}: {_not_met(launch, silent)}")
-        signals.end_now(2)
-
-    alarm = threading.Timer(min(STORE_S, timeout_s), give_up)
-    alarm.daemon = True
-    alarm.start()
-    try:
+    def connect() -> None:
         limit = timedelta(seconds=timeout_s)
-        return c10d.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
-    finally:
-        alarm.cancel()
+        try:
+            made.put(c10d.TCPStore(host, port, wait_for_workers=False, timeout=limit))
+        except Exception as error:
+            made.put(error)
+
+    threading.Thread(target=connect, daemon=True).start()
+    try:
+        client = made.get(timeout=min(answers_within_s, timeout_s))
+    except Empty:
+        raise TimeoutError("what listens there does not answer as a store") from None
+    if isinstance(client, Exception):
+        raise client
+    return client
 
 
 def _find(launch: Launch, host: str, port: int, timeout_s: float) -> None:

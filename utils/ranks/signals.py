@@ -8,6 +8,7 @@ a pipe, and a thread reads it.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ ALIKE: dict[int, int] = {signal.SIGHUP: signal.SIGTERM}
 ORDER = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SAME_PRESS_S = 1.0  # under torchrun one Ctrl-C comes twice: from the terminal and from torchrun
 CLEAR = "\r\x1b[K"  # to the beginning of a progress bar's line, and nothing left of it
+PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent dies
 WORDS_S = 2.0  # how long a terminal that takes no output may delay a hard exit
 # a number for each signal in ORDER, 1 for the one that this process received, to be summed over
 # ranks
@@ -100,10 +102,16 @@ def agreed_signal(sums: Sequence[float]) -> int:
 
 
 def quiet_worker() -> None:
-    """Called in a worker process, which leaves signals to the main process."""
+    """Called in a worker process, which leaves signals to the main process and dies with it.
+
+    A forked worker shares the sockets of its rank and the lock of the run directory. While it
+    lives, the store of a killed rank seems to listen, and the directory to be in use.
+    """
     for signum in (*STATUS, *ALIKE):
         signal.signal(signum, signal.SIG_IGN)
     _detach()
+    if sys.platform == "linux":  # elsewhere workers are spawned, and inherit neither
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def say(line: str) -> None:

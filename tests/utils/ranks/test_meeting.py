@@ -9,10 +9,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
+from torch.distributed import TCPStore
 
-from tests.ranks import ROOT, free_port, numbered
+from tests.ranks import ROOT, free_port, numbered, until
+from utils.ranks import meeting
 
 START = """
 import os, sys
@@ -26,9 +29,9 @@ cli.main(lambda: distributed.start(device="cpu", timeout_s=6))
 
 
 def rank(
-    number: int, size: int, port: int, address: str = "127.0.0.1", ends_first: str = ""
+    number: int, size: int, port: int, address: str = "127.0.0.1", ends_first: str = "", **more: str
 ) -> subprocess.Popen[str]:
-    env = numbered(size, MASTER_ADDR=address, MASTER_PORT=str(port))[number]
+    env = numbered(size, MASTER_ADDR=address, MASTER_PORT=str(port), **more)[number]
     command, pipe = [sys.executable, "-c", ends_first + START], subprocess.PIPE
     return subprocess.Popen(
         command, cwd=ROOT, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True
@@ -36,9 +39,9 @@ def rank(
 
 
 @contextmanager
-def silent() -> Iterator[int]:
-    """Something that accepts and says nothing."""
-    listener, kept = socket.create_server(("127.0.0.1", 0)), []
+def silent() -> Iterator[tuple[int, list[Any]]]:
+    """Something that accepts and says nothing; its port, and the connections so far."""
+    listener, kept = socket.create_server(("127.0.0.1", 0)), list[Any]()
 
     def accept() -> None:
         try:
@@ -50,7 +53,7 @@ def silent() -> Iterator[int]:
     thread = threading.Thread(target=accept, daemon=True)
     thread.start()
     try:
-        yield listener.getsockname()[1]
+        yield listener.getsockname()[1], kept
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
@@ -63,7 +66,7 @@ def silent() -> Iterator[int]:
 def test_each_way_of_not_meeting_is_said_in_one_line() -> None:
     """All at the same time: the last line of each, and its exit status."""
     with ExitStack() as stack:
-        foreign, taken = stack.enter_context(silent()), stack.enter_context(silent())
+        foreign, taken = (stack.enter_context(silent())[0] for _ in range(2))
         a, b, c, d = (free_port() for _ in range(4))
         killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n"
         cases = [
@@ -83,3 +86,18 @@ def test_each_way_of_not_meeting_is_said_in_one_line() -> None:
         assert [line for line in said if re.match(expected, line)] == said, text
         assert text.count("error") == bool(expected), text
         assert process.returncode == (-9 if process is cases[-1][0] else 2)
+
+
+def test_an_address_of_a_failed_attempt_that_does_not_answer_is_tried_again() -> None:
+    """As while a process that has inherited the socket of a killed rank lives on."""
+    agents, renewed = (
+        TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in range(2)
+    )
+    with silent() as (old, connections):
+        agents.set(meeting.OWN, f"127.0.0.1 {old}")
+        early = rank(1, 2, agents.port, TORCHELASTIC_USE_AGENT_STORE="True")
+        assert until(lambda: len(connections) == 2, within=30), "it looks, then connects"
+        agents.set(meeting.OWN, f"127.0.0.1 {renewed.port}")
+        came = until(lambda: renewed.check(["came/1"]), within=30)
+        early.kill()
+        assert came, early.communicate()[0]
