@@ -12,6 +12,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from data.build import maze
 from tests.data.recursive.arc_helpers import built, write_folder
 from tests.ranks import ROOT
 from tests.runs import QUIET, config_of, torchrun, train
@@ -185,6 +186,10 @@ def test_every_experiment_runs_two_steps(name: str, tmp_path: Path) -> None:
         shrunk.append(f"arch.models=[{','.join(short)}]")
     if "/arch: gpt" in recipe:
         shrunk.append("data.seq_len=64")
+    if "maze" in name:  # and not the boards that stand in for built puzzles
+        made = ["--size", "6", "--min-path", "8", "--train", "16", "--test", "8"]
+        assert maze.main([*made, "--output-dir", str(tmp_path / "data")]) == 0
+        shrunk.append(f"data_path={tmp_path / 'data'}")
     result = train(tmp_path / "run", f"experiment={name}", *shrunk, "check=true", timeout=400)
     assert len(result.series("train/loss")) == 2
     first = recipe.splitlines()

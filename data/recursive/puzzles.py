@@ -98,7 +98,8 @@ class PuzzleSource(Source):
             for name in member.split.sets
         ):
             raise ConfigError(
-                f"data.whole_paths_from={whole_paths_from}: only mazes have paths; leave it null"
+                f"data.whole_paths_from={whole_paths_from}: only mazes have paths; give data_path="
+                "<built mazes>, or null"
             )
         self._run, self._whole_paths_from = run, whole_paths_from
         self._rows = PuzzleRows(
