@@ -4,8 +4,9 @@ python -m tests.bench.bench_gpt_step --nanogpt FOLDER
 python -m tests.bench.bench_gpt_step --nanogpt FOLDER --device cuda
 
 The folder is a checkout. On one CPU thread, forward and backward in turns, as CPU time, so that
-other work on the machine matters little. On a GPU, whole training steps of GPT-2's small net, of
-pretrain.py and as nanoGPT's train.py takes them, compiled, in bfloat16.
+other work on the machine matters little. On a GPU, whole training steps of GPT-2's small net on
+random tokens, of pretrain.py and as nanoGPT's train.py takes them, compiled, in bfloat16. Both nets
+have one vocabulary and equally many weights, and both take the fused AdamW.
 """
 
 from __future__ import annotations
@@ -14,18 +15,26 @@ import argparse
 import importlib.util
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from data.source import source_of
 from models.objective import Context
+from models.objective import make_objective as build
+from optim.groups import build_dense
+from tests.data.language.token_helpers import write_bin
 from tests.gpu.parts import COLUMNS, measured
 from tests.making import make_objective
+from tests.runs import config_of
 from utils.measure import hardware
+from utils.measure.capacity import META
 from utils.noise import Noise
 from utils.spec import Spec
 
@@ -49,18 +58,6 @@ SIZES = {
     "8x256": Size(8, 256, 6, 3, 192),
 }
 ON_GPU = Size(16, 1024, 12, 12, 768, 50304)
-ON_GPU_KEYS = [
-    *("arch=gpt", "data=tokens", "optim=adamw", "grad_clip=1.0", "compile=true"),
-    f"arch.num_layers={ON_GPU.layers}",
-    f"arch.hidden_size={ON_GPU.width}",
-    f"arch.num_heads={ON_GPU.heads}",
-    *("arch.tied=true", "arch.mlp_width=2048"),  # as many weights as GPT-2 has
-    f"data.seq_len={ON_GPU.length}",
-    f"data.vocab_size={ON_GPU.vocabulary}",
-    *("data.val_tokens=100000", "data.max_new_tokens=8"),
-    f"global_batch_size={ON_GPU.rows}",
-    *("max_steps=80", "log_interval=10", "eval_every_steps=null"),
-]
 AS_GPT2 = -1
 # what is added to experiment=shakespeare's keys
 OURS: dict[str, dict[str, Any]] = {
@@ -77,8 +74,8 @@ def batch_of(size: Size) -> tuple[Tensor, Tensor]:
     return inputs, labels
 
 
-def ours(size: Size, keys: dict[str, Any], dtype: torch.dtype) -> Step:
-    """A step of our net."""
+def ours(size: Size, keys: dict[str, Any], dtype: torch.dtype) -> tuple[Step, int]:
+    """A step of our net, and how many weights it has."""
     if keys.get("mlp_width") == AS_GPT2:  # three matrices for two, in whole vectors
         keys = {**keys, "mlp_width": -(-8 * size.width // 3 // 16) * 16}
     spec = Spec(vocab_size=VOCABULARY, seq_len=size.length)
@@ -101,12 +98,12 @@ def ours(size: Size, keys: dict[str, Any], dtype: torch.dtype) -> Step:
         out = objective(batch, None, context)
         (out.loss / out.weight).backward()
 
-    return step
+    return step, sum(p.numel() for p in objective.parameters())
 
 
-def other(size: Size, folder: Path, dtype: torch.dtype) -> Step:
-    """A step of nanoGPT's net."""
-    net = nanogpt(size, folder)
+def other(size: Size, folder: Path, dtype: torch.dtype) -> tuple[Step, int]:
+    """A step of nanoGPT's net, and how many weights it has besides its positions."""
+    net: Any = nanogpt(size, folder)
     inputs, labels = batch_of(size)
 
     def step() -> None:
@@ -115,23 +112,61 @@ def other(size: Size, folder: Path, dtype: torch.dtype) -> Step:
             loss = net(inputs, labels)[1]
         loss.backward()
 
-    return step
+    return step, net.get_num_params()
 
 
-def on_gpu(folder: Path) -> None:
+def keys_of(size: Size, data: str) -> list[str]:
+    """Writes random tokens into a folder. Returns the keys of a run on them whose net has as many
+    weights as GPT-2's of this size, but for the positions, which are rotations.
+    """
+    draws = np.random.default_rng(0)
+    for name, tokens in (("train", 4_000_000), ("val", 100_000)):
+        write_bin(Path(data, f"{name}.bin"), draws.integers(0, size.vocabulary, tokens))
+    return [
+        *("arch=gpt", "data=tokens", "optim=adamw_matrices", "grad_clip=1.0", "compile=true"),
+        *("arch.forward_dtype=bfloat16", "arch.tied=true", f"arch.mlp_width={8 * size.width // 3}"),
+        f"arch.num_layers={size.layers}",
+        f"arch.hidden_size={size.width}",
+        f"arch.num_heads={size.heads}",
+        f"data.seq_len={size.length}",
+        f"data.vocab_size={size.vocabulary}",
+        f"data_path={data}",
+        f"global_batch_size={size.rows}",
+        *("max_steps=80", "log_interval=10", "eval_every_steps=null"),
+    ]
+
+
+def check_same_work(keys: list[str], net: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Our run, as these keys describe it, and nanoGPT's have nets and updates of one size."""
+    config = config_of(*keys)
+    source = source_of(config)
+    objective = build(config.arch, config.seed, source.spec, META)
+    vocabulary, weights = source.spec.vocab_size, sum(p.numel() for p in objective.parameters())
+    assert vocabulary == net.config.vocab_size
+    assert weights == net.get_num_params(), "which leaves out learned positions; ours has none"
+    (own,) = build_dense(config.optim.dense, dict(objective.named_parameters()))
+    for each in (own, optimizer):
+        assert isinstance(each, torch.optim.AdamW)
+        assert all(group["fused"] for group in each.param_groups)
+
+
+def whole_steps(folder: Path, size: Size = ON_GPU, device: str = "cuda") -> None:
     """Prints ours, with its data and logs, and nanoGPT's on one batch."""
-    print(f"| {COLUMNS} |\n|{'---|' * 5}", flush=True)
-    print(f"| ours | {measured(ON_GPU_KEYS, 300)[0]} |", flush=True)
     torch.backends.cuda.matmul.allow_tf32 = True
-    net = nanogpt(ON_GPU, folder).cuda()
+    net: Any = nanogpt(size, folder).to(device)
     compiled = torch.compile(net)
-    optimizer = net.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda")  # type: ignore[operator]
-    inputs, labels = (each.cuda() for each in batch_of(ON_GPU))
+    optimizer = net.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda")  # the fused one
+    print(f"| {COLUMNS} |\n|{'---|' * 5}", flush=True)
+    with tempfile.TemporaryDirectory() as data:
+        keys = keys_of(size, data)
+        check_same_work(keys, net, optimizer)
+        print(f"| ours | {measured(keys, 300)[0]} |", flush=True)
+    inputs, labels = (each.to(device) for each in batch_of(size))
     seconds = []
     for _ in range(8):
         began = time.perf_counter()
         for _ in range(10):
-            with torch.autocast("cuda", torch.bfloat16):
+            with torch.autocast(device, torch.bfloat16):
                 loss = compiled(inputs, labels)[1]
             loss.backward()
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
@@ -140,7 +175,7 @@ def on_gpu(folder: Path) -> None:
         torch.cuda.synchronize()
         seconds.append((time.perf_counter() - began) / 10)
     step_s, peak = statistics.median(seconds[2:]), torch.cuda.max_memory_allocated() / 2**30
-    print(f"| nanoGPT | {1e3 * step_s:.2f} | {ON_GPU.rows / step_s:,.0f} | – | {peak:.2f} |")
+    print(f"| nanoGPT | {1e3 * step_s:.2f} | {size.rows / step_s:,.0f} | – | {peak:.2f} |")
 
 
 def nanogpt(size: Size, folder: Path) -> nn.Module:
@@ -183,19 +218,21 @@ def main() -> None:
         print("skipped: give --nanogpt FOLDER, a checkout of nanoGPT")
         return
     if given.device == "cuda":
-        return on_gpu(given.nanogpt)
+        return whole_steps(given.nanogpt)
     torch.set_num_threads(1)
     hardware.tune()
-    print("| rows × positions | net | float32, ms | bfloat16, ms |\n|---|---|---|---|")
+    print(
+        "| rows × positions | net | weights | float32, ms | bfloat16, ms |\n|---|---|---|---|---|"
+    )
     for chosen in given.sizes:
         size, columns = SIZES[chosen], []
         for dtype in (torch.float32, torch.bfloat16):
-            steps = {each: ours(size, keys, dtype) for each, keys in OURS.items()}
-            steps["nanoGPT"] = other(size, given.nanogpt, dtype)
-            columns.append(measure(steps, given.rounds))
-        for each in columns[0]:
+            nets = {each: ours(size, keys, dtype) for each, keys in OURS.items()}
+            nets["nanoGPT"] = other(size, given.nanogpt, dtype)
+            columns.append(measure({each: step for each, (step, _) in nets.items()}, given.rounds))
+        for each, (_, weights) in nets.items():
             row = " | ".join(f"{1000 * column[each]:.1f}" for column in columns)
-            print(f"| {size.rows} × {size.length} | {each} | {row} |", flush=True)
+            print(f"| {size.rows} × {size.length} | {each} | {weights:,} | {row} |", flush=True)
 
 
 if __name__ == "__main__":
