@@ -67,7 +67,8 @@ gpu:
 LEFT_OUT := torch playwright greenlet filelock sympy mpmath networkx Jinja2 MarkupSafe numpy pandas \
 	pyarrow scipy scikit-learn joblib threadpoolctl narwhals transformers regex rich typer \
 	shellingham markdown-it-py mdurl annotated-doc mypy mypy_extensions librt ast_serialize \
-	pathspec ruff pytest-xdist execnet hydra-optuna-sweeper optuna alembic colorlog Mako SQLAlchemy pillow
+	pathspec ruff pytest-xdist execnet hydra-optuna-sweeper optuna alembic colorlog Mako SQLAlchemy pillow \
+	lion-pytorch prodigyopt schedulefree
 LINUX := $(addprefix --platform manylinux,_2_28_x86_64 _2_27_x86_64 _2_17_x86_64 2014_x86_64 1_x86_64)
 wheels: .venv/ready
 	rm -rf wheels

@@ -29,10 +29,11 @@ from models.objective import Batch, Context, Objective, make_objective
 from optim.agreement import Agreement
 from optim.groups import build_clips, build_dense, build_sparse
 from optim.norms import Norms
-from optim.optimizer_state import OptimizerState
+from optim.optimizer_state import OptimizerState, swapping, weights_to_evaluate
 from optim.replicas import broadcast_from_rank_0, check_same, check_same_files
 from optim.schedule import build_schedule, set_lr
 from optim.sync.base import Sync
+from optim.trial import remembered, try_optimizers
 from utils.averages import EMA
 from utils.checkpoint import folders, reader, resume
 from utils.checkpoint.policy import Checkpointer
@@ -145,6 +146,8 @@ class Trainer:
         most_rows = self.shard_size * len(dist.owned_shards(cfg.shards, rank=0))
         self.sparse = build_sparse(cfg.optim.get("sparse"), tables, most_rows, dist, hooks)
         self.dense = build_dense(cfg.optim.dense, parameters, sync.whole)
+        if cfg.check:
+            try_optimizers(cfg.optim.dense, parameters, sync.splits_weights)
         self.optimizers: list[torch.optim.Optimizer] = [*self.sparse, *self.dense]
         self.schedule = build_schedule(
             cfg.optim.schedule, length.total_steps, length.steps_per_epoch
@@ -170,10 +173,11 @@ class Trainer:
         saved.add("model", objective.saved, objective.load_saved, any_precision=cfg.eval_only)
         if ema is not None:
             saved.add("ema", ema.state, ema.load, otherwise="use ema=false")
+        optimizers = OptimizerState(self.dense, self.sync.parameters)
+        if not cfg.eval_only or (swapping(self.dense) and ema is None):
+            saved.add("optimizer", optimizers.state, optimizers.load, optimizers.like)
         if cfg.eval_only:
             return saved
-        optimizer_state = OptimizerState(self.dense, skips=cfg.on_nonfinite == "skip")
-        saved.add("optimizer", optimizer_state.state, optimizer_state.load, optimizer_state.like)
         carries, meter = self.carries, self.meter
         saved.add_by_shard("carry", carries.state, carries.load, carries.like, any_precision=True)
         sums_of_owned = partial(meter.state, self.owned)
@@ -236,7 +240,7 @@ class Trainer:
         """Applies `plan`: chooses a layout that fits, using a net on the meta device."""
         cfg, source, split = self.cfg, self.source, self.sync.splits_weights
         net = make_objective(cfg.arch, cfg.seed, source.spec, capacity.META)
-        optimizer_state = OptimizerState(build_dense(cfg.optim.dense, net.trained())).like({}, 1)
+        optimizer_state = remembered(cfg.optim.dense, net.trained())
         first, say = partial(self.first_batch, device=capacity.META), self.run.say
         capacity.apply_plan(cfg, self.dist, source.length, split, net, optimizer_state, first, say)
 
@@ -324,6 +328,8 @@ class Trainer:
         pins_memory = device.type == "cuda"
         stream = ShardStream(self.source, self.shard_groups, run_state.step, length.total_steps)
         self.objective.train()
+        for optimizer in swapping(self.dense):
+            optimizer.train()
         traces = cfg.profile_steps if self.dist.is_main else None
         with (
             closing(train_loader(stream, cfg.num_workers, pins_memory)) as loader,
@@ -414,7 +420,7 @@ class Trainer:
         spec, objective = self.source.spec, self.objective
         means = self.meter.read(self.dist)
         row = {f"train/{name}": value for name, value in means.items()}
-        row["train/lr"] = self.dense[-1].param_groups[0]["lr"]
+        row["train/lr"] = float(self.dense[-1].param_groups[0]["lr"])
         row |= {f"train/{name}": norm for name, norm in self.norms.take().items()}
         if (steps_per_epoch := self.source.length.steps_per_epoch) is not None:
             row["epoch"] = self.step / steps_per_epoch
@@ -458,6 +464,7 @@ class Trainer:
         objective = self.objective
         size = cfg.eval_batch_size or min(1024, max(1, source.length.examples_per_update // 8))
         evaluation = Evaluation(dist, run_state.step, self.run, cfg.eval_save_outputs)
+        optimizers_own = weights_to_evaluate(self.dense, self.sync.parameters)
         averages = self.ema.applied() if self.ema is not None else nullcontext()
         clock = Clock()
 
@@ -466,7 +473,7 @@ class Trainer:
 
         objective.eval()
         try:
-            with torch.no_grad(), averages:
+            with torch.no_grad(), optimizers_own, averages:
                 for name, examples in source.eval_sets().items():
                     evaluators = [
                         *source.evaluators(name),

@@ -47,14 +47,25 @@ def build_dense(
     claimed = claims([entry["match"] for entry in entries], parameters)
     optimizers = []
     for number, (entry, names) in enumerate(zip(entries, claimed, strict=True)):
-        # Named parameters: the optimizer keeps the names, so that checkpoints can be matched by
-        # name.
-        named = [(name, parameters[name]) for name in names]
-        made = make(entry["optimizer"], f"optim.dense[{number}].optimizer", named)
+        key = f"optim.dense[{number}].optimizer"
+        made = make(entry["optimizer"], key, [(name, parameters[name]) for name in names])
+        _check_takes_all(key, made, {name: parameters[name] for name in names})
         if isinstance(made, Muon) and whole is not None:
             made.whole = whole
-        optimizers.append(_with_base_lr(made))
+        optimizers.append(_with_base_lr(made, key))
     return optimizers
+
+
+def _check_takes_all(key: str, made: Any, claimed: Mapping[str, nn.Parameter]) -> None:
+    """Raises ConfigError unless this is an optimizer of all these parameters."""
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ConfigError(f"{key}: makes a {type(made).__name__}; make a torch.optim.Optimizer")
+    taken = {id(each) for group in made.param_groups for each in group["params"]}
+    if left := [name for name, parameter in claimed.items() if id(parameter) not in taken]:
+        raise ConfigError(
+            f"{key}: {type(made).__name__} leaves out {left[0]}, which would never train; give it"
+            " to the optimizer, or to another pattern"
+        )
 
 
 def build_sparse(
@@ -68,7 +79,7 @@ def build_sparse(
     if not tables:
         return []
     optimizer = _with_base_lr(
-        make(config, "optim.sparse", tables=tables, capacity=capacity, dist=dist)
+        make(config, "optim.sparse", tables=tables, capacity=capacity, dist=dist), "optim.sparse"
     )
     optimizer.before_update.extend(before_update)
     return [optimizer]
@@ -140,8 +151,10 @@ def _compiled(key: str, pattern: str) -> re.Pattern[str]:
         ) from None
 
 
-def _with_base_lr(optimizer: Any) -> Any:
+def _with_base_lr(optimizer: Any, key: str) -> Any:
     """Keeps the initial rate, which schedules scale, in each group."""
     for group in optimizer.param_groups:
-        group["base_lr"] = group["lr"]
+        if group.get("lr") is None:
+            raise ConfigError(f"{key}: has no lr, which a schedule scales; give it a number")
+        group["base_lr"] = float(group["lr"])
     return optimizer

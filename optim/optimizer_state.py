@@ -1,105 +1,172 @@
-"""The states of PyTorch's optimizers, as tensors under the names of their parameters.
+"""The states of optimizers, as tensors for checkpoints: all that their `state_dict()` holds.
 
-Hyper-parameters are not among them: they come from the configuration.
+Hyper-parameters come from the configuration and are not saved, unless the optimizer has changed
+them: a counter, the sum of weights of a schedule-free one.
 """
 
 from __future__ import annotations
 
-import copy
-from collections import defaultdict
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from utils.errors import ConfigError
+
+VALUES = "values"  # everything of an optimizer but its tensors, as JSON
+SET_BY_RUN = ("params", "param_names", "lr", "base_lr")  # in groups
+Parameters = Mapping[str, nn.Parameter]
+
 
 class OptimizerState:
-    """The state of optimizers with named parameters. A tensor's name is
-    `<number of the optimizer>/<parameter>/<key>`.
+    """The state of a run's optimizers. A tensor's name begins with the number of the optimizer, and
+    in most with the parameter: `0/model.head.weight/exp_avg`.
     """
 
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], skips: bool = False) -> None:
-        """`skips`: steps may be skipped, so that optimizers may have no state after many steps."""
-        self._optimizers, self._skips = optimizers, skips
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], parameters: Parameters) -> None:
+        """Called before the first step: only what groups hold beyond today's values is saved."""
+        self._optimizers, self._parameters = optimizers, parameters
+        self._names = {parameter: name for name, parameter in parameters.items()}
+        self._built = [
+            [{key: _text(value) for key, value in group.items()} for group in each.param_groups]
+            for each in optimizers
+        ]
 
     def state(self) -> dict[str, Tensor]:
-        """Returns all tensors and counters; the tensors are live."""
-        state: dict[str, Tensor] = {}
+        """Returns all tensors, which are live, and what else each optimizer holds."""
+        tensors: dict[str, Tensor] = {}
         for number, optimizer in enumerate(self._optimizers):
-            for index, group in enumerate(optimizer.param_groups):
-                if "step" in group:
-                    state[f"{number}/group{index}/step"] = torch.as_tensor(group["step"])
-            for owner, _, parameter in _named(number, optimizer):
-                state |= {
-                    f"{owner}/{key}": tensor
-                    for key, tensor in _tensors(optimizer.state.get(parameter, {})).items()
-                }
-        return state
+            if has_own_format(optimizer):
+                packed = self._packed(optimizer.state_dict(), str(number), tensors)
+            else:
+                packed = [
+                    self._packed(optimizer.state, str(number), tensors),
+                    self._packed(self._changed(number), f"{number}/groups", tensors),
+                ]
+            values = np.frombuffer(json.dumps(packed).encode(), np.uint8).copy()
+            tensors[f"{number}/{VALUES}"] = torch.from_numpy(values)
+        return tensors
 
     def like(self, saved: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
-        """Returns the names and shapes that a checkpoint must hold: those of the state after a
-        step. Before any step was taken, there may be fewer.
-        """
-        state = self.state()
-        if (step == 0 or self._skips) and saved.keys() == state.keys():
-            return state
-        for number, optimizer in enumerate(self._optimizers):
-            for owner, group, parameter in _named(number, optimizer):
-                for key, value in _state_like(optimizer, group, parameter).items():
-                    shape = parameter.shape if value.shape == (2, 2) else value.shape
-                    state[f"{owner}/{key}"] = torch.empty(shape, dtype=value.dtype, device="meta")
-        return state
+        """Returns what a checkpoint must hold: whatever these optimizers have saved."""
+        numbers = {str(number) for number, _ in enumerate(self._optimizers)}
+        missing = torch.empty(0, dtype=torch.uint8, device="meta")
+        own = {name: saved[name] for name in saved if name.partition("/")[0] in numbers}
+        return {f"{number}/{VALUES}": missing for number in sorted(numbers)} | own
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Restores a saved `state`."""
-        # `load_state_dict` would import torch.compile, which takes seconds, and copy all tensors
-        by_owner: dict[str, list[str]] = defaultdict(list)
-        for name in saved:
-            owner, _, key = name.rpartition("/")
-            by_owner[owner].append(key)
         for number, optimizer in enumerate(self._optimizers):
+            packed = json.loads(saved[f"{number}/{VALUES}"].numpy().tobytes())
+            if has_own_format(optimizer):
+                optimizer.load_state_dict(self._unpacked(packed, saved))
+                continue
+            # `load_state_dict` would round states to the type of their parameter
+            state, groups = (self._unpacked(each, saved) for each in packed)
             optimizer.state.clear()
-            for index, group in enumerate(optimizer.param_groups):
-                if "step" in group:
-                    group["step"] = int(saved[f"{number}/group{index}/step"])
-            for owner, group, parameter in _named(number, optimizer):
-                if own := by_owner.get(owner):
-                    like = _state_like(
-                        optimizer, group, parameter
-                    )  # a counter may belong on the CPU
-                    optimizer.state[parameter] = {
-                        key: saved[f"{owner}/{key}"].to(like[key].device) for key in own
-                    }
+            optimizer.state.update(state)
+            for group, changed in zip(optimizer.param_groups, groups, strict=True):
+                group.update(changed)
+
+    def _changed(self, number: int) -> list[dict[str, Any]]:
+        """Returns the values in each group that are not those that it was built with."""
+        groups = zip(self._optimizers[number].param_groups, self._built[number], strict=True)
+        return [
+            {
+                key: value
+                for key, value in group.items()
+                if key not in SET_BY_RUN
+                and (isinstance(value, Tensor) or _text(value) != built.get(key))
+            }
+            for group, built in groups
+        ]
+
+    def _packed(self, value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+        """Returns what JSON can hold of a value, and puts its tensors into `tensors`."""
+        if isinstance(value, Tensor):
+            tensors[name] = value.detach()
+            stays = value.is_cpu and self._device.type != "cpu"  # a counter, on the host
+            return {"tensor": name} | ({"on": "cpu"} if stays else {})
+        if isinstance(value, Mapping):
+            items = []
+            for key, child in value.items():
+                parameter = self._names.get(key) if isinstance(key, nn.Parameter) else None
+                packed = self._packed(child, f"{name}/{parameter or key}", tensors)
+                items.append([{"parameter": parameter} if parameter else key, packed])
+            return {"dict": items}
+        if isinstance(value, list | tuple):
+            children = enumerate(value)
+            packed = [self._packed(child, f"{name}/{at}", tensors) for at, child in children]
+            return {"list" if isinstance(value, list) else "tuple": packed}
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        number, _, place = name.partition("/")
+        raise ConfigError(
+            f"optim.dense[{number}].optimizer: keeps a {type(value).__name__} as {place}, which no"
+            " checkpoint can hold; keep tensors, numbers and texts, in lists and dicts"
+        )
+
+    def _unpacked(self, packed: Any, saved: Mapping[str, Tensor]) -> Any:
+        if not isinstance(packed, dict):
+            return packed
+        ((kind, content),) = [item for item in packed.items() if item[0] != "on"]
+        if kind == "tensor":
+            return saved[content].to(packed.get("on", self._device))
+        if kind == "dict":
+            return {
+                self._parameters[key["parameter"]] if isinstance(key, dict) else key: (
+                    self._unpacked(child, saved)
+                )
+                for key, child in content
+            }
+        children = [self._unpacked(child, saved) for child in content]
+        return children if kind == "list" else tuple(children)
+
+    @property
+    def _device(self) -> torch.device:
+        return next((p.device for p in self._parameters.values()), torch.device("cpu"))
 
 
-def _named(
-    number: int, optimizer: torch.optim.Optimizer
-) -> Iterator[tuple[str, dict[str, Any], nn.Parameter]]:
-    """Yields every parameter with its name in checkpoints and its group."""
-    for group in optimizer.param_groups:
-        for name, parameter in zip(group.get("param_names", ()), group["params"], strict=False):
-            yield f"{number}/{name}", group, parameter
-
-
-def _state_like(
-    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: Tensor
-) -> dict[str, Tensor]:
-    """Returns a state such as an optimizer keeps for a parameter, by stepping a copy of the
-    optimizer with a parameter of 2 × 2.
-    """
-    # some optimizers cannot step on the meta device
-    device = torch.device("cpu") if parameter.is_meta else parameter.device
-    tiny = nn.Parameter(torch.zeros(2, 2, dtype=parameter.dtype, device=device))
-    tiny.grad = torch.zeros_like(tiny)
-    trial = copy.copy(optimizer)
-    trial.state, trial.param_groups = (
-        defaultdict(dict),
-        [{**group, "params": [tiny], "param_names": ["of a trial"]}],
+def has_own_format(optimizer: torch.optim.Optimizer) -> bool:
+    """Returns whether `state` and `param_groups` are not all that the optimizer wants saved."""
+    kind, usual = type(optimizer), torch.optim.Optimizer
+    return (
+        kind.state_dict is not usual.state_dict or kind.load_state_dict is not usual.load_state_dict
     )
-    trial.step()
-    return _tensors(trial.state[tiny])
 
 
-def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {key: torch.as_tensor(value) for key, value in state.items() if value is not None}
+def swapping(optimizers: Sequence[Any]) -> list[Any]:
+    """Returns the optimizers that train one set of weights and evaluate another, as schedule-free
+    ones do: they have `train()` and `eval()`.
+    """
+    return [each for each in optimizers if hasattr(each, "train") and hasattr(each, "eval")]
+
+
+@contextmanager
+def weights_to_evaluate(optimizers: Sequence[Any], parameters: Parameters) -> Iterator[None]:
+    """A context in which the net has the weights that its optimizers want evaluated. Leaving it
+    restores the others bit by bit, which `train()` after `eval()` does not.
+    """
+    if not (own := swapping(optimizers)):
+        yield
+        return
+    trained = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    for optimizer in own:
+        optimizer.eval()
+    try:
+        yield
+    finally:
+        for optimizer in own:
+            optimizer.train()
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(trained[name])
+
+
+def _text(value: Any) -> str:
+    """A value of a group as text, to see whether it changes; things that have none by identity."""
+    return json.dumps(value, default=id, skipkeys=True)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
+from torch import Tensor
 
 from utils.command.instantiate import make, parameters_of
 from utils.command.marks import Share
@@ -96,4 +97,6 @@ def set_lr(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
     """Sets every group's rate to `factor` times the rate it was built with."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = group["base_lr"] * factor
+            lr = group["base_lr"] * factor
+            # a rate that is a tensor is read by a graph or a compiled step
+            group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import pretrain
-from optim.groups import build_dense
-from optim.optimizer_state import OptimizerState
+from optim.trial import remembered
 from tests.ranks import check_ended_well, run_ranks
 from tests.runs import FLOAT32, QUIET, TINY_CNN, TINY_GPT, TINY_TRM
 from tests.steps import steps_of, trainer_on
@@ -56,7 +55,7 @@ def test_a_gpu_takes_about_what_was_counted(tmp_path: Path) -> None:
     counted = trainer_on(Dist(device=device), tmp_path, *arguments, "plan=auto")
     assert counted.cfg.micro_batch_size == 24
     meta_net = pretrain.make_objective(trainer.cfg.arch, 0, trainer.source.spec, capacity.META)
-    known = OptimizerState(build_dense(trainer.cfg.optim.dense, meta_net.trained())).like({}, 1)
+    known = remembered(trainer.cfg.optim.dense, meta_net.trained())
     needs = capacity.count(
         meta_net,
         known.values(),

@@ -134,11 +134,11 @@ class Sync:
         ]
         return torch.linalg.vector_norm(torch.stack(wide))
 
-    def row_range(self, name: str, ndim: int) -> RowRange | None:
+    def row_range(self, name: str, shape: Sequence[int]) -> RowRange | None:
         """Returns which rows of a tensor this rank holds, or None if every rank holds all of it.
 
         Called for parameters, averages and optimizer states, which a checkpoint stores whole;
-        `name` is the tensor's name there.
+        `name` is the tensor's name there, `shape` its own or that of this rank's rows.
         """
         return None
 

@@ -105,12 +105,12 @@ class FSDP(Sync):
         with self.dist.waiting():  # every pass is full of messages
             yield
 
-    def row_range(self, name: str, ndim: int) -> RowRange | None:
+    def row_range(self, name: str, shape: Sequence[int]) -> RowRange | None:
         """Returns the rows of this rank's share. `name` contains the name of a parameter, for an
-        average or an optimizer's state too; counters (`ndim` 0) are not split.
+        average or an optimizer's state too; what has another shape, as counters, is not split.
         """
         owners = [self._split[part] for part in name.split("/") if part in self._split]
-        if not owners or not ndim:
+        if not owners or tuple(shape) not in (owners[0].shape, owners[0].to_local().shape):
             return None
         owner = owners[0]
         first = min(self.dist.rank * -(-len(owner) // self.dist.world_size), len(owner))

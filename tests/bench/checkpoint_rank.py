@@ -54,7 +54,7 @@ class State:
         sync = Sync()
         sync.wrap(torch.nn.Module(), dist)
         self.registry = Registry(lambda: Origin({}, "x", None, 0.1, {}), sync)
-        memory = OptimizerState([self.optimizer])
+        memory = OptimizerState([self.optimizer], self.weights)
         self.registry.add("model", lambda: dict(self.weights), self._load)
         self.registry.add("ema", self.ema.state, self.ema.load)
         self.registry.add("optimizer", memory.state, memory.load, memory.like)

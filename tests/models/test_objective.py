@@ -18,7 +18,8 @@ from data.source import RunSettings
 from models.layers import RotaryEmbedding
 from models.objective import Context
 from optim.groups import build_dense
-from optim.optimizer_state import OptimizerState
+from optim.optimizer_state import VALUES, OptimizerState
+from optim.trial import remembered
 from tests.data.digits.test_images import write_idx
 from tests.making import make_objective
 from tests.models.test_laws import MyObjective
@@ -134,17 +135,19 @@ def test_what_is_counted_without_numbers_is_what_a_pass_takes(
 
     def counted(device: torch.device, step: bool) -> capacity.Needs:
         objective = pretrain.make_objective(cfg.arch, 0, source.spec, device)
-        optimizers = build_dense(cfg.optim.dense, objective.trained())
-        memory = OptimizerState(optimizers)
         if step:
+            optimizers = build_dense(cfg.optim.dense, objective.trained())
+            memory = OptimizerState(optimizers, objective.trained())
             for parameter in objective.trained().values():
                 parameter.grad = torch.zeros_like(parameter)
             for optimizer in optimizers:
                 optimizer.step()
-        remembered = memory.state() if step else memory.like({}, 1)
+            state = {name: tensor for name, tensor in memory.state().items() if VALUES not in name}
+        else:
+            state = remembered(cfg.optim.dense, objective.trained())
         return capacity.count(
             objective,
-            remembered.values(),
+            state.values(),
             cfg.ema,
             partial(pretrain.Trainer.first_batch, facts, device=device),
         )

@@ -87,7 +87,7 @@ class Origin:
 class RowRanges(Protocol):
     """Knows which rows of a tensor this rank holds: see `optim/sync/base.py`."""
 
-    def row_range(self, name: str, ndim: int) -> RowRange | None: ...
+    def row_range(self, name: str, shape: Sequence[int]) -> RowRange | None: ...
 
 
 class RowsOfRank(Tensors):
@@ -134,7 +134,7 @@ class RowsOfRank(Tensors):
 
     def _range(self, name: str) -> tuple[int, int]:
         shape = self._saved[name].shape
-        rows = self._row_ranges.row_range(name, len(shape))
+        rows = self._row_ranges.row_range(name, shape)
         return rows[:2] if rows else (0, shape[0] if shape else 1)
 
 
@@ -266,7 +266,7 @@ class Registry:
         """Gives tensors the shapes that they have in a checkpoint."""
         shapes = dict(tensors)
         for name, tensor in tensors.items():
-            if rows := self._row_ranges.row_range(name, tensor.ndim):
+            if rows := self._row_ranges.row_range(name, tensor.shape):
                 shape = (rows.of, *tensor.shape[1:])
                 shapes[name] = torch.empty(shape, dtype=tensor.dtype, device="meta")
         return shapes
@@ -275,7 +275,7 @@ class Registry:
         """Returns the tensors, or this rank's rows of them."""
         held: dict[str, Tensor | Slice] = {}
         for name, tensor in tensors.items():
-            rows = self._row_ranges.row_range(name, tensor.ndim)
+            rows = self._row_ranges.row_range(name, tensor.shape)
             if rows is None or rows.of == 0:
                 held[name] = _local(tensor)
             elif rows.stop > rows.first:

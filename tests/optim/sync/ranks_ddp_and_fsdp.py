@@ -15,7 +15,7 @@ from torch import nn
 
 from models.objective import Objective, StepOut
 from optim.builtin import adamw
-from optim.optimizer_state import OptimizerState
+from optim.optimizer_state import VALUES, OptimizerState
 from optim.sync.base import Sync
 from tests.making import make_sync
 from utils.averages import EMA
@@ -83,10 +83,11 @@ def shares_are_small(dist: Dist) -> None:
     objective, sync, width = Tiny(width=400), WAYS["fsdp"](), 400
     wrapped = sync.wrap(objective, dist)
     optimizer = adamw([*sync.parameters.items()], lr=0.1, betas=(0.9, 0.95), weight_decay=0.1)
-    ema, memory = EMA(sync.parameters, {}, 0.5), OptimizerState([optimizer])
+    ema, memory = EMA(sync.parameters, {}, 0.5), OptimizerState([optimizer], sync.parameters)
     step_of(sync, wrapped, width)
     optimizer.step()
-    for copies, tensors in ((1, sync.parameters), (1, ema.state()), (2, memory.state())):
+    of_optimizer = {name: each for name, each in memory.state().items() if VALUES not in name}
+    for copies, tensors in ((1, sync.parameters), (1, ema.state()), (2, of_optimizer)):
         share = sum(tensor.numel() for tensor in tensors.values())
         assert share < copies * 3 * width / dist.world_size + 8 * len(tensors)
     places = {name: p.data_ptr() for name, p in sync.parameters.items()}

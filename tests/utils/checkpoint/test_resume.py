@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -127,7 +127,7 @@ class Split:
     dist: Dist
     rows: int
 
-    def row_range(self, name: str, ndim: int) -> RowRange | None:
+    def row_range(self, name: str, shape: Sequence[int]) -> RowRange | None:
         rank, ranks = self.dist.rank, self.dist.world_size
         edges = self.rows * rank // ranks, self.rows * (rank + 1) // ranks
         return RowRange(*edges, self.rows) if name == "weight" else None
@@ -153,7 +153,7 @@ class Taking(Registry):
         self.taken: dict[str, Any] = {}
         own: dict[str, Any] = groups(0.0, rows)
         if splits:
-            first, stop, _ = ranges.row_range("weight", 2)
+            first, stop, _ = ranges.row_range("weight", ())
             own["model"]["weight"] = own["model"]["weight"][first:stop]
         for name in ("model", "ema", "optimizer"):
             self.add(name, partial(own.get, name), partial(self._take, name))
