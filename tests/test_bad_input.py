@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import ROOT, Completed, assert_one_line, run_line
-from tests.runs import launched, torchrun
+from tests.ranks import ROOT, Completed, assert_one_line, run_line, run_ranks
+from tests.runs import QUIET, launched, torchrun
 
 # arguments, the key that the line must name, and the number of ranks where not one
 Row = tuple[list[str], str] | tuple[list[str], str, int]
@@ -126,6 +126,22 @@ def test_cuda_that_is_absent_is_named(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
     assert_one_line(run_line(["device=cuda"], tmp_path), "device=cuda: PyTorch")
+
+
+WITHOUT_SKLEARN = """
+import runpy, sys
+sys.modules["sklearn"] = None  # an import fails as that of a package that is not there
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_package_that_is_missing_is_one_line(tmp_path: Path) -> None:
+    arguments = ["data=digits", "arch=cnn", "optim=adamw", "max_steps=2", *QUIET]
+    for ranks in (1, 2):
+        path = f"checkpoint_path={tmp_path}/{ranks}"
+        done = run_ranks(ranks, ["-c", WITHOUT_SKLEARN, "pretrain", *arguments, path])
+        assert_one_line(done, f"scikit-learn is needed: {sys.executable} -m pip install scikit-le")
 
 
 @pytest.mark.slow

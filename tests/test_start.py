@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -198,6 +199,20 @@ def test_a_checkpoint_that_does_not_fit_is_one_line(undisturbed: Result, tmp_pat
     assert line.startswith(f"error: checkpoint_path={run}: no checkpoint there fits (step_23: ")
     assert "has shape (3, 17, 17) there and (3, 17, 16) here" in line
     assert line.endswith("add resume=false to move all that aside and begin again\n")
+
+
+def test_a_checkpoint_of_another_version_is_one_line(undisturbed: Result, tmp_path: Path) -> None:
+    run = shutil.copytree(undisturbed.directory, tmp_path / "run")
+    for step in (run / "checkpoints").glob("step_*"):
+        meta = json.loads((step / "meta.json").read_text())
+        del meta["fingerprint"]
+        (step / "meta.json").write_text(json.dumps(meta))
+        declare(step)
+    line = refusal(run, *INTERRUPTED)
+    assert line.startswith(f"error: checkpoint_path={run}: written by another version, ")
+    line = refusal(tmp_path / "other", f"resume={run}", *INTERRUPTED)
+    assert line.startswith(f"error: resume={run}")
+    assert "another version" in line
 
 
 @pytest.mark.slow

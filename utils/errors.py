@@ -3,6 +3,9 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
+
+PUBLISHED_AS = {"sklearn": "scikit-learn"}  # where the import has another name
 
 
 class ConfigError(ValueError):
@@ -61,13 +64,31 @@ def exit_status(work: Callable[[], object], expected: tuple[type[Exception], ...
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
-    except expected as error:
-        print(visible(_line_of(error)), file=sys.stderr)
+    except (*expected, ModuleNotFoundError) as error:
+        if not (line := _line_of(error)):
+            raise
+        print(visible(line), file=sys.stderr)
         return 2
     return 0
 
 
+def missing_package(error: BaseException) -> str:
+    """One line for an import of a package that is not installed; empty for any other error."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    top = error.name.partition(".")[0]
+    if find_spec(top) is not None:
+        return ""  # a part of a package that is there: a mistake in the code
+    package = PUBLISHED_AS.get(top, top)
+    return (
+        f"the package {package} is needed: {sys.executable} -m pip install {package}, or make"
+        " setup, which installs what the recipes need"
+    )
+
+
 def _line_of(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return missing_package(error)
     if not isinstance(error, OSError) or isinstance(error, ConfigError):
         return str(error)
     path = error.filename2 or error.filename

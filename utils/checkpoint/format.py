@@ -40,6 +40,11 @@ TYPES = {
     "F8_E5M2": "float8_e5m2",
 }
 KINDS = {name: kind for kind, name in TYPES.items()}
+# what reading JSON of any content, and what it says of the file, may raise
+DAMAGE = (
+    OSError, ValueError, TypeError, KeyError, AttributeError,
+    RecursionError, OverflowError, MemoryError,
+)  # fmt: skip
 CHUNK = 1 << 22  # bytes written, then hashed from the cache
 FileEntry = Mapping[str, int | str]  # of the manifest: `bytes` and `sha256`
 
@@ -249,7 +254,8 @@ def read_header(file: Path) -> dict[str, FileSlice]:
         return {
             name: _slice(file, about, 8 + length, rows.get(name)) for name, about in header.items()
         }
-    except (OSError, ValueError, TypeError, AttributeError, SafetensorError) as error:
+    # a disk may give other bytes than it has just given the library
+    except (*DAMAGE, SafetensorError) as error:
         raise Unreadable(file, f"cannot be read ({brief(error)})") from None
 
 
@@ -296,7 +302,7 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
         return files
     except FileNotFoundError:
         raise Unreadable(file, "missing") from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except DAMAGE as error:
         raise Unreadable(file, f"cannot be read ({brief(error)})") from None
 
 

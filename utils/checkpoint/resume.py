@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from socket import gethostname
@@ -19,7 +19,7 @@ from yaml import YAMLError
 from utils.checkpoint import format, reader
 from utils.checkpoint.folders import steps_in
 from utils.checkpoint.reader import Checkpoint
-from utils.checkpoint.registry import Origin, Registry, Tensors, check_alike
+from utils.checkpoint.registry import Origin, Registry, RunState, Tensors, check_alike
 from utils.command.keys import fields_of, run_values
 from utils.command.marks import MAY_CHANGE, SAME_RUN
 from utils.errors import ConfigError, brief, said_of, short, visible
@@ -27,6 +27,8 @@ from utils.files import read_text
 from utils.ranks.distributed import Dist
 
 NO_PATH = ("auto", True, False)  # values of `resume` that name no checkpoint
+# what a run that goes on must know of the one that wrote the checkpoint
+STATED = [each.name for part in (RunState, Origin) for each in fields(part)]
 AFRESH = "add resume=false to move all that aside and begin again"
 
 
@@ -341,6 +343,11 @@ def _same(path: Path, other: Path) -> bool:
 
 def _same_run(start: Start, config: DictConfig, where: Path) -> Start:
     """A start from a checkpoint of this very run, if it is one."""
+    if unsaid := [name for name in STATED if name not in start.meta]:
+        raise ConfigError(
+            f"checkpoint={where}: written by another version, without {unsaid[0]!r}; choose another"
+            " run_name, add resume=false to begin again, or init_from to begin with its weights"
+        )
     if changed := _differences(start.meta["config"], config):
         now = " ".join(f"{key}={short(new)}" for key, (_, new) in changed.items())
         then = " ".join(f"{key}={short(old)}" for key, (old, _) in changed.items())

@@ -23,7 +23,16 @@ from utils.command.config import resolve
 from utils.command.hydra_errors import explain
 from utils.command.limits import check_paths
 from utils.command.naming import sweep_name
-from utils.errors import ConfigError, LocalError, PeerError, RankError, RunError, Stopped, visible
+from utils.errors import (
+    ConfigError,
+    LocalError,
+    PeerError,
+    RankError,
+    RunError,
+    Stopped,
+    missing_package,
+    visible,
+)
 from utils.ranks import distributed, signals
 from utils.ranks.launchers import Launch, detect, on_one_host
 from utils.ranks.watch import ECHO, ENDED, FOUND, LINGER_S, PRINTED, Failure, Watch, summary
@@ -156,7 +165,7 @@ def _failure(error: BaseException, launch: Launch, alone: bool) -> Failure:
     line = (
         str(error)
         if isinstance(error, ConfigError | PeerError | RankError | RunError)
-        else explain(error)
+        else explain(error) or missing_package(error)
     )
     # what a user has typed, or how a file is called, must not reach the terminal as it is
     line = visible(line)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from utils.checkpoint import format
 from utils.checkpoint.format import RowRange, Slice, Unreadable
+from utils.files import open_plain
 
 TENSORS = {
     "large": torch.arange(600.0).view(100, 6),
@@ -103,3 +104,20 @@ def test_files_that_do_not_make_a_whole_tensor_are_refused(name: str, tmp_path: 
     problem = r"rows of a are missing|holds a from row 0 on|holds another a than the other files"
     with pytest.raises(Unreadable, match=rf"^1\.safetensors: ({problem})"):
         format.find_tensors(sorted(tmp_path.iterdir()))
+
+
+@pytest.mark.parametrize("place", [5, 7])
+def test_a_header_that_reads_differently_the_second_time_is_damage(
+    place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library has read the file and found it right; its length is then more than memory has, or
+    more than a file can have.
+    """
+    file = tmp_path / "x.safetensors"
+    file.write_bytes(content := one())
+    changed = bytearray(content)
+    changed[place] = 255
+    (tmp_path / "changed").write_bytes(changed)
+    monkeypatch.setattr(format, "open_plain", lambda _: open_plain(tmp_path / "changed"))
+    with pytest.raises(Unreadable, match=r"x\.safetensors: cannot be read"):
+        format.read_header(file)
