@@ -88,6 +88,15 @@ class Layout:
     needs: Needs
     split: bool
     at_once: int = 1  # shards
+    exact: bool = False  # gradients are added in a tree: see optim/sync/allreduce.py
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of the sums of branches that the tree holds at most, when a rank's last shard
+        joins.
+        """
+        branches = 1 + (self.owned - 1).bit_length() if self.exact else 0
+        return branches * self.needs.gradients
 
     @property
     def owned(self) -> int:
@@ -109,7 +118,8 @@ class Layout:
 
     def expected(self, at_once: int) -> int:
         """Bytes on each card without its driver's."""
-        return self.needs.state(self.ranks, self.split) + self.needs.passes(at_once)
+        state = self.needs.state(self.ranks, self.split) + self.waiting
+        return state + self.needs.passes(at_once)
 
     @property
     def fits(self) -> bool:
@@ -139,7 +149,7 @@ def lay_out(
     """
     cards = sorted(cards, key=lambda card: -card.room)
     used = cards[: ranks or shards]
-    layout = Layout(used, len(used), shards, shard_size, needs, split)
+    layout = Layout(used, len(used), shards, shard_size, needs, split, exact=exact)
     layout = layout if exact else layout.filled()
     larger = [] if ranks else [card for card in cards if card.room > layout.smallest.room]
     if larger and not layout.fits:
@@ -201,6 +211,7 @@ def table(layout: Layout, arch: Mapping[str, Any]) -> list[Row]:
     kinds = {
         "weights": (needs.trained, f"of {needs.parameters:,} parameters{parts}"),
         "gradients": (needs.gradients, ""),
+        "exact=true": (layout.waiting, "gradients of shards that wait to be added"),
         "optimizer": (needs.remembered, ""),
         "averages": (needs.averaged, ""),
         "not trained": (needs.frozen, ""),
@@ -233,6 +244,8 @@ def advice(layout: Layout, recompute: bool) -> str:
     """
     needs, room = layout.needs, layout.smallest.room
     in_parts = needs.state(layout.ranks, True) + needs.passes(1)
+    if layout.exact and replace(layout, exact=False).fits:
+        return "exact=false, or more ranks, each of which adds up fewer shards"
     if not layout.split and layout.ranks > 1 and in_parts <= room:
         return "sync=fsdp, which splits weights and what optimizers remember over ranks"
     if needs.state(layout.ranks, layout.split) > room:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from optim.sync.allreduce import ExactAllReduce, merges_after_each, tree_sum
+from utils.measure.capacity import GIB, Card, Needs, advice, lay_out
 from utils.ranks.distributed import Dist
 
 
@@ -54,3 +55,42 @@ def test_a_parameter_reached_by_some_shards_only() -> None:
         assert b.grad is not None
         assert a.grad.tolist() == [6 / 4] * 3
         assert b.grad.tolist() == [4 / 4] * 3
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 5, 6, 8, 12])
+def test_a_plan_counts_the_branches_that_wait(shards: int) -> None:
+    class Branches(list[list[torch.Tensor]]):
+        most = 0
+
+        def append(self, branch: list[torch.Tensor]) -> None:
+            super().append(branch)
+            self.most = max(self.most, len(self))
+
+    weight = nn.Parameter(torch.ones(16))
+    reducer = ExactAllReduce(shards)
+    reducer.wrap(nn.ParameterDict({"weight": weight}), Dist())
+    reducer._branches = branches = Branches()
+    for shard in range(shards):
+        with reducer.backward(last=shard == shards - 1):
+            weight.sum().backward()
+    gradients = weight.nbytes
+    needs = Needs(
+        trained=gradients, gradients=gradients, remembered=0, averaged=0, frozen=0,
+        largest=0, first=0, each=0,
+    )  # fmt: skip
+    plain, exact = (
+        lay_out(needs, [Card("GPU", GIB)], shards, 1, exact=each).expected(1)
+        for each in (False, True)
+    )
+    assert exact == plain + branches.most * gradients
+
+
+def test_a_plan_that_the_branches_do_not_fit_says_so() -> None:
+    needs = Needs(
+        trained=GIB, gradients=GIB, remembered=GIB, averaged=0, frozen=0,
+        largest=0, first=GIB, each=GIB,
+    )  # fmt: skip
+    layout = lay_out(needs, [Card("GPU", 8 * GIB)], 8, 1, exact=True)
+    assert not layout.fits
+    assert advice(layout, recompute=False).startswith("exact=false")
+    assert lay_out(needs, [Card("GPU", 8 * GIB)] * 8, 8, 1, exact=True).fits
