@@ -64,8 +64,11 @@ def exit_status(work: Callable[[], object], expected: tuple[type[Exception], ...
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
-    except (*expected, ModuleNotFoundError) as error:
-        if not (line := _line_of(error)):
+    except expected as error:
+        print(visible(_line_of(error)), file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if not (line := missing_package(error)):
             raise
         print(visible(line), file=sys.stderr)
         return 2
@@ -87,8 +90,6 @@ def missing_package(error: BaseException) -> str:
 
 
 def _line_of(error: Exception) -> str:
-    if isinstance(error, ModuleNotFoundError):
-        return missing_package(error)
     if not isinstance(error, OSError) or isinstance(error, ConfigError):
         return str(error)
     path = error.filename2 or error.filename
