@@ -58,9 +58,12 @@ USUAL = (ConfigError, RankError, OSError)
 
 
 def exit_status(work: Callable[[], object], expected: tuple[type[Exception], ...] = USUAL) -> int:
-    """Prints what `work` returns; the exit status is 0, or 2 after one line about wrong input."""
+    """Prints what `work` returns, if anything; the exit status is 0, or 2 after one line about
+    wrong input.
+    """
     try:
-        print(visible_lines(str(work())))
+        if (said := work()) is not None:
+            print(visible_lines(str(said)))
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130

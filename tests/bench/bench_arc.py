@@ -1,7 +1,10 @@
 """How fast ARC datasets are built and in how much memory, beside TRM's builder on the same tasks in
 the same minutes.
 
-python -m tests.bench.bench_arc --data FOLDER/arc-agi --num-aug 100 --trm TinyRecursiveModels
+python -m tests.bench.bench_arc --data DATA/arc-agi --num-aug 1000 --trm FOLDER
+
+DATA/arc-agi is what comes before _training_challenges.json in the names of Kaggle's files, FOLDER a
+checkout.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.bench.checkouts import check_checkout
 from tests.data.recursive.arc_helpers import task
 from tests.ranks import ROOT
+from utils.errors import ConfigError, exit_status
 
 # The published builder as it is, called as its command line calls it; that line's own package may
 # be missing here
@@ -67,6 +72,14 @@ def main() -> None:
     parser.add_argument("--num-aug", default="50")
     parser.add_argument("--trm", help="a checkout of TinyRecursiveModels")
     options = parser.parse_args()
+    first = f"{options.data}_training_challenges.json"
+    if options.data and not Path(first).is_file():
+        raise ConfigError(
+            f"--data {options.data}: no {first} there; give what comes before"
+            " _training_challenges.json, such as DATA/arc-agi"
+        )
+    if options.trm:
+        check_checkout("--trm", options.trm, "dataset/build_arc_dataset.py")
     with tempfile.TemporaryDirectory() as scratch:
         data = options.data or made_up(Path(scratch))
         ours = [
@@ -106,4 +119,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main))

@@ -15,8 +15,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.bench.checkouts import check_checkout
 from tests.bench.turns import Process, serve
 from tests.ranks import ROOT
+from utils.errors import exit_status
 
 # batch, steps at once
 RECIPES = {
@@ -66,6 +68,8 @@ def main() -> None:
     if given.ours:
         ours(given.ours[0], Path(given.ours[1]), given.ours[2:])
         return
+    if given.spd:
+        check_checkout("--spd", given.spd, "spd/run_spd.py")
     print("| recipe, batch | published, ms | ours, ms | ratio |\n|---|---|---|---|")
     for recipe, (batch, steps) in RECIPES.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -90,4 +94,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main))

@@ -22,12 +22,16 @@ from models.decomposition.components import Components, Mask
 from models.objective import make_objective
 from tests.making import make_source
 from utils.checkpoint import reader
+from utils.errors import exit_status
 
 BYTES = ["_", "(", "=", "q"]
 
 
 @torch.no_grad()
 def main() -> None:
+    if len(sys.argv) < 2:
+        print("skipped: give RUN, a run of experiment=decompose_lm")
+        return
     run, *chosen = sys.argv[1:]
     config = reader.config_in(run)
     shape = {name: config["data"][name] for name in ("seq_len", "val_tokens", "max_new_tokens")}
@@ -75,4 +79,4 @@ def outputs(net: Components, text: Tensor, kept: Tensor) -> Tensor:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main))

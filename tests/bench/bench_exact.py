@@ -1,44 +1,56 @@
-"""Measures the cost of `exact=true`: the demo's step, side by side with the fast path."""
+"""Measures the cost of `exact=true`: the demo's step on one rank and one thread, side by side with
+the fast path, as CPU time.
+
+A rank's pass over its whole part of the batch becomes one pass for each of its shards.
+"""
 
 from __future__ import annotations
 
 import statistics
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.runs import QUIET, train
+import torch
 
-STEPS, ROUNDS = 40, 3
+from tests.steps import steps_of, trainer_on
+from utils.ranks.distributed import Dist
 
-
-def step_ms(directory: Path, exact: bool, ranks: int) -> float:
-    """Median over the rows of one run, the first ones left out."""
-    arguments = [
-        "experiment=demo",
-        f"max_steps={STEPS}",
-        f"exact={str(exact).lower()}",
-        "eval_batch_size=500",
-        *QUIET,
-    ]
-    return statistics.median(
-        train(directory, *arguments, ranks=ranks, timeout=300).series("speed/step_ms")[10:]
-    )
+ROUNDS, FIRST = 25, 3
+WAYS = {"fast": ["exact=false"]} | {
+    f"{shards} shards": ["exact=true", f"shards={shards}"] for shards in (8, 4, 2)
+}
 
 
 def main() -> None:
-    print("| ranks | fast, ms per step | exact, ms per step | exact/fast |\n|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as scratch:
-        for ranks in (1, 2):
-            rounds = [
-                [
-                    step_ms(Path(scratch) / f"{ranks}-{number}-{exact}", exact, ranks)
-                    for exact in (False, True)
-                ]
-                for number in range(ROUNDS)
+    torch.set_num_threads(1)
+    shown = " | ".join(f"exact, {way}" if way != "fast" else "fast, CPU ms" for way in WAYS)
+    print(f"| computed in | {shown} |\n|{'---|' * (len(WAYS) + 1)}")
+    for dtype in ("float32", "bfloat16"):
+        with tempfile.TemporaryDirectory() as scratch:
+            steps = [
+                steps_of(
+                    trainer_on(
+                        Dist(),
+                        Path(scratch, str(number)),
+                        *("experiment=demo", f"arch.forward_dtype={dtype}", *keys),
+                    ),
+                    FIRST + ROUNDS,
+                )
+                for number, keys in enumerate(WAYS.values())
             ]
-            fast, exact = (statistics.median(column) for column in zip(*rounds, strict=True))
-            ratio = statistics.median(slow / quick for quick, slow in rounds)
-            print(f"| {ranks} | {fast:.0f} | {exact:.0f} | {ratio:.2f} |", flush=True)
+            turns = [[seconds(next(step)) for step in steps] for _ in range(FIRST + ROUNDS)]
+        fast, *exact = zip(*turns[FIRST:], strict=True)
+        times = [statistics.median(map(float.__truediv__, slow, fast)) for slow in exact]
+        cells = [f"{1e3 * statistics.median(fast):.0f}", *(f"{each:.2f}×" for each in times)]
+        print(f"| {dtype} | {' | '.join(cells)} |", flush=True)
+
+
+def seconds(step: Callable[[], None]) -> float:
+    before = time.process_time()
+    step()
+    return time.process_time() - before
 
 
 if __name__ == "__main__":

@@ -2,22 +2,25 @@
 
 python -m tests.bench.bench_language [--nanogpt FOLDER]
 
-The held-out packages of Python's standard library, as `experiment=lm` reads them, compressed by xz.
-Then tiny Shakespeare by nanoGPT and by `experiment=shakespeare`, one thread, both in float32: the
-same steps and characters, then the same CPU seconds. The folder is a checkout of nanoGPT in which
-data/shakespeare_char/prepare.py has been run.
+The held-out packages of Python's standard library by an n-gram model, trained on the windows of
+`experiment=lm` or on all text, and by xz. Then tiny Shakespeare by an n-gram model, nanoGPT and
+`experiment=shakespeare`, one thread, both in float32: the same steps and characters, then the same
+CPU seconds. The folder is a checkout of nanoGPT in which data/shakespeare_char/prepare.py has been
+run.
 """
 
 from __future__ import annotations
 
 import argparse
 import lzma
+import math
 import os
 import re
 import resource
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -25,8 +28,12 @@ import numpy as np
 
 from data.build.tokens import main as build_tokens
 from data.language.python_text import python_text
+from data.source import IGNORE, Arrays, Source, source_of
+from tests.bench.checkouts import check_checkout
+from tests.bench.ngram import log_probabilities
 from tests.ranks import ROOT
-from tests.runs import Result
+from tests.runs import Result, config_of
+from utils.errors import exit_status
 
 STEPS = 2000
 # its README's recipe for a CPU, with one evaluation of more batches
@@ -36,6 +43,8 @@ NANOGPT = (
     f" --lr_decay_iters={STEPS} --dropout=0.0 --eval_interval={STEPS} --eval_iters=200"
 )
 OUR_RATE = "--learning_rate=4e-3 --min_lr=0.0"
+PREPARED = "data/shakespeare_char"  # in nanoGPT's folder
+ORDERS = {"library": 16, "Shakespeare": 6}  # of n-gram models
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -45,33 +54,85 @@ def main() -> None:
     )
     options.add_argument("--nanogpt", type=Path)
     folder = options.parse_args().nanogpt
-    compress()
+    if folder is not None:
+        for file in ("train.py", f"{PREPARED}/input.txt", f"{PREPARED}/val.bin"):
+            check_checkout("--nanogpt", folder, file)
+    library()
     if folder is None:
         print("skipped: give --nanogpt FOLDER for tiny Shakespeare")
         return
     print(f"\n{STEPS:,} steps of 12 × 64 characters, one thread, float32, start and end included")
     print("| code | steps | held out, nats per character | CPU s |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as scratch:
-        text = folder / "data" / "shakespeare_char" / "input.txt"
         data = f"{scratch}/data"
-        built = f"--input {text} --tokenizer bytes --val-share 0.1 --output-dir {data}"
+        built = f"--input {folder / PREPARED / 'input.txt'} --tokenizer bytes --val-share 0.1"
         with redirect_stdout(sys.stderr):
-            assert not build_tokens(built.split())
+            assert not build_tokens([*built.split(), "--output-dir", data])
+        shakespeare(folder, data)
         theirs = nanogpt("nanoGPT", folder, scratch)
         nanogpt("nanoGPT, lr 4e-3 to 0", folder, scratch, *OUR_RATE.split())
         seconds = ours(STEPS, scratch)
         ours(round(STEPS * theirs / seconds), scratch)
 
 
-def compress() -> None:
-    """Prints the bits per held-out byte that xz needs, with the training text as history or not."""
+def library() -> None:
+    """Prints the bits per held-out byte of n-gram models and of xz."""
+    source = source_of(config_of("experiment=lm"))
     corpus = python_text(64)
     train, held_out = (as_bytes(corpus.files[split][0]) for split in ("train", "val"))
+    labels = held_out_rows(source)[:, 1:]
+    # the net and the n-gram are asked for the bytes that xz compresses, and begin tokens
+    assert as_bytes(labels[labels != IGNORE]) == held_out
+
+    shards, steps = range(config_of("experiment=lm").shards), range(source.length.total_steps)
+    visited = [rows_of(source.train_batch(step, shard)) for step in steps for shard in shards]
+    print("| of the held-out bytes | bits per byte | CPU s |\n|---|---|---|")
+    for name, text in {
+        "the windows of experiment=lm": np.concatenate(visited),
+        f"all {len(train):,} training bytes": corpus.files["train"][0][None],
+    }.items():
+        nats, seconds = by_ngrams(text, source, ORDERS["library"])
+        bits = nats / math.log(2) / len(held_out)
+        print(f"| n-grams of order {ORDERS['library']}, {name} | {bits:.3f} | {seconds:.0f} |")
     alone = packed(held_out)
     after = packed(train + held_out) - packed(train)
-    print("| xz -9e | bits per held-out byte |\n|---|---|")
-    print(f"| {len(held_out):,} bytes alone | {8 * alone / len(held_out):.3f} |")
-    print(f"| after all {len(train):,} training bytes | {8 * after / len(held_out):.3f} |")
+    print(f"| xz -9e, {len(held_out):,} bytes alone | {8 * alone / len(held_out):.3f} | |")
+    print(f"| xz -9e, after the training bytes | {8 * after / len(held_out):.3f} | |", flush=True)
+
+
+def shakespeare(folder: Path, data: str) -> None:
+    """Prints the row of an n-gram model that has counted the training text once."""
+    source = source_of(config_of("experiment=shakespeare", f"data_path={data}"))
+    asked = int((held_out_rows(source)[:, 1:] != IGNORE).sum())
+    text = np.load(f"{data}/train_000000.npy")
+    # of nanoGPT's files two bytes are a character; ours begin with a token that is none
+    theirs = [(folder / PREPARED / f"{name}.bin").stat().st_size // 2 for name in ("train", "val")]
+    assert [len(text) - 1, asked] == theirs
+    nats, seconds = by_ngrams(text[None], source, ORDERS["Shakespeare"])
+    print_row(f"n-grams of order {ORDERS['Shakespeare']}", "", nats / asked, seconds)
+
+
+def by_ngrams(train: np.ndarray, source: Source, order: int) -> tuple[float, float]:
+    """Returns the nats that an n-gram model needs for the labels of the held-out windows, and the
+    CPU seconds. It sees as much of a window as the net does.
+    """
+    began = time.process_time()
+    rows = held_out_rows(source)
+    asked = rows[:, 1:] != IGNORE
+    known = np.where(rows == IGNORE, 0, rows)
+    chances = log_probabilities(train, known, order, source.spec.vocab_size)
+    return -float(chances[asked].sum()), time.process_time() - began
+
+
+def held_out_rows(source: Source) -> np.ndarray:
+    """Returns the windows that evaluations of a run predict, from their second token on."""
+    held_out = source.eval_sets()["val"]
+    return rows_of(held_out.read(np.arange(len(held_out))))
+
+
+def rows_of(batch: Arrays) -> np.ndarray:
+    """Returns the tokens of windows, with the label of the last position."""
+    return np.concatenate([batch["inputs"][:, :1], batch["labels"]], 1)
 
 
 def as_bytes(tokens: np.ndarray) -> bytes:
@@ -85,7 +146,8 @@ def packed(text: bytes) -> int:
 
 def nanogpt(name: str, folder: Path, scratch: str, *more: str) -> float:
     said, seconds = run([*NANOGPT.split(), f"--out_dir={scratch}/nanogpt", *more], folder)
-    print_row(name, STEPS, float(re.findall(r"val loss ([0-9.]+)", said)[-1]), seconds)
+    nats = float(re.findall(r"val loss ([0-9.]+)", said)[-1])
+    print_row(name, f"{STEPS:,}", nats, seconds)
     return seconds
 
 
@@ -105,7 +167,8 @@ def ours(steps: int, scratch: str) -> float:
         ],
         ROOT,
     )
-    print_row("experiment=shakespeare", steps, Result(run_folder).series("eval/loss")[-1], seconds)
+    nats = Result(run_folder).series("eval/loss")[-1]
+    print_row("experiment=shakespeare", f"{steps:,}", nats, seconds)
     return seconds
 
 
@@ -119,9 +182,9 @@ def run(command: list[str], folder: Path) -> tuple[str, float]:
     return done.stdout, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def print_row(name: str, steps: int, nats: float, seconds: float) -> None:
-    print(f"| {name} | {steps:,} | {nats:.3f} | {seconds:.0f} |", flush=True)
+def print_row(name: str, steps: str, nats: float, seconds: float) -> None:
+    print(f"| {name} | {steps} | {nats:.3f} | {seconds:.0f} |", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main))

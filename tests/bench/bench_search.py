@@ -26,6 +26,7 @@ from models import targets
 from models.recursive.search import NEVER, Rules, answers_by_search
 from models.recursive.sudoku_net import BLANK, GIVEN, GUESSED, SudokuNet
 from tests.making import make_objective, make_source
+from utils.errors import exit_status
 from utils.measure.metrics import wilson
 
 TOGETHER = 50  # boards
@@ -59,6 +60,9 @@ class Singles:
 
 
 def main() -> None:
+    if len(sys.argv) < 3:
+        print("skipped: give RUN, a run of experiment=sudoku_extreme_cpu, and DATA")
+        return
     run, data, *boards = sys.argv[1:]
     count = int(boards[0]) if boards else BOARDS
     source = make_source("puzzles", data_path=data, global_batch_size=8, max_steps=1, epochs=None)
@@ -126,4 +130,4 @@ def print_row(name: str, count: int, solved: int, wrong: int, states: int, secon
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main))

@@ -19,7 +19,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tests.bench.checkouts import check_checkout
 from tests.bench.turns import Process, serve
+from utils.errors import exit_status
 
 SIZES: dict[str, Any] = {
     "halt_exploration_prob": 0.1,
@@ -219,8 +221,8 @@ def main() -> None:
     if asked.serve:
         return serve_way(*asked.serve)
     for option, folder in (("--hrm", asked.hrm), ("--trm", asked.trm)):
-        if folder and not Path(folder, "models", "losses.py").is_file():
-            parser.error(f"{option} {folder}: no checkout of the published code; clone it there")
+        if folder:
+            check_checkout(option, folder, "models/losses.py")
     print(
         f"| net | way | ms per step, {asked.dtype} | times as fast as the first |"
         " compiling, s |\n|---|---|---|---|---|"
@@ -231,4 +233,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_status(main))
