@@ -159,7 +159,7 @@ class Trainer:
         self.flops_per_example = 0
         if hardware.peak_flops(dist.device, objective.dtype):
             self.flops_per_example = objective.flops_per_example(*self.first_batch(self.owned[:1]))
-        if cfg.compile is True or (cfg.compile == "auto" and dist.device.type == "cuda"):
+        if self.compiles:
             torch.compiler.set_stance(
                 "default"
             )  # an earlier run of this process may have changed it
@@ -193,7 +193,18 @@ class Trainer:
         base_lr = self.dense[-1].param_groups[0]["base_lr"]
         lr = base_lr * self.schedule(self.step)
         fingerprint, wandb_id = self.source.spec.fingerprint, self.run.wandb_id
-        return Origin(config, fingerprint, wandb_id, lr, self.objective.frozen())
+        frozen, device = self.objective.frozen(), self.dist.device.type
+        return Origin(
+            config, fingerprint, wandb_id, lr, frozen, compile=self.compiles, device=device
+        )
+
+    @property
+    def compiles(self) -> bool:
+        """Returns whether the net is compiled. On a CPU, `auto` becomes true or false before the
+        first step.
+        """
+        how, device = self.cfg.compile, self.dist.device.type
+        return how is True or (how == "auto" and device == "cuda")
 
     @property
     def shard_size(self) -> int:

@@ -215,6 +215,17 @@ def test_a_checkpoint_of_another_version_is_one_line(undisturbed: Result, tmp_pa
     assert "another version" in line
 
 
+def test_another_way_to_compute_is_said(undisturbed: Result, tmp_path: Path) -> None:
+    run = shutil.copytree(undisturbed.directory, tmp_path / "run")
+    step = run / "checkpoints" / "step_23"
+    meta = json.loads((step / "meta.json").read_text())
+    (step / "meta.json").write_text(json.dumps({**meta, "compile": True, "device": "cuda"}))
+    declare(step)
+    said = train(run, *INTERRUPTED).stdout
+    assert "compile: true when the checkpoint was written, false now" in said
+    assert "device: cuda when the checkpoint was written, cpu now" in said
+
+
 @pytest.mark.slow
 def test_two_ranks_go_back_together(undisturbed_pair: Result, tmp_path: Path) -> None:
     """A meta that is damaged, and before it one that does not fit: both ranks take the one before

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from utils import revision
 from utils.checkpoint.format import RowRange, Slice, Stored
-from utils.errors import ConfigError
+from utils.errors import ConfigError, short
 
 Tensors = Mapping[str, Tensor]
 ByShard = Mapping[int, Tensors]
@@ -59,18 +59,20 @@ class Origin:
     code: str = field(default_factory=revision.summary)
     threads: int = field(default_factory=torch.get_num_threads)
     torch: str = torch.__version__
+    compile: bool = False  # what `auto` became
+    device: str = "cpu"  # its kind
 
     def differences(self, meta: Mapping[str, Any]) -> list[str]:
         """Returns what to tell the user when this run continues a checkpoint: one line for each
         difference that can change results.
         """
         lines = []
-        for what in ("threads", "torch"):
+        for what in ("threads", "torch", "compile", "device"):
             then, now = meta[what], getattr(self, what)
             if then != now:
                 lines.append(
-                    f"{what}: {then} when the checkpoint was written, {now} now; the run goes on,"
-                    " with other rounding"
+                    f"{what}: {short(then)} when the checkpoint was written, {short(now)} now; the"
+                    " run goes on, with other rounding"
                 )
         if meta["code"] not in ("", self.code):
             then = " ".join(meta["code"].split())

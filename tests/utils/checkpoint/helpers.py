@@ -26,6 +26,8 @@ META = {
     "code": "",
     "torch": "2",
     "threads": 1,
+    "compile": False,
+    "device": "cpu",
     "wandb_id": None,
     "lr": 0.1,
     "frozen": {},

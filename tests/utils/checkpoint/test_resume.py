@@ -143,10 +143,11 @@ class Taking(Registry):
         splits: bool = False,
         fingerprint: str = "x",
         frozen: FrozenFiles | None = None,
-        threads: int = 1,
+        **computes: Any,
     ) -> None:
         dist = dist or Dist()
-        origin = Origin({}, fingerprint, None, 0.1, frozen or {}, "", threads, "2")
+        how = {"code": "", "threads": 1, "torch": "2", **computes}
+        origin = Origin({}, fingerprint, None, 0.1, frozen or {}, **how)
         ranges: Any = Split(dist, rows) if splits else as_it_is()
         owned = dist.owned_shards(SHARDS)
         super().__init__(lambda: origin, ranges, owned)
@@ -244,9 +245,10 @@ def test_what_a_run_that_goes_on_deletes_before_it_is_taken(
 
 def test_what_differs_is_said_and_other_data_refused(run: Path) -> None:
     said: list[str] = []
-    taken_up(run, Taking(threads=7), said)
+    taken_up(run, Taking(threads=7, compile=True, device="cuda"), said)
     assert said == [
-        "threads: 1 when the checkpoint was written, 7 now; the run goes on, with other rounding"
+        f"{what} when the checkpoint was written, {now} now; the run goes on, with other rounding"
+        for what, now in (("threads: 1", 7), ("compile: false", "true"), ("device: cpu", "cuda"))
     ]
     with pytest.raises(ConfigError, match=r"^data_path=None: not the data of the run in .*step_30"):
         taken_up(run, Taking(fingerprint="y"), data_path=None)
