@@ -22,15 +22,15 @@ import hydra
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from data.source import Arrays, RunSettings, Source
-from data.stream import ShardStream, eval_batches, to_tensors, train_loader
+from data.source import Arrays, RunSettings, Source, known_parts
+from data.stream import ShardStream, eval_batches, read_shards, to_tensors, train_loader
 from models import laws
 from models.objective import Batch, Context, Objective, make_objective
 from optim.agreement import Agreement
 from optim.groups import build_clips, build_dense, build_sparse
 from optim.norms import Norms
 from optim.optimizer_state import OptimizerState, swapping, weights_to_evaluate
-from optim.replicas import broadcast_from_rank_0, check_same, check_same_files
+from optim.replicas import broadcast_from_rank_0, check_same, check_same_data, check_same_files
 from optim.schedule import build_schedule, set_lr
 from optim.sync.base import Sync
 from optim.trial import remembered, try_optimizers
@@ -99,8 +99,9 @@ class Trainer:
         self.owned = dist.owned_shards(cfg.shards)
         with dist.main_first():  # it may fill a cache
             self.source: Source = make(cfg.data, "data", RunSettings.of(cfg))
-        fingerprint = self.source.spec.fingerprint
-        check_same_files({f"data_path={cfg.data_path}: the dataset": fingerprint}, dist)
+        with dist.agreed():
+            self.known = known_parts(self.source, None if cfg.eval_only else self.owned[0])
+        check_same_data(self.known, cfg.data_path, dist)
         with dist.agreed():
             self.sync: Sync = make(cfg.sync, "sync")
         if cfg.plan:
@@ -192,10 +193,9 @@ class Trainer:
         config: Any = OmegaConf.to_container(self.cfg)
         base_lr = self.dense[-1].param_groups[0]["base_lr"]
         lr = base_lr * self.schedule(self.step)
-        fingerprint, wandb_id = self.source.spec.fingerprint, self.run.wandb_id
-        frozen, device = self.objective.frozen(), self.dist.device.type
+        frozen, device, wandb_id = self.objective.frozen(), self.dist.device.type, self.run.wandb_id
         return Origin(
-            config, fingerprint, wandb_id, lr, frozen, compile=self.compiles, device=device
+            config, self.known, wandb_id, lr, frozen, compile=self.compiles, device=device
         )
 
     @property
@@ -228,7 +228,7 @@ class Trainer:
     ) -> tuple[Batch, Context]:
         """Returns what the first step would see of these shards."""
         device = device or self.dist.device
-        rows = to_tensors([self.source.train_batch(0, shard) for shard in shards])
+        rows = read_shards(self.source, 0, shards)
         noise = Noise(self.cfg.seed, 0, shards, device)
         return batch_to_device(rows, device), Context(0.0, noise)
 

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from utils.checkpoint.registry import Registry
+from data.files import content_hash
+from utils.checkpoint.registry import EVALUATED, Registry
 from utils.command.instantiate import make
 from utils.errors import ConfigError
 from utils.measure.evaluator import Batch, Evaluator
@@ -22,6 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 Arrays = dict[str, np.ndarray]
+KNOWN_ROWS = 8  # of each evaluation set: what a run knows it by, beside its length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +83,13 @@ class Examples:
         if isinstance(self._examples, dict):
             return {name: array[indices] for name, array in self._examples.items()}
         rows = [self._examples[index] for index in indices.tolist()]
-        return {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
+        where = f"{full_name(self._examples)}.__getitem__"
+        if not isinstance(rows[0], Mapping):
+            raise ConfigError(
+                f"{where}: returns {kind_of(rows[0])}; return a dict by name, such as inputs and"
+                " labels"
+            )
+        return {name: _stacked(where, name, [row[name] for row in rows]) for name in rows[0]}
 
     def padding(self, rows: int) -> Arrays:
         """Repeats the first example, so that all batches take as long, without its labels."""
@@ -90,6 +98,15 @@ class Examples:
             name: np.full_like(array, IGNORE) if name == "labels" else array
             for name, array in batch.items()
         }
+
+
+def _stacked(where: str, name: str, values: Sequence[Any]) -> np.ndarray:
+    try:
+        return np.stack([np.asarray(value) for value in values])
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{where}: {name} has another shape in some examples than in others; pad it to one"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -194,6 +211,71 @@ def combined_fingerprint(fingerprints: Sequence[str]) -> str:
     if len(fingerprints) == 1:
         return fingerprints[0]
     return hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()
+
+
+def known_parts(source: Source, shard: int | None) -> dict[str, str]:
+    """Returns what a run knows of its data, a text for each part: a hash of the first step's first
+    shard, and of each evaluation set its length and a hash of its first rows.
+
+    All ranks must see the same, and a run that goes on must see what it saw. `shard` is one of this
+    rank's; None for a run that does not train.
+    """
+    parts = {"the dataset": source.spec.fingerprint}
+    if shard is not None:
+        # only its owner may begin to read a stream
+        is_stream = type(source).register_state is not Source.register_state
+        batch = check_batch(
+            f"{full_name(source)}.train_batch", source.train_batch(0, shard if is_stream else 0)
+        )
+        if not is_stream:
+            parts["the first training batch"] = content_hash(batch)
+    for number, (name, examples) in enumerate(source.eval_sets().items()):
+        rows: Arrays = {}
+        if count := min(KNOWN_ROWS, len(examples)):
+            where = f"{full_name(source)}.eval_sets: {name}"
+            rows = check_batch(where, examples.read(np.arange(count)), count)
+        parts[EVALUATED + name] = f"{number} {len(examples)} {content_hash(rows)}"
+    return parts
+
+
+def check_batch(where: str, batch: Any, rows: int | None = None) -> Arrays:
+    """Returns a batch as arrays. Raises ConfigError unless it is a dictionary of numbers, with one
+    row for each example.
+    """
+    if not isinstance(batch, Mapping) or not batch:
+        raise ConfigError(
+            f"{where}: returns {kind_of(batch)}; return a dict of arrays, such as inputs and labels"
+        )
+    arrays: Arrays = {}
+    for name, value in batch.items():
+        try:
+            arrays[name] = array = np.asarray(value)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"{where}: {name} makes no array; return numbers, in rows padded to one length"
+            ) from None
+        if array.dtype.kind not in "biufc":
+            what = array.dtype.type.__name__.strip("_")
+            raise ConfigError(
+                f"{where}: {name} holds {what}, not numbers; encode it, or leave it out"
+            )
+        if not array.ndim:
+            raise ConfigError(f"{where}: {name} is one number; give every example a row of its own")
+        rows = len(array) if rows is None else rows
+        if len(array) != rows:
+            raise ConfigError(
+                f"{where}: {name} has {len(array)} rows, not {rows}; give every example one row"
+            )
+    return arrays
+
+
+def full_name(thing: object) -> str:
+    """The module and the name of a thing's class, as messages about users' code give it."""
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def kind_of(value: object) -> str:
+    return "an empty dict" if value == {} else f"a {type(value).__name__}"
 
 
 def source_of(config: Mapping[Any, Any]) -> Source:

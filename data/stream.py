@@ -13,14 +13,14 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from data.source import Arrays, Batch, EvalSet, Source
+from data.source import Arrays, Batch, EvalSet, Source, check_batch, full_name
 from utils.errors import ConfigError, LocalError, RankError, brief
 from utils.ranks import signals
 
@@ -52,7 +52,7 @@ class ShardStream(Dataset):
         """
         shards = [shard for group in self._shard_groups for shard in group]
         try:
-            batch = to_tensors([self._source.train_batch(step, shard) for shard in shards])
+            batch = read_shards(self._source, step, shards)
         except ConfigError as error:
             return LocalError(str(error))
         if get_worker_info() is None:
@@ -79,6 +79,27 @@ class ShardStream(Dataset):
                 # memory is copied to a GPU anyway)
                 micro_batch[name] = rows if rows.is_pinned() else rows.clone()
         return micro_batches
+
+
+def read_shards(source: Source, step: int, shards: Sequence[int]) -> Batch:
+    """Returns the examples of these shards, one shard after another; raises ConfigError unless they
+    are alike.
+    """
+    where = f"{full_name(source)}.train_batch"
+    pieces = [check_batch(where, source.train_batch(step, shard)) for shard in shards]
+    first = {name: array.shape for name, array in pieces[0].items()}
+    for shard, piece in zip(shards, pieces, strict=True):
+        shapes = {name: array.shape for name, array in piece.items()}
+        if shapes != first:
+            raise ConfigError(
+                f"{where}: step {step}: shard {shard} has {_shown(shapes)}, and shard {shards[0]}"
+                f" {_shown(first)}; give every shard as many rows, padded to one length"
+            )
+    return to_tensors(pieces)
+
+
+def _shown(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} of shape {list(shape)}" for name, shape in shapes.items())
 
 
 def to_tensors(pieces: Sequence[Arrays]) -> Batch:

@@ -1,14 +1,15 @@
-"""Gives all ranks the same initial weights, and checks that they are the same."""
+"""Gives all ranks the same initial weights, and checks that they and the data are the same."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from utils.errors import ConfigError, RunError
+from utils.errors import ConfigError, RunError, short
 from utils.ranks.distributed import Dist
 
 
@@ -52,6 +53,17 @@ def check_same_files(hashes: Mapping[str, str], dist: Dist) -> None:
         )
 
 
+def check_same_data(parts: Mapping[str, str], data_path: str | None, dist: Dist) -> None:
+    """Raises unless every rank sees the same data."""
+    if differing := _first_difference(parts, dist):
+        part, ranks = differing
+        raise ConfigError(
+            f"data_path={short(data_path)}: {part} of rank {ranks} differs from rank 0's; give"
+            " every host the same files, and let data depend on neither the rank, the time nor"
+            " PYTHONHASHSEED"
+        )
+
+
 def sha256(tensor: Tensor) -> str:
     """The sha256 of a tensor's bits, on any device; 27M weights take a tenth of a second."""
     return hashlib.sha256(_bytes(tensor.detach().contiguous()).cpu().numpy().data).hexdigest()
@@ -82,12 +94,9 @@ def _first_difference(values: Mapping[str, str], dist: Dist) -> tuple[str, str] 
     """
     if dist.world_size == 1 or not values:
         return None
-    everyone = [text.split("\n") for text in dist.all_gather_text("\n".join(values.values()))]
-    for number, name in enumerate(values):
-        if ranks := [
-            str(rank)
-            for rank, theirs in enumerate(everyone)
-            if theirs[number] != everyone[0][number]
-        ]:
+    everyone = [json.loads(text) for text in dist.all_gather_text(json.dumps(dict(values)))]
+    for name in dict.fromkeys(name for theirs in everyone for name in theirs):
+        first = everyone[0].get(name)
+        if ranks := [str(rank) for rank, each in enumerate(everyone) if each.get(name) != first]:
             return name, ", ".join(ranks)
     return None

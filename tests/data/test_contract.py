@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.source import IGNORE, Arrays
+from data.source import IGNORE, Arrays, known_parts
 from data.stream import eval_batches
 from tests.data.language.token_helpers import write_corpus
 from tests.data.recursive.helpers import ragged_groups, write_dataset
@@ -66,6 +66,15 @@ def test_batches_are_functions_of_seed_step_and_shard(name: str, folders: Path) 
             assert np.array_equal(np.concatenate([there[step, at][key] for at in range(4)]), rows)
     assert not equal(there[0, 0], there[1, 0])
     assert not equal(there[0, 0], made(name, folders, seed=4).train_batch(0, 0))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_longer_run_is_on_the_same_data(name: str, folders: Path) -> None:
+    one = known_parts(made(name, folders), 0)
+    for longer in ({"epochs": 18}, {"eval_every_steps": 3}, {"max_steps": 99}):
+        if SOURCES[name][1].get("epochs") or "epochs" not in longer:
+            assert known_parts(made(name, folders, **longer), 0) == one
+    assert known_parts(made(name, folders, seed=4), 0) != one
 
 
 @pytest.mark.parametrize("name", SOURCES)

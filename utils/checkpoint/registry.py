@@ -25,6 +25,7 @@ Like = Callable[[Tensors, int], Tensors]
 FrozenFiles = Mapping[str, Mapping[str, str]]
 S = TypeVar("S")
 SHARDS = "shards"  # the group of all that belongs to shards: `3/carry/state`
+EVALUATED = "the evaluation set "  # and its name: a part of the data
 OTHERWISE = "use a checkpoint of this command"
 BLOCK = 1 << 26  # bytes on their way to a device
 
@@ -52,7 +53,7 @@ class Origin:
     """Describes the run that writes a checkpoint."""
 
     config: Mapping[str, Any]
-    fingerprint: str  # of the data
+    data: Mapping[str, str]  # what the run knows of each part of its data
     wandb_id: str | None
     lr: float  # the schedule's rate at the last step
     frozen: FrozenFiles

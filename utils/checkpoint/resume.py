@@ -19,7 +19,14 @@ from yaml import YAMLError
 from utils.checkpoint import format, reader
 from utils.checkpoint.folders import steps_in
 from utils.checkpoint.reader import Checkpoint
-from utils.checkpoint.registry import Origin, Registry, RunState, Tensors, check_alike
+from utils.checkpoint.registry import (
+    EVALUATED,
+    Origin,
+    Registry,
+    RunState,
+    Tensors,
+    check_alike,
+)
 from utils.command.keys import fields_of, run_values
 from utils.command.marks import MAY_CHANGE, SAME_RUN
 from utils.errors import ConfigError, brief, said_of, short, visible
@@ -157,10 +164,11 @@ def check_fits(start: Start, config: DictConfig, origin: Origin, total_steps: in
                 f" {now['sha256'][:12]}, there {then['sha256'][:12]}); give the file that was"
                 f" {then['path']} then"
             )
-    if not config.eval_only and start.meta["fingerprint"] != origin.fingerprint:
+    if not config.eval_only and (part := _other_part(start, config, origin.data)):
         raise ConfigError(
-            f"data_path={config.data_path}: not the data of the run in {start.folder}, or cut into"
-            " other windows; use that, or init_from to begin with its weights"
+            f"data_path={short(config.data_path)}: not the data of the run in {start.folder}"
+            f" ({part} differs); give that, and let it depend on neither the time nor"
+            " PYTHONHASHSEED, or begin with init_from"
         )
     if not config.eval_only and total_steps < start.step:
         key = "epochs" if config.max_steps is None else "max_steps"
@@ -168,6 +176,16 @@ def check_fits(start: Start, config: DictConfig, origin: Origin, total_steps: in
             f"{key}={config[key]}: that is {total_steps} steps, and the run has done {start.step};"
             f" raise {key}"
         )
+
+
+def _other_part(start: Start, config: DictConfig, now: Mapping[str, str]) -> str:
+    """Names a part of the data that is not what it was; empty if there is none."""
+    then: Mapping[str, str] = start.meta["data"]
+    # keys of the data that may change choose what evaluations ask
+    plain: Any = OmegaConf.to_container(config)
+    same_keys = start.meta["config"].get("data") == plain.get("data")
+    changed = (part for part in {**then, **now} if then.get(part) != now.get(part))
+    return next((part for part in changed if same_keys or not part.startswith(EVALUATED)), "")
 
 
 def _broadcast_start(dist: Dist, decide: Callable[[], Start]) -> Start:

@@ -248,6 +248,20 @@ class Evaluation:
             self._folder.say(failure)
 
 
+class _Row(dict[str, Tensor]):
+    """A batch of an evaluation set that says what it lacks."""
+
+    def __init__(self, set_name: str, batch: Batch) -> None:
+        super().__init__(batch)
+        self._set_name = set_name
+
+    def __missing__(self, name: str) -> Tensor:
+        raise ConfigError(
+            f"the evaluation set {self._set_name} has no {name}, only {', '.join(self)}; `predict`"
+            f" reads {name}, so add it to the source's eval_sets"
+        )
+
+
 def check_names(
     config: Any,
     source: Any,
@@ -271,7 +285,7 @@ def check_names(
     objective.eval()
     with torch.no_grad():
         for key, examples in sets.items():
-            row = to_batch(examples.padding(1))
+            row = _Row(key, to_batch(examples.padding(1)))
             prediction = objective.predict(row)
             if check:
                 check(prediction)

@@ -22,7 +22,7 @@ SHARDS = 8
 # what a run says of itself beside its tensors
 META = {
     "config": {"shards": SHARDS},
-    "fingerprint": "x",
+    "data": {"the dataset": "x", "the evaluation set val": "9 y"},
     "code": "",
     "torch": "2",
     "threads": 1,

@@ -18,6 +18,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from tests.utils.checkpoint.helpers import (
+    META,
     SHARDS,
     alone,
     as_it_is,
@@ -141,13 +142,13 @@ class Taking(Registry):
         dist: Dist | None = None,
         rows: int = 40,
         splits: bool = False,
-        fingerprint: str = "x",
+        data: Mapping[str, str] = META["data"],
         frozen: FrozenFiles | None = None,
         **computes: Any,
     ) -> None:
         dist = dist or Dist()
         how = {"code": "", "threads": 1, "torch": "2", **computes}
-        origin = Origin({}, fingerprint, None, 0.1, frozen or {}, **how)
+        origin = Origin({}, data, None, 0.1, frozen or {}, **how)
         ranges: Any = Split(dist, rows) if splits else as_it_is()
         owned = dist.owned_shards(SHARDS)
         super().__init__(lambda: origin, ranges, owned)
@@ -250,8 +251,18 @@ def test_what_differs_is_said_and_other_data_refused(run: Path) -> None:
         f"{what} when the checkpoint was written, {now} now; the run goes on, with other rounding"
         for what, now in (("threads: 1", 7), ("compile: false", "true"), ("device: cpu", "cuda"))
     ]
-    with pytest.raises(ConfigError, match=r"^data_path=None: not the data of the run in .*step_30"):
-        taken_up(run, Taking(fingerprint="y"), data_path=None)
+    for part, keys in [("the dataset", {"prompt": "new"}), ("the evaluation set val", None)]:
+        line = (
+            rf"^data_path=null: not the data of the run in .*step_30 \({part} differs\); give that"
+        )
+        with pytest.raises(ConfigError, match=line):
+            taken_up(run, Taking(data=META["data"] | {part: "z"}), data_path=None, data=keys)
+
+
+def test_an_evaluation_may_ask_something_else(run: Path) -> None:
+    """As by another `data.prompt`."""
+    other = Taking(data=META["data"] | {"the evaluation set sample": "new"})
+    assert taken_up(run, other, data={"prompt": "new"}).step == 30
 
 
 @pytest.mark.parametrize("evaluates", [False, True])

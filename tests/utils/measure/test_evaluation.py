@@ -8,14 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from data.source import Examples
 from tests.utils.rundir.test_status import fill
-from utils.measure.evaluation import Evaluation
+from utils.errors import ConfigError
+from utils.measure.evaluation import Evaluation, check_names
 from utils.measure.evaluator import Batch, Prediction, Report
 from utils.ranks.distributed import Dist
 
@@ -128,3 +131,12 @@ def test_a_full_disk_costs_the_outputs_and_not_the_run(small_disk: Path) -> None
         " goes on"
     ]
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
+
+
+def test_a_set_that_lacks_what_predict_reads_is_one_line() -> None:
+    source = SimpleNamespace(eval_sets=lambda: {"val": Examples({"inputs": np.zeros((3, 2))})})
+    objective: Any = MagicMock(predict=lambda batch: batch["labels"])
+    config = SimpleNamespace(objective_metric="eval/loss", eval_save_outputs=[])
+    line = "^the evaluation set val has no labels, only inputs; `predict` reads labels, so add it"
+    with pytest.raises(ConfigError, match=line):
+        check_names(config, source, objective, lambda rows: rows)

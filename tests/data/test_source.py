@@ -1,0 +1,131 @@
+"""What a run knows of its data, and the lines about batches that are none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data.source import Examples, RunLength, Source, Spec, check_batch, known_parts
+from data.stream import read_shards
+from utils.checkpoint.registry import Registry
+from utils.errors import ConfigError
+
+TWO = np.zeros((2, 3))
+
+
+class MySource(Source):
+    """What `train_batch` returns, and the evaluation set, are given."""
+
+    length = RunLength(1, 4)
+
+    def __init__(self, batch: Any = None, **examples: Any) -> None:
+        self.spec, self._batch, self.asked = Spec(fingerprint="mine"), batch, list[int]()
+        self._examples = examples
+
+    def train_batch(self, step: int, shard: int) -> Any:
+        self.asked.append(shard)
+        return self._batch(shard) if callable(self._batch) else self._batch or {"inputs": TWO}
+
+    def eval_sets(self) -> Mapping[str, Any]:
+        return {name: Examples(each) for name, each in self._examples.items()}
+
+
+class Stream(MySource):
+    def register_state(self, saved: Registry) -> None:
+        pass
+
+
+class OneRow(Examples):
+    def read(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        return {"inputs": np.zeros(1)}
+
+
+class WithOneRow(MySource):
+    def eval_sets(self) -> Mapping[str, Any]:
+        return {"val": OneRow(rows(9))}
+
+
+class Pairs:
+    """A dataset as torchvision's are."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return TWO, index
+
+
+def rows(count: int, first: float = 0.0) -> dict[str, np.ndarray]:
+    return {"inputs": np.arange(count) + first, "labels": np.zeros(count)}
+
+
+def test_a_run_knows_its_first_batch_and_of_each_evaluation_set_the_length_and_first_rows() -> None:
+    known = known_parts(MySource(val=rows(20), empty=[]), 5)
+    assert [*known] == [
+        "the dataset", "the first training batch",
+        "the evaluation set val", "the evaluation set empty",
+    ]  # fmt: skip
+    for changed, part in [
+        (MySource({"inputs": TWO + 1}, val=rows(20), empty=[]), "the first training batch"),
+        (MySource(val=rows(20, 1), empty=[]), "the evaluation set val"),
+        (MySource(val=rows(21), empty=[]), "the evaluation set val"),
+    ]:
+        now = known_parts(changed, 5)
+        assert [name for name in known if now[name] != known[name]] == [part]
+    other_order = known_parts(MySource(empty=[], val=rows(20)), 5)
+    assert other_order["the evaluation set val"] != known["the evaluation set val"]
+
+
+def test_every_rank_asks_for_one_shard_but_begins_no_stream_of_another_rank() -> None:
+    for source, shard, asked in [(MySource(), 5, [0]), (Stream(), 5, [5]), (MySource(), None, [])]:
+        known = known_parts(source, shard)
+        assert source.asked == asked
+        assert ("the first training batch" in known) == (asked == [0])
+
+
+@pytest.mark.parametrize(
+    ("batch", "line"),
+    [
+        ((TWO, TWO), "returns a tuple; return a dict of arrays, such as inputs and labels"),
+        ({}, "returns an empty dict; return a dict of arrays"),
+        ({"inputs": ["a", "b"]}, "inputs holds str, not numbers; encode it, or leave it out"),
+        ({"inputs": np.array([None])}, "inputs holds object, not numbers"),
+        ({"inputs": TWO, "labels": 3}, "labels is one number; give every example a row"),
+        ({"inputs": [[1, 2], [3]]}, "inputs makes no array; return numbers, in rows padded to"),
+        ({"inputs": TWO, "labels": np.zeros(3)}, "labels has 3 rows, not 2; give every example"),
+    ],
+)
+def test_a_batch_that_is_none_is_one_line(batch: Any, line: str) -> None:
+    with pytest.raises(ConfigError, match=f"^my.Source: {re.escape(line)}"):
+        check_batch("my.Source", batch)
+    with pytest.raises(ConfigError, match=rf"MySource.train_batch: {re.escape(line)}"):
+        known_parts(MySource(lambda shard: batch), 0)
+
+
+def test_an_evaluation_set_that_returns_other_rows_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"OneRow.eval_sets: val: inputs has 1 rows, not 8"):
+        known_parts(WithOneRow(), 0)
+
+
+def test_examples_that_are_tuples_or_of_several_lengths_are_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"Pairs.__getitem__: returns a tuple; return a dict by"):
+        known_parts(MySource(val=Pairs()), 0)
+    ragged = [{"inputs": np.zeros(length)} for length in (3, 3, 4)]
+    line = r"list.__getitem__: inputs has another shape in some examples than in others; pad it"
+    with pytest.raises(ConfigError, match=line):
+        known_parts(MySource(val=ragged), 0)
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 4)])
+def test_shards_that_are_not_alike_are_one_line(shape: tuple[int, int]) -> None:
+    source = MySource(lambda shard: {"inputs": np.zeros(shape) if shard == 6 else TWO})
+    assert read_shards(source, 1, [4, 5])["inputs"].shape == (4, 3)
+    line = (
+        f"step 1: shard 6 has inputs of shape {[*shape]}, and shard 4 inputs of shape [2, 3]; give"
+    )
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        read_shards(source, 1, [4, 5, 6])

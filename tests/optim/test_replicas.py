@@ -1,0 +1,42 @@
+"""What ranks must see alike before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from optim.replicas import check_same_data
+from tests.utils.checkpoint.helpers import ranks_beside
+from utils.errors import ConfigError
+
+SAME = {"the dataset": "x", "the evaluation set val": "9 y"}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "part"),
+    [
+        (SAME, ""),
+        (SAME | {"the evaluation set val": "8 y"}, "the evaluation set val"),
+        (SAME | {"the evaluation set more": "1 z"}, "the evaluation set more"),
+        ({"the dataset": "x"}, "the evaluation set val"),
+    ],
+)
+def test_the_part_of_the_data_in_which_ranks_differ_is_named(
+    theirs: Mapping[str, str], part: str
+) -> None:
+    ranks = ranks_beside(3)
+    seen = [SAME, theirs, SAME]
+
+    def said(rank: int) -> str:
+        try:
+            check_same_data(seen[rank], None, ranks[rank])
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(3) as pool:
+        (line,) = {*pool.map(said, range(3))}
+    expected = f"data_path=null: {part} of rank 1 differs from rank 0's; give every host the same"
+    assert line.startswith(expected) if part else not line
