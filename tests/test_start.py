@@ -205,7 +205,7 @@ def test_a_checkpoint_of_another_version_is_one_line(undisturbed: Result, tmp_pa
     run = shutil.copytree(undisturbed.directory, tmp_path / "run")
     for step in (run / "checkpoints").glob("step_*"):
         meta = json.loads((step / "meta.json").read_text())
-        del meta["fingerprint"]
+        del meta["data"]
         (step / "meta.json").write_text(json.dumps(meta))
         declare(step)
     line = refusal(run, *INTERRUPTED)
