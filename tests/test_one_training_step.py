@@ -19,7 +19,7 @@ PAGE = ROOT / "docs" / "one-training-step.md"
 EARLIER = 3  # steps: the first ones build buffers
 
 
-def files_of_a_step(folder: Path, *arguments: str) -> set[Path]:
+def files_of_a_step(folder: Path, recipe: str, log_interval: int = 10) -> set[Path]:
     """The files of this repository that a step calls functions of."""
     files: set[Path] = set()
 
@@ -28,10 +28,10 @@ def files_of_a_step(folder: Path, *arguments: str) -> set[Path]:
         if event == "call" and file.is_relative_to(ROOT) and ".venv" not in file.parts:
             files.add(file)
 
-    trainer = trainer_on(Dist(), folder, *arguments)
+    trainer = trainer_on(Dist(), folder, f"experiment={recipe}", *FLOAT32, "max_steps=20")
     for take in steps_of(trainer, EARLIER + 1):
         if trainer.step == EARLIER:
-            trainer.cfg.log_interval = 10  # a step that is not logged
+            trainer.cfg.log_interval = log_interval
             sys.setprofile(look)
         try:
             take()
@@ -48,7 +48,14 @@ def files_of_a_step(folder: Path, *arguments: str) -> set[Path]:
 def test_the_page_names_every_file_of_a_step(recipe: str, says: str, tmp_path: Path) -> None:
     text = PAGE.read_text()
     linked = {(PAGE.parent / link).resolve() for link in re.findall(r"\]\((\.\.[^)]+\.py)\)", text)}
-    files = files_of_a_step(tmp_path / "run", f"experiment={recipe}", *FLOAT32, "max_steps=20")
+    files = files_of_a_step(tmp_path / "run", recipe)
     assert sorted(map(str, files - linked)) == []
     (number,) = re.findall(says, text)
     assert len(files) == int(number)
+
+
+def test_a_logged_step_measures_norms_as_well(tmp_path: Path) -> None:
+    plain, logged = (
+        files_of_a_step(tmp_path / str(often), "digits", log_interval=often) for often in (10, 1)
+    )
+    assert logged - plain == {ROOT / "optim/norms.py"}

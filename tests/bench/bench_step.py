@@ -1,10 +1,10 @@
 """A training step's forward and backward on one CPU thread or one GPU, eager and compiled; with
 checkouts of the published code, beside it.
 
-`python -m tests.bench.bench_step --hrm FOLDER --trm FOLDER` (they want einops and pydantic). Every
-way is a process of its own, and steps are taken in turn, so that whatever else the machine does
-meets all of them. Steps are CPU time, on a GPU ten by the clock; compiling, without a cache, is by
-the clock.
+`python -m tests.bench.bench_step --hrm FOLDER --trm FOLDER` (they want einops and pydantic, and get
+PyTorch's `scaled_dot_product_attention` in place of flash-attn). Every way is a process of its own,
+and steps are taken in turn, so that whatever else the machine does meets all of them. Steps are CPU
+time, on a GPU ten by the clock; compiling, without a cache, is by the clock.
 """
 
 from __future__ import annotations
