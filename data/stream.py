@@ -13,6 +13,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from utils.errors import ConfigError, LocalError, RankError, brief
 from utils.ranks import signals
 
 PREFETCHED = 4  # steps, by each worker
+SETTLED_S = 0.02  # until other threads have done what the last collective left to them
 INSTEAD = "num_workers=0 loads in the training process"
 
 
@@ -132,6 +134,10 @@ def train_loader(
         # forked workers share the source's tables, and start at once
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
     )
+    if workers:
+        # A thread of gloo that lets go of a tensor enters the interpreter for a moment. A process
+        # that is forked just then hangs for ever in CPython before 3.11.10 (gh-112275).
+        time.sleep(SETTLED_S)
     # PyTorch's own handler raises wherever the main thread is when a worker dies
     before = signal.getsignal(signal.SIGCHLD)
     try:
