@@ -180,8 +180,9 @@ class Source(Protocol):
         and the shard alone: it also depends on how far the shard has been read. So the source keeps
         a cursor for each shard, registers it by `saved.add_by_shard`, and is asked for each shard's
         steps in order, from the step of the restored cursor on. Before that, it may be asked for
-        the first steps to see what a batch looks like, which must not move the cursor. Cursors
-        belong to shards, so the batches are the same at any number of ranks.
+        the first steps to see what a batch looks like, also of another rank's shard, which must not
+        move the cursor. Cursors belong to shards, so the batches are the same at any number of
+        ranks; a rank returns those of `saved.owned`.
 
         Called once, before a checkpoint is restored and before worker processes start. Default:
         registers nothing.

@@ -115,7 +115,8 @@ class StreamSource(Source):
             else HubTexts("data.hub=", str(hub), split, field)
         )
         self._streams: dict[int, _Stream] = {}
-        self._done = lambda: 0  # the run's steps; `register_state` replaces it
+        # the run's steps and this rank's shards; `register_state` replaces them
+        self._done, self._owned = lambda: 0, list[int]()
         known = self._look(val_tokens)
         self.spec = Spec(
             known.vocab_size,
@@ -147,12 +148,12 @@ class StreamSource(Source):
 
     def register_state(self, saved: Registry) -> None:
         """Registers a cursor for each shard."""
-        self._done = lambda: saved.run_state.step
+        self._done, self._owned = lambda: saved.run_state.step, saved.owned
         saved.add_by_shard("text", self._cursors, self._go_on, _like)
 
     def _cursors(self) -> dict[int, Cursor]:
         return (
-            {shard: stream.cursor(self._done()) for shard, stream in self._streams.items()}
+            {shard: self._streams[shard].cursor(self._done()) for shard in self._owned}
             if self._done()
             else {}
         )

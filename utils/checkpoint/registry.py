@@ -161,7 +161,7 @@ class Registry:
     ) -> None:
         """`owned` are this rank's shards."""
         self.run_state, self.origin = RunState(), origin
-        self._row_ranges, self._owned = row_ranges, list(owned)
+        self._row_ranges, self.owned = row_ranges, list(owned)
         self._shared: dict[str, _Group[Tensors]] = {}
         self._by_shard: dict[str, _Group[ByShard]] = {}
 
@@ -263,7 +263,7 @@ class Registry:
     def _own_shards(self, saved: Mapping[str, Saved]) -> dict[int, dict[str, Stored]]:
         if not self._by_shard:
             return {}
-        return {shard: _within(str(shard), saved[SHARDS]) for shard in self._owned}
+        return {shard: _within(str(shard), saved[SHARDS]) for shard in self.owned}
 
     def _whole(self, tensors: Tensors) -> Tensors:
         """Gives tensors the shapes that they have in a checkpoint."""

@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -113,6 +114,18 @@ def test_it_goes_on_exactly_also_on_other_ranks(folder: Path, step: int, ahead: 
     assert later.train_batch(step + 19, 1)["inputs"].shape == (2, 16), (
         "looking at the first step disturbs nothing"
     )
+
+
+def test_a_look_at_another_ranks_shard_is_not_saved(folder: Path) -> None:
+    """The trial looks at two shards of one row each; this rank has one."""
+    made = source(folder)
+    saved: Any = MagicMock(owned=range(1, 2))
+    saved.run_state.step = 2
+    made.register_state(saved)
+    made.train_batch(0, 3)
+    read(made, 1, range(2))
+    (_, cursors, *_), _ = saved.add_by_shard.call_args
+    assert [*cursors()] == [1]
 
 
 def test_what_cannot_be_streamed_is_one_line(folder: Path, tmp_path: Path) -> None:
