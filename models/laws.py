@@ -78,11 +78,6 @@ def check_prediction(objective: Objective, prediction: Any) -> None:
 
 def _check_source(source: Any, shard: int, device: torch.device) -> None:
     where = f"{_name(source)}.train_batch"
-    if not source.spec.fingerprint:
-        raise ConfigError(
-            f"{_name(source)}: spec.fingerprint is empty, so that a run would resume on other data"
-            " without a word; give a text that changes with the data"
-        )
     with _generators_untouched(where, "np.random.default_rng([seed, step, shard])", device):
         one, two = source.train_batch(0, shard), source.train_batch(0, shard)
     for name in sorted(one.keys() | two.keys()):

@@ -38,6 +38,8 @@ class Spec:
     begin_token: int | None = None  # the token before a text
     # the most documents in a row, if attention should stay within them
     most_documents: int = field(default=0, compare=False)
+    # changes with the training data: a hash of its files, by data.files.content_hash. Data that is
+    # drawn needs none: a run compares its first batch anyway
     fingerprint: str = ""
     # turns tokens into text
     decode: Callable[[Sequence[int]], str] | None = field(default=None, compare=False, repr=False)

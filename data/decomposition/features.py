@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -60,12 +59,7 @@ class FeatureSource(Source):
             name: Examples(arrays | {"labels": np.zeros(len(arrays["inputs"]), np.int32)})
             for name, arrays in drawn.items()
         }
-        what = f"{num_features} {probability!r} {low!r} {high!r} {held_out} {run.seed}"
-        self.spec = Spec(
-            num_features=num_features,
-            fingerprint=hashlib.sha256(what.encode()).hexdigest(),
-            name=f"{num_features} features",
-        )
+        self.spec = Spec(num_features=num_features, name=f"{num_features} features")
 
     def train_batch(self, step: int, shard: int) -> Arrays:
         """Returns the rows of one shard of one step."""

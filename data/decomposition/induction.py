@@ -4,7 +4,6 @@ a token M and again at the end, where M is the answer.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -51,11 +50,9 @@ class InductionSource(Source):
         texts = self._draw(held_out, "held out")
         labels = np.zeros_like(texts["inputs"])  # all positions count
         self._eval_sets = {"induction": Examples(texts | {"labels": labels})}
-        what = f"induction {vocab_size} {seq_len} {self._window} {held_out} {run.seed}"
         self.spec = Spec(
             vocab_size=vocab_size + 2,
             seq_len=seq_len,
-            fingerprint=hashlib.sha256(what.encode()).hexdigest(),
             name=f"induction over {vocab_size} tokens",
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import os
 import zlib
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import torch
 
 from data.digits.evaluators import Confusion, Mistakes
 from data.example_text import ExampleText
+from data.files import content_hash
 from data.order import EpochSource
 from data.source import Arrays, Examples, RunSettings, Spec
 from utils.errors import ConfigError, brief
@@ -41,7 +41,7 @@ class ImageSource(EpochSource):
         spec = Spec(
             num_classes=CLASSES,
             image_shape=(SIDE, SIDE),
-            fingerprint=hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest(),
+            fingerprint=content_hash({"images": images, "labels": labels}),
             name=run.data_path or dataset,
         )
         super().__init__(run, spec, _examples(images, labels), test=_examples(*test))

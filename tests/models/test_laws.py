@@ -29,7 +29,7 @@ SHARDS, ROWS = 4, 6
 
 
 class MySource:
-    spec = Spec(num_features=3, fingerprint="3 features")
+    spec = Spec(num_features=3)
 
     def train_batch(self, step: int, shard: int) -> dict[str, np.ndarray]:
         draws = np.random.default_rng([0, step, shard])
@@ -88,10 +88,6 @@ class GlobalNumbers(MySource):
         return super().draw(draws)
 
 
-class WithoutFingerprint(MySource):
-    spec = Spec(num_features=3)
-
-
 class Mean(MyObjective):
     def out(self, losses_B: Tensor, ctx: Context) -> Any:
         return StepOut(losses_B.mean(), torch.tensor(1), {})
@@ -122,7 +118,6 @@ class Pair(MyObjective):
 BROKEN = {
     "unseeded": {"source": Unseeded},
     "global numbers": {"source": GlobalNumbers},
-    "fingerprint": {"source": WithoutFingerprint},
     "dropout": {"net": lambda: nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))},
     "mean": {"objective": Mean},
     "batch norm": {"net": lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))},
