@@ -172,7 +172,8 @@ def whole_steps(folder: Path, size: Size = ON_GPU, device: str = "cuda") -> None
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        torch.cuda.synchronize()
+        if device == "cuda":
+            torch.cuda.synchronize()
         seconds.append((time.perf_counter() - began) / 10)
     step_s, peak = statistics.median(seconds[2:]), torch.cuda.max_memory_allocated() / 2**30
     print(f"| nanoGPT | {1e3 * step_s:.2f} | {size.rows / step_s:,.0f} | – | {peak:.2f} |")
