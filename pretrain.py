@@ -22,7 +22,7 @@ import hydra
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from data.source import Arrays, RunSettings, Source, known_parts
+from data.source import Arrays, known_parts, source_of
 from data.stream import ShardStream, eval_batches, read_shards, to_tensors, train_loader
 from models import laws
 from models.objective import Batch, Context, Objective, make_objective
@@ -98,7 +98,7 @@ class Trainer:
         self.cfg, self.dist, self.run, self.is_new = cfg, dist, run, is_new
         self.owned = dist.owned_shards(cfg.shards)
         with dist.main_first():  # it may fill a cache
-            self.source: Source = make(cfg.data, "data", RunSettings.of(cfg))
+            self.source = source_of(cfg)
         with dist.agreed():
             self.known = known_parts(self.source, None if cfg.eval_only else self.owned[0])
         check_same_data(self.known, cfg.data_path, dist)

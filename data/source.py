@@ -15,6 +15,7 @@ from utils.checkpoint.registry import EVALUATED, Registry
 from utils.command.instantiate import make
 from utils.errors import ConfigError
 from utils.measure.evaluator import Batch, Evaluator
+from utils.noise import seeded
 from utils.spec import IGNORE, Spec
 
 __all__ = [
@@ -281,5 +282,7 @@ def kind_of(value: object) -> str:
 
 def source_of(config: Mapping[Any, Any]) -> Source:
     """Makes the source of a run with this configuration."""
-    source: Source = make(config.get("data", {}), "data", RunSettings.of(config))
+    run = RunSettings.of(config)
+    with seeded(run.seed):  # a split that somebody else's function draws
+        source: Source = make(config.get("data", {}), "data", run)
     return source

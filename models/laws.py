@@ -1,7 +1,7 @@
 """Tries the laws of the contracts on the source and the objective of a new run, before its first
 step: what fails is one line that names the class.
 
-docs/your-own-code.md shows each law with its line, and says what a trial cannot see.
+docs/your-own-code.md shows each law with its line, and says what `utils/prove` finds beyond.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ import torch
 from torch import Tensor
 
 from models.objective import Batch, Context, Objective, StepOut
+from utils.checkpoint.registry import flatten
 from utils.errors import ConfigError
 from utils.measure.evaluator import Prediction
 from utils.noise import Noise
+from utils.spec import IGNORE
 
 # how far the loss of a shard may be from the sum of its halves, as a share of their magnitudes
 ROUNDING, HALF_PRECISION = 1e-3, 0.05
+TRIED = 4  # rows of a shard: a trial of a large net must not take longer than its steps
 MakeBatch = Callable[[Sequence[int]], tuple[Batch, Context]]
 
 
@@ -50,11 +53,11 @@ def check_laws(
 ) -> None:
     """Raises ConfigError for the first law that the source or the objective breaks.
 
-    Called on every rank before the first step of a new run. Each rank tries a shard of its own, in
-    the time of two forward passes of it. Changes nothing.
+    Called on every rank before the first step of a new run. Each rank tries a few rows of a shard
+    of its own. Changes nothing, but that the objective is in training mode from now on.
     """
     batch, ctx = make_batch(owned[:1])
-    _check_source(source, owned[0], ctx.noise.device)
+    _check_source(source, owned[0], shards, ctx.noise.device)
     if len(next(iter(batch.values()))) == 1:  # cannot be halved
         if shards == 1:
             return
@@ -69,14 +72,20 @@ def check_laws(
 
 
 def check_prediction(objective: Objective, prediction: Any) -> None:
-    """Raises ConfigError unless `predict` returned what its contract says."""
+    """Raises ConfigError unless `predict` returned what its contract says for rows of padding."""
     where = f"{_name(objective)}.predict"
     if not isinstance(prediction, Prediction):
         raise ConfigError(f"{where}: returns {_kind(prediction)}; return a Prediction")
     _check_metrics(where, prediction.metrics)
+    for name, (_, count) in prediction.metrics.items():
+        if float(count):
+            raise ConfigError(
+                f"{where}: metric {name} counts {float(count):g} in a row of padding; count only"
+                f" what has a label, as padding has {IGNORE}"
+            )
 
 
-def _check_source(source: Any, shard: int, device: torch.device) -> None:
+def _check_source(source: Any, shard: int, shards: int, device: torch.device) -> None:
     where = f"{_name(source)}.train_batch"
     with _generators_untouched(where, "np.random.default_rng([seed, step, shard])", device):
         one, two = source.train_batch(0, shard), source.train_batch(0, shard)
@@ -86,14 +95,22 @@ def _check_source(source: Any, shard: int, device: torch.device) -> None:
                 f"{where}: {name} of step 0, shard {shard} differs between two calls; let it depend"
                 " on the seed, the step and the shard alone"
             )
+    rows = source.length.examples_per_update // shards
+    for name, array in one.items():
+        if len(array) != rows:
+            raise ConfigError(
+                f"{where}: {name} of a shard has {len(array)} rows, but a batch of {rows * shards}"
+                f" in shards={shards} has {rows} in each; return the rows of one shard"
+            )
 
 
 def _check_objective(objective: Objective, batch: Batch, ctx: Context) -> None:
     where = f"{_name(objective)}.forward"
-    versions = {name: buffer._version for name, buffer in objective.named_buffers()}
-    rows = len(next(iter(batch.values())))
-    halves = [slice(0, rows // 2), slice(rows // 2, rows)]
-    parts = [(batch, ctx), *(_rows_of(batch, ctx, half) for half in halves)]
+    objective.train()  # as it will train: parts that were built in evaluation mode included
+    before, buffers = _prints(objective), dict(objective.named_buffers())
+    rows = min(TRIED, len(next(iter(batch.values()))))
+    slices = slice(0, rows), slice(0, rows // 2), slice(rows // 2, rows)
+    parts = [_rows_of(batch, ctx, each) for each in slices]
     with _generators_untouched(
         where, "ctx.noise, and dropout from models.layers.Dropout", ctx.noise.device
     ):
@@ -103,16 +120,70 @@ def _check_objective(objective: Objective, batch: Batch, ctx: Context) -> None:
             what = f"{_name(objective)}.statistics: {name}"
             _check_sum(what, value, [half[name] for half in of_halves])
         outs = [_forward(objective, part, totals) for part in parts]
-    for name, buffer in objective.named_buffers():
-        if buffer._version != versions[name]:
+        again = _forward(objective, parts[0], totals)
+    after = _prints(objective)
+    for name, seen in before.items():
+        if after.get(name) != seen:
+            if name in buffers:
+                raise ConfigError(
+                    f"{where}: changes the buffer {name}, which each rank would change by its own"
+                    " shards; keep such state in the carry"
+                )
             raise ConfigError(
-                f"{where}: changes the buffer {name}, which each rank would change by its own"
-                " shards; keep such state in the carry"
+                f"{where}: changes the parameter {name}, which each rank would change by its own"
+                " shards; leave that to an optimizer, whose step all ranks take alike"
             )
+    _check_repeats(where, outs[0], again)
     precision = HALF_PRECISION if objective.dtype in (torch.bfloat16, torch.float16) else ROUNDING
     for what in ("loss", "weight"):
         whole, *in_halves = (torch.as_tensor(getattr(out, what)) for out in outs)
         _check_sum(f"{where}: the {what}", whole, in_halves, precision)
+
+
+def _prints(objective: Objective) -> dict[str, tuple[int, int]]:
+    """Returns for each parameter and buffer what changes whenever its content does.
+
+    Leaves out what ranks split, as it is gathered in a pass.
+    """
+    prints = {}
+    for name, tensor in (*objective.named_parameters(), *objective.named_buffers()):
+        if not hasattr(tensor, "to_local"):
+            bits = tensor.detach().contiguous().flatten().view(torch.uint8)
+            words = bits[: len(bits) // 8 * 8].view(torch.int64)
+            prints[name] = tensor._version, int(words.sum()) + int(bits[len(words) * 8 :].sum())
+    return prints
+
+
+def _check_repeats(where: str, one: StepOut, other: StepOut) -> None:
+    """Refuses a pass that gives something else the second time."""
+    first, second = (_results(where, out) for out in (one, other))
+    exact = torch.are_deterministic_algorithms_enabled() or not one.loss.is_cuda
+    for name, value in first.items():
+        there = second.get(name)
+        if there is None or not _are_equal(value, there, exact):
+            raise ConfigError(
+                f"{where}: {name} of the same batch differs between two passes; keep no counter,"
+                " cache or generator in the net: draw from ctx.noise, and keep state in the carry"
+            )
+
+
+def _are_equal(one: Tensor, other: Tensor, exact: bool) -> bool:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    if exact:  # NaN equals NaN
+        bits = (each.contiguous().flatten().view(torch.uint8) for each in (one, other))
+        return torch.equal(*bits)
+    return torch.allclose(one, other, HALF_PRECISION, equal_nan=True)
+
+
+def _results(where: str, out: StepOut) -> dict[str, Tensor]:
+    named = {"the loss": out.loss, "the weight": torch.as_tensor(out.weight)}
+    named |= {f"metric {name}": torch.as_tensor(pair[0]) for name, pair in out.metrics.items()}
+    try:
+        named |= {f"carry {name}": tensor for name, tensor in flatten(out.carry).items()}
+    except TypeError as error:
+        raise ConfigError(f"{where}: the carry: {error}") from None
+    return {name: tensor.detach().cpu() for name, tensor in named.items()}
 
 
 def _rows_of(batch: Batch, ctx: Context, rows: slice) -> tuple[Batch, Context]:

@@ -22,7 +22,7 @@ from utils.command.instantiate import make
 from utils.measure.evaluator import Batch, Evaluator, Prediction
 from utils.measure.hardware import count_flops
 from utils.measure.metrics import Metric, MetricSums
-from utils.noise import Noise
+from utils.noise import Noise, seeded
 from utils.ranks.distributed import Dist
 from utils.spec import Spec
 from utils.transfer import fill
@@ -265,9 +265,10 @@ def _give_noise(objective: Objective, arguments: tuple[Batch, Carry, Context]) -
 def make_objective(
     arch: Any, seed: int, spec: Spec, device: torch.device | None = None
 ) -> Objective:
-    """Builds a net and its loss on `device`, with initial weights drawn on the CPU."""
-    with torch.random.fork_rng(devices=[]), nullcontext() if device is None else device:
-        torch.manual_seed(seed)  # initialisers draw from the global generator
+    """Builds a net and its loss on `device`, with initial weights drawn on the CPU, from the
+    global generators as initialisers do.
+    """
+    with seeded(seed), nullcontext() if device is None else device:
         net = make({key: value for key, value in arch.items() if key != "loss"}, "arch", spec)
         objective: Objective = make(arch["loss"], "arch.loss", net)
     return objective.to(device, torch.float64 if objective.dtype == torch.float64 else None)

@@ -84,6 +84,8 @@ def check_module(module: str, arguments: list[str]) -> None:
         least, most = POSITIONAL[module]
         assert least <= len(arguments) <= most, f"{module} takes {least} to {most} arguments"
         assert importlib.util.find_spec(module)
+    elif module == "utils.prove":  # takes the keys of a run
+        check_pretrain(arguments)
     elif module.startswith("tests.bench."):
         source = (ROOT / f"{module.replace('.', '/')}.py").read_text()
         unknown = [word for word in arguments if word[:2] == "--" and f'"{word}"' not in source]

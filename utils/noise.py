@@ -7,8 +7,10 @@ stream is a hash of n and the stream's key, in 32-bit integer arithmetic, which 
 from __future__ import annotations
 
 import math
+import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +20,23 @@ from utils.transfer import to_device
 
 # the standard deviation of a standard normal distribution that is cut at two sigma
 LEFT_BY_CUTTING = 0.87962566103423978
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """A context in which the global generators of PyTorch, NumPy and Python begin at the seed, for
+    constructors that draw from them. Leaves them as they were.
+    """
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from data.source import RunLength
 from models.laws import check_laws, check_prediction
 from models.layers import Dropout
 from models.objective import Batch, Context, Objective, StepOut
@@ -30,6 +32,7 @@ SHARDS, ROWS = 4, 6
 
 class MySource:
     spec = Spec(num_features=3)
+    length = RunLength(10, SHARDS * ROWS)
 
     def train_batch(self, step: int, shard: int) -> dict[str, np.ndarray]:
         draws = np.random.default_rng([0, step, shard])
@@ -88,6 +91,14 @@ class GlobalNumbers(MySource):
         return super().draw(draws)
 
 
+class WholeBatch(MySource):
+    """Every shard gets the batch of all."""
+
+    def train_batch(self, step: int, shard: int) -> dict[str, np.ndarray]:
+        shards = [MySource.train_batch(self, step, each) for each in range(SHARDS)]
+        return {name: np.concatenate([each[name] for each in shards]) for name in shards[0]}
+
+
 class Mean(MyObjective):
     def out(self, losses_B: Tensor, ctx: Context) -> Any:
         return StepOut(losses_B.mean(), torch.tensor(1), {})
@@ -103,6 +114,101 @@ class Counted(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         return super().forward(x)
+
+
+class Backbone(nn.Module):
+    """A part with dropout, built in evaluation mode as `from_pretrained` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.1)).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+class StillBackbone(Backbone):
+    """The same, kept in evaluation mode."""
+
+    def train(self, mode: bool = True) -> StillBackbone:
+        super().train(mode)
+        self.body.eval()
+        return self
+
+
+class FrozenNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(3), nn.Linear(3, 2)
+
+    def train(self, mode: bool = True) -> FrozenNorm:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(x))
+
+
+class CountingCalls(nn.Linear):
+    """A schedule of its own, by a counter that no checkpoint holds."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        return super().forward(x) * min(1, self.steps / 100)
+
+
+class OwnGenerator(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.draws = torch.Generator().manual_seed(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + 0.1 * torch.randn(x.shape, generator=self.draws))
+
+
+class NewBuffer(nn.Linear):
+    """Its running mean is another tensor after each pass."""
+
+    running: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("running", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.running = 0.9 * self.running + 0.1 * x.detach().mean(0)
+        return super().forward(x)
+
+
+class DataBuffer(NewBuffer):
+    def forward(self, x: Tensor) -> Tensor:
+        self.running.data.mul_(0.9).add_(x.detach().mean(0))
+        return nn.Linear.forward(self, x)
+
+
+class Teacher(nn.Module):
+    """BYOL's, which follows the student whenever that computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(3, 2), nn.Linear(3, 2)
+        self.teacher.load_state_dict(self.student.state_dict())
+        self.teacher.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.teacher.weight.lerp_(self.student.weight, 0.01)
+        return self.student(x) - self.teacher(x)
+
+
+class ListCarry(MyObjective):
+    def out(self, losses_B: Tensor, ctx: Context) -> Any:
+        return replace(super().out(losses_B, ctx), carry={"seen": object()})
 
 
 class FloatMetric(MyObjective):
@@ -122,6 +228,14 @@ BROKEN = {
     "mean": {"objective": Mean},
     "batch norm": {"net": lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))},
     "state": {"net": Counted},
+    "the whole batch": {"source": WholeBatch},
+    "evaluation mode": {"net": Backbone},
+    "counter": {"net": CountingCalls},
+    "own generator": {"net": OwnGenerator},
+    "new buffer": {"net": NewBuffer},
+    "buffer through data": {"net": DataBuffer},
+    "teacher": {"net": Teacher},
+    "carry": {"objective": ListCarry},
     "metric": {"objective": FloatMetric},
     "tuple": {"objective": Pair},
 }
@@ -135,6 +249,11 @@ def test_what_keeps_the_laws_passes(rows: int) -> None:
     check(net=net, rows=rows)
 
 
+@pytest.mark.parametrize("net", [StillBackbone, FrozenNorm])
+def test_parts_that_stay_in_evaluation_mode_pass(net: Callable[[], nn.Module]) -> None:
+    check(net=net)
+
+
 @pytest.mark.parametrize("law", BROKEN)
 def test_a_broken_law_is_the_line_that_the_guide_shows(law: str) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -145,7 +264,9 @@ def test_a_broken_law_is_the_line_that_the_guide_shows(law: str) -> None:
 
 def test_predictions_have_sums_and_counts() -> None:
     objective = MyObjective(nn.Linear(3, 2))
-    check_prediction(objective, Prediction({"accuracy": (torch.tensor(1), torch.tensor(2))}))
+    check_prediction(objective, Prediction({"accuracy": (0, 0)}))
+    with pytest.raises(ConfigError, match=r"MyObjective.predict: metric accuracy counts 2 in"):
+        check_prediction(objective, Prediction({"accuracy": (torch.tensor(1), torch.tensor(2))}))
     with pytest.raises(ConfigError, match=r"MyObjective.predict: metric accuracy is a float"):
         check_prediction(objective, Prediction({"accuracy": 0.5}))  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match=r"MyObjective.predict: returns a tensor of shape \[1\]"):

@@ -42,12 +42,10 @@ class Metric:
 
 def stack(sums: MetricSums) -> torch.Tensor:
     """Returns the sums and counts as one (metrics, 2) tensor, in the order of sorted names."""
-    return torch.stack(
-        [
-            torch.stack([part.detach().to(torch.float64) for part in sums[name]])
-            for name in sorted(sums)
-        ]
-    )
+    pairs = [sums[name] for name in sorted(sums)]
+    parts = [torch.as_tensor(part).detach().double() for pair in pairs for part in pair]
+    device = next((part.device for part in parts if not part.is_cpu), None)  # counts may be ints
+    return torch.stack([part.to(device) for part in parts]).view(-1, 2)
 
 
 def means(names: list[str], sums_M2: torch.Tensor) -> dict[str, float]:

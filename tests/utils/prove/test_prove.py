@@ -1,0 +1,87 @@
+"""`python -m utils.prove` finds mistakes that no trial of one batch can see, and says what usually
+causes their pattern.
+
+They are made in a copy of the repository, as users make them: in its own files.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import ROOT, clean_env
+from utils.prove.causes import CAUSES, ONLY_EVALUATION
+
+MINE = Path(__file__).parent
+CONF = """
+defaults: [digits, _self_]
+_target_: data.digits.mistaken.Mistaken
+"""
+CONF_OPTIM = """
+dense:
+  - match: ".*"
+    optimizer: {_target_: optim.mistaken.Attribute, lr: "${lr}"}
+schedule: {_target_: optim.mistaken.Remembers}
+"""
+KEYS = [
+    "arch=cnn", "data=mistaken", "optim=mistaken", "global_batch_size=16", "lr=0.1",
+    "epochs=null", "eval_interval=null", "max_steps=4", "arch.forward_dtype=float32",
+]  # fmt: skip
+EXPECTED = {
+    "none": {},
+    "set": {"again": CAUSES["again"], "two ranks": ""},
+    "time": {"again": CAUSES["again"]},
+    "rank": {"two ranks": ""},
+    "history": {"resumed": CAUSES["resumed"]},
+    "process": {"loader": CAUSES["loader"]},
+    "evaluation": {"again": ONLY_EVALUATION},
+    "attribute": {"resumed": CAUSES["resumed"]},
+    "schedule": {"resumed": CAUSES["resumed"]},
+}
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("copy") / "lockstep"
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "runs", "wheels", "tests"))
+    shutil.copy(MINE / "mistaken_data.py", folder / "data/digits/mistaken.py")
+    shutil.copy(MINE / "mistaken_optim.py", folder / "optim/mistaken.py")
+    (folder / "conf/data/mistaken.yaml").write_text(CONF)
+    (folder / "conf/optim/mistaken.yaml").write_text(CONF_OPTIM)
+    return folder
+
+
+def proved(copy: Path, mistake: str, *keys: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "utils.prove", *KEYS, *keys],
+        cwd=copy, env=clean_env(MISTAKE=mistake), capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("mistake", EXPECTED)
+def test_a_mistake_is_found_with_its_usual_cause(mistake: str, copy: Path) -> None:
+    done = proved(copy, mistake)
+    said = done.stdout
+    assert done.returncode == int(mistake != "none"), said + done.stderr
+    for way, cause in EXPECTED[mistake].items():
+        assert f"  {way:10} the same" not in said, said
+        assert cause in said, said
+    if mistake in ("none", "rank", "history", "attribute", "schedule", "process"):
+        others = {"again", "two ranks", "resumed", "loader"} - EXPECTED[mistake].keys()
+        assert all(f"  {way:10} the same" in said for way in others), said
+    assert (mistake == "none") == ("One run, to the last bit" in said)
+
+
+def test_a_run_too_short_to_be_stopped_is_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "utils.prove", "experiment=demo", "max_steps=1"],
+        cwd=ROOT, env=clean_env(), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "max_steps=1: a run is stopped half way; give 2 or more\n"

@@ -1,0 +1,166 @@
+"""Proves by training that a command is the same run however it is run: `python -m utils.prove`,
+then the keys of a run.
+
+Trains `max_steps` steps, 6 unless given, with `exact=true`: once straight, and then in other ways
+that must not matter. Compares all tensors and metrics. Exit status 1 if a run is another one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.checkpoint.reader import digest
+from utils.errors import ConfigError, exit_status, visible
+from utils.files import ROOT
+from utils.prove.causes import difference
+from utils.sweep.children import NOT_THEIRS
+
+STEPS = 6
+FIRST = ["compile=false"]  # a key that is given may say otherwise
+LAST = [
+    "exact=true", "num_workers=0", "log_interval=1", "keep=null", "checkpoint_minutes=null",
+    "report=false", "wandb.mode=disabled",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to train that must not matter."""
+
+    name: str
+    about: str
+    keys: Sequence[str] = ()
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that has ended."""
+
+    folder: Path
+    status: int  # the first that is not 0, of all ranks
+    said: str  # what it wrote to stderr
+    seconds: float
+
+    @property
+    def error(self) -> str:
+        lines = [line for line in self.said.splitlines() if line.startswith("error")]
+        return visible((lines or self.said.splitlines() or ["it said nothing"])[-1])
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command line; returns the exit status."""
+    if not arguments or {"-h", "--help"} & {*arguments}:
+        print(__doc__)
+        return 0
+    others: list[str] = []
+    return exit_status(lambda: prove(arguments, others)) or int(bool(others))
+
+
+def prove(arguments: Sequence[str], others: list[str]) -> str:
+    """Trains and compares; puts the names of runs that differ into `others`. Returns the result."""
+    given = [each.partition("=")[2] for each in arguments if each.startswith("max_steps=")]
+    if not (text := (given or [str(STEPS)])[-1]).isdecimal() or int(text) < 2:
+        raise ConfigError(f"max_steps={text}: a run is stopped half way; give 2 or more")
+    steps, half = int(text), int(text) // 2
+    runs = Path("runs")
+    runs.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="prove-", dir=runs))
+    keys = [f"max_steps={steps}", f"checkpoint_interval={half}"]
+    waves = [
+        [Way("straight", ""), Way("again", "in another process, with another PYTHONHASHSEED")],
+        [Way("two ranks", "that share the work", ["backend=gloo"], ranks=2)],
+        [
+            Way(
+                "resumed", f"after step {half}, from its checkpoint",
+                [f"resume={folder}/straight/checkpoints/step_{half}"],
+            ),
+            Way("loader", "with a loader process", ["num_workers=1"]),
+        ],
+    ]  # fmt: skip
+    print(f"{steps} steps with exact=true, in five ways:", flush=True)
+    began = time.monotonic()
+    for wave in waves:
+        with ThreadPoolExecutor(len(wave)) as pool:
+            ended = [pool.submit(_run, arguments, keys, way, folder) for way in wave]
+        for way, future in zip(wave, ended, strict=True):
+            _judge(way, future.result(), folder / "straight", others)
+    if others:
+        return (
+            f"Not one run: {', '.join(others)}. The runs are in {folder}; python -m utils.report"
+            f" {folder}/straight {folder}/{others[0].replace(' ', '-')} shows two of them."
+        )
+    shutil.rmtree(folder)
+    seconds = time.monotonic() - began
+    return f"One run, to the last bit of every tensor and metric ({seconds:.0f} s)."
+
+
+def _run(arguments: Sequence[str], keys: Sequence[str], way: Way, folder: Path) -> Ended:
+    """Trains in one way, and waits for it."""
+    at = next((i for i, each in enumerate(arguments) if "=" in each and each[0] != "-"), 0)
+    path = folder / way.name.replace(" ", "-")
+    command = [sys.executable, str(ROOT / "pretrain.py"), *arguments[:at], *FIRST, *arguments[at:]]
+    command += [*LAST, *keys, *way.keys, f"checkpoint_path={path}"]
+    own = {key: value for key, value in os.environ.items() if key not in NOT_THEIRS}
+    own |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(1 + (way.name != "straight"))}
+    places = [{}] if way.ranks == 1 else _places(way.ranks)
+    began = time.monotonic()
+    processes = [
+        subprocess.Popen(
+            command, env=own | place, text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )
+        for place in places
+    ]  # fmt: skip
+    said = [process.communicate()[1] for process in processes]
+    status = next((process.returncode for process in processes if process.returncode), 0)
+    return Ended(path, status, "\n".join(filter(None, said)), time.monotonic() - began)
+
+
+def _places(ranks: int) -> list[dict[str, str]]:
+    """Returns the variables that tell processes of this machine that they are ranks."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [
+        # sets have another order on each rank, as under any launcher
+        {**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONHASHSEED": str(1 + rank)}
+        for rank in range(ranks)
+    ]
+
+
+def _judge(way: Way, ended: Ended, straight: Path, others: list[str]) -> None:
+    """Prints a row about a run, and why it may be another one than the straight one."""
+    if ended.status and way.name == "straight":
+        print(ended.said.strip(), file=sys.stderr)
+        raise ConfigError(f"the run ended with exit status {ended.status}; correct that first")
+    cause = ""
+    if way.name == "straight":
+        row = digest(ended.folder)
+    elif ended.status and way.name == "loader":  # data that must be read in the training process
+        row = f"not possible: {ended.error}"
+    elif ended.status:
+        others.append(way.name)
+        row = f"ended: {ended.error}"
+    else:
+        found, cause = difference(straight, ended.folder, way.name)
+        others += [way.name] if found else []
+        row = f"another run. {found}" if found else f"the same ({way.about})"
+    print(f"  {way.name:10} {row}", flush=True)
+    if cause:
+        print(f"  {'':10} {cause}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
