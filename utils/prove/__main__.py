@@ -78,14 +78,14 @@ def prove(arguments: Sequence[str], others: list[str]) -> str:
     folder = Path(tempfile.mkdtemp(prefix="prove-", dir=runs))
     keys = [f"max_steps={steps}", f"checkpoint_interval={half}"]
     waves = [
-        [Way("straight", ""), Way("again", "in another process, with another PYTHONHASHSEED")],
-        [Way("two ranks", "that share the work", ["backend=gloo"], ranks=2)],
+        [Way("straight", ""), Way("again", "another process, another PYTHONHASHSEED")],
+        [Way("two ranks", "", ["backend=gloo"], ranks=2)],
         [
             Way(
-                "resumed", f"after step {half}, from its checkpoint",
+                "resumed", f"after step {half}",
                 [f"resume={folder}/straight/checkpoints/step_{half}"],
             ),
-            Way("loader", "with a loader process", ["num_workers=1"]),
+            Way("loader", "one process loads", ["num_workers=1"]),
         ],
     ]  # fmt: skip
     print(f"{steps} steps with exact=true, in five ways:", flush=True)
@@ -156,7 +156,8 @@ def _judge(way: Way, ended: Ended, straight: Path, others: list[str]) -> None:
     else:
         found, cause = difference(straight, ended.folder, way.name)
         others += [way.name] if found else []
-        row = f"another run. {found}" if found else f"the same ({way.about})"
+        about = f" ({way.about})" if way.about else ""
+        row = f"another run. {found}" if found else f"the same{about}"
     print(f"  {way.name:10} {row}", flush=True)
     if cause:
         print(f"  {'':10} {cause}", flush=True)
