@@ -26,6 +26,7 @@ from utils.spec import IGNORE
 
 # how far the loss of a shard may be from the sum of its halves, as a share of their magnitudes
 ROUNDING, HALF_PRECISION = 1e-3, 0.05
+WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 TRIED = 4  # rows of a shard: a trial of a large net must not take longer than its steps
 MakeBatch = Callable[[Sequence[int]], tuple[Batch, Context]]
 
@@ -148,9 +149,8 @@ def _prints(objective: Objective) -> dict[str, tuple[int, int]]:
     prints = {}
     for name, tensor in (*objective.named_parameters(), *objective.named_buffers()):
         if not hasattr(tensor, "to_local"):
-            bits = tensor.detach().contiguous().flatten().view(torch.uint8)
-            words = bits[: len(bits) // 8 * 8].view(torch.int64)
-            prints[name] = tensor._version, int(words.sum()) + int(bits[len(words) * 8 :].sum())
+            bits = tensor.detach().flatten().view(WORDS.get(tensor.element_size(), torch.uint8))
+            prints[name] = tensor._version, int(bits.sum(dtype=torch.int64))
     return prints
 
 
