@@ -119,7 +119,14 @@ def _check_objective(objective: Objective, batch: Batch, ctx: Context) -> None:
             totals, *of_halves = (_statistics(objective, part) for part in parts)
         for name, value in totals.items():
             what = f"{_name(objective)}.statistics: {name}"
-            _check_sum(what, value, [half[name] for half in of_halves])
+            halves = [half[name] for half in of_halves]
+            if value.shape != halves[0].shape:
+                raise ConfigError(
+                    f"{what} has shape {list(value.shape)} for {rows} rows, but"
+                    f" {list(halves[0].shape)} for half of them; return a sum over rows, or give"
+                    " check=false if every row has its own place in it"
+                )
+            _check_sum(what, value, halves)
         outs = [_forward(objective, part, totals) for part in parts]
         again = _forward(objective, parts[0], totals)
     after = _prints(objective)

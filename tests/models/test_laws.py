@@ -221,6 +221,13 @@ class Pair(MyObjective):
         return losses_B.sum(), len(losses_B)
 
 
+class PlacedRows(MyObjective):
+    """Embeddings of all rows, as InfoNCE needs them, which half of the rows do not fill."""
+
+    def statistics(self, batch: Batch, carry: Any, ctx: Context) -> dict[str, Tensor]:
+        return {"embeddings": self.model(batch["inputs"])}
+
+
 BROKEN = {
     "unseeded": {"source": Unseeded},
     "global numbers": {"source": GlobalNumbers},
@@ -238,6 +245,7 @@ BROKEN = {
     "carry": {"objective": ListCarry},
     "metric": {"objective": FloatMetric},
     "tuple": {"objective": Pair},
+    "placed rows": {"objective": PlacedRows},
 }
 
 
