@@ -101,6 +101,8 @@ class Trainer:
             self.source = source_of(cfg)
         with dist.agreed():
             self.known = known_parts(self.source, None if cfg.eval_only else self.owned[0])
+            if cfg.check and is_new:
+                laws.check_source(self.source, cfg.shards, self.owned[0], dist.device)
         check_same_data(self.known, cfg.data_path, dist)
         with dist.agreed():
             self.sync: Sync = make(cfg.sync, "sync")
@@ -256,13 +258,11 @@ class Trainer:
         capacity.apply_plan(cfg, self.dist, source.length, split, net, optimizer_state, first, say)
 
     def try_laws(self) -> None:
-        """Checks names of metrics, and before a new run whether source and objective keep the
-        laws.
-        """
+        """Checks names of metrics, and before a new run whether the objective keeps the laws."""
         cfg, source, objective, check = self.cfg, self.source, self.objective, None
         if cfg.check and self.is_new:
             with self.dist.agreed():
-                laws.check_laws(source, objective, self.first_batch, cfg.shards, self.owned)
+                laws.check_objective(objective, self.first_batch, cfg.shards, self.owned)
             check = partial(laws.check_prediction, objective)
         check_names(cfg, source, objective, self.to_batch, check)
 

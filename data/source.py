@@ -232,9 +232,10 @@ def known_parts(source: Source, shard: int | None) -> dict[str, str]:
         if not is_stream:
             parts["the first training batch"] = content_hash(batch)
     for number, (name, examples) in enumerate(source.eval_sets().items()):
-        rows: Arrays = {}
+        where, rows = f"{full_name(source)}.eval_sets: {name}", dict[str, np.ndarray]()
+        if not hasattr(examples, "read"):
+            raise ConfigError(f"{where}: is {kind_of(examples)}; give Examples of data.source")
         if count := min(KNOWN_ROWS, len(examples)):
-            where = f"{full_name(source)}.eval_sets: {name}"
             rows = check_batch(where, examples.read(np.arange(count)), count)
         parts[EVALUATED + name] = f"{number} {len(examples)} {content_hash(rows)}"
     return parts

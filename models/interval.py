@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from utils.measure.evaluator import Batch, Prediction, Report
-from utils.measure.metrics import wilson
+from utils.measure.metrics import stack, wilson
 
 
 class Interval:
@@ -21,8 +21,8 @@ class Interval:
         self.scalars = (f"{metric}_low", f"{metric}_high", f"{metric}_n")
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
-        successes, among = prediction.metrics[self._metric]
-        self._counts.append(torch.stack((successes.detach().long(), among.detach().long())))
+        counts = stack({self._metric: prediction.metrics[self._metric]})[0]
+        self._counts.append(counts.long())
 
     def rows(self) -> dict[str, Tensor]:
         if not self._counts:

@@ -20,7 +20,7 @@ from torch import Tensor
 from models.objective import Batch, Context, Objective, StepOut
 from utils.checkpoint.registry import flatten
 from utils.errors import ConfigError
-from utils.measure.evaluator import Prediction
+from utils.measure.evaluator import Prediction, TriedBatch
 from utils.noise import Noise
 from utils.spec import IGNORE
 
@@ -49,16 +49,13 @@ class NoiseOfRows(Noise):
         return super()._bits(stream, whole)[start : start + shape[0]]
 
 
-def check_laws(
-    source: Any, objective: Objective, make_batch: MakeBatch, shards: int, owned: range
-) -> None:
-    """Raises ConfigError for the first law that the source or the objective breaks.
+def check_objective(objective: Objective, make_batch: MakeBatch, shards: int, owned: range) -> None:
+    """Raises ConfigError for the first law that the objective breaks.
 
     Called on every rank before the first step of a new run. Each rank tries a few rows of a shard
     of its own. Changes nothing, but that the objective is in training mode from now on.
     """
     batch, ctx = make_batch(owned[:1])
-    _check_source(source, owned[0], shards, ctx.noise.device)
     if len(next(iter(batch.values()))) == 1:  # cannot be halved
         if shards == 1:
             return
@@ -86,7 +83,12 @@ def check_prediction(objective: Objective, prediction: Any) -> None:
             )
 
 
-def _check_source(source: Any, shard: int, shards: int, device: torch.device) -> None:
+def check_source(source: Any, shards: int, shard: int, device: torch.device) -> None:
+    """Raises ConfigError for the first law that the source breaks in one of this rank's shards.
+
+    Called on every rank of a new run, before ranks compare what they see of the data: a law says
+    what to do, where a difference between ranks only says that something is wrong.
+    """
     where = f"{_name(source)}.train_batch"
     with _generators_untouched(where, "np.random.default_rng([seed, step, shard])", device):
         one, two = source.train_batch(0, shard), source.train_batch(0, shard)
@@ -111,7 +113,7 @@ def _check_objective(objective: Objective, batch: Batch, ctx: Context) -> None:
     before, buffers = _prints(objective), dict(objective.named_buffers())
     rows = min(TRIED, len(next(iter(batch.values()))))
     slices = slice(0, rows), slice(0, rows // 2), slice(rows // 2, rows)
-    parts = [_rows_of(batch, ctx, each) for each in slices]
+    parts = [_rows_of(batch, ctx, each, where) for each in slices]
     with _generators_untouched(
         where, "ctx.noise, and dropout from models.layers.Dropout", ctx.noise.device
     ):
@@ -193,13 +195,15 @@ def _results(where: str, out: StepOut) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu() for name, tensor in named.items()}
 
 
-def _rows_of(batch: Batch, ctx: Context, rows: slice) -> tuple[Batch, Context]:
+def _rows_of(batch: Batch, ctx: Context, rows: slice, reader: str) -> tuple[Batch, Context]:
     whole, noise = len(next(iter(batch.values()))), ctx.noise
     part = NoiseOfRows(
         noise.seed, noise.step, noise.shards, noise.device,
         first=rows.start, rows=rows.stop - rows.start, whole=whole,
     )  # fmt: skip
-    return {name: value[rows] for name, value in batch.items()}, replace(ctx, noise=part)
+    some = {name: value[rows] for name, value in batch.items()}
+    tried = TriedBatch(some, "a training batch", reader, "train_batch")
+    return tried, replace(ctx, noise=part)
 
 
 def _statistics(objective: Objective, part: tuple[Batch, Context]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from utils.command.instantiate import make, parameters_of
 from utils.command.marks import Share
-from utils.errors import ConfigError
+from utils.errors import ConfigError, brief
 
 Schedule = Callable[[int], float]
 
@@ -82,21 +82,24 @@ def build_schedule(
             " optim.schedule.WarmupDecay"
         )
     known = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
-    return make(
-        config,
-        "optim.schedule",
-        **{
-            name: value
-            for name, value in known.items()
-            if name in parameters and name not in config
-        },
-    )
+    given = {
+        name: value for name, value in known.items() if name in parameters and name not in config
+    }
+    schedule: Schedule = make(config, "optim.schedule", **given)
+    try:
+        float(schedule(1))
+    except TypeError as error:
+        raise ConfigError(
+            f"optim.schedule._target_={config['_target_']}: {brief(error)}; a schedule takes the"
+            " step alone and returns a factor, and none follows a metric"
+        ) from error
+    return schedule
 
 
 def set_lr(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
     """Sets every group's rate to `factor` times the rate it was built with."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            lr = group["base_lr"] * factor
+            lr = group["base_lr"] * float(factor)
             # a rate that is a tensor is read by a graph or a compiled step
             group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr

@@ -11,11 +11,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pretrain
+from data.digits import images
+from data.source import Arrays
 from models import classify
 from models.digits import cnn
 from models.frozen import Frozen
@@ -121,12 +124,20 @@ class Misnamed(SquaredError):
     headline = Metric("acuracy")
 
 
+class Drawing(images.ImageSource):
+    def train_batch(self, step: int, shard: int) -> Arrays:
+        batch = super().train_batch(step, shard)
+        noise = np.random.randint(0, 9, batch["inputs"].shape)  # noqa: NPY002 (the mistake)
+        return batch | {"inputs": batch["inputs"] + noise.astype(np.uint8)}
+
+
 KINDS: dict[str, tuple[type[nn.Module], type[Objective]]] = {
     "plain": (Net, SquaredError),
     "totals": (Net, LogOfSum),
     "prepared": (Net, Prepared),
     "mean": (Net, MeanError),
     "misnamed": (Net, Misnamed),
+    "drawing": (Net, SquaredError),
     "half-frozen": (HalfFrozenNet, SquaredError),
 }
 
@@ -136,6 +147,10 @@ def main() -> None:
     cnn.CNN, classify.ClassifyObjective = KINDS[what]  # type: ignore[misc,assignment]
     cnn.CNN.__module__ = cnn.__name__  # a configuration names what a module of ours defines
     classify.ClassifyObjective.__module__ = classify.__name__
+    if what == "drawing":
+        images.ImageSource = Drawing  # type: ignore[misc]
+        Drawing.__module__ = images.__name__
+        np.random.seed()  # noqa: NPY002 (a forked rank begins with the generator of another)
     sys.argv = ["pretrain.py", *arguments]
     cli.main(pretrain.app)
 

@@ -112,6 +112,10 @@ def test_an_evaluation_set_that_returns_other_rows_is_one_line() -> None:
 
 
 def test_examples_that_are_tuples_or_of_several_lengths_are_one_line() -> None:
+    bare = MySource()
+    bare.eval_sets = lambda: {"val": rows(9)}  # type: ignore[method-assign,assignment,return-value]
+    with pytest.raises(ConfigError, match=r"MySource.eval_sets: val: is a dict; give Examples of"):
+        known_parts(bare, 0)
     with pytest.raises(ConfigError, match=r"Pairs.__getitem__: returns a tuple; return a dict by"):
         known_parts(MySource(val=Pairs()), 0)
     ragged = [{"inputs": np.zeros(length)} for length in (3, 3, 4)]

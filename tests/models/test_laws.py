@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from data.source import RunLength
-from models.laws import check_laws, check_prediction
+from models.laws import check_objective, check_prediction, check_source
 from models.layers import Dropout
 from models.objective import Batch, Context, Objective, StepOut
 from tests.ranks import ROOT
@@ -77,7 +77,8 @@ def check(
         }
         return batch, Context(0.0, Noise(0, 0, shards))
 
-    check_laws(made, model, make_batch, SHARDS, range(1, 3))
+    check_source(made, SHARDS, 1, torch.device("cpu"))
+    check_objective(model, make_batch, SHARDS, range(1, 3))
 
 
 class Unseeded(MySource):
@@ -97,6 +98,11 @@ class WholeBatch(MySource):
     def train_batch(self, step: int, shard: int) -> dict[str, np.ndarray]:
         shards = [MySource.train_batch(self, step, each) for each in range(SHARDS)]
         return {name: np.concatenate([each[name] for each in shards]) for name in shards[0]}
+
+
+class NoLabels(MySource):
+    def train_batch(self, step: int, shard: int) -> dict[str, np.ndarray]:
+        return {"inputs": super().train_batch(step, shard)["inputs"]}
 
 
 class Mean(MyObjective):
@@ -232,6 +238,7 @@ BROKEN = {
     "unseeded": {"source": Unseeded},
     "global numbers": {"source": GlobalNumbers},
     "dropout": {"net": lambda: nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))},
+    "labels": {"source": NoLabels},
     "mean": {"objective": Mean},
     "batch norm": {"net": lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))},
     "state": {"net": Counted},

@@ -1,6 +1,7 @@
 """Learning rates at the steps that matter."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -60,6 +61,34 @@ def test_a_schedule_of_epochs_needs_epochs():
     assert build_schedule(
         decay | {"steps_per_epoch": 3}, total_steps=12, steps_per_epoch=None
     ) == StepDecay(3, 1, 0.7)
+
+
+class OfMetric:
+    """As those of PyTorch that follow a metric."""
+
+    def __call__(self, step: int, metric: float) -> float:
+        return 1.0
+
+
+def test_what_is_no_schedule_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"_target_": "optim.schedule.Constant"}
+    for kind, said in [
+        (OfMetric, "OfMetric.__call__() missing 1 required positional argument: 'metric'"),
+        (object, "'object' object is not callable"),
+        (lambda: lambda step: None, "float() argument must be a string or a real number, not 'N"),
+    ]:
+        monkeypatch.setattr("optim.schedule.make", lambda *_, kind=kind, **__: kind())
+        with pytest.raises(
+            ConfigError, match=rf"_target_=optim.schedule.Constant: {re.escape(said)}"
+        ):
+            build_schedule(config, total_steps=12, steps_per_epoch=None)
+
+
+def test_a_factor_that_is_a_tensor_gives_a_rate_that_is_none() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    optimizer.param_groups[0]["base_lr"] = 1.0
+    set_lr([optimizer], torch.tensor(0.5))  # type: ignore[arg-type]
+    assert type(optimizer.param_groups[0]["lr"]) is float
 
 
 def test_a_rate_that_stays_and_then_falls() -> None:

@@ -15,7 +15,15 @@ from torch import Tensor
 from utils.errors import ConfigError, brief
 from utils.files import safe_name
 from utils.measure import scene
-from utils.measure.evaluator import Batch, Evaluator, Folder, Prediction, Recalls, Report
+from utils.measure.evaluator import (
+    Batch,
+    Evaluator,
+    Folder,
+    Prediction,
+    Recalls,
+    Report,
+    TriedBatch,
+)
 from utils.measure.metrics import Metric, format_metrics, means, stack
 from utils.ranks import signals
 from utils.ranks.distributed import Dist
@@ -248,20 +256,6 @@ class Evaluation:
             self._folder.say(failure)
 
 
-class _Row(dict[str, Tensor]):
-    """A batch of an evaluation set that says what it lacks."""
-
-    def __init__(self, set_name: str, batch: Batch) -> None:
-        super().__init__(batch)
-        self._set_name = set_name
-
-    def __missing__(self, name: str) -> Tensor:
-        raise ConfigError(
-            f"the evaluation set {self._set_name} has no {name}, only {', '.join(self)}; `predict`"
-            f" reads {name}, so add it to the source's eval_sets"
-        )
-
-
 def check_names(
     config: Any,
     source: Any,
@@ -285,7 +279,9 @@ def check_names(
     objective.eval()
     with torch.no_grad():
         for key, examples in sets.items():
-            row = _Row(key, to_batch(examples.padding(1)))
+            row = TriedBatch(
+                to_batch(examples.padding(1)), f"the evaluation set {key}", "predict", "eval_sets"
+            )
             prediction = objective.predict(row)
             if check:
                 check(prediction)

@@ -10,9 +10,25 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
+from utils.errors import ConfigError
 from utils.measure.metrics import MetricSums
 
 Batch = dict[str, Tensor]  # tensors by name; the first dimension is the example
+
+
+class TriedBatch(dict[str, Tensor]):
+    """A batch of a trial, which says what it lacks."""
+
+    def __init__(self, batch: Batch, what: str, reader: str, giver: str) -> None:
+        """`reader` and `giver`: the methods of the objective and of the source."""
+        super().__init__(batch)
+        self._what, self._reader, self._giver = what, reader, giver
+
+    def __missing__(self, name: str) -> Tensor:
+        raise ConfigError(
+            f"{self._what} has no {name}, only {', '.join(self)}; `{self._reader}` reads {name}, so"
+            f" add it to the source's {self._giver}"
+        )
 
 
 @dataclass(frozen=True)

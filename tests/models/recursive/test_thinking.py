@@ -92,10 +92,8 @@ def test_fixed_and_broken_cells_and_the_halting_step_of_a_board_made_by_hand() -
 
 def test_an_accuracy_comes_with_its_interval() -> None:
     interval = Interval("solved")
-    for solved, among in ((0, 0), (8, 9), (0, 1)):
-        interval.add(
-            np.arange(3), {}, Prediction({"solved": (torch.tensor(solved), torch.tensor(among))})
-        )
+    for solved, among in ((0, 0), (8, torch.tensor(9)), (0, 1)):  # counts may be ints
+        interval.add(np.arange(3), {}, Prediction({"solved": (torch.tensor(solved), among)}))
     found = interval.report(interval.rows()).metrics  # as statistics packages have it
     assert found == pytest.approx(
         {"solved_low": 0.490162, "solved_high": 0.943318, "solved_n": 10}, abs=1e-6
