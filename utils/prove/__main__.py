@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,18 +44,29 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A run that has ended."""
+class Run:
+    """The processes of a run, one for each rank, and the file to which they write errors."""
 
+    way: Way
     folder: Path
-    status: int  # the first that is not 0, of all ranks
-    said: str  # what it wrote to stderr
-    seconds: float
+    processes: Sequence[subprocess.Popen[bytes]]
+    errors: Path
+
+    def wait(self) -> int:
+        """Returns the first exit status that is not 0, of all ranks."""
+        statuses = [process.wait() for process in self.processes]
+        return next(filter(None, statuses), 0)
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
 
     @property
     def error(self) -> str:
-        lines = [line for line in self.said.splitlines() if line.startswith("error")]
-        return visible((lines or self.said.splitlines() or ["it said nothing"])[-1])
+        said = self.errors.read_text(errors="replace").splitlines() or ["it said nothing"]
+        lines = [line for line in said if line.startswith("error")]
+        return visible((lines or said)[-1])
 
 
 def main(arguments: list[str]) -> int:
@@ -64,6 +75,7 @@ def main(arguments: list[str]) -> int:
         print(__doc__)
         return 0
     others: list[str] = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     return exit_status(lambda: prove(arguments, others)) or int(bool(others))
 
 
@@ -90,23 +102,28 @@ def prove(arguments: Sequence[str], others: list[str]) -> str:
     ]  # fmt: skip
     print(f"{steps} steps with exact=true, in five ways:", flush=True)
     began = time.monotonic()
-    for wave in waves:
-        with ThreadPoolExecutor(len(wave)) as pool:
-            ended = [pool.submit(_run, arguments, keys, way, folder) for way in wave]
-        for way, future in zip(wave, ended, strict=True):
-            _judge(way, future.result(), folder / "straight", others)
+    running: list[Run] = []
+    try:
+        for wave in waves:
+            running = [_start(arguments, keys, way, folder) for way in wave]
+            for run in running:
+                _judge(run, folder / "straight", others)
+    finally:
+        for run in running:
+            run.kill()
+        if not others:
+            shutil.rmtree(folder)
     if others:
         return (
             f"Not one run: {', '.join(others)}. The runs are in {folder}; python -m utils.report"
             f" {folder}/straight {folder}/{others[0].replace(' ', '-')} shows two of them."
         )
-    shutil.rmtree(folder)
     seconds = time.monotonic() - began
     return f"One run, to the last bit of every tensor and metric ({seconds:.0f} s)."
 
 
-def _run(arguments: Sequence[str], keys: Sequence[str], way: Way, folder: Path) -> Ended:
-    """Trains in one way, and waits for it."""
+def _start(arguments: Sequence[str], keys: Sequence[str], way: Way, folder: Path) -> Run:
+    """Starts to train in one way."""
     at = next((i for i, each in enumerate(arguments) if "=" in each and each[0] != "-"), 0)
     path = folder / way.name.replace(" ", "-")
     command = [sys.executable, str(ROOT / "pretrain.py"), *arguments[:at], *FIRST, *arguments[at:]]
@@ -114,17 +131,16 @@ def _run(arguments: Sequence[str], keys: Sequence[str], way: Way, folder: Path) 
     own = {key: value for key, value in os.environ.items() if key not in NOT_THEIRS}
     own |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(1 + (way.name != "straight"))}
     places = [{}] if way.ranks == 1 else _places(way.ranks)
-    began = time.monotonic()
-    processes = [
-        subprocess.Popen(
-            command, env=own | place, text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        )
-        for place in places
-    ]  # fmt: skip
-    said = [process.communicate()[1] for process in processes]
-    status = next((process.returncode for process in processes if process.returncode), 0)
-    return Ended(path, status, "\n".join(filter(None, said)), time.monotonic() - began)
+    errors = path.with_suffix(".txt")
+    with errors.open("ab") as said:
+        processes = [
+            subprocess.Popen(
+                command, env=own | place, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=said,
+            )
+            for place in places
+        ]  # fmt: skip
+    return Run(way, path, processes, errors)
 
 
 def _places(ranks: int) -> list[dict[str, str]]:
@@ -140,21 +156,24 @@ def _places(ranks: int) -> list[dict[str, str]]:
     ]
 
 
-def _judge(way: Way, ended: Ended, straight: Path, others: list[str]) -> None:
-    """Prints a row about a run, and why it may be another one than the straight one."""
-    if ended.status and way.name == "straight":
-        print(ended.said.strip(), file=sys.stderr)
-        raise ConfigError(f"the run ended with exit status {ended.status}; correct that first")
+def _judge(run: Run, straight: Path, others: list[str]) -> None:
+    """Waits for a run. Prints a row about it, and why it may be another than the straight one."""
+    way, status = run.way, run.wait()
+    if status and way.name == "straight":
+        if status == 2:
+            raise ConfigError(run.error)
+        print(run.errors.read_text(errors="replace").strip(), file=sys.stderr)
+        raise ConfigError(f"the run ended with exit status {status}; correct that first")
     cause = ""
     if way.name == "straight":
-        row = digest(ended.folder)
-    elif ended.status and way.name == "loader":  # data that must be read in the training process
-        row = f"not possible: {ended.error}"
-    elif ended.status:
+        row = digest(run.folder)
+    elif status and way.name == "loader":  # data that must be read in the training process
+        row = f"not possible: {run.error}"
+    elif status:
         others.append(way.name)
-        row = f"ended: {ended.error}"
+        row = f"ended: {run.error}"
     else:
-        found, cause = difference(straight, ended.folder, way.name)
+        found, cause = difference(straight, run.folder, way.name)
         others += [way.name] if found else []
         about = f" ({way.about})" if way.about else ""
         row = f"another run. {found}" if found else f"the same{about}"

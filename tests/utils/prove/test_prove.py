@@ -6,9 +6,12 @@ They are made in a copy of the repository, as users make them: in its own files.
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -86,3 +89,39 @@ def test_a_run_too_short_to_be_stopped_is_refused() -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr == "max_steps=1: a run is stopped half way; give 2 or more\n"
+
+
+def test_a_wrong_key_is_one_line_and_leaves_no_folder(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "utils.prove", "experiment=digits", "lrr=1"],
+        cwd=tmp_path, env=clean_env(PYTHONPATH=str(ROOT)), capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: lrr: unknown key; did you mean lr")
+    assert done.stderr.count("\n") == 1
+    assert not list((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_proof_that_is_stopped_leaves_nothing(signum: int, tmp_path: Path) -> None:
+    proof = subprocess.Popen(
+        [sys.executable, "-m", "utils.prove", "experiment=digits"], cwd=tmp_path,
+        env=clean_env(PYTHONPATH=str(ROOT)), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while len(processes_of(proof.pid)) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(proof.pid, signum)
+    _, said = proof.communicate(timeout=60)
+    assert (proof.returncode, said) == (130, "\ninterrupted\n")
+    assert not processes_of(proof.pid)
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def processes_of(session: int) -> list[str]:
+    """The numbers of the processes of a session."""
+    found = subprocess.run(["ps", "-s", str(session), "-o", "pid="], capture_output=True, text=True)
+    return found.stdout.split()
