@@ -178,7 +178,8 @@ def _judge(run: Run, straight: Path, others: list[str]) -> None:
         about = f" ({way.about})" if way.about else ""
         row = f"another run. {found}" if found else f"the same{about}"
     print(f"  {way.name:10} {row}", flush=True)
-    if cause:
+    # where two equal runs differ, all others do, and what they do differently is no cause
+    if cause and "again" not in others[:-1]:
         print(f"  {'':10} {cause}", flush=True)
 
 

@@ -15,7 +15,7 @@ CAUSES = {
     "two ranks": (
         "Something depends on the rank, or on which shards are computed together. Usually: a mean"
         " in place of a sum, statistics over the rows of a batch, the rank as a seed, a buffer that"
-        " forward changes."
+        " forward changes, data that remembers what it gave."
     ),
     "resumed": (
         "Something is in no checkpoint. Usually: a counter, a cache or a generator in the net or"

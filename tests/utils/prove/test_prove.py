@@ -76,6 +76,9 @@ def test_a_mistake_is_found_with_its_usual_cause(mistake: str, copy: Path) -> No
     for way, cause in EXPECTED[mistake].items():
         assert f"  {way:10} the same" not in said, said
         assert cause in said, said
+    if "again" in EXPECTED[mistake]:
+        assert CAUSES["loader"] not in said
+        assert said.count(ONLY_EVALUATION) <= 1
     if mistake in ("none", "rank", "attribute", "schedule", "process"):
         others = {"again", "two ranks", "resumed", "loader"} - EXPECTED[mistake].keys()
         assert all(f"  {way:10} the same" in said for way in others), said
