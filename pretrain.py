@@ -194,7 +194,7 @@ class Trainer:
         assert self.agreement.all_read, "a step that may not be finite must not be saved"
         config: Any = OmegaConf.to_container(self.cfg)
         base_lr = self.dense[-1].param_groups[0]["base_lr"]
-        lr = base_lr * self.schedule(self.step)
+        lr = base_lr * float(self.schedule(self.step))
         frozen, device, wandb_id = self.objective.frozen(), self.dist.device.type, self.run.wandb_id
         return Origin(
             config, self.known, wandb_id, lr, frozen, compile=self.compiles, device=device

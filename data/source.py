@@ -13,7 +13,7 @@ import numpy as np
 from data.files import content_hash
 from utils.checkpoint.registry import EVALUATED, Registry
 from utils.command.instantiate import make
-from utils.errors import ConfigError
+from utils.errors import ConfigError, full_name, kind_of
 from utils.measure.evaluator import Batch, Evaluator
 from utils.noise import seeded
 from utils.spec import IGNORE, Spec
@@ -270,15 +270,6 @@ def check_batch(where: str, batch: Any, rows: int | None = None) -> Arrays:
                 f"{where}: {name} has {len(array)} rows, not {rows}; give every example one row"
             )
     return arrays
-
-
-def full_name(thing: object) -> str:
-    """The module and the name of a thing's class, as messages about users' code give it."""
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"
-
-
-def kind_of(value: object) -> str:
-    return "an empty dict" if value == {} else f"a {type(value).__name__}"
 
 
 def source_of(config: Mapping[Any, Any]) -> Source:

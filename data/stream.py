@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from data.source import Arrays, Batch, EvalSet, Source, check_batch, full_name
-from utils.errors import ConfigError, LocalError, RankError, brief
+from data.source import Arrays, Batch, EvalSet, Source, check_batch
+from utils.errors import ConfigError, LocalError, RankError, brief, full_name
 from utils.ranks import signals
 
 PREFETCHED = 4  # steps, by each worker

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from models.objective import Batch, Context, Objective, StepOut
 from utils.checkpoint.registry import flatten
-from utils.errors import ConfigError
+from utils.errors import ConfigError, full_name, kind_of
 from utils.measure.evaluator import Prediction, TriedBatch
 from utils.noise import Noise
 from utils.spec import IGNORE
@@ -71,9 +71,9 @@ def check_objective(objective: Objective, make_batch: MakeBatch, shards: int, ow
 
 def check_prediction(objective: Objective, prediction: Any) -> None:
     """Raises ConfigError unless `predict` returned what its contract says for rows of padding."""
-    where = f"{_name(objective)}.predict"
+    where = f"{full_name(objective)}.predict"
     if not isinstance(prediction, Prediction):
-        raise ConfigError(f"{where}: returns {_kind(prediction)}; return a Prediction")
+        raise ConfigError(f"{where}: returns {kind_of(prediction)}; return a Prediction")
     _check_metrics(where, prediction.metrics)
     for name, (_, count) in prediction.metrics.items():
         if float(count):
@@ -89,7 +89,7 @@ def check_source(source: Any, shards: int, shard: int, device: torch.device) -> 
     Called on every rank of a new run, before ranks compare what they see of the data: a law says
     what to do, where a difference between ranks only says that something is wrong.
     """
-    where = f"{_name(source)}.train_batch"
+    where = f"{full_name(source)}.train_batch"
     with _generators_untouched(where, "np.random.default_rng([seed, step, shard])", device):
         one, two = source.train_batch(0, shard), source.train_batch(0, shard)
     for name in sorted(one.keys() | two.keys()):
@@ -108,7 +108,7 @@ def check_source(source: Any, shards: int, shard: int, device: torch.device) -> 
 
 
 def _check_objective(objective: Objective, batch: Batch, ctx: Context) -> None:
-    where = f"{_name(objective)}.forward"
+    where = f"{full_name(objective)}.forward"
     objective.train()  # as it will train: parts that were built in evaluation mode included
     before, buffers = _prints(objective), dict(objective.named_buffers())
     rows = min(TRIED, len(next(iter(batch.values()))))
@@ -119,7 +119,7 @@ def _check_objective(objective: Objective, batch: Batch, ctx: Context) -> None:
         with torch.no_grad():
             totals, *of_halves = (_statistics(objective, part) for part in parts)
         for name, value in totals.items():
-            what = f"{_name(objective)}.statistics: {name}"
+            what = f"{full_name(objective)}.statistics: {name}"
             halves = [half[name] for half in of_halves]
             if value.shape != halves[0].shape:
                 raise ConfigError(
@@ -216,22 +216,22 @@ def _forward(
     batch, ctx = part
     carry = objective.initial_carry(batch)
     out = objective(batch, carry, replace(ctx, totals=totals))
-    where = f"{_name(objective)}.forward"
+    where = f"{full_name(objective)}.forward"
     if not isinstance(out, StepOut):
-        raise ConfigError(f"{where}: returns {_kind(out)}; return a StepOut")
+        raise ConfigError(f"{where}: returns {kind_of(out)}; return a StepOut")
     if not isinstance(out.loss, Tensor) or out.loss.numel() != 1:
-        raise ConfigError(f"{where}: the loss is {_kind(out.loss)}; return the sum, one number")
+        raise ConfigError(f"{where}: the loss is {kind_of(out.loss)}; return the sum, one number")
     _check_metrics(where, out.metrics)
     return replace(out, loss=out.loss.detach())
 
 
 def _check_metrics(where: str, metrics: Any) -> None:
     if not isinstance(metrics, Mapping):
-        raise ConfigError(f"{where}: metrics are {_kind(metrics)}; return a dict by name")
+        raise ConfigError(f"{where}: metrics are {kind_of(metrics)}; return a dict by name")
     for name, pair in metrics.items():
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise ConfigError(
-                f"{where}: metric {name} is {_kind(pair)}; return its (sum, count) as a tuple"
+                f"{where}: metric {name} is {kind_of(pair)}; return its (sum, count) as a tuple"
             )
 
 
@@ -277,13 +277,3 @@ def _generators(device: torch.device) -> dict[str, Any]:
 def _same_bits(one: Any, other: Any) -> bool:
     one, other = np.asarray(one), np.asarray(other)
     return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
-
-
-def _name(thing: object) -> str:
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {list(value.shape)}"
-    return f"a {type(value).__name__}"

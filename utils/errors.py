@@ -108,6 +108,20 @@ def brief(thing: object) -> str:
     return text if len(text) <= 300 else f"{text[:299]}…"
 
 
+def full_name(thing: object) -> str:
+    """The module and the name of a thing's class, as errors about users' code give it."""
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def kind_of(value: object) -> str:
+    """A value's type with its article, and its shape if it has one."""
+    if isinstance(value, dict) and not value:
+        return "an empty dict"
+    name, shape = type(value).__name__, getattr(value, "shape", None)
+    article = "an" if name[0] in "aeiouAEIO" or name == "ndarray" else "a"
+    return f"{article} {name}" + ("" if shape is None else f" of shape {[*shape]}")
+
+
 def short(value: object, most: int = 60) -> str:
     """A value as an error shows it: on one line and cut to a readable length."""
     text = visible(

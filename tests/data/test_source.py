@@ -91,6 +91,7 @@ def test_every_rank_asks_for_one_shard_but_begins_no_stream_of_another_rank() ->
     ("batch", "line"),
     [
         ((TWO, TWO), "returns a tuple; return a dict of arrays, such as inputs and labels"),
+        (TWO, "returns an ndarray of shape [2, 3]; return a dict of arrays"),
         ({}, "returns an empty dict; return a dict of arrays"),
         ({"inputs": ["a", "b"]}, "inputs holds str, not numbers; encode it, or leave it out"),
         ({"inputs": np.array([None])}, "inputs holds object, not numbers"),

@@ -284,7 +284,7 @@ def test_predictions_have_sums_and_counts() -> None:
         check_prediction(objective, Prediction({"accuracy": (torch.tensor(1), torch.tensor(2))}))
     with pytest.raises(ConfigError, match=r"MyObjective.predict: metric accuracy is a float"):
         check_prediction(objective, Prediction({"accuracy": 0.5}))  # type: ignore[dict-item]
-    with pytest.raises(ConfigError, match=r"MyObjective.predict: returns a tensor of shape \[1\]"):
+    with pytest.raises(ConfigError, match=r"MyObjective.predict: returns a Tensor of shape \[1\]"):
         check_prediction(objective, torch.zeros(1))
 
 

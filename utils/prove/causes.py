@@ -27,8 +27,8 @@ CAUSES = {
     ),
 }
 ONLY_EVALUATION = (
-    "The weights are the same, and evaluations differ. Usually: rows of padding that count, a set"
-    " or a prediction that draws without a seed, a mean over batches."
+    "The weights are the same, and evaluations differ. Usually: a set or a prediction that draws"
+    " without a seed, an evaluator that counts on the order of batches."
 )
 
 
