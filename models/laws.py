@@ -21,7 +21,7 @@ from models.objective import Batch, Context, Objective, StepOut
 from utils.checkpoint.registry import flatten
 from utils.errors import ConfigError, full_name, kind_of
 from utils.measure.evaluator import Prediction, TriedBatch
-from utils.noise import Noise
+from utils.noise import Noise, seeded
 from utils.spec import IGNORE
 
 # how far the loss of a shard may be from the sum of its halves, as a share of their magnitudes
@@ -90,8 +90,16 @@ def check_source(source: Any, shards: int, shard: int, device: torch.device) -> 
     what to do, where a difference between ranks only says that something is wrong.
     """
     where = f"{full_name(source)}.train_batch"
-    with _generators_untouched(where, "np.random.default_rng([seed, step, shard])", device):
-        one, two = source.train_batch(0, shard), source.train_batch(0, shard)
+    batches, drawn = [], []
+    for state in range(2):  # of the global generators, which a batch may seed before it draws
+        with seeded(state):
+            before = _generators(device)
+            batches.append(source.train_batch(0, shard))
+            drawn.append(_moved(before, device))
+    for name in drawn[0] | drawn[1]:
+        if drawn[0].get(name) != drawn[1].get(name):
+            raise _draws(where, name, "np.random.default_rng([seed, step, shard])")
+    one, two = batches
     for name in sorted(one.keys() | two.keys()):
         if name not in one or name not in two or not _same_bits(one[name], two[name]):
             raise ConfigError(
@@ -254,12 +262,20 @@ def _check_sum(what: str, whole: Tensor, parts: Sequence[Tensor], share: float =
 def _generators_untouched(where: str, instead: str, device: torch.device) -> Iterator[None]:
     before = _generators(device)
     yield
-    for name, state in _generators(device).items():
-        if state != before[name]:
-            raise ConfigError(
-                f"{where}: draws from the global generator of {name}, which depends on the rank and"
-                f" on what ran before; draw from {instead}"
-            )
+    for name in _moved(before, device):
+        raise _draws(where, name, instead)
+
+
+def _draws(where: str, name: str, instead: str) -> ConfigError:
+    return ConfigError(
+        f"{where}: draws from the global generator of {name}, which depends on the rank and on what"
+        f" ran before; draw from {instead}"
+    )
+
+
+def _moved(before: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """The states of those generators that have another one than before."""
+    return {name: state for name, state in _generators(device).items() if state != before[name]}
 
 
 def _generators(device: torch.device) -> dict[str, Any]:

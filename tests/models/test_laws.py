@@ -92,6 +92,14 @@ class GlobalNumbers(MySource):
         return super().draw(draws)
 
 
+class SeedsFirst(MySource):
+    """For somebody else's function, which draws from a global generator."""
+
+    def draw(self, draws: np.random.Generator) -> np.ndarray:
+        np.random.seed(draws.integers(1 << 31))  # noqa: NPY002
+        return np.random.rand(ROWS, 3).astype(np.float32)  # noqa: NPY002
+
+
 class WholeBatch(MySource):
     """Every shard gets the batch of all."""
 
@@ -262,6 +270,10 @@ def test_what_keeps_the_laws_passes(rows: int) -> None:
         return nn.Sequential(nn.Linear(3, 8), Dropout(0.5), nn.Linear(8, 2))
 
     check(net=net, rows=rows)
+
+
+def test_a_batch_may_seed_a_global_generator_before_it_draws() -> None:
+    check(source=SeedsFirst)
 
 
 @pytest.mark.parametrize("net", [StillBackbone, FrozenNorm])
