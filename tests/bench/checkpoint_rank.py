@@ -53,7 +53,7 @@ class State:
         self.ema = EMA(self.weights, {}, 0.999)
         sync = Sync()
         sync.wrap(torch.nn.Module(), dist)
-        self.registry = Registry(lambda: Origin({}, "x", None, 0.1, {}), sync)
+        self.registry = Registry(lambda: Origin({}, {"the dataset": "x"}, None, 0.1, {}), sync)
         memory = OptimizerState([self.optimizer], self.weights)
         self.registry.add("model", lambda: dict(self.weights), self._load)
         self.registry.add("ema", self.ema.state, self.ema.load)

@@ -19,7 +19,7 @@ from utils.ranks.distributed import Dist
 def test_a_best_that_could_not_be_saved_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved = Registry(lambda: Origin({}, "x", None, 0.1, {}), as_it_is())
+    saved = Registry(lambda: Origin({}, {"the dataset": "x"}, None, 0.1, {}), as_it_is())
     saved.add("model", lambda: {"weight": torch.zeros(1)}, print)
     run, state = MagicMock(directory=tmp_path, dist=Dist()), saved.run_state
     config = MagicMock(keep=None, checkpoint_interval=None, objective_metric=None)

@@ -290,7 +290,7 @@ def test_an_evaluation_reads_no_more_than_weights(run: Path) -> None:
     """
 
     def evaluated(checkpoint: Path) -> tuple[int, float]:
-        saved = Registry(lambda: Origin({}, "x", None, 0.1, {}), as_it_is())
+        saved = Registry(lambda: Origin({}, {"the dataset": "x"}, None, 0.1, {}), as_it_is())
         mine: list[Tensors] = []
         saved.add("model", lambda: groups(0.0)["model"], mine.append)  # type: ignore[arg-type, return-value]
         start = taken_up(run, saved, eval_only=True, checkpoint=str(checkpoint))
