@@ -229,6 +229,11 @@ def _forward(
         raise ConfigError(f"{where}: returns {kind_of(out)}; return a StepOut")
     if not isinstance(out.loss, Tensor) or out.loss.numel() != 1:
         raise ConfigError(f"{where}: the loss is {kind_of(out.loss)}; return the sum, one number")
+    if not out.loss.requires_grad:
+        raise ConfigError(
+            f"{where}: the loss has no gradient; compute it from the net's outputs, with neither"
+            " detach() nor no_grad()"
+        )
     _check_metrics(where, out.metrics)
     return replace(out, loss=out.loss.detach())
 

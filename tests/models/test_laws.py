@@ -230,6 +230,11 @@ class FloatMetric(MyObjective):
         return StepOut(losses_B.sum(), torch.tensor(len(losses_B)), {"loss": 0.5})
 
 
+class Detached(MyObjective):
+    def out(self, losses_B: Tensor, ctx: Context) -> Any:
+        return super().out(losses_B.detach(), ctx)
+
+
 class Pair(MyObjective):
     def out(self, losses_B: Tensor, ctx: Context) -> Any:
         return losses_B.sum(), len(losses_B)
@@ -260,6 +265,7 @@ BROKEN = {
     "carry": {"objective": ListCarry},
     "metric": {"objective": FloatMetric},
     "tuple": {"objective": Pair},
+    "detached": {"objective": Detached},
     "placed rows": {"objective": PlacedRows},
 }
 
