@@ -24,7 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 Arrays = dict[str, np.ndarray]
-KNOWN_ROWS = 8  # of each evaluation set: what a run knows it by, beside its length
+KNOWN_ROWS = 8  # of each evaluation set, by which a run recognises it, with its length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,11 +216,11 @@ def combined_fingerprint(fingerprints: Sequence[str]) -> str:
 
 
 def known_parts(source: Source, shard: int | None) -> dict[str, str]:
-    """Returns what a run knows of its data, a text for each part: a hash of the first step's first
-    shard, and of each evaluation set its length and a hash of its first rows.
+    """Returns texts by which a run recognises its data, one for each part: a hash of the first
+    step's first shard, and the length of each evaluation set with a hash of its first rows.
 
-    All ranks must see the same, and a run that goes on must see what it saw. `shard` is one of this
-    rank's; None for a run that does not train.
+    They must be the same on all ranks, and after a resume. `shard` is one of this rank's; None for
+    a run that does not train.
     """
     parts = {"the dataset": source.spec.fingerprint}
     if shard is not None:

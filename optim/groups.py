@@ -28,6 +28,20 @@ def build_dense(
 
     `whole` gathers matrices of which ranks hold shares, for optimizers that need them whole.
     """
+    optimizers = []
+    for number, (entry, names) in enumerate(claimed(config, parameters)):
+        key = f"optim.dense[{number}].optimizer"
+        named = {name: parameters[name] for name in names}
+        made = make(entry["optimizer"], key, [*named.items()])
+        _check_takes_all(key, made, named)
+        if isinstance(made, Muon) and whole is not None:
+            made.whole = whole
+        optimizers.append(_with_base_lr(made, key))
+    return optimizers
+
+
+def claimed(config: Any, names: Iterable[str]) -> list[tuple[Mapping[str, Any], list[str]]]:
+    """Returns each entry of `optim.dense` with the parameters that its pattern claims."""
     entries = plain(config)
     if not isinstance(entries, list):
         raise ConfigError(
@@ -44,24 +58,15 @@ def build_dense(
                 f"optim.dense[{number}].match={short(entry['match'])}: must be a regular expression"
                 " in quotes, as '.*'"
             )
-    claimed = claims([entry["match"] for entry in entries], parameters)
-    optimizers = []
-    for number, (entry, names) in enumerate(zip(entries, claimed, strict=True)):
-        key = f"optim.dense[{number}].optimizer"
-        made = make(entry["optimizer"], key, [(name, parameters[name]) for name in names])
-        _check_takes_all(key, made, {name: parameters[name] for name in names})
-        if isinstance(made, Muon) and whole is not None:
-            made.whole = whole
-        optimizers.append(_with_base_lr(made, key))
-    return optimizers
+    return list(zip(entries, claims([entry["match"] for entry in entries], names), strict=True))
 
 
-def _check_takes_all(key: str, made: Any, claimed: Mapping[str, nn.Parameter]) -> None:
+def _check_takes_all(key: str, made: Any, named: Mapping[str, nn.Parameter]) -> None:
     """Raises ConfigError unless this is an optimizer of all these parameters."""
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigError(f"{key}: makes a {type(made).__name__}; make a torch.optim.Optimizer")
     taken = {id(each) for group in made.param_groups for each in group["params"]}
-    if left := [name for name, parameter in claimed.items() if id(parameter) not in taken]:
+    if left := [name for name, parameter in named.items() if id(parameter) not in taken]:
         raise ConfigError(
             f"{key}: {type(made).__name__} leaves out {left[0]}, which would never train; give it"
             " to the optimizer, or to another pattern"

@@ -151,16 +151,17 @@ def weights_to_evaluate(optimizers: Sequence[Any], parameters: Parameters) -> It
     """A context in which the net has the weights that its optimizers want evaluated. Leaving it
     restores the others bit by bit, which `train()` after `eval()` does not.
     """
-    if not (own := swapping(optimizers)):
+    swapped = swapping(optimizers)
+    if not swapped:
         yield
         return
     trained = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    for optimizer in own:
+    for optimizer in swapped:
         optimizer.eval()
     try:
         yield
     finally:
-        for optimizer in own:
+        for optimizer in swapped:
             optimizer.train()
         with torch.no_grad():
             for name, parameter in parameters.items():

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from optim.groups import build_dense, claims
+from optim.groups import build_dense, claimed
 from optim.muon import Muon
 from optim.optimizer_state import OptimizerState, swapping
 from optim.schedule import set_lr
-from utils.command.instantiate import plain
 from utils.errors import ConfigError
 
 ROWS, WIDTH, STEPS = 4, 3, 3
@@ -27,7 +26,7 @@ ByKind = Mapping[tuple[int, int], list[str]]  # names, by the optimizer's number
 
 @dataclass(frozen=True)
 class Trained:
-    """What a few steps have made of small parameters."""
+    """Small parameters after a few steps."""
 
     optimizers: list[torch.optim.Optimizer]
     state: dict[str, Tensor]
@@ -44,12 +43,7 @@ def try_optimizers(config: Any, parameters: Parameters, splits_weights: bool) ->
         whole = _train(config, small)
     except ConfigError:
         raise
-    except Exception as error:
-        if "closure" in str(error):
-            raise ConfigError(
-                f"optim.dense: an optimizer wants a closure ({error}), but a run computes gradients"
-                " once a step; use an optimizer that needs no more"
-            ) from None
+    except Exception:
         return  # real parameters may allow what small ones do not
     if splits_weights:
         _check_rows_suffice(config, small, whole)
@@ -97,8 +91,7 @@ def remembered(config: Any, parameters: Parameters) -> dict[str, Tensor]:
 
 def _by_kind(config: Any, parameters: Parameters) -> ByKind:
     by_kind: dict[tuple[int, int], list[str]] = {}
-    patterns = [entry["match"] for entry in plain(config)]
-    for number, names in enumerate(claims(patterns, parameters)):
+    for number, (_, names) in enumerate(claimed(config, parameters)):
         for name in names:
             by_kind.setdefault((number, parameters[name].ndim), []).append(name)
     return by_kind
@@ -138,7 +131,7 @@ def _train(config: Any, small: Mapping[str, Tensor]) -> Trained:
                 for group in optimizer.param_groups:
                     group["base_lr"] = LR
                 set_lr([optimizer], 1.0)
-                optimizer.step()
+                _step(optimizer)
     owners = {
         id(parameter): number
         for number, optimizer in enumerate(optimizers)
@@ -150,6 +143,18 @@ def _train(config: Any, small: Mapping[str, Tensor]) -> Trained:
         for name, parameter in parameters.items()
     }
     return Trained(optimizers, memory.state(), updates)
+
+
+def _step(optimizer: Any) -> None:
+    try:
+        optimizer.step()
+    except Exception as error:
+        if "closure" not in str(error):
+            raise
+        raise ConfigError(
+            f"optim.dense: {type(optimizer).__name__} wants a closure ({error}), but a run computes"
+            " gradients once a step; use an optimizer that needs no more"
+        ) from None
 
 
 def _fits(whole: Tensor, halves: list[Tensor], is_split: bool) -> bool:

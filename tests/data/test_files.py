@@ -1,4 +1,4 @@
-"""What a run knows of its data: a change anywhere in it, or in names and sizes of a large one."""
+"""The hash of a dataset sees every change, or in a large one changes of names and sizes."""
 
 from __future__ import annotations
 

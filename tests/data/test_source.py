@@ -1,4 +1,4 @@
-"""What a run knows of its data, and the lines about batches that are none."""
+"""Hashes by which a run recognises its data, and errors about malformed batches."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from optim import builtin
 from optim.optimizer_state import VALUES, OptimizerState, swapping, weights_to_evaluate
 from optim.schedule import set_lr
-from optim.trial import try_optimizers
+from optim.trial import remembered, try_optimizers
 from tests.ranks import Completed, assert_one_line, check_ended_well, run_module
 from tests.ranks_installed_optimizers import KINDS, build
 from tests.runs import EXACT, QUIET, TINY_CNN, Result, digest
@@ -144,8 +144,10 @@ def test_ranks_with_shares_take_what_works_by_rows(
 
 
 def test_an_optimizer_with_a_closure_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"^optim.dense: an optimizer wants a closure"):
+    with pytest.raises(ConfigError, match=r"^optim.dense: LBFGS wants a closure"):
         tried("lbfgs", False, monkeypatch)
+    with pytest.raises(ConfigError, match=r"^optim.dense: LBFGS wants a closure"):  # as plan does
+        remembered(CONFIG, {"weight": nn.Parameter(torch.ones(50, 40))})
 
 
 def run(kind: str, directory: Path, *arguments: str, ranks: int = 1) -> list[Completed]:

@@ -53,7 +53,7 @@ class Origin:
     """Describes the run that writes a checkpoint."""
 
     config: Mapping[str, Any]
-    data: Mapping[str, str]  # what the run knows of each part of its data
+    data: Mapping[str, str]  # texts by which each part of its data is recognised
     wandb_id: str | None
     lr: float  # the schedule's rate at the last step
     frozen: FrozenFiles
