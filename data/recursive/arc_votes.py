@@ -6,11 +6,9 @@ and shown on the report page.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,8 +31,7 @@ from utils.measure.scene import Files, fitting, scene
 
 PASSES = (1, 2, 5, 10, 100, 1000)
 LOGGED = (1, 2)  # in the line on every evaluation; 2 is what the contest allows
-POOLED = "pooled_"
-FILE = "arc_votes.npz"  # what later evaluations of a run may pool
+FILE = "arc_votes.npz"  # all different answers with their votes; pairs as in submission.json
 NAMES = ("pair", "key", "votes", "confidence", "grid")
 ATTEMPTS = 2  # in a submission and on the report page, for each pair
 SHOWN = 4  # pairs on the report page that one of the answers solves, and as many that none does
@@ -89,14 +86,6 @@ class ArcPairs:
             undone(labels, np.zeros(len(rows), int), np.tile(np.arange(10), (len(rows), 1)))[0]
         )
 
-    @property
-    def fingerprint(self) -> np.ndarray:
-        """Identifies the pairs, so that only votes on the same pairs are pooled."""
-        digest = hashlib.sha256(
-            json.dumps([self.names, self.ends.tolist(), self.truth.tolist()]).encode()
-        ).digest()
-        return np.frombuffer(digest, np.uint8)
-
     def shown(self, pair: int) -> dict[str, Any]:
         """Describes a pair for the report page: its name, input and right output."""
         row = self._rows[pair]
@@ -126,16 +115,13 @@ def keys(tokens: np.ndarray) -> np.ndarray:
 class ArcVotes:
     """Undoes the augmentation of answers, counts the votes for each different answer to a pair, and
     ranks all answers to a pair by votes, then by mean confidence.
-
-    With `pool`, the last evaluations of a run also vote together, this one included.
     """
 
-    def __init__(self, pairs: ArcPairs, pool: int = 1) -> None:
-        self._pairs, self._pool = pairs, pool
+    scalars = tuple(f"{of}pass@{k}" for of in ("", "pair_", "whole_") for k in PASSES)
+
+    def __init__(self, pairs: ArcPairs) -> None:
+        self._pairs = pairs
         self._found: dict[tuple[int, int], list] = {}  # by pair and key
-        self._earlier: list[Path] = []
-        own = [f"{of}pass@{k}" for of in ("", "pair_", "whole_") for k in PASSES]
-        self.scalars = [*own, *(f"{POOLED}{name}" for name in own if pool > 1)]
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
         outputs = prediction.outputs
@@ -170,11 +156,6 @@ class ArcVotes:
             )
         )
 
-    def recall(self, step: int, earlier: Callable[[str, int], Sequence[Path]]) -> None:
-        """Finds the votes of earlier evaluations."""
-        if self._pool > 1:  # to find them, all of the run's metrics are read
-            self._earlier = [*earlier(FILE, self._pool - 1)]
-
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         """`pass@k` is the mean over puzzles of the share of their pairs that one of the first k
         answers solves, as TRM reports it; `pair_pass@k` the share of all pairs; `whole_pass@k` that
@@ -182,20 +163,13 @@ class ArcVotes:
         """
         if not rows:
             return Report()
-        counted = merge_counts([{name: tensor.numpy() for name, tensor in rows.items()}])
+        counted = merge_counts({name: tensor.numpy() for name, tensor in rows.items()})
         metrics, submission = self._judged(counted)
-        files: dict[str, str | bytes] = {"submission.json": submission, **self._scene(counted)}
+        np.savez_compressed(written := BytesIO(), **counted)  # type: ignore[arg-type]
+        files = {"submission.json": submission, FILE: written.getvalue(), **self._scene(counted)}
         said = "  ".join(f"pass@{k} {metrics[f'pass@{k}']:.4f}" for k in PASSES)
         text = f"{len(self._pairs.ends)} puzzles, {len(self._pairs.truth)} test pairs: {said}"
         line = "  ".join(f"pass@{k} {metrics[f'pass@{k}']:.4f}" for k in LOGGED)
-        if self._pool > 1:
-            together = counted
-            for file in self._earlier:
-                together = merge_counts([together, self._read(file)])
-            pooled, files[f"{POOLED}submission.json"] = self._judged(together)
-            metrics |= {f"{POOLED}{name}": value for name, value in pooled.items()}
-            np.savez_compressed(written := BytesIO(), of=self._pairs.fingerprint, **counted)  # type: ignore[arg-type]
-            files[FILE] = written.getvalue()
         return Report(metrics=metrics, files=files, text=text, line=line)
 
     def _scene(self, counted: Mapping[str, np.ndarray]) -> Files:
@@ -221,14 +195,6 @@ class ArcVotes:
         return fitting(
             shown, lambda some: scene("arc", "arc", "ARC test pairs", CAPTION, pairs=some)
         )
-
-    def _read(self, file: Path) -> dict[str, np.ndarray]:
-        with np.load(file, allow_pickle=False) as content:
-            if bytes(content["of"]) != bytes(self._pairs.fingerprint):
-                raise ConfigError(
-                    f"data.arc_pool={self._pool}: {file} has votes on other test pairs; remove it"
-                )
-            return {name: content[name] for name in NAMES}
 
     def _judged(self, counted: Mapping[str, np.ndarray]) -> tuple[dict[str, float], str]:
         """Returns metrics and a submission."""
@@ -269,11 +235,10 @@ class ArcVotes:
         }
 
 
-def merge_counts(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Merges counts of answers. Those of a pair come in the order of their keys, so the order of
-    `parts` does not matter.
+def merge_counts(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Adds up the ranks' counts of each answer. The answers to a pair come in the order of their
+    keys, whichever rank counted them.
     """
-    rows = {name: np.concatenate([part[name] for part in parts]) for name in NAMES}
     order = np.lexsort((rows["key"], rows["pair"]))
     pair, key = rows["pair"][order], rows["key"][order]
     first = np.flatnonzero(np.r_[True, (np.diff(pair) != 0) | (np.diff(key) != 0)])

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt, with_config
+from pydantic import NonNegativeInt, PositiveInt, with_config
 from typing_extensions import Doc, TypedDict
 
 from data.example_text import ExampleText
@@ -34,7 +34,7 @@ from data.source import (
     Spec,
     combined_fingerprint,
 )
-from utils.command.marks import MAY_CHANGE, SAME_RUN, STRICT, Share
+from utils.command.marks import MAY_CHANGE, STRICT, Share
 from utils.errors import ConfigError, short
 from utils.measure.evaluator import Evaluator
 
@@ -68,15 +68,6 @@ class PuzzleSource(Source):
             str | None,
             MAY_CHANGE,
             Doc("with eval_only: a puzzle of your own, or a file of them, to be answered"),
-        ],
-        arc_pool: Annotated[
-            int,
-            Field(ge=1, le=1000),
-            SAME_RUN,
-            Doc(
-                "with evaluators=[arc]: the answers of this many last evaluations in training "
-                "also vote together, as pooled_pass@k"
-            ),
         ],
         whole_paths_from: Annotated[
             Share | None,
@@ -133,17 +124,11 @@ class PuzzleSource(Source):
                 )
             self._own, example = own_examples(puzzle, train[0].split)
             self._eval_sets = {"puzzle": example}
-        pooled = 1 if run.eval_only else arc_pool
         self._scorers = {
-            key: partial(ArcVotes, pairs, pooled)
+            key: partial(ArcVotes, pairs)
             for key, of in self._test.items()
             if len(self._eval_sets.get(key, ())) and (pairs := _arc_pairs(evaluators, *of))
         }
-        if pooled > 1 and not self._scorers:
-            raise ConfigError(
-                f"data.arc_pool={arc_pool}: only answers to ARC are pooled, and none are scored"
-                " here; leave it 1"
-            )
         self.spec = Spec(
             vocab_size=max_vocab(train),
             seq_len=train[0].split.metadata.seq_len,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +19,6 @@ from utils.measure.evaluator import (
     Evaluator,
     Folder,
     Prediction,
-    Recalls,
     Report,
     TriedBatch,
 )
@@ -119,11 +117,6 @@ class Evaluation:
         rows = [self._gather(evaluator.rows()) for evaluator in measuring]
         with self.dist.agreed():
             if self.dist.is_main:
-                for evaluator in evaluators:
-                    if isinstance(evaluator, Recalls):
-                        evaluator.recall(
-                            self.step, partial(self._folder.earlier_files, self.step, set_name)
-                        )
                 self._means.append(of_objective)
                 self._reports[set_name] = [
                     self._report(evaluator, gathered)

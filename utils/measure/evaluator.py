@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -77,17 +77,6 @@ class Evaluator(Protocol):
         ...
 
 
-@runtime_checkable
-class Recalls(Protocol):
-    """An evaluator that also reads files that earlier evaluations of its set have written."""
-
-    def recall(self, step: int, earlier: Callable[[str, int], Sequence[Path]]) -> None:
-        """Called on rank 0 before `report`. `step` is the number of steps done; `earlier(name, n)`
-        returns the paths of the last n files of a name.
-        """
-        ...
-
-
 class Folder(Protocol):
     """The folder for an evaluation's files."""
 
@@ -98,10 +87,4 @@ class Folder(Protocol):
 
     def write_evaluation(self, step: int, set_name: str, files: Mapping[str, str | bytes]) -> None:
         """Writes the files of a step and a set, by name."""
-        ...
-
-    def earlier_files(self, step: int, set_name: str, name: str, most: int) -> Sequence[Path]:
-        """Returns the files of this name that evaluations of the set wrote before a step: at most
-        `most`, the newest first.
-        """
         ...

@@ -64,16 +64,6 @@ class AppendedFile:
             self._file.close()
 
 
-def steps_evaluated(path: Path) -> set[int]:
-    """Returns the steps of metrics.jsonl that have an evaluation."""
-    evaluated = set()
-    for line in read_bytes(path).splitlines():
-        if b'"eval/' in line:
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                evaluated.add(int(json.loads(line)["step"]))
-    return evaluated
-
-
 def keep_rows(file: Path, last: int, evaluation_due: bool) -> None:
     """Keeps the whole rows up to a step, and drops that step's evaluation where it is still due."""
     if not file.exists():

@@ -27,7 +27,7 @@ from utils.files import safe_name, write_whole
 from utils.ranks.distributed import Dist
 from utils.ranks.signals import STATUS
 from utils.rundir import folders
-from utils.rundir.append import AppendedFile, Troubles, keep_rows, steps_evaluated
+from utils.rundir.append import AppendedFile, Troubles, keep_rows
 from utils.rundir.maker import PATIENCE_S, Maker
 from utils.rundir.progress import ProgressBar
 from utils.rundir.status import FINAL, Status, other_writer, state_of
@@ -198,21 +198,6 @@ class RunDirectory:
                 folder.mkdir(exist_ok=True)  # and not the one above, which may be gone by now
             for name, content in files.items():
                 write_whole(folder / safe_name(name), content)
-
-    def earlier_files(self, step: int, set_name: str, name: str, most: int) -> Sequence[Path]:
-        """Returns files of this name that earlier evaluations of a set left, the newest first."""
-        # other folders belong to steps that were rolled back
-        evaluated = steps_evaluated(self.directory / "metrics.jsonl")
-        earlier = sorted((number for number in evaluated if number < step), reverse=True)
-        files = (
-            self.directory
-            / "evaluations"
-            / f"step_{number}"
-            / safe_name(set_name)
-            / safe_name(name)
-            for number in earlier
-        )
-        return [file for file in files if file.is_file()][:most]
 
     def progress(
         self,

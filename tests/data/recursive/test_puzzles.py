@@ -172,7 +172,6 @@ def test_impossible_requests_name_key_value_and_fix(tmp_path):
         ({"data_paths": [b]}, "both given"),
         ({"data_paths_test": [b]}, "no test/dataset.json"),
         ({"data_path": None, "embedded": None}, "data_path=null"),
-        ({"arc_pool": 3}, "data.arc_pool=3"),
     ]:
         with pytest.raises(ConfigError, match=message):
             source(**({"path": a} | settings))

@@ -18,7 +18,7 @@ def test_help_lists_every_key_of_the_run() -> None:
     for key in keys.Root.model_fields:
         if key in config and key != "experiment":
             assert f"  {key}" in text, key
-    for key in ("arch.H_cycles", "arch.loss.label_smoothing", "data.arc_pool", "experiment="):
+    for key in ("arch.H_cycles", "arch.loss.label_smoothing", "data.puzzle", "experiment="):
         assert key in text
 
 

@@ -141,12 +141,6 @@ def test_files_lie_by_step_and_set(tmp_path: Path, capsys: pytest.CaptureFixture
         run.write_evaluation(10, "..", {"/etc/x": "x"})
         # again, by a run that was continued
         run.write_evaluation(5, "all", {"confusion.svg": "<svg>2</svg>"})
-        earlier = run.earlier_files
-        assert not earlier(10, "all", "table.csv", 2), "this run has evaluated nothing"
-        run.log(5, {"eval/x": 1.0})
-        table = tmp_path / "evaluations" / "step_5" / "all" / "table.csv"
-        assert earlier(10, "all", "table.csv", 2) == [table]
-        assert not [*earlier(5, "all", "table.csv", 2), *earlier(10, "all", "table.csv", 0)]
     assert tree(tmp_path / "evaluations") == {
         "step_5/all/confusion.svg": b"<svg>2</svg>",
         "step_5/all/table.csv": b"a,b\n",
