@@ -35,7 +35,7 @@ PLACEHOLDERS = {
     **{f"{group}=mine": "" for group in ("arch", "data", "optim", "sync", "experiment")},
     "data=bars": "",  # data/README.md shows how to add it: tests/data/test_guide.py
     "optim=sign_descent": "",  # so does optim/README.md
-    "sync=one_by_one": "",  # and optim/sync/README.md
+    "sync=one_by_one": "",
     "arch=focal": "",  # docs/adding-an-objective.md shows how to add it: tests/test_extending.py
     "[RUN": "RUN",
     "…]": "",

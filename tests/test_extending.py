@@ -32,8 +32,13 @@ def examples(guide: str) -> dict[str, str]:
 # Guides, and the arguments that train their examples
 SHORT = ["epochs=null", "eval_interval=null", "max_steps=2", "global_batch_size=16"]
 GUIDES = {
-    "optim/README.md": ["arch=cnn", "data=digits", "optim=sign_descent", *SHORT],
-    "optim/sync/README.md": ["arch=cnn", "data=digits", "optim=adamw", "sync=one_by_one", *SHORT],
+    "optim/README.md": [
+        "arch=cnn",
+        "data=digits",
+        "optim=sign_descent",
+        "sync=one_by_one",
+        *SHORT,
+    ],
     "data/README.md": ["data=bars", "arch=cnn", "optim=adamw", *SHORT],
     "models/README.md": ["arch=mine", "data=digits", "optim=adamw", *SHORT],
     "docs/adding-an-objective.md": ["arch=focal", *TINY_GPT[1:], *SHORT],
