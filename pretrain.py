@@ -27,7 +27,7 @@ from data.stream import ShardStream, eval_batches, read_shards, to_tensors, trai
 from models import laws
 from models.objective import Batch, Context, Objective, make_objective
 from optim.agreement import Agreement
-from optim.groups import build_clips, build_dense, build_sparse
+from optim.groups import build_dense, build_sparse
 from optim.norms import Norms
 from optim.optimizer_state import OptimizerState, swapping, weights_to_evaluate
 from optim.replicas import broadcast_from_rank_0, check_same, check_same_data, check_same_files
@@ -155,7 +155,6 @@ class Trainer:
         self.schedule = build_schedule(
             cfg.optim.schedule, length.total_steps, length.steps_per_epoch
         )
-        self.clips = build_clips(cfg.grad_clip, parameters)  # norms to which gradients are scaled
         self.norms = Norms(sync)  # of logged steps
         # of evaluations; decides which checkpoint is the best
         self.judging_metric = objective.judging_metric(cfg.objective_metric)
@@ -406,8 +405,8 @@ class Trainer:
             self.meter.add({**out.metrics, "loss": (out.loss, out.weight)}, shards[0])
         if logs:
             self.norms.before_update()
-        for names, max_norm in self.clips:
-            sync.clip(max_norm, names)
+        if self.cfg.grad_clip is not None:
+            sync.clip(self.cfg.grad_clip)
         set_lr(self.optimizers, self.schedule(self.step + 1))
         for optimizer in self.optimizers:
             optimizer.step()

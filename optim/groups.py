@@ -15,9 +15,6 @@ from utils.command.instantiate import make, plain
 from utils.errors import ConfigError, short
 from utils.ranks.distributed import Dist
 
-# the parameters of a norm, by name (None: all), and the norm
-Clip = tuple[list[str] | None, float]
-
 
 def build_dense(
     config: Sequence[Mapping[str, Any]],
@@ -118,33 +115,6 @@ def claims(patterns: Sequence[str], names: Iterable[str]) -> list[list[str]]:
             )
             raise ConfigError(f"optim.dense[{number}].match={pattern.pattern}: {why} or remove it")
     return claimed
-
-
-def build_clips(grad_clip: Any, names: Iterable[str]) -> list[Clip]:
-    """Returns norms to which gradients are scaled, and the parameters that each is for.
-
-    One norm is for all parameters. Of norms by pattern, the first that matches a parameter's whole
-    name counts; a parameter that none matches is not clipped.
-    """
-    if grad_clip is None:
-        return []
-    norms = plain(grad_clip)
-    if not isinstance(norms, dict):
-        return [(None, norms)]
-    compiled = {pattern: _compiled("grad_clip", str(pattern)) for pattern in norms}
-    claimed: dict[str, list[str]] = {pattern: [] for pattern in norms}
-    names = list(names)
-    for name in names:
-        owner = next((key for key, pattern in compiled.items() if pattern.fullmatch(name)), None)
-        if owner is not None:
-            claimed[owner].append(name)
-    for pattern, claim in claimed.items():
-        if not claim:
-            raise ConfigError(
-                f"grad_clip={pattern}: matches no parameter that an earlier pattern has not taken;"
-                f" names look like {', '.join(names[:2])}"
-            )
-    return [(claimed[pattern], norm) for pattern, norm in norms.items()]
 
 
 def _compiled(key: str, pattern: str) -> re.Pattern[str]:

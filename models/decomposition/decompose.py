@@ -9,7 +9,6 @@ Bushnaq, Braun, Sharkey 2025 (arXiv 2506.20790).
 
 from __future__ import annotations
 
-import math
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,23 +39,9 @@ from utils.spec import IGNORE
 from utils.transfer import to_device
 
 # losses that compare a masked net with the target
-LOSSES = ("stochastic", "layerwise", "subset", "adversarial")
+LOSSES = ("stochastic", "layerwise", "subset")
 EPS = 1e-12
 SIGNAL_STEPS = 20  # the warm-up looks for signals after this many steps
-
-
-@with_config(STRICT)
-class AdversarialKeys(TypedDict):
-    """With the worst masks that ascent along the signs of gradients finds: projected gradient
-    descent (PGD) in the published code.
-    """
-
-    coefficient: NonNegativeFloat
-    steps: Annotated[PositiveInt, Doc("steps of ascent")]
-    rate: Annotated[float, Field(gt=0, le=1), Doc("by how much a step changes each mask")]
-    persistent: Annotated[
-        bool, Doc("ascent continues, for each row of the batch, where it ended in the step before")
-    ]
 
 
 @with_config(STRICT)
@@ -92,16 +77,8 @@ class Decompose(Objective):
         subset: Annotated[
             NonNegativeFloat, Doc("with some of the matrices masked at random, drawn for each row")
         ],
-        adversarial: Annotated[AdversarialKeys, Doc("with the worst masks that ascent finds")],
         minimality: Annotated[
             NonNegativeFloat, Doc("few components are needed: the sum of gates to the power of p")
-        ],
-        frequency: Annotated[
-            NonNegativeFloat,
-            Doc(
-                "components that many inputs need cost more: times 1 + this × log2(1 + sum over "
-                "the batch)"
-            ),
         ],
         p: Annotated[float, Field(gt=0, le=100), Doc("the power at the start of the run")],
         p_end: Annotated[
@@ -130,13 +107,11 @@ class Decompose(Objective):
         ],
     ) -> None:
         super().__init__(model)
-        self.adversary = adversarial
         self.coefficients = {
             "faithfulness": faithfulness,
             "stochastic": stochastic,
             "layerwise": layerwise,
             "subset": subset,
-            "adversarial": adversarial["coefficient"],
             "minimality": minimality,
         }
         if not any(self.coefficients[name] for name in LOSSES):
@@ -152,7 +127,6 @@ class Decompose(Objective):
         self.last_alone = positions == "last"
         self.error_name = "kl" if model.predicts_tokens else "mse"
         self.headline = Metric(f"{self.error_name}_rounded", lower_is_better=True)
-        self.frequency = frequency
         self.p, self.p_end = p, p if p_end is None else p_end
         self.warmup_steps, self.warmup_lr = warmup_steps, warmup_lr
         self.live_above, self.known = live_above, known
@@ -191,27 +165,10 @@ class Decompose(Objective):
             by_shard.append(self.model.probe(*self._inputs(batch))[1])
         return by_shard
 
-    def initial_carry(self, batch: Batch) -> Carry:
-        """Returns the adversary's sources if they persist from step to step: negative until the
-        first step has set them.
-        """
-        if not (self.adversary["coefficient"] and self.adversary["persistent"]):
-            return None
-        positions = tuple(batch["inputs"].shape[1:]) if self.model.predicts_tokens else ()
-        shape = (len(batch["inputs"]), 1, *positions, self._width)
-        return {"sources": torch.full(shape, -1.0, device=batch["inputs"].device)}
-
-    def statistics(self, batch: Batch, carry: Carry, ctx: Context) -> dict[str, Tensor]:
-        """Returns the importance of each component, which `frequency` needs of the whole batch."""
-        if not (self.frequency and self.coefficients["minimality"]):
-            return {}
-        examples, gates = self._prepare_examples(batch)
-        return {"importance": self._importance(gates, examples.repeats, ctx).double()}
-
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
         examples, gates = self._prepare_examples(batch)
         rows = batch["inputs"].numel() if self.model.predicts_tokens else len(batch["inputs"])
-        terms, carry = self._reconstruction(examples, ctx, carry)
+        terms = self._reconstruction(examples, ctx)
         if self.coefficients["faithfulness"]:
             terms["faithfulness"] = self._faithfulness() * rows
         if self.coefficients["minimality"]:
@@ -221,7 +178,7 @@ class Decompose(Objective):
         live = (examples.gates.detach() > self.live_above).sum(-1)
         terms["l0"] = (live if examples.repeats is None else live * examples.repeats).sum()
         return StepOut(
-            loss, weight, {name: (term.detach(), weight) for name, term in terms.items()}, carry
+            loss, weight, {name: (term.detach(), weight) for name, term in terms.items()}
         )
 
     def _prepare_examples(self, batch: Batch) -> tuple[_Examples, Tensor]:
@@ -317,11 +274,7 @@ class Decompose(Objective):
         its gates are those of all such rows. One of them is computed for all. Not on a GPU, which
         would have to wait until the host knows their number.
         """
-        if (
-            self.model.predicts_tokens
-            or inputs[0].device.type != "cpu"
-            or self.coefficients["adversarial"]
-        ):
+        if self.model.predicts_tokens or inputs[0].device.type != "cpu":
             return None, None
         empty = torch.stack([(each == 0).all(-1) for each in inputs]).all(0)
         (full,), (none,) = (~empty).nonzero(as_tuple=True), empty.nonzero(as_tuple=True)
@@ -331,21 +284,13 @@ class Decompose(Objective):
         repeats[-1] = len(none)
         return torch.cat((full, none[:1])), repeats
 
-    def _reconstruction(
-        self, examples: _Examples, ctx: Context, carry: Carry
-    ) -> tuple[dict[str, Tensor], Carry]:
-        """Returns the losses that compare masked nets with the target, each with draws of its own,
-        and the carry.
-        """
+    def _reconstruction(self, examples: _Examples, ctx: Context) -> dict[str, Tensor]:
+        """Returns the losses that compare masked nets with the target, each with its own draws."""
         asked = [name for name in LOSSES if self.coefficients[name]]
         sources = ctx.noise.uniform(
             "masks", examples.shape(len(asked), self._width), examples.rows
         ).to(examples.gates.dtype)
         by_loss = dict(zip(asked, sources.split(1, dim=1), strict=True))
-        if "adversarial" in asked:
-            worst = self._worst_sources(examples, by_loss["adversarial"], carry)
-            by_loss["adversarial"] = worst
-            carry = {"sources": worst.float()} if carry is not None else None
         masks = {name: Masks.between(examples.gates, each) for name, each in by_loss.items()}
         if "subset" in asked:
             masks["subset"] = route(
@@ -366,26 +311,7 @@ class Decompose(Objective):
         terms = dict(zip(masks, sums[: len(masks)], strict=True))
         if one_by_one is not None:
             terms["layerwise"] = torch.stack(sums[len(masks) :]).mean()
-        return terms, carry
-
-    def _worst_sources(self, examples: _Examples, sources: Tensor, carry: Carry) -> Tensor:
-        """Returns the sources of the masks with the largest error that ascent finds."""
-        if carry is not None:
-            sources = torch.where(carry["sources"] < 0, sources, carry["sources"].to(sources.dtype))
-        for _ in range(self.adversary["steps"]):
-            slope = self._slope(examples, sources)
-            sources = (sources + self.adversary["rate"] * slope.sign()).clamp_(0, 1)
-        return sources
-
-    def _slope(self, examples: _Examples, sources: Tensor) -> Tensor:
-        """Returns the gradient of the error, summed over rows, by the sources of masks."""
-        with torch.enable_grad():
-            sources = sources.detach().requires_grad_()
-            masks = Masks.between(examples.gates.detach(), sources)
-            (error,) = errors(
-                self.model, examples.x, examples.documents, examples.target_out, masks, self._error
-            )
-            return torch.autograd.grad(error.sum(), sources)[0]
+        return terms
 
     def _error(self, out: Tensor, target_out: Tensor) -> Tensor:
         """Returns the error of each row. Where only the ends of texts count, an end stands for all
@@ -412,26 +338,12 @@ class Decompose(Objective):
             each.numel() for each in remainders
         )
 
-    def _importance(self, gates: Tensor, repeats: Tensor | None, ctx: Context) -> Tensor:
-        """Returns the importance of each component [K]: its gate to the power of p, summed over
-        rows.
-        """
+    def _minimality(self, gates: Tensor, repeats: Tensor | None, ctx: Context) -> Tensor:
+        """Returns the sum of all gates to the power of p."""
         p = self.p + (self.p_end - self.p) * ctx.progress
         gates = upper_leaky(gates).flatten(0, -2)
         gates = gates if p == 1 else (gates + EPS).pow(p)
-        return gates.sum(0) if repeats is None else repeats @ gates
-
-    def _minimality(self, gates: Tensor, repeats: Tensor | None, ctx: Context) -> Tensor:
-        importance_K = self._importance(gates, repeats, ctx)
-        if not self.frequency:
-            return importance_K.sum()
-        # f(S) = S (1 + β log2(1 + S)) of the sum over the whole batch; this share's gradient is
-        # f'(S) times its own
-        total_K = ctx.totals["importance"].to(importance_K.dtype)
-        rate_K = 1 + self.frequency * torch.log2(1 + total_K)
-        slope_K = rate_K + self.frequency * total_K / ((1 + total_K) * math.log(2))
-        share_K = importance_K.detach()
-        return (share_K * rate_K + slope_K * (importance_K - share_K)).sum()
+        return (gates.sum(0) if repeats is None else repeats @ gates).sum()
 
 
 @dataclass(frozen=True)

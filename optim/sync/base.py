@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -106,14 +106,13 @@ class Sync:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
-    def clip(self, max_norm: float, names: Collection[str] | None = None) -> Tensor:
-        """Scales dense gradients, all or those of these parameters, to a norm of at most `max_norm`
-        together.
+    def clip(self, max_norm: float) -> Tensor:
+        """Scales dense gradients to a norm of at most `max_norm` together.
 
         Gradients of table rows are not scaled: their optimizer uses only signs. Returns the norm
         before scaling, still on the device.
         """
-        grads = self.gradients() if names is None else self._grads_of(names)
+        grads = self.gradients()
         norm = self.norm(grads)
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         if factor.device.type == "cpu" and factor == 1:  # saves a pass; a GPU would be waited for
@@ -156,11 +155,7 @@ class Sync:
 
     def gradients(self) -> list[Tensor]:
         """Returns the gradients, for dividing and clipping."""
-        return self._grads_of(self.parameters)
-
-    def _grads_of(self, names: Collection[str]) -> list[Tensor]:
-        grads = (self.parameters[name].grad for name in names)
-        return [grad for grad in grads if grad is not None]
+        return [p.grad for p in self.parameters.values() if p.grad is not None]
 
     def over_micro_batches(self, rows: Sequence[Tensor]) -> Tensor:
         """Returns the sum of what this rank has for each of its micro-batches."""

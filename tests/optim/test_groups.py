@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from models.sparse_embedding import SparseEmbedding
-from optim.groups import build_clips, build_dense, build_sparse
+from optim.groups import build_dense, build_sparse
 from optim.schedule import build_schedule
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
@@ -104,18 +104,6 @@ def test_norms_and_biases_do_not_decay_where_matrices_alone_do():
         torch.testing.assert_close(
             p.detach(), before[name] * (1 - 1e-2 * 0.1) if p.ndim > 1 else before[name]
         )
-
-
-def test_norms_by_pattern_are_for_what_the_first_pattern_matches():
-    names = ["parts.V", "parts.U", "gates.in", "bias"]
-    assert build_clips(None, names) == []
-    assert build_clips(2.0, names) == [(None, 2.0)]
-    clips = build_clips({r"gates\..*": 0.5, ".*[.].*": 3}, names)
-    assert clips == [(["gates.in"], 0.5), (["parts.V", "parts.U"], 3)]
-    with pytest.raises(ConfigError, match=r"grad_clip=gates: matches no parameter"):
-        build_clips({"gates": 0.5}, names)
-    with pytest.raises(ConfigError, match=r"grad_clip=\(: not a regular expression"):
-        build_clips({"(": 0.5}, names)
 
 
 @pytest.mark.parametrize(

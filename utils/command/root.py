@@ -101,10 +101,8 @@ class Root(BaseModel):
     beta2: Annotated[float, Field(ge=0, lt=1)]
     """Decay of the mean of squared gradients"""
     weight_decay: NonNegativeFloat
-    grad_clip: PositiveFloat | dict[str, PositiveFloat] | None
-    """Largest global gradient norm; or largest norms by patterns of parameters' names, of
-    which the first that matches counts: {.*gates.*: 0.1, .*: 1}
-    """
+    grad_clip: PositiveFloat | None
+    """Largest global gradient norm"""
     on_nonfinite: Annotated[Literal["raise", "skip"], SAME_RUN]
     """What to do with a step whose gradients are not finite"""
     ema: bool

@@ -30,7 +30,6 @@ from utils.ranks.distributed import Dist
 LOSS: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/arch/components.yaml").loss)
 LOSS |= {"minimality": 0.1, "warmup_steps": 0}
 del LOSS["_target_"]
-ADVERSARY: dict[str, Any] = {"coefficient": 1.0, "steps": 3, "rate": 0.2, "persistent": False}
 COMMON = [
     "arch=components",
     "optim=adamw",
@@ -150,27 +149,6 @@ def test_the_loss_is_the_papers(tms_target: Path, tmp_path: Path) -> None:
     assert_close(gradients[name][inside], wanted[inside], rtol=1e-9, atol=1e-12)
 
 
-def test_each_row_has_its_worst_masks(tms_target: Path, tmp_path: Path) -> None:
-    """Signs of plain differences lead to them."""
-    objective, batch, ctx = objective_on(tms_target, tmp_path)
-    h = ByHand(objective, batch)
-    gates = torch.cat(h.raw, 1).clamp(0, 1).detach()
-
-    def errors_of(sources: Tensor) -> Tensor:
-        m = gates + (1 - gates) * sources[:, :12]
-        return h.errors((m[:, :6], sources[:, 12:13]), (m[:, 6:], sources[:, 13:])).detach()
-
-    sources = ctx.noise.uniform("masks", (8, 14)).double()
-    for _ in range(ADVERSARY["steps"]):
-        steps = 1e-6 * torch.eye(14).double()
-        slopes = torch.stack([errors_of(sources + s) - errors_of(sources - s) for s in steps], -1)
-        signs = torch.where(slopes.abs() < 1e-13, 0, slopes.sign())
-        sources = (sources + 0.2 * signs).clamp(0, 1)
-    alone = changed(objective, stochastic=0.0, layerwise=0.0, adversarial=ADVERSARY)
-    found = alone(batch, None, ctx).metrics["adversarial"][0]
-    assert_close(found, errors_of(sources).sum())
-
-
 def test_passes_at_once_are_passes_one_by_one(tms_target: Path, tmp_path: Path) -> None:
     objective, batch, _ = objective_on(tms_target, tmp_path)
     model, x = objective.model, batch["inputs"].double()
@@ -215,59 +193,6 @@ def test_empty_examples_count_though_only_one_is_computed(
     all_of_them = with_gradients(objective, batch, ctx)
     assert_close(few, all_of_them, rtol=1e-9, atol=1e-12)
     assert_close(dict(metrics), dict(objective(batch, None, ctx).metrics), check_dtype=False)
-
-
-def test_the_frequency_form_sees_the_whole_batch_and_has_its_gradient(
-    tms_target: Path, tmp_path: Path
-) -> None:
-    objective, batch, _ = objective_on(tms_target, tmp_path)
-    objective = changed(
-        objective,
-        stochastic=0.0,
-        layerwise=0.0,
-        subset=1e-30,
-        faithfulness=0.0,
-        frequency=0.7,
-        minimality=1.0,
-    )
-    halves = [
-        {name: tensor[rows] for name, tensor in batch.items()}
-        for rows in (slice(0, 4), slice(4, 8))
-    ]
-    context = Context(0.0, Noise(0, 0, [0]))
-    with torch.no_grad():
-        total = sum(objective.statistics(half, None, context)["importance"] for half in halves)
-    objective.zero_grad()
-    losses = [
-        objective(half, None, Context(0.0, context.noise, {"importance": total})).loss
-        for half in halves
-    ]  # type: ignore[dict-item]
-    torch.stack(losses).sum().backward()
-    found = {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
-    objective.zero_grad()
-    raw = objective.model.gate_logits(objective.model.probe(batch["inputs"].double())[1])
-    sums = torch.where(raw > 1, 1 + 0.01 * (raw - 1), raw.clamp(0, 1)).sum(0)
-    expected = (sums * (1 + 0.7 * torch.log2(1 + sums))).sum()
-    expected.backward()
-    assert_close(torch.stack(losses).sum(), expected, rtol=1e-9, atol=1e-9)
-    for name in ("model.gates.inward_KH", "model.gates.outward_bias_K"):
-        grad = objective.get_parameter(name).grad
-        assert grad is not None
-        assert_close(found[name], grad, rtol=1e-7, atol=1e-9)
-
-
-def test_the_adversary_does_more_harm_than_chance_and_may_go_on(
-    tms_target: Path, tmp_path: Path
-) -> None:
-    objective, batch, ctx = objective_on(tms_target, tmp_path)
-    once = changed(objective, layerwise=0.0, adversarial=ADVERSARY)
-    metrics = once(batch, None, ctx).metrics
-    assert metrics["adversarial"][0] > 1.3 * metrics["stochastic"][0]
-    again = changed(objective, layerwise=0.0, adversarial=ADVERSARY | {"persistent": True})
-    first = again(batch, again.initial_carry(batch), ctx)
-    assert_close(first.metrics["adversarial"], metrics["adversarial"])
-    second = again(batch, first.carry, ctx)
-    assert second.metrics["adversarial"][0] > first.metrics["adversarial"][0]
 
 
 def test_masks_of_a_language_model(gpt_target: Path, tmp_path: Path) -> None:
@@ -348,7 +273,7 @@ REFUSED = [
     ("[linear3]", r"arch\.modules=linear3: matches no matrix; there are linear1, linear2"),
     ("['(']", "not a regular expression"),
     ("[]", r"arch\.modules=\[\]: chooses no matrix"),
-    (".* arch.loss.stochastic=0 arch.loss.layerwise=0", "layerwise, subset, adversarial are 0"),
+    (".* arch.loss.stochastic=0 arch.loss.layerwise=0", "stochastic, layerwise, subset are 0"),
     (".* arch.loss.positions=last", "last: compares outputs at the end of texts, and this net"),
     (".* arch.loss.known.identity=[x]", r"x: matches none of the chosen matrices, linear1"),
     (".* data.num_features=6", r"linear1\.weight is \(2, 5\) of floats there and \(2, 6\)"),
