@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from utils.command.instantiate import make, parameters_of
-from utils.command.marks import Share
+from utils.command.marks import Fraction
 from utils.errors import ConfigError, brief
 
 Schedule = Callable[[int], float]
@@ -37,7 +37,7 @@ class WarmupDecay:
 
     total_steps: int
     warmup_steps: NonNegativeInt
-    min_ratio: Share
+    min_ratio: Fraction
     decay_share: Annotated[float, Field(gt=0, le=1)] | None
 
     def __call__(self, step: int) -> float:

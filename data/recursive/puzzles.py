@@ -34,7 +34,7 @@ from data.source import (
     Spec,
     combined_fingerprint,
 )
-from utils.command.marks import MAY_CHANGE, STRICT, Share
+from utils.command.marks import MAY_CHANGE, STRICT, Fraction
 from utils.errors import ConfigError, short
 from utils.measure.evaluator import Evaluator
 
@@ -70,7 +70,7 @@ class PuzzleSource(Source):
             Doc("with eval_only: a puzzle of your own, or a file of them, to be answered"),
         ],
         whole_paths_from: Annotated[
-            Share | None,
+            Fraction | None,
             Doc(
                 "mazes: paths are cut into pieces, which grow from a few cells to the whole path "
                 "until this share of the steps is done"

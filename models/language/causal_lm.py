@@ -19,7 +19,7 @@ from models import llama
 from models.language.gpt import GPT
 from models.layers import Past, recomputed
 from models.objective import Batch, Carry, Context, Objective, StepOut
-from utils.command.marks import Share
+from utils.command.marks import Fraction
 from utils.measure.evaluator import Prediction
 from utils.measure.metrics import Metric, MetricSums
 from utils.spec import IGNORE
@@ -44,7 +44,7 @@ class CausalLM(Objective):
             Doc("computes the logits of at most so many tokens at once; null: of all"),
         ],
         z_loss: Annotated[
-            Share,
+            Fraction,
             Doc(
                 "coefficient of the squared log of the softmax's denominator in the training "
                 "loss; PaLM: 1e-4"

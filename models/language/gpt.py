@@ -35,7 +35,7 @@ from models.layers import (
     recomputed,
     widen,
 )
-from utils.command.marks import STRICT, Share
+from utils.command.marks import STRICT, Fraction
 from utils.errors import ConfigError
 from utils.spec import Spec
 
@@ -70,7 +70,7 @@ class Shape:
     recompute: Annotated[
         bool, Doc("computes blocks again in the backward pass: less memory, a third more work")
     ]
-    rms_norm_eps: Share
+    rms_norm_eps: Fraction
     rope_theta: Annotated[PositiveFloat, Doc("base of the rotary frequencies")]
     forward_dtype: ForwardDtype
     head_dim: Annotated[

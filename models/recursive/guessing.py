@@ -26,7 +26,7 @@ from models.recursive.recursion import where_slots
 from models.recursive.search import Rules, answers_by_search, fill_in
 from models.recursive.sudoku_net import BLANK, SudokuNet, what_is_known
 from models.recursive.thinking import ByStep, ThinkingSteps
-from utils.command.marks import SAME_RUN, Share
+from utils.command.marks import SAME_RUN, Fraction
 from utils.measure.evaluator import Evaluator, Prediction
 from utils.measure.metrics import Metric, MetricSums
 from utils.noise import Noise
@@ -99,9 +99,9 @@ class GuessObjective(Objective):
         ],
         board_steps: Annotated[int, Field(ge=1, le=1000), Doc("most steps on a board in training")],
         revealed: Annotated[
-            Share, Doc("in half of the boards, up to this share of the blanks is given")
+            Fraction, Doc("in half of the boards, up to this share of the blanks is given")
         ],
-        corrected: Annotated[Share, Doc("share of the guesses of training that are put right")],
+        corrected: Annotated[Fraction, Doc("share of the guesses of training that are put right")],
         wrong_steps: Annotated[
             int, Field(ge=0, le=1000), Doc("steps in training after a wrong guess")
         ],

@@ -34,7 +34,7 @@ from models.layers import (
     turns_of,
 )
 from models.sparse_embedding import SparseEmbedding
-from utils.command.marks import SAME_RUN, Share
+from utils.command.marks import SAME_RUN, Fraction
 from utils.errors import ConfigError
 from utils.noise import Noise
 from utils.spec import Spec
@@ -89,14 +89,14 @@ class Sizes:
     ]
     halt_max_steps: Annotated[int, Field(ge=1, le=10000), Doc("most thinking steps on one puzzle")]
     halt_exploration_prob: Annotated[
-        Share,
+        Fraction,
         Doc(
             "probability, in each training step, that a slot must have thought for a random "
             "number of steps before it may halt"
         ),
     ]
     forward_dtype: ForwardDtype
-    rms_norm_eps: Share
+    rms_norm_eps: Fraction
     rope_theta: Annotated[PositiveFloat, Doc("base of the rotary frequencies")]
     mlp_multiple: Annotated[
         PositiveInt, Doc("the width of the gated MLPs is rounded up to a multiple of this")

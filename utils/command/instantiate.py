@@ -4,14 +4,16 @@ one line.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from utils.command.marks import Keys
 from utils.errors import ConfigError, brief, short
 from utils.files import ROOT
 
@@ -66,6 +68,15 @@ def parameters_of(config: Any, key: str) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(_target_of(plain(config), key)).parameters
 
 
+@functools.cache
+def keys_class(target: Callable[..., Any]) -> type[Keys] | None:
+    """Returns the class that lists a target's keys, if it has one."""
+    made_by: Any = target
+    made_by = made_by.__init__ if isinstance(target, type) else target
+    listed = get_type_hints(made_by).get("keys")
+    return listed if isinstance(listed, type) and issubclass(listed, Keys) else None
+
+
 def make(config: Any, key: str, *args: Any, **kwargs: Any) -> Any:
     """Calls the target with the configuration's keywords; `key` is its place in the configuration,
     for errors.
@@ -75,6 +86,8 @@ def make(config: Any, key: str, *args: Any, **kwargs: Any) -> Any:
     given = {name: value for name, value in config.items() if name != "_target_"}
     call = f"{config['_target_']}({', '.join(f'{name}={value}' for name, value in given.items())})"
     try:
+        if (listed := keys_class(target)) is not None:
+            return target(*args, keys=listed(**given), **kwargs)
         return target(*args, **given, **kwargs)
     except ConfigError:
         raise

@@ -1,9 +1,11 @@
-"""Typed keys: what a key may hold stands in the signature of the class or function that takes it.
+"""Typed keys: what a key may hold stands beside the class or function that takes it, which is read
+here. A few keys stand in its signature; more are a class of `Keys`:
 
     def __init__(self, spec: Spec, width: Annotated[PositiveInt, Doc("of the hidden layer")]): ...
+    def __init__(self, spec: Spec, keys: Sizes): ...
 
-`Annotated` adds bounds (pydantic's `Field` and number types), marks and help; pydantic checks them.
-The keys of every run are in `root.py`. Defaults are in conf/, so that Hydra knows every key.
+pydantic checks them. The keys of every run are in `root.py`. Defaults are in conf/, so that Hydra
+knows every key.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import hydra
 import yaml
@@ -21,8 +23,8 @@ from pydantic import BaseModel, ValidationError, create_model
 from pydantic.fields import FieldInfo
 from typing_extensions import Doc, is_typeddict
 
-from utils.command.instantiate import PACKAGES, find
-from utils.command.marks import SAME_RUN, STRICT, Mark
+from utils.command.instantiate import PACKAGES, find, keys_class
+from utils.command.marks import SAME_RUN, Keys, Mark, members
 from utils.command.root import Root
 from utils.errors import ConfigError, short
 from utils.files import ROOT
@@ -41,6 +43,8 @@ def keys_of(part: Plain, path: str) -> type[BaseModel]:
 
 @functools.cache
 def _model_of(target: Callable[..., Any]) -> type[BaseModel]:
+    if (listed := keys_class(target)) is not None:
+        return listed
     parameters = inspect.signature(target).parameters.values()
     made_by: Any = target
     made_by = made_by.__init__ if isinstance(target, type) else target
@@ -55,13 +59,12 @@ def _model_of(target: Callable[..., Any]) -> type[BaseModel]:
             continue
         default = ... if each.default is each.empty else each.default
         known[each.name] = (hints.get(each.name, Any), default)
-    return create_model(target.__name__, __config__=MODEL, **known)
+    return create_model(target.__name__, __base__=Keys, **known)
 
 
 # parameters that a run passes itself
 GIVEN = {"self", "spec", "run", "model", "params", "tables", "capacity", "dist"}
 GIVEN |= {"total_steps", "steps_per_epoch"}
-MODEL = STRICT | {"protected_namespaces": ()}
 
 
 def sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Plain]]:
@@ -105,36 +108,11 @@ def check(config: Plain) -> Plain:
 
 
 def _check(path: str, given: Plain, model: type[BaseModel]) -> Plain:
-    words = {key: _suited(value, model.model_fields.get(key)) for key, value in given.items()}
     try:
-        made = model.model_validate(words)
+        made = model.model_validate(given)
     except ValidationError as error:
         raise ConfigError(_line(path, given, error)) from None
-    return {key: value for key, value in made if key in given}
-
-
-def _suited(value: Any, field: FieldInfo | None) -> Any:
-    """Writes 1e3 as a whole number where only that fits, a number as text, and a list as tuple."""
-    kinds = {get_origin(kind) or kind for kind in _members(field.annotation)} if field else set()
-    if isinstance(value, list) and tuple in kinds:
-        return tuple(value)
-    if type(value) is float and value.is_integer() and int in kinds and float not in kinds:
-        return int(value)
-    if type(value) in (int, float) and str in kinds and not kinds & {int, float}:
-        return str(value)
-    return value
-
-
-def _members(annotation: Any) -> Iterator[Any]:
-    """Yields the types of a union, without what annotates them."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        yield from _members(get_args(annotation)[0])
-    elif origin is Union or origin is type(int | str):
-        for member in get_args(annotation):
-            yield from _members(member)
-    else:
-        yield annotation
+    return made.model_dump(exclude_unset=True)
 
 
 def _line(path: str, given: Plain, error: ValidationError) -> str:
@@ -195,8 +173,8 @@ def _fields(prefix: str, model: Any) -> Iterator[tuple[str, FieldInfo]]:
         model = create_model(model.__name__, **inner)
     for key, field in model.model_fields.items():
         yield f"{prefix}{key}", field
-        for member in _members(field.annotation):
-            if is_typeddict(member):
+        for member in members(field.annotation):
+            if is_typeddict(member) or (isinstance(member, type) and issubclass(member, Keys)):
                 yield from _fields(f"{prefix}{key}.", member)
 
 
@@ -279,7 +257,7 @@ def type_text(annotation: Any) -> str:
     """What a key may hold, in words."""
     names = {int: "int", float: "float", str: "str", bool: "true or false", type(None): "null"}
     words: list[str] = []
-    for member in _members(annotation):
+    for member in members(annotation):
         if get_origin(member) is Literal:
             words += [str(each).lower() for each in get_args(member)]
         else:

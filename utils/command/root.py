@@ -4,69 +4,48 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    with_config,
-)
-from typing_extensions import Doc, TypedDict
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from utils.command.marks import (
     A_PATH,
     MAY_CHANGE,
     NAMES_PROJECT,
     SAME_RUN,
-    STRICT,
-    Share,
+    Fraction,
+    Keys,
 )
 
 
-@with_config(STRICT)
-class Wandb(TypedDict):
+class Wandb(Keys):
     """W&B."""
 
-    mode: Annotated[
-        Literal["auto", "online", "offline", "disabled"],
-        Doc("auto: online with credentials, offline without"),
-    ]
+    mode: Literal["auto", "online", "offline", "disabled"]
+    """auto: online with credentials, offline without"""
 
 
-@with_config(STRICT)
-class Sweep(TypedDict):
+class Sweep(Keys):
     """How a sweep runs its jobs."""
 
-    jobs: Annotated[
-        PositiveInt, Doc("jobs at once, each with GPUs of its own and its share of the cores")
-    ]
-
-    ranks: Annotated[PositiveInt, Doc("ranks of each job, which torchrun starts on this machine")]
-
-    on_error: Annotated[
-        Literal["continue", "stop"], Doc("whether the other jobs continue when one fails")
-    ]
-
-    only: Annotated[PositiveInt | None, Doc("run this job alone, counted from 1: for job arrays")]
+    jobs: PositiveInt
+    """Jobs at once, each with GPUs of its own and its share of the cores"""
+    ranks: PositiveInt
+    """Ranks of each job, which torchrun starts on this machine"""
+    on_error: Literal["continue", "stop"]
+    """Whether the other jobs continue when one fails"""
+    only: PositiveInt | None
+    """Run this job alone, counted from 1: for job arrays"""
 
 
-@with_config(STRICT)
-class Expected(TypedDict):
+class Expected(Keys):
     """Where a metric should be after so many steps."""
 
     metric: str
-    at: Annotated[
-        dict[int, Annotated[list[float], Field(min_length=2, max_length=2)]],
-        Doc("lowest and highest value by step: {1000: [0.97, 1.0]}"),
-    ]
+    at: dict[int, Annotated[list[float], Field(min_length=2, max_length=2)]]
+    """Lowest and highest value by step: {1000: [0.97, 1.0]}"""
 
 
-class Root(BaseModel):
+class Root(Keys):
     """Keys in no group."""
-
-    model_config = STRICT | {"use_attribute_docstrings": True}
 
     experiment: Any = None
     # Data
@@ -88,7 +67,7 @@ class Root(BaseModel):
     # Optimisation
     lr: NonNegativeFloat
     """Peak learning rate"""
-    lr_min_ratio: Share
+    lr_min_ratio: Fraction
     """Final learning rate as a share of lr; 1: constant"""
     lr_decay_share: Annotated[float, Field(gt=0, le=1)] | None
     """null: the rate falls along half a cosine; a share: the rate is constant until this share
