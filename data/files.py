@@ -69,13 +69,8 @@ def read_json(path: Path, kind: TypeAdapter[T]) -> T:
     """Reads a JSON file of a kind. Raises ValueError for the first value that is wrong, OSError if
     it cannot be read.
     """
-    return parse_json(read_bytes(path, LARGEST_JSON), kind, strict=True)
-
-
-def parse_json(content: bytes, kind: TypeAdapter[T], strict: bool = False) -> T:
-    """Reads JSON of a kind. Raises ValueError for the first value that is wrong."""
     try:
-        return kind.validate_json(content, strict=strict)
+        return kind.validate_json(read_bytes(path, LARGEST_JSON), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))

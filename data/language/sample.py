@@ -1,6 +1,4 @@
-"""Evaluation sets that ask a language model: questions, and a prompt with the text that continues
-it.
-"""
+"""An evaluation set that asks a language model to continue a prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +12,6 @@ from pydantic import Field, NonNegativeInt
 from torch import Tensor
 from typing_extensions import Doc
 
-from data.language.choices import Choices
 from data.language.token_files import Corpus
 from data.source import Batch, EvalSet, Examples, RunSettings
 from data.tokenizer import Tokenizer
@@ -43,46 +40,41 @@ Temperature = Annotated[
 TopK = Annotated[NonNegativeInt, SAME_RUN, Doc("draw from so many likeliest tokens; 0: from all")]
 
 
-def asked_sets(
+def sample_set(
     corpus: Corpus,
     run: RunSettings,
     seq_len: int,
-    choices: str | None,
     prompt: str | None,
     max_new_tokens: int,
     temperature: float,
     top_k: int,
 ) -> dict[str, EvalSet]:
-    """Returns the set of multiple-choice questions, if a file is given; and the prompt, or the
-    start of the held-out text, with room for its continuation and how to draw it.
+    """Returns the set `sample`: the prompt, or the start of the held-out text, with room for its
+    continuation and how to draw it. Returns none where there is nothing to continue.
     """
     tokenizer = corpus.tokenizer
     if tokenizer is None:
-        for key, value in (("choices", choices), ("prompt", prompt)):
-            if value is not None:
-                raise ConfigError(
-                    f"data.{key}={value}: {corpus.where}: dataset.json names no tokenizer; add one,"
-                    " or build again"
-                )
+        if prompt is not None:
+            raise ConfigError(
+                f"data.prompt={prompt}: {corpus.where}: dataset.json names no tokenizer; add one,"
+                " or build again"
+            )
         return {}
-    sets: dict[str, EvalSet] = {}
-    if choices is not None:
-        sets["choices"] = Choices(choices, tokenizer, seq_len)
     begin = [] if corpus.begin is None else [corpus.begin]
     length = max(1, min(HELD_OUT, seq_len // 2))
     starts = [tokens[:length] for tokens in corpus.files["val"] if len(tokens) >= length]
     if prompt is not None:
         starts = [np.concatenate([begin, tokenizer.encode([unescaped(prompt)])[0]])]
-    if starts and max_new_tokens:
-        row = {
-            "inputs": starts[0].astype(np.int32),
-            "continuation": np.zeros(max_new_tokens, np.int32),
-            "temperature": np.float32(temperature),
-            "top_k": np.int32(top_k),
-            "sample_seed": np.int64(run.seed),
-        }
-        sets["sample"] = Examples([row])
-    return sets
+    if not starts or not max_new_tokens:
+        return {}
+    row = {
+        "inputs": starts[0].astype(np.int32),
+        "continuation": np.zeros(max_new_tokens, np.int32),
+        "temperature": np.float32(temperature),
+        "top_k": np.int32(top_k),
+        "sample_seed": np.int64(run.seed),
+    }
+    return {"sample": Examples([row])}
 
 
 def unescaped(prompt: str) -> str:

@@ -24,14 +24,13 @@ from pydantic import PositiveInt
 from torch import Tensor
 from typing_extensions import Doc
 
-from data.language.choices import ChoicesFile
 from data.language.sample import (
     Continuation,
     NewTokens,
     Prompt,
     Temperature,
     TopK,
-    asked_sets,
+    sample_set,
 )
 from data.language.text_files import Documents, HubTexts, TextFiles
 from data.language.token_files import Corpus
@@ -72,7 +71,6 @@ class StreamSource(Source):
             float, pydantic.Field(gt=0, lt=1), Doc("share of the documents that is held out")
         ],
         val_tokens: Annotated[PositiveInt, Doc("held-out tokens in an evaluation")],
-        choices: ChoicesFile,
         prompt: Prompt,
         max_new_tokens: NewTokens,
         temperature: Temperature,
@@ -131,8 +129,9 @@ class StreamSource(Source):
         self._eval_sets: dict[str, EvalSet] = {}
         if not (run.eval_only and prompt is not None):
             self._eval_sets["val"] = HeldOut(known, seq_len, val_tokens)
-        asked = choices, prompt, max_new_tokens, temperature, top_k
-        self._eval_sets |= asked_sets(known, run, seq_len, *asked)
+        self._eval_sets |= sample_set(
+            known, run, seq_len, prompt, max_new_tokens, temperature, top_k
+        )
 
     def train_batch(self, step: int, shard: int) -> Arrays:
         """Returns a shard's rows. May be called for the next step, the last one again,

@@ -15,7 +15,6 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
 from typing_extensions import Doc
 
-from data.language.choices import ChoicesFile
 from data.language.packing import PackedWindows
 from data.language.python_text import python_text
 from data.language.sample import (
@@ -24,7 +23,7 @@ from data.language.sample import (
     Prompt,
     Temperature,
     TopK,
-    asked_sets,
+    sample_set,
 )
 from data.language.token_files import Corpus, open_corpus
 from data.language.windows import HeldOut, Windows
@@ -80,7 +79,6 @@ class TokenSource(Source):
         val_tokens: Annotated[
             PositiveInt | None, Doc("held-out tokens in an evaluation; null: all")
         ],
-        choices: ChoicesFile,
         prompt: Prompt,
         max_new_tokens: NewTokens,
         temperature: Temperature,
@@ -129,8 +127,9 @@ class TokenSource(Source):
                 held_out = HeldOut(corpus, seq_len, most, self._begin)
                 self._eval_sets[f"val-{name}" if mix else "val"] = held_out
                 most_documents.append(held_out.most_documents() if documents else 0)
-        asked = choices, prompt, max_new_tokens, temperature, top_k
-        self._eval_sets |= asked_sets(first, run, seq_len, *asked)
+        self._eval_sets |= sample_set(
+            first, run, seq_len, prompt, max_new_tokens, temperature, top_k
+        )
         self.spec = Spec(
             vocab_size=first.vocab_size,
             seq_len=seq_len,

@@ -64,39 +64,10 @@ class CausalLM(Objective):
         return StepOut(*self.score(batch))
 
     def predict(self, batch: Batch) -> Prediction:
-        """Scores a text; or continues a prompt, if the batch has room for a continuation; or takes
-        one of several endings, if it has some.
-        """
+        """Scores a text; or continues a prompt, if the batch has room for a continuation."""
         if "continuation" in batch:
             return Prediction({}, {"continuation": self.continue_prompt(batch)})
-        if "ending_bytes" in batch:
-            return self.choose_ending(batch)
         return Prediction(self.score(batch)[2])
-
-    def choose_ending(self, batch: Batch) -> Prediction:
-        """Takes the likeliest ending of each question, and the likeliest per byte."""
-        labels_BCL, bytes_BC = batch["labels"].long(), batch["ending_bytes"]
-        logs_BC = -self._nats_of_rows(batch["inputs"].flatten(0, 1), labels_BCL.flatten(0, 1))
-        logs_BC = logs_BC.view_as(bytes_BC).masked_fill(bytes_BC == 0, -torch.inf)
-        asked_B = batch["answer"] != IGNORE
-        taken = {"acc": logs_BC, "acc_norm": logs_BC / bytes_BC.clamp_min(1)}
-        right = {
-            name: (logs.argmax(-1) == batch["answer"]) & asked_B for name, logs in taken.items()
-        }
-        return Prediction(
-            {name: (right_B.sum(), asked_B.sum()) for name, right_B in right.items()},
-            {"taken": taken["acc"].argmax(-1)},
-        )
-
-    def _nats_of_rows(self, tokens_BL: Tensor, labels_BL: Tensor) -> Tensor:
-        """Sums the cross entropy of each row; logits exist for some rows at once."""
-        rows = max(1, (self.chunk_tokens or labels_BL.numel()) // labels_BL.shape[1])
-        sums = []
-        for tokens, labels in zip(tokens_BL.split(rows), labels_BL.split(rows), strict=True):
-            logits = self.model.logits(self.model(tokens)).transpose(1, 2)
-            nats = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="none")
-            sums.append(nats.sum(1))
-        return torch.cat(sums)
 
     def continue_prompt(self, batch: Batch) -> Tensor:
         """Continues a prompt token by token.
