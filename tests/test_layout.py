@@ -130,6 +130,16 @@ def tracked(folder: str) -> set[str]:
     }
 
 
+def test_the_readme_says_what_each_folder_is_for() -> None:
+    text = (ROOT / "README.md").read_text().partition("## The repository")[2]
+    named = re.findall(r"^ *([\w.]+/?)  +\S", text.split("```")[1], re.MULTILINE)
+    folders = {f"{Path(folder).name}/" for folder in FOLDERS}
+    missing = folders - {*named}
+    assert not missing, f"add a line for {missing} to the tree in README.md"
+    gone = [name for name in named if name not in folders and not (ROOT / name).exists()]
+    assert not gone, f"README.md's tree has {gone}, which are not there"
+
+
 def test_folders_of_tests_mirror_those_of_the_packages() -> None:
     folders = {path.parent.relative_to(ROOT / "tests") for path in sources("tests")}
     own = {Path(name) for name in (".", "bench", "gpu", "slurm")}
