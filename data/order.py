@@ -19,9 +19,9 @@ import numpy as np
 from data.source import Arrays, EvalSet, RunLength, RunSettings, Source, Spec
 from utils.errors import ConfigError
 
-# items drawn at a time: making a generator costs more than shuffling a small epoch
+# a block of whole epochs has at least as many items: making a generator costs more than shuffling a
+# small epoch
 BLOCK = 4096
-KEPT_BLOCKS = 4
 SCANNED = 1 << 16  # visits at a time while ragged steps are counted
 
 
@@ -31,42 +31,48 @@ def generator(seed: int, stream: str, *key: int) -> np.random.Generator:
 
 
 class Order:
-    """Shuffled epochs. Item i stands for the numbers first[i] … first[i] + count[i] - 1, of which
-    each visit draws one; without `count`, for first[i] alone.
+    """Shuffled epochs of the numbers 0 … items - 1; or of as many groups of numbers, of which group
+    i is first[i] … first[i] + count[i] - 1, and each visit draws one.
     """
 
-    def __init__(self, seed: int, first: np.ndarray, count: np.ndarray | None = None) -> None:
-        self.items = len(first)
-        self._seed = seed
-        self._first = first.astype(np.int64)
-        self._count = None if count is None or (count == 1).all() else count.astype(np.int64)
-        self._epochs_per_block = max(1, BLOCK // self.items)
+    def __init__(
+        self,
+        seed: int,
+        items: int,
+        groups: tuple[np.ndarray, np.ndarray] | None = None,
+        stream: str = "order",
+    ) -> None:
+        """`groups` are their `first` and `count`. Orders of other streams are independent."""
+        self.items = items
+        self._seed, self._stream, self._groups = seed, stream, groups
+        self._epochs_per_block = max(1, BLOCK // items)
         self._blocks: dict[int, np.ndarray] = {}
 
     def visits(self, start: int, stop: int) -> np.ndarray:
-        """Returns the numbers of the items visited at positions start … stop - 1."""
+        """Returns the numbers visited at positions start … stop - 1."""
         size = self._epochs_per_block * self.items
-        blocks = range(start // size, (stop - 1) // size + 1)
+        numbers = range(start // size, (stop - 1) // size + 1)
+        # Only what this call needs is kept: mostly one block, and two where an epoch ends within a
+        # step. That of a large corpus is a single epoch, of 4 bytes for each item.
+        self._blocks = {
+            number: self._blocks[number] if number in self._blocks else self._draw(number)
+            for number in numbers
+        }
         pieces = [
-            self._block(block)[max(0, start - block * size) : stop - block * size]
-            for block in blocks
+            block[max(0, start - number * size) : stop - number * size]
+            for number, block in self._blocks.items()
         ]
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-    def _block(self, block: int) -> np.ndarray:
-        if block not in self._blocks:
-            while len(self._blocks) >= KEPT_BLOCKS:
-                self._blocks.pop(next(iter(self._blocks)))
-            self._blocks[block] = self._draw(block)
-        return self._blocks[block]
+        return np.concatenate(pieces, dtype=np.int64)
 
     def _draw(self, block: int) -> np.ndarray:
-        rng = generator(self._seed, "order", block)
-        shuffled = np.tile(np.arange(self.items), (self._epochs_per_block, 1))
-        rng.permuted(shuffled, axis=1, out=shuffled)
-        items = shuffled.reshape(-1)
-        picked = self._first[items]
-        return picked if self._count is None else picked + rng.integers(self._count[items])
+        rng = generator(self._seed, self._stream, block)
+        numbers = np.arange(self.items, dtype=np.int32 if self.items < 1 << 31 else np.int64)
+        epochs = np.tile(numbers, (self._epochs_per_block, 1))
+        drawn = rng.permuted(epochs, axis=1, out=epochs).reshape(-1)
+        if self._groups is None:
+            return drawn
+        first, count = self._groups
+        return first[drawn] + rng.integers(count[drawn])
 
 
 class Steps(Protocol):
@@ -257,7 +263,7 @@ class EpochSource(Source):
 
     def __init__(self, run: RunSettings, spec: Spec, train: EvalSet, **eval_sets: EvalSet) -> None:
         self._run, self.spec, self._train, self._eval_sets = run, spec, train, eval_sets
-        self._order = Order(run.seed, np.arange(len(train)))
+        self._order = Order(run.seed, len(train))
         self._steps = cut_evenly(len(train), run.global_batch_size, run.epochs, run.eval_interval)
 
     @cached_property

@@ -27,8 +27,7 @@ from data.language.sample import (
 )
 from data.language.token_files import Corpus, open_corpus
 from data.language.windows import HeldOut, Windows
-from data.order import cut_evenly, run_length, shard_rows
-from data.permutation import Permutation
+from data.order import Order, cut_evenly, run_length, shard_rows
 from data.source import (
     Arrays,
     EvalSet,
@@ -43,7 +42,6 @@ from utils.measure.evaluator import Evaluator
 
 SEQUENCES = 64  # in an update, unless the configuration says otherwise
 PERIOD = 100_000  # visits, or a few more, in which corpora have their shares
-DRAWN = 1 << 12  # windows drawn together: a few take as long as some thousand
 
 
 class TokenSource(Source):
@@ -104,7 +102,7 @@ class TokenSource(Source):
         self._windows = [cut(corpus, seq_len) for corpus in corpora]
         names = [*mix] if mix else ["all"]
         self._orders = [
-            Permutation(windows.count, run.seed, name)
+            Order(run.seed, windows.count, stream=f"order {name}")
             for name, windows in zip(names, self._windows, strict=True)
         ]
         steps = whole_steps(run, self._batch, seq_len)
@@ -113,9 +111,6 @@ class TokenSource(Source):
             count, self._batch, run.epochs if steps is None else None, run.eval_interval
         )
         self._until = steps, run.eval_every_steps
-        self._together = max(1, DRAWN // self._batch)  # steps whose windows are drawn together
-        # the last ones drawn, and the corpora and windows of their rows
-        self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None
         self._tokenizer = first.tokenizer
         most_documents = [windows.most_documents for windows in self._windows]
         self._eval_sets: dict[str, EvalSet] = {}
@@ -150,34 +145,20 @@ class TokenSource(Source):
 
     def train_batch(self, step: int, shard: int) -> Arrays:
         """Returns the rows of one shard of one step."""
-        block, within = divmod(step, self._together)
-        if self._drawn is None or self._drawn[0] != block:
-            self._drawn = (
-                block,
-                *self._draw(range(block * self._together, (block + 1) * self._together)),
-            )
-        which, windows = (
-            shard_rows(drawn[within * self._batch :][: self._batch], shard, self._shards)
-            for drawn in self._drawn[1:]
-        )
-        if len(self._windows) == 1:
-            return self._windows[0].read(windows)
+        positions = shard_rows(np.arange(*self._steps.span(step)), shard, self._shards)
+        corpus, nth = self._mixture.visits(positions)
         batch: Arrays = {}
-        for number, corpus_windows in enumerate(self._windows):
-            rows = np.flatnonzero(which == number)
-            for name, read in corpus_windows.read(windows[rows]).items():
-                batch.setdefault(name, np.empty((len(which), self._length), np.int32))[rows] = read
+        for number, (order, windows) in enumerate(zip(self._orders, self._windows, strict=True)):
+            rows = np.flatnonzero(corpus == number)
+            if not len(rows):
+                continue
+            # positions ascend, so a corpus is visited at consecutive ones of its own
+            visited = order.visits(nth[rows[0]], nth[rows[-1]] + 1)
+            for name, read in windows.read(visited).items():
+                if name not in batch:
+                    batch[name] = np.empty((len(positions), self._length), np.int32)
+                batch[name][rows] = read
         return batch
-
-    def _draw(self, steps: range) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the corpus and the window of each row of these steps' global batches."""
-        which, nth = self._mixture.visits(
-            np.concatenate([np.arange(*self._steps.span(step)) for step in steps])
-        )
-        windows = np.empty_like(nth)
-        for number, order in enumerate(self._orders):
-            windows[which == number] = order.visits(nth[which == number])
-        return which, windows
 
     def eval_sets(self) -> Mapping[str, EvalSet]:
         return self._eval_sets

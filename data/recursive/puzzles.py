@@ -98,7 +98,8 @@ class PuzzleSource(Source):
         )
         self._pool = Pool(train)
         self._single = bool((self._pool.size == 1).all())
-        self._order = Order(run.seed, self._pool.group_first, self._pool.group_size)
+        groups = self._pool.group_first, self._pool.group_size
+        self._order = Order(run.seed, len(self._pool.group_first), groups)
         self._steps = cut_steps(
             self._order, self._pool.size, run.global_batch_size, run.epochs, run.eval_interval
         )

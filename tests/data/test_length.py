@@ -1,14 +1,31 @@
-"""How long a run is, and when it is evaluated: in epochs, in steps, in both, or without end."""
+"""The order in which examples are visited; how long a run is, and when it is evaluated: in epochs, in
+steps, in both, or without end.
+"""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 
 from data.order import Order, cut_steps, run_length
 from utils.errors import ConfigError
+
+
+@pytest.mark.parametrize("items", [1, 7, 4096, 5000])
+def test_every_item_comes_once_an_epoch_in_an_order_of_its_own(items: int) -> None:
+    visits = Order(0, items).visits(0, 9 * items)
+    epochs = visits.reshape(9, items)
+    assert (np.sort(epochs, axis=1) == np.arange(items)).all()
+    others = [Order(1, items), Order(0, items, stream="other")]
+    if items > 100:
+        epochs = np.concatenate([epochs, *(other.visits(0, items)[None] for other in others)])
+        assert max((one == other).mean() for one, other in combinations(epochs, 2)) < 0.05
+    order = Order(0, items)
+    for start in np.random.default_rng(0).integers(8 * items, size=50).tolist():
+        assert (order.visits(start, start + items) == visits[start : start + items]).all()
+
 
 SIZES = {"uniform": np.full(10, 2), "ragged": np.array([1, 2, 3, 4, 5, 1, 2, 3, 4, 5])}
 
@@ -17,7 +34,7 @@ def due(
     kind: str, epochs: int | None, interval: int | None, max_steps: int | None, every: int | None
 ) -> tuple[int, list[int]]:
     length = run_length(
-        cut_steps(Order(0, np.arange(10)), SIZES[kind], 10, epochs, interval), 10, max_steps, every
+        cut_steps(Order(0, 10), SIZES[kind], 10, epochs, interval), 10, max_steps, every
     )
     return length.total_steps, [
         done for done in range(length.total_steps + 1) if length.evaluates_after(done)
@@ -35,7 +52,7 @@ def test_length_and_evaluations_follow_epochs_or_steps() -> None:
 
 
 def spans(kind: str, epochs: int | None, interval: int | None, steps: int) -> list[tuple[int, int]]:
-    length = cut_steps(Order(0, np.arange(10)), SIZES[kind], 8, epochs, interval)
+    length = cut_steps(Order(0, 10), SIZES[kind], 8, epochs, interval)
     return [length.span(step) for step in range(steps)]
 
 
@@ -50,7 +67,7 @@ def test_it_is_the_beginning_of_any_longer_iteration(kind: str) -> None:
 
 def test_a_batch_larger_than_the_data_is_no_mistake_there() -> None:
     assert len({*spans("ragged", None, None, 3)}) == 3
-    length = cut_steps(Order(0, np.arange(10)), SIZES["uniform"], 64, None, None)
+    length = cut_steps(Order(0, 10), SIZES["uniform"], 64, None, None)
     assert length.span(1) == (32, 64)
     with pytest.raises(ConfigError, match="not one full batch"):
-        cut_steps(Order(0, np.arange(10)), SIZES["uniform"], 64, 1, None)
+        cut_steps(Order(0, 10), SIZES["uniform"], 64, 1, None)

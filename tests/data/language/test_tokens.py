@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from data.language.token_files import Corpus
-from data.language.tokens import TokenSource
+from data.language.tokens import Mixture, TokenSource
 from data.language.windows import HeldOut
 from data.source import IGNORE
 from data.stream import eval_batches
@@ -76,6 +76,19 @@ def test_corpora_in_fixed_shares_each_in_an_order_of_its_own(tmp_path: Path) -> 
     assert len({*own[1]}) == 120
     assert {name: len(held) for name, held in made.eval_sets().items()} == {"val-a": 10, "val-b": 4}
     assert made.length.steps_per_epoch == (61 + 373) / 8
+
+
+WEIGHTS = [[0.7, 0.3], [1], [5, 3, 1, 1e-2], [1] * 7, [99, 1, 1], [0.123456789, 1]]
+
+
+@pytest.mark.parametrize("weights", WEIGHTS, ids=str)
+def test_shares_hold_at_any_moment(weights: list[float]) -> None:
+    mixture = Mixture(weights)
+    which, nth = mixture.visits(np.arange(250_000))
+    for number, share in enumerate(np.array(weights) / sum(weights)):
+        counts = np.cumsum(which == number)
+        assert np.abs(counts - share * np.arange(1, 250_001)).max() < len(weights) + 1
+        assert np.array_equal(nth[which == number], np.arange(counts[-1])), "once each"
 
 
 def write_documents(folder: Path, lengths: list[int]) -> list[np.ndarray]:

@@ -47,7 +47,7 @@ def reference_spans(
     ],
 )
 def test_steps_equal_the_slow_reference(sizes, batch, epochs, interval):
-    order = Order(3, np.arange(0, 60, 3), np.full(20, 3))
+    order = Order(3, 20, (np.arange(0, 60, 3), np.full(20, 3)))
     steps = cut_steps(order, sizes, batch, epochs, interval)
     spans, ends = reference_spans(order, sizes, batch, epochs, interval)
     assert isinstance(steps, RaggedSteps if len(set(sizes)) > 1 else UniformSteps)
@@ -62,7 +62,7 @@ def test_steps_equal_the_slow_reference(sizes, batch, epochs, interval):
 def test_each_epoch_visits_each_group_once_in_its_own_order(items):
     counts = np.random.default_rng(0).integers(1, 4, items)
     first = np.cumsum(counts) - counts
-    order = Order(7, first, counts)
+    order = Order(7, items, (first, counts))
     owner = np.repeat(np.arange(items), counts)
     visits = np.stack([order.visits(epoch * items, (epoch + 1) * items) for epoch in range(12)])
     assert (np.sort(owner[visits], axis=1) == np.arange(items)).all()
