@@ -143,11 +143,9 @@ class Trainer:
         self.meter = Meter(cfg.shards)
         # whether recent steps were finite, and requests; read late on CUDA
         self.agreement = Agreement(cfg.on_nonfinite, dist)
-        averaged = tables if cfg.ema_tables else {}
-        self.ema = EMA(parameters, averaged, cfg.ema_rate, cfg.ema_warmup) if cfg.ema else None
-        hooks = [self.ema.before_rows_change] if self.ema is not None else []
+        self.ema = EMA(parameters, cfg.ema_rate, cfg.ema_warmup) if cfg.ema else None
         most_rows = self.shard_size * len(dist.owned_shards(cfg.shards, rank=0))
-        self.sparse = build_sparse(cfg.optim.get("sparse"), tables, most_rows, dist, hooks)
+        self.sparse = build_sparse(cfg.optim.get("sparse"), tables, most_rows, dist)
         self.dense = build_dense(cfg.optim.dense, parameters, sync.whole)
         if cfg.check:
             try_optimizers(cfg.optim.dense, parameters, sync.splits_weights)

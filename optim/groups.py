@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from optim.muon import Muon, Whole
-from optim.sparse_signsgd import SparseSignSGD, Table, UpdateHook
+from optim.sparse_signsgd import SparseSignSGD, Table
 from utils.command.instantiate import make, plain
 from utils.errors import ConfigError, short
 from utils.ranks.distributed import Dist
@@ -75,16 +75,12 @@ def build_sparse(
     tables: Mapping[str, Table],
     capacity: int,
     dist: Dist,
-    before_update: Sequence[UpdateHook] = (),
 ) -> list[SparseSignSGD]:
     """Builds the optimizer of the sparse tables, if the net has any."""
     if not tables:
         return []
-    optimizer = _with_base_lr(
-        make(config, "optim.sparse", tables=tables, capacity=capacity, dist=dist), "optim.sparse"
-    )
-    optimizer.before_update.extend(before_update)
-    return [optimizer]
+    optimizer = make(config, "optim.sparse", tables=tables, capacity=capacity, dist=dist)
+    return [_with_base_lr(optimizer, "optim.sparse")]
 
 
 def claims(patterns: Sequence[str], names: Iterable[str]) -> list[list[str]]:

@@ -4,7 +4,7 @@ the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -14,9 +14,6 @@ from torch import Tensor
 from utils.ranks.distributed import Dist
 
 # N look-ups that a step may make (all ranks' capacities together), W width.
-
-# called with a table's name, its weights, row numbers, and whether any of these rows changes
-UpdateHook = Callable[[str, Tensor, Tensor, Tensor], None]
 
 
 class Table(Protocol):
@@ -48,7 +45,6 @@ class SparseSignSGD(torch.optim.Optimizer):
         self.tables = dict(tables)
         self.capacity = capacity
         self.dist = dist
-        self.before_update: list[UpdateHook] = []
         super().__init__(
             [table.weights for table in self.tables.values()],
             {"lr": lr, "weight_decay": weight_decay},
@@ -64,7 +60,7 @@ class SparseSignSGD(torch.optim.Optimizer):
         for name, table in self.tables.items():
             ids_N, grads_NW = self._gather(name, table)
             rows_N, sums_NW = sum_duplicates(ids_N, grads_NW)
-            self._update(name, table.weights, rows_N, sums_NW, group["lr"], group["weight_decay"])
+            self._update(table.weights, rows_N, sums_NW, group["lr"], group["weight_decay"])
 
     def local_grads(self) -> list[Tensor]:
         """Returns this rank's row gradients of the step, to be checked for values that are not
@@ -78,18 +74,10 @@ class SparseSignSGD(torch.optim.Optimizer):
             table.take_row_grads()
 
     def _update(
-        self,
-        name: str,
-        weights: Tensor,
-        rows_N: Tensor,
-        sums_NW: Tensor,
-        lr: float,
-        weight_decay: float,
+        self, weights: Tensor, rows_N: Tensor, sums_NW: Tensor, lr: float, weight_decay: float
     ) -> None:
         # if no rank looked anything up, row 0 is rewritten unchanged
         any_change, rows_N = rows_N[-1:] >= 0, rows_N.clamp_min(0)
-        for hook in self.before_update:
-            hook(name, weights, rows_N, any_change)
         before_NW = weights.index_select(0, rows_N)
         # sign() discards scale, so neither the number of ranks nor the loss weight has to be
         # divided out

@@ -50,7 +50,7 @@ class State:
     def __init__(self, width: int, dist: Dist) -> None:
         self.weights = weights(width)
         self.optimizer = adamw([*self.weights.items()], 0.1, (0.9, 0.95), 0.1)
-        self.ema = EMA(self.weights, {}, 0.999)
+        self.ema = EMA(self.weights, 0.999)
         sync = Sync()
         sync.wrap(torch.nn.Module(), dist)
         self.registry = Registry(lambda: Origin({}, {"the dataset": "x"}, None, 0.1, {}), sync)

@@ -59,20 +59,6 @@ def test_no_active_row_and_no_look_up_change_nothing():
     assert table.take_row_grads() == [], "the look-ups of the step are used up"
 
 
-def test_hook_sees_each_changing_row_before_it_changes():
-    table, optimizer = make()
-    before, seen = table.weights.clone(), []
-    optimizer.before_update.append(
-        lambda name, weights, ids, some: seen.append((name, ids.tolist(), weights[ids].clone()))
-    )
-    table(torch.tensor([7, 2, -1, 7])).sum().backward()
-    optimizer.step()
-    name, ids, rows = seen.pop()
-    assert (name, set(ids)) == ("table", {2, 7})
-    assert torch.equal(rows, before[ids])
-    assert not seen
-
-
 def test_local_grads_show_the_step_and_zero_grad_forgets_it():
     table, optimizer = make()
     before = table.weights.clone()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SAME = "the same"
 MOST_TENSORS = 30  # that differ and are named
 BLOCK_BYTES = 1 << 26  # of a tensor that are compared at once
-AVERAGE, ROWS = "dense/", "rows/"  # of weights, and of tables, which are brought up to date
+AVERAGE = "dense/"  # the beginning of an average's name
 COMPILED = "_orig_mod."  # what torch.compile puts before every name
 # some published files hold the net without the loss around it, which names the net `model`
 NET, INNER = "model.", "inner."
@@ -101,8 +101,6 @@ def export(path: str, folder: Path) -> str:
     """Writes the weights, or their averages if the run averaged, as one file that programs of the
     Hugging Face ecosystem read; returns what was made in one line.
     """
-    from utils.averages import Decay
-
     _refuse_existing(folder)
     groups, meta = reader.load(path, ["model", "ema"])
     if "model" not in groups:
@@ -111,13 +109,6 @@ def export(path: str, folder: Path) -> str:
     for name, tensor in average.items():
         if name.startswith(AVERAGE):
             weights[name.removeprefix(AVERAGE)] = tensor
-        elif name.startswith(ROWS):
-            table = name.removeprefix(ROWS)
-            decay = Decay(meta["config"]["ema_rate"], meta["config"]["ema_warmup"])
-            kept = decay.between(average[f"seen/{table}"], average["steps"]).float()[:, None]
-            # weights have stood still since their average was last brought up to date
-            now = weights[f"{table}.weights"].float()
-            weights[f"{table}.weights"] = tensor + (now - tensor) * (1 - kept)
     origin = {key: meta[key] for key in ("step", "config", "code") if key in meta}
     values = _write_folder(folder, weights, {"origin.json": json.dumps(origin, indent=1) + "\n"})
     return (

@@ -85,15 +85,13 @@ class Root(Keys):
     on_nonfinite: Annotated[Literal["raise", "skip"], SAME_RUN]
     """What to do with a step whose gradients are not finite"""
     ema: bool
-    """Evaluate an exponential moving average of the weights"""
+    """Evaluate an exponential moving average of the weights, puzzle tables excepted"""
     ema_rate: Annotated[float, Field(ge=0, lt=1)]
     """Decay of the average in each step"""
     ema_warmup: bool
     """The average of step t decays by (1 + t) / (10 + t) as long as that is less than ema_rate, so
     that short runs are not judged by the weights that they began with
     """
-    ema_tables: bool
-    """Also average puzzle tables; TRM's published code does not"""
     check: Annotated[bool, SAME_RUN]
     """Before the first step of a new run, try whether its data and net keep the laws that make it
     the same run at any number of ranks

@@ -284,7 +284,7 @@ def count(
         trained=weights,
         gradients=weights,
         remembered=footprint.size(remembered),
-        averaged=(weights + footprint.size(tables)) * averages,
+        averaged=weights * averages,
         frozen=footprint.size(everything) - weights,
         largest=weights - sum(blocks) + max(blocks, default=0),
         first=one,

@@ -83,7 +83,7 @@ def shares_are_small(dist: Dist) -> None:
     objective, sync, width = Tiny(width=400), WAYS["fsdp"](), 400
     wrapped = sync.wrap(objective, dist)
     optimizer = adamw([*sync.parameters.items()], lr=0.1, betas=(0.9, 0.95), weight_decay=0.1)
-    ema, memory = EMA(sync.parameters, {}, 0.5), OptimizerState([optimizer], sync.parameters)
+    ema, memory = EMA(sync.parameters, 0.5), OptimizerState([optimizer], sync.parameters)
     step_of(sync, wrapped, width)
     optimizer.step()
     of_optimizer = {name: each for name, each in memory.state().items() if VALUES not in name}
