@@ -28,7 +28,7 @@ from typing import IO, NoReturn
 from tests.ranks import ROOT, Completed, attend
 
 PR_SET_PDEATHSIG = 1
-SLOW = ("torch", "numpy", "wandb", "sklearn.datasets", "data", "models", "optim")
+SLOW = ("torch", "numpy", "wandb", "data", "models", "optim")
 
 
 class Forks:

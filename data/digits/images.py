@@ -6,6 +6,7 @@ import gzip
 import os
 import zlib
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -78,10 +79,8 @@ def _load(dataset: str, data_path: str | None) -> tuple[Images, Images]:
 
 def small_digits() -> tuple[Images, Images]:
     """Returns scikit-learn's 8×8 digits, enlarged. A fifth of each class is for testing."""
-    from sklearn.datasets import load_digits
-
-    pixels, labels = load_digits(return_X_y=True)
-    pixels, labels = pixels.reshape(-1, 8, 8), labels.astype(np.uint8)
+    table = _scikit_learns_table()
+    pixels, labels = table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.uint8)
     # never the run's seed: the test set is the same in every run
     shuffled = np.random.default_rng(0).permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -93,6 +92,18 @@ def small_digits() -> tuple[Images, Images]:
     margin = ((0, 0), (4, 4), (4, 4))  # as MNIST's
     inputs = np.pad((larger[:, 0] * 255).round().to(torch.uint8).numpy(), margin)
     return (inputs[~held_out], labels[~held_out]), (inputs[held_out], labels[held_out])
+
+
+def _scikit_learns_table() -> np.ndarray:
+    """Reads a row of 64 pixels, from 0 to 16, and the label of each of 1,797 digits."""
+    # The file is read without importing the package, which would take a second. Looking up a module
+    # inside the package would import it, too.
+    package = find_spec("sklearn")
+    if package is None or not package.submodule_search_locations:
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+    folder = Path(package.submodule_search_locations[0])
+    with gzip.open(folder / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+        return np.loadtxt(file, delimiter=",")
 
 
 def _from_hub(split: str) -> Images:

@@ -1,5 +1,5 @@
-"""The order in which examples are visited; how long a run is, and when it is evaluated: in epochs, in
-steps, in both, or without end.
+"""The order in which examples are visited; how long a run is, and when it is evaluated: in
+epochs, in steps, in both, or without end.
 """
 
 from __future__ import annotations
