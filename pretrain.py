@@ -8,7 +8,7 @@ logs, evaluates and saves between them.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -22,10 +22,21 @@ import hydra
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from data.source import Arrays, known_parts, source_of
-from data.stream import ShardStream, eval_batches, read_shards, to_tensors, train_loader
+from contract import Arrays, Batch, Context, Noise, Objective, Prediction
+from data.source import known_parts, source_of
+from data.stream import Cursors, ShardStream, eval_batches, read_shards, to_tensors, train_loader
 from models import laws
-from models.objective import Batch, Context, Objective, make_objective
+from models.objective import (
+    flops_per_example,
+    frozen_files,
+    load_tensors,
+    make_objective,
+    rehearse,
+    saved_tensors,
+    shared_tensors,
+    tables_of,
+    trained,
+)
 from optim.agreement import Agreement
 from optim.groups import build_dense, build_sparse
 from optim.norms import Norms
@@ -44,11 +55,9 @@ from utils.command.keys import CONF, HYDRA_ARGUMENTS
 from utils.command.limits import check_sync
 from utils.measure import capacity, compiling, hardware
 from utils.measure.evaluation import Evaluation, check_names
-from utils.measure.evaluator import Prediction
 from utils.measure.metrics import Clock, Meter
 from utils.measure.micro_batch import shards_at_once
 from utils.measure.profile import traced
-from utils.noise import Noise
 from utils.ranks import distributed, signals
 from utils.ranks.distributed import Dist
 from utils.rundir.directory import RunDirectory
@@ -119,20 +128,23 @@ class Trainer:
         with dist.agreed():
             objective = make_objective(cfg.arch, cfg.seed, source.spec)
             if cfg.init_from and dist.is_main and self.is_new:
-                objective.load_saved(resume.initial_weights(cfg.init_from, objective, self.run.say))
+                read = objective.published(cfg.init_from)
+                saved, tables = saved_tensors(objective), tables_of(objective)
+                weights = resume.initial_weights(cfg.init_from, read, saved, tables, self.run.say)
+                load_tensors(objective, weights)
         objective.move_to_devices(dist)
-        frozen = objective.frozen().items()
+        frozen = frozen_files(objective).items()
         check_same_files({f"{part['path']}: {name}": part["sha256"] for name, part in frozen}, dist)
-        broadcast_from_rank_0(objective.shared(), dist)
+        broadcast_from_rank_0(shared_tensors(objective), dist)
         if self.is_new:
             objective.prepare(dist, source, Noise(cfg.seed, 0, self.owned, dist.device))
-            check_same(objective.shared(), dist)
+            check_same(shared_tensors(objective), dist)
         return objective
 
     def build_updates(self) -> None:
         """Builds everything that updates the weights."""
         cfg, dist, objective, sync = self.cfg, self.dist, self.objective, self.sync
-        length, parameters, tables = self.source.length, sync.parameters, objective.tables()
+        length, parameters, tables = self.source.length, sync.parameters, tables_of(objective)
         check_sync(cfg, dist.world_size, self.shard_size)
         # this rank's shards, one group for each micro-batch
         self.shard_groups = self.group_shards()
@@ -158,7 +170,7 @@ class Trainer:
         self.judging_metric = objective.judging_metric(cfg.objective_metric)
         self.flops_per_example = 0
         if hardware.peak_flops(dist.device, objective.dtype):
-            self.flops_per_example = objective.flops_per_example(*self.first_batch(self.owned[:1]))
+            self.flops_per_example = flops_per_example(objective, *self.first_batch(self.owned[:1]))
         if self.compiles:
             torch.compiler.set_stance(
                 "default"
@@ -170,7 +182,8 @@ class Trainer:
         """Registers what checkpoints hold; an evaluation needs only weights and averages."""
         cfg, objective, ema = self.cfg, self.objective, self.ema
         saved = Registry(self.origin, self.sync, self.owned)
-        saved.add("model", objective.saved, objective.load_saved, any_precision=cfg.eval_only)
+        weights, load_weights = partial(saved_tensors, objective), partial(load_tensors, objective)
+        saved.add("model", weights, load_weights, any_precision=cfg.eval_only)
         if ema is not None:
             saved.add("ema", ema.state, ema.load, otherwise="use ema=false")
         optimizers = OptimizerState(self.dense, self.sync.parameters)
@@ -183,7 +196,9 @@ class Trainer:
         sums_of_owned = partial(meter.state, self.owned)
         load_sums = partial(meter.load, device=self.dist.device)
         saved.add_by_shard("meter", sums_of_owned, load_sums, meter.like)
-        self.source.register_state(saved)
+        if self.source.cursor:
+            cursors = Cursors(self.source, lambda: self.step, self.owned)
+            saved.add_by_shard("text", cursors.state, cursors.load, cursors.like)
         return saved
 
     def origin(self) -> Origin:
@@ -192,7 +207,8 @@ class Trainer:
         config: Any = OmegaConf.to_container(self.cfg)
         base_lr = self.dense[-1].param_groups[0]["base_lr"]
         lr = base_lr * float(self.schedule(self.step))
-        frozen, device, wandb_id = self.objective.frozen(), self.dist.device.type, self.run.wandb_id
+        frozen, wandb_id = frozen_files(self.objective), self.run.wandb_id
+        device = self.dist.device.type
         return Origin(
             config, self.known, wandb_id, lr, frozen, compile=self.compiles, device=device
         )
@@ -240,19 +256,34 @@ class Trainer:
         """
         owned, device, parameters = self.owned, self.dist.device, self.sync.parameters.values()
 
-        def rehearse(shards: int) -> None:
-            self.objective.rehearse(*self.first_batch(owned[:shards]))
+        def attempt(shards: int) -> None:
+            rehearse(self.objective, *self.first_batch(owned[:shards]))
 
-        size = shards_at_once(self.cfg, self.shard_size, len(owned), device, parameters, rehearse)
+        size = shards_at_once(self.cfg, self.shard_size, len(owned), device, parameters, attempt)
         return [owned[i : i + size] for i in range(0, len(owned), size)]
 
     def fit_to_memory(self) -> None:
         """Applies `plan`: chooses a layout that fits, using a net on the meta device."""
         cfg, source, split = self.cfg, self.source, self.sync.splits_weights
         net = make_objective(cfg.arch, cfg.seed, source.spec, capacity.META)
-        optimizer_state = remembered(cfg.optim.dense, net.trained())
-        first, say = partial(self.first_batch, device=capacity.META), self.run.say
-        capacity.apply_plan(cfg, self.dist, source.length, split, net, optimizer_state, first, say)
+        optimizer_state = remembered(cfg.optim.dense, trained(net))
+        tables = [table.weights for table in tables_of(net).values()]
+
+        def pass_over(shards: range) -> tuple[Batch, Callable[[], None]]:
+            batch, context = self.first_batch(shards, capacity.META)
+            return batch, partial(rehearse, net, batch, context, keep=True)
+
+        capacity.apply_plan(
+            cfg,
+            self.dist,
+            source.length,
+            split,
+            net,
+            tables,
+            optimizer_state,
+            pass_over,
+            self.run.say,
+        )
 
     def try_laws(self) -> None:
         """Checks names of metrics, and before a new run whether the objective keeps the laws."""
@@ -269,7 +300,7 @@ class Trainer:
         if dist.device.type == "cuda" or self.sync.splits_weights:
             return
         if compiling.is_long(cfg, objective.dtype, self.total_steps):
-            one_pass = partial(objective.rehearse, *self.first_batch(self.shard_groups[0]))
+            one_pass = partial(rehearse, objective, *self.first_batch(self.shard_groups[0]))
             compile_net, say = objective.compile_net, self.run.say
             cfg.compile = compiling.compile_if_possible(dist, one_pass, compile_net, say)
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from torch import Tensor
 
-from data.source import Arrays, Batch
-from utils.measure.evaluator import Prediction, Report
+from contract import Arrays, Batch, Prediction, Report
 
 
 class ExampleText:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from data.source import Arrays, EvalSet, RunLength, RunSettings, Source, Spec
+from contract import Arrays, EvalSet, RunLength, RunSettings, Source, Spec
 from utils.errors import ConfigError
 
 # a block of whole epochs has at least as many items: making a generator costs more than shuffling a

@@ -14,14 +14,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from data.source import Arrays, Batch, EvalSet, Source, check_batch
+from contract import Arrays, Batch, EvalSet, Source
+from data.source import check_batch
 from utils.errors import ConfigError, LocalError, RankError, brief, full_name
 from utils.ranks import signals
 
@@ -114,6 +116,36 @@ def to_tensors(pieces: Sequence[Arrays]) -> Batch:
         name: torch.from_numpy(np.concatenate([piece[name] for piece in pieces]))
         for name in pieces[0]
     }
+
+
+class Cursors:
+    """How far the shards of a source that reads forwards have been read, for checkpoints."""
+
+    def __init__(self, source: Source, done: Callable[[], int], owned: Sequence[int]) -> None:
+        """`done` returns the number of steps done; `owned` are this rank's shards."""
+        self._source, self._done, self._owned = source, done, owned
+
+    def state(self) -> dict[int, Batch]:
+        """Before the first step there is none."""
+        step = self._done()
+        cursors = self._source.cursors(step, self._owned) if step else {}
+        return {
+            shard: {name: torch.tensor(cursor[name]) for name in self._source.cursor}
+            for shard, cursor in cursors.items()
+        }
+
+    def like(self, saved: Mapping[str, Tensor], step: int) -> Batch:
+        number = torch.empty((), dtype=torch.int64, device="meta")
+        return dict.fromkeys(self._source.cursor, number) if step else {}
+
+    def load(self, saved: Mapping[int, Mapping[str, Tensor]]) -> None:
+        cursors = {
+            shard: {name: int(number) for name, number in cursor.items()}
+            for shard, cursor in saved.items()
+            if cursor
+        }
+        if cursors:
+            self._source.go_on(cursors)
 
 
 def train_loader(

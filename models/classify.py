@@ -10,12 +10,19 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from contract import (
+    IGNORE,
+    Batch,
+    Carry,
+    Context,
+    Evaluator,
+    MetricSums,
+    Objective,
+    Prediction,
+    StepOut,
+)
 from models.interval import Interval
 from models.layers import widen
-from models.objective import Batch, Carry, Context, Objective, StepOut
-from utils.measure.evaluator import Evaluator, Prediction
-from utils.measure.metrics import MetricSums
-from utils.spec import IGNORE
 
 
 class ClassifyObjective(Objective):

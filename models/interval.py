@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.measure.evaluator import Batch, Prediction, Report
+from contract import Batch, Prediction, Report
 from utils.measure.metrics import stack, wilson
 
 

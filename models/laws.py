@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.objective import Batch, Context, Objective, StepOut
+from contract import IGNORE, Batch, Context, Noise, Objective, Prediction, StepOut
+from models.objective import tables_of
 from utils.checkpoint.registry import flatten
 from utils.errors import ConfigError, full_name, kind_of
-from utils.measure.evaluator import Prediction, TriedBatch
-from utils.noise import Noise, seeded
-from utils.spec import IGNORE
+from utils.measure.evaluation import TriedBatch
+from utils.noise import seeded
 
 # how far the loss of a shard may be from the sum of its halves, as a share of their magnitudes
 ROUNDING, HALF_PRECISION = 1e-3, 0.05
@@ -65,7 +65,7 @@ def check_objective(objective: Objective, make_batch: MakeBatch, shards: int, ow
         with torch.compiler.set_stance("force_eager"):
             _check_objective(objective, batch, ctx)
     finally:
-        for table in objective.tables().values():
+        for table in tables_of(objective).values():
             table.take_row_grads()
 
 

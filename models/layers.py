@@ -23,7 +23,7 @@ from models import documents
 from models.attention import attention, attention_within
 from models.documents import Sees
 from utils.errors import ConfigError
-from utils.noise import LEFT_BY_CUTTING, Noise
+from utils.noise import LEFT_BY_CUTTING
 
 CosSin = tuple[Tensor, Tensor]
 # float64 is for comparing runs: it keeps weights in float64, too, so that rounding hides no
@@ -65,30 +65,6 @@ def rms_norm(x: Tensor, eps: float) -> Tensor:
     """Divides by the root mean square of the last dimension."""
     wide = widen(x)
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
-
-
-class Dropout(nn.Module):
-    """Sets a share of the values to 0 in training, by masks that depend on the seed, the step, the
-    shard and this layer's name alone; `nn.Dropout` draws others on other ranks.
-
-    The first dimension of what it gets runs over the slots of the batch. All its calls in one step
-    have the same mask. `Objective` sets `noise` before each forward pass.
-    """
-
-    noise: Noise | None = None
-    stream = "dropout"  # the layer's name in the net
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.mask(x) if self.training and self.noise is not None and self.rate else x
-
-    def mask(self, x: Tensor) -> Tensor:
-        assert self.noise is not None
-        kept = self.noise.uniform(self.stream, x.shape) >= self.rate
-        return (kept / (1 - self.rate)).to(x.dtype)
 
 
 class RMSNorm(nn.Module):

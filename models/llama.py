@@ -20,13 +20,13 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from contract import Spec
 from models.language.gpt import Shape
 from models.layers import Scaling
 from utils.checkpoint import reader
 from utils.command.instantiate import make
 from utils.errors import ConfigError, brief, exit_status, said_of
 from utils.files import read_text, write_whole
-from utils.spec import Spec
 
 # Our name of a tensor, and their names of its parts, which are stacked along the first dimension
 BLOCK = {

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from contract import Spec
 from models import llama
 from models.frozen import Frozen, Tensors
 from models.language.gpt import GPT, DecoderBlock
 from utils.checkpoint import reader
 from utils.command.instantiate import make
 from utils.errors import ConfigError, said_of
-from utils.spec import Spec
 
 __all__ = ["GPT", "DecoderBlock", "load"]
 

@@ -5,18 +5,20 @@ changed.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 
-from data.source import RunSettings
+from contract import Batch, Context, Objective, RunSettings, Spec
 from models import objective
 from utils.command import keys
 from utils.command.instantiate import make
-from utils.spec import Spec
+from utils.measure import capacity
 
 OF_THE_RUN = {field.name for field in fields(RunSettings)}
 
@@ -56,3 +58,19 @@ def _checked(group: str, choice: str, changes: dict[str, Any]) -> Any:
 def _composed(override: str) -> DictConfig:
     with initialize_config_dir(str(keys.CONF), **keys.HYDRA_ARGUMENTS):
         return compose("pretrain", [override])
+
+
+def needs_of(
+    net: Objective,
+    remembered: Mapping[str, Tensor],
+    averages: bool,
+    first_batch: Callable[[range], tuple[Batch, Context]],
+) -> capacity.Needs:
+    """Counts the memory that training a net needs, as `plan` does."""
+
+    def pass_over(shards: range) -> tuple[Batch, Callable[[], None]]:
+        batch, context = first_batch(shards)
+        return batch, partial(objective.rehearse, net, batch, context, keep=True)
+
+    tables = [table.weights for table in objective.tables_of(net).values()]
+    return capacity.count(net, tables, remembered.values(), averages, pass_over)

@@ -17,19 +17,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pretrain
+from contract import (
+    IGNORE,
+    Arrays,
+    Batch,
+    Context,
+    Metric,
+    Noise,
+    Objective,
+    Prediction,
+    Spec,
+    StepOut,
+)
 from data.digits import images
-from data.source import Arrays
 from models import classify
 from models.digits import cnn
 from models.frozen import Frozen
 from models.layers import parse_dtype
-from models.objective import Batch, Context, Objective, StepOut
 from utils.command import cli
-from utils.measure.evaluator import Prediction
-from utils.measure.metrics import Metric
-from utils.noise import Noise
 from utils.ranks.distributed import Dist
-from utils.spec import IGNORE, Spec
 
 HIDDEN = 16
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 import pretrain
+from models.objective import trained
 from optim.trial import remembered
+from tests.making import needs_of
 from tests.ranks import check_ended_well, run_ranks
 from tests.runs import FLOAT32, QUIET, TINY_CNN, TINY_GPT, TINY_TRM
 from tests.steps import steps_of, trainer_on
@@ -55,13 +57,9 @@ def test_a_gpu_takes_about_what_was_counted(tmp_path: Path) -> None:
     counted = trainer_on(Dist(device=device), tmp_path, *arguments, "plan=auto")
     assert counted.cfg.micro_batch_size == 24
     meta_net = pretrain.make_objective(trainer.cfg.arch, 0, trainer.source.spec, capacity.META)
-    known = remembered(trainer.cfg.optim.dense, meta_net.trained())
-    needs = capacity.count(
-        meta_net,
-        known.values(),
-        False,
-        partial(trainer.first_batch, device=capacity.META),
-    )
+    known = remembered(trainer.cfg.optim.dense, trained(meta_net))
+    first = partial(trainer.first_batch, device=capacity.META)
+    needs = needs_of(meta_net, known, False, first)
     del counted
     torch.cuda.reset_peak_memory_stats(device)
     for step in steps_of(trainer, 3):

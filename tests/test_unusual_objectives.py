@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from data.source import RunSettings
+from contract import RunSettings
 from tests.ranks import Completed, assert_one_line, check_ended_well, run_module
 from tests.ranks_unusual_objectives import HIDDEN, LogOfSum, Net
 from tests.runs import QUIET, TINY_CNN, Result, config_of

@@ -11,7 +11,6 @@ import random
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -39,85 +38,41 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(numpy)  # noqa: NPY002
 
 
-@dataclass(frozen=True)
-class Noise:
-    """The random numbers of some shards at one step. The first dimension of a shape runs over the
-    shards' slots in order.
+def draw(
+    where: tuple[int, int, Sequence[int]],
+    stream: str,
+    shape: Sequence[int],
+    rows: torch.Tensor | None,
+    device: torch.device,
+) -> torch.Tensor:
+    """Returns 32 random bits for every element, or for the elements of some `rows`.
+
+    `where` is the seed, the step and the shards; the first dimension of `shape` runs over the
+    shards' examples in order.
     """
-
-    seed: int
-    step: int
-    shards: Sequence[int]
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    def uniform(
-        self, stream: str, shape: Sequence[int], rows: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Draws uniformly from [0, 1), in multiples of 2⁻²⁴, which float32 holds exactly.
-
-        With `rows`, draws only the numbers of these slots.
-        """
-        return (
-            self._bits(stream, shape, rows)
-            .bitwise_right_shift_(8)
-            .bitwise_and_(0xFFFFFF)
-            .to(torch.float32)
-            .mul_(2.0**-24)
+    seed, step, shards = where
+    slots, uneven = divmod(shape[0], len(shards))
+    assert not uneven, f"{shape[0]} slots cannot belong to {len(shards)} shards"
+    per_slot = math.prod(shape[1:])
+    keys = to_device(
+        torch.from_numpy(np.stack([_key(seed, step, shard, stream) for shard in shards])), device
+    )
+    if rows is None:
+        counter = torch.arange(slots * per_slot, dtype=torch.int32, device=device)
+        before, after = keys[:, :1], keys[:, 1:]
+    else:
+        counter = (rows % slots * per_slot).int().unsqueeze(1) + torch.arange(
+            per_slot, dtype=torch.int32, device=device
         )
+        before, after = keys[rows // slots].split(1, dim=1)
+    # two keys, so that streams whose first keys are close do not share a sequence
+    bits = _mix_(counter + before).bitwise_xor_(after)
+    return _mix_(bits).view(shape[0] if rows is None else len(rows), *shape[1:])
 
-    def integers(self, stream: str, shape: Sequence[int], low: int, high: int) -> torch.Tensor:
-        """Draws integers from [low, high)."""
-        assert 0 < high - low < 2**24, (
-            f"[{low}, {high}) is empty or too wide to be drawn evenly from 31 bits"
-        )
-        return (
-            self._bits(stream, shape)
-            .bitwise_and_(0x7FFFFFFF)
-            .to(torch.int64)
-            .remainder_(high - low)
-            .add_(low)
-        )
 
-    def normal(self, stream: str, shape: Sequence[int]) -> torch.Tensor:
-        """Draws standard normal numbers. Devices differ only in how they round log and cos."""
-        # 1 - u is never 0
-        radius = (1 - self.uniform(f"{stream}/radius", shape)).log_().mul_(-2).sqrt_()
-        return radius.mul_(self.uniform(f"{stream}/angle", shape).mul_(2 * math.pi).cos_())
-
-    def truncated_normal(self, stream: str, shape: Sequence[int]) -> torch.Tensor:
-        """Draws from a normal distribution, cut at two sigma, with a standard deviation of 1."""
-        within = self.uniform(stream, shape).mul_(2).sub_(1).mul_(math.erf(math.sqrt(2)))
-        return within.erfinv_().mul_(math.sqrt(2) / LEFT_BY_CUTTING)
-
-    def _bits(
-        self, stream: str, shape: Sequence[int], rows: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Returns 32 random bits for every element."""
-        slots, uneven = divmod(shape[0], len(self.shards))
-        assert not uneven, f"{shape[0]} slots cannot belong to {len(self.shards)} shards"
-        each = math.prod(shape[1:])
-        keys = to_device(
-            torch.from_numpy(np.stack([self._key(stream, shard) for shard in self.shards])),
-            self.device,
-        )
-        if rows is None:
-            counter = torch.arange(slots * each, dtype=torch.int32, device=self.device)
-            before, after = keys[:, :1], keys[:, 1:]
-        else:
-            counter = (rows % slots * each).int().unsqueeze(1) + torch.arange(
-                each, dtype=torch.int32, device=self.device
-            )
-            before, after = keys[rows // slots].split(1, dim=1)
-        # two keys, so that streams whose first keys are close do not share a sequence
-        bits = _mix_(counter + before).bitwise_xor_(after)
-        return _mix_(bits).view(shape[0] if rows is None else len(rows), *shape[1:])
-
-    def _key(self, stream: str, shard: int) -> np.ndarray:
-        return (
-            np.random.SeedSequence([self.seed, self.step, shard, zlib.crc32(stream.encode())])
-            .generate_state(2)
-            .view(np.int32)
-        )
+def _key(seed: int, step: int, shard: int, stream: str) -> np.ndarray:
+    words = [seed, step, shard, zlib.crc32(stream.encode())]
+    return np.random.SeedSequence(words).generate_state(2).view(np.int32)
 
 
 def _mix_(x: torch.Tensor) -> torch.Tensor:

@@ -103,7 +103,7 @@ def _is_small_source(name: str) -> bool:
 
 def code_hashes() -> dict[str, str]:
     """A short hash of every file that decides what a run does, by path; tests do not."""
-    files = [ROOT / "pretrain.py", *(ROOT / "conf").rglob("*.yaml")]
+    files = [ROOT / "contract.py", ROOT / "pretrain.py", *(ROOT / "conf").rglob("*.yaml")]
     for package in ("data", "models", "optim", "utils"):
         files += _package(ROOT / package)
     return {

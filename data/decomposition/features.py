@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
 from typing_extensions import Doc
 
+from contract import Arrays, Examples, RunLength, RunSettings, Source, Spec
 from data.order import generator, shard_rows
-from data.source import Arrays, Examples, RunLength, RunSettings, Source, Spec, refuse_path
 from utils.errors import ConfigError
 
 
@@ -38,7 +38,7 @@ class FeatureSource(Source):
             ),
         ],
     ) -> None:
-        refuse_path(run)
+        run.refuse_path()
         if not low < high:
             raise ConfigError(
                 f"data.low={low:g}: must be less than data.high={high:g}; for example data.low=0"

@@ -11,8 +11,8 @@ import numpy as np
 from pydantic import Field, PositiveInt
 from typing_extensions import Doc
 
+from contract import Arrays, Examples, RunLength, RunSettings, Source, Spec
 from data.order import generator, shard_rows
-from data.source import Arrays, Examples, RunLength, RunSettings, Source, Spec, refuse_path
 from utils.errors import ConfigError
 
 BEGIN = 0  # the first token of each text
@@ -37,7 +37,7 @@ class InductionSource(Source):
         ],
         held_out: Annotated[PositiveInt, Doc("texts in the evaluation set")],
     ) -> None:
-        refuse_path(run)
+        run.refuse_path()
         self._window = seq_len - 3 if prefix_window is None else prefix_window
         if self._window > seq_len - 3:
             raise ConfigError(

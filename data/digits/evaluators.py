@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.source import IGNORE, Batch
-from utils.measure.evaluator import Prediction, Report
+from contract import IGNORE, Batch, Prediction, Report
 from utils.measure.scene import fitting, levels, scene
 
 SHOWN = 24  # images

@@ -13,14 +13,13 @@ from typing import Literal
 import numpy as np
 import torch
 
+from contract import Arrays, Evaluator, Examples, RunSettings, Spec
 from data.digits.evaluators import Confusion, Mistakes
 from data.example_text import ExampleText
 from data.files import content_hash
 from data.order import EpochSource
-from data.source import Arrays, Examples, RunSettings, Spec
 from utils.errors import ConfigError, brief
 from utils.files import read_bytes
-from utils.measure.evaluator import Evaluator
 
 SIDE = 28
 CLASSES = 10

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from contract import IGNORE, Arrays
 from data.language.token_files import Corpus
 from data.language.windows import SCANNED
-from data.source import IGNORE, Arrays
 from utils.errors import ConfigError
 
 # L is data.seq_len

@@ -12,12 +12,11 @@ from pydantic import Field, NonNegativeInt
 from torch import Tensor
 from typing_extensions import Doc
 
+from contract import Batch, EvalSet, Examples, Prediction, Report, RunSettings
 from data.language.token_files import Corpus
-from data.source import Batch, EvalSet, Examples, RunSettings
 from data.tokenizer import Tokenizer
 from utils.command.marks import SAME_RUN
 from utils.errors import ConfigError
-from utils.measure.evaluator import Prediction, Report
 from utils.measure.scene import scene
 
 MOST_SHOWN = 8000  # characters of a continuation on the report page

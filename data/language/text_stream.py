@@ -19,11 +19,10 @@ from typing import Annotated
 
 import numpy as np
 import pydantic
-import torch
 from pydantic import PositiveInt
-from torch import Tensor
 from typing_extensions import Doc
 
+from contract import Arrays, EvalSet, Evaluator, RunLength, RunSettings, Source, Spec
 from data.language.sample import (
     Continuation,
     NewTokens,
@@ -36,22 +35,21 @@ from data.language.text_files import Documents, HubTexts, TextFiles
 from data.language.token_files import Corpus
 from data.language.tokens import sequences, whole_steps
 from data.language.windows import HeldOut, batch_of
-from data.source import Arrays, EvalSet, RunLength, RunSettings, Source, Spec, refuse_epochs
 from data.tokenizer import Bytes, FromFile, Tokenizer
-from utils.checkpoint.registry import Registry
 from utils.command.marks import MAY_CHANGE, NAMES_PROJECT
 from utils.errors import ConfigError, short
-from utils.measure.evaluator import Evaluator
 
 TOGETHER = 16  # documents tokenized at once
 SCANNED = 1 << 16  # documents searched for held-out ones, at most
 
-Cursor = dict[str, Tensor]
+Cursor = Mapping[str, int]
 Position = tuple[int, int]  # a file of the shard, and the next row in it
 
 
 class StreamSource(Source):
     """Training windows from streams of documents, one stream for each shard."""
+
+    cursor = ("file", "row", "used", "step")
 
     def __init__(
         self,
@@ -81,7 +79,7 @@ class StreamSource(Source):
                 f"num_workers={run.num_workers}: data=stream reads in the training process, which"
                 " saves where it is; use num_workers=0"
             )
-        refuse_epochs(run)
+        run.refuse_epochs()
         data_path = run.data_path
         if (data_path is None) == (hub is None):
             raise ConfigError(
@@ -113,8 +111,6 @@ class StreamSource(Source):
             else HubTexts("data.hub=", str(hub), split, field)
         )
         self._streams: dict[int, _Stream] = {}
-        # the run's steps and this rank's shards; `register_state` replaces them
-        self._done, self._owned = lambda: 0, list[int]()
         known = self._look(val_tokens)
         self.spec = Spec(
             known.vocab_size,
@@ -145,24 +141,13 @@ class StreamSource(Source):
             stream = self._stream(shard)
         return batch_of(stream.rows(step), None)
 
-    def register_state(self, saved: Registry) -> None:
-        """Registers a cursor for each shard."""
-        self._done, self._owned = lambda: saved.run_state.step, saved.owned
-        saved.add_by_shard("text", self._cursors, self._go_on, _like)
+    def cursors(self, step: int, shards: Sequence[int]) -> dict[int, Cursor]:
+        return {shard: self._streams[shard].cursor(step) for shard in shards}
 
-    def _cursors(self) -> dict[int, Cursor]:
-        return (
-            {shard: self._streams[shard].cursor(self._done()) for shard in self._owned}
-            if self._done()
-            else {}
-        )
+    def go_on(self, cursors: Mapping[int, Cursor]) -> None:
+        self._streams = {shard: self._stream(shard, cursor) for shard, cursor in cursors.items()}
 
-    def _go_on(self, cursors: Mapping[int, Mapping[str, Tensor]]) -> None:
-        self._streams = {
-            shard: self._stream(shard, cursor or None) for shard, cursor in cursors.items()
-        }
-
-    def _stream(self, shard: int, cursor: Mapping[str, Tensor] | None = None) -> _Stream:
+    def _stream(self, shard: int, cursor: Cursor | None = None) -> _Stream:
         return _Stream(
             f"{self._texts.where}, shard {shard}",
             partial(Documents, self._texts, shard, self._shards),
@@ -224,13 +209,13 @@ class _Stream:
         opened: Callable[..., Documents],
         tokens_of: Callable[..., list[np.ndarray]],
         shape: tuple[int, int],
-        cursor: Mapping[str, Tensor] | None = None,
+        cursor: Cursor | None = None,
     ) -> None:
         self._where, self._opened, self._tokens_of, self._shape = where, opened, tokens_of, shape
         self._documents, self._used, self.step = opened(), 0, 0
         if cursor is not None:
-            self._documents = opened(int(cursor["file"]), int(cursor["row"]))
-            self._used, self.step = int(cursor["used"]), int(cursor["step"])
+            self._documents = opened(cursor["file"], cursor["row"])
+            self._used, self.step = cursor["used"], cursor["step"]
         self._texts = iter(self._documents)
         # whether the stream has given tokens since it began
         self._gave = self._here() != _position_of(opened())
@@ -275,8 +260,7 @@ class _Stream:
         it is used.
         """
         file, row = self._pieces[0][0] if self._pieces else self._here()
-        values = {"file": file, "row": row, "used": self._used, "step": self.step}
-        return {name: torch.tensor(value) for name, value in values.items()}
+        return {"file": file, "row": row, "used": self._used, "step": self.step}
 
     def _ahead(self, count: int) -> np.ndarray:
         """Returns the next `count` tokens. At its end, the stream begins again."""
@@ -304,11 +288,3 @@ class _Stream:
 
 def _position_of(documents: Documents) -> Position:
     return documents.file, documents.row
-
-
-def _like(saved: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
-    """Returns tensors shaped like a cursor; before the first step there is none."""
-    if not saved and not step:
-        return {}
-    names = ("file", "row", "used", "step")
-    return {name: torch.empty((), dtype=torch.int64, device="meta") for name in names}

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
 from typing_extensions import Doc
 
+from contract import Arrays, EvalSet, Evaluator, RunLength, RunSettings, Source, Spec
 from data.language.packing import PackedWindows
 from data.language.python_text import python_text
 from data.language.sample import (
@@ -28,17 +29,8 @@ from data.language.sample import (
 from data.language.token_files import Corpus, open_corpus
 from data.language.windows import HeldOut, Windows
 from data.order import Order, cut_evenly, run_length, shard_rows
-from data.source import (
-    Arrays,
-    EvalSet,
-    RunLength,
-    RunSettings,
-    Source,
-    Spec,
-    combined_fingerprint,
-)
+from data.source import combined_fingerprint
 from utils.errors import ConfigError
-from utils.measure.evaluator import Evaluator
 
 SEQUENCES = 64  # in an update, unless the configuration says otherwise
 PERIOD = 100_000  # visits, or a few more, in which corpora have their shares

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from contract import IGNORE, Arrays
 from data.language.token_files import Corpus
-from data.source import IGNORE, Arrays
 from utils.errors import ConfigError
 
 # L is data.seq_len

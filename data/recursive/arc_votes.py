@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from contract import Batch, Prediction, Report
 from data.recursive.arc import (
     CELLS,
     VOCAB,
@@ -24,9 +25,7 @@ from data.recursive.arc import (
 )
 from data.recursive.boards import in_turn
 from data.recursive.puzzle_files import PuzzleSplit
-from data.source import Batch
 from utils.errors import ConfigError
-from utils.measure.evaluator import Prediction, Report
 from utils.measure.scene import Files, fitting, scene
 
 PASSES = (1, 2, 5, 10, 100, 1000)

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from contract import IGNORE, Batch, Prediction, Report
 from data.recursive.puzzle_text import characters
 from data.recursive.sudoku import BOXES
-from data.source import IGNORE, Batch
-from utils.measure.evaluator import Prediction, Report
 from utils.measure.scene import Files, fitting, scene, spread
 
 SHOWN = 4  # solved examples, and as many unsolved ones

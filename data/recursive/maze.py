@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.source import Batch
-from utils.measure.evaluator import Prediction, Report
+from contract import Batch, Prediction, Report
 from utils.measure.metrics import format_metrics
 
 CHARACTERS = "# SGo"  # a character's token is its place, from 1 on

@@ -17,13 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from contract import IGNORE, Batch, Examples, Prediction, Report
 from data.recursive import maze, sudoku
 from data.recursive.puzzle_text import characters, drawn, tokens_of
 from data.recursive.sudoku import BLANK
-from data.source import IGNORE, Batch, Examples
 from utils.errors import ConfigError, brief, short
 from utils.files import read_text
-from utils.measure.evaluator import Prediction, Report
 
 KEY = "data.puzzle"
 CELLS = {"sudoku": "a digit, or . for a blank", "maze": "# for a wall, a space or ., one S and G"}

@@ -18,9 +18,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, TypeAdapter
 
+from contract import IGNORE
 from data.files import content_hash, open_array, read_json
 from utils.errors import ConfigError, brief
-from utils.spec import IGNORE
 
 # and their dimensions
 ARRAYS = {

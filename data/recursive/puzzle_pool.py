@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from contract import IGNORE
 from data.recursive.puzzle_files import PuzzleSplit, check_values, has_split, read_split
 from data.recursive.sudoku import generate, sudoku_split
-from data.source import IGNORE
 from utils.errors import ConfigError
 
 

@@ -7,10 +7,10 @@ from itertools import zip_longest
 
 import numpy as np
 
+from contract import IGNORE
 from data.recursive.arc import CELLS, VOCAB, grid_lines
 from data.recursive.maze import CHARACTERS, FREE, is_maze, leads
 from data.recursive.sudoku import BLANK, BOXES, DIGITS
-from data.source import IGNORE
 
 GAP = "    "
 NOTHING = "?"  # a token that can stand in no cell

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import NonNegativeInt, PositiveInt, with_config
 from typing_extensions import Doc, TypedDict
 
+from contract import IGNORE, Arrays, EvalSet, Evaluator, RunLength, RunSettings, Source, Spec
 from data.example_text import ExampleText
 from data.order import Order, cut_steps, generator, run_length, shard_rows
 from data.recursive.arc_votes import ArcPairs, ArcVotes
@@ -24,19 +25,9 @@ from data.recursive.own_puzzle import KEY, Answers, OwnPuzzles
 from data.recursive.puzzle_files import PuzzleSplit, sample
 from data.recursive.puzzle_pool import Member, Pool, PuzzleRows, max_vocab, open_datasets
 from data.recursive.puzzle_text import kind_of, puzzle_text
-from data.source import (
-    IGNORE,
-    Arrays,
-    EvalSet,
-    RunLength,
-    RunSettings,
-    Source,
-    Spec,
-    combined_fingerprint,
-)
+from data.source import combined_fingerprint
 from utils.command.marks import MAY_CHANGE, STRICT, Fraction
 from utils.errors import ConfigError, short
-from utils.measure.evaluator import Evaluator
 
 ARC = ("arc", {"name": "arc@ARC"})  # the evaluator, also as TRM's own configuration names it
 

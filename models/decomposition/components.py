@@ -18,6 +18,7 @@ from pydantic import PositiveInt, with_config
 from torch import Tensor, nn
 from typing_extensions import Doc, TypedDict
 
+from contract import Spec
 from models.decomposition.gates import make_gates
 from models.decomposition.induction import InductionHeads
 from models.decomposition.seams import Seam, replaced, seams_of, ties
@@ -31,7 +32,6 @@ from models.layers import (
 from models.targets import GPT, load
 from utils.command.marks import A_RUN, MAY_CHANGE, STRICT
 from utils.errors import ConfigError
-from utils.spec import Spec
 
 
 class Mask(NamedTuple):

@@ -20,6 +20,18 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, with_
 from torch import Tensor
 from typing_extensions import Doc, TypedDict
 
+from contract import (
+    IGNORE,
+    Batch,
+    Carry,
+    Context,
+    Evaluator,
+    Metric,
+    Noise,
+    Objective,
+    Prediction,
+    StepOut,
+)
 from models.decomposition.components import Components
 from models.decomposition.first_inputs import start_at_inputs
 from models.decomposition.gates import LowerLeaky, upper_leaky
@@ -27,15 +39,10 @@ from models.decomposition.known_answer import KnownAnswer, check_known
 from models.decomposition.masking import Masks, concat, errors, route
 from models.decomposition.usage import Usage
 from models.layers import widen
-from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.command.marks import STRICT
 from utils.errors import ConfigError, Stopped
-from utils.measure.evaluator import Evaluator, Prediction
-from utils.measure.metrics import Metric
-from utils.noise import Noise
 from utils.ranks import signals
 from utils.ranks.distributed import Dist
-from utils.spec import IGNORE
 from utils.transfer import to_device
 
 # losses that compare a masked net with the target

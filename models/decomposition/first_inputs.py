@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from contract import Noise
 from models.decomposition.components import Components
 from models.layers import widen
-from utils.noise import Noise
 from utils.ranks.distributed import Dist
 
 POOL = 8  # there are this many times as many inputs to choose from as components

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
+from contract import IGNORE, Batch, Carry, Context, Metric, Objective, Prediction, Spec, StepOut
 from models.layers import (
     Embedding,
     ForwardDtype,
@@ -23,11 +24,7 @@ from models.layers import (
     parse_dtype,
     widen,
 )
-from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.errors import ConfigError
-from utils.measure.evaluator import Prediction
-from utils.measure.metrics import Metric
-from utils.spec import IGNORE, Spec
 
 
 class InductionHeads(nn.Module):

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from contract import Batch, Prediction, Report
 from models.decomposition.components import Components, matches
 from utils.errors import ConfigError
-from utils.measure.evaluator import Batch, Prediction, Report
 from utils.measure.scene import Files, fitting, levels, scene
 
 TOLERANCE = 0.1  # how far a gate may be from 0 or 1

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from contract import Noise
 from models.decomposition.components import Components, Mask
-from utils.noise import Noise
 
 # called with outputs and the target's outputs; returns an error for each row
 Measure = Callable[[Tensor, Tensor], Tensor]

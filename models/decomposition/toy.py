@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import Doc
 
+from contract import IGNORE, Batch, Carry, Context, Metric, Objective, Prediction, Spec, StepOut
 from models.layers import (
     ForwardDtype,
     Layers,
@@ -25,11 +26,7 @@ from models.layers import (
     parse_dtype,
     widen,
 )
-from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.errors import ConfigError
-from utils.measure.evaluator import Prediction
-from utils.measure.metrics import Metric
-from utils.spec import IGNORE, Spec
 
 
 class Transposed(nn.Module):

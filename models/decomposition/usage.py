@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from contract import Batch, Prediction, Report
 from models.decomposition.components import Components
-from utils.measure.evaluator import Batch, Prediction, Report
 from utils.measure.scene import Files, fitting, scene
 
 TABLE = "components.tsv"

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from models.layers import Dropout, ForwardDtype, parse_dtype
+from contract import Dropout, Spec
+from models.layers import ForwardDtype, parse_dtype
 from utils.errors import ConfigError
-from utils.spec import Spec
 
 Rate = Annotated[float, Field(ge=0, lt=1)]
 

@@ -15,14 +15,21 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 from typing_extensions import Doc
 
+from contract import (
+    IGNORE,
+    Batch,
+    Carry,
+    Context,
+    Metric,
+    MetricSums,
+    Objective,
+    Prediction,
+    StepOut,
+)
 from models import llama
 from models.language.gpt import GPT
 from models.layers import Past, recomputed
-from models.objective import Batch, Carry, Context, Objective, StepOut
 from utils.command.marks import Fraction
-from utils.measure.evaluator import Prediction
-from utils.measure.metrics import Metric, MetricSums
-from utils.spec import IGNORE
 
 
 class CausalLM(Objective):
@@ -102,7 +109,7 @@ class CausalLM(Objective):
     def shardable(self) -> Sequence[nn.Module]:
         return self.model.blocks
 
-    def flops_per_example(self, batch: Batch, ctx: Context) -> int:
+    def flops_per_example(self) -> int:
         return self.model.flops_per_token() * self.model.seq_len
 
     def compile_net(self) -> None:

@@ -14,6 +14,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, with_config
 from torch import Tensor, nn
 from typing_extensions import Doc, TypedDict
 
+from contract import Spec
 from models import documents
 from models.documents import Sees
 from models.layers import (
@@ -37,7 +38,6 @@ from models.layers import (
 )
 from utils.command.marks import STRICT, Fraction
 from utils.errors import ConfigError
-from utils.spec import Spec
 
 STD = 0.02  # of embeddings and of the output, as in GPT-2
 

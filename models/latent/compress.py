@@ -7,11 +7,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from contract import IGNORE, Batch, Carry, Context, Metric, Objective, Prediction, StepOut
 from models.latent.prefix import Prefix
-from models.objective import Batch, Carry, Context, Objective, StepOut
-from utils.measure.evaluator import Prediction
-from utils.measure.metrics import Metric
-from utils.spec import IGNORE
 
 
 class Compress(Objective):

@@ -16,11 +16,11 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 from typing_extensions import Doc
 
+from contract import Spec
 from models.layers import ForwardDtype, Linear, parse_dtype, widen
 from models.targets import GPT, load
 from utils.command.marks import A_RUN, MAY_CHANGE
 from utils.errors import ConfigError
-from utils.spec import Spec
 
 
 class Prefix(nn.Module):

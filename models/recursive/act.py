@@ -15,16 +15,23 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import Doc
 
+from contract import (
+    IGNORE,
+    Batch,
+    Context,
+    Evaluator,
+    Metric,
+    MetricSums,
+    Noise,
+    Objective,
+    Prediction,
+    StepOut,
+)
 from models.interval import Interval
 from models.layers import widen
-from models.objective import Batch, Context, Objective, StepOut
 from models.recursive.answering import answers_by_step
 from models.recursive.recursion import RecursiveNet, State, disturbed, where_slots
 from models.recursive.thinking import ByStep, ThinkingSteps
-from utils.measure.evaluator import Evaluator, Prediction
-from utils.measure.metrics import Metric, MetricSums
-from utils.noise import Noise
-from utils.spec import IGNORE
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from models.objective import Batch
+from contract import Batch, Noise
 from models.recursive.recursion import RecursiveNet, State, disturbed
-from utils.noise import Noise
 
 # each batch size is compiled separately, so there are few sizes, each half of the one before
 HALVINGS = 3

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from contract import Spec
 from models.layers import Embedding, Linear, gated_width, rms_norm, widen
 from models.recursive.recursion import Inner, RecursiveNet, Sizes, State
 from utils.errors import ConfigError
-from utils.spec import Spec
 
 UNREACHED = -1e4  # the value of a cell that no reward has reached, and of those beyond the edge
 REWARD_SCALE, COST_SCALE = 100.0, 10.0  # so that rewards and costs learn as fast as other weights

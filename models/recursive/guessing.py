@@ -20,18 +20,25 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 from typing_extensions import Doc
 
+from contract import (
+    IGNORE,
+    Batch,
+    Context,
+    Evaluator,
+    Metric,
+    MetricSums,
+    Noise,
+    Objective,
+    Prediction,
+    StepOut,
+)
 from models.interval import Interval
-from models.objective import Batch, Context, Objective, StepOut
 from models.recursive.recursion import where_slots
 from models.recursive.search import Rules, answers_by_search, fill_in
 from models.recursive.sudoku_net import BLANK, SudokuNet, what_is_known
 from models.recursive.thinking import ByStep, ThinkingSteps
 from utils.command.marks import SAME_RUN, Fraction
-from utils.measure.evaluator import Evaluator, Prediction
-from utils.measure.metrics import Metric, MetricSums
-from utils.noise import Noise
 from utils.ranks import signals
-from utils.spec import IGNORE
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from contract import Spec
 from models.layers import CosSin
 from models.recursive.recursion import Inner, RecursiveNet, Sizes, State
 from utils.errors import ConfigError
-from utils.spec import Spec
 
 
 class HRMInner(Inner):

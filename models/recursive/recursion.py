@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from typing_extensions import Doc
 
+from contract import Noise, Spec
 from models.layers import (
     Attention,
     CosSin,
@@ -36,8 +37,6 @@ from models.layers import (
 from models.sparse_embedding import SparseEmbedding
 from utils.command.marks import SAME_RUN, Fraction
 from utils.errors import ConfigError
-from utils.noise import Noise
-from utils.spec import Spec
 
 State = tuple[Tensor, Tensor]  # z_H and z_L, both [B, L, D]
 

@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.objective import Batch
+from contract import Batch, Noise
 from models.recursive.sudoku_net import BLANK, SudokuNet, what_is_known
-from utils.noise import Noise
 
 TOGETHER = 64  # nodes that go through the net at once: the shape that it is compiled for
 NEVER = -1e4  # as a logit

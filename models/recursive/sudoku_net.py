@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from typing_extensions import Doc
 
+from contract import Spec
 from models.layers import (
     ForwardDtype,
     Linear,
@@ -33,7 +34,6 @@ from models.layers import (
     rms_norm,
 )
 from utils.errors import ConfigError
-from utils.spec import Spec
 
 BLANK = 1  # digit d is token d + 1, pad is 0
 OPEN, GIVEN, GUESSED, EXCLUDED = range(4)  # what is known of an option

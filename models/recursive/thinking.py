@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.measure.evaluator import Batch, Prediction, Report
+from contract import IGNORE, Batch, Prediction, Report
 from utils.measure.scene import Files, scene, spread
-from utils.spec import IGNORE
 
 MOST_RECORDED = 32  # steps whose whole answers are kept
 

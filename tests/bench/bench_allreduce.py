@@ -22,14 +22,13 @@ import torch.distributed as c10d
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from contract import Noise, Spec
 from models.recursive.hrm import HRM
 from models.recursive.trm import TRM
 from optim.sync.allreduce import AllReduce
 from tests.ranks import ROOT, check_ended_well, run_ranks
-from utils.noise import Noise
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
-from utils.spec import Spec
 
 RANKS = 2
 ROUNDS = int(os.environ.get("ROUNDS", "25"))

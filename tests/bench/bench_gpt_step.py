@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from contract import Context, Noise, Spec
 from data.source import source_of
-from models.objective import Context
 from models.objective import make_objective as build
 from optim.groups import build_dense
 from tests.data.language.token_helpers import write_bin
@@ -35,8 +35,6 @@ from tests.making import make_objective
 from tests.runs import config_of
 from utils.measure import hardware
 from utils.measure.capacity import META
-from utils.noise import Noise
-from utils.spec import Spec
 
 VOCABULARY = 256
 Step = Callable[[], object]

@@ -26,9 +26,10 @@ from pathlib import Path
 
 import numpy as np
 
+from contract import IGNORE, Arrays, Source
 from data.build.tokens import main as build_tokens
 from data.language.python_text import python_text
-from data.source import IGNORE, Arrays, Source, source_of
+from data.source import source_of
 from tests.bench.checkouts import check_checkout
 from tests.bench.ngram import log_probabilities
 from tests.ranks import ROOT

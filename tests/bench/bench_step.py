@@ -71,11 +71,10 @@ FIRST = 2  # steps that compile: the second one has carries of other strides
 def ours(net: str, dtype: str, compiled: bool, device: str) -> Callable[[], None]:
     import torch
 
-    from models.objective import Context
+    from contract import Context, Noise, Spec
+    from models.objective import tables_of
     from tests.making import make_objective
     from utils.measure import hardware
-    from utils.noise import Noise
-    from utils.spec import Spec
 
     hardware.tune()
     tokens, vocabulary, _ = DATA[net]
@@ -94,7 +93,7 @@ def ours(net: str, dtype: str, compiled: bool, device: str) -> Callable[[], None
         out = objective(batch, carry, context)
         out.loss.backward()
         carry = out.carry
-        for table in objective.tables().values():
+        for table in tables_of(objective).values():
             table.take_row_grads()
 
     return step

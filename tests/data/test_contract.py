@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.source import IGNORE, Arrays, known_parts
+from contract import IGNORE, Arrays
+from data.source import known_parts
 from data.stream import eval_batches
 from tests.data.language.token_helpers import write_corpus
 from tests.data.recursive.helpers import ragged_groups, write_dataset

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from contract import IGNORE, Examples, RunSettings, Spec
 from data.order import EpochSource
-from data.source import IGNORE, Examples, RunSettings, Spec
 
 
 def test_a_map_style_dataset_is_a_source_with_epochs() -> None:

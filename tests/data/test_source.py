@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.source import Examples, RunLength, Source, Spec, check_batch, known_parts
+from contract import Examples, RunLength, Source, Spec
+from data.source import check_batch, known_parts
 from data.stream import read_shards
-from utils.checkpoint.registry import Registry
 from utils.errors import ConfigError
 
 TWO = np.zeros((2, 3))
@@ -35,8 +35,7 @@ class MySource(Source):
 
 
 class Stream(MySource):
-    def register_state(self, saved: Registry) -> None:
-        pass
+    cursor = ("row",)
 
 
 class OneRow(Examples):
@@ -115,7 +114,7 @@ def test_an_evaluation_set_that_returns_other_rows_is_one_line() -> None:
 def test_examples_that_are_tuples_or_of_several_lengths_are_one_line() -> None:
     bare = MySource()
     bare.eval_sets = lambda: {"val": rows(9)}  # type: ignore[method-assign,assignment,return-value]
-    with pytest.raises(ConfigError, match=r"MySource.eval_sets: val: is a dict; give Examples of"):
+    with pytest.raises(ConfigError, match=r"MySource.eval_sets: val: is a dict; give contract.Ex"):
         known_parts(bare, 0)
     with pytest.raises(ConfigError, match=r"Pairs.__getitem__: returns a tuple; return a dict by"):
         known_parts(MySource(val=Pairs()), 0)

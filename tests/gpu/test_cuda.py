@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from contract import Context, Noise
 from models import documents
-from models.objective import Context
 from optim.sparse_signsgd import sum_duplicates
 from tests.models.recursive.test_golden import NAMES, Recording, evaluation, six_steps
 from tests.ranks import run_ranks
@@ -36,7 +36,6 @@ from tests.runs import (
     train,
 )
 from utils.measure.micro_batch import largest_that_fits
-from utils.noise import Noise
 
 DEVICE = "cuda" if torch.cuda.is_available() else os.environ.get("REHEARSED_ON", "")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not DEVICE, reason="no CUDA device here")]

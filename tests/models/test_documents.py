@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
+from contract import Spec
 from models import documents
 from models.attention import attention
 from tests.making import make_objective
-from utils.spec import Spec
 
 DOCUMENTS = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0]], dtype=torch.int32)
 OTHERS = torch.tensor([[0, 1, 1, 1], [0, 1, 2, 3], [5, 5, 4, 4]], dtype=torch.int32)

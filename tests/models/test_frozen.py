@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from contract import Objective
 from models.frozen import Frozen
-from models.objective import Objective
+from models.objective import frozen_files, load_tensors, saved_tensors, shared_tensors, tables_of
 from models.sparse_embedding import SparseEmbedding
 from utils.errors import ConfigError
 
@@ -103,24 +104,26 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
 def test_an_objective_saves_and_shares_what_is_not_frozen(tmp_path: Path) -> None:
     objective = Half(tmp_path / "base.safetensors")
     names = {"model.last.weight", "model.last.bias", "model.table.weights"}
-    assert objective.saved().keys() == names
-    assert objective.shared().keys() == {*names, "model.sines"}
-    assert objective.tables().keys() == {"model.table"}
-    (known,) = objective.frozen().items()
+    assert saved_tensors(objective).keys() == names
+    assert shared_tensors(objective).keys() == {*names, "model.sines"}
+    assert tables_of(objective).keys() == {"model.table"}
+    (known,) = frozen_files(objective).items()
     assert known[0] == "model.base"
     assert known[1].keys() == {"path", "sha256"}
 
-    before = {name: tensor.clone() for name, tensor in objective.saved().items()}
-    for tensor in objective.saved().values():
+    before = {name: tensor.clone() for name, tensor in saved_tensors(objective).items()}
+    for tensor in saved_tensors(objective).values():
         tensor.add_(1)
-    objective.load_saved(before)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in objective.saved().items())
+    load_tensors(objective, before)
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in saved_tensors(objective).items()
+    )
     objective.target = objective.model.base  # a part with two names is saved under neither
-    assert objective.saved().keys() == names
+    assert saved_tensors(objective).keys() == names
     with pytest.raises(KeyError, match=r"model\.last\.bias"):
-        objective.load_saved({name: before[name] for name in names - {"model.last.bias"}})
+        load_tensors(objective, {name: before[name] for name in names - {"model.last.bias"}})
     with pytest.raises(KeyError, match=r"model\.base\.net\.table"):
-        objective.load_saved({**before, "model.base.net.table.weights": torch.zeros(2, 2)})
+        load_tensors(objective, {**before, "model.base.net.table.weights": torch.zeros(2, 2)})
 
 
 def test_files_hold_tied_weights_under_one_of_their_names(tmp_path: Path) -> None:

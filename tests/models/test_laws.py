@@ -16,15 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from data.source import RunLength
+from contract import Batch, Context, Dropout, Noise, Objective, Prediction, RunLength, Spec, StepOut
 from models.laws import check_objective, check_prediction, check_source
-from models.layers import Dropout
-from models.objective import Batch, Context, Objective, StepOut
 from tests.ranks import ROOT
 from utils.errors import ConfigError
-from utils.measure.evaluator import Prediction
-from utils.noise import Noise
-from utils.spec import Spec
 
 GUIDE = (ROOT / "docs" / "your-own-code.md").read_text()
 SHARDS, ROWS = 4, 6

@@ -12,11 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from contract import Spec
 from models import llama, targets
 from models.language.gpt import GPT
+from models.objective import load_tensors, saved_tensors
 from tests.making import make_objective
 from utils.errors import ConfigError
-from utils.spec import Spec
 
 SPEC = Spec(vocab_size=23, seq_len=64)
 TOKENS = torch.randint(0, 23, (3, 64), generator=torch.Generator().manual_seed(0))
@@ -96,10 +97,10 @@ def test_logits_are_those_of_transformers_in_and_out(kind: str, tmp_path: Path) 
 
     keys = llama.arch_in(tmp_path / "theirs")
     ours = make_objective("gpt", SPEC, **keys)
-    ours.load_saved(ours.published(str(tmp_path / "theirs")))
+    load_tensors(ours, ours.published(str(tmp_path / "theirs")))
     assert torch.equal(our_logits(ours.model), our_logits(frozen.net))
 
-    weights = {name.removeprefix("model."): tensor for name, tensor in ours.saved().items()}
+    weights = {name.removeprefix("model."): tensor for name, tensor in saved_tensors(ours).items()}
     llama.write(tmp_path / "ours", weights, ours.model.shape, 64)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
     name = KINDS[kind][0].replace("Mistral", "Llama")

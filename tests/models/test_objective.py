@@ -14,23 +14,21 @@ import torch
 from torch import nn
 
 import pretrain
-from data.source import RunSettings
+from contract import Context, Noise, RunSettings, Spec
 from models.layers import RotaryEmbedding
-from models.objective import Context
+from models.objective import flops_per_example, rehearse, trained
 from optim.groups import build_dense
 from optim.optimizer_state import VALUES, OptimizerState
 from optim.trial import remembered
 from tests.data.digits.test_images import write_idx
-from tests.making import make_objective
+from tests.making import make_objective, needs_of
 from tests.models.test_laws import MyObjective
 from tests.ranks import ROOT
 from tests.runs import FLOAT32, TINY_CNN, TINY_GPT, TINY_PREFIX, TINY_SUDOKU, TINY_TRM, config_of
 from tests.steps import steps_of, trainer_on
 from utils.command.instantiate import make
 from utils.measure import capacity
-from utils.noise import Noise
 from utils.ranks.distributed import Dist
-from utils.spec import Spec
 
 ALONE = Dist()
 TOY = ["global_batch_size=16", "max_steps=3", "data.num_features=6", "data.held_out=16"]
@@ -136,21 +134,17 @@ def test_what_is_counted_without_numbers_is_what_a_pass_takes(
     def counted(device: torch.device, step: bool) -> capacity.Needs:
         objective = pretrain.make_objective(cfg.arch, 0, source.spec, device)
         if step:
-            optimizers = build_dense(cfg.optim.dense, objective.trained())
-            memory = OptimizerState(optimizers, objective.trained())
-            for parameter in objective.trained().values():
+            optimizers = build_dense(cfg.optim.dense, trained(objective))
+            memory = OptimizerState(optimizers, trained(objective))
+            for parameter in trained(objective).values():
                 parameter.grad = torch.zeros_like(parameter)
             for optimizer in optimizers:
                 optimizer.step()
             state = {name: tensor for name, tensor in memory.state().items() if VALUES not in name}
         else:
-            state = remembered(cfg.optim.dense, objective.trained())
-        return capacity.count(
-            objective,
-            state.values(),
-            cfg.ema,
-            partial(pretrain.Trainer.first_batch, facts, device=device),
-        )
+            state = remembered(cfg.optim.dense, trained(objective))
+        first = partial(pretrain.Trainer.first_batch, facts, device=device)
+        return needs_of(objective, state, cfg.ema, first)
 
     real = counted(torch.device("cpu"), step=True)
     found = counted(capacity.META, step=False)
@@ -166,7 +160,8 @@ def test_what_is_counted_without_numbers_is_what_a_pass_takes(
 
 def test_operations_of_an_example() -> None:
     batch = {"inputs": torch.ones(4, 3), "labels": torch.zeros(4, dtype=torch.long)}
-    flops = MyObjective(nn.Linear(3, 2)).flops_per_example(batch, Context(0.0, Noise(0, 0, [0])))
+    objective = MyObjective(nn.Linear(3, 2))
+    flops = flops_per_example(objective, batch, Context(0.0, Noise(0, 0, [0])))
     assert flops == 2 * 3 * 2 * 2, "forward, and backward to weights alone"
 
 
@@ -186,7 +181,7 @@ def test_the_guide_s_objective_counts_well_predicted_tokens_less() -> None:
     assert 0 < focal(batch, None, context).loss < plain(batch, None, context).loss
     assert focal(batch, None, context).weight == 7
     assert focal.predict(batch).metrics == plain.predict(batch).metrics
-    focal.rehearse(batch, context, keep=True)
+    rehearse(focal, batch, context, keep=True)
     assert all(parameter.grad is not None for parameter in focal.parameters())
 
 

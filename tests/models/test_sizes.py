@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from contract import Spec
 from tests.making import make_objective
 from utils.errors import ConfigError
-from utils.spec import Spec
 
 TEXT = Spec(vocab_size=256, seq_len=64)
 BOARDS = Spec(vocab_size=6, seq_len=9, table_rows=5)

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from models.objective import Context
+from contract import Context, Noise
+from models.objective import load_tensors, saved_tensors
 from tests.models.decomposition.test_components import objective_on, with_gradients
 from tests.runs import TINY_CNN, TINY_GPT, TINY_TMS, Result, train
 from tests.steps import trainer_on
 from utils.errors import ConfigError
-from utils.noise import Noise
 from utils.ranks.distributed import Dist
 
 
@@ -50,7 +50,7 @@ def test_lower_precision_says_nearly_the_same(dtype: str, tms_target: Path, tmp_
     low, _, _ = objective_on(
         tms_target, tmp_path / "b", *keys, "arch.C=20", f"arch.forward_dtype={dtype}"
     )
-    low.load_saved({name: tensor.float() for name, tensor in exact.saved().items()})
+    load_tensors(low, {name: tensor.float() for name, tensor in saved_tensors(exact).items()})
     near = {"rtol": 0.2, "atol": 1e-3} if dtype == "bfloat16" else {"rtol": 1e-4, "atol": 1e-6}
     wanted, gradients = with_gradients(exact, batch, ctx)
     logits, others = with_gradients(low, batch, ctx)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from utils.noise import Noise
+from contract import Noise
 from utils.ranks.distributed import Dist
 
 DRAWS = [

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from socket import gethostname
-from typing import Any, Protocol
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
@@ -58,27 +58,22 @@ class Start:
         return self.continues and self.step == total_steps and not self.meta["evaluation_due"]
 
 
-class HasWeights(Protocol):
-    """The part of an objective that `initial_weights` needs."""
-
-    def saved(self) -> Tensors: ...
-
-    def tables(self) -> Collection[str]: ...
-
-    def published(self, path: str) -> Tensors | None: ...
-
-
 @said_of("init_from")
-def initial_weights(path: str, objective: HasWeights, say: Callable[[str], None]) -> Tensors:
-    """Reads initial weights from a file, a checkpoint or a published folder.
+def initial_weights(
+    path: str,
+    published: Tensors | None,
+    own: Tensors,
+    tables: Iterable[str],
+    say: Callable[[str], None],
+) -> Tensors:
+    """Returns the weights with which a run begins: those `published` at the path, else those of the
+    file or checkpoint there. They must be like the net's `own`.
 
     If a puzzle table has another number of rows here, every row begins as the mean row.
     """
-    own, read = objective.saved(), objective.published(path)
-    if read is None:
-        read = reader.load(path, ["model"])[0].get("model", {})
+    read = reader.load(path, ["model"])[0].get("model", {}) if published is None else published
     weights = dict(read)
-    for name in (f"{table}.weights" for table in objective.tables()):
+    for name in (f"{table}.weights" for table in tables):
         theirs = weights.get(name)
         if (
             theirs is not None

@@ -13,10 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from contract import Batch, Objective
 from utils.gpus import gib_of_each
 from utils.measure import footprint
 from utils.ranks.distributed import Dist
 
+# returns the first batch of these shards, and a pass over it that keeps the gradients
+PassOver = Callable[[range], tuple[Batch, Callable[[], None]]]
 META = torch.device("meta")  # where tensors have shapes and no values
 GIB = 2**30
 # What is not counted: the driver's own memory with the libraries' workspaces, and what lies unused
@@ -163,19 +166,19 @@ def apply_plan(
     dist: Dist,
     length: Any,
     split: bool,
-    objective: Any,
+    objective: Objective,
+    tables: Sequence[Tensor],
     remembered: Mapping[str, Tensor],
-    beginning: Callable[[range], tuple[Any, Any]],
+    pass_over: PassOver,
     say: Callable[[str], None],
 ) -> None:
     """Applies `plan`: sets the chosen layout on all ranks alike, and says why. With `plan=show`,
     prints the layout and ends the run.
 
     `split`: whether the sync splits weights over ranks. `objective` is on the meta device, and
-    so are the tensors that its optimizers remember; `beginning` returns the first batch of a number
-    of shards there.
+    so are its tables, what its optimizers remember, and the batches of `pass_over`.
     """
-    needs = count(objective, remembered.values(), cfg.ema, beginning)
+    needs = count(objective, tables, remembered.values(), cfg.ema, pass_over)
     cards = cards_named(cfg.plan_cards) if cfg.plan_cards else cards_of(dist)
     shown = cfg.plan == "show"
     # plan=show: any layout; plan=auto: the ranks that have started, each on its card
@@ -256,26 +259,24 @@ def advice(layout: Layout, recompute: bool) -> str:
 
 
 def count(
-    objective: Any,
+    objective: Objective,
+    tables: Sequence[Tensor],
     remembered: Iterable[Tensor],
     averages: bool,
-    beginning: Callable[[range], tuple[Any, Any]],
+    pass_over: PassOver,
 ) -> Needs:
-    """Counts what a run needs on a net without numbers; `beginning` gives a batch of so many shards
-    and its context.
-    """
+    """Counts what a run needs, on a net without numbers."""
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.grad = torch.empty_like(parameter)  # it stays from one pass to the next
-    tables = [table.weights for table in objective.tables().values()]
     everything = [*objective.parameters(), *objective.buffers(), *tables]
     blocks = [footprint.size(part.parameters()) for part in objective.shardable()]
 
     def peak(shards: int) -> int:
-        batch, context = beginning(range(shards))
+        batch, one_pass = pass_over(range(shards))
         gradients = [each.grad for each in trained if each.grad is not None]
         known = [*everything, *gradients, *batch.values()]
-        of_pass = footprint.peak(lambda: objective.rehearse(batch, context, keep=True), known)
+        of_pass = footprint.peak(one_pass, known)
         return of_pass + footprint.size(batch.values())
 
     one, two = peak(1), peak(2)

@@ -5,29 +5,50 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from contract import Batch, Evaluator, Metric, Prediction, Report
 from utils.errors import ConfigError, brief
 from utils.files import safe_name
 from utils.measure import scene
-from utils.measure.evaluator import (
-    Batch,
-    Evaluator,
-    Folder,
-    Prediction,
-    Report,
-    TriedBatch,
-)
-from utils.measure.metrics import Metric, format_metrics, means, stack
+from utils.measure.metrics import format_metrics, means, stack
 from utils.ranks import signals
 from utils.ranks.distributed import Dist
 
 T = TypeVar("T")
 FIRST = "first index"  # a key beside the names of metrics, which have no spaces
+
+
+class Folder(Protocol):
+    """The folder for an evaluation's files."""
+
+    @property
+    def directory(self) -> Path: ...
+
+    def say(self, text: str) -> None: ...
+
+    def write_evaluation(self, step: int, set_name: str, files: Mapping[str, str | bytes]) -> None:
+        """Writes the files of a step and a set, by name."""
+        ...
+
+
+class TriedBatch(dict[str, Tensor]):
+    """A batch of a trial, which says what it lacks."""
+
+    def __init__(self, batch: Batch, what: str, reader: str, giver: str) -> None:
+        """`reader` and `giver`: the methods of the objective and of the source."""
+        super().__init__(batch)
+        self._what, self._reader, self._giver = what, reader, giver
+
+    def __missing__(self, name: str) -> Tensor:
+        raise ConfigError(
+            f"{self._what} has no {name}, only {', '.join(self)}; `{self._reader}` reads {name}, so"
+            f" add it to the source's {self._giver}"
+        )
 
 
 class Means:

@@ -2,42 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 
+from contract import MetricSums
 from utils.ranks.distributed import Dist
 
 Z = 1.959964  # standard deviations within which 95 % lie
-
-MetricSums = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A metric that tells the best checkpoint. Written with a minus in front if lower is better."""
-
-    name: str
-    lower_is_better: bool = False
-
-    @classmethod
-    def parse(cls, text: str) -> Metric:
-        """Parses a name with or without a minus."""
-        return cls(text.removeprefix("-"), text.startswith("-"))
-
-    def __str__(self) -> str:
-        return f"-{self.name}" if self.lower_is_better else self.name
-
-    def improves(self, results: Mapping[str, float], best: float | None) -> bool:
-        """Returns whether a result beats the best so far, which a missing one or NaN does not."""
-        value = results.get(self.name, math.nan)
-        if math.isnan(value):
-            return False
-        return best is None or (value < best if self.lower_is_better else value > best)
 
 
 def stack(sums: MetricSums) -> torch.Tensor:

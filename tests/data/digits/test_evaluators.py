@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from contract import IGNORE, Prediction
 from data.digits.evaluators import SHOWN, Confusion, Mistakes
-from data.source import IGNORE
 from tests.data.recursive.helpers import source, write_dataset
-from utils.measure.evaluator import Prediction
 
 LABELS, ANSWERS = [0, 0, 0, 2, 2, 2, 2], [0, 1, 0, 2, 2, 0, 2]
 

@@ -8,13 +8,13 @@ import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 from data.language.text_files import Documents, TextFiles
 from data.language.text_stream import StreamSource
+from data.stream import Cursors
 from tests.making import make_source
 from tests.runs import EXACT, TINY_GPT, digest, faulty, stopped, train
 from utils.errors import ConfigError
@@ -104,7 +104,7 @@ def test_it_goes_on_exactly_also_on_other_ranks(folder: Path, step: int, ahead: 
         read(made, shard, range(step + ahead))
     later = source(folder)
     later.train_batch(0, 1)  # a run looks at the first step before it is restored
-    later._go_on({shard: made._streams[shard].cursor(step) for shard in (1, 2)})
+    later.go_on(made.cursors(step, (1, 2)))
     for shard in (1, 2):
         assert np.array_equal(
             read(later, shard, range(step, step + 20)),
@@ -119,13 +119,13 @@ def test_it_goes_on_exactly_also_on_other_ranks(folder: Path, step: int, ahead: 
 def test_a_look_at_another_ranks_shard_is_not_saved(folder: Path) -> None:
     """The trial looks at two shards of one row each; this rank has one."""
     made = source(folder)
-    saved: Any = MagicMock(owned=range(1, 2))
-    saved.run_state.step = 2
-    made.register_state(saved)
     made.train_batch(0, 3)
     read(made, 1, range(2))
-    (_, cursors, *_), _ = saved.add_by_shard.call_args
-    assert [*cursors()] == [1]
+    saved = Cursors(made, lambda: 2, [1]).state()
+    assert [*saved] == [1]
+    later = source(folder)
+    Cursors(later, lambda: 0, [1]).load(saved)
+    assert np.array_equal(read(later, 1, range(2, 4)), read(made, 1, range(2, 4)))
 
 
 def test_what_cannot_be_streamed_is_one_line(folder: Path, tmp_path: Path) -> None:

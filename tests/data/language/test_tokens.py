@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from contract import IGNORE, Prediction
 from data.language.token_files import Corpus
 from data.language.tokens import Mixture, TokenSource
 from data.language.windows import HeldOut
-from data.source import IGNORE
 from data.stream import eval_batches
 from tests.data.language.token_helpers import source, write_bin, write_corpus, write_npy
 from utils.errors import ConfigError
-from utils.measure.evaluator import Prediction
 
 
 def starts(made: TokenSource, steps: range) -> list[int]:

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from contract import Arrays, Prediction, Source
 from data.recursive.puzzles import PuzzleSource
-from data.source import Arrays, Source
 from tests.making import make_source
-from utils.measure.evaluator import Prediction
 
 SEQ_LEN = 4
 VOCAB = 17

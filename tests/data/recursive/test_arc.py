@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from contract import IGNORE
 from data.recursive.puzzle_text import puzzle_text
-from data.source import IGNORE
 from tests.data.recursive.arc_helpers import DIHEDRAL, built, meaning, tokens, write_folder
 from tests.data.recursive.helpers import files
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from contract import Prediction, Report
 from data.recursive.arc_votes import PASSES, ArcPairs, ArcVotes
 from data.recursive.puzzle_files import PuzzleSplit, read_split
 from tests.data.recursive.arc_helpers import DIHEDRAL, answers, built, meaning, write_folder
@@ -24,7 +25,6 @@ from tests.data.recursive.helpers import source, write_dataset
 from tests.ranks import ROOT
 from tests.runs import QUIET, train
 from utils.errors import ConfigError
-from utils.measure.evaluator import Prediction, Report
 
 GOLDEN = ROOT / "tests" / "golden" / "arc_votes.npz"
 BATCH = 16

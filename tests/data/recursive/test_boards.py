@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from contract import Prediction, Report
 from data.recursive.boards import SHOWN, Boards
-from utils.measure.evaluator import Prediction, Report
 
 SOLUTION = "1234341221434321"
 GIVEN = "12..3.1.2.4..32."

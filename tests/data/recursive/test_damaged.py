@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.source import IGNORE
+from contract import IGNORE
 from data.stream import ShardStream, eval_batches, train_loader
 from tests.data.recursive.helpers import source, write_dataset
 from utils.errors import ConfigError

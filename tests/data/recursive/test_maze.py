@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from contract import Prediction
 from data.build.maze import images, main
 from data.recursive.maze import (
     CHARACTERS,
@@ -29,7 +30,6 @@ from data.recursive.maze import (
 from data.recursive.puzzle_text import puzzle_text
 from data.recursive.sudoku import sudoku_split
 from tests.data.recursive.helpers import source
-from utils.measure.evaluator import Prediction
 
 SMALL = [maze for chunk in range(4) for maze in generate(8, 16, 3, chunk)]
 

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from contract import IGNORE, Prediction, Report
 from data.recursive.boards import Boards
 from data.recursive.own_puzzle import Answers, OwnPuzzles
 from data.recursive.sudoku import BLANK
-from data.source import IGNORE
 from tests.data.recursive.helpers import source
 from tests.data.recursive.test_maze import tokens
 from utils.errors import ConfigError
-from utils.measure.evaluator import Prediction, Report
 
 LINE = "123...1221434321"
 RIGHT = "1234341221434321"

@@ -3,9 +3,9 @@ import shutil
 import numpy as np
 import pytest
 
+from contract import IGNORE
 from data.order import Order, RaggedSteps, UniformSteps, cut_steps
 from data.recursive.puzzles import PuzzleSource, pack
-from data.source import IGNORE
 from tests.data.recursive.helpers import ragged_groups, row_numbers, source, write_dataset
 from utils.errors import ConfigError
 

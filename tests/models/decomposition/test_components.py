@@ -16,15 +16,14 @@ from omegaconf import OmegaConf
 from torch import Tensor
 from torch.testing import assert_close
 
+from contract import Context, Noise
 from models.decomposition.components import Mask
 from models.decomposition.decompose import Decompose
 from models.decomposition.masking import Masks, errors
 from models.decomposition.toy import TMS
-from models.objective import Context
 from tests.ranks import ROOT
 from tests.steps import trainer_on
 from utils.errors import ConfigError
-from utils.noise import Noise
 from utils.ranks.distributed import Dist
 
 LOSS: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/arch/components.yaml").loss)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from contract import Noise
 from models.decomposition.decompose import Decompose
 from models.decomposition.first_inputs import start_at_inputs
 from tests.models.decomposition.test_components import objective_on
 from utils.errors import ConfigError
-from utils.noise import Noise
 from utils.ranks.distributed import Dist
 
 

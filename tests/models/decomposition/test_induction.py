@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from contract import IGNORE, Context, Noise, Spec
 from models.decomposition.induction import sinusoids
-from models.objective import Context
 from tests.making import make_objective
-from utils.noise import Noise
-from utils.spec import IGNORE, Spec
 
 
 def made(**keys: Any) -> Any:

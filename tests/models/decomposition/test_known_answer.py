@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from contract import Report
 from models.decomposition.known_answer import (
     dense_error,
     gates_scene,
@@ -22,7 +23,6 @@ from models.decomposition.known_answer import (
 from models.decomposition.usage import TOP, _measured
 from tests.models.decomposition.test_components import changed, objective_on
 from utils.errors import ConfigError
-from utils.measure.evaluator import Report
 from utils.measure.scene import MOST
 
 

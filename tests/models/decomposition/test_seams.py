@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from contract import Noise
 from models.decomposition import components
 from models.decomposition.components import Components, Mask
 from models.decomposition.decompose import Decompose
@@ -21,7 +22,6 @@ from models.decomposition.seams import seams_of
 from models.layers import Attention, Linear, SwiGLU
 from tests.models.decomposition.test_components import changed, objective_on, with_gradients
 from utils.errors import ConfigError
-from utils.noise import Noise
 
 SINGLE = r"arch.modules=['.*\.[qkvo]_proj','.*\.(gate|up|down)_proj']"
 PARTS = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]

@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch.testing import assert_close
 
-from models.objective import Context
+from contract import IGNORE, Context, Noise, Spec
 from tests.making import make_objective
-from utils.noise import Noise
-from utils.spec import IGNORE, Spec
 
 
 def made(arch: str, features: int, **keys: Any) -> Any:

@@ -12,14 +12,13 @@ import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
 
+from contract import IGNORE, Context, Noise, Spec
 from models import llama
 from models.language.causal_lm import CausalLM
-from models.objective import Context
+from models.objective import saved_tensors
 from tests.making import make_objective
 from tests.ranks import ROOT
 from utils.errors import ConfigError
-from utils.noise import Noise
-from utils.spec import IGNORE, Spec
 
 SPEC = Spec(vocab_size=23, seq_len=12, token_bytes=(0, *[1] * 11, *[3] * 11))
 SMALL = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "mlp_width": 24}
@@ -212,7 +211,7 @@ def test_norms_without_weights_are_exported_as_qwen3s_with_ones(tmp_path: Path) 
     transformers = pytest.importorskip("transformers")
     keys = {"qk_norm": True, "kv_heads": 2, "tied": True, "rms_norm_eps": 1e-3}
     ours, batch = make(**keys), batch_of(3)
-    weights = {name.removeprefix("model."): tensor for name, tensor in ours.saved().items()}
+    weights = {name.removeprefix("model."): tensor for name, tensor in saved_tensors(ours).items()}
     llama.write(tmp_path, weights, ours.model.shape, 12)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     with torch.no_grad():
@@ -221,7 +220,7 @@ def test_norms_without_weights_are_exported_as_qwen3s_with_ones(tmp_path: Path) 
     assert expected.std() > 0.1, "logits this small show little"
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
     read = ours.published(str(tmp_path))
-    assert all(torch.equal(read[name], tensor) for name, tensor in ours.saved().items())
+    assert all(torch.equal(read[name], tensor) for name, tensor in saved_tensors(ours).items())
     with pytest.raises(ConfigError, match=r"holds another net; add arch.qk_norm=True"):
         make(**keys | {"qk_norm": False}).published(str(tmp_path))
     theirs.model.layers[1].self_attn.k_norm.weight.data[2] = 1.5

@@ -10,12 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from contract import IGNORE, Context, Noise, Spec
 from models.latent.compress import Compress
-from models.objective import Context
 from tests.making import make_objective, make_source
 from utils.errors import ConfigError
-from utils.noise import Noise
-from utils.spec import IGNORE, Spec
 
 CONTEXT = Context(0.0, Noise(0, 0, [0]))
 PASSAGE, TEXT, LATENTS = 12, 4, 3

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from contract import IGNORE, Context, Noise, Spec
 from models.layers import SwiGLU, gated_width, rotate
-from models.objective import Context
 from models.recursive.act import LOSSES, ActObjective
 from models.recursive.recursion import GridRotaryEmbedding
 from tests.making import make_objective
 from utils.errors import ConfigError
-from utils.noise import Noise
-from utils.spec import IGNORE, Spec
 
 SPEC = Spec(vocab_size=6, seq_len=9, table_rows=5)
 SIZES = {

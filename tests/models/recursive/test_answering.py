@@ -7,8 +7,8 @@ import zlib
 import pytest
 import torch
 
+from contract import Noise
 from tests.models.recursive.test_act import batch_of, make
-from utils.noise import Noise
 
 STEPS = 6
 

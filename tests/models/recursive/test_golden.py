@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from models.objective import Context
+from contract import Context, Noise, Spec
+from models.objective import tables_of
 from optim.adam_atan2 import AdamATan2
 from optim.sparse_signsgd import SparseSignSGD
 from tests.making import make_objective
 from tests.ranks import ROOT
-from utils.noise import Noise
 from utils.ranks.distributed import Dist
-from utils.spec import Spec
 
 GOLDEN = ROOT / "tests" / "golden"
 NAMES = ("hrm", "trm_att", "trm_mlp")
@@ -80,7 +79,7 @@ def six_steps(recorded: Recording) -> None:
     objective = recorded.objective.train()
     recorded.load("init")
     dense, sparse = recorded.meta["optimizer"], recorded.meta["sparse"]
-    tables = objective.tables()
+    tables = tables_of(objective)
     sign = SparseSignSGD(
         tables, recorded.rows, Dist(), lr=sparse["lr"], weight_decay=sparse["weight_decay"]
     )

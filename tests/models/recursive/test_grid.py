@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from contract import Noise, Spec
 from data.recursive.maze import FREE, GOAL, PATH, START, WALL, generate, search
 from models.recursive.grid import UNREACHED
 from tests.making import make_objective
-from utils.noise import Noise
-from utils.spec import Spec
 
 MAZES = [maze for chunk in range(4) for maze in generate(8, 16, 3, chunk)][:6]
 NO_NOISE = Noise(0, 0, range(1), torch.device("cpu"))

@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from contract import Context, Noise, Spec
 from data.recursive.sudoku import generate
-from models.objective import Context
 from models.recursive.guessing import GuessObjective
 from models.recursive.sudoku_net import BLANK
 from tests.making import make_objective
 from tests.runs import TINY_SUDOKU, train
-from utils.noise import Noise
 from utils.ranks import signals
-from utils.spec import Spec
 
 LEARNS = [
     "arch.hidden_size=16", "arch.forward_dtype=float32", "arch.loss.search_steps=40",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from contract import Spec
 from data.recursive.sudoku import cell_permutations, digit_permutations
 from models.recursive.sudoku_net import (
     EXCLUDED,
@@ -17,7 +18,6 @@ from models.recursive.sudoku_net import (
     what_is_known,
 )
 from tests.making import make_objective
-from utils.spec import Spec
 
 
 def spec_of(side: int) -> Spec:

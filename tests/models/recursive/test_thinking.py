@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from contract import IGNORE, Prediction, Report
 from models.interval import Interval
 from models.recursive.thinking import ByStep, ThinkingSteps
 from tests.models.recursive.test_act import batch_of, make
-from utils.measure.evaluator import Prediction, Report
-from utils.spec import IGNORE
 
 ROWS, PADDING = 40, 8
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.objective import Objective, StepOut
+from contract import Objective, StepOut
 from optim.builtin import adamw
 from optim.optimizer_state import VALUES, OptimizerState
 from optim.sync.base import Sync

@@ -8,11 +8,11 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
+from contract import Metric
 from tests.utils.checkpoint.helpers import as_it_is
 from utils.checkpoint import writer
 from utils.checkpoint.policy import Checkpointer
 from utils.checkpoint.registry import Origin, Registry
-from utils.measure.metrics import Metric
 from utils.ranks.distributed import Dist
 
 

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from models.objective import load_tensors, saved_tensors, tables_of
 from models.sparse_embedding import SparseEmbedding
 from tests.models.recursive.test_act import make
 from tests.utils.checkpoint.helpers import META, alone, flip, names, together
@@ -131,7 +132,7 @@ def published(path: Path, bare: bool) -> dict[str, torch.Tensor]:
     to no device; a bare net without the loss around it.
     """
     torch.manual_seed(5)
-    weights = {name: torch.randn(value.shape) for name, value in make("trm").saved().items()}
+    weights = {name: torch.randn(value.shape) for name, value in saved_tensors(make("trm")).items()}
     weights = {
         name: value.bfloat16() if name.endswith("_init") else value
         for name, value in weights.items()
@@ -159,10 +160,11 @@ def test_published_weights_become_a_checkpoint(
         assert torch.equal(read[name], value)
         assert read[name].dtype == value.dtype
     objective = make("trm")
-    objective.load_saved(initial_weights(str(tmp_path / "out"), objective, print))
+    saved, tables = saved_tensors(objective), tables_of(objective)
+    load_tensors(objective, initial_weights(str(tmp_path / "out"), None, saved, tables, print))
     assert all(
         torch.equal(value, weights[name].to(value.dtype))
-        for name, value in objective.saved().items()
+        for name, value in saved_tensors(objective).items()
     )
 
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from contract import Spec
 from tests.making import make_objective
 from tests.steps import steps_of, trainer_on
 from utils.measure import compiling
 from utils.ranks.distributed import Dist
-from utils.spec import Spec
 
 PLAIN = {"exact": False, "eval_only": False}
 

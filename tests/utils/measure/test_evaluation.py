@@ -15,11 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from data.source import Examples
+from contract import Batch, Examples, Prediction, Report
 from tests.utils.rundir.test_status import fill
 from utils.errors import ConfigError
 from utils.measure.evaluation import Evaluation, check_names
-from utils.measure.evaluator import Batch, Prediction, Report
 from utils.ranks.distributed import Dist
 
 ONE = torch.ones(())

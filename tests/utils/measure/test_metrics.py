@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from utils.measure.metrics import Meter, Metric
+from contract import Metric
+from utils.measure.metrics import Meter
 from utils.ranks.distributed import Dist
 
 

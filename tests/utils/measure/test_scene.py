@@ -8,9 +8,9 @@ import re
 import numpy as np
 import torch
 
+from contract import Prediction
 from tests.ranks import ROOT
 from utils.measure import scene
-from utils.measure.evaluator import Prediction
 
 
 def test_a_scene_is_json_that_a_browser_reads() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from contract import Arrays, EvalSet, Examples, RunSettings
 from data.digits.images import ImageSource
-from data.source import Arrays, EvalSet, Examples, RunSettings
 
 KIND = os.environ.get("MISTAKE", "")
 STARTED = time.time_ns() // 1000

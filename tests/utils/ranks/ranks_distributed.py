@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
+from contract import Noise
 from utils.errors import ConfigError, PeerError
 from utils.measure.metrics import Meter
-from utils.noise import Noise
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
 
