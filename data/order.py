@@ -8,26 +8,20 @@ run: position p is visit `p % items` of epoch `p // items`.
 
 from __future__ import annotations
 
-import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 
 from contract import Arrays, EvalSet, RunLength, RunSettings, Source, Spec
 from utils.errors import ConfigError
+from utils.noise import generator
 
 # a block of whole epochs has at least as many items: making a generator costs more than shuffling a
 # small epoch
 BLOCK = 4096
 SCANNED = 1 << 16  # visits at a time while ragged steps are counted
-
-
-def generator(seed: int, stream: str, *key: int) -> np.random.Generator:
-    """Returns a generator for one stream and key, such as a step. Each pair is used only once."""
-    return np.random.default_rng([seed, zlib.crc32(stream.encode()), *key])
 
 
 class Order:
@@ -75,119 +69,118 @@ class Order:
         return first[drawn] + rng.integers(count[drawn])
 
 
-class Steps(Protocol):
-    """The positions where each step begins and ends, and the steps that end an iteration."""
-
-    @property
-    def total(self) -> int:
-        """The steps of all epochs, or 0 without a number of epochs."""
-        ...
-
-    @property
-    def per_epoch(self) -> float: ...
-
-    def span(self, step: int) -> tuple[int, int]:
-        """Returns the first position of a step and the one after its last. Steps never end."""
-        ...
-
-    def ends_iteration(self, done: int) -> bool:
-        """Returns whether an iteration is complete after `done` steps."""
-        ...
-
-
 class UniformSteps:
     """Steps of visits that all have the same number of examples: positions are computed."""
 
     def __init__(
         self, items: int, visits_per_step: int, epochs: int | None, interval: int | None
     ) -> None:
-        self._visits = items * (interval or 1)
+        """`interval`: the epochs in an iteration; None: one endless iteration."""
+        self._visits = items * (interval or 1)  # in an iteration
         self._width = visits_per_step
-        self._steps = self._visits // visits_per_step if interval else None
-        self.total = (
-            self._steps * (epochs // interval) if epochs and interval and self._steps else 0
-        )
-        self.per_epoch = (
-            self._steps / interval if interval and self._steps else items / visits_per_step
-        )
+        self._steps = self._visits // visits_per_step if interval else None  # in an iteration
+        self.total = 0  # steps of all epochs; 0 without a number of epochs
+        self.per_epoch = items / visits_per_step
+        if interval and self._steps:
+            self.per_epoch = self._steps / interval
+            self.total = self._steps * ((epochs or 0) // interval)
 
     def span(self, step: int) -> tuple[int, int]:
+        """Returns the first position of a step and the one after its last. Steps never end: after
+        the last epoch come others.
+        """
         iteration, within = divmod(step, self._steps) if self._steps else (0, step)
         start = iteration * self._visits + within * self._width
         return start, start + self._width
 
     def ends_iteration(self, done: int) -> bool:
+        """Returns whether an iteration ends after so many steps."""
         return self._steps is not None and done > 0 and done % self._steps == 0
 
 
 class RaggedSteps:
-    """Steps of visits with different numbers of examples. Scans each iteration once, when it is
-    first needed, and keeps where its steps begin.
+    """Steps of visits with different numbers of examples, with the methods of `UniformSteps`.
+
+    Where a step begins depends on all visits before it in its iteration. Each iteration is scanned
+    once, when it is first needed.
     """
 
     def __init__(
         self, order: Order, sizes: np.ndarray, batch: int, epochs: int | None, interval: int | None
     ) -> None:
+        """`sizes`: the examples of each number that may be visited."""
         self._order, self._sizes, self._batch = order, sizes, batch
         self._endless = interval is None
         # an endless iteration is scanned in pieces, each from the end of the last whole step on
         self._interval = interval or 1 + batch // order.items
-        self._epochs, self._iterations = epochs, (epochs or 0) // self._interval
-        # for each iteration: the positions where its steps begin, and where the last one ends
+        self._epochs = epochs
+        # for each scanned iteration: the positions where its steps begin, and where the last one
+        # ends
         self._cuts: list[np.ndarray] = []
-        self._ends = [0]  # the number of steps up to the end of each scanned iteration
+        # the number of steps before the first iteration, and up to the end of each scanned one
+        self._ends = [0]
 
     @property
     def total(self) -> int:
-        while len(self._cuts) < self._iterations:
+        iterations = (self._epochs or 0) // self._interval
+        while len(self._cuts) < iterations:
             self._scan_next()
-        return self._ends[self._iterations]
+        return self._ends[iterations]
 
     @property
     def per_epoch(self) -> float:
         if self._epochs:
             return self.total / self._epochs
         self.span(0)
-        return (
-            self._ends[1] * self._order.items / int(self._cuts[0][-1])
-            if self._endless
-            else self._ends[1] / self._interval
-        )
+        scanned = int(self._cuts[0][-1]) / self._order.items if self._endless else self._interval
+        return self._ends[1] / scanned
 
     def span(self, step: int) -> tuple[int, int]:
         while self._ends[-1] <= step:
             self._scan_next()
         iteration = bisect_right(self._ends, step) - 1
-        start, stop = self._cuts[iteration][step - self._ends[iteration] :][:2]
+        within = step - self._ends[iteration]
+        start, stop = self._cuts[iteration][within : within + 2]
         return int(start), int(stop)
 
     def ends_iteration(self, done: int) -> bool:
+        if self._endless or done == 0:
+            return False
         while self._ends[-1] < done:
             self._scan_next()
-        return done > 0 and not self._endless and self._ends[bisect_left(self._ends, done)] == done
+        return self._ends[bisect_left(self._ends, done)] == done
 
     def _scan_next(self) -> None:
         items = self._order.items
-        begin = (
-            int(self._cuts[-1][-1])
-            if self._cuts and self._endless
-            else len(self._cuts) * self._interval * items
-        )
+        if self._cuts and self._endless:
+            begin = int(self._cuts[-1][-1])
+        else:
+            begin = len(self._cuts) * self._interval * items
         end = begin + self._interval * items
+        cuts = [begin]
+        filled = 0  # examples that the open step already has when a piece begins
+        # pieces of whole epochs, of about SCANNED visits
         stride = max(1, SCANNED // items) * items
-        cuts, filled = [begin], 0  # `filled`: examples already in the open step
         for position in range(begin, end, stride):
             visits = self._order.visits(position, min(position + stride, end))
-            examples = np.concatenate([[0], np.cumsum(self._sizes[visits])])
-            opened = -filled
-            while (stop := int(examples.searchsorted(opened + self._batch))) < len(examples):
+            # how many examples there are before each visit of the piece, and in all of it
+            before = np.concatenate([[0], np.cumsum(self._sizes[visits])])
+            opened = -filled  # where the open step begins, counted in examples of this piece
+            while True:
+                # the visit that fills the step up ends it, and what is too much of it is dropped
+                stop = int(before.searchsorted(opened + self._batch))
+                if stop == len(before):
+                    break
                 cuts.append(position + stop)
-                opened = int(examples[stop])
-            filled = int(examples[-1]) - opened
+                opened = int(before[stop])
+            filled = int(before[-1]) - opened
         if len(cuts) == 1:
             raise too_small(self._batch, filled, self._interval)
         self._cuts.append(np.array(cuts))
         self._ends.append(self._ends[-1] + len(cuts) - 1)
+
+
+Steps = UniformSteps | RaggedSteps
 
 
 def cut_steps(

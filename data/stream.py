@@ -1,11 +1,9 @@
-"""Makes the batches of one rank from a source: for training its shards, step by step, prefetched by
-worker processes; for evaluation its share of a set.
+"""Makes the batches of one rank from a source: its shards, step by step, for training, and its part
+of a set for evaluation.
 
-A worker's tensors arrive one by one, each in shared memory of its own, as PyTorch's loader sends
-them: 0.6 to 1.0 ms of the main process's CPU a step, and more of the worker's. Loading in process
-takes 0.1 to 0.2 ms (64 digits, 32 Sudoku boards; 0.4 ms for 768 boards), so workers are for sources
-that take longer than that. Sending eight steps in one piece of shared memory cost 0.1 ms, which
-did not justify a format of its own.
+PyTorch's DataLoader prefetches training batches in `num_workers` processes. Each sends its batches
+through shared memory, which takes a millisecond a step; so a source that makes a batch in less time
+is better off without workers.
 """
 
 from __future__ import annotations
@@ -108,10 +106,6 @@ def _shown(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 def to_tensors(pieces: Sequence[Arrays]) -> Batch:
     """Concatenates arrays into one batch of tensors."""
-    if len(pieces) == 1:
-        return {
-            name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in pieces[0].items()
-        }
     return {
         name: torch.from_numpy(np.concatenate([piece[name] for piece in pieces]))
         for name in pieces[0]

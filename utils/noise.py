@@ -38,6 +38,11 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(numpy)  # noqa: NPY002
 
 
+def generator(seed: int, stream: str, *key: int) -> np.random.Generator:
+    """Returns NumPy's generator for one stream and key, such as a step. Use each pair only once."""
+    return np.random.default_rng([seed, zlib.crc32(stream.encode()), *key])
+
+
 def draw(
     where: tuple[int, int, Sequence[int]],
     stream: str,

@@ -11,9 +11,9 @@ from hashlib import sha256
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from data.order import generator
 from data.recursive.arc import CELLS, COLOURS, END, FIRST, SIDE, SWAPS, SYMMETRIES, VOCAB
 from data.recursive.arc_tasks import Pair, Task
+from utils.noise import generator
 
 TRIES = 8  # draws for each augmentation that is wanted
 TOGETHER = 2048  # rows made together: they stay in the cache

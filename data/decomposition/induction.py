@@ -12,8 +12,9 @@ from pydantic import Field, PositiveInt
 from typing_extensions import Doc
 
 from contract import Arrays, Examples, RunLength, RunSettings, Source, Spec
-from data.order import generator, shard_rows
+from data.order import shard_rows
 from utils.errors import ConfigError
+from utils.noise import generator
 
 BEGIN = 0  # the first token of each text
 

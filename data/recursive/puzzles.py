@@ -17,7 +17,7 @@ from typing_extensions import Doc, TypedDict
 
 from contract import IGNORE, Arrays, EvalSet, Evaluator, RunLength, RunSettings, Source, Spec
 from data.example_text import ExampleText
-from data.order import Order, cut_steps, generator, run_length, shard_rows
+from data.order import Order, cut_steps, run_length, shard_rows
 from data.recursive.arc_votes import ArcPairs, ArcVotes
 from data.recursive.boards import Boards
 from data.recursive.maze import MazePaths, cut
@@ -28,6 +28,7 @@ from data.recursive.puzzle_text import kind_of, puzzle_text
 from data.source import combined_fingerprint
 from utils.command.marks import MAY_CHANGE, STRICT, Fraction
 from utils.errors import ConfigError, short
+from utils.noise import generator
 
 ARC = ("arc", {"name": "arc@ARC"})  # the evaluator, also as TRM's own configuration names it
 
