@@ -30,13 +30,15 @@ def attention(
     causal: bool = False,
     shared_keys: bool = False,
 ) -> Tensor:
-    """Calls PyTorch's fused kernel, in float32 for short sequences on a CPU.
+    """Calls PyTorch's fused kernel, or on a CPU computes by products where they are faster.
 
-    There the kernel takes two to seven times as long in half precision. Batched products take
-    half of the time of either in bfloat16, and three quarters in float32 if they are causal and
-    long, as long as the scores are few. `mask` says what each position sees (bool), or what is
-    added to its scores (float); with `shared_keys`, there are fewer heads of keys and values than
-    of queries.
+    In `experiment=lm` on one core of an EPYC, forward and backward, the kernel takes 2.0 times as
+    long as products in bfloat16, and 1.2 times in float32 (torch 2.13); elsewhere 1.1 to 10 times
+    in bfloat16, where the shorter sequences gain most. Where products do not suit, short sequences
+    of half precision are computed in float32.
+
+    `mask` says what each position sees (bool), or what is added to its scores (float); with
+    `shared_keys`, there are fewer heads of keys and values than of queries.
     """
     dtype = query_BHLK.dtype
     if mask is None and not shared_keys and _suits_products(query_BHLK, key_BHLK, causal):
@@ -79,6 +81,7 @@ def attention_within(
 
 
 def _suits_products(query_BHLK: Tensor, key_BHLK: Tensor, causal: bool) -> bool:
+    """Returns whether this is one of the cases in which products were measured to be faster."""
     batch, heads, length, _ = query_BHLK.shape
     dtype = query_BHLK.dtype
     if not (
