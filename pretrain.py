@@ -37,15 +37,15 @@ from models.objective import (
     tables_of,
     trained,
 )
-from optim.agreement import Agreement
+from optim.averages import EMA
 from optim.groups import build_dense, build_sparse
-from optim.norms import Norms
 from optim.optimizer_state import OptimizerState, swapping, weights_to_evaluate
-from optim.replicas import broadcast_from_rank_0, check_same, check_same_data, check_same_files
 from optim.schedule import build_schedule, set_lr
+from optim.sync.agreement import Agreement
 from optim.sync.base import Sync
+from optim.sync.norms import Norms
+from optim.sync.replicas import broadcast_from_rank_0, check_same, check_same_data, check_same_files
 from optim.trial import remembered, try_optimizers
-from utils.averages import EMA
 from utils.checkpoint import folders, reader, resume
 from utils.checkpoint.policy import Checkpointer
 from utils.checkpoint.registry import Carries, Origin, Registry, RunState

@@ -42,7 +42,7 @@ PLACEHOLDERS = {
 }
 # Modules that take positional arguments: how many, at least and at most.
 POSITIONAL = {
-    "models.llama": (2, 2),
+    "models.language.llama": (2, 2),
     "utils.checkpoint": (1, 3),
     "utils.report": (1, 99),
 }

@@ -12,7 +12,7 @@ import pytest
 
 from data.build import tokens as builder
 from data.language.sample import shown
-from models import llama
+from models.language import llama
 from tests.ranks import assert_one_line, run_line
 from tests.runs import (
     EXACT,
@@ -114,8 +114,8 @@ def test_a_prompt_is_continued_and_the_weights_travel_as_llamas(
     asked_of = train(tmp_path / "asked", f"checkpoint={gpt.directory}", *asked).stdout
     (text,) = [line for line in asked_of.splitlines() if line.startswith("def")]
 
-    command = [sys.executable, "-m", "models.llama", str(gpt.directory), str(tmp_path / "llama")]
-    done = launched(command)
+    export = ["-m", "models.language.llama", str(gpt.directory), str(tmp_path / "llama")]
+    done = launched([sys.executable, *export])
     assert done.stdout.startswith(f"{tmp_path}/llama: averaged weights of step 23, ")
     assert done.stdout.endswith(" parameters, with their tokenizer\n")
     assert shown_by_transformers(tmp_path / "llama", "def", 12) == text

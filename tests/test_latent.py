@@ -69,7 +69,7 @@ def test_a_published_model_reads_latents_of_ones_own_texts(
     gpt_target: Path, tmp_path: Path
 ) -> None:
     published, texts = tmp_path / "llama", tmp_path / "texts"
-    check_ended_well(run_module(1, "models.llama", str(gpt_target), str(published)))
+    check_ended_well(run_module(1, "models.language.llama", str(gpt_target), str(published)))
     texts.mkdir()
     for number in range(100):
         (texts / f"{number}.txt").write_text(f"text {number}, of some length\n" * 9)

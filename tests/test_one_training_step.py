@@ -58,4 +58,4 @@ def test_a_logged_step_measures_norms_as_well(tmp_path: Path) -> None:
     plain, logged = (
         files_of_a_step(tmp_path / str(often), "digits", log_interval=often) for often in (10, 1)
     )
-    assert logged - plain == {ROOT / "optim/norms.py"}
+    assert logged - plain == {ROOT / "optim/sync/norms.py"}

@@ -23,13 +23,13 @@ from models.decomposition.gates import make_gates
 from models.decomposition.induction import InductionHeads
 from models.decomposition.seams import Seam, replaced, seams_of, ties
 from models.decomposition.toy import Toy
+from models.language.targets import GPT, load
 from models.layers import (
     ForwardDtype,
     check_memory,
     parse_dtype,
     widen,
 )
-from models.targets import GPT, load
 from utils.command.marks import A_RUN, MAY_CHANGE, STRICT
 from utils.errors import ConfigError
 

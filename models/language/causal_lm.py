@@ -26,7 +26,7 @@ from contract import (
     Prediction,
     StepOut,
 )
-from models import llama
+from models.language import llama
 from models.language.gpt import GPT
 from models.layers import Past, recomputed
 from utils.command.marks import Fraction

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from typing_extensions import Doc
 
 from contract import Spec
+from models.language.targets import GPT, load
 from models.layers import ForwardDtype, Linear, parse_dtype, widen
-from models.targets import GPT, load
 from utils.command.marks import A_RUN, MAY_CHANGE
 from utils.errors import ConfigError
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from data.recursive.sudoku import geometry, propagate, search, to_masks
-from models import targets
+from models.language import targets
 from models.recursive.search import NEVER, Rules, answers_by_search
 from models.recursive.sudoku_net import BLANK, GIVEN, GUESSED, SudokuNet
 from tests.making import make_objective, make_source

@@ -20,10 +20,10 @@ import torch.distributed.checkpoint as dcp
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from optim.averages import EMA
 from optim.builtin import adamw
 from optim.optimizer_state import OptimizerState
 from optim.sync.base import Sync
-from utils.averages import EMA
 from utils.checkpoint import resume
 from utils.checkpoint.registry import Origin, Registry
 from utils.checkpoint.writer import Writer

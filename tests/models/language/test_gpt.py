@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 
 from contract import IGNORE, Context, Noise, Spec
-from models import llama
+from models.language import llama
 from models.language.causal_lm import CausalLM
 from models.objective import saved_tensors
 from tests.making import make_objective

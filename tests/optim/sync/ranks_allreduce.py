@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from models.sparse_embedding import SparseEmbedding
-from optim.agreement import Agreement
-from optim.replicas import broadcast_from_rank_0, check_same
 from optim.sparse_signsgd import SparseSignSGD
+from optim.sync.agreement import Agreement
 from optim.sync.allreduce import AllReduce, ExactAllReduce
+from optim.sync.replicas import broadcast_from_rank_0, check_same
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
 

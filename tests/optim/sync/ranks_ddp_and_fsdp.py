@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from contract import Objective, StepOut
+from optim.averages import EMA
 from optim.builtin import adamw
 from optim.optimizer_state import VALUES, OptimizerState
 from optim.sync.base import Sync
 from tests.making import make_sync
-from utils.averages import EMA
 from utils.errors import ConfigError, RunError
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from optim.agreement import finite
+from optim.sync.agreement import finite
 from tests.ranks import check_ended_well, run_module
 
 

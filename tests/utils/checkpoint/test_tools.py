@@ -15,9 +15,9 @@ from torch import nn
 
 from models.objective import load_tensors, saved_tensors, tables_of
 from models.sparse_embedding import SparseEmbedding
+from optim.averages import EMA
 from tests.models.recursive.test_act import make
 from tests.utils.checkpoint.helpers import META, alone, flip, names, together
-from utils.averages import EMA
 from utils.checkpoint.__main__ import main
 from utils.checkpoint.reader import load
 from utils.checkpoint.resume import initial_weights

@@ -109,14 +109,14 @@ def test_ranks_with_different_code_do_not_start(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     # of these one decides something about a run
-    for name in ("optim/norms.py", "data/set/notes.py", "tests/ranks.py"):
+    for name in ("optim/groups.py", "data/set/notes.py", "tests/ranks.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("another")
     first, second = numbered(2, TORCH_CPP_LOG_LEVEL="FATAL")  # as pretrain.py sets it
     checkouts = [{**first, "CODE": str(ROOT)}, {**second, "CODE": str(tmp_path)}]
     done = run_as(checkouts, ["-c", START], 60)
     line = (
-        f"error: rank 1 (host {socket.gethostname()}) runs other code than rank 0: optim/norms.py"
+        f"error: rank 1 (host {socket.gethostname()}) runs other code than rank 0: optim/groups.py"
         " differs; use one checkout on all hosts\n"
     )
     assert [(rank.returncode, rank.stderr) for rank in done] == [(2, line), (2, "")]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from contract import Spec
-from models import llama
 from models.frozen import Frozen, Tensors
+from models.language import llama
 from models.language.gpt import GPT, DecoderBlock
 from utils.checkpoint import reader
 from utils.command.instantiate import make

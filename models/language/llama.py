@@ -2,8 +2,8 @@
 config.json and safetensors files. A net of arch=gpt is a Llama, with arch.qkv_bias a Qwen2, or with
 arch.qk_norm a Qwen3.
 
-python -m models.llama CHECKPOINT FOLDER    writes a run's weights (its averages, if it has them)
-                                            and its tokenizer
+python -m models.language.llama CHECKPOINT FOLDER    writes a run's weights (its averages, if it
+                                                     has them) and its tokenizer
 """
 
 from __future__ import annotations
@@ -314,8 +314,8 @@ def export(*arguments: str) -> str:
     """Writes a run's weights, and returns a line that says so."""
     if len(arguments) != 2:
         raise ConfigError(
-            "usage: python -m models.llama CHECKPOINT FOLDER    (a run folder or a step_* folder;"
-            " where to write)"
+            "usage: python -m models.language.llama CHECKPOINT FOLDER    (a run folder or a step_*"
+            " folder; where to write)"
         )
     checkpoint, folder = arguments
     groups, meta = reader.load(checkpoint, ["model", "ema"])
@@ -353,7 +353,8 @@ def export(*arguments: str) -> str:
 def _data_of(checkpoint: str) -> tuple[Spec, str]:
     """Opens a run's data, which know the tokenizer; why there is none, if there is none."""
     try:
-        # models import no data: the data are made by their name, as everywhere
+        # This command alone needs data, which models may not import: training hands a net no more
+        # than its `Spec`. So it makes them by name, as a configuration does.
         source = make({"_target_": "data.source.source_of"}, "data", reader.config_in(checkpoint))
     except ConfigError as error:
         return Spec(), f"without a tokenizer ({error})"

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from optim.replicas import check_same_data
+from optim.sync.replicas import check_same_data
 from tests.utils.checkpoint.helpers import ranks_beside
 from utils.errors import ConfigError
 

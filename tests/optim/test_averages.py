@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from utils.averages import EMA
+from optim.averages import EMA
 
 
 def train(net, ema, steps):

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from contract import Spec
-from models import llama, targets
+from models.language import llama, targets
 from models.language.gpt import GPT
 from models.objective import load_tensors, saved_tensors
 from tests.making import make_objective
