@@ -1,10 +1,9 @@
-"""Each law, broken by a user's own source or objective, is one line; docs/your-own-code.md shows
-it.
-"""
+"""Each law, broken by a user's own source or objective, is one line of laws.txt."""
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,6 +20,7 @@ from models.laws import check_objective, check_prediction, check_source
 from tests.ranks import ROOT
 from utils.errors import ConfigError
 
+LINES = (ROOT / "tests" / "models" / "laws.txt").read_text()
 GUIDE = (ROOT / "docs" / "your-own-code.md").read_text()
 SHARDS, ROWS = 4, 6
 
@@ -287,7 +287,13 @@ def test_a_broken_law_is_the_line_that_the_guide_shows(law: str) -> None:
     with pytest.raises(ConfigError) as refused:
         check(**BROKEN[law])
     assert "\n" not in str(refused.value)
-    assert str(refused.value) in " ".join(GUIDE.split())
+    assert str(refused.value) in " ".join(LINES.split())
+
+
+def test_the_guide_quotes_lines_as_they_are() -> None:
+    (quoted,) = re.findall(r"```text\n([a-z]+\.mine\..*?)```", GUIDE, re.DOTALL)
+    for line in quoted.replace("\n  ", " ").splitlines():
+        assert line in " ".join(LINES.split())
 
 
 def test_predictions_have_sums_and_counts() -> None:
