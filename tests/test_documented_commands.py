@@ -37,6 +37,7 @@ PLACEHOLDERS = {
     "optim=sign_descent": "",  # so does optim/README.md
     "sync=one_by_one": "",
     "arch=focal": "",  # docs/adding-an-objective.md shows how to add it: tests/test_extending.py
+    "arch=contrast": "",
     "[RUN": "RUN",
     "…]": "",
 }

@@ -29,19 +29,19 @@ def examples(guide: str) -> dict[str, str]:
     return dict(BLOCK.findall((ROOT / guide).read_text()))
 
 
-# Guides, and the arguments that train their examples
+GUIDES = ["optim/README.md", "data/README.md", "models/README.md", "docs/adding-an-objective.md"]
+# What trains their examples
 SHORT = ["epochs=null", "eval_interval=null", "max_steps=2", "global_batch_size=16"]
-GUIDES = {
-    "optim/README.md": [
-        "arch=cnn",
-        "data=digits",
-        "optim=sign_descent",
-        "sync=one_by_one",
+ADAMW = ["optim=adamw", "check=true", *SHORT]
+TRAINED = {
+    "sign_descent": [
+        *("arch=cnn", "data=digits", "optim=sign_descent", "sync=one_by_one", "check=true"),
         *SHORT,
     ],
-    "data/README.md": ["data=bars", "arch=cnn", "optim=adamw", *SHORT],
-    "models/README.md": ["arch=mine", "data=digits", "optim=adamw", *SHORT],
-    "docs/adding-an-objective.md": ["arch=focal", *TINY_GPT[1:], *SHORT],
+    "bars": ["data=bars", "arch=cnn", *ADAMW],
+    "mine": ["arch=mine", "data=digits", *ADAMW],
+    "focal": ["arch=focal", "check=true", *TINY_GPT[1:], *SHORT],
+    "contrast": ["arch=contrast", "data=digits", "optim=adamw", "micro_batch_size=4", *SHORT],
 }
 LOOK_AT_ALL = ["tests/test_layout.py", "tests/optim/test_groups.py"]  # files or choices
 
@@ -81,14 +81,14 @@ def test_git_keeps_what_is_added_and_no_datasets(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guide", GUIDES)
-def test_the_examples_of_a_guide_train_on_two_ranks(
-    guide: str, extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("example", TRAINED)
+def test_the_examples_of_the_guides_train_on_two_ranks(
+    example: str, extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranks, "forks", None)  # which have imported the repository itself
     losses = {}
     for number in (1, 2):
-        arguments = [*GUIDES[guide], *QUIET, "check=true", f"checkpoint_path={tmp_path}/{number}"]
+        arguments = [*QUIET, *TRAINED[example], f"checkpoint_path={tmp_path}/{number}"]
         arguments += ["arch.forward_dtype=float64", "num_workers=0"]
         check_ended_well(
             run_ranks(number, [str(extended / "pretrain.py"), *arguments], cwd=tmp_path)

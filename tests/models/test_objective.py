@@ -167,7 +167,7 @@ def test_operations_of_an_example() -> None:
 
 def test_the_guide_s_objective_counts_well_predicted_tokens_less() -> None:
     guide = (ROOT / "docs" / "adding-an-objective.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     example: dict[str, Any] = {}
     exec(compile(code, "docs/adding-an-objective.md", "exec"), example)
     shape = {"num_layers": 1, "hidden_size": 8, "num_heads": 2}
