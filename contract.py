@@ -215,6 +215,11 @@ class Objective(nn.Module):
                 self._dropouts.append(layer)
         self.register_forward_pre_hook(_give_noise)
 
+    def draw_from(self, noise: Noise) -> None:
+        """Gives the dropout layers of the net the noise of their next pass."""
+        for layer in self._dropouts:
+            layer.noise = noise
+
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
         """Returns the loss of a micro-batch as a sum, its weight, metrics and the next carry.
 
@@ -339,8 +344,7 @@ class Objective(nn.Module):
 
 def _give_noise(objective: Objective, arguments: tuple[Batch, Carry, Context]) -> None:
     """Hands the step's noise to the dropout layers before a forward pass."""
-    for layer in objective._dropouts:
-        layer.noise = arguments[2].noise
+    objective.draw_from(arguments[2].noise)
 
 
 # ---- evaluations: more than means ----

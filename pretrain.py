@@ -34,6 +34,7 @@ from models.objective import (
     rehearse,
     saved_tensors,
     shared_tensors,
+    statistics_of,
     tables_of,
     trained,
 )
@@ -416,7 +417,7 @@ class Trainer:
             noise = Noise(self.cfg.seed, self.step, shards, self.dist.device)
             inputs.append((batch, carry, Context(progress, noise)))
         with torch.no_grad():
-            totals = sync.sum_statistics([objective.statistics(*each) for each in inputs])
+            totals = sync.sum_statistics([statistics_of(objective, *each) for each in inputs])
         outputs = []
         for i, (batch, carry, context) in enumerate(inputs):
             with sync.backward(last=i == len(inputs) - 1):

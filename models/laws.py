@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from contract import IGNORE, Batch, Context, Noise, Objective, Prediction, StepOut
-from models.objective import tables_of
+from models.objective import statistics_of, tables_of
 from utils.checkpoint.registry import flatten
 from utils.errors import ConfigError, full_name, kind_of
 from utils.measure.evaluation import TriedBatch
@@ -215,7 +215,7 @@ def _rows_of(batch: Batch, ctx: Context, rows: slice, reader: str) -> tuple[Batc
 
 def _statistics(objective: Objective, part: tuple[Batch, Context]) -> dict[str, Tensor]:
     batch, ctx = part
-    return objective.statistics(batch, objective.initial_carry(batch), ctx)
+    return statistics_of(objective, batch, objective.initial_carry(batch), ctx)
 
 
 def _forward(

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from contract import Batch, Context, Objective, Spec
+from contract import Batch, Carry, Context, Objective, Spec
 from models.frozen import Frozen
 from models.sparse_embedding import SparseEmbedding
 from utils.command.instantiate import make
@@ -81,6 +81,14 @@ def _without_frozen(objective: Objective, named: Mapping[str, T]) -> dict[str, T
     return {name: value for name, value in named.items() if not name.startswith(prefixes)}
 
 
+def statistics_of(
+    objective: Objective, batch: Batch, carry: Carry, ctx: Context
+) -> dict[str, Tensor]:
+    """What `statistics` returns, with the dropout that `forward` will have."""
+    objective.draw_from(ctx.noise)
+    return objective.statistics(batch, carry, ctx)
+
+
 def rehearse(objective: Objective, batch: Batch, ctx: Context, keep: bool = False) -> None:
     """Runs one forward and backward pass on this rank alone, for measuring memory or FLOPs.
 
@@ -90,7 +98,7 @@ def rehearse(objective: Objective, batch: Batch, ctx: Context, keep: bool = Fals
     try:
         carry = objective.initial_carry(batch)
         with torch.no_grad():
-            totals = objective.statistics(batch, carry, ctx)
+            totals = statistics_of(objective, batch, carry, ctx)
         objective(batch, carry, replace(ctx, totals=totals, progress=1.0)).loss.backward()
     finally:
         objective.zero_grad(set_to_none=not keep)
