@@ -88,15 +88,6 @@ def test_windows_that_no_file_holds(tmp_path: Path) -> None:
         source(tmp_path, documents=True)
 
 
-def test_corpora_that_do_not_go_together(tmp_path: Path) -> None:
-    write_corpus(tmp_path / "a")
-    write_corpus(tmp_path / "b", vocab_size=VOCAB + 1)
-    with pytest.raises(ConfigError, match=r", b: has another vocab_size than"):
-        source(tmp_path, mix={"a": 1, "b": 1})
-    with pytest.raises(ConfigError, match=r", c: no such folder; build one with"):
-        source(tmp_path, mix={"a": 1, "c": 1})
-
-
 def test_a_token_beyond_the_vocabulary_ends_the_run_when_it_is_read(tmp_path: Path) -> None:
     """It stands in a block that is not looked at when the corpus is opened."""
     tokens = np.zeros(1 << 22, np.uint32)

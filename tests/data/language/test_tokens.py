@@ -15,7 +15,7 @@ import torch
 
 from contract import IGNORE, Prediction
 from data.language.token_files import Corpus
-from data.language.tokens import Mixture, TokenSource
+from data.language.tokens import TokenSource
 from data.language.windows import HeldOut
 from data.stream import eval_batches
 from tests.data.language.token_helpers import source, write_bin, write_corpus, write_npy
@@ -60,34 +60,6 @@ def test_splits_are_told_by_name_or_folder(tmp_path: Path) -> None:
     assert made.spec.fingerprint != source(tmp_path, vocab_size=100).spec.fingerprint
     write_bin(tmp_path / "val" / "x.npy.bin", np.arange(3, dtype=np.uint16))
     assert len(source(tmp_path, vocab_size=100).eval_sets()["val"]) == 8
-
-
-def test_corpora_in_fixed_shares_each_in_an_order_of_its_own(tmp_path: Path) -> None:
-    write_corpus(tmp_path / "a", 500)
-    write_corpus(tmp_path / "b", 3000, val=300, first=10_000)
-    made = source(tmp_path, mix={"a": 3, "b": 1}, max_steps=60, val_tokens=100)
-    seen = starts(made, range(60))
-    own = [[start for start in seen if (start >= 10_000) == second] for second in (False, True)]
-    assert [len(part) for part in own] == [360, 120]
-    assert {*own[0][:61]} == {*range(0, 20 * 8, 8), *range(166, 166 + 41 * 8, 8)}, (
-        "once before it comes again"
-    )
-    assert len({*own[1]}) == 120
-    assert {name: len(held) for name, held in made.eval_sets().items()} == {"val-a": 10, "val-b": 4}
-    assert made.length.steps_per_epoch == (61 + 373) / 8
-
-
-WEIGHTS = [[0.7, 0.3], [1], [5, 3, 1, 1e-2], [1] * 7, [99, 1, 1], [0.123456789, 1]]
-
-
-@pytest.mark.parametrize("weights", WEIGHTS, ids=str)
-def test_shares_hold_at_any_moment(weights: list[float]) -> None:
-    mixture = Mixture(weights)
-    which, nth = mixture.visits(np.arange(250_000))
-    for number, share in enumerate(np.array(weights) / sum(weights)):
-        counts = np.cumsum(which == number)
-        assert np.abs(counts - share * np.arange(1, 250_001)).max() < len(weights) + 1
-        assert np.array_equal(nth[which == number], np.arange(counts[-1])), "once each"
 
 
 def write_documents(folder: Path, lengths: list[int]) -> list[np.ndarray]:
