@@ -10,12 +10,11 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, NonNegativeInt
 from torch import Tensor
-from typing_extensions import Doc
 
-from contract import Batch, EvalSet, Examples, Prediction, Report, RunSettings
+from contract import Batch, EvalSet, Examples, Prediction, Report
 from data.language.token_files import Corpus
 from data.tokenizer import Tokenizer
-from utils.command.marks import SAME_RUN
+from utils.command.marks import SAME_RUN, Keys
 from utils.errors import ConfigError
 from utils.measure.scene import scene
 
@@ -24,54 +23,50 @@ ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "'": "'", "x24
 ESCAPE = re.compile(r"""\\(n|t|r|\\|"|'|x24)""")
 HELD_OUT = 64  # tokens of held-out text that are continued, where no prompt is given
 
-# keys of a source whose evaluations continue a prompt
-Prompt = Annotated[
-    str | None,
-    SAME_RUN,
-    Doc("text that evaluations continue; null: the start of the held-out text"),
-]
-NewTokens = Annotated[
-    NonNegativeInt, SAME_RUN, Doc("length of the continuation in tokens; 0: none")
-]
-Temperature = Annotated[
-    float, Field(ge=0, le=1000), SAME_RUN, Doc("of sampling; 0: always the likeliest token")
-]
-TopK = Annotated[NonNegativeInt, SAME_RUN, Doc("draw from so many likeliest tokens; 0: from all")]
+
+class SampleKeys(Keys):
+    """Keys of a source whose evaluations continue a prompt."""
+
+    prompt: Annotated[str | None, SAME_RUN]
+    """Text that evaluations continue; null: the start of the held-out text"""
+
+    max_new_tokens: Annotated[NonNegativeInt, SAME_RUN]
+    """Length of the continuation in tokens; 0: none"""
+
+    temperature: Annotated[float, Field(ge=0, le=1000), SAME_RUN]
+    """Temperature of sampling; 0: always the likeliest token"""
+
+    top_k: Annotated[NonNegativeInt, SAME_RUN]
+    """Draw from so many likeliest tokens; 0: from all"""
 
 
-def sample_set(
-    corpus: Corpus,
-    run: RunSettings,
-    seq_len: int,
-    prompt: str | None,
-    max_new_tokens: int,
-    temperature: float,
-    top_k: int,
-) -> dict[str, EvalSet]:
+def sample_set(corpus: Corpus, seed: int, seq_len: int, keys: SampleKeys) -> dict[str, EvalSet]:
     """Returns the set `sample`: the prompt, or the start of the held-out text, with room for its
     continuation and how to draw it. Returns none where there is nothing to continue.
     """
     tokenizer = corpus.tokenizer
     if tokenizer is None:
-        if prompt is not None:
+        if keys.prompt is not None:
             raise ConfigError(
-                f"data.prompt={prompt}: {corpus.where}: dataset.json names no tokenizer; add one,"
-                " or build again"
+                f"data.prompt={keys.prompt}: {corpus.where}: dataset.json names no tokenizer; add"
+                " one, or build again"
             )
         return {}
-    begin = [] if corpus.begin is None else [corpus.begin]
-    length = max(1, min(HELD_OUT, seq_len // 2))
-    starts = [tokens[:length] for tokens in corpus.files["val"] if len(tokens) >= length]
-    if prompt is not None:
-        starts = [np.concatenate([begin, tokenizer.encode([unescaped(prompt)])[0]])]
-    if not starts or not max_new_tokens:
+    if keys.prompt is not None:
+        begin = [] if corpus.begin is None else [corpus.begin]
+        start = np.concatenate([begin, tokenizer.encode([unescaped(keys.prompt)])[0]])
+    else:
+        length = max(1, min(HELD_OUT, seq_len // 2))
+        long_enough = [tokens for tokens in corpus.files["val"] if len(tokens) >= length]
+        start = long_enough[0][:length] if long_enough else np.empty(0)
+    if not len(start) or not keys.max_new_tokens:
         return {}
     row = {
-        "inputs": starts[0].astype(np.int32),
-        "continuation": np.zeros(max_new_tokens, np.int32),
-        "temperature": np.float32(temperature),
-        "top_k": np.int32(top_k),
-        "sample_seed": np.int64(run.seed),
+        "inputs": start.astype(np.int32),
+        "continuation": np.zeros(keys.max_new_tokens, np.int32),
+        "temperature": np.float32(keys.temperature),
+        "top_k": np.int32(keys.top_k),
+        "sample_seed": np.int64(seed),
     }
     return {"sample": Examples([row])}
 
@@ -106,18 +101,17 @@ class Continuation:
         prompt, continuation = (rows[name][0].tolist() for name in ("prompt", "continuation"))
         text = shown(self._tokenizer.decode([*prompt, *continuation]))
         # a prompt may end within a character
-        given = _beginning(shown(self._tokenizer.decode(prompt)), text)
+        begun = _common_beginning(shown(self._tokenizer.decode(prompt)), text)
         files = scene(
             "sample",
             "text",
             "A continuation",
-            items=[{"prompt": given, "continuation": text[len(given) :][:MOST_SHOWN]}],
+            items=[{"prompt": begun, "continuation": text[len(begun) :][:MOST_SHOWN]}],
         )
         return Report(files={"sample.txt": text + "\n", **files}, text=text)
 
 
-def _beginning(one: str, other: str) -> str:
-    """Returns the common beginning of two texts."""
+def _common_beginning(one: str, other: str) -> str:
     same = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
     return "".join(letter for letter, _ in same)
 

@@ -113,6 +113,10 @@ class Documents:
         self.file = file  # among those that the shard owns
         self.row = first if row is None else row  # the next one; it may be beyond the file's end
 
+    @property
+    def position(self) -> tuple[int, int]:
+        return self.file, self.row
+
     def __iter__(self) -> Iterator[str]:
         while self.file < len(self._files):
             rows = 0

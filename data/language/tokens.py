@@ -6,100 +6,88 @@ Without `data_path` the text is the source of Python's own standard library.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
 
-import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
-from typing_extensions import Doc
 
-from contract import Arrays, EvalSet, Evaluator, RunLength, RunSettings, Source, Spec
+from contract import Arrays, EvalSet, Evaluator, RunSettings, Source, Spec
 from data.language.packing import PackedWindows
 from data.language.python_text import python_text
-from data.language.sample import (
-    Continuation,
-    NewTokens,
-    Prompt,
-    Temperature,
-    TopK,
-    sample_set,
-)
+from data.language.sample import Continuation, SampleKeys, sample_set
 from data.language.token_files import Corpus, open_corpus
 from data.language.windows import HeldOut, Windows
 from data.order import Order, cut_evenly, run_length, shard_rows
-from data.source import combined_fingerprint
+from utils.command.marks import Keys
 from utils.errors import ConfigError
 
 SEQUENCES = 64  # in an update, unless the configuration says otherwise
 
 
+class EmbeddedText(Keys):
+    """The text without data_path."""
+
+    mebibytes: PositiveInt
+    """At most so much of Python's standard library to train on"""
+
+
+class TokenKeys(SampleKeys):
+    """The keys of data=tokens."""
+
+    seq_len: PositiveInt
+    """Tokens in a window"""
+
+    documents: bool
+    """Windows hold whole documents and pieces of long ones; attention stays within a document"""
+
+    vocab_size: PositiveInt | None
+    """Size of the vocabulary, where dataset.json does not give it or gives less"""
+
+    begin_token: NonNegativeInt | None
+    """The id before each document, where dataset.json does not give it"""
+
+    val_tokens: PositiveInt | None
+    """Held-out tokens in an evaluation; null: all"""
+
+    embedded: EmbeddedText
+
+
 class TokenSource(Source):
     """Training windows in shuffled order, held-out tokens, and a prompt to continue."""
 
-    def __init__(
-        self,
-        run: RunSettings,
-        *,
-        seq_len: Annotated[PositiveInt, Doc("tokens in a window")],
-        documents: Annotated[
-            bool,
-            Doc(
-                "windows hold whole documents and pieces of long ones; attention stays within a "
-                "document"
-            ),
-        ],
-        vocab_size: Annotated[
-            PositiveInt | None,
-            Doc("size of the vocabulary, where dataset.json does not give it or gives less"),
-        ],
-        begin_token: Annotated[
-            NonNegativeInt | None,
-            Doc("the id before each document, where dataset.json does not give it"),
-        ],
-        val_tokens: Annotated[
-            PositiveInt | None, Doc("held-out tokens in an evaluation; null: all")
-        ],
-        prompt: Prompt,
-        max_new_tokens: NewTokens,
-        temperature: Temperature,
-        top_k: TopK,
-        embedded: Annotated[
-            dict[str, Any] | None, Doc("at most so much of Python's standard library to train on")
-        ],
-    ) -> None:
+    def __init__(self, run: RunSettings, keys: TokenKeys) -> None:
         self._shards = run.shards
-        self._batch = sequences(run, seq_len)
-        corpus = _open(run.data_path, vocab_size, begin_token, embedded or {"mebibytes": 16})
-        if documents and corpus.begin is None:
+        corpus = _open(run.data_path, keys)
+        if keys.documents and corpus.begin is None:
             raise ConfigError(
                 f"data.documents=true: {corpus.where}: nothing tells where documents begin; add"
                 " data.begin_token=ID"
             )
-        self._windows = (PackedWindows if documents else Windows)(corpus, seq_len)
-        count = self._windows.count
-        self._order = Order(run.seed, count, stream="order all")
-        steps = whole_steps(run, self._batch, seq_len)
-        self._steps = cut_evenly(
-            count, self._batch, run.epochs if steps is None else None, run.eval_interval
-        )
-        self._until = steps, run.eval_every_steps
         self._tokenizer = corpus.tokenizer
+
+        # what training visits, in which order
+        self._windows = (PackedWindows if keys.documents else Windows)(corpus, keys.seq_len)
+        self._order = Order(run.seed, self._windows.count, stream="order all")
+        batch = sequences(run, keys.seq_len)
+        max_steps = whole_steps(run, batch, keys.seq_len)
+        epochs = run.epochs if max_steps is None else None
+        self._steps = cut_evenly(self._windows.count, batch, epochs, run.eval_interval)
+        self.length = run_length(self._steps, batch, max_steps, run.eval_every_steps)
+
+        # what evaluations read; no held-out text if they only answer a prompt
         most_documents = self._windows.most_documents
         self._eval_sets: dict[str, EvalSet] = {}
-        if not (run.eval_only and prompt is not None):
-            held_out = HeldOut(corpus, seq_len, val_tokens, corpus.begin if documents else None)
+        if not (run.eval_only and keys.prompt is not None):
+            begin = corpus.begin if keys.documents else None
+            held_out = HeldOut(corpus, keys.seq_len, keys.val_tokens, begin)
             self._eval_sets["val"] = held_out
-            if documents:
-                most_documents = max(most_documents, held_out.most_documents())
-        self._eval_sets |= sample_set(
-            corpus, run, seq_len, prompt, max_new_tokens, temperature, top_k
-        )
+            most_documents = max(most_documents, held_out.most_documents)
+        self._eval_sets |= sample_set(corpus, run.seed, keys.seq_len, keys)
+
         self.spec = Spec(
             vocab_size=corpus.vocab_size,
-            seq_len=seq_len,
+            seq_len=keys.seq_len,
             # the same tokens cut differently are different data
-            fingerprint="packed-" * documents + combined_fingerprint([corpus.fingerprint]),
+            fingerprint="packed-" * keys.documents + corpus.fingerprint,
             token_bytes=corpus.token_bytes,
             name=run.data_path or "Python's standard library",
             begin_token=corpus.begin,
@@ -108,24 +96,17 @@ class TokenSource(Source):
             tokenizer=None if corpus.tokenizer is None else corpus.tokenizer.published,
         )
 
-    @cached_property
-    def length(self) -> RunLength:
-        return run_length(self._steps, self._batch, *self._until)
-
     def train_batch(self, step: int, shard: int) -> Arrays:
-        """Returns the rows of one shard of one step."""
-        positions = shard_rows(np.arange(*self._steps.span(step)), shard, self._shards)
-        return self._windows.read(self._order.visits(positions[0], positions[-1] + 1))
+        visits = self._order.visits(*self._steps.span(step))
+        return self._windows.read(shard_rows(visits, shard, self._shards))
 
     def eval_sets(self) -> Mapping[str, EvalSet]:
         return self._eval_sets
 
     def evaluators(self, set_name: str) -> Sequence[Evaluator]:
-        return (
-            [Continuation(self._tokenizer)]
-            if set_name == "sample" and self._tokenizer is not None
-            else []
-        )
+        if set_name == "sample" and self._tokenizer is not None:
+            return [Continuation(self._tokenizer)]
+        return []
 
 
 def sequences(run: RunSettings, seq_len: int) -> int:
@@ -160,18 +141,14 @@ def whole_steps(run: RunSettings, batch: int, seq_len: int) -> int | None:
     return run.max_tokens // tokens
 
 
-def _open(
-    data_path: str | None,
-    vocab_size: int | None,
-    begin: int | None,
-    embedded: Mapping[str, int],
-) -> Corpus:
-    if data_path is None:
-        for key, value in (("vocab_size", vocab_size), ("begin_token", begin)):
-            if value is not None:
-                raise ConfigError(
-                    f"data.{key}={value}: describes token files, but data_path=null reads Python's"
-                    f" own library as bytes; add data_path=FOLDER, or leave out data.{key}"
-                )
-        return python_text(**embedded)
-    return open_corpus(f"data_path={data_path}", Path(data_path), vocab_size, begin)
+def _open(data_path: str | None, keys: TokenKeys) -> Corpus:
+    if data_path is not None:
+        key = f"data_path={data_path}"
+        return open_corpus(key, Path(data_path), keys.vocab_size, keys.begin_token)
+    for name, value in (("vocab_size", keys.vocab_size), ("begin_token", keys.begin_token)):
+        if value is not None:
+            raise ConfigError(
+                f"data.{name}={value}: describes token files, but data_path=null reads Python's own"
+                f" library as bytes; add data_path=FOLDER, or leave out data.{name}"
+            )
+    return python_text(keys.embedded.mebibytes)

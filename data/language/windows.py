@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from contract import IGNORE, Arrays
@@ -103,8 +105,13 @@ class HeldOut:
             batch["documents"] = np.where(counted, batch["documents"], np.int32(0))
         return batch
 
+    @cached_property
     def most_documents(self) -> int:
-        """Returns the largest number of documents in a window; what is left of one counts, too."""
+        """The largest number of documents in a window; what is left of one counts, too. 0 if they
+        are not told apart.
+        """
+        if self._begin is None:
+            return 0
         most = 1
         together = self._length * (SCANNED // self._length + 1)
         for tokens, count in zip(self._files, self._predictions, strict=True):

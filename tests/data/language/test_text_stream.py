@@ -91,7 +91,7 @@ def test_a_dataset_that_datasets_reads_gives_the_same_windows(folder: Path) -> N
     here, there = source(folder), source(None, hub=str(folder))
     for shard in (0, 3):
         assert np.array_equal(read(here, shard, range(90)), read(there, shard, range(90)))
-        assert here._streams[shard].cursor(90) == there._streams[shard].cursor(90)
+        assert here.cursors(90, [shard]) == there.cursors(90, [shard])
 
 
 # a stream of 4 is read through after 80 steps or so
