@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -30,15 +30,10 @@ class Order:
     """
 
     def __init__(
-        self,
-        seed: int,
-        items: int,
-        groups: tuple[np.ndarray, np.ndarray] | None = None,
-        stream: str = "order",
+        self, seed: int, items: int, groups: tuple[np.ndarray, np.ndarray] | None = None
     ) -> None:
-        """`groups` are their `first` and `count`. Orders of other streams are independent."""
-        self.items = items
-        self._seed, self._stream, self._groups = seed, stream, groups
+        """`groups` are their `first` and `count`."""
+        self.items, self._seed, self._groups = items, seed, groups
         self._epochs_per_block = max(1, BLOCK // items)
         self._blocks: dict[int, np.ndarray] = {}
 
@@ -59,7 +54,7 @@ class Order:
         return np.concatenate(pieces, dtype=np.int64)
 
     def _draw(self, block: int) -> np.ndarray:
-        rng = generator(self._seed, self._stream, block)
+        rng = generator(self._seed, "order", block)
         numbers = np.arange(self.items, dtype=np.int32 if self.items < 1 << 31 else np.int64)
         epochs = np.tile(numbers, (self._epochs_per_block, 1))
         drawn = rng.permuted(epochs, axis=1, out=epochs).reshape(-1)
@@ -251,22 +246,29 @@ def shard_rows(rows: Sequence | np.ndarray, shard: int, shards: int):
     return rows[shard * size : (shard + 1) * size]
 
 
+class Rows(Protocol):
+    """Examples that are read by their numbers."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, indices: np.ndarray) -> Arrays: ...
+
+
 class EpochSource(Source):
     """Examples that are all visited once an epoch, in shuffled order."""
 
-    def __init__(self, run: RunSettings, spec: Spec, train: EvalSet, **eval_sets: EvalSet) -> None:
-        self._run, self.spec, self._train, self._eval_sets = run, spec, train, eval_sets
-        self._order = Order(run.seed, len(train))
-        self._steps = cut_evenly(len(train), run.global_batch_size, run.epochs, run.eval_interval)
+    length: RunLength
 
-    @cached_property
-    def length(self) -> RunLength:
-        run = self._run
-        return run_length(self._steps, run.global_batch_size, run.max_steps, run.eval_every_steps)
+    def __init__(self, run: RunSettings, spec: Spec, train: Rows, **eval_sets: EvalSet) -> None:
+        self.spec, self._train, self._eval_sets, self._shards = spec, train, eval_sets, run.shards
+        batch = run.global_batch_size
+        self._order = Order(run.seed, len(train))
+        self._steps = cut_evenly(len(train), batch, run.epochs, run.eval_interval)
+        self.length = run_length(self._steps, batch, run.max_steps, run.eval_every_steps)
 
     def train_batch(self, step: int, shard: int) -> Arrays:
         visits = self._order.visits(*self._steps.span(step))
-        return self._train.read(shard_rows(visits, shard, self._run.shards))
+        return self._train.read(shard_rows(visits, shard, self._shards))
 
     def eval_sets(self) -> Mapping[str, EvalSet]:
         return self._eval_sets

@@ -5,7 +5,6 @@ but the last is an input of exactly one window.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from data.language.token_files import Corpus
 from data.language.windows import SCANNED
 from utils.errors import ConfigError
 
-# L is data.seq_len
+# L is data.seq_len, P the number of pieces
 
 
 class PackedWindows:
@@ -26,57 +25,60 @@ class PackedWindows:
     def __init__(self, corpus: Corpus, seq_len: int) -> None:
         assert corpus.begin is not None
         self._corpus, self._files, self._length = corpus, corpus.files["train"], seq_len
-        self._vocab = corpus.vocab_size
-        pieces_of_files = [pieces_of(tokens, corpus.begin, seq_len) for tokens in self._files]
-        starts, lengths = (np.concatenate(parts) for parts in zip(*pieces_of_files, strict=True))
-        windows = best_fit(lengths, seq_len)
-        order = np.argsort(windows, kind="stable")  # the pieces, window by window
-        self._starts, self._sizes = starts[order], lengths[order].astype(np.int32)
-        file_of = np.repeat(
-            np.arange(len(pieces_of_files)), [len(of_file) for of_file, _ in pieces_of_files]
-        )
-        self._file_of = file_of.astype(np.int32)[order]
-        self.count = int(windows.max(initial=-1)) + 1
-        pieces = np.bincount(windows, minlength=self.count)
-        self._ends = np.cumsum(pieces)
-        filled = np.bincount(windows, lengths, minlength=self.count)
-        # what is left of a window counts as a document, too
-        self.most_documents = int((pieces + (filled < seq_len)).max(initial=0))
-        if not lengths.sum():
+        files, starts, lengths = [], [], []
+        for number, tokens in enumerate(self._files):
+            file_starts, file_lengths = pieces_of(tokens, corpus.begin, seq_len)
+            files.append(np.full(len(file_starts), number, np.int32))
+            starts.append(file_starts)
+            lengths.append(file_lengths)
+        length_P = np.concatenate(lengths)
+        if not length_P.sum():
             raise ConfigError(
                 f"data.documents=true: {corpus.where}: no train file has two tokens; build it again"
             )
+        window_P = best_fit(length_P, seq_len)
+        # the file, first token and length of each piece, window by window
+        order = np.argsort(window_P, kind="stable")
+        self._file, self._start = np.concatenate(files)[order], np.concatenate(starts)[order]
+        self._size = length_P[order].astype(np.int32)
+        pieces = np.bincount(window_P)  # in each window
+        self._ends = np.cumsum(pieces)  # where the pieces of each window end
+        # what is left of a window counts as a document, too
+        filled = np.bincount(window_P, length_P)
+        self.most_documents = int((pieces + (filled < seq_len)).max())
 
-    def read(self, windows: np.ndarray) -> Arrays:
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def read(self, indices: np.ndarray) -> Arrays:
         """Returns inputs, labels, and the number within its row of each input's document."""
-        inputs, labels = np.full((2, len(windows), self._length), self._corpus.begin, np.int32)
+        # until the end, what is left of a window holds begin tokens, which are in the vocabulary
+        inputs, labels = np.full((2, len(indices), self._length), self._corpus.begin, np.int32)
         documents = np.zeros_like(inputs)
-        holes = []
-        for row, window in enumerate(windows.tolist()):
+        for row, window in enumerate(indices.tolist()):
             filled = 0
-            for number, (file, start, length) in enumerate(self._pieces(window), 1):
-                stop = filled + length
-                tokens = self._files[file][start : start + length + 1]
-                inputs[row, filled:stop], labels[row, filled:stop] = tokens[:-1], tokens[1:]
-                documents[row, filled:stop] = number
-                filled = stop
-            holes.append(filled)
-        if max(read.view(np.uint32).max(initial=0) for read in (inputs, labels)) >= self._vocab:
-            self._check(windows)
-        for row, filled in enumerate(holes):
-            labels[row, filled:] = IGNORE
+            for number, (file, start, size) in enumerate(self._pieces(window), 1):
+                tokens = self._files[file][start : start + size + 1]
+                inputs[row, filled : filled + size] = tokens[:-1]
+                labels[row, filled : filled + size] = tokens[1:]
+                documents[row, filled : filled + size] = number
+                filled += size
+        largest = max(tokens.view(np.uint32).max(initial=0) for tokens in (inputs, labels))
+        if largest >= self._corpus.vocab_size:
+            self._check(indices)
+        labels[documents == 0] = IGNORE
         return {"inputs": inputs, "labels": labels, "documents": documents}
 
-    def _pieces(self, window: int) -> Iterator[tuple[int, int, int]]:
-        """Yields the file, the first token and the number of inputs of each piece."""
-        pieces = slice(int(self._ends[window - 1]) if window else 0, int(self._ends[window]))
-        columns = (column[pieces].tolist() for column in (self._file_of, self._starts, self._sizes))
-        return zip(*columns, strict=True)
+    def _pieces(self, window: int) -> list[tuple[int, int, int]]:
+        """Returns the file, the first token and the number of inputs of each piece."""
+        pieces = slice(self._ends[window - 1] if window else 0, self._ends[window])
+        columns = (self._file[pieces], self._start[pieces], self._size[pieces])
+        return [*zip(*(column.tolist() for column in columns), strict=True)]
 
-    def _check(self, windows: np.ndarray) -> None:
-        for window in windows.tolist():
-            for file, start, length in self._pieces(window):
-                tokens = self._files[file][start : start + length + 1]
+    def _check(self, indices: np.ndarray) -> None:
+        for window in indices.tolist():
+            for file, start, size in self._pieces(window):
+                tokens = self._files[file][start : start + size + 1]
                 self._corpus.check("train", file, start, tokens.astype(np.uint32))
 
 
@@ -101,37 +103,47 @@ def pieces_of(tokens: np.ndarray, begin: int, seq_len: int) -> tuple[np.ndarray,
 
 def best_fit(lengths: np.ndarray, room: int) -> np.ndarray:
     """Returns the window of each piece. Pieces are placed from the longest to the shortest, each in
-    the fullest window that has room for it. Pieces of one length are placed together.
+    the fullest window that has room for it.
+
+    A corpus has millions of pieces, of at most `room` lengths, so all pieces of one length are
+    placed together: windows with as much room left are filled alike.
     """
-    order = np.argsort(-lengths, kind="stable")
     placed = np.empty(len(lengths), np.int64)
-    left: dict[int, list[np.ndarray]] = {}  # windows by the room left in them
-    rooms: list[int] = []  # the keys of `left`, ascending
+    windows_by_room: dict[int, list[np.ndarray]] = {}
+    rooms: list[int] = []  # the keys of `windows_by_room`, ascending
     made = 0
 
-    def put(windows: np.ndarray, room_left: int) -> None:
-        if room_left and len(windows):
-            if room_left not in left:
-                insort(rooms, room_left)
-                left[room_left] = []
-            left[room_left].append(windows)
+    def keep(windows: np.ndarray, room_left: int) -> None:
+        if not room_left or not len(windows):
+            return
+        if room_left not in windows_by_room:
+            insort(rooms, room_left)
+            windows_by_room[room_left] = []
+        windows_by_room[room_left].append(windows)
 
+    order = np.argsort(-lengths, kind="stable")
     sizes, firsts = np.unique(-lengths[order], return_index=True)
     # without pieces there are no sizes, but one group of none
-    for length, group in zip(-sizes, np.split(order, firsts[1:]), strict=False):
+    for length, group in zip((-sizes).tolist(), np.split(order, firsts[1:]), strict=False):
         while len(group):
+            # the windows with the least room that is enough, or new ones
             at = bisect_left(rooms, length)
             if at < len(rooms):
-                here = rooms.pop(at)
-                windows = np.concatenate(left.pop(here))
+                room_here = rooms.pop(at)
+                windows = np.concatenate(windows_by_room.pop(room_here))
             else:
-                here, new = room, -(-len(group) // (room // length))
+                room_here, new = room, -(-len(group) // (room // length))
                 windows, made = np.arange(made, made + new), made + new
-            each = here // length
-            full, rest = divmod(min(len(group), len(windows) * each), each)
-            now, group = np.split(group, [full * each + rest])
-            placed[now] = np.repeat(windows, each)[: len(now)]
-            put(windows[:full], here - each * length)
-            put(windows[full : full + bool(rest)], here - rest * length)
-            put(windows[full + bool(rest) :], here)
+
+            # fill one after the other with as many pieces as fit; the last may get fewer
+            fitting = room_here // length
+            taken = min(len(group), len(windows) * fitting)
+            full, rest = divmod(taken, fitting)
+            placed[group[:taken]] = np.repeat(windows, fitting)[:taken]
+            group = group[taken:]
+
+            partly = full + (rest > 0)
+            keep(windows[:full], room_here - fitting * length)
+            keep(windows[full:partly], room_here - rest * length)
+            keep(windows[partly:], room_here)
     return placed

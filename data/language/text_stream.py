@@ -23,7 +23,7 @@ from contract import Arrays, EvalSet, Evaluator, RunLength, RunSettings, Source,
 from data.language.sample import Continuation, SampleKeys, sample_set
 from data.language.text_files import Documents, HubTexts, TextFiles
 from data.language.token_files import Corpus
-from data.language.tokens import sequences, whole_steps
+from data.language.tokens import in_sequences
 from data.language.windows import HeldOut, batch_of
 from data.tokenizer import Bytes, FromFile, Tokenizer
 from utils.command.marks import MAY_CHANGE, NAMES_PROJECT
@@ -73,15 +73,15 @@ class StreamSource(Source):
                 " saves where it is; use num_workers=0"
             )
         run.refuse_epochs()
-        batch = sequences(run, keys.seq_len)
-        steps = whole_steps(run, batch, keys.seq_len)
-        if steps is None:
+        run = in_sequences(run, keys.seq_len)
+        if run.max_steps is None:
             raise ConfigError(
                 "max_steps=null: a stream has no known length; give max_steps or max_tokens"
             )
-        self.length = RunLength(steps, batch, eval_every_steps=run.eval_every_steps)
+        self.length = RunLength.in_steps(run)
         self._shards, self._keys = run.shards, keys
-        self.shape = batch // run.shards, keys.seq_len  # the rows of a shard, and their tokens
+        # the rows of a shard, and the tokens of each
+        self.shape = run.global_batch_size // run.shards, keys.seq_len
 
         self._texts = _open(run.data_path, keys)
         self.where = self._texts.where

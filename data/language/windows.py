@@ -25,24 +25,27 @@ class Windows:
     def __init__(self, corpus: Corpus, seq_len: int) -> None:
         self._corpus, self._files, self._length = corpus, corpus.files["train"], seq_len
         self._ends = np.cumsum([max(0, len(tokens) - 1) // seq_len for tokens in self._files])
-        self.count = int(self._ends[-1])
-        if not self.count:
+        if not len(self):
             longest = max(len(tokens) for tokens in self._files)
             raise ConfigError(
                 f"data.seq_len={seq_len}: {corpus.where}: the longest train file has {longest:,}"
                 f" tokens; try {max(1, longest - 1)} or less"
             )
 
-    def read(self, windows: np.ndarray) -> Arrays:
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def read(self, indices: np.ndarray) -> Arrays:
         """Returns the inputs and labels of these windows."""
-        out = np.empty((len(windows), self._length + 1), np.int32)
-        file = np.searchsorted(self._ends, windows, side="right")
-        places = windows - np.concatenate([[0], self._ends])[file]
-        starts = (places * self._length).tolist()
-        for row, (number, start) in enumerate(zip(file.tolist(), starts, strict=True)):
+        out = np.empty((len(indices), self._length + 1), np.int32)
+        file = np.searchsorted(self._ends, indices, side="right")
+        within = indices - np.concatenate([[0], self._ends])[file]
+        places = [*zip(file.tolist(), (within * self._length).tolist(), strict=True)]
+        for row, (number, start) in enumerate(places):
             out[row] = self._files[number][start : start + self._length + 1]
+        # one look at the whole batch is quicker than one at each row; a wrong token is rare
         if len(out) and out.view(np.uint32).max() >= self._corpus.vocab_size:
-            for row, (number, start) in enumerate(zip(file.tolist(), starts, strict=True)):
+            for row, (number, start) in enumerate(places):
                 self._corpus.check("train", number, start, out[row])
         return batch_of(out, None)
 
@@ -51,13 +54,10 @@ def batch_of(tokens: np.ndarray, begin: int | None) -> Arrays:
     """Returns inputs and labels of rows of L + 1 tokens; with `begin`, the token that begins a
     document, also the number of each input's document within its row.
     """
-    inputs = tokens[:, :-1]
-    batch = {"inputs": inputs, "labels": tokens[:, 1:]}
-    return (
-        batch
-        if begin is None
-        else batch | {"documents": np.cumsum(inputs == begin, axis=1, dtype=np.int32)}
-    )
+    batch = {"inputs": tokens[:, :-1], "labels": tokens[:, 1:]}
+    if begin is not None:
+        batch["documents"] = np.cumsum(batch["inputs"] == begin, axis=1, dtype=np.int32)
+    return batch
 
 
 class HeldOut:
