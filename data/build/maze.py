@@ -31,7 +31,6 @@ from data.recursive.maze import (
     CHARACTERS,
     GOAL,
     LONGEST_SIDE,
-    PAD,
     START,
     TOGETHER,
     generate,
@@ -39,7 +38,7 @@ from data.recursive.maze import (
     leads,
     square_symmetries,
 )
-from data.recursive.puzzle_files import Metadata, PuzzleSplit, plain_split
+from data.recursive.puzzle_files import plain_split
 from data.recursive.puzzle_text import tokens_of
 from utils.errors import ConfigError, exit_status
 
@@ -108,15 +107,6 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
     return {"train": (inputs[:train], labels[:train]), "test": (inputs[train:], labels[train:])}
 
 
-def maze_split(where: str, inputs: np.ndarray, labels: np.ndarray, copies: int) -> PuzzleSplit:
-    """Makes a puzzle set in the published encoding."""
-    metadata = Metadata(
-        pad_id=PAD, ignore_label_id=PAD, blank_identifier_id=0, vocab_size=1 + len(CHARACTERS),
-        seq_len=inputs.shape[1], num_puzzle_identifiers=1, sets=("all",),
-    )  # fmt: skip
-    return plain_split(where, metadata, inputs, labels, copies)
-
-
 def build(options: argparse.Namespace) -> str:
     """Makes the dataset, and returns a line about it."""
     check_options(options, "min_path")
@@ -126,7 +116,10 @@ def build(options: argparse.Namespace) -> str:
         if options.augment:
             boards["train"] = images(boards["train"][0]), images(boards["train"][1])
         copies = {"train": IMAGES if options.augment else 1, "test": 1}
-        splits = {name: maze_split(name, *boards[name], copies[name]) for name in SPLITS}
+        vocab_size = 1 + len(CHARACTERS)
+        splits = {
+            name: plain_split(name, vocab_size, *boards[name], copies[name]) for name in SPLITS
+        }
         write_puzzles(folder, splits, ["<blank>"])
     side = round(boards["test"][0].shape[1] ** 0.5)
     return (

@@ -94,10 +94,19 @@ class PuzzleSplit:
 
 
 def plain_split(
-    where: str, metadata: Metadata, inputs: np.ndarray, labels: np.ndarray, copies: int
+    where: str, vocab_size: int, inputs: np.ndarray, labels: np.ndarray, copies: int
 ) -> PuzzleSplit:
     """Makes one set without puzzle identities: groups of `copies` puzzles of one example each."""
-    rows = len(inputs)
+    rows, seq_len = inputs.shape
+    metadata = Metadata(
+        pad_id=0,
+        ignore_label_id=0,
+        blank_identifier_id=0,
+        vocab_size=vocab_size,
+        seq_len=seq_len,
+        num_puzzle_identifiers=1,
+        sets=("all",),
+    )
     index = np.int32 if rows < 2**31 else np.int64
     puzzles = PuzzleSet(
         inputs=inputs,

@@ -5,105 +5,150 @@ ids apart.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
+from pydantic import NonNegativeInt, PositiveInt
 
-from contract import IGNORE
-from data.recursive.puzzle_files import PuzzleSplit, check_values, has_split, read_split
+from contract import IGNORE, Arrays
+from data.recursive.puzzle_files import PuzzleSet, PuzzleSplit, check_values, has_split, read_split
 from data.recursive.sudoku import generate, sudoku_split
+from utils.command.marks import Keys
 from utils.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Member:
-    """One dataset's split, with its offset and prefix in the pool."""
+    """A set of a dataset, as a part of the whole."""
 
     split: PuzzleSplit
+    set_name: str
     id_offset: int = 0  # added to its puzzle ids
-    prefix: str = ""  # put before the names of its sets
+    prefix: str = ""  # put before the set's name, where several datasets have sets
 
+    @property
+    def name(self) -> str:
+        return self.prefix + self.set_name
 
-class PuzzleRows:
-    """The examples of several sets as one table."""
+    @property
+    def puzzles(self) -> PuzzleSet:
+        return self.split.sets[self.set_name]
 
-    def __init__(self, sets: list[tuple[PuzzleSplit, str]]) -> None:
-        self._sets = sets
-        self._ends = np.cumsum([len(split.sets[name].inputs) for split, name in sets])
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
+    @property
+    def identifiers(self) -> np.ndarray:
+        """The ids of its puzzles, as all datasets count them."""
+        return (self.puzzles.puzzle_identifiers.astype(np.int64) + self.id_offset).astype(np.int32)
 
     def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns inputs and labels of these rows. Labels to ignore become IGNORE."""
-        if len(self._sets) == 1:
-            return self._read_set(0, rows)
-        inputs, labels = np.empty((2, len(rows), self._sets[0][0].metadata.seq_len), np.int32)
-        owner = np.searchsorted(self._ends, rows, side="right")
-        for which in np.unique(owner):  # sets, not puzzles: there are few
-            mine = owner == which
-            inputs[mine], labels[mine] = self._read_set(
-                which, rows[mine] - (self._ends[which - 1] if which else 0)
-            )
-        return inputs, labels
-
-    def _read_set(self, which: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        split, name = self._sets[which]
-        inputs = split.sets[name].inputs.take(rows, axis=0)
-        raw = split.sets[name].labels.take(rows, axis=0)
-        vocab_size, ignored = split.metadata.vocab_size, split.metadata.ignored
+        inputs = self.puzzles.inputs.take(rows, axis=0)
+        labels = self.puzzles.labels.take(rows, axis=0)
+        vocab_size, ignored = self.split.metadata.vocab_size, self.split.metadata.ignored
         # a token without an embedding would end in a device fault
-        check_values(f"{split.where}/{name}__inputs.npy", inputs, vocab_size)
-        check_values(f"{split.where}/{name}__labels.npy", raw, vocab_size, ignored)
-        labels = raw.astype(np.int32)
+        where = f"{self.split.where}/{self.set_name}"
+        check_values(f"{where}__inputs.npy", inputs, vocab_size)
+        check_values(f"{where}__labels.npy", labels, vocab_size, ignored)
+        converted = labels.astype(np.int32)
         if ignored != IGNORE:
-            np.putmask(labels, raw == ignored, IGNORE)
-        return inputs.astype(np.int32), labels
+            np.putmask(converted, labels == ignored, IGNORE)
+        return inputs.astype(np.int32), converted
 
 
 class Pool:
-    """The groups and puzzles of several sets, with consecutive numbers."""
+    """The rows, puzzles and groups of several sets, each with consecutive numbers."""
 
-    def __init__(self, members: list[Member]) -> None:
-        sets = [one for member in members for one in member.split.sets.values()]
-        id_offsets = [member.id_offset for member in members for _ in member.split.sets]
-        rows = np.cumsum([0, *(len(one.inputs) for one in sets)])
-        puzzles = np.cumsum([0, *(len(one.puzzle_identifiers) for one in sets)])
-        self.first = np.concatenate(
-            [
-                one.puzzle_indices[:-1].astype(np.int64) + row
-                for one, row in zip(sets, rows, strict=False)
-            ]
-        )
-        self.size = np.concatenate([np.diff(one.puzzle_indices).astype(np.int64) for one in sets])
-        ids = [
-            one.puzzle_identifiers.astype(np.int64) + offset
-            for one, offset in zip(sets, id_offsets, strict=True)
-        ]
-        self.identifier = np.concatenate(ids).astype(np.int32)
-        self.group_first = np.concatenate(
-            [
-                one.group_indices[:-1].astype(np.int64) + p
-                for one, p in zip(sets, puzzles, strict=False)
-            ]
-        )
-        self.group_size = np.concatenate(
-            [np.diff(one.group_indices).astype(np.int64) for one in sets]
-        )
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._members = members
+        first, size, group_first, group_size = [], [], [], []
+        rows = puzzles = 0  # in the members before
+        for member in members:
+            puzzle_set = member.puzzles
+            first.append(puzzle_set.puzzle_indices[:-1].astype(np.int64) + rows)
+            size.append(np.diff(puzzle_set.puzzle_indices).astype(np.int64))
+            group_first.append(puzzle_set.group_indices[:-1].astype(np.int64) + puzzles)
+            group_size.append(np.diff(puzzle_set.group_indices).astype(np.int64))
+            rows += len(puzzle_set.inputs)
+            puzzles += len(puzzle_set.puzzle_identifiers)
+        # of each puzzle: its first row, the number of its rows, and its id
+        self.first, self.size = np.concatenate(first), np.concatenate(size)
+        self.identifier = np.concatenate([member.identifiers for member in members])
+        # of each group: its first puzzle, and the number of its puzzles
+        self.group_first, self.group_size = np.concatenate(group_first), np.concatenate(group_size)
+        self._ends = np.cumsum([len(member.puzzles.inputs) for member in members])  # of their rows
         if not len(self.group_first):
             raise ConfigError(
                 "data_path: the training sets hold no puzzles; build the dataset again"
             )
+
+    def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns inputs and labels of these rows."""
+        if len(self._members) == 1:
+            return self._members[0].read(rows)
+        seq_len = self._members[0].split.metadata.seq_len
+        inputs, labels = np.empty((2, len(rows), seq_len), np.int32)
+        owner = np.searchsorted(self._ends, rows, side="right")
+        for number in np.unique(owner):
+            owned = owner == number
+            before = self._ends[number - 1] if number else 0
+            inputs[owned], labels[owned] = self._members[number].read(rows[owned] - before)
+        return inputs, labels
+
+
+class PuzzleEvalSet:
+    """One test set of puzzles."""
+
+    def __init__(self, member: Member) -> None:
+        self._member, self._identifiers = member, member.identifiers
+        self._first = member.puzzles.puzzle_indices.astype(np.int64)  # row of each puzzle
+
+    def __len__(self) -> int:
+        return len(self._member.puzzles.inputs)
+
+    def read(self, indices: np.ndarray) -> Arrays:
+        inputs, labels = self._member.read(indices)
+        puzzle = np.searchsorted(self._first, indices, side="right") - 1
+        return {"inputs": inputs, "labels": labels, "puzzle_identifiers": self._identifiers[puzzle]}
+
+    def padding(self, rows: int) -> Arrays:
+        metadata = self._member.split.metadata
+        shape, blank = (rows, metadata.seq_len), metadata.blank_identifier_id
+        return {
+            "inputs": np.full(shape, metadata.pad_id, np.int32),
+            "labels": np.full(shape, IGNORE, np.int32),
+            "puzzle_identifiers": np.full(rows, blank + self._member.id_offset, np.int32),
+        }
+
+
+class EmbeddedKeys(Keys):
+    """Generated Sudoku, where no dataset is given."""
+
+    size: Literal[4, 6, 9, 16]
+    """Rows of a board"""
+
+    train: PositiveInt
+    """Boards to train on"""
+
+    test: PositiveInt
+    """Boards to evaluate on"""
+
+    blanks: PositiveInt
+    """Blank cells of a board"""
+
+    num_aug: NonNegativeInt
+    """Images of every training board under random symmetries"""
+
+    seed: NonNegativeInt
+    """Another seed gives other boards"""
 
 
 def open_datasets(
     data_path: str | None,
     data_paths: Sequence[str] | None,
     data_paths_test: Sequence[str] | None,
-    embedded: Mapping[str, Any] | None,
+    embedded: EmbeddedKeys | None,
 ) -> tuple[list[Member], list[Member]]:
     """Opens the training and test splits that the user's keys name, or the embedded Sudoku."""
     if data_path is not None and data_paths:
@@ -114,91 +159,89 @@ def open_datasets(
     key = "data_path" if data_path is not None else "data_paths"
     if paths := [data_path] if data_path is not None else list(data_paths or []):
         train = _open_train(key, paths)
-        return train, _open_test(key, paths, list(data_paths_test or []), train)
+        test = _open_test(key, paths, list(data_paths_test or []), train)
+        return [member for dataset in train for member in _members(*dataset)], test
     if data_paths_test:
         raise ConfigError(
             f"data_paths_test={list(data_paths_test)} needs training data; give data_paths as well"
         )
     if not embedded:
         raise ConfigError("data_path=null: there is no dataset to train on; give data_path=FOLDER")
-    splits = embedded_sudoku(**embedded)
-    return [Member(splits[0])], [Member(splits[1])]
+    train_split, test_split = embedded_sudoku(embedded)
+    return _members(train_split), _members(test_split)
 
 
-def embedded_sudoku(
-    *, size: int, train: int, test: int, blanks: int, num_aug: int = 0, seed: int = 0
-) -> tuple[PuzzleSplit, PuzzleSplit]:
+def embedded_sudoku(keys: EmbeddedKeys) -> tuple[PuzzleSplit, PuzzleSplit]:
     """Generates boards (2,000 of size 6 in a fifth of a second). Only training boards are
     augmented.
     """
-    where = "data.embedded"
+    where, size, seed = "data.embedded", keys.size, keys.seed
     try:
-        trained, held_out = generate(size, (train, test), blanks, seed)
+        trained, held_out = generate(size, (keys.train, keys.test), keys.blanks, seed)
         return (
-            sudoku_split(where, size, *trained, num_aug, seed),
+            sudoku_split(where, size, *trained, keys.num_aug, seed),
             sudoku_split(where, size, *held_out, 0, seed),
         )
     except ConfigError as error:  # the builder has the same keys, as flags
         raise ConfigError(f"{where}.{error}") from None
 
 
-def _open_train(key: str, paths: list[str]) -> list[Member]:
-    members: list[Member] = []
+def _members(split: PuzzleSplit, id_offset: int = 0, prefix: str = "") -> list[Member]:
+    return [Member(split, name, id_offset, prefix) for name in split.sets]
+
+
+def _open_train(key: str, paths: list[str]) -> list[tuple[PuzzleSplit, int]]:
+    """Opens the training split of each dataset. Returns what is added to its ids, too."""
+    opened: list[tuple[PuzzleSplit, int]] = []
     used = 0
     for path in paths:
         split = read_split(f"{key}={path}", Path(path), "train")
-        members.append(Member(split, used))
-        _check_seq_len(f"{key}={path}", split, members)
+        opened.append((split, used))
+        _check_seq_len(f"{key}={path}", split, opened[0][0])
         used += split.metadata.num_puzzle_identifiers
-    return members
+    return opened
 
 
 def _open_test(
-    key: str, paths: list[str], test_paths: list[str], train: list[Member]
+    key: str, paths: list[str], test_paths: list[str], train: list[tuple[PuzzleSplit, int]]
 ) -> list[Member]:
     """Opens test folders. Each shares the ids of the same training folder, or else of the one at
     its place in the list.
     """
-    given = bool(test_paths)
-    key = "data_paths_test" if given else key
-    found = test_paths if given else [path for path in paths if has_split(Path(path), "test")]
-    prefixes = _prefixes(found) if len(test_paths or paths) > 1 else [""] * len(found)
-    real = [os.path.realpath(path) for path in paths]
+    key = "data_paths_test" if test_paths else key
+    folders = test_paths or [path for path in paths if has_split(Path(path), "test")]
+    # prefixes tell sets of several datasets apart, also if only one of them has a test split
+    prefixes = _prefixes(folders) if len(test_paths or paths) > 1 else [""] * len(folders)
+    train_folders = [os.path.realpath(path) for path in paths]
+    vocab_size = max(split.metadata.vocab_size for split, _ in train)
     members = []
-    for index, (path, prefix) in enumerate(zip(found, prefixes, strict=True)):
-        named = f"{key}={path}"
-        split = read_split(named, Path(path), "test")
-        _check_seq_len(named, split, train)
-        owner = real.index(os.path.realpath(path)) if os.path.realpath(path) in real else index
+    for index, (path, prefix) in enumerate(zip(folders, prefixes, strict=True)):
+        where, folder = f"{key}={path}", os.path.realpath(path)
+        split = read_split(where, Path(path), "test")
+        _check_seq_len(where, split, train[0][0])
+        owner = train_folders.index(folder) if folder in train_folders else index
         if owner >= len(train):
             raise ConfigError(
-                f"{named}: has no training folder in its place; give as many data_paths as"
+                f"{where}: has no training folder in its place; give as many data_paths as"
                 " data_paths_test"
             )
-        known, ids = train[owner].split.metadata, split.metadata
-        if ids.num_puzzle_identifiers > known.num_puzzle_identifiers or ids.vocab_size > max_vocab(
-            train
-        ):
+        train_split, id_offset = train[owner]
+        ids = split.metadata.num_puzzle_identifiers
+        train_ids = train_split.metadata.num_puzzle_identifiers
+        if ids > train_ids or split.metadata.vocab_size > vocab_size:
             raise ConfigError(
-                f"{named}: has {ids.num_puzzle_identifiers} puzzle ids and"
-                f" vocab_size={ids.vocab_size}, but the training folder"
-                f" {known.num_puzzle_identifiers} and {max_vocab(train)}; build the two together"
+                f"{where}: has {ids} puzzle ids and vocab_size={split.metadata.vocab_size}, but the"
+                f" training folder {train_ids} and {vocab_size}; build the two together"
             )
-        members.append(Member(split, train[owner].id_offset, prefix))
+        members += _members(split, id_offset, prefix)
     return members
 
 
-def max_vocab(members: list[Member]) -> int:
-    return max(member.split.metadata.vocab_size for member in members)
-
-
-def _check_seq_len(named: str, split: PuzzleSplit, train: list[Member]) -> None:
-    expected = train[0].split.metadata.seq_len
-    if split.metadata.seq_len != expected:
-        first = f"{train[0].split.where} has {expected}"
+def _check_seq_len(where: str, split: PuzzleSplit, first: PuzzleSplit) -> None:
+    if split.metadata.seq_len != first.metadata.seq_len:
         raise ConfigError(
-            f"{named}: seq_len={split.metadata.seq_len}, but {first}; give only datasets of one"
-            " seq_len"
+            f"{where}: seq_len={split.metadata.seq_len}, but {first.where} has"
+            f" {first.metadata.seq_len}; give only datasets of one seq_len"
         )
 
 

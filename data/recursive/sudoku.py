@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.recursive.puzzle_files import Metadata, PuzzleSplit, plain_split
+from data.recursive.puzzle_files import PuzzleSplit, plain_split
 from utils.errors import ConfigError
 
 BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3), 16: (4, 4)}  # size: rows and columns of a box
@@ -331,21 +331,12 @@ def _first_occurrences(rows: np.ndarray) -> np.ndarray:
     return np.sort(np.unique(rows, axis=0, return_index=True)[1])
 
 
-def metadata(size: int) -> Metadata:
-    """Describes a dataset of boards: one set, no puzzle identities."""
-    return Metadata(
-        pad_id=PAD, ignore_label_id=PAD, blank_identifier_id=0, vocab_size=size + 2,
-        seq_len=size * size, num_puzzle_identifiers=1, sets=("all",),
-    )  # fmt: skip
-
-
 def sudoku_split(
     where: str, size: int, puzzles: np.ndarray, answers: np.ndarray, num_aug: int, seed: int
 ) -> PuzzleSplit:
     """Makes a group for each board: the board itself, then `num_aug` random images of it."""
-    copies = 1 + num_aug
     inputs, labels = augment(size, puzzles, answers, num_aug, seed)
-    return plain_split(where, metadata(size), inputs, labels, copies)
+    return plain_split(where, size + 2, inputs, labels, copies=1 + num_aug)
 
 
 def augment(
